@@ -1,0 +1,1 @@
+//! Program Linux ipset over netlink, without processes or C libraries

@@ -1,0 +1,1 @@
+//! iptables-save and iptables-restore as values: parse, compare, apply

@@ -1,0 +1,1 @@
+//! What this kernel can do for IPVS, ipset and iptables, and how we know
