@@ -1,0 +1,332 @@
+//! Attributes: walking them, and tables that give each number a name and a type.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::encode::{ATTR_HEADER, Encoder, NLA_F_NESTED, aligned};
+use crate::error::WireError;
+use crate::wire::Wire;
+
+/// The bits of an attribute's type field that are its number; the others are `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
+pub const NLA_TYPE_MASK: u16 = 0x3fff;
+
+/// One attribute as it lies in a message.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RawAttr<'a> {
+    /// The type field with its flag bits.
+    pub type_field: u16,
+    /// The payload without header and padding.
+    pub payload: &'a [u8],
+    /// Where the attribute's header starts, in bytes from the start of the list it was read from.
+    pub offset: usize,
+}
+
+impl RawAttr<'_> {
+    /// The attribute's number without flag bits.
+    pub fn kind(&self) -> u16 {
+        self.type_field & NLA_TYPE_MASK
+    }
+}
+
+impl fmt::Debug for RawAttr<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "attribute {:#x} [{}]", self.type_field, hex(self.payload))
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Walks a list of attributes. After an error it ends: what follows a broken length cannot be trusted.
+#[derive(Clone, Debug)]
+pub struct RawAttrs<'a> {
+    bytes: &'a [u8],
+    offset: usize,
+}
+
+impl<'a> RawAttrs<'a> {
+    /// Starts at the first attribute of `bytes`.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        RawAttrs { bytes, offset: 0 }
+    }
+
+    fn take(&mut self) -> Result<RawAttr<'a>, WireError> {
+        let rest = self.bytes.get(self.offset..).unwrap_or_default();
+        let broken = WireError::AttributeLength {
+            offset: self.offset,
+            available: rest.len(),
+        };
+        let (Some([a, b]), Some([c, d])) = (rest.first_chunk::<2>(), rest.get(2..ATTR_HEADER)) else {
+            return Err(broken);
+        };
+        let length = usize::from(u16::from_ne_bytes([*a, *b]));
+        let Some(payload) = rest.get(ATTR_HEADER..length) else {
+            return Err(broken);
+        };
+        let attr = RawAttr {
+            type_field: u16::from_ne_bytes([*c, *d]),
+            payload,
+            offset: self.offset,
+        };
+        self.offset = self.offset.saturating_add(aligned(length));
+        Ok(attr)
+    }
+}
+
+impl<'a> Iterator for RawAttrs<'a> {
+    type Item = Result<RawAttr<'a>, WireError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.offset >= self.bytes.len() {
+            return None;
+        }
+        let item = self.take();
+        if item.is_err() {
+            self.offset = self.bytes.len();
+        }
+        Some(item)
+    }
+}
+
+/// One row of an attribute table.
+#[derive(Clone, Copy, Debug)]
+pub struct AttrRow {
+    /// The attribute's number.
+    pub kind: u16,
+    /// Its name without the table's prefix.
+    pub name: &'static str,
+    /// The table of what is nested inside.
+    pub nested: Option<&'static AttrTable>,
+}
+
+/// The names of one list of attributes; made by [`attrs!`](crate::attrs).
+#[derive(Clone, Copy, Debug)]
+pub struct AttrTable {
+    /// The prefix of the C names: `"IPVS_SVC_ATTR_"`.
+    pub prefix: &'static str,
+    /// The rows, in the order of the C header.
+    pub rows: &'static [AttrRow],
+}
+
+impl AttrTable {
+    /// The row with this number.
+    pub fn row(&self, kind: u16) -> Option<&'static AttrRow> {
+        self.rows.iter().find(|row| row.kind == kind)
+    }
+
+    /// The C name of an attribute: `"IPVS_SVC_ATTR_PORT"`, or the prefix and the number when it has none.
+    pub fn name(&self, kind: u16) -> String {
+        match self.row(kind) {
+            Some(row) => format!("{}{}", self.prefix, row.name),
+            None => format!("{}{kind}", self.prefix),
+        }
+    }
+
+    /// The names along a path of numbers, outermost first: `"IPVS_CMD_ATTR_SERVICE > IPVS_SVC_ATTR_PORT"`.
+    pub fn path(&'static self, kinds: &[u16]) -> String {
+        let mut table = Some(self);
+        let mut names = Vec::with_capacity(kinds.len());
+        for &kind in kinds {
+            names.push(table.map_or_else(|| kind.to_string(), |table| table.name(kind)));
+            table = table.and_then(|table| table.row(kind)).and_then(|row| row.nested);
+        }
+        names.join(" > ")
+    }
+}
+
+/// The numbers of the attributes that enclose byte `offset` of a list, outermost first. Empty when it is in none.
+///
+/// The kernel reports the offset of the attribute it refused (`NLMSGERR_ATTR_OFFS`).
+pub fn locate(list: &[u8], offset: usize) -> Vec<u16> {
+    let mut path = Vec::new();
+    let mut list = list;
+    let mut offset = offset;
+    loop {
+        let found = RawAttrs::new(list).map_while(Result::ok).find(|attr| {
+            let start = attr.offset;
+            (start..start.saturating_add(aligned(ATTR_HEADER.saturating_add(attr.payload.len())))).contains(&offset)
+        });
+        let Some(attr) = found else { return path };
+        path.push(attr.kind());
+        let inside = attr.offset.saturating_add(ATTR_HEADER);
+        if offset < inside {
+            return path;
+        }
+        offset = offset.saturating_sub(inside);
+        list = attr.payload;
+    }
+}
+
+/// A typed attribute, made by [`attrs!`](crate::attrs).
+pub trait Attribute<'a>: Sized + Copy {
+    /// Names and numbers.
+    const TABLE: &'static AttrTable;
+
+    /// Reads one attribute. A number the table does not know becomes the `Unknown` variant.
+    ///
+    /// # Errors
+    /// [`WireError::Payload`] when a known attribute has a payload of the wrong length.
+    fn decode(raw: RawAttr<'a>) -> Result<Self, WireError>;
+
+    /// Appends the attribute.
+    fn encode(&self, out: &mut Encoder);
+}
+
+/// A list of typed attributes that is read only when asked for. Writing it copies the bytes unchanged.
+pub struct Attrs<'a, A> {
+    bytes: &'a [u8],
+    attribute: PhantomData<fn() -> A>,
+}
+
+impl<'a, A: Attribute<'a>> Attrs<'a, A> {
+    /// A list as it lies in a message.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Attrs {
+            bytes,
+            attribute: PhantomData,
+        }
+    }
+
+    /// The list's bytes.
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Reads the attributes one by one.
+    pub fn iter(&self) -> impl Iterator<Item = Result<A, WireError>> + use<'a, A> {
+        RawAttrs::new(self.bytes).map(|raw| A::decode(raw?))
+    }
+
+    /// Reads all attributes.
+    ///
+    /// # Errors
+    /// The first attribute that cannot be read.
+    pub fn to_vec(&self) -> Result<Vec<A>, WireError> {
+        self.iter().collect()
+    }
+}
+
+impl<A> Clone for Attrs<'_, A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<A> Copy for Attrs<'_, A> {}
+impl<A> PartialEq for Attrs<'_, A> {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+impl<A> Eq for Attrs<'_, A> {}
+impl<'a, A: Attribute<'a> + fmt::Debug> fmt::Debug for Attrs<'a, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl<'a, A: Attribute<'a>> Wire<'a> for Attrs<'a, A> {
+    const EXPECTED: &'static str = "nested attributes";
+    const TABLE: Option<&'static AttrTable> = Some(A::TABLE);
+    fn get(payload: &'a [u8]) -> Option<Self> {
+        Some(Attrs::new(payload))
+    }
+    fn put(&self, out: &mut Encoder) {
+        out.bytes(self.bytes);
+    }
+}
+
+/// Writes one row of a table; used by [`attrs!`](crate::attrs). Lists of attributes are marked as nested.
+#[doc(hidden)]
+pub fn encode_row<'a, W: Wire<'a>>(out: &mut Encoder, kind: u16, value: &W) {
+    let flags = if W::TABLE.is_some() { NLA_F_NESTED } else { 0 };
+    out.attr(kind | flags, value);
+}
+
+/// Reads one row of a table; used by [`attrs!`](crate::attrs).
+#[doc(hidden)]
+pub fn decode_row<'a, W: Wire<'a>>(table: &'static AttrTable, raw: RawAttr<'a>) -> Result<W, WireError> {
+    W::get(raw.payload).ok_or_else(|| WireError::Payload {
+        attribute: table.name(raw.kind()),
+        offset: raw.offset,
+        expected: W::EXPECTED,
+        got: raw.payload.len(),
+    })
+}
+
+/// Declares a table of attributes: one row gives number, name, type and byte order, and from the same rows come
+/// the constants, the names, the decoder and the encoder.
+///
+/// ```
+/// use netlink_batch::{Attrs, Be16, Encoder, attrs};
+///
+/// attrs! {
+///     /// A socket's name.
+///     "EXAMPLE_ATTR_",
+///     pub enum ExampleAttr<'a> {
+///         /// Port, in network byte order.
+///         PORT = 1 => Port(Be16),
+///         /// Weight, in host byte order.
+///         WEIGHT = 2 => Weight(u32),
+///     }
+/// }
+///
+/// let mut out = Encoder::new();
+/// ExampleAttr::Port(Be16(80)).encode(&mut out);
+/// assert_eq!(out.as_slice(), [6, 0, 1, 0, 0, 80, 0, 0]);
+/// assert_eq!(Attrs::<ExampleAttr>::new(out.as_slice()).to_vec()?, [ExampleAttr::Port(Be16(80))]);
+/// # use netlink_batch::Attribute;
+/// # Ok::<(), netlink_batch::WireError>(())
+/// ```
+#[macro_export]
+macro_rules! attrs {
+    (
+        $(#[$meta:meta])*
+        $prefix:literal,
+        pub enum $name:ident<$life:lifetime> {
+            $( $(#[$row_meta:meta])* $constant:ident = $kind:literal => $variant:ident($type:ty), )*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum $name<$life> {
+            $( $(#[$row_meta])* $variant($type), )*
+            /// An attribute this table does not know; kept, and written again unchanged.
+            Unknown($crate::RawAttr<$life>),
+        }
+
+        impl<$life> $name<$life> {
+            $( #[doc = concat!("`", $prefix, stringify!($constant), "`.")] pub const $constant: u16 = $kind; )*
+        }
+
+        impl<$life> $crate::Attribute<$life> for $name<$life> {
+            const TABLE: &'static $crate::AttrTable = &$crate::AttrTable {
+                prefix: $prefix,
+                rows: &[ $( $crate::AttrRow {
+                    kind: $kind,
+                    name: stringify!($constant),
+                    nested: <$type as $crate::Wire>::TABLE,
+                }, )* ],
+            };
+
+            fn decode(raw: $crate::RawAttr<$life>) -> Result<Self, $crate::WireError> {
+                match raw.kind() {
+                    $( $kind => $crate::decode_row::<$type>(Self::TABLE, raw).map(Self::$variant), )*
+                    _ => Ok(Self::Unknown(raw)),
+                }
+            }
+
+            fn encode(&self, out: &mut $crate::Encoder) {
+                match self {
+                    $( Self::$variant(value) => $crate::encode_row(out, $kind, value), )*
+                    Self::Unknown(raw) => out.attr(raw.type_field, &raw.payload),
+                }
+            }
+        }
+    };
+}

@@ -1,0 +1,481 @@
+//! Requests, dumps and batches over any transport.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use crate::attr::locate;
+use crate::batch::BatchWriter;
+use crate::encode::Encoder;
+use crate::error::{Errno, Error, ErrorKind, KernelError, WireError};
+use crate::extack::ExtendedAck;
+use crate::header::{MESSAGE_HEADER, MessageHeader, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST};
+use crate::message::{Content, Message, Messages};
+use crate::socket::{Protocol, Socket};
+
+/// Something that carries datagrams to the kernel and back. [`Socket`] is the real one.
+pub trait Transport: Send {
+    /// Hands one datagram over; the kernel has acted on it when this returns.
+    ///
+    /// # Errors
+    /// What the system call says. `EINTR` is not an error: implementations try again.
+    fn send(&mut self, datagram: &[u8]) -> io::Result<()>;
+
+    /// Takes one datagram and returns its full length, which is more than the buffer's when it was cut off.
+    ///
+    /// # Errors
+    /// `WouldBlock` or `TimedOut` when none came in time; `Interrupted`; else what the system call says.
+    fn receive(&mut self, buffer: &mut [u8], timeout: Duration) -> io::Result<usize>;
+
+    /// The port id that answers carry.
+    fn port(&self) -> u32;
+
+    /// How many answers fit into the receive buffer at once.
+    fn in_flight(&self) -> usize;
+}
+
+/// Bounds of a connection's patience and of its batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// How long to wait for the answer to one request, one batch chunk, or the next part of a dump. Default 10 s: the
+    /// kernel answers before `send` returns, unless another program holds its locks.
+    pub timeout: Duration,
+    /// How often a dump is started when the table changes meanwhile. Default 8.
+    pub dump_attempts: u32,
+    /// Messages in one send. Default 128: more gains nothing. Never more than the receive buffer can answer.
+    pub chunk_messages: usize,
+    /// Bytes in one send. Default 48 KiB.
+    pub chunk_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            timeout: Duration::from_secs(10),
+            dump_attempts: 8,
+            chunk_messages: 128,
+            chunk_bytes: 48 << 10,
+        }
+    }
+}
+
+/// The result of a complete dump.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dump<T> {
+    /// What was read.
+    pub items: Vec<T>,
+    /// In how many datagrams of data it came. The kernel reads its table anew for each, so one that came in a single
+    /// datagram is one consistent state even when the family cannot report changes (`NLM_F_DUMP_INTR`).
+    pub datagrams: usize,
+}
+
+/// A conversation with one part of the kernel. One request at a time; `Send`, so it can live in any thread.
+pub struct Connection {
+    transport: Box<dyn Transport>,
+    limits: Limits,
+    sequence: u32,
+    pub(crate) encoder: Encoder,
+    buffer: Vec<u8>,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("port", &self.transport.port())
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Room for one datagram: the kernel fills up to 32 KiB of a dump when the reader offers that much
+/// (net/netlink/af_netlink.c, `netlink_dump`).
+const RECEIVE: usize = 64 << 10;
+
+/// The moment this far from now.
+pub(crate) fn after(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or(now)
+}
+
+/// What to do after one message of an answer.
+enum Step {
+    Continue,
+    Finished,
+}
+
+impl Connection {
+    /// Opens a socket in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`].
+    pub fn open(protocol: Protocol) -> Result<Self, Error> {
+        Socket::open(protocol).map(Self::new)
+    }
+
+    /// A conversation over this transport.
+    pub fn new(transport: impl Transport + 'static) -> Self {
+        Connection {
+            transport: Box::new(transport),
+            limits: Limits::default(),
+            sequence: 0,
+            encoder: Encoder::new(),
+            buffer: vec![0; RECEIVE],
+        }
+    }
+
+    /// The bounds in force.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Changes the bounds.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    /// Messages that one send may carry.
+    pub(crate) fn chunk_messages(&self) -> usize {
+        self.limits.chunk_messages.min(self.transport.in_flight()).max(1)
+    }
+
+    pub(crate) fn next_sequence(&mut self) -> u32 {
+        // 0 is what unsolicited messages carry.
+        self.sequence = self.sequence.checked_add(1).unwrap_or(1);
+        self.sequence
+    }
+
+    /// Sends one request and waits for its acknowledgement.
+    ///
+    /// `header` is the family's fixed header behind the message header; `body` appends the attributes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Kernel`] when the kernel refuses; [`ErrorKind::Timeout`] and [`ErrorKind::StateUnknown`] when it is not
+    /// known what happened.
+    pub fn request(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        header: &[u8],
+        body: impl FnOnce(&mut Encoder),
+    ) -> Result<(), Error> {
+        self.query(kind, flags, header, body, |_| Ok(())).map(|_| ())
+    }
+
+    /// Sends one request, gives every data message of its answer to `read`, and waits for the acknowledgement.
+    /// `read` sees what follows the message header.
+    ///
+    /// # Errors
+    /// As [`Connection::request`], and [`ErrorKind::Malformed`] with the first error of `read`.
+    pub fn query<T>(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        header: &[u8],
+        body: impl FnOnce(&mut Encoder),
+        mut read: impl FnMut(&[u8]) -> Result<T, WireError>,
+    ) -> Result<Vec<T>, Error> {
+        const CONTEXT: &str = "netlink request";
+        let mut items = Vec::new();
+        let mut unreadable = None;
+        let sequence = self.start(kind, flags | NLM_F_ACK, header, body, CONTEXT)?;
+        self.answers(sequence, header.len(), CONTEXT, |_, content| match content {
+            Content::Ack | Content::Done { .. } => Ok(Step::Finished),
+            Content::Data(payload) => {
+                match read(payload) {
+                    Ok(item) => items.push(item),
+                    Err(error) => unreadable = unreadable.take().or(Some(error)),
+                }
+                Ok(Step::Continue)
+            }
+            _ => Ok(Step::Continue),
+        })?;
+        match unreadable {
+            Some(error) => Err(Error::new(ErrorKind::Malformed(error), CONTEXT)),
+            None => Ok(items),
+        }
+    }
+
+    /// Reads a whole table. The result is complete, or there is none.
+    ///
+    /// A dump that the kernel marks as interrupted, or that arrives cut off, is started again, at most
+    /// [`Limits::dump_attempts`] times in all.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Interrupted`] when no attempt was complete; else as [`Connection::query`].
+    pub fn dump<T>(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        header: &[u8],
+        body: impl Fn(&mut Encoder),
+        mut read: impl FnMut(&[u8]) -> Result<T, WireError>,
+    ) -> Result<Dump<T>, Error> {
+        const CONTEXT: &str = "netlink dump";
+        let mut attempts = self.limits.dump_attempts.max(1);
+        loop {
+            attempts = attempts.saturating_sub(1);
+            let mut items = Vec::new();
+            let mut datagrams = 0_usize;
+            let mut last_offset = usize::MAX;
+            let mut interrupted = false;
+            let mut unreadable = None;
+            let sequence = self.start(kind, flags | NLM_F_DUMP, header, &body, CONTEXT)?;
+            let outcome = self.answers(sequence, header.len(), CONTEXT, |message, content| {
+                interrupted |= message.message.header.flags & NLM_F_DUMP_INTR != 0;
+                match content {
+                    Content::Done { .. } => return Ok(Step::Finished),
+                    Content::Data(payload) => {
+                        if message.datagram != last_offset {
+                            last_offset = message.datagram;
+                            datagrams = datagrams.saturating_add(1);
+                        }
+                        match read(payload) {
+                            Ok(item) => items.push(item),
+                            // Read on to the end: a dump left half-read would block the next one.
+                            Err(error) => unreadable = unreadable.take().or(Some(error)),
+                        }
+                    }
+                    _ => {}
+                }
+                Ok(Step::Continue)
+            });
+            match outcome {
+                Ok(()) if interrupted => {}
+                Ok(()) => {
+                    return match unreadable {
+                        Some(error) => Err(Error::new(ErrorKind::Malformed(error), CONTEXT)),
+                        None => Ok(Dump { items, datagrams }),
+                    };
+                }
+                // A part was lost or cut off (the buffer has grown meanwhile): what is left of it must not reach anybody.
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::StateUnknown) => {
+                    self.drain(sequence)?;
+                }
+                Err(error) => return Err(error),
+            }
+            if attempts == 0 {
+                return Err(Error::new(ErrorKind::Interrupted, CONTEXT));
+            }
+        }
+    }
+
+    /// Starts a batch: many requests in few sends, with one outcome for each.
+    pub fn batch(&mut self) -> BatchWriter<'_> {
+        BatchWriter::new(self)
+    }
+
+    /// Waits for one multicast message: a datagram with sequence number 0 or not of ours.
+    ///
+    /// Returns `None` when none came within `timeout`. `read` sees each data message's type and what follows its header.
+    ///
+    /// # Errors
+    /// [`ErrorKind::StateUnknown`] when events were lost: read the state again.
+    pub fn events<T>(
+        &mut self,
+        timeout: Duration,
+        mut read: impl FnMut(u16, &[u8]) -> Result<T, WireError>,
+    ) -> Result<Option<Vec<T>>, Error> {
+        const CONTEXT: &str = "waiting for netlink events";
+        let deadline = after(timeout);
+        let Some(length) = self.receive_until(deadline, CONTEXT)? else {
+            return Ok(None);
+        };
+        let Some(datagram) = self.buffer.get(..length) else {
+            return Err(Error::new(ErrorKind::StateUnknown, CONTEXT));
+        };
+        let mut items = Vec::new();
+        for message in Messages::new(datagram) {
+            let malformed = |error| Error::new(ErrorKind::Malformed(error), CONTEXT);
+            let message = message.map_err(malformed)?;
+            if let Content::Data(payload) = message.content().map_err(malformed)? {
+                items.push(read(message.header.kind, payload).map_err(malformed)?);
+            }
+        }
+        Ok(Some(items))
+    }
+
+    fn start(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        header: &[u8],
+        body: impl FnOnce(&mut Encoder),
+        context: &'static str,
+    ) -> Result<u32, Error> {
+        let sequence = self.next_sequence();
+        self.encoder.clear();
+        append_message(&mut self.encoder, kind, flags, sequence, header, body)
+            .map_err(|error| Error::new(ErrorKind::Unsendable(error), context))?;
+        self.transport
+            .send(self.encoder.as_slice())
+            .map_err(|error| Error::io(context, error))?;
+        Ok(sequence)
+    }
+
+    pub(crate) fn send(&mut self, from: usize, to: usize) -> io::Result<()> {
+        self.transport
+            .send(self.encoder.as_slice().get(from..to).unwrap_or_default())
+    }
+
+    /// Reads messages that answer `sequence` until `step` says it is finished or the kernel reports an error.
+    fn answers(
+        &mut self,
+        sequence: u32,
+        header: usize,
+        context: &'static str,
+        mut step: impl FnMut(&Answer<'_>, Content<'_>) -> Result<Step, Error>,
+    ) -> Result<(), Error> {
+        let mut datagram = 0_usize;
+        loop {
+            let deadline = after(self.limits.timeout);
+            let length = self
+                .receive_until(deadline, context)?
+                .ok_or_else(|| Error::new(ErrorKind::Timeout, context))?;
+            let Some(bytes) = self.buffer.get(..length) else {
+                // Cut off: grow, so that the next attempt has room.
+                self.buffer.resize(length.saturating_mul(2), 0);
+                return Err(Error::new(ErrorKind::Interrupted, context));
+            };
+            datagram = datagram.saturating_add(1);
+            for message in Messages::new(bytes) {
+                let malformed = |error| Error::new(ErrorKind::Malformed(error), context);
+                let message = message.map_err(malformed)?;
+                if message.header.sequence != sequence || message.header.port != self.transport.port() {
+                    continue; // an answer to something that was given up, or not meant for this socket
+                }
+                match message.content().map_err(malformed)? {
+                    Content::Error { errno, extended, echo } => {
+                        let error = kernel_error(errno, extended, echo, self.encoder.as_slice(), header);
+                        return Err(Error::new(ErrorKind::Kernel(error), context));
+                    }
+                    Content::Done { errno, extended } if errno != 0 => {
+                        let error = kernel_error(errno, extended, &[], self.encoder.as_slice(), header);
+                        return Err(Error::new(ErrorKind::Kernel(error), context));
+                    }
+                    Content::Overrun => return Err(Error::new(ErrorKind::StateUnknown, context)),
+                    content => {
+                        if matches!(step(&Answer { message, datagram }, content)?, Step::Finished) {
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads away what is left of a dump, so that the next one can start.
+    fn drain(&mut self, sequence: u32) -> Result<(), Error> {
+        const CONTEXT: &str = "netlink dump";
+        loop {
+            let deadline = after(self.limits.timeout);
+            let length = match self.receive_until(deadline, CONTEXT) {
+                Ok(Some(length)) => length,
+                Ok(None) => return Err(Error::new(ErrorKind::Timeout, CONTEXT)),
+                Err(error) if *error.kind() == ErrorKind::StateUnknown => continue,
+                Err(error) => return Err(error),
+            };
+            let bytes = self.buffer.get(..length).unwrap_or(&self.buffer);
+            let ours = Messages::new(bytes)
+                .map_while(Result::ok)
+                .filter(|message| message.header.sequence == sequence);
+            for message in ours {
+                if matches!(
+                    message.content(),
+                    Ok(Content::Done { .. } | Content::Error { .. }) | Err(_)
+                ) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// One datagram into the buffer; its full length, which may exceed the buffer. `None` after the deadline.
+    pub(crate) fn receive_until(&mut self, deadline: Instant, context: &'static str) -> Result<Option<usize>, Error> {
+        // The common case asks the clock only once more, when nothing came: the answer is there when `send` returns.
+        let mut timeout = self.limits.timeout;
+        loop {
+            match self.transport.receive(&mut self.buffer, timeout) {
+                Ok(length) => return Ok(Some(length)),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {}
+                    _ if error.raw_os_error() == Some(Errno::ENOBUFS.0) => {
+                        return Err(Error::new(ErrorKind::StateUnknown, context));
+                    }
+                    _ => return Err(Error::io(context, error)),
+                },
+            }
+            timeout = deadline.saturating_duration_since(Instant::now());
+            if timeout.is_zero() {
+                return Ok(None);
+            }
+        }
+    }
+
+    pub(crate) fn datagram(&self, length: usize) -> Option<&[u8]> {
+        self.buffer.get(..length)
+    }
+
+    pub(crate) fn port(&self) -> u32 {
+        self.transport.port()
+    }
+}
+
+/// A message of an answer, and the how-manieth datagram brought it.
+struct Answer<'a> {
+    message: Message<'a>,
+    datagram: usize,
+}
+
+/// Appends one message; on failure the encoder is as it was before.
+pub(crate) fn append_message(
+    out: &mut Encoder,
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    header: &[u8],
+    body: impl FnOnce(&mut Encoder),
+) -> Result<(), WireError> {
+    let start = out.len();
+    out.bytes(
+        &MessageHeader {
+            length: 0,
+            kind,
+            flags: flags | NLM_F_REQUEST,
+            sequence,
+            port: 0,
+        }
+        .to_bytes(),
+    );
+    out.bytes(header);
+    out.pad();
+    body(out);
+    let length = u32::try_from(out.len().saturating_sub(start)).unwrap_or(u32::MAX);
+    out.patch(start, &length.to_ne_bytes());
+    out.pad();
+    out.finish().inspect_err(|_| out.truncate(start))
+}
+
+/// The kernel's refusal of `request`, with the attribute it points at.
+pub(crate) fn kernel_error(
+    errno: i32,
+    extended: ExtendedAck<'_>,
+    echo: &[u8],
+    request: &[u8],
+    header: usize,
+) -> KernelError {
+    let attributes = MESSAGE_HEADER.saturating_add(crate::encode::aligned(header));
+    let attribute = extended
+        .offset
+        .and_then(|offset| usize::try_from(offset).ok()?.checked_sub(attributes))
+        .map(|offset| locate(request.get(attributes..).unwrap_or_default(), offset))
+        .unwrap_or_default();
+    KernelError {
+        errno: Errno(errno),
+        text: extended
+            .text
+            .map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned()),
+        attribute,
+        missing: extended.missing,
+        echo: echo.to_vec(),
+    }
+}

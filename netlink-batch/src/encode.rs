@@ -1,0 +1,108 @@
+//! The one encoder: it appends, and patches lengths in one place.
+
+use crate::error::WireError;
+use crate::wire::Wire;
+
+/// Attribute payloads are a list of attributes (`NLA_F_NESTED`, linux/netlink.h). Set on what we write; never required on what we read.
+pub const NLA_F_NESTED: u16 = 0x8000;
+
+/// Netlink aligns messages and attributes to four bytes (`NLMSG_ALIGNTO`, `NLA_ALIGNTO`).
+pub(crate) const ALIGN: usize = 4;
+pub(crate) const ATTR_HEADER: usize = 4;
+
+pub(crate) const fn aligned(length: usize) -> usize {
+    length.saturating_add(ALIGN - 1) & !(ALIGN - 1)
+}
+
+/// Appends netlink messages and attributes to one buffer.
+///
+/// An attribute longer than its 16-bit length field is remembered as an error and reported when the message is
+/// finished; nothing malformed reaches the kernel.
+#[derive(Debug, Default)]
+pub struct Encoder {
+    buffer: Vec<u8>,
+    error: Option<WireError>,
+}
+
+impl Encoder {
+    /// An empty buffer.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What was written so far.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// Number of bytes written so far.
+    pub fn len(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Whether nothing was written.
+    pub fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// Appends bytes as they are.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Appends one attribute: header, payload, padding. `kind` may carry `NLA_F_*` bits.
+    pub fn attr<'a, W: Wire<'a>>(&mut self, kind: u16, value: &W) {
+        self.framed(kind, |out| value.put(out));
+    }
+
+    /// Appends an attribute whose payload `inside` writes, marked [`NLA_F_NESTED`].
+    pub fn nest(&mut self, kind: u16, inside: impl FnOnce(&mut Encoder)) {
+        self.framed(kind | NLA_F_NESTED, inside);
+    }
+
+    fn framed(&mut self, kind: u16, inside: impl FnOnce(&mut Encoder)) {
+        let start = self.buffer.len();
+        self.bytes(&[0, 0]);
+        self.bytes(&kind.to_ne_bytes());
+        inside(self);
+        let length = self.buffer.len().saturating_sub(start);
+        match u16::try_from(length) {
+            Ok(length) => self.patch(start, &length.to_ne_bytes()),
+            Err(_) => self.error = Some(WireError::AttributeTooLong { kind, length }),
+        }
+        self.pad();
+    }
+
+    /// Overwrites bytes that were written before.
+    pub(crate) fn patch(&mut self, at: usize, bytes: &[u8]) {
+        if let Some(place) = at.checked_add(bytes.len()).and_then(|end| self.buffer.get_mut(at..end)) {
+            place.copy_from_slice(bytes);
+        }
+    }
+
+    pub(crate) fn pad(&mut self) {
+        self.buffer.resize(aligned(self.buffer.len()), 0);
+    }
+
+    /// Cuts back to an earlier length, for a message that turned out to be impossible.
+    pub(crate) fn truncate(&mut self, length: usize) {
+        self.buffer.truncate(length);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.buffer.clear();
+        self.error = None;
+    }
+
+    /// The first thing that could not be written, once.
+    ///
+    /// # Errors
+    /// [`WireError::AttributeTooLong`] when a payload exceeded 65,531 bytes.
+    pub fn finish(&mut self) -> Result<(), WireError> {
+        self.error.take().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+}

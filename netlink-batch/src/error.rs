@@ -1,0 +1,261 @@
+//! What can go wrong, told apart by what the caller can do about it.
+
+use std::fmt;
+use std::io;
+
+/// Bytes that are not what they should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// A message whose length field is below its header or beyond the datagram.
+    #[error("message at byte {offset} is cut off or has an impossible length ({available} bytes are there)")]
+    Message {
+        /// Where the message starts in its datagram.
+        offset: usize,
+        /// Bytes from there to the end.
+        available: usize,
+    },
+    /// An attribute whose length field is below its header or beyond the list.
+    #[error("attribute at byte {offset} is cut off or has an impossible length ({available} bytes are there)")]
+    AttributeLength {
+        /// Where the attribute starts in its list.
+        offset: usize,
+        /// Bytes from there to the end.
+        available: usize,
+    },
+    /// A known attribute with a payload of the wrong length or form.
+    #[error("{attribute} at byte {offset}: {got} bytes where {expected} is expected")]
+    Payload {
+        /// C name of the attribute.
+        attribute: String,
+        /// Where the attribute starts in its list.
+        offset: usize,
+        /// What its type demands.
+        expected: &'static str,
+        /// Length found.
+        got: usize,
+    },
+    /// An attribute without which the message means nothing.
+    #[error("{attribute} is missing")]
+    Missing {
+        /// C name of the attribute.
+        attribute: String,
+    },
+    /// A value outside what the attribute may hold.
+    #[error("{attribute}: {value} is not a value this library can represent")]
+    Value {
+        /// C name of the attribute.
+        attribute: String,
+        /// The value as text.
+        value: String,
+    },
+    /// An attribute to be written is longer than its 16-bit length field can say.
+    #[error("attribute {kind} would be {length} bytes long; netlink allows 65535")]
+    AttributeTooLong {
+        /// Number of the attribute.
+        kind: u16,
+        /// Length with header.
+        length: usize,
+    },
+}
+
+/// A Linux error number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// `EPERM`: the caller lacks a capability.
+    pub const EPERM: Errno = Errno(libc::EPERM);
+    /// `ENOENT`.
+    pub const ENOENT: Errno = Errno(libc::ENOENT);
+    /// `ESRCH`.
+    pub const ESRCH: Errno = Errno(libc::ESRCH);
+    /// `EEXIST`.
+    pub const EEXIST: Errno = Errno(libc::EEXIST);
+    /// `EINVAL`.
+    pub const EINVAL: Errno = Errno(libc::EINVAL);
+    /// `ERANGE`.
+    pub const ERANGE: Errno = Errno(libc::ERANGE);
+    /// `EBUSY`.
+    pub const EBUSY: Errno = Errno(libc::EBUSY);
+    /// `ENOMEM`.
+    pub const ENOMEM: Errno = Errno(libc::ENOMEM);
+    /// `ENODEV`.
+    pub const ENODEV: Errno = Errno(libc::ENODEV);
+    /// `EACCES`.
+    pub const EACCES: Errno = Errno(libc::EACCES);
+    /// `ENOBUFS`.
+    pub const ENOBUFS: Errno = Errno(libc::ENOBUFS);
+    /// `EOPNOTSUPP`.
+    pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
+    /// `EPROTONOSUPPORT`.
+    pub const EPROTONOSUPPORT: Errno = Errno(libc::EPROTONOSUPPORT);
+    /// `EAFNOSUPPORT`.
+    pub const EAFNOSUPPORT: Errno = Errno(libc::EAFNOSUPPORT);
+    /// `EMSGSIZE`.
+    pub const EMSGSIZE: Errno = Errno(libc::EMSGSIZE);
+
+    /// The symbol and the system's words: `("ENOENT", "No such file or directory")`.
+    fn words(self) -> (String, &'static str) {
+        let errno = nix::errno::Errno::from_raw(self.0);
+        if errno == nix::errno::Errno::UnknownErrno {
+            (format!("errno {}", self.0), "unknown error")
+        } else {
+            (format!("{errno:?}"), errno.desc())
+        }
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (symbol, text) = self.words();
+        write!(f, "{symbol} ({text})")
+    }
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words().0)
+    }
+}
+
+/// The kernel's refusal of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KernelError {
+    /// The error number, positive.
+    pub errno: Errno,
+    /// The kernel's words, when it gave any.
+    pub text: Option<String>,
+    /// Numbers of the attribute the kernel refused and of those around it, outermost first; empty when it named none.
+    /// [`AttrTable::path`](crate::AttrTable::path) gives their names.
+    pub attribute: Vec<u16>,
+    /// Number of an attribute the kernel missed.
+    pub missing: Option<u32>,
+    /// What follows the message header in the kernel's copy of the request. Empty but for subsystems that answer in
+    /// words of their own there: ipset writes the failing line's number into it.
+    pub echo: Vec<u8>,
+}
+
+impl KernelError {
+    /// A bare error number.
+    pub fn new(errno: Errno) -> Self {
+        KernelError {
+            errno,
+            text: None,
+            attribute: Vec::new(),
+            missing: None,
+            echo: Vec::new(),
+        }
+    }
+}
+
+impl fmt::Display for KernelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the kernel answered {}", self.errno)?;
+        if let Some(text) = &self.text {
+            write!(f, ": {text}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for KernelError {}
+
+/// Which kind of failure; decides what the caller can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The kernel refused the request and changed nothing.
+    Kernel(KernelError),
+    /// The generic-netlink family is not registered: its module is not loaded, or not part of this kernel.
+    FamilyMissing,
+    /// No answer came within the deadline. Whether the kernel carried the request out is unknown.
+    Timeout,
+    /// Answers were lost (`ENOBUFS`). Whether the kernel carried the requests out is unknown: read the state again.
+    StateUnknown,
+    /// The table kept changing while it was read, or a dump kept arriving incomplete; no partial list is given out.
+    Interrupted,
+    /// An answer that cannot be read. The kernel's state is not affected by a failed read.
+    Malformed(WireError),
+    /// The request cannot be written; it was not sent.
+    Unsendable(WireError),
+    /// An operating-system call failed: opening, configuring, sending or receiving.
+    Io,
+}
+
+/// A failed netlink request.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    context: &'static str,
+    source: Option<io::Error>,
+}
+
+impl Error {
+    /// Which kind of failure.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+
+    /// The kernel's refusal, when that is what happened.
+    pub fn kernel(&self) -> Option<&KernelError> {
+        match &self.kind {
+            ErrorKind::Kernel(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// An error of this kind, with what was being done: `"sending a batch"`.
+    pub fn new(kind: ErrorKind, context: &'static str) -> Self {
+        Error {
+            kind,
+            context,
+            source: None,
+        }
+    }
+
+    /// A failed system call.
+    pub fn io(context: &'static str, source: io::Error) -> Self {
+        Error {
+            kind: ErrorKind::Io,
+            context,
+            source: Some(source),
+        }
+    }
+
+    /// What was being done.
+    pub fn context(&self) -> &'static str {
+        self.context
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.context)?;
+        match &self.kind {
+            ErrorKind::Kernel(error) => error.fmt(f),
+            ErrorKind::FamilyMissing => {
+                f.write_str("the kernel has no such netlink family; load the module that provides it")
+            }
+            ErrorKind::Timeout => f.write_str("no answer within the deadline; read the state again before repeating"),
+            ErrorKind::StateUnknown => {
+                f.write_str("answers were lost (ENOBUFS); read the state again before repeating")
+            }
+            ErrorKind::Interrupted => {
+                f.write_str("the table kept changing while it was read; try again when it is quieter")
+            }
+            ErrorKind::Malformed(error) => write!(f, "unreadable answer: {error}"),
+            ErrorKind::Unsendable(error) => write!(f, "the request cannot be written: {error}"),
+            ErrorKind::Io => f.write_str("system call failed"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source
+            .as_ref()
+            .map(|error| -> &(dyn std::error::Error + 'static) { error })
+    }
+}

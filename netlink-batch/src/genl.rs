@@ -1,0 +1,269 @@
+//! Generic netlink: families by name (linux/genetlink.h; net/netlink/genetlink.c).
+
+use crate::attr::Attrs;
+use crate::batch::{BatchReport, BatchWriter, Outcome};
+use crate::connection::{Connection, Dump, Transport};
+use crate::encode::Encoder;
+use crate::error::{Errno, Error, ErrorKind, WireError};
+use crate::header::GenlHeader;
+use crate::socket::{Protocol, Socket};
+use crate::wire::NulStr;
+
+/// The controller that knows all families (`GENL_ID_CTRL`).
+const CONTROLLER: u16 = 0x10;
+/// `CTRL_CMD_GETFAMILY`.
+const GET_FAMILY: u8 = 3;
+
+crate::attrs! {
+    /// What the controller says of a family.
+    "CTRL_ATTR_",
+    pub enum ControllerAttr<'a> {
+        /// The message type of the family in this kernel.
+        FAMILY_ID = 1 => FamilyId(u16),
+        /// Its name.
+        FAMILY_NAME = 2 => FamilyName(NulStr<'a>),
+        /// Its version.
+        VERSION = 3 => Version(u32),
+    }
+}
+
+/// A family as this kernel knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Family {
+    /// Message type; valid until the module is unloaded.
+    pub id: u16,
+    /// Version the kernel announces.
+    pub version: u8,
+}
+
+/// A conversation with one generic-netlink family.
+///
+/// The family's number is looked up when the conversation opens, and once more when the kernel answers `ENOENT`: the
+/// module may have been reloaded and have another number now.
+#[derive(Debug)]
+pub struct Genl {
+    connection: Connection,
+    name: &'static str,
+    family: Family,
+}
+
+impl Genl {
+    /// Opens a socket in the calling thread's network namespace and looks the family up.
+    ///
+    /// # Errors
+    /// [`ErrorKind::FamilyMissing`] when the kernel does not have the family; [`ErrorKind::Io`].
+    pub fn open(name: &'static str) -> Result<Self, Error> {
+        Self::new(Connection::open(Protocol::Generic)?, name)
+    }
+
+    /// As [`Genl::open`], in another network namespace; see [`Socket::open_in`].
+    ///
+    /// # Errors
+    /// As [`Genl::open`].
+    pub fn open_in(name: &'static str, namespace: std::os::fd::BorrowedFd<'_>) -> Result<Self, Error> {
+        Self::new(Connection::new(Socket::open_in(Protocol::Generic, namespace)?), name)
+    }
+
+    /// Over any transport.
+    ///
+    /// # Errors
+    /// As [`Genl::open`].
+    pub fn with_transport(name: &'static str, transport: impl Transport + 'static) -> Result<Self, Error> {
+        Self::new(Connection::new(transport), name)
+    }
+
+    fn new(mut connection: Connection, name: &'static str) -> Result<Self, Error> {
+        let family = lookup(&mut connection, name)?;
+        Ok(Genl {
+            connection,
+            name,
+            family,
+        })
+    }
+
+    /// The family as looked up last.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// The connection below.
+    pub fn connection(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+
+    fn header(&self, command: u8) -> [u8; GenlHeader::LENGTH] {
+        GenlHeader {
+            command,
+            version: self.family.version,
+        }
+        .to_bytes()
+    }
+
+    /// Whether the family has another number than when it was looked up last; the new one is used from now on.
+    fn moved(&mut self) -> Result<bool, Error> {
+        let family = lookup(&mut self.connection, self.name)?;
+        let moved = family != self.family;
+        self.family = family;
+        Ok(moved)
+    }
+
+    /// Runs `attempt`, and once more when the family turns out to have moved.
+    fn with_family<T>(&mut self, mut attempt: impl FnMut(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        match attempt(self) {
+            Err(error) if error.kernel().is_some_and(|kernel| kernel.errno == Errno::ENOENT) => {
+                if self.moved()? {
+                    attempt(self)
+                } else {
+                    Err(error)
+                }
+            }
+            result => result,
+        }
+    }
+
+    /// Sends one command and waits for its acknowledgement.
+    ///
+    /// # Errors
+    /// As [`Connection::request`], and [`ErrorKind::FamilyMissing`] when the family has gone.
+    pub fn request(&mut self, command: u8, body: impl Fn(&mut Encoder)) -> Result<(), Error> {
+        self.with_family(|this| this.connection.request(this.family.id, 0, &this.header(command), &body))
+    }
+
+    /// Sends one command and reads its answer; `read` sees each data message's header and attributes.
+    ///
+    /// # Errors
+    /// As [`Connection::query`].
+    pub fn query<T>(
+        &mut self,
+        command: u8,
+        body: impl Fn(&mut Encoder),
+        mut read: impl FnMut(GenlHeader, &[u8]) -> Result<T, WireError>,
+    ) -> Result<Vec<T>, Error> {
+        self.with_family(|this| {
+            this.connection
+                .query(this.family.id, 0, &this.header(command), &body, |payload| {
+                    split(payload).and_then(|(header, attributes)| read(header, attributes))
+                })
+        })
+    }
+
+    /// Reads a whole table.
+    ///
+    /// # Errors
+    /// As [`Connection::dump`].
+    pub fn dump<T>(
+        &mut self,
+        command: u8,
+        body: impl Fn(&mut Encoder),
+        mut read: impl FnMut(GenlHeader, &[u8]) -> Result<T, WireError>,
+    ) -> Result<Dump<T>, Error> {
+        self.with_family(|this| {
+            this.connection
+                .dump(this.family.id, 0, &this.header(command), &body, |payload| {
+                    split(payload).and_then(|(header, attributes)| read(header, attributes))
+                })
+        })
+    }
+
+    /// Runs commands as a batch; `write` appends the attributes of one.
+    ///
+    /// When commands failed because the family had moved, they are tried once more under its new number.
+    pub fn batch<T>(
+        &mut self,
+        commands: &[T],
+        command: impl Fn(&T) -> u8,
+        write: impl Fn(&T, &mut Encoder),
+    ) -> BatchReport {
+        let mut report = self.run(commands.iter(), &command, &write);
+        let orphaned: Vec<usize> = report
+            .outcomes
+            .iter()
+            .enumerate()
+            .filter(|(_, outcome)| matches!(outcome, Outcome::Refused(error) if error.errno == Errno::ENOENT))
+            .map(|(index, _)| index)
+            .collect();
+        if orphaned.is_empty() || report.stopped.is_some() {
+            return report;
+        }
+        match self.moved() {
+            Ok(true) => {
+                let again = self.run(
+                    orphaned.iter().filter_map(|&index| commands.get(index)),
+                    &command,
+                    &write,
+                );
+                for (index, outcome) in orphaned.into_iter().zip(again.outcomes) {
+                    if let Some(place) = report.outcomes.get_mut(index) {
+                        *place = outcome;
+                    }
+                }
+                report.stopped = again.stopped;
+            }
+            Ok(false) => {}
+            Err(error) => report.stopped = Some(error),
+        }
+        report
+    }
+
+    fn run<'a, T: 'a>(
+        &mut self,
+        commands: impl Iterator<Item = &'a T>,
+        command: &impl Fn(&T) -> u8,
+        write: &impl Fn(&T, &mut Encoder),
+    ) -> BatchReport {
+        let Family { id, version } = self.family;
+        let mut batch: BatchWriter<'_> = self.connection.batch();
+        for item in commands {
+            batch.push(
+                id,
+                0,
+                &GenlHeader {
+                    command: command(item),
+                    version,
+                }
+                .to_bytes(),
+                |out| write(item, out),
+            );
+        }
+        batch.finish()
+    }
+}
+
+fn split(payload: &[u8]) -> Result<(GenlHeader, &[u8]), WireError> {
+    GenlHeader::split(payload).ok_or(WireError::Message {
+        offset: 0,
+        available: payload.len(),
+    })
+}
+
+fn lookup(connection: &mut Connection, name: &'static str) -> Result<Family, Error> {
+    const CONTEXT: &str = "looking up the generic-netlink family";
+    let header = GenlHeader {
+        command: GET_FAMILY,
+        version: 2,
+    }
+    .to_bytes();
+    let name_attribute = |out: &mut Encoder| out.attr(ControllerAttr::FAMILY_NAME, &NulStr::from(name));
+    let answer = connection.query(CONTROLLER, 0, &header, name_attribute, |payload| {
+        let (_, attributes) = split(payload)?;
+        let mut id = None;
+        let mut version = 0;
+        for attribute in Attrs::<ControllerAttr<'_>>::new(attributes).iter() {
+            match attribute? {
+                ControllerAttr::FamilyId(value) => id = Some(value),
+                ControllerAttr::Version(value) => version = u8::try_from(value).unwrap_or(u8::MAX),
+                _ => {}
+            }
+        }
+        let id = id.ok_or_else(|| WireError::Missing {
+            attribute: "CTRL_ATTR_FAMILY_ID".to_owned(),
+        })?;
+        Ok(Family { id, version })
+    });
+    let missing = || Error::new(ErrorKind::FamilyMissing, CONTEXT);
+    match answer {
+        Ok(families) => families.first().copied().ok_or_else(missing),
+        Err(error) if error.kernel().is_some_and(|kernel| kernel.errno == Errno::ENOENT) => Err(missing()),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,196 @@
+//! The real transport: one netlink socket. The only file with system calls.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use neli::consts::socket::{Msg, NlFamily};
+use neli::socket::NlSocket;
+use neli::utils::Groups;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use crate::connection::Transport;
+use crate::error::Error;
+
+/// Which part of the kernel a socket talks to (`NETLINK_*`, linux/netlink.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Protocol {
+    /// Links, addresses, routes, rules: `NETLINK_ROUTE`.
+    Route,
+    /// ipset, conntrack, nftables: `NETLINK_NETFILTER`.
+    Netfilter,
+    /// Families looked up by name, IPVS among them: `NETLINK_GENERIC`.
+    Generic,
+}
+
+impl From<Protocol> for NlFamily {
+    fn from(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Route => NlFamily::Route,
+            Protocol::Netfilter => NlFamily::Netfilter,
+            Protocol::Generic => NlFamily::Generic,
+        }
+    }
+}
+
+/// The receive buffer asked for. With `CAP_NET_ADMIN` the system's limit does not apply (`SO_RCVBUFFORCE`).
+const RECEIVE_BUFFER: usize = 1 << 20;
+
+/// What one queued error answer may take of the receive buffer: an `sk_buff` with the request's header and the kernel's
+/// words (net/netlink/af_netlink.c, `netlink_ack`), accounted by the memory it occupies, rounded up to a power of two.
+const ANSWER_COST: usize = 2048;
+
+/// A bound netlink socket with extended errors on, and answers that do not repeat the request.
+pub struct Socket {
+    inner: NlSocket,
+    port: u32,
+    in_flight: usize,
+    timeout: Duration,
+}
+
+impl std::fmt::Debug for Socket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Socket")
+            .field("port", &self.port)
+            .field("in_flight", &self.in_flight)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Socket {
+    /// Opens a socket in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// `Io` when the kernel refuses the socket or its options.
+    pub fn open(protocol: Protocol) -> Result<Self, Error> {
+        Self::open_groups(protocol, &[])
+    }
+
+    /// Opens a socket that also receives these multicast groups.
+    ///
+    /// # Errors
+    /// `Io` when the kernel refuses the socket, its options or a group.
+    pub fn open_groups(protocol: Protocol, groups: &[u32]) -> Result<Self, Error> {
+        let socket = NlSocket::connect(protocol.into(), None, Groups::new_groups(groups))
+            .map_err(|error| Error::io("opening a netlink socket", error))?;
+        configure(&socket).map_err(|error| Error::io("setting netlink socket options", error))?;
+        let port = socket
+            .pid()
+            .map_err(|error| Error::io("reading the netlink port id", error))?;
+        let size = getsockopt(&borrow(&socket), sockopt::RcvBuf)
+            .map_err(|error| Error::io("reading the receive buffer size", error.into()))?;
+        Ok(Socket {
+            inner: socket,
+            port,
+            in_flight: (size / ANSWER_COST).max(1),
+            timeout: Duration::ZERO,
+        })
+    }
+
+    /// Opens a socket in another network namespace, given by an open file such as `/proc/<pid>/ns/net` or
+    /// `/run/netns/<name>`. The calling thread is in its own namespace again when this returns.
+    ///
+    /// # Errors
+    /// `Io` when a namespace cannot be entered (it takes `CAP_SYS_ADMIN`) or the socket cannot be opened.
+    pub fn open_in(protocol: Protocol, namespace: BorrowedFd<'_>) -> Result<Self, Error> {
+        // A thread of its own: if the way back failed, the caller would be left in the wrong namespace.
+        std::thread::scope(|scope| {
+            let opened = scope.spawn(|| {
+                setns(namespace, CloneFlags::CLONE_NEWNET)
+                    .map_err(|error| Error::io("entering the network namespace", error.into()))?;
+                Self::open(protocol)
+            });
+            opened.join().unwrap_or_else(|_| {
+                Err(Error::io(
+                    "opening a netlink socket",
+                    io::Error::other("the opening thread panicked"),
+                ))
+            })
+        })
+    }
+}
+
+/// Lends the descriptor for a `nix` call.
+fn borrow(socket: &NlSocket) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor is open for as long as `socket` lives, and the returned borrow cannot outlive it.
+    #[expect(unsafe_code, reason = "neli's socket lends its descriptor only as a number")]
+    unsafe {
+        BorrowedFd::borrow_raw(socket.as_raw_fd())
+    }
+}
+
+fn configure(socket: &NlSocket) -> io::Result<()> {
+    socket.enable_ext_ack(true)?;
+    // Since Linux 4.3; without it an answer repeats the request and only costs more room.
+    netlink_option(socket, libc::NETLINK_CAP_ACK)?;
+    let fd = borrow(socket);
+    if setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
+        // Without CAP_NET_ADMIN the kernel clamps the size to net.core.rmem_max; what it gave is read back by the caller.
+        setsockopt(&fd, sockopt::RcvBuf, &RECEIVE_BUFFER)?;
+    }
+    Ok(())
+}
+
+fn netlink_option(socket: &NlSocket, option: libc::c_int) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let size = libc::socklen_t::try_from(size_of_val(&on)).unwrap_or_default();
+    // SAFETY: the pointer and the length describe `on`, which lives across the call; the descriptor is open.
+    #[expect(unsafe_code, reason = "nix has no NETLINK_CAP_ACK")]
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_NETLINK,
+            option,
+            std::ptr::from_ref(&on).cast(),
+            size,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+impl Transport for Socket {
+    fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
+        loop {
+            return match self.inner.send(datagram, Msg::empty()) {
+                Ok(sent) if sent == datagram.len() => Ok(()),
+                Ok(sent) => Err(io::Error::other(format!(
+                    "the kernel took {sent} of {} bytes",
+                    datagram.len()
+                ))),
+                // The kernel has not looked at the datagram yet when it reports an interruption.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => Err(error),
+            };
+        }
+    }
+
+    fn receive(&mut self, buffer: &mut [u8], timeout: Duration) -> io::Result<usize> {
+        if timeout != self.timeout {
+            // Zero would mean "for ever".
+            let micros = i64::try_from(timeout.as_micros().max(1)).unwrap_or(i64::MAX);
+            setsockopt(
+                &borrow(&self.inner),
+                sockopt::ReceiveTimeout,
+                &TimeVal::microseconds(micros),
+            )?;
+            self.timeout = timeout;
+        }
+        // With MSG_TRUNC the length of the whole datagram comes back, however much of it fitted.
+        self.inner.recv(buffer, Msg::TRUNC).map(|(length, _)| length)
+    }
+
+    fn port(&self) -> u32 {
+        self.port
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}

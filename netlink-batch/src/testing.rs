@@ -1,0 +1,213 @@
+//! Transports without a kernel: feature `testing`.
+//!
+//! [`Simulated`] answers each message of a datagram from a function, with the kernel's own framing: errors for any message,
+//! acknowledgements where asked for, the end of a dump. [`Faults`] makes it behave as badly as a real socket can.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::connection::Transport;
+use crate::encode::Encoder;
+use crate::error::Errno;
+use crate::header::{
+    MESSAGE_HEADER, MessageHeader, NLM_F_ACK, NLM_F_CAPPED, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR,
+};
+use crate::message::{Message, Messages};
+
+/// What a simulated kernel answers to one message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Success; acknowledged if the request asked for it.
+    Ok,
+    /// Refused.
+    Error(Errno),
+    /// Data messages (type and what follows the message header), then success.
+    Data(Vec<(u16, Vec<u8>)>),
+    /// A dump: data messages and the end.
+    Dump(Vec<(u16, Vec<u8>)>),
+}
+
+/// A kernel made of code: decides what each message does.
+pub trait Responder: Send {
+    /// Acts on one message.
+    fn respond(&mut self, message: &Message<'_>) -> Reply;
+}
+
+impl<F: FnMut(&Message<'_>) -> Reply + Send> Responder for F {
+    fn respond(&mut self, message: &Message<'_>) -> Reply {
+        self(message)
+    }
+}
+
+/// Things that go wrong on the way. All are off by default; counters count down to the moment of the fault.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// Mark this many dumps as interrupted.
+    pub interrupted_dumps: u32,
+    /// Cut this many datagrams off: report more length than the buffer has.
+    pub truncated: u32,
+    /// Report `ENOBUFS` instead of the next answers, and drop everything queued, this often.
+    pub no_buffers: u32,
+    /// Report `EINTR` this often before an answer is handed out.
+    pub signals: u32,
+    /// Drop answers silently, this many datagrams.
+    pub lost: u32,
+    /// Send stale and foreign messages before each true answer.
+    pub noise: bool,
+    /// Messages of a dump in one datagram; 0 means 16.
+    pub dump_chunk: usize,
+}
+
+/// A transport with a simulated kernel behind it.
+pub struct Simulated<R> {
+    responder: R,
+    faults: Arc<Mutex<Faults>>,
+    queue: VecDeque<Vec<u8>>,
+}
+
+const PORT: u32 = 4711;
+
+impl<R: Responder> Simulated<R> {
+    /// A transport that behaves.
+    pub fn new(responder: R) -> Self {
+        Simulated {
+            responder,
+            faults: Arc::default(),
+            queue: VecDeque::new(),
+        }
+    }
+
+    /// The faults; change them while the transport is in use.
+    pub fn faults(&self) -> Arc<Mutex<Faults>> {
+        Arc::clone(&self.faults)
+    }
+}
+
+impl<R> std::fmt::Debug for Simulated<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Simulated")
+            .field("queued", &self.queue.len())
+            .field("faults", &self.faults)
+            .finish_non_exhaustive()
+    }
+}
+
+fn frame(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(MESSAGE_HEADER.saturating_add(payload.len())).unwrap_or(u32::MAX);
+    let mut out = Encoder::new();
+    out.bytes(
+        &MessageHeader {
+            length,
+            kind,
+            flags,
+            sequence,
+            port: PORT,
+        }
+        .to_bytes(),
+    );
+    out.bytes(payload);
+    out.pad();
+    out.as_slice().to_vec()
+}
+
+fn error(request: MessageHeader, errno: i32) -> Vec<u8> {
+    let mut payload = errno.saturating_neg().to_ne_bytes().to_vec();
+    payload.extend(request.to_bytes());
+    frame(NLMSG_ERROR, NLM_F_CAPPED, request.sequence, &payload)
+}
+
+fn take(counter: &mut u32) -> bool {
+    let left = *counter > 0;
+    *counter = counter.saturating_sub(1);
+    left
+}
+
+impl<R: Responder> Transport for Simulated<R> {
+    fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        for message in Messages::new(datagram).map_while(Result::ok) {
+            let request = message.header;
+            if faults.noise {
+                self.queue.push_back(error(
+                    MessageHeader {
+                        sequence: request.sequence.wrapping_sub(1000),
+                        ..request
+                    },
+                    5,
+                ));
+                self.queue.push_back(frame(NLMSG_DONE, 0, 0, &[0; 4]));
+            }
+            match self.responder.respond(&message) {
+                Reply::Ok if request.flags & NLM_F_ACK != 0 => self.queue.push_back(error(request, 0)),
+                Reply::Ok => {}
+                Reply::Error(errno) => self.queue.push_back(error(request, errno.0)),
+                Reply::Data(items) => {
+                    for (kind, payload) in items {
+                        self.queue.push_back(frame(kind, 0, request.sequence, &payload));
+                    }
+                    if request.flags & NLM_F_ACK != 0 {
+                        self.queue.push_back(error(request, 0));
+                    }
+                }
+                Reply::Dump(items) => {
+                    let chunk = if faults.dump_chunk == 0 { 16 } else { faults.dump_chunk };
+                    let interrupted = if take(&mut faults.interrupted_dumps) {
+                        NLM_F_DUMP_INTR
+                    } else {
+                        0
+                    };
+                    for part in items.chunks(chunk) {
+                        let datagram = part
+                            .iter()
+                            .flat_map(|(kind, payload)| frame(*kind, NLM_F_MULTI, request.sequence, payload));
+                        self.queue.push_back(datagram.collect());
+                    }
+                    self.queue
+                        .push_back(frame(NLMSG_DONE, NLM_F_MULTI | interrupted, request.sequence, &[0; 4]));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, buffer: &mut [u8], _timeout: Duration) -> io::Result<usize> {
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        if take(&mut faults.signals) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        if take(&mut faults.no_buffers) {
+            // The kernel drops what does not fit; the end of a dump still comes, since the kernel waits for room there.
+            self.queue.retain(|datagram| {
+                Messages::new(datagram)
+                    .map_while(Result::ok)
+                    .any(|message| message.header.kind == NLMSG_DONE)
+            });
+            return Err(io::Error::from_raw_os_error(Errno::ENOBUFS.0));
+        }
+        if !self.queue.is_empty() && take(&mut faults.lost) {
+            self.queue.pop_front();
+        }
+        let Some(datagram) = self.queue.pop_front() else {
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        let fits = datagram.len().min(buffer.len());
+        let fits = if take(&mut faults.truncated) { 0 } else { fits };
+        for (place, byte) in buffer.iter_mut().zip(datagram.iter().take(fits)) {
+            *place = *byte;
+        }
+        if fits < datagram.len() {
+            return Ok(buffer.len().saturating_add(1).max(datagram.len()));
+        }
+        Ok(datagram.len())
+    }
+
+    fn port(&self) -> u32 {
+        PORT
+    }
+
+    fn in_flight(&self) -> usize {
+        128
+    }
+}

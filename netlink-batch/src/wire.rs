@@ -1,0 +1,136 @@
+//! How one value lies on the wire. Byte order is part of the type: plain integers are in host order, `Be*` in network order.
+
+use crate::attr::AttrTable;
+use crate::encode::Encoder;
+
+/// A value with a fixed place in an attribute's payload.
+///
+/// Implementations never look beyond the slice they are given and never panic. `put` followed by `get` gives the value back.
+pub trait Wire<'a>: Sized {
+    /// What `get` accepts, for error messages: `"4 bytes"`.
+    const EXPECTED: &'static str;
+    /// The table of the attributes nested inside, when the payload is itself a list of attributes.
+    const TABLE: Option<&'static AttrTable> = None;
+
+    /// Reads the value from exactly this payload; `None` when the length or form is wrong.
+    fn get(payload: &'a [u8]) -> Option<Self>;
+
+    /// Appends the payload, without attribute header or padding.
+    fn put(&self, out: &mut Encoder);
+}
+
+macro_rules! native {
+    ($($int:ty, $text:literal;)*) => { $(
+        impl Wire<'_> for $int {
+            const EXPECTED: &'static str = $text;
+            fn get(payload: &[u8]) -> Option<Self> {
+                payload.try_into().ok().map(<$int>::from_ne_bytes)
+            }
+            fn put(&self, out: &mut Encoder) {
+                out.bytes(&self.to_ne_bytes());
+            }
+        }
+    )* };
+}
+native! { u8, "1 byte"; u16, "2 bytes"; u32, "4 bytes"; u64, "8 bytes"; i32, "4 bytes"; }
+
+macro_rules! big_endian {
+    ($($(#[$doc:meta])* $name:ident($int:ty), $text:literal;)*) => { $(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub $int);
+        impl Wire<'_> for $name {
+            const EXPECTED: &'static str = $text;
+            fn get(payload: &[u8]) -> Option<Self> {
+                payload.try_into().ok().map(|raw| $name(<$int>::from_be_bytes(raw)))
+            }
+            fn put(&self, out: &mut Encoder) {
+                out.bytes(&self.0.to_be_bytes());
+            }
+        }
+    )* };
+}
+big_endian! {
+    /// A 16-bit number in network byte order; the field holds it in host order.
+    Be16(u16), "2 bytes";
+    /// A 32-bit number in network byte order; the field holds it in host order.
+    Be32(u32), "4 bytes";
+    /// A 64-bit number in network byte order; the field holds it in host order.
+    Be64(u64), "8 bytes";
+}
+
+impl<const N: usize> Wire<'_> for [u8; N] {
+    const EXPECTED: &'static str = "an array of fixed length";
+    fn get(payload: &[u8]) -> Option<Self> {
+        payload.try_into().ok()
+    }
+    fn put(&self, out: &mut Encoder) {
+        out.bytes(self);
+    }
+}
+
+/// Any bytes.
+impl<'a> Wire<'a> for &'a [u8] {
+    const EXPECTED: &'static str = "any bytes";
+    fn get(payload: &'a [u8]) -> Option<Self> {
+        Some(payload)
+    }
+    fn put(&self, out: &mut Encoder) {
+        out.bytes(self);
+    }
+}
+
+/// A flag: present or absent, without payload.
+impl Wire<'_> for () {
+    const EXPECTED: &'static str = "no payload";
+    fn get(payload: &[u8]) -> Option<Self> {
+        payload.is_empty().then_some(())
+    }
+    fn put(&self, _out: &mut Encoder) {}
+}
+
+/// A string that ends at its first NUL; written with one NUL at the end, read with or without.
+///
+/// The bytes are kept as they are: names in the kernel need not be UTF-8.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NulStr<'a>(&'a [u8]);
+
+impl<'a> NulStr<'a> {
+    /// Takes the bytes up to the first NUL.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        NulStr(bytes.split(|&byte| byte == 0).next().unwrap_or_default())
+    }
+
+    /// The bytes without the NUL.
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.0
+    }
+
+    /// As text; `None` when it is not UTF-8.
+    pub fn to_str(&self) -> Option<&'a str> {
+        std::str::from_utf8(self.0).ok()
+    }
+}
+
+impl<'a> From<&'a str> for NulStr<'a> {
+    fn from(text: &'a str) -> Self {
+        NulStr::new(text.as_bytes())
+    }
+}
+
+impl std::fmt::Debug for NulStr<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "\"{}\"", self.0.escape_ascii())
+    }
+}
+
+impl<'a> Wire<'a> for NulStr<'a> {
+    const EXPECTED: &'static str = "a string";
+    fn get(payload: &'a [u8]) -> Option<Self> {
+        Some(NulStr::new(payload))
+    }
+    fn put(&self, out: &mut Encoder) {
+        out.bytes(self.0);
+        out.bytes(&[0]);
+    }
+}

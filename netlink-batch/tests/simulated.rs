@@ -1,0 +1,235 @@
+//! Requests, dumps and batches over a simulated kernel that misbehaves the way real sockets can.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+#![cfg(feature = "testing")]
+
+use std::sync::{Arc, Mutex};
+
+use netlink_batch::testing::{Faults, Reply, Simulated};
+use netlink_batch::{Connection, Errno, ErrorKind, Limits, Message, Outcome, WireError};
+
+const SET: u16 = 20;
+const DUMP: u16 = 21;
+const NAME: u16 = 1;
+
+/// Answers SET by its first payload byte (an errno, 0 for success) and DUMP with 100 numbered entries.
+fn connection() -> (Connection, Arc<Mutex<Faults>>) {
+    let transport = Simulated::new(|message: &Message<'_>| match message.header.kind {
+        SET => match message.payload.first() {
+            Some(0) => Reply::Ok,
+            Some(&errno) => Reply::Error(Errno(errno.into())),
+            None => Reply::Error(Errno::EINVAL),
+        },
+        DUMP => Reply::Dump((0..100).map(|number| (DUMP, vec![number])).collect()),
+        _ => Reply::Error(Errno::EOPNOTSUPP),
+    });
+    let faults = transport.faults();
+    let mut connection = Connection::new(transport);
+    let mut limits = Limits::default();
+    limits.timeout = std::time::Duration::from_millis(20);
+    connection.set_limits(limits);
+    (connection, faults)
+}
+
+fn entries(connection: &mut Connection) -> Result<Vec<u8>, netlink_batch::Error> {
+    let first = |payload: &[u8]| {
+        payload.first().copied().ok_or(WireError::Missing {
+            attribute: "entry".into(),
+        })
+    };
+    connection.dump(DUMP, 0, &[], |_| {}, first).map(|dump| dump.items)
+}
+
+fn all() -> Vec<u8> {
+    (0..100).collect()
+}
+
+#[test]
+fn dump_is_complete_over_many_datagrams() {
+    let (mut connection, _) = connection();
+    assert_eq!(entries(&mut connection).unwrap(), all());
+}
+
+#[test]
+fn stale_and_foreign_messages_are_skipped() {
+    let (mut connection, faults) = connection();
+    faults.lock().unwrap().noise = true;
+    assert_eq!(entries(&mut connection).unwrap(), all());
+    connection.request(SET, 0, &[0], |_| {}).unwrap();
+}
+
+#[test]
+fn interrupted_dump_is_read_again_and_gives_no_duplicates() {
+    let (mut connection, faults) = connection();
+    faults.lock().unwrap().interrupted_dumps = 3;
+    assert_eq!(entries(&mut connection).unwrap(), all());
+}
+
+#[test]
+fn dump_that_never_settles_is_an_error_and_not_a_partial_list() {
+    let (mut connection, faults) = connection();
+    faults.lock().unwrap().interrupted_dumps = 1000;
+    let error = entries(&mut connection).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Interrupted);
+    // Bounded: exactly as many attempts as the limits say were made.
+    assert_eq!(
+        faults.lock().unwrap().interrupted_dumps,
+        1000 - Limits::default().dump_attempts
+    );
+}
+
+#[test]
+fn truncated_datagram_is_noticed_and_the_dump_read_again() {
+    let (mut connection, faults) = connection();
+    faults.lock().unwrap().truncated = 1;
+    assert_eq!(entries(&mut connection).unwrap(), all());
+}
+
+#[test]
+fn dump_with_lost_part_is_read_again() {
+    let (mut connection, faults) = connection();
+    faults.lock().unwrap().no_buffers = 1;
+    assert_eq!(entries(&mut connection).unwrap(), all());
+}
+
+#[test]
+fn signals_do_not_disturb() {
+    let (mut connection, faults) = connection();
+    faults.lock().unwrap().signals = 5;
+    assert_eq!(entries(&mut connection).unwrap(), all());
+}
+
+#[test]
+fn missing_end_of_dump_is_a_timeout() {
+    let (mut connection, faults) = connection();
+    faults.lock().unwrap().lose_end = true;
+    assert_eq!(*entries(&mut connection).unwrap_err().kind(), ErrorKind::Timeout);
+}
+
+#[test]
+fn an_unreadable_entry_fails_the_dump_and_leaves_the_connection_usable() {
+    let (mut connection, _) = connection();
+    let refuse = |payload: &[u8]| {
+        if payload == [50] {
+            Err(WireError::Missing {
+                attribute: "fifty".into(),
+            })
+        } else {
+            Ok(())
+        }
+    };
+    let error = connection.dump(DUMP, 0, &[], |_| {}, refuse).unwrap_err();
+    assert_eq!(
+        *error.kind(),
+        ErrorKind::Malformed(WireError::Missing {
+            attribute: "fifty".into()
+        })
+    );
+    assert_eq!(entries(&mut connection).unwrap(), all());
+}
+
+#[test]
+fn refused_request_carries_the_errno() {
+    let (mut connection, _) = connection();
+    let error = connection.request(SET, 0, &[17], |_| {}).unwrap_err();
+    assert_eq!(error.kernel().unwrap().errno, Errno::EEXIST);
+    assert_eq!(
+        error.to_string(),
+        "netlink request: the kernel answered EEXIST (File exists)"
+    );
+}
+
+#[test]
+fn batch_maps_every_failure_to_its_request() {
+    let (mut connection, _) = connection();
+    let mut batch = connection.batch();
+    for index in 0..1000_u32 {
+        let errno = if index % 7 == 3 { 17 } else { 0 };
+        assert_eq!(
+            batch.push(SET, 0, &[errno, 0, 0, 0], |_| {}),
+            usize::try_from(index).unwrap()
+        );
+    }
+    let report = batch.finish();
+    assert!(report.stopped.is_none());
+    for (index, outcome) in report.outcomes.iter().enumerate() {
+        match outcome {
+            Outcome::Refused(error) => assert!(index % 7 == 3 && error.errno == Errno::EEXIST, "{index}: {error}"),
+            Outcome::Done => assert_ne!(index % 7, 3),
+            other => panic!("{index}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn batch_whose_last_request_fails_ends_too() {
+    let (mut connection, _) = connection();
+    let mut batch = connection.batch();
+    batch.push(SET, 0, &[0], |_| {});
+    batch.push(SET, 0, &[2], |_| {});
+    let report = batch.finish();
+    assert_eq!(report.failures().map(|(index, _)| index).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn lost_answers_make_the_chunk_unknown_and_stop_the_batch() {
+    let (mut connection, faults) = connection();
+    let mut batch = connection.batch();
+    for index in 0..300 {
+        if index == 128 {
+            faults.lock().unwrap().no_buffers = 1;
+        }
+        batch.push(SET, 0, &[0], |_| {});
+    }
+    let report = batch.finish();
+    assert_eq!(*report.stopped.as_ref().unwrap().kind(), ErrorKind::StateUnknown);
+    assert!(report.outcomes[..128].iter().all(Outcome::is_done));
+    assert!(
+        report.outcomes[128..256]
+            .iter()
+            .all(|outcome| *outcome == Outcome::Unknown)
+    );
+    assert!(
+        report.outcomes[256..]
+            .iter()
+            .all(|outcome| *outcome == Outcome::NotSent)
+    );
+    // The connection goes on afterwards.
+    connection.request(SET, 0, &[0], |_| {}).unwrap();
+}
+
+#[test]
+fn silence_is_a_timeout() {
+    let (mut connection, faults) = connection();
+    faults.lock().unwrap().lost = 1;
+    let error = connection.request(SET, 0, &[0], |_| {}).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Timeout);
+    faults.lock().unwrap().lost = 1;
+    let mut batch = connection.batch();
+    batch.push(SET, 0, &[0], |_| {});
+    let report = batch.finish();
+    assert_eq!(*report.stopped.as_ref().unwrap().kind(), ErrorKind::Timeout);
+    assert_eq!(report.outcomes, [Outcome::Unknown]);
+}
+
+#[test]
+fn what_cannot_be_written_is_never_sent() {
+    let (mut connection, _) = connection();
+    let long = vec![0_u8; 70_000];
+    let error = connection
+        .request(SET, 0, &[0], |out| out.attr(NAME, &&long[..]))
+        .unwrap_err();
+    assert_eq!(
+        *error.kind(),
+        ErrorKind::Unsendable(WireError::AttributeTooLong {
+            kind: NAME,
+            length: 70_004
+        })
+    );
+    let mut batch = connection.batch();
+    batch.push(SET, 0, &[0], |_| {});
+    batch.push(SET, 0, &[0], |out| out.attr(NAME, &&long[..]));
+    batch.push(SET, 0, &[0], |_| {});
+    let report = batch.finish();
+    assert!(report.outcomes[0].is_done() && report.outcomes[2].is_done());
+    assert!(matches!(report.outcomes[1], Outcome::Unsendable(_)));
+}
