@@ -35,11 +35,7 @@ impl fmt::Debug for RawAttr<'_> {
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect::<Vec<_>>()
-        .join(" ")
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")
 }
 
 /// Walks a list of attributes. After an error it ends: what follows a broken length cannot be trusted.
@@ -57,10 +53,7 @@ impl<'a> RawAttrs<'a> {
 
     fn take(&mut self) -> Result<RawAttr<'a>, WireError> {
         let rest = self.bytes.get(self.offset..).unwrap_or_default();
-        let broken = WireError::AttributeLength {
-            offset: self.offset,
-            available: rest.len(),
-        };
+        let broken = WireError::AttributeLength { offset: self.offset, available: rest.len() };
         let (Some([a, b]), Some([c, d])) = (rest.first_chunk::<2>(), rest.get(2..ATTR_HEADER)) else {
             return Err(broken);
         };
@@ -68,11 +61,7 @@ impl<'a> RawAttrs<'a> {
         let Some(payload) = rest.get(ATTR_HEADER..length) else {
             return Err(broken);
         };
-        let attr = RawAttr {
-            type_field: u16::from_ne_bytes([*c, *d]),
-            payload,
-            offset: self.offset,
-        };
+        let attr = RawAttr { type_field: u16::from_ne_bytes([*c, *d]), payload, offset: self.offset };
         self.offset = self.offset.saturating_add(aligned(length));
         Ok(attr)
     }
@@ -186,10 +175,7 @@ pub struct Attrs<'a, A> {
 impl<'a, A: Attribute<'a>> Attrs<'a, A> {
     /// A list as it lies in a message.
     pub fn new(bytes: &'a [u8]) -> Self {
-        Attrs {
-            bytes,
-            attribute: PhantomData,
-        }
+        Attrs { bytes, attribute: PhantomData }
     }
 
     /// The list's bytes.

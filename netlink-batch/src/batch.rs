@@ -52,10 +52,7 @@ impl BatchReport {
 
     /// The requests that were not carried out, with their place in the batch.
     pub fn failures(&self) -> impl Iterator<Item = (usize, &Outcome)> {
-        self.outcomes
-            .iter()
-            .enumerate()
-            .filter(|(_, outcome)| !outcome.is_done())
+        self.outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.is_done())
     }
 }
 
@@ -125,23 +122,10 @@ impl<'a> BatchWriter<'a> {
         }
         let start = self.connection.encoder.len();
         let sequence = self.connection.next_sequence();
-        match append_message(
-            &mut self.connection.encoder,
-            kind,
-            flags & !NLM_F_ACK,
-            sequence,
-            header,
-            body,
-        ) {
+        match append_message(&mut self.connection.encoder, kind, flags & !NLM_F_ACK, sequence, header, body) {
             Ok(()) => {
                 let end = self.connection.encoder.len();
-                self.pending.push(Pending {
-                    index,
-                    start,
-                    end,
-                    sequence,
-                    header: header.len(),
-                });
+                self.pending.push(Pending { index, start, end, sequence, header: header.len() });
             }
             Err(error) => self.set(index, Outcome::Unsendable(error)),
         }
@@ -154,10 +138,7 @@ impl<'a> BatchWriter<'a> {
     /// Sends what is pending and gives the outcome of every request.
     pub fn finish(mut self) -> BatchReport {
         self.flush();
-        BatchReport {
-            outcomes: self.outcomes,
-            stopped: self.stopped,
-        }
+        BatchReport { outcomes: self.outcomes, stopped: self.stopped }
     }
 
     fn set(&mut self, index: usize, outcome: Outcome) {
@@ -181,18 +162,12 @@ impl<'a> BatchWriter<'a> {
     fn exchange(&mut self, last: Pending) -> Result<(), Error> {
         // Flags lie at bytes 6 and 7 of the message header.
         let flags_at = last.start.saturating_add(6);
-        let flags = self
-            .connection
-            .encoder
-            .as_slice()
-            .get(flags_at..flags_at.saturating_add(2));
+        let flags = self.connection.encoder.as_slice().get(flags_at..flags_at.saturating_add(2));
         if let Some(&[a, b]) = flags {
             let flags = u16::from_ne_bytes([a, b]) | NLM_F_ACK;
             self.connection.encoder.patch(flags_at, &flags.to_ne_bytes());
         }
-        self.connection
-            .send(0, last.end)
-            .map_err(|error| Error::io(CONTEXT, error))?;
+        self.connection.send(0, last.end).map_err(|error| Error::io(CONTEXT, error))?;
 
         // Sent: until an answer says otherwise, nobody knows.
         let mut verdict = Outcome::Done;
@@ -288,16 +263,9 @@ impl<'a> BatchWriter<'a> {
             };
             match message.content().map_err(malformed)? {
                 Content::Error { errno, extended, echo } => {
-                    let request = self
-                        .connection
-                        .encoder
-                        .as_slice()
-                        .get(pending.start..pending.end)
-                        .unwrap_or_default();
-                    refused.push((
-                        pending.index,
-                        kernel_error(errno, extended, echo, request, pending.header),
-                    ));
+                    let request =
+                        self.connection.encoder.as_slice().get(pending.start..pending.end).unwrap_or_default();
+                    refused.push((pending.index, kernel_error(errno, extended, echo, request, pending.header)));
                     finished |= sequence == last.sequence;
                 }
                 Content::Ack => finished |= sequence == last.sequence,

@@ -50,12 +50,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits {
-            timeout: Duration::from_secs(10),
-            dump_attempts: 8,
-            chunk_messages: 128,
-            chunk_bytes: 48 << 10,
-        }
+        Limits { timeout: Duration::from_secs(10), dump_attempts: 8, chunk_messages: 128, chunk_bytes: 48 << 10 }
     }
 }
 
@@ -306,15 +301,12 @@ impl Connection {
         self.encoder.clear();
         append_message(&mut self.encoder, kind, flags, sequence, header, body)
             .map_err(|error| Error::new(ErrorKind::Unsendable(error), context))?;
-        self.transport
-            .send(self.encoder.as_slice())
-            .map_err(|error| Error::io(context, error))?;
+        self.transport.send(self.encoder.as_slice()).map_err(|error| Error::io(context, error))?;
         Ok(sequence)
     }
 
     pub(crate) fn send(&mut self, from: usize, to: usize) -> io::Result<()> {
-        self.transport
-            .send(self.encoder.as_slice().get(from..to).unwrap_or_default())
+        self.transport.send(self.encoder.as_slice().get(from..to).unwrap_or_default())
     }
 
     /// Reads messages that answer `sequence` until `step` says it is finished or the kernel reports an error.
@@ -328,9 +320,8 @@ impl Connection {
         let mut datagram = 0_usize;
         loop {
             let deadline = after(self.limits.timeout);
-            let length = self
-                .receive_until(deadline, context)?
-                .ok_or_else(|| Error::new(ErrorKind::Timeout, context))?;
+            let length =
+                self.receive_until(deadline, context)?.ok_or_else(|| Error::new(ErrorKind::Timeout, context))?;
             let Some(bytes) = self.buffer.get(..length) else {
                 // Cut off: grow, so that the next attempt has room.
                 self.buffer.resize(length.saturating_mul(2), 0);
@@ -375,14 +366,9 @@ impl Connection {
                 Err(error) => return Err(error),
             };
             let bytes = self.buffer.get(..length).unwrap_or(&self.buffer);
-            let ours = Messages::new(bytes)
-                .map_while(Result::ok)
-                .filter(|message| message.header.sequence == sequence);
+            let ours = Messages::new(bytes).map_while(Result::ok).filter(|message| message.header.sequence == sequence);
             for message in ours {
-                if matches!(
-                    message.content(),
-                    Ok(Content::Done { .. } | Content::Error { .. }) | Err(_)
-                ) {
+                if matches!(message.content(), Ok(Content::Done { .. } | Content::Error { .. }) | Err(_)) {
                     return Ok(());
                 }
             }
@@ -436,16 +422,7 @@ pub(crate) fn append_message(
     body: impl FnOnce(&mut Encoder),
 ) -> Result<(), WireError> {
     let start = out.len();
-    out.bytes(
-        &MessageHeader {
-            length: 0,
-            kind,
-            flags: flags | NLM_F_REQUEST,
-            sequence,
-            port: 0,
-        }
-        .to_bytes(),
-    );
+    MessageHeader { length: 0, kind, flags: flags | NLM_F_REQUEST, sequence, port: 0 }.put(out);
     out.bytes(header);
     out.pad();
     body(out);
@@ -471,9 +448,7 @@ pub(crate) fn kernel_error(
         .unwrap_or_default();
     KernelError {
         errno: Errno(errno),
-        text: extended
-            .text
-            .map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned()),
+        text: extended.text.map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned()),
         attribute,
         missing: extended.missing,
         echo: echo.to_vec(),

@@ -101,8 +101,4 @@ impl Encoder {
     pub fn finish(&mut self) -> Result<(), WireError> {
         self.error.take().map_or(Ok(()), Err)
     }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.buffer
-    }
 }

@@ -140,13 +140,7 @@ pub struct KernelError {
 impl KernelError {
     /// A bare error number.
     pub fn new(errno: Errno) -> Self {
-        KernelError {
-            errno,
-            text: None,
-            attribute: Vec::new(),
-            missing: None,
-            echo: Vec::new(),
-        }
+        KernelError { errno, text: None, attribute: Vec::new(), missing: None, echo: Vec::new() }
     }
 }
 
@@ -208,20 +202,12 @@ impl Error {
 
     /// An error of this kind, with what was being done: `"sending a batch"`.
     pub fn new(kind: ErrorKind, context: &'static str) -> Self {
-        Error {
-            kind,
-            context,
-            source: None,
-        }
+        Error { kind, context, source: None }
     }
 
     /// A failed system call.
     pub fn io(context: &'static str, source: io::Error) -> Self {
-        Error {
-            kind: ErrorKind::Io,
-            context,
-            source: Some(source),
-        }
+        Error { kind: ErrorKind::Io, context, source: Some(source) }
     }
 
     /// What was being done.
@@ -254,8 +240,6 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source
-            .as_ref()
-            .map(|error| -> &(dyn std::error::Error + 'static) { error })
+        self.source.as_ref().map(|error| -> &(dyn std::error::Error + 'static) { error })
     }
 }

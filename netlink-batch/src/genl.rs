@@ -74,11 +74,7 @@ impl Genl {
 
     fn new(mut connection: Connection, name: &'static str) -> Result<Self, Error> {
         let family = lookup(&mut connection, name)?;
-        Ok(Genl {
-            connection,
-            name,
-            family,
-        })
+        Ok(Genl { connection, name, family })
     }
 
     /// The family as looked up last.
@@ -92,11 +88,7 @@ impl Genl {
     }
 
     fn header(&self, command: u8) -> [u8; GenlHeader::LENGTH] {
-        GenlHeader {
-            command,
-            version: self.family.version,
-        }
-        .to_bytes()
+        GenlHeader { command, version: self.family.version }.to_bytes()
     }
 
     /// Whether the family has another number than when it was looked up last; the new one is used from now on.
@@ -140,10 +132,9 @@ impl Genl {
         mut read: impl FnMut(GenlHeader, &[u8]) -> Result<T, WireError>,
     ) -> Result<Vec<T>, Error> {
         self.with_family(|this| {
-            this.connection
-                .query(this.family.id, 0, &this.header(command), &body, |payload| {
-                    split(payload).and_then(|(header, attributes)| read(header, attributes))
-                })
+            this.connection.query(this.family.id, 0, &this.header(command), &body, |payload| {
+                split(payload).and_then(|(header, attributes)| read(header, attributes))
+            })
         })
     }
 
@@ -158,10 +149,9 @@ impl Genl {
         mut read: impl FnMut(GenlHeader, &[u8]) -> Result<T, WireError>,
     ) -> Result<Dump<T>, Error> {
         self.with_family(|this| {
-            this.connection
-                .dump(this.family.id, 0, &this.header(command), &body, |payload| {
-                    split(payload).and_then(|(header, attributes)| read(header, attributes))
-                })
+            this.connection.dump(this.family.id, 0, &this.header(command), &body, |payload| {
+                split(payload).and_then(|(header, attributes)| read(header, attributes))
+            })
         })
     }
 
@@ -187,11 +177,7 @@ impl Genl {
         }
         match self.moved() {
             Ok(true) => {
-                let again = self.run(
-                    orphaned.iter().filter_map(|&index| commands.get(index)),
-                    &command,
-                    &write,
-                );
+                let again = self.run(orphaned.iter().filter_map(|&index| commands.get(index)), &command, &write);
                 for (index, outcome) in orphaned.into_iter().zip(again.outcomes) {
                     if let Some(place) = report.outcomes.get_mut(index) {
                         *place = outcome;
@@ -214,35 +200,19 @@ impl Genl {
         let Family { id, version } = self.family;
         let mut batch: BatchWriter<'_> = self.connection.batch();
         for item in commands {
-            batch.push(
-                id,
-                0,
-                &GenlHeader {
-                    command: command(item),
-                    version,
-                }
-                .to_bytes(),
-                |out| write(item, out),
-            );
+            batch.push(id, 0, &GenlHeader { command: command(item), version }.to_bytes(), |out| write(item, out));
         }
         batch.finish()
     }
 }
 
 fn split(payload: &[u8]) -> Result<(GenlHeader, &[u8]), WireError> {
-    GenlHeader::split(payload).ok_or(WireError::Message {
-        offset: 0,
-        available: payload.len(),
-    })
+    GenlHeader::split(payload).ok_or(WireError::Message { offset: 0, available: payload.len() })
 }
 
 fn lookup(connection: &mut Connection, name: &'static str) -> Result<Family, Error> {
     const CONTEXT: &str = "looking up the generic-netlink family";
-    let header = GenlHeader {
-        command: GET_FAMILY,
-        version: 2,
-    }
-    .to_bytes();
+    let header = GenlHeader { command: GET_FAMILY, version: 2 }.to_bytes();
     let name_attribute = |out: &mut Encoder| out.attr(ControllerAttr::FAMILY_NAME, &NulStr::from(name));
     let answer = connection.query(CONTROLLER, 0, &header, name_attribute, |payload| {
         let (_, attributes) = split(payload)?;
@@ -255,9 +225,7 @@ fn lookup(connection: &mut Connection, name: &'static str) -> Result<Family, Err
                 _ => {}
             }
         }
-        let id = id.ok_or_else(|| WireError::Missing {
-            attribute: "CTRL_ATTR_FAMILY_ID".to_owned(),
-        })?;
+        let id = id.ok_or_else(|| WireError::Missing { attribute: "CTRL_ATTR_FAMILY_ID".to_owned() })?;
         Ok(Family { id, version })
     });
     let missing = || Error::new(ErrorKind::FamilyMissing, CONTEXT);

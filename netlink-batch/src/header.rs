@@ -1,5 +1,7 @@
 //! The fixed headers: nlmsghdr, genlmsghdr, nfgenmsg (linux/netlink.h, genetlink.h, netfilter/nfnetlink.h).
 
+use crate::encode::Encoder;
+
 /// Length of [`MessageHeader`] on the wire.
 pub const MESSAGE_HEADER: usize = 16;
 
@@ -51,24 +53,27 @@ pub struct MessageHeader {
 impl MessageHeader {
     /// Reads the header at the start of `bytes`; `None` when there are fewer than 16.
     pub fn get(bytes: &[u8]) -> Option<Self> {
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *bytes.first_chunk::<MESSAGE_HEADER>()?;
+        let (length, rest) = bytes.split_first_chunk::<4>()?;
+        let (kind, rest) = rest.split_first_chunk::<2>()?;
+        let (flags, rest) = rest.split_first_chunk::<2>()?;
+        let (sequence, rest) = rest.split_first_chunk::<4>()?;
+        let port = rest.first_chunk::<4>()?;
         Some(MessageHeader {
-            length: u32::from_ne_bytes([a, b, c, d]),
-            kind: u16::from_ne_bytes([e, f]),
-            flags: u16::from_ne_bytes([g, h]),
-            sequence: u32::from_ne_bytes([i, j, k, l]),
-            port: u32::from_ne_bytes([m, n, o, p]),
+            length: u32::from_ne_bytes(*length),
+            kind: u16::from_ne_bytes(*kind),
+            flags: u16::from_ne_bytes(*flags),
+            sequence: u32::from_ne_bytes(*sequence),
+            port: u32::from_ne_bytes(*port),
         })
     }
 
-    /// The header's bytes.
-    pub fn to_bytes(self) -> [u8; MESSAGE_HEADER] {
-        let [a, b, c, d] = self.length.to_ne_bytes();
-        let [e, f] = self.kind.to_ne_bytes();
-        let [g, h] = self.flags.to_ne_bytes();
-        let [i, j, k, l] = self.sequence.to_ne_bytes();
-        let [m, n, o, p] = self.port.to_ne_bytes();
-        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+    /// Appends the header.
+    pub fn put(self, out: &mut Encoder) {
+        out.bytes(&self.length.to_ne_bytes());
+        out.bytes(&self.kind.to_ne_bytes());
+        out.bytes(&self.flags.to_ne_bytes());
+        out.bytes(&self.sequence.to_ne_bytes());
+        out.bytes(&self.port.to_ne_bytes());
     }
 }
 
@@ -115,14 +120,7 @@ impl NfGenHeader {
     /// Splits a payload into this header and the attributes.
     pub fn split(payload: &[u8]) -> Option<(Self, &[u8])> {
         let (&[family, version, a, b], rest) = payload.split_first_chunk::<4>()?;
-        Some((
-            NfGenHeader {
-                family,
-                version,
-                resource: u16::from_be_bytes([a, b]),
-            },
-            rest,
-        ))
+        Some((NfGenHeader { family, version, resource: u16::from_be_bytes([a, b]) }, rest))
     }
 
     /// The header's bytes.

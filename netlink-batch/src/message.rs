@@ -53,10 +53,7 @@ impl<'a> Message<'a> {
     /// # Errors
     /// [`WireError::Message`] when an error or end message is shorter than its fixed part.
     pub fn content(&self) -> Result<Content<'a>, WireError> {
-        let broken = || WireError::Message {
-            offset: 0,
-            available: self.payload.len(),
-        };
+        let broken = || WireError::Message { offset: 0, available: self.payload.len() };
         Ok(match self.header.kind {
             NLMSG_NOOP => Content::Noop,
             NLMSG_OVERRUN => Content::Overrun,
@@ -66,10 +63,7 @@ impl<'a> Message<'a> {
                     Some((raw, rest)) => (i32::from_ne_bytes(*raw), rest),
                     None => (0, &[][..]),
                 };
-                Content::Done {
-                    errno: errno.saturating_neg(),
-                    extended: self.extended(rest),
-                }
+                Content::Done { errno: errno.saturating_neg(), extended: self.extended(rest) }
             }
             NLMSG_ERROR => {
                 let (raw, rest) = self.payload.split_first_chunk::<4>().ok_or_else(broken)?;
@@ -84,11 +78,7 @@ impl<'a> Message<'a> {
                         };
                         let echo = rest.get(MESSAGE_HEADER..repeated.min(rest.len())).unwrap_or_default();
                         let tail = rest.get(repeated..).unwrap_or_default();
-                        Content::Error {
-                            errno: errno.saturating_neg(),
-                            extended: self.extended(tail),
-                            echo,
-                        }
+                        Content::Error { errno: errno.saturating_neg(), extended: self.extended(tail), echo }
                     }
                 }
             }
@@ -119,18 +109,12 @@ pub struct Messages<'a> {
 impl<'a> Messages<'a> {
     /// Starts at the first message of a datagram.
     pub fn new(datagram: &'a [u8]) -> Self {
-        Messages {
-            bytes: datagram,
-            offset: 0,
-        }
+        Messages { bytes: datagram, offset: 0 }
     }
 
     fn take(&mut self) -> Result<Message<'a>, WireError> {
         let rest = self.bytes.get(self.offset..).unwrap_or_default();
-        let broken = WireError::Message {
-            offset: self.offset,
-            available: rest.len(),
-        };
+        let broken = WireError::Message { offset: self.offset, available: rest.len() };
         let Some(header) = MessageHeader::get(rest) else {
             return Err(broken);
         };

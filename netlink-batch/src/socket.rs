@@ -53,10 +53,7 @@ pub struct Socket {
 
 impl std::fmt::Debug for Socket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Socket")
-            .field("port", &self.port)
-            .field("in_flight", &self.in_flight)
-            .finish_non_exhaustive()
+        f.debug_struct("Socket").field("port", &self.port).field("in_flight", &self.in_flight).finish_non_exhaustive()
     }
 }
 
@@ -77,17 +74,10 @@ impl Socket {
         let socket = NlSocket::connect(protocol.into(), None, Groups::new_groups(groups))
             .map_err(|error| Error::io("opening a netlink socket", error))?;
         configure(&socket).map_err(|error| Error::io("setting netlink socket options", error))?;
-        let port = socket
-            .pid()
-            .map_err(|error| Error::io("reading the netlink port id", error))?;
+        let port = socket.pid().map_err(|error| Error::io("reading the netlink port id", error))?;
         let size = getsockopt(&borrow(&socket), sockopt::RcvBuf)
             .map_err(|error| Error::io("reading the receive buffer size", error.into()))?;
-        Ok(Socket {
-            inner: socket,
-            port,
-            in_flight: (size / ANSWER_COST).max(1),
-            timeout: Duration::ZERO,
-        })
+        Ok(Socket { inner: socket, port, in_flight: (size / ANSWER_COST).max(1), timeout: Duration::ZERO })
     }
 
     /// Opens a socket in another network namespace, given by an open file such as `/proc/<pid>/ns/net` or
@@ -104,10 +94,7 @@ impl Socket {
                 Self::open(protocol)
             });
             opened.join().unwrap_or_else(|_| {
-                Err(Error::io(
-                    "opening a netlink socket",
-                    io::Error::other("the opening thread panicked"),
-                ))
+                Err(Error::io("opening a netlink socket", io::Error::other("the opening thread panicked")))
             })
         })
     }
@@ -140,19 +127,9 @@ fn netlink_option(socket: &NlSocket, option: libc::c_int) -> io::Result<()> {
     // SAFETY: the pointer and the length describe `on`, which lives across the call; the descriptor is open.
     #[expect(unsafe_code, reason = "nix has no NETLINK_CAP_ACK")]
     let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_NETLINK,
-            option,
-            std::ptr::from_ref(&on).cast(),
-            size,
-        )
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_NETLINK, option, std::ptr::from_ref(&on).cast(), size)
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 impl Transport for Socket {
@@ -160,10 +137,7 @@ impl Transport for Socket {
         loop {
             return match self.inner.send(datagram, Msg::empty()) {
                 Ok(sent) if sent == datagram.len() => Ok(()),
-                Ok(sent) => Err(io::Error::other(format!(
-                    "the kernel took {sent} of {} bytes",
-                    datagram.len()
-                ))),
+                Ok(sent) => Err(io::Error::other(format!("the kernel took {sent} of {} bytes", datagram.len()))),
                 // The kernel has not looked at the datagram yet when it reports an interruption.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => Err(error),
@@ -175,11 +149,7 @@ impl Transport for Socket {
         if timeout != self.timeout {
             // Zero would mean "for ever".
             let micros = i64::try_from(timeout.as_micros().max(1)).unwrap_or(i64::MAX);
-            setsockopt(
-                &borrow(&self.inner),
-                sockopt::ReceiveTimeout,
-                &TimeVal::microseconds(micros),
-            )?;
+            setsockopt(&borrow(&self.inner), sockopt::ReceiveTimeout, &TimeVal::microseconds(micros))?;
             self.timeout = timeout;
         }
         // With MSG_TRUNC the length of the whole datagram comes back, however much of it fitted.

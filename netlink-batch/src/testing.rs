@@ -54,6 +54,8 @@ pub struct Faults {
     pub signals: u32,
     /// Drop answers silently, this many datagrams.
     pub lost: u32,
+    /// Never send the end of a dump.
+    pub lose_end: bool,
     /// Send stale and foreign messages before each true answer.
     pub noise: bool,
     /// Messages of a dump in one datagram; 0 means 16.
@@ -72,11 +74,7 @@ const PORT: u32 = 4711;
 impl<R: Responder> Simulated<R> {
     /// A transport that behaves.
     pub fn new(responder: R) -> Self {
-        Simulated {
-            responder,
-            faults: Arc::default(),
-            queue: VecDeque::new(),
-        }
+        Simulated { responder, faults: Arc::default(), queue: VecDeque::new() }
     }
 
     /// The faults; change them while the transport is in use.
@@ -97,25 +95,17 @@ impl<R> std::fmt::Debug for Simulated<R> {
 fn frame(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(MESSAGE_HEADER.saturating_add(payload.len())).unwrap_or(u32::MAX);
     let mut out = Encoder::new();
-    out.bytes(
-        &MessageHeader {
-            length,
-            kind,
-            flags,
-            sequence,
-            port: PORT,
-        }
-        .to_bytes(),
-    );
+    MessageHeader { length, kind, flags, sequence, port: PORT }.put(&mut out);
     out.bytes(payload);
     out.pad();
     out.as_slice().to_vec()
 }
 
 fn error(request: MessageHeader, errno: i32) -> Vec<u8> {
-    let mut payload = errno.saturating_neg().to_ne_bytes().to_vec();
-    payload.extend(request.to_bytes());
-    frame(NLMSG_ERROR, NLM_F_CAPPED, request.sequence, &payload)
+    let mut payload = Encoder::new();
+    payload.bytes(&errno.saturating_neg().to_ne_bytes());
+    request.put(&mut payload);
+    frame(NLMSG_ERROR, NLM_F_CAPPED, request.sequence, payload.as_slice())
 }
 
 fn take(counter: &mut u32) -> bool {
@@ -130,13 +120,8 @@ impl<R: Responder> Transport for Simulated<R> {
         for message in Messages::new(datagram).map_while(Result::ok) {
             let request = message.header;
             if faults.noise {
-                self.queue.push_back(error(
-                    MessageHeader {
-                        sequence: request.sequence.wrapping_sub(1000),
-                        ..request
-                    },
-                    5,
-                ));
+                self.queue
+                    .push_back(error(MessageHeader { sequence: request.sequence.wrapping_sub(1000), ..request }, 5));
                 self.queue.push_back(frame(NLMSG_DONE, 0, 0, &[0; 4]));
             }
             match self.responder.respond(&message) {
@@ -153,19 +138,17 @@ impl<R: Responder> Transport for Simulated<R> {
                 }
                 Reply::Dump(items) => {
                     let chunk = if faults.dump_chunk == 0 { 16 } else { faults.dump_chunk };
-                    let interrupted = if take(&mut faults.interrupted_dumps) {
-                        NLM_F_DUMP_INTR
-                    } else {
-                        0
-                    };
+                    let interrupted = if take(&mut faults.interrupted_dumps) { NLM_F_DUMP_INTR } else { 0 };
                     for part in items.chunks(chunk) {
                         let datagram = part
                             .iter()
                             .flat_map(|(kind, payload)| frame(*kind, NLM_F_MULTI, request.sequence, payload));
                         self.queue.push_back(datagram.collect());
                     }
-                    self.queue
-                        .push_back(frame(NLMSG_DONE, NLM_F_MULTI | interrupted, request.sequence, &[0; 4]));
+                    if !faults.lose_end {
+                        let end = frame(NLMSG_DONE, NLM_F_MULTI | interrupted, request.sequence, &[0; 4]);
+                        self.queue.push_back(end);
+                    }
                 }
             }
         }
@@ -180,9 +163,7 @@ impl<R: Responder> Transport for Simulated<R> {
         if take(&mut faults.no_buffers) {
             // The kernel drops what does not fit; the end of a dump still comes, since the kernel waits for room there.
             self.queue.retain(|datagram| {
-                Messages::new(datagram)
-                    .map_while(Result::ok)
-                    .any(|message| message.header.kind == NLMSG_DONE)
+                Messages::new(datagram).map_while(Result::ok).any(|message| message.header.kind == NLMSG_DONE)
             });
             return Err(io::Error::from_raw_os_error(Errno::ENOBUFS.0));
         }

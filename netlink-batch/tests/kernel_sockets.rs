@@ -11,11 +11,7 @@ const CONTROLLER: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
 
 fn get_family() -> [u8; 4] {
-    GenlHeader {
-        command: GET_FAMILY,
-        version: 2,
-    }
-    .to_bytes()
+    GenlHeader { command: GET_FAMILY, version: 2 }.to_bytes()
 }
 
 fn named(name: &str) -> impl Fn(&mut Encoder) {
@@ -60,10 +56,7 @@ fn every_request_of_a_batch_may_fail_without_losing_an_answer() {
     let report = batch.finish();
     assert!(report.stopped.is_none(), "{:?}", report.stopped);
     for outcome in &report.outcomes {
-        assert!(
-            matches!(outcome, Outcome::Refused(error) if error.errno == Errno::ENOENT),
-            "{outcome:?}"
-        );
+        assert!(matches!(outcome, Outcome::Refused(error) if error.errno == Errno::ENOENT), "{outcome:?}");
     }
 }
 
@@ -71,15 +64,10 @@ fn every_request_of_a_batch_may_fail_without_losing_an_answer() {
 fn the_kernel_names_the_attribute_it_refuses() {
     let mut connection = Connection::open(Protocol::Generic).unwrap();
     // The family's name as a 40-byte string: its policy allows 16.
-    let error = connection
-        .request(CONTROLLER, 0, &get_family(), named(&"x".repeat(40)))
-        .unwrap_err();
+    let error = connection.request(CONTROLLER, 0, &get_family(), named(&"x".repeat(40))).unwrap_err();
     let kernel = error.kernel().unwrap();
     assert_eq!(kernel.attribute, [ControllerAttr::FAMILY_NAME], "{kernel:?}");
-    assert!(
-        kernel.errno == Errno::EINVAL || kernel.errno == Errno::ERANGE,
-        "{kernel:?}"
-    );
+    assert!(kernel.errno == Errno::EINVAL || kernel.errno == Errno::ERANGE, "{kernel:?}");
 }
 
 #[test]

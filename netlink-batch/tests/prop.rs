@@ -88,10 +88,7 @@ fn a_wrong_length_names_attribute_and_place() {
     out.attr(1, &7_u8);
     out.attr(2, &7_u32);
     let error = Attrs::<TestAttr<'_>>::new(out.as_slice()).to_vec().unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "TEST_ATTR_PORT at byte 8: 4 bytes where 2 bytes is expected"
-    );
+    assert_eq!(error.to_string(), "TEST_ATTR_PORT at byte 8: 4 bytes where 2 bytes is expected");
 }
 
 #[test]

@@ -31,11 +31,7 @@ fn connection() -> (Connection, Arc<Mutex<Faults>>) {
 }
 
 fn entries(connection: &mut Connection) -> Result<Vec<u8>, netlink_batch::Error> {
-    let first = |payload: &[u8]| {
-        payload.first().copied().ok_or(WireError::Missing {
-            attribute: "entry".into(),
-        })
-    };
+    let first = |payload: &[u8]| payload.first().copied().ok_or(WireError::Missing { attribute: "entry".into() });
     connection.dump(DUMP, 0, &[], |_| {}, first).map(|dump| dump.items)
 }
 
@@ -71,10 +67,7 @@ fn dump_that_never_settles_is_an_error_and_not_a_partial_list() {
     let error = entries(&mut connection).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::Interrupted);
     // Bounded: exactly as many attempts as the limits say were made.
-    assert_eq!(
-        faults.lock().unwrap().interrupted_dumps,
-        1000 - Limits::default().dump_attempts
-    );
+    assert_eq!(faults.lock().unwrap().interrupted_dumps, 1000 - Limits::default().dump_attempts);
 }
 
 #[test]
@@ -109,21 +102,10 @@ fn missing_end_of_dump_is_a_timeout() {
 fn an_unreadable_entry_fails_the_dump_and_leaves_the_connection_usable() {
     let (mut connection, _) = connection();
     let refuse = |payload: &[u8]| {
-        if payload == [50] {
-            Err(WireError::Missing {
-                attribute: "fifty".into(),
-            })
-        } else {
-            Ok(())
-        }
+        if payload == [50] { Err(WireError::Missing { attribute: "fifty".into() }) } else { Ok(()) }
     };
     let error = connection.dump(DUMP, 0, &[], |_| {}, refuse).unwrap_err();
-    assert_eq!(
-        *error.kind(),
-        ErrorKind::Malformed(WireError::Missing {
-            attribute: "fifty".into()
-        })
-    );
+    assert_eq!(*error.kind(), ErrorKind::Malformed(WireError::Missing { attribute: "fifty".into() }));
     assert_eq!(entries(&mut connection).unwrap(), all());
 }
 
@@ -132,10 +114,7 @@ fn refused_request_carries_the_errno() {
     let (mut connection, _) = connection();
     let error = connection.request(SET, 0, &[17], |_| {}).unwrap_err();
     assert_eq!(error.kernel().unwrap().errno, Errno::EEXIST);
-    assert_eq!(
-        error.to_string(),
-        "netlink request: the kernel answered EEXIST (File exists)"
-    );
+    assert_eq!(error.to_string(), "netlink request: the kernel answered EEXIST (File exists)");
 }
 
 #[test]
@@ -144,10 +123,7 @@ fn batch_maps_every_failure_to_its_request() {
     let mut batch = connection.batch();
     for index in 0..1000_u32 {
         let errno = if index % 7 == 3 { 17 } else { 0 };
-        assert_eq!(
-            batch.push(SET, 0, &[errno, 0, 0, 0], |_| {}),
-            usize::try_from(index).unwrap()
-        );
+        assert_eq!(batch.push(SET, 0, &[errno, 0, 0, 0], |_| {}), usize::try_from(index).unwrap());
     }
     let report = batch.finish();
     assert!(report.stopped.is_none());
@@ -183,16 +159,8 @@ fn lost_answers_make_the_chunk_unknown_and_stop_the_batch() {
     let report = batch.finish();
     assert_eq!(*report.stopped.as_ref().unwrap().kind(), ErrorKind::StateUnknown);
     assert!(report.outcomes[..128].iter().all(Outcome::is_done));
-    assert!(
-        report.outcomes[128..256]
-            .iter()
-            .all(|outcome| *outcome == Outcome::Unknown)
-    );
-    assert!(
-        report.outcomes[256..]
-            .iter()
-            .all(|outcome| *outcome == Outcome::NotSent)
-    );
+    assert!(report.outcomes[128..256].iter().all(|outcome| *outcome == Outcome::Unknown));
+    assert!(report.outcomes[256..].iter().all(|outcome| *outcome == Outcome::NotSent));
     // The connection goes on afterwards.
     connection.request(SET, 0, &[0], |_| {}).unwrap();
 }
@@ -215,16 +183,8 @@ fn silence_is_a_timeout() {
 fn what_cannot_be_written_is_never_sent() {
     let (mut connection, _) = connection();
     let long = vec![0_u8; 70_000];
-    let error = connection
-        .request(SET, 0, &[0], |out| out.attr(NAME, &&long[..]))
-        .unwrap_err();
-    assert_eq!(
-        *error.kind(),
-        ErrorKind::Unsendable(WireError::AttributeTooLong {
-            kind: NAME,
-            length: 70_004
-        })
-    );
+    let error = connection.request(SET, 0, &[0], |out| out.attr(NAME, &&long[..])).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Unsendable(WireError::AttributeTooLong { kind: NAME, length: 70_004 }));
     let mut batch = connection.batch();
     batch.push(SET, 0, &[0], |_| {});
     batch.push(SET, 0, &[0], |out| out.attr(NAME, &&long[..]));
