@@ -1,0 +1,27 @@
+//! `IPVS_CMD_SET_CONFIG`.
+
+use netlink_batch::{Encoder, Errno};
+
+use crate::cmd::{Command, Failure, Fields};
+
+/// Sets the timeouts. What is left out stays as it is; so does what is 0.
+///
+/// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_set_config`.
+#[derive(Clone, Copy, Debug)]
+pub struct SetConfig<C> {
+    /// The timeouts to set, as [`CmdAttr`](crate::CmdAttr)s.
+    pub config: C,
+}
+
+impl<C: Fields> Command for SetConfig<C> {
+    const NUMBER: u8 = 12;
+    const NAME: &'static str = "IPVS_CMD_SET_CONFIG";
+    const ERRORS: &'static [(Errno, Failure)] = &[
+        // a timeout above what the kernel's clock can hold
+        (Errno::EINVAL, Failure::Invalid),
+    ];
+
+    fn encode(&self, out: &mut Encoder) {
+        self.config.put(out);
+    }
+}
