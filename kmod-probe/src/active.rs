@@ -1,0 +1,67 @@
+//! Asking the kernel itself. This crate has no netlink, so the caller brings the questions to the kernel.
+
+/// Something the running kernel can be asked.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Capability {
+    /// Does this generic-netlink family resolve? (`IPVS`)
+    GenlFamily(String),
+    /// Does a virtual server with this scheduler work? Best asked in a network namespace of its own.
+    Scheduler(String),
+    /// Does the kernel's ipset answer at all? (`IPSET_CMD_PROTOCOL`)
+    Ipset,
+    /// Has the kernel this set type? (`IPSET_CMD_TYPE` answers with its revisions)
+    SetType(String),
+    /// Can a link of this kind be made? (`dummy`)
+    LinkKind(String),
+    /// Has the kernel this iptables match? (`set`)
+    XtMatch(String),
+    /// Has the kernel this iptables target? (`MASQUERADE`)
+    XtTarget(String),
+}
+
+/// What the kernel said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ActiveAnswer {
+    /// It works; the text says how this was seen ("family id 33").
+    Works(String),
+    /// The kernel refused; the text says with what error. This is no proof that a module cannot be loaded.
+    Refused(String),
+    /// Not asked, or the question failed for a reason that says nothing about the kernel (no privileges).
+    Unknown(String),
+}
+
+/// A way to ask the kernel. [`ActiveAnswer::Works`] wins over everything the lists say.
+///
+/// A closure is a probe:
+/// ```
+/// use kmod_probe::{ActiveAnswer, Capability, Probe};
+///
+/// let mut ask = |what: &Capability| match what {
+///     Capability::GenlFamily(name) => ActiveAnswer::Works(format!("family {name} has id 33")),
+///     _ => ActiveAnswer::Unknown("not asked".into()),
+/// };
+/// let report = Probe::new().run_with(&mut ask);
+/// assert!(report.finding("ip_vs").is_some_and(|finding| finding.state.is_usable()));
+/// ```
+pub trait ActiveProbe {
+    /// Asks for one capability.
+    fn ask(&mut self, capability: &Capability) -> ActiveAnswer;
+}
+
+impl<F: FnMut(&Capability) -> ActiveAnswer> ActiveProbe for F {
+    fn ask(&mut self, capability: &Capability) -> ActiveAnswer {
+        self(capability)
+    }
+}
+
+/// Asks nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoActiveProbe;
+
+impl ActiveProbe for NoActiveProbe {
+    fn ask(&mut self, _: &Capability) -> ActiveAnswer {
+        ActiveAnswer::Unknown("not asked".to_owned())
+    }
+}

@@ -1,0 +1,64 @@
+//! The one error type of this crate.
+
+use std::fmt;
+
+/// What kind of input was refused.
+///
+/// Reading a machine never fails with an [`Error`]: what could not be read is a
+/// [`Failure`](crate::Failure) inside the report, since a missing list is an answer too.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// A kernel release such as `6.1.0-56-amd64` was expected.
+    InvalidRelease,
+    /// A module name is empty, too long or has a character no module has.
+    InvalidModuleName,
+    /// A scheduler name is empty, longer than the kernel takes, or has a character no module has.
+    InvalidScheduler,
+    /// The text has no `v<digits>.<digits>` token, so it is not what `ipset --version` prints.
+    InvalidIpsetVersion,
+    /// The bytes are not the kind of list they were taken for (`/proc/modules`, `modules.dep`, a kernel configuration, …).
+    InvalidList,
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InvalidRelease => "invalid kernel release",
+            Self::InvalidModuleName => "invalid module name",
+            Self::InvalidScheduler => "invalid scheduler name",
+            Self::InvalidIpsetVersion => "invalid ipset version",
+            Self::InvalidList => "invalid list",
+        })
+    }
+}
+
+/// Input that this crate refuses: what it was, why it is wrong, and what is expected instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{kind}: {message}")]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// Which kind of input was refused.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
+/// Hostile text for a message: control characters escaped, at most 64 characters kept.
+pub(crate) fn shown(text: &str) -> String {
+    const LONGEST: usize = 64;
+    let mut shown: String = text.chars().take(LONGEST).flat_map(char::escape_debug).collect();
+    if text.chars().nth(LONGEST).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}

@@ -1,0 +1,355 @@
+//! Lists of modules: `/proc/modules`, `modules.builtin`, `modules.builtin.modinfo` and `modules.dep`.
+//!
+//! Every parser takes the bytes of one file. A line that makes no sense is skipped and counted; a file in which most
+//! lines make no sense, or which holds binary data, is an error. A list that ends in the middle of a line or has
+//! skipped lines is not [`complete`](LoadedModules::complete): what it does not name may still be there.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::error::{Error, ErrorKind, shown};
+
+/// Longest module name: `MODULE_NAME_LEN` is 56 on 64-bit machines, one byte of it is the closing NUL
+/// (`include/linux/module.h`).
+const LONGEST_NAME: usize = 55;
+
+/// The name of a module as the kernel writes it: `-` and `,` in file names are `_` here, so names compare equal however
+/// they were spelled. Upper and lower case differ (`xt_MARK` is not `xt_mark`).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(into = "String", try_from = "String")
+)]
+pub struct ModuleName(String);
+
+impl ModuleName {
+    /// Takes a name in either spelling.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidModuleName`] unless it is 1 to 55 ASCII letters, digits or `_-,.+`.
+    pub fn new(name: &str) -> Result<Self, Error> {
+        let invalid = |why: &str| Error::new(ErrorKind::InvalidModuleName, format!("\"{}\" {why}", shown(name)));
+        if name.is_empty() {
+            return Err(invalid("is empty"));
+        }
+        if name.len() > LONGEST_NAME {
+            return Err(invalid("is longer than the 55 characters the kernel takes"));
+        }
+        if let Some(odd) = name.chars().find(|c| !c.is_ascii_alphanumeric() && !"_-,.+".contains(*c)) {
+            return Err(invalid(&format!("has the character {odd:?}, which no module name has")));
+        }
+        Ok(Self(name.replace(['-', ','], "_")))
+    }
+
+    /// The name of the module in a file such as `kernel/net/ipv4/netfilter/iptable_nat.ko.zst`.
+    ///
+    /// `None` for what is not a module's file: it has to end in `.ko`, `.ko.gz`, `.ko.xz` or `.ko.zst`.
+    #[must_use]
+    pub fn of_file(path: &str) -> Option<Self> {
+        let file = path.rsplit('/').next()?;
+        let plain = [".gz", ".xz", ".zst"].iter().find_map(|packed| file.strip_suffix(packed)).unwrap_or(file);
+        Self::new(plain.strip_suffix(".ko")?).ok()
+    }
+
+    /// The name with `_`, as `lsmod` and `/sys/module` show it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ModuleName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for ModuleName {
+    type Error = Error;
+
+    fn try_from(name: String) -> Result<Self, Error> {
+        Self::new(&name)
+    }
+}
+
+impl From<ModuleName> for String {
+    fn from(name: ModuleName) -> Self {
+        name.0
+    }
+}
+
+/// What a module in `/proc/modules` is doing (`kernel/module/procfs.c`, `m_show`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModuleState {
+    /// In use.
+    Live,
+    /// Its initialisation has not returned yet.
+    Loading,
+    /// Being removed.
+    Unloading,
+}
+
+/// A list while it is read: entries by module, lines skipped, and whether the end was there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct List<T> {
+    modules: BTreeMap<ModuleName, T>,
+    complete: bool,
+}
+
+impl<T> Default for List<T> {
+    /// The list without entries, whole.
+    fn default() -> Self {
+        Self { modules: BTreeMap::new(), complete: true }
+    }
+}
+
+impl<T> List<T> {
+    /// Takes records that are closed by `end`, numbered from 1. A last record that is not closed may be half a name and
+    /// is left out. Of two entries for one module the first stays.
+    fn read(
+        bytes: &[u8],
+        end: u8,
+        what: &str,
+        entry: impl Fn(usize, &[u8]) -> Option<(ModuleName, T)>,
+    ) -> Result<Self, Error> {
+        let cut_off = bytes.last().is_some_and(|byte| *byte != end);
+        let whole = bytes.iter().rposition(|byte| *byte == end).and_then(|last| bytes.get(..last)).unwrap_or_default();
+        let mut modules = BTreeMap::new();
+        let (mut taken, mut skipped, mut first_skipped) = (0_usize, 0_usize, 0);
+        for (index, record) in whole.split(|byte| *byte == end).enumerate() {
+            let number = index.saturating_add(1);
+            let record = record.trim_ascii();
+            if record.is_empty() {
+                continue;
+            }
+            if let Some((name, value)) = entry(number, record) {
+                modules.entry(name).or_insert(value);
+                taken = taken.saturating_add(1);
+            } else {
+                skipped = skipped.saturating_add(1);
+                if skipped == 1 {
+                    first_skipped = number;
+                }
+            }
+        }
+        if skipped > taken {
+            let why = format!("this is no {what}: {skipped} lines make no sense, the first is line {first_skipped}");
+            return Err(Error::new(ErrorKind::InvalidList, why));
+        }
+        Ok(Self { modules, complete: !cut_off && skipped == 0 })
+    }
+
+    /// The same for a text: lines that end in LF or CRLF. Binary data is refused.
+    fn read_text(
+        bytes: &[u8],
+        what: &str,
+        entry: impl Fn(usize, &str) -> Option<(ModuleName, T)>,
+    ) -> Result<Self, Error> {
+        if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
+            return Err(Error::new(ErrorKind::InvalidList, format!("this is no {what}: binary data at byte {at}")));
+        }
+        Self::read(bytes, b'\n', what, |number, line| entry(number, std::str::from_utf8(line).ok()?))
+    }
+}
+
+/// The modules in memory: `/proc/modules`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LoadedModules(List<(usize, ModuleState)>);
+
+impl LoadedModules {
+    /// Reads the text of `/proc/modules`: name, size, use count, users, state, address.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidList`] for binary data or when most lines have another form.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        List::read_text(bytes, "list of loaded modules", |number, line| {
+            let mut fields = line.split_ascii_whitespace();
+            let name = ModuleName::new(fields.next()?).ok()?;
+            fields.next()?.parse::<u64>().ok()?;
+            let state = match fields.nth(2) {
+                None | Some("Live") => ModuleState::Live,
+                Some("Loading") => ModuleState::Loading,
+                Some("Unloading") => ModuleState::Unloading,
+                Some(_) => return None,
+            };
+            Some((name, (number, state)))
+        })
+        .map(Self)
+    }
+
+    /// The line that names a module, and its state.
+    #[must_use]
+    pub fn get(&self, name: &ModuleName) -> Option<(usize, ModuleState)> {
+        self.0.modules.get(name).copied()
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &ModuleName> {
+        self.0.modules.keys()
+    }
+
+    /// Whether every line was understood and the end was there.
+    #[must_use]
+    pub fn complete(&self) -> bool {
+        self.0.complete
+    }
+}
+
+/// Modules that are part of the kernel image: `modules.builtin`, or the names in `modules.builtin.modinfo`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BuiltinModules(List<usize>);
+
+impl BuiltinModules {
+    /// Reads `modules.builtin`: one path such as `kernel/net/ipv4/tunnel4.ko` a line.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidList`] for binary data or when most lines have another form.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        List::read_text(bytes, "modules.builtin", |number, line| Some((ModuleName::of_file(line)?, number))).map(Self)
+    }
+
+    /// Reads `modules.builtin.modinfo`: records `module.key=value`, each closed by a NUL (kernel 5.2 and later).
+    ///
+    /// The "lines" of this list are record numbers from 1.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidList`] when most records have another form.
+    pub fn parse_modinfo(bytes: &[u8]) -> Result<Self, Error> {
+        List::read(bytes, 0, "modules.builtin.modinfo", |number, record| {
+            // The value may be in any encoding; only the key has to be readable.
+            let key = record.get(..record.iter().position(|byte| *byte == b'=')?)?;
+            let (name, _) = std::str::from_utf8(key).ok()?.split_once('.')?;
+            Some((ModuleName::new(name).ok()?, number))
+        })
+        .map(Self)
+    }
+
+    /// The line that names a module.
+    #[must_use]
+    pub fn get(&self, name: &ModuleName) -> Option<usize> {
+        self.0.modules.get(name).copied()
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &ModuleName> {
+        self.0.modules.keys()
+    }
+
+    /// Whether every line was understood and the end was there.
+    #[must_use]
+    pub fn complete(&self) -> bool {
+        self.0.complete
+    }
+}
+
+/// Modules that `modprobe` can find: `modules.dep`, which `depmod` writes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LoadableModules(List<(usize, String)>);
+
+impl LoadableModules {
+    /// Reads `modules.dep`: `path: path path …`, the module's file first, what it depends on after the colon.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidList`] for binary data or when most lines have another form.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        List::read_text(bytes, "modules.dep", |number, line| {
+            let (file, _) = line.split_once(':')?;
+            Some((ModuleName::of_file(file)?, (number, file.to_owned())))
+        })
+        .map(Self)
+    }
+
+    /// The line that names a module, and its file: below the directory of `modules.dep`, or absolute.
+    #[must_use]
+    pub fn get(&self, name: &ModuleName) -> Option<(usize, &str)> {
+        self.0.modules.get(name).map(|(line, file)| (*line, file.as_str()))
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &ModuleName> {
+        self.0.modules.keys()
+    }
+
+    /// Whether every line was understood and the end was there.
+    #[must_use]
+    pub fn complete(&self) -> bool {
+        self.0.complete
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> ModuleName {
+        ModuleName::new(text).unwrap()
+    }
+
+    #[test]
+    fn names_are_compared_whole_and_with_dash_equal_to_underscore() {
+        assert_eq!(name("nf-conntrack"), name("nf_conntrack"));
+        assert_ne!(name("xt_MARK"), name("xt_mark"));
+        let builtin =
+            BuiltinModules::parse(b"kernel/net/netfilter/ipvs/ip_vs_rr.ko\nkernel/net/ip-set.ko.xz\n").unwrap();
+        assert_eq!(builtin.get(&name("ip_vs_rr")), Some(1));
+        assert_eq!(builtin.get(&name("ip_set")), Some(2));
+        assert_eq!(builtin.get(&name("ip_vs")), None, "a name inside another name is not that module");
+        assert_eq!(builtin.get(&name("vs_rr")), None);
+    }
+
+    #[test]
+    fn odd_names_are_refused() {
+        for odd in ["", "a b", "a\nb", "../x", "a/b", "caf\u{e9}", &"m".repeat(56)] {
+            assert_eq!(ModuleName::new(odd).unwrap_err().kind(), ErrorKind::InvalidModuleName, "{odd:?}");
+        }
+        assert!(ModuleName::new(&"m".repeat(55)).is_ok());
+        assert_eq!(ModuleName::of_file("kernel/net/ip_vs.o"), None);
+        assert_eq!(ModuleName::of_file("kernel/net/.ko"), None);
+        assert_eq!(ModuleName::of_file("ip_vs.ko.zst"), Some(name("ip_vs")));
+    }
+
+    #[test]
+    fn loaded_modules_have_lines_and_states() {
+        let text = b"ip_vs_rr 16384 1 - Live 0x0000000000000000\r\n\
+            ip_vs 180224 3 ip_vs_rr, Loading 0x0000000000000000 (E)\r\n\
+            dummy 16384 0 - Unloading 0xffffffffc0a5d000\r\n";
+        let loaded = LoadedModules::parse(text).unwrap();
+        assert_eq!(loaded.get(&name("ip_vs_rr")), Some((1, ModuleState::Live)));
+        assert_eq!(loaded.get(&name("ip_vs")), Some((2, ModuleState::Loading)));
+        assert_eq!(loaded.get(&name("dummy")), Some((3, ModuleState::Unloading)));
+        assert!(loaded.complete());
+    }
+
+    #[test]
+    fn a_cut_off_list_is_used_but_not_complete() {
+        let whole = b"kernel/a.ko:\nkernel/ip_vs.ko: kernel/a.ko\nkernel/ip_vs_rr.ko: kern";
+        let list = LoadableModules::parse(whole).unwrap();
+        assert_eq!(list.get(&name("ip_vs")), Some((2, "kernel/ip_vs.ko")));
+        assert_eq!(list.get(&name("ip_vs_rr")), None, "half a line proves nothing");
+        assert!(!list.complete());
+    }
+
+    #[test]
+    fn a_few_bad_lines_are_skipped_and_many_are_an_error() {
+        let list = BuiltinModules::parse(b"kernel/a.ko\n<html>\nkernel/b.ko\n").unwrap();
+        assert_eq!(list.names().count(), 2);
+        assert!(!list.complete());
+        let error = BuiltinModules::parse(b"<html>\n<body>\nkernel/b.ko\n").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidList);
+        assert!(error.to_string().contains("line 1"), "{error}");
+        assert_eq!(LoadedModules::parse(b"\x7fELF\0\0").unwrap_err().kind(), ErrorKind::InvalidList);
+        assert!(LoadedModules::parse(b"").unwrap().complete(), "no module loaded");
+    }
+
+    #[test]
+    fn modinfo_names_modules_by_record() {
+        let list =
+            BuiltinModules::parse_modinfo(b"ip_set.license=GPL\0ip-vs.parm=conn_tab_bits:\xff\0xt_set.lic").unwrap();
+        assert_eq!(list.get(&name("ip_set")), Some(1));
+        assert_eq!(list.get(&name("ip_vs")), Some(2));
+        assert_eq!(list.get(&name("xt_set")), None);
+        assert!(!list.complete());
+        assert!(BuiltinModules::parse_modinfo(b"garbage\0more\0").is_err());
+    }
+}

@@ -1,0 +1,269 @@
+//! Putting it together: read the lists, judge every requirement, reach a verdict.
+
+use std::path::PathBuf;
+
+use crate::Answer;
+use crate::active::{ActiveProbe, NoActiveProbe};
+use crate::profile::{Family, Profile};
+use crate::report::{Finding, Report, State, Verdict};
+use crate::requirement::{Backend, Need, Requirement};
+use crate::resolve;
+use crate::root::Root;
+use crate::sources::Sources;
+use crate::sysctl::{self, Access, SysctlFinding, SysctlState};
+use crate::table::{CONNTRACK_IPV4, CONNTRACK_IPV6, requirements};
+use crate::version::{IpsetVersion, KernelRelease};
+
+/// Finds out what a kernel can do. Reads files only; starts no program, loads no module, writes nothing.
+///
+/// ```
+/// use kmod_probe::Probe;
+///
+/// let report = Probe::new().run();
+/// println!("{report}");
+/// ```
+#[derive(Debug, Clone)]
+pub struct Probe {
+    root: PathBuf,
+    profile: Profile,
+    release: Option<KernelRelease>,
+}
+
+impl Default for Probe {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Probe {
+    /// Looks at this machine, for the default [`Profile`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self { root: PathBuf::from("/"), profile: Profile::default(), release: None }
+    }
+
+    /// Takes all paths below another directory: the host's root mounted into a container, an image, a captured tree.
+    /// Symbolic links there, absolute ones too, do not lead out of it.
+    #[must_use]
+    pub fn root(mut self, root: impl Into<PathBuf>) -> Self {
+        self.root = root.into();
+        self
+    }
+
+    /// What is going to be used.
+    #[must_use]
+    pub fn profile(mut self, profile: Profile) -> Self {
+        self.profile = profile;
+        self
+    }
+
+    /// Looks at an installed kernel that is not the running one: `/proc`, `/sys` and active probes are left out, and so
+    /// are sysctls.
+    #[must_use]
+    pub fn installed_kernel(mut self, release: KernelRelease) -> Self {
+        self.release = Some(release);
+        self
+    }
+
+    /// Looks, with files alone.
+    #[must_use]
+    pub fn run(&self) -> Report {
+        self.run_with(&mut NoActiveProbe)
+    }
+
+    /// Looks, and asks the running kernel as well. Each capability is asked for once at most.
+    #[must_use]
+    pub fn run_with(&self, active: &mut dyn ActiveProbe) -> Report {
+        let sources = Sources::read(Root::new(self.root.clone()), self.release.clone());
+        let release = sources.release.get();
+        let mut notes = Vec::new();
+        let mut findings = Vec::new();
+        for requirement in requirements(&self.profile, release) {
+            let finding = resolve::finding(&sources, &requirement, active);
+            if finding.state != State::Loaded && merged_early(&sources, &requirement) {
+                notes.push(format!(
+                    "{} is part of nf_conntrack in this kernel, as upstream has it from 4.19 on",
+                    requirement.name
+                ));
+            } else {
+                findings.push(finding);
+            }
+        }
+        let backends = [Backend::Nft, Backend::Legacy].map(|backend| (backend, self.backend(backend, &findings)));
+        let sysctls = sysctl::findings(&sources, &self.profile);
+        let ipset_version = self.profile.used_ipset().cloned();
+        let verdict = Judge { profile: &self.profile, findings: &findings, backends: &backends, sysctls: &sysctls }
+            .verdict(ipset_version.as_ref(), notes);
+        Report {
+            root: sources.root.path().display().to_string(),
+            release: release.cloned(),
+            running: sources.running,
+            module_support: sources.support.clone(),
+            findings,
+            backends: backends.to_vec(),
+            ipset_version,
+            sysctls,
+            sources: sources.statuses(),
+            verdict,
+        }
+    }
+
+    /// Whether a backend has everything for the families asked for.
+    fn backend(&self, backend: Backend, findings: &[Finding]) -> Answer {
+        let rows = findings.iter().filter(|finding| self.needs(backend, finding));
+        rows.map(|finding| match finding.state {
+            State::Missing => Answer::No,
+            // As everywhere: a part that cannot be checked is no obstacle.
+            State::Unknown if !finding.is_feature => Answer::Unknown,
+            _ => Answer::Yes,
+        })
+        .fold(Answer::Yes, |worst, answer| match (worst, answer) {
+            (Answer::No, _) | (_, Answer::No) => Answer::No,
+            (Answer::Unknown, _) | (_, Answer::Unknown) => Answer::Unknown,
+            _ => Answer::Yes,
+        })
+    }
+
+    fn needs(&self, backend: Backend, finding: &Finding) -> bool {
+        finding.backend.is_some_and(|(of, families)| {
+            let wanted = self.profile.wanted_families();
+            of == backend && [Family::Ipv4, Family::Ipv6].iter().any(|f| families.has(*f) && wanted.has(*f))
+        })
+    }
+}
+
+/// RHEL 8.3 and later have kernel 4.18 with the merge of 4.19. It shows in a configuration that has connection tracking
+/// and no symbol for the old module at all (switched off it would say "is not set"), or, where there is no
+/// configuration, in the lists of an `.el8` kernel.
+fn merged_early(sources: &Sources, requirement: &Requirement) -> bool {
+    if requirement.name != CONNTRACK_IPV4 && requirement.name != CONNTRACK_IPV6 {
+        return false;
+    }
+    let Some(provider) = requirement.providers.first() else { return false };
+    let (Some(symbol), core) = (&provider.symbol, "NF_CONNTRACK") else { return false };
+    if let Some(config) = sources.config.get() {
+        return config.complete() && config.get(core).is_some() && config.get(symbol).is_none();
+    }
+    let lists = |name: &str| {
+        let name = crate::ModuleName::new(name).ok()?;
+        Some(sources.loadable.get()?.get(&name).is_some())
+    };
+    sources.release.get().is_some_and(|release| release.suffix().contains(".el8"))
+        && lists("nf_conntrack") == Some(true)
+        && lists(provider.module.as_str()) == Some(false)
+}
+
+/// What the verdict is reached from.
+struct Judge<'a> {
+    profile: &'a Profile,
+    findings: &'a [Finding],
+    backends: &'a [(Backend, Answer)],
+    sysctls: &'a [SysctlFinding],
+}
+
+impl Judge<'_> {
+    fn verdict(&self, ipset: Option<&IpsetVersion>, notes: Vec<String>) -> Verdict {
+        let mut verdict = Verdict { answer: Answer::Yes, reasons: Vec::new(), caveats: notes };
+        for finding in self.findings.iter().filter(|finding| finding.need == Need::Required) {
+            self.judge(finding, &mut verdict);
+        }
+        self.judge_backends(&mut verdict);
+        if let Some(version) = ipset.filter(|version| !version.is_enough()) {
+            let least = IpsetVersion::MINIMUM;
+            obstacle(&mut verdict, Answer::No, format!("ipset {version} is too old: install version {least} or later"));
+        }
+        for sysctl in self.sysctls {
+            judge_sysctl(sysctl, &mut verdict);
+        }
+        if verdict.answer == Answer::No {
+            // What could not be told no longer matters; what is missing stays.
+            verdict.reasons.retain(|reason| !reason.starts_with(NOT_KNOWN));
+        }
+        verdict
+    }
+
+    fn judge(&self, finding: &Finding, verdict: &mut Verdict) {
+        let fix = finding.fix.as_ref().map(|fix| format!(": {fix}")).unwrap_or_default();
+        match finding.state {
+            // One reason is enough for a module and its parts.
+            State::Missing | State::Unknown if finding.is_feature && !self.is_usable(finding.module.as_ref()) => {}
+            State::Missing => {
+                obstacle(verdict, Answer::No, format!("{} is missing ({}){fix}", finding.name, finding.why));
+            }
+            State::Unknown if finding.is_feature => {
+                verdict.caveats.push(format!("{} could not be checked{fix}", finding.name));
+            }
+            State::Unknown => {
+                obstacle(verdict, Answer::Unknown, format!("{NOT_KNOWN}{} ({}){fix}", finding.name, finding.why));
+            }
+            State::Loaded | State::BuiltIn | State::Working | State::Loadable => {}
+        }
+    }
+
+    fn is_usable(&self, module: Option<&crate::ModuleName>) -> bool {
+        let host = self.findings.iter().find(|finding| !finding.is_feature && finding.module.as_ref() == module);
+        host.is_none_or(|finding| finding.state.is_usable())
+    }
+
+    fn judge_backends(&self, verdict: &mut Verdict) {
+        let allowed = |backend| self.profile.wanted_backend().is_none_or(|wanted| wanted == backend);
+        let answers: Vec<_> = self.backends.iter().filter(|(backend, _)| allowed(*backend)).collect();
+        if answers.iter().any(|(_, answer)| *answer == Answer::Yes) {
+            return;
+        }
+        let unknown = answers.iter().any(|(_, answer)| *answer == Answer::Unknown);
+        let (state, answer, says) = if unknown {
+            (State::Unknown, Answer::Unknown, format!("{NOT_KNOWN}iptables rules"))
+        } else {
+            (State::Missing, Answer::No, "iptables rules cannot be written".to_owned())
+        };
+        let mut details = Vec::new();
+        for (backend, of) in answers.iter().filter(|(_, of)| *of == answer) {
+            let of_backend = |finding: &&Finding| finding.backend.is_some_and(|(of, _)| of == *backend);
+            let names: Vec<_> = self
+                .findings
+                .iter()
+                .filter(of_backend)
+                .filter(|finding| finding.state == state && self.is_for_wanted_family(finding))
+                .map(|finding| finding.name.as_str())
+                .collect();
+            let word = if *of == Answer::No { "lacks" } else { "could not be checked for" };
+            details.push(format!("iptables-{} {word} {}", backend.as_str(), names.join("; ")));
+        }
+        obstacle(verdict, answer, format!("{says}: {}", details.join("; ")));
+    }
+
+    fn is_for_wanted_family(&self, finding: &Finding) -> bool {
+        let wanted = self.profile.wanted_families();
+        finding.backend.is_some_and(|(_, families)| {
+            [Family::Ipv4, Family::Ipv6].iter().any(|family| families.has(*family) && wanted.has(*family))
+        })
+    }
+}
+
+/// How a reason begins that is a doubt, not an obstacle.
+const NOT_KNOWN: &str = "not known: ";
+
+fn obstacle(verdict: &mut Verdict, answer: Answer, reason: String) {
+    if verdict.answer != Answer::No {
+        verdict.answer = answer;
+    }
+    verdict.reasons.push(reason);
+}
+
+fn judge_sysctl(sysctl: &SysctlFinding, verdict: &mut Verdict) {
+    if sysctl.state != SysctlState::Wrong || sysctl.access == Access::Writable {
+        return;
+    }
+    let current = sysctl.current.as_deref().unwrap_or_default();
+    let says = format!("{} is {current}, should be {} ({})", sysctl.name, sysctl.wanted, sysctl.why);
+    match (sysctl.need, sysctl.access) {
+        (Need::Required, Access::ReadOnly) => obstacle(
+            verdict,
+            Answer::No,
+            format!("{says}, and /proc/sys is read-only here: set it on the host, or run privileged"),
+        ),
+        (_, Access::ReadOnly) => verdict.caveats.push(format!("{says}; /proc/sys is read-only here")),
+        _ => verdict.caveats.push(format!("{says}; this process may not change it")),
+    }
+}

@@ -1,0 +1,328 @@
+//! The result: what was found for each requirement, how it is known, what to do, and one verdict.
+
+use std::fmt;
+
+use crate::modules::ModuleName;
+use crate::profile::Families;
+use crate::requirement::{Backend, Need};
+use crate::root::Failure;
+use crate::sysctl::SysctlFinding;
+use crate::version::{IpsetVersion, KernelRelease};
+
+/// Yes, no, or not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Answer {
+    /// Yes.
+    Yes,
+    /// No, with proof.
+    No,
+    /// The evidence is not enough for either.
+    Unknown,
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Yes => "yes",
+            Self::No => "no",
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
+/// What the kernel has of a requirement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum State {
+    /// Its module is in memory.
+    Loaded,
+    /// It is part of the kernel image.
+    BuiltIn,
+    /// The running kernel does it; whether loaded or built in could not be told.
+    Working,
+    /// Its module can be loaded. The kernel does that by itself at first use, or [`Loader`](crate::Loader) does.
+    Loadable,
+    /// The kernel does not have it.
+    Missing,
+    /// The evidence is not enough.
+    Unknown,
+}
+
+impl State {
+    /// Whether it can be used, now or after loading a module.
+    #[must_use]
+    pub fn is_usable(self) -> bool {
+        matches!(self, Self::Loaded | Self::BuiltIn | Self::Working | Self::Loadable)
+    }
+
+    /// The word for it in reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Loaded => "loaded",
+            Self::BuiltIn => "built in",
+            Self::Working => "working",
+            Self::Loadable => "loadable",
+            Self::Missing => "missing",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// What kind of evidence it is, in the order in which it counts; see the [crate documentation](crate).
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum EvidenceKind {
+    /// The kernel was asked ([`ActiveProbe`](crate::ActiveProbe)).
+    Active,
+    /// `/proc/modules`.
+    Loaded,
+    /// `/sys/module`.
+    Sysfs,
+    /// A file below `/proc` that only this part of the kernel makes.
+    Marker,
+    /// `modules.builtin` or `modules.builtin.modinfo`.
+    Builtin,
+    /// The kernel's configuration.
+    Config,
+    /// `modules.dep` and the module's file.
+    Installed,
+}
+
+/// One thing that was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Evidence {
+    /// Where it comes from.
+    pub kind: EvidenceKind,
+    /// The file, as seen inside the root.
+    pub path: String,
+    /// The line (or record) of the file, from 1.
+    pub line: Option<usize>,
+    /// What it says.
+    pub says: String,
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.path)?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+        }
+        if !self.says.is_empty() {
+            write!(f, " {}", self.says)?;
+        }
+        Ok(())
+    }
+}
+
+/// What to do about a requirement that cannot be used as it is. `Display` is one sentence for people.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Fix {
+    /// Load the module.
+    Load(ModuleName),
+    /// `modules.dep` names a file that is not there.
+    RestoreFile {
+        /// The module's file, as seen inside the root.
+        path: String,
+        /// The kernel release.
+        release: String,
+    },
+    /// The kernel was built with it as a module that is not installed.
+    InstallModule {
+        /// The module.
+        module: ModuleName,
+        /// The kernel release.
+        release: String,
+    },
+    /// The directory with modules has no usable `modules.dep`.
+    RunDepmod(String),
+    /// The directory with this kernel's modules cannot be seen from here.
+    MountModules {
+        /// The kernel release.
+        release: String,
+        /// Releases whose modules are there.
+        others: Vec<String>,
+    },
+    /// The kernel's configuration cannot be seen from here.
+    ShowConfig(String),
+    /// The kernel was built without it.
+    KernelWith(String),
+    /// The kernel is older than it.
+    NewerKernel {
+        /// Symbol of the kernel configuration, without `CONFIG_`.
+        symbol: String,
+        /// First kernel version that has it.
+        since: (u64, u64),
+    },
+    /// Loading modules was switched off until the next boot.
+    ModulesDisabled(ModuleName),
+    /// A file may not be read by this process.
+    GrantRead(String),
+    /// The kernel release cannot be read.
+    ShowRelease,
+}
+
+impl fmt::Display for Fix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Load(module) => write!(f, "load with: modprobe {module}"),
+            Self::RestoreFile { path, release } => {
+                write!(f, "{path} is gone: reinstall the modules of kernel {release}, then run: depmod -a {release}")
+            }
+            Self::InstallModule { module, release } => write!(
+                f,
+                "install the package with module {module} of kernel {release} (often linux-modules-extra or \
+                 kernel-modules), or use a kernel that has it"
+            ),
+            Self::RunDepmod(release) => write!(f, "run: depmod -a {release}"),
+            Self::MountModules { release, others } if others.is_empty() => {
+                write!(
+                    f,
+                    "mount the host's /lib/modules read-only: modules of kernel {release} cannot be seen from here"
+                )
+            }
+            Self::MountModules { release, others } => write!(
+                f,
+                "modules are installed for {} but not for the running {release}: restart into that kernel, or mount the \
+                 host's /lib/modules read-only",
+                others.join(", ")
+            ),
+            Self::ShowConfig(release) => {
+                write!(f, "make the kernel's configuration readable: /proc/config.gz or /boot/config-{release}")
+            }
+            Self::KernelWith(symbol) => write!(f, "this kernel was built without CONFIG_{symbol}: use one that has it"),
+            Self::NewerKernel { symbol, since: (major, minor) } => {
+                write!(f, "use a kernel with CONFIG_{symbol}; upstream has it since {major}.{minor}")
+            }
+            Self::ModulesDisabled(module) => {
+                write!(f, "kernel.modules_disabled is 1: restart, and load {module} before it is set")
+            }
+            Self::GrantRead(path) => write!(f, "let this process read {path} (run it as root)"),
+            Self::ShowRelease => f.write_str("mount /proc: the kernel release cannot be read"),
+        }
+    }
+}
+
+/// What was found for one requirement.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Finding {
+    /// Name of the requirement: a module (`xt_set`), `scheduler rr`, `set hash:ip`, or a feature such as `ip_vs: UDP`.
+    pub name: String,
+    /// What it is for.
+    pub why: String,
+    /// How much depends on it.
+    pub need: Need,
+    /// The iptables backend it belongs to, and the families that need it.
+    pub backend: Option<(Backend, Families)>,
+    /// What the kernel has of it.
+    pub state: State,
+    /// The module that meets it, or would.
+    pub module: Option<ModuleName>,
+    /// Whether it is a part of `module` that the kernel's configuration switches, not a module.
+    pub is_feature: bool,
+    /// Everything that was seen, what counts most first. Contradicting evidence stays in the list.
+    pub evidence: Vec<Evidence>,
+    /// What to do; `None` when there is nothing to do.
+    pub fix: Option<Fix>,
+}
+
+/// Can this kernel load modules?
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct ModuleSupport {
+    /// No means: what is not built in cannot be had.
+    pub answer: Answer,
+    /// How this is known.
+    pub evidence: Vec<Evidence>,
+}
+
+/// How one list was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct SourceStatus {
+    /// The file or directory, as seen inside the root.
+    pub path: String,
+    /// Why it was not used.
+    pub failure: Option<Failure>,
+    /// Whether all of it was understood. What an incomplete list does not name may still be there.
+    pub complete: bool,
+}
+
+/// Can IPVS mode be used with what the profile asks for?
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Verdict {
+    /// The answer. [`Answer::No`] and [`Answer::Unknown`] come with reasons.
+    pub answer: Answer,
+    /// Why it is not yes: every obstacle with its fix.
+    pub reasons: Vec<String>,
+    /// What to know although it does not change the answer: facts that could not be checked, a contradiction, a value
+    /// that this process may not change.
+    pub caveats: Vec<String>,
+}
+
+/// Everything that was found out about a kernel.
+///
+/// `Display` prints the table of [`Report::table`].
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Report {
+    /// The directory that all paths are below.
+    pub root: String,
+    /// The kernel release, when it could be read.
+    pub release: Option<KernelRelease>,
+    /// Whether the report is about the running kernel.
+    pub running: bool,
+    /// Can it load modules?
+    pub module_support: ModuleSupport,
+    /// One finding a requirement.
+    pub findings: Vec<Finding>,
+    /// Iptables backends that have all they need for the families asked for.
+    pub backends: Vec<(Backend, Answer)>,
+    /// The version of the `ipset` program, when the profile gave one.
+    pub ipset_version: Option<IpsetVersion>,
+    /// Sysctls that IPVS mode wants.
+    pub sysctls: Vec<SysctlFinding>,
+    /// How each list was read.
+    pub sources: Vec<SourceStatus>,
+    /// The answer.
+    pub verdict: Verdict,
+}
+
+impl Report {
+    /// The finding with this name (`ip_vs`, `scheduler rr`, `set hash:ip,port`).
+    #[must_use]
+    pub fn finding(&self, name: &str) -> Option<&Finding> {
+        self.findings.iter().find(|finding| finding.name == name)
+    }
+
+    /// Modules that are not in memory but could be, for [`Loader::load_all`](crate::Loader::load_all): those of required
+    /// findings and of the first usable iptables backend, without duplicates, in the order of the findings.
+    #[must_use]
+    pub fn to_load(&self) -> Vec<ModuleName> {
+        let backend = self.backends.iter().find(|(_, answer)| *answer == Answer::Yes).map(|(backend, _)| *backend);
+        let mut modules = Vec::new();
+        for finding in &self.findings {
+            let needed = match finding.need {
+                Need::Required => true,
+                Need::Either => finding.backend.is_some_and(|(of, _)| Some(of) == backend),
+                Need::Wanted => false,
+            };
+            if let (true, State::Loadable, Some(module)) = (needed, finding.state, &finding.module)
+                && !modules.contains(module)
+            {
+                modules.push(module.clone());
+            }
+        }
+        modules
+    }
+}

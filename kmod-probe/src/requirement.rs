@@ -1,0 +1,92 @@
+//! What a requirement is, and the ways to meet it. The requirements themselves are in `table.rs`.
+
+use crate::active::Capability;
+use crate::modules::ModuleName;
+use crate::profile::Families;
+use crate::version::KernelRelease;
+
+/// How much depends on a requirement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Need {
+    /// Without it IPVS mode does not work.
+    Required,
+    /// One of two ways to write iptables rules: all rows of at least one [`Backend`] are required.
+    Either,
+    /// Only what [`Requirement::why`] names does not work without it.
+    Wanted,
+}
+
+/// How iptables rules reach the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Backend {
+    /// `iptables-legacy`: the kernel's `ip_tables`. Off by default in kernels from 6.17 on.
+    Legacy,
+    /// `iptables-nft`: `nf_tables` with `nft_compat`.
+    Nft,
+}
+
+impl Backend {
+    /// `legacy` or `nft`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Legacy => "legacy",
+            Self::Nft => "nft",
+        }
+    }
+}
+
+/// A file whose presence or content proves that something is in the running kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Marker {
+    /// This path exists.
+    Path(&'static str),
+    /// This file has a line that is exactly this word.
+    Word(&'static str, &'static str),
+}
+
+/// One way to meet a requirement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Provider {
+    /// The module, or the module that a feature is part of.
+    pub module: ModuleName,
+    /// Symbol of the kernel configuration without `CONFIG_`. `None` for a module this crate has never heard of.
+    pub symbol: Option<String>,
+    /// Whether the symbol switches code inside `module` on and off (`CONFIG_IP_VS_IPV6`) instead of building it.
+    pub is_feature: bool,
+    /// First upstream kernel that has it, `None`: older than 3.10.
+    pub since: Option<(u64, u64)>,
+    /// First upstream kernel that no longer has it.
+    pub until: Option<(u64, u64)>,
+    pub(crate) markers: &'static [Marker],
+}
+
+impl Provider {
+    /// Whether an upstream kernel of this version has it; an unknown version may.
+    #[must_use]
+    pub fn is_expected_in(&self, release: Option<&KernelRelease>) -> bool {
+        let Some(release) = release else { return true };
+        self.since.is_none_or(|(major, minor)| release.at_least(major, minor))
+            && self.until.is_none_or(|(major, minor)| !release.at_least(major, minor))
+    }
+}
+
+/// Something the kernel has to have, and why.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Requirement {
+    /// Name in reports: a module (`xt_set`), `scheduler rr`, `set hash:ip`, or a feature such as `ip_vs: UDP`.
+    pub name: String,
+    /// What it is for.
+    pub why: &'static str,
+    /// How much depends on it.
+    pub need: Need,
+    /// For [`Need::Either`]: the backend it belongs to, and the families that need it.
+    pub backend: Option<(Backend, Families)>,
+    /// Ways to meet it; one is enough.
+    pub providers: Vec<Provider>,
+    /// What an [`ActiveProbe`](crate::ActiveProbe) may be asked.
+    pub capability: Option<Capability>,
+}

@@ -1,0 +1,154 @@
+//! Reading files below a root that need not be `/`, with every reason for not reading them told apart.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Component, Path, PathBuf};
+
+/// Why a file could not be used. Only [`Failure::Absent`] says that it is not there.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+pub enum Failure {
+    /// There is no such file.
+    Absent,
+    /// Permission denied: it may be there.
+    Denied,
+    /// More than 40 symbolic links on the way.
+    Loop,
+    /// It is a directory, a device or a pipe.
+    NotAFile,
+    /// It has more than this many bytes; nothing of it was used.
+    TooLarge(u64),
+    /// Its content is not what belongs there, and why.
+    Garbage(String),
+    /// Another error of the system.
+    Io(String),
+    /// It was not looked for, and why.
+    NotTried(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent => f.write_str("not there"),
+            Self::Denied => f.write_str("permission denied"),
+            Self::Loop => f.write_str("too many symbolic links"),
+            Self::NotAFile => f.write_str("not a regular file"),
+            Self::TooLarge(limit) => write!(f, "larger than {limit} bytes"),
+            Self::Garbage(why) => f.write_str(why),
+            Self::Io(error) => f.write_str(error),
+            Self::NotTried(why) => write!(f, "not read: {why}"),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            // ENOTDIR: a file stands where a directory of the path would be, so the path is not there.
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self::Absent,
+            io::ErrorKind::PermissionDenied => Self::Denied,
+            io::ErrorKind::IsADirectory => Self::NotAFile,
+            _ => Self::Io(error.to_string()),
+        }
+    }
+}
+
+/// The directory that paths are taken below. A symbolic link inside it never leads out of it: `/lib` → `/usr/lib` in a
+/// host's root mounted at `/host` means `/host/usr/lib`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Root(PathBuf);
+
+impl Root {
+    pub(crate) fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The real path of `path` (given as seen inside the root), symbolic links resolved inside the root.
+    pub(crate) fn locate(&self, path: &str) -> Result<PathBuf, Failure> {
+        /// As the kernel has it (`MAXSYMLINKS`, `include/linux/namei.h`).
+        const MOST_LINKS: usize = 40;
+        let mut left: VecDeque<OsString> = parts(Path::new(path)).collect();
+        let mut here = self.0.clone();
+        let mut depth: usize = 0; // components below the root, so that ".." cannot climb out of it
+        let mut links: usize = 0;
+        while let Some(part) = left.pop_front() {
+            if part == ".." {
+                if depth > 0 {
+                    here.pop();
+                    depth = depth.saturating_sub(1);
+                }
+                continue;
+            }
+            here.push(&part);
+            depth = depth.saturating_add(1);
+            if !fs::symlink_metadata(&here)?.file_type().is_symlink() {
+                continue;
+            }
+            links = links.saturating_add(1);
+            if links > MOST_LINKS {
+                return Err(Failure::Loop);
+            }
+            let target = fs::read_link(&here)?;
+            if target.is_absolute() {
+                here.clone_from(&self.0);
+                depth = 0;
+            } else {
+                here.pop();
+                depth = depth.saturating_sub(1);
+            }
+            for part in parts(&target).collect::<Vec<_>>().into_iter().rev() {
+                left.push_front(part);
+            }
+        }
+        Ok(here)
+    }
+
+    /// The content of a regular file of at most `limit` bytes. Pipes and devices are not opened.
+    pub(crate) fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>, Failure> {
+        let real = self.locate(path)?;
+        if !fs::metadata(&real)?.is_file() {
+            return Err(Failure::NotAFile);
+        }
+        let mut bytes = Vec::new();
+        fs::File::open(&real)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+        if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > limit {
+            return Err(Failure::TooLarge(limit));
+        }
+        Ok(bytes)
+    }
+
+    /// Whether something is there, of whatever type.
+    pub(crate) fn exists(&self, path: &str) -> Result<bool, Failure> {
+        match self.locate(path) {
+            Ok(_) => Ok(true),
+            Err(Failure::Absent) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Names in a directory, sorted, at most `most` of them.
+    pub(crate) fn list(&self, path: &str, most: usize) -> Result<Vec<String>, Failure> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.locate(path)?)?.take(most) {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort();
+        Ok(names)
+    }
+}
+
+fn parts(path: &Path) -> impl Iterator<Item = OsString> + '_ {
+    path.components().filter_map(|component| match component {
+        Component::Normal(part) => Some(part.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    })
+}

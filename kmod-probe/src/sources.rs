@@ -1,0 +1,254 @@
+//! What a machine says about its kernel: every list read once, each with its path and, where it could not be read, why.
+
+use crate::kconfig::{Kconfig, Setting};
+use crate::modules::{BuiltinModules, LoadableModules, LoadedModules, ModuleName};
+use crate::report::{Evidence, EvidenceKind, ModuleSupport, SourceStatus};
+use crate::root::{Failure, Root};
+use crate::version::KernelRelease;
+use crate::{Answer, Error};
+
+/// Largest list that is read, in bytes. Debian's `modules.dep`, the longest of them, has 0.8 MB.
+const LARGEST_LIST: u64 = 16 << 20;
+/// Largest single value that is read (`osrelease`, a sysctl, `initstate`).
+const LARGEST_VALUE: u64 = 4096;
+
+/// One list: where it was found, and its content or why there is none.
+#[derive(Debug)]
+pub(crate) struct Source<T> {
+    pub(crate) path: String,
+    pub(crate) content: Result<T, Failure>,
+}
+
+impl<T> Source<T> {
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.content.as_ref().ok()
+    }
+
+    fn not_tried(path: &str, why: &str) -> Self {
+        Self { path: path.to_owned(), content: Err(Failure::NotTried(why.to_owned())) }
+    }
+}
+
+/// All lists of one machine.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    pub(crate) root: Root,
+    /// Whether the release is that of the running kernel, so that `/proc` and `/sys` speak of it.
+    pub(crate) running: bool,
+    pub(crate) release: Source<KernelRelease>,
+    pub(crate) loaded: Source<LoadedModules>,
+    /// The directory with the modules of this release.
+    pub(crate) directory: Source<()>,
+    /// Other releases found beside it.
+    pub(crate) other_releases: Vec<String>,
+    pub(crate) builtin: Source<BuiltinModules>,
+    pub(crate) modinfo: Source<BuiltinModules>,
+    pub(crate) loadable: Source<LoadableModules>,
+    pub(crate) config: Source<Kconfig>,
+    pub(crate) support: ModuleSupport,
+    /// `/proc/sys/kernel/modules_disabled` is 1: no module can be loaded until the next boot.
+    pub(crate) loading_disabled: bool,
+}
+
+impl Sources {
+    /// Reads everything below `root`, for the running kernel or for another release installed there.
+    pub(crate) fn read(root: Root, other: Option<KernelRelease>) -> Self {
+        let running = other.is_none();
+        let release = match other {
+            Some(release) => Source { path: "given by the caller".to_owned(), content: Ok(release) },
+            None => parsed(&root, &["/proc/sys/kernel/osrelease".to_owned()], LARGEST_VALUE, KernelRelease::parse),
+        };
+        let loaded = if running {
+            parsed(&root, &["/proc/modules".to_owned()], LARGEST_LIST, LoadedModules::parse)
+        } else {
+            Source::not_tried("/proc/modules", "it speaks of the running kernel only")
+        };
+        let mut sources = Self {
+            running,
+            loaded,
+            directory: Source::not_tried("/lib/modules", "the kernel release is unknown"),
+            other_releases: Vec::new(),
+            builtin: Source::not_tried("modules.builtin", "no directory with modules"),
+            modinfo: Source::not_tried("modules.builtin.modinfo", "no directory with modules"),
+            loadable: Source::not_tried("modules.dep", "no directory with modules"),
+            config: Source::not_tried("/boot/config", "the kernel release is unknown"),
+            support: ModuleSupport { answer: Answer::Unknown, evidence: Vec::new() },
+            loading_disabled: false,
+            release,
+            root,
+        };
+        sources.read_directory();
+        sources.read_config();
+        sources.support = sources.module_support();
+        sources.loading_disabled = running
+            && sources
+                .root
+                .read("/proc/sys/kernel/modules_disabled", LARGEST_VALUE)
+                .is_ok_and(|v| v.trim_ascii() == b"1");
+        sources
+    }
+
+    fn read_directory(&mut self) {
+        let Some(release) = self.release.get() else { return };
+        let mut first_failure = None;
+        for base in ["/lib/modules", "/usr/lib/modules"] {
+            let path = format!("{base}/{release}");
+            match self.root.list(&path, 1) {
+                Ok(_) => {
+                    let file = |name: &str| [format!("{path}/{name}")];
+                    self.builtin = parsed(&self.root, &file("modules.builtin"), LARGEST_LIST, BuiltinModules::parse);
+                    self.modinfo = parsed(
+                        &self.root,
+                        &file("modules.builtin.modinfo"),
+                        LARGEST_LIST,
+                        BuiltinModules::parse_modinfo,
+                    );
+                    self.loadable = parsed(&self.root, &file("modules.dep"), LARGEST_LIST, LoadableModules::parse);
+                    self.directory = Source { path, content: Ok(()) };
+                    return;
+                }
+                Err(failure) => {
+                    const MOST_RELEASES: usize = 64;
+                    if self.other_releases.is_empty() {
+                        self.other_releases = self.root.list(base, MOST_RELEASES).unwrap_or_default();
+                    }
+                    if says_more(first_failure.as_ref(), &failure) {
+                        first_failure = Some((path, failure));
+                    }
+                }
+            }
+        }
+        if let Some((path, failure)) = first_failure {
+            self.directory = Source { path, content: Err(failure) };
+        }
+    }
+
+    /// The running kernel's own configuration first, then the files that packages install.
+    fn read_config(&mut self) {
+        let mut candidates = Vec::new();
+        if self.running {
+            candidates.push("/proc/config.gz".to_owned());
+        }
+        if let Some(release) = self.release.get() {
+            candidates.push(format!("/boot/config-{release}"));
+            candidates.push(format!("/lib/modules/{release}/config"));
+            candidates.push(format!("/usr/lib/modules/{release}/config"));
+            candidates.push(format!("/lib/modules/{release}/build/.config"));
+        }
+        if !candidates.is_empty() {
+            self.config = parsed(&self.root, &candidates, LARGEST_LIST, Kconfig::parse);
+        }
+    }
+
+    /// Can this kernel load modules at all? `/proc/modules` and `/proc/sys/kernel/modprobe` exist only when it was built
+    /// with `CONFIG_MODULES` (`kernel/module/procfs.c`, `kernel/module/main.c`).
+    fn module_support(&self) -> ModuleSupport {
+        let mut evidence = Vec::new();
+        let mut say = |kind, path: &str, line, says: &str| {
+            evidence.push(Evidence { kind, path: path.to_owned(), line, says: says.to_owned() });
+        };
+        let mut answer = Answer::Unknown;
+        if let Some(config) = self.config.get() {
+            match config.get("MODULES") {
+                Some((line, Setting::BuiltIn)) => {
+                    say(EvidenceKind::Config, &self.config.path, Some(line), "CONFIG_MODULES=y");
+                    answer = Answer::Yes;
+                }
+                Some((line, Setting::NotSet)) => {
+                    say(EvidenceKind::Config, &self.config.path, Some(line), "CONFIG_MODULES is not set");
+                    answer = Answer::No;
+                }
+                _ => {}
+            }
+        }
+        match &self.loaded.content {
+            Err(Failure::Absent) if self.running && self.release.get().is_some() => {
+                let modprobe = "/proc/sys/kernel/modprobe";
+                if self.root.exists(modprobe) == Ok(false) {
+                    say(
+                        EvidenceKind::Loaded,
+                        &self.loaded.path,
+                        None,
+                        "not there, although /proc is: no module support",
+                    );
+                    if answer == Answer::Unknown {
+                        answer = Answer::No;
+                    }
+                } else if answer == Answer::Unknown {
+                    say(EvidenceKind::Loaded, modprobe, None, "exists: the kernel has module support");
+                    answer = Answer::Yes;
+                }
+            }
+            Err(Failure::Absent | Failure::NotTried(_)) => {}
+            Ok(_) | Err(_) => {
+                say(EvidenceKind::Loaded, &self.loaded.path, None, "exists: the kernel has module support");
+                answer = Answer::Yes;
+            }
+        }
+        ModuleSupport { answer, evidence }
+    }
+
+    /// `/sys/module/<name>`: loaded (it has `initstate`), built in (it has none), or not there.
+    pub(crate) fn sysfs(&self, name: &ModuleName) -> Option<(String, Option<String>)> {
+        let path = format!("/sys/module/{name}");
+        if !self.running || !self.root.exists(&path).unwrap_or(false) {
+            return None;
+        }
+        match self.root.read(&format!("{path}/initstate"), LARGEST_VALUE) {
+            Ok(state) => Some((format!("{path}/initstate"), Some(String::from_utf8_lossy(state.trim_ascii()).into()))),
+            Err(Failure::Absent) => Some((path, None)),
+            Err(_) => None,
+        }
+    }
+
+    /// A short text file of the running kernel, such as a sysctl or a list of names.
+    pub(crate) fn running_text(&self, path: &str, limit: u64) -> Result<String, Failure> {
+        let bytes = self.root.read(path, limit)?;
+        match String::from_utf8(bytes) {
+            Ok(text) if !text.contains('\0') => Ok(text),
+            _ => Err(Failure::Garbage("not text".to_owned())),
+        }
+    }
+
+    /// How each list was read, for the report.
+    pub(crate) fn statuses(&self) -> Vec<SourceStatus> {
+        fn status<T>(source: &Source<T>, complete: impl Fn(&T) -> bool) -> SourceStatus {
+            SourceStatus {
+                path: source.path.clone(),
+                failure: source.content.as_ref().err().cloned(),
+                complete: source.get().is_some_and(complete),
+            }
+        }
+        vec![
+            status(&self.release, |_| true),
+            status(&self.loaded, LoadedModules::complete),
+            status(&self.directory, |()| true),
+            status(&self.builtin, BuiltinModules::complete),
+            status(&self.modinfo, BuiltinModules::complete),
+            status(&self.loadable, LoadableModules::complete),
+            status(&self.config, Kconfig::complete),
+        ]
+    }
+}
+
+/// The first of several files that can be read and understood. When none can, the failure that says most: any other
+/// before "not there".
+fn parsed<T>(root: &Root, paths: &[String], limit: u64, parse: impl Fn(&[u8]) -> Result<T, Error>) -> Source<T> {
+    let mut told: Option<(String, Failure)> = None;
+    for path in paths {
+        let content =
+            root.read(path, limit).and_then(|bytes| parse(&bytes).map_err(|error| Failure::Garbage(error.to_string())));
+        match content {
+            Ok(content) => return Source { path: path.clone(), content: Ok(content) },
+            Err(failure) if says_more(told.as_ref(), &failure) => told = Some((path.clone(), failure)),
+            Err(_) => {}
+        }
+    }
+    let (path, failure) = told.unwrap_or_else(|| (String::new(), Failure::Absent));
+    Source { path, content: Err(failure) }
+}
+
+/// Whether a failure is worth more than the one known: the first counts, but any other beats "not there".
+fn says_more(known: Option<&(String, Failure)>, failure: &Failure) -> bool {
+    known.is_none_or(|(_, known)| *known == Failure::Absent && *failure != Failure::Absent)
+}

@@ -1,0 +1,275 @@
+//! Versions: the kernel's release string and what `ipset --version` prints.
+
+use std::fmt;
+use std::sync::LazyLock;
+
+use regex::Regex;
+use semver::Version;
+
+use crate::error::{Error, ErrorKind, shown};
+
+/// Longest release the kernel reports (`__NEW_UTS_LEN`, `include/uapi/linux/utsname.h`).
+const LONGEST_RELEASE: usize = 64;
+
+/// A pattern that does not compile would read as "no match"; the tests below would notice.
+static RELEASE: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"^([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?([^0-9].*)?$").ok());
+static RELEASE_CANDIDATE: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"^-rc([0-9]{1,9})(?:[^0-9]|$)").ok());
+static IPSET_VERSION: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"\bv([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?").ok());
+
+/// A kernel release as `/proc/sys/kernel/osrelease` and `uname -r` give it.
+///
+/// Distributions put what they like after the number, so only the leading dotted numbers count: at least two of them,
+/// the third is 0 when absent, further ones belong to the suffix.
+///
+/// The [`Version`] has neither a pre-release nor a build part. By the rules of semantic versions `4.19.0-rc1` and even
+/// `4.19.0-14-generic` would sort *below* 4.19.0; a kernel's suffix means a package revision, and a release candidate
+/// already has what its version is known for (the merge window is over), so both count as the version itself.
+///
+/// ```
+/// use kmod_probe::KernelRelease;
+///
+/// let release: KernelRelease = "6.8.0-1015-aws".parse()?;
+/// assert_eq!(release.version(), &semver::Version::new(6, 8, 0));
+/// assert_eq!(release.suffix(), "-1015-aws");
+/// assert!(release.at_least(5, 9));
+/// assert!("4.19-rc3".parse::<KernelRelease>()?.at_least(4, 19));
+/// # Ok::<(), kmod_probe::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(into = "String", try_from = "String")
+)]
+pub struct KernelRelease {
+    raw: String,
+    version: Version,
+    suffix_at: usize,
+}
+
+impl KernelRelease {
+    /// Reads a release from the bytes of a file: surrounding white space is dropped.
+    ///
+    /// The release becomes part of file names, so only letters, digits and `.`, `-`, `+`, `_`, `~` are accepted, at most
+    /// 64 of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidRelease`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        let invalid = |why: &str| {
+            let text = String::from_utf8_lossy(bytes.get(..256).unwrap_or(bytes)).trim().to_owned();
+            Error::new(
+                ErrorKind::InvalidRelease,
+                format!("\"{}\" {why}; expected something like \"6.1.0-56-amd64\"", shown(&text)),
+            )
+        };
+        let raw =
+            std::str::from_utf8(bytes.trim_ascii()).map_err(|error| invalid(&format!("is not text ({error})")))?;
+        if raw.len() > LONGEST_RELEASE {
+            return Err(invalid("is longer than 64 characters"));
+        }
+        if let Some(odd) = raw.chars().find(|c| !c.is_ascii_alphanumeric() && !".-+_~".contains(*c)) {
+            return Err(invalid(&format!("has the character {odd:?}")));
+        }
+        let captures = RELEASE.as_ref().and_then(|pattern| pattern.captures(raw));
+        let captures = captures.ok_or_else(|| invalid("does not begin with two numbers and a dot between them"))?;
+        let number = |group| captures.get(group).and_then(|part| part.as_str().parse::<u64>().ok()).unwrap_or(0);
+        let suffix_at = captures.get(4).map_or(raw.len(), |part| part.start());
+        Ok(Self { raw: raw.to_owned(), version: Version::new(number(1), number(2), number(3)), suffix_at })
+    }
+
+    /// The release exactly as the kernel gave it: the name of its directory below `/lib/modules`.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.raw
+    }
+
+    /// The leading numbers alone, without pre-release and build part.
+    #[must_use]
+    pub fn version(&self) -> &Version {
+        &self.version
+    }
+
+    /// What follows the numbers (`-56-amd64`), empty when nothing does.
+    #[must_use]
+    pub fn suffix(&self) -> &str {
+        self.raw.get(self.suffix_at..).unwrap_or_default()
+    }
+
+    /// The number of a release candidate: 3 for `7.2-rc3`, `None` for every other release.
+    #[must_use]
+    pub fn release_candidate(&self) -> Option<u64> {
+        let captures = RELEASE_CANDIDATE.as_ref()?.captures(self.suffix())?;
+        captures.get(1)?.as_str().parse().ok()
+    }
+
+    /// Whether this is kernel `major.minor` or later. A release candidate of `major.minor` counts as `major.minor`.
+    #[must_use]
+    pub fn at_least(&self, major: u64, minor: u64) -> bool {
+        (self.version.major, self.version.minor) >= (major, minor)
+    }
+}
+
+impl fmt::Display for KernelRelease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.raw)
+    }
+}
+
+impl std::str::FromStr for KernelRelease {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::parse(text.as_bytes())
+    }
+}
+
+impl TryFrom<String> for KernelRelease {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        Self::parse(text.as_bytes())
+    }
+}
+
+impl From<KernelRelease> for String {
+    fn from(release: KernelRelease) -> Self {
+        release.raw
+    }
+}
+
+/// The version of the `ipset` tool.
+///
+/// ```
+/// use kmod_probe::IpsetVersion;
+///
+/// let version = IpsetVersion::parse(b"ipset v7.17, protocol version: 7\n")?;
+/// assert_eq!(version.to_string(), "7.17");
+/// assert!(version.is_enough());
+/// # Ok::<(), kmod_probe::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct IpsetVersion {
+    major: u32,
+    minor: u32,
+    patch: Option<u32>,
+}
+
+impl IpsetVersion {
+    /// The oldest version whose save and list formats kube-proxy relies on.
+    pub const MINIMUM: Self = Self { major: 6, minor: 0, patch: None };
+
+    /// Finds the first `v<digits>.<digits>` in what `ipset --version` printed. A bare `7` is no version.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidIpsetVersion`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
+        const LONGEST_OUTPUT: usize = 4096;
+        let text = String::from_utf8_lossy(bytes.get(..LONGEST_OUTPUT).unwrap_or(bytes));
+        let captures = IPSET_VERSION.as_ref().and_then(|pattern| pattern.captures(&text)).ok_or_else(|| {
+            let first = text.lines().next().unwrap_or_default();
+            Error::new(
+                ErrorKind::InvalidIpsetVersion,
+                format!("no version like \"v7.17\" in \"{}\"; expected what `ipset --version` prints", shown(first)),
+            )
+        })?;
+        let number = |group| captures.get(group).and_then(|part| part.as_str().parse().ok());
+        Ok(Self { major: number(1).unwrap_or(0), minor: number(2).unwrap_or(0), patch: number(3) })
+    }
+
+    /// Whether this is [`MINIMUM`](Self::MINIMUM) or later.
+    #[must_use]
+    pub fn is_enough(&self) -> bool {
+        *self >= Self::MINIMUM
+    }
+}
+
+impl fmt::Display for IpsetVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)?;
+        if let Some(patch) = self.patch {
+            write!(f, ".{patch}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_compile() {
+        assert!(RELEASE.is_some() && RELEASE_CANDIDATE.is_some() && IPSET_VERSION.is_some());
+    }
+
+    #[test]
+    fn releases_of_many_distributions() {
+        for (raw, numbers, suffix) in [
+            ("6.1.0-56-amd64", (6, 1, 0), "-56-amd64"),
+            ("3.10.0-1160.el7.x86_64", (3, 10, 0), "-1160.el7.x86_64"),
+            ("5.15.167.4-microsoft-standard-WSL2", (5, 15, 167), ".4-microsoft-standard-WSL2"),
+            ("6.18.44-fc-v595", (6, 18, 44), "-fc-v595"),
+            ("4.19", (4, 19, 0), ""),
+            ("7.2-rc3", (7, 2, 0), "-rc3"),
+            ("6.8.0-1015-aws", (6, 8, 0), "-1015-aws"),
+            ("5.10.0+", (5, 10, 0), "+"),
+            ("2.6.32.71", (2, 6, 32), ".71"),
+            ("6.12.107+deb13-cloud-amd64", (6, 12, 107), "+deb13-cloud-amd64"),
+            ("4.14.336~pre1_custom", (4, 14, 336), "~pre1_custom"),
+        ] {
+            let release: KernelRelease = raw.parse().unwrap();
+            assert_eq!(release.version(), &Version::new(numbers.0, numbers.1, numbers.2), "{raw}");
+            assert_eq!(release.suffix(), suffix, "{raw}");
+            assert_eq!(release.as_str(), raw);
+        }
+    }
+
+    #[test]
+    fn what_is_no_release_or_no_file_name() {
+        let long = format!("6.1.0-{}", "a".repeat(64));
+        for raw in ["", "6", "6.", "v6.1", "linux", "6.1/../../etc", "6.1 amd64", "6.1\n6.2", "6.1\u{e9}", "6.x", &long]
+        {
+            assert_eq!(raw.parse::<KernelRelease>().unwrap_err().kind(), ErrorKind::InvalidRelease, "{raw:?}");
+        }
+        assert_eq!(KernelRelease::parse(b"\xff\xfe").unwrap_err().kind(), ErrorKind::InvalidRelease);
+        assert!("99999999999999999999.1".parse::<KernelRelease>().is_err(), "out of range is refused, not wrapped");
+    }
+
+    #[test]
+    fn a_release_candidate_has_what_its_version_has() {
+        let candidate: KernelRelease = "4.19.0-rc1-next".parse().unwrap();
+        assert!(candidate.at_least(4, 19) && !candidate.at_least(4, 20));
+        assert_eq!(candidate.release_candidate(), Some(1));
+        assert_eq!("6.1.0-rcu".parse::<KernelRelease>().unwrap().release_candidate(), None);
+        assert!(semver::VersionReq::parse(">=4.19").unwrap().matches(candidate.version()));
+    }
+
+    #[test]
+    fn ipset_versions_as_kube_proxy_judges_them() {
+        for (text, enough) in [
+            ("ipset v4.0, protocol version: 4", false),
+            ("ipset v5.1", false),
+            ("ipset v5.1.2", false),
+            ("ipset v6.0", true),
+            ("ipset v6.1", true),
+            ("ipset v6.19, protocol version: 6", true),
+            ("ipset v7.0", true),
+            ("ipset v8.1.2", true),
+            ("ipset v9.3.4.0", true),
+            ("ipset v10.0", true),
+        ] {
+            assert_eq!(IpsetVersion::parse(text.as_bytes()).unwrap().is_enough(), enough, "{text}");
+        }
+        for text in ["", "7", "ipset v7", "total junk", "ipv7.1", "\u{0}"] {
+            assert_eq!(
+                IpsetVersion::parse(text.as_bytes()).unwrap_err().kind(),
+                ErrorKind::InvalidIpsetVersion,
+                "{text}"
+            );
+        }
+    }
+}
