@@ -33,13 +33,9 @@ fn header_numbers(text: &str) -> BTreeMap<String, i64> {
         }
         in_comment = false;
         while let Some((before, after)) = line.clone().split_once("/*") {
-            match after.split_once("*/") {
-                Some((_, rest)) => line = format!("{before} {rest}"),
-                None => {
-                    in_comment = true;
-                    line = before.to_owned();
-                }
-            }
+            in_comment = !after.contains("*/");
+            let rest = after.split_once("*/").map_or("", |(_, rest)| rest);
+            line = format!("{before} {rest}");
         }
         let line = line.trim();
         if let Some(rest) = line.strip_prefix("#define ") {

@@ -1,1 +1,57 @@
-//! Program the Linux IP Virtual Server (IPVS) over netlink: virtual servers, real servers, batches, snapshots
+//! Program the Linux IP Virtual Server (IPVS): the kernel's layer-4 load balancer.
+//!
+//! A *virtual server* is an address and port (or a firewall mark) that clients connect to; the kernel gives each connection to
+//! one of its *real servers*, chosen by a *scheduler*. ipvsadm and the kernel call them service and destination.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use ipvs::{Client, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
+//!
+//! let mut ipvs = Client::open()?;
+//!
+//! let key = VirtualServerKey::tcp("10.0.0.1:80".parse()?);
+//! ipvs.add_virtual_server(&VirtualServer::new(key, Scheduler::RoundRobin))?;
+//! let real = RealServer::new("10.1.0.1:8080".parse()?);
+//! ipvs.add_real_server(&key, &real)?;
+//!
+//! for entry in ipvs.snapshot()?.entries {
+//!     println!("{}: {} real servers", entry.virtual_server.server.key, entry.real_servers.len());
+//! }
+//!
+//! // Drain: no new connections; delete it when the old ones have ended.
+//! ipvs.update_real_server(&key, &real.with_weight(Weight::DRAIN))?;
+//! if ipvs.get_real_server(&key, &real.key)?.active_connections == 0 {
+//!     ipvs.delete_real_server(&key, &real.key)?;
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Many changes at once
+//!
+//! [`Client::run`] takes a [`Batch`] and gives a [`Report`] with one outcome for each operation. It sends up to 128 operations in
+//! one system call and asks only for the last one's acknowledgement, which makes it many times faster than one call each.
+//!
+//! # What it does not do
+//!
+//! It does not load kernel modules, log, start threads or programs, or retry a change whose outcome it does not know. It does not
+//! bind virtual addresses to an interface or write firewall rules. There is no async interface: the kernel answers inside `send`.
+//!
+//! It needs `CAP_NET_ADMIN` in the initial user namespace, even for reading.
+#![forbid(unsafe_code)]
+#![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
+
+mod batch;
+mod client;
+mod convert;
+mod error;
+pub mod model;
+mod snapshot;
+
+pub use batch::{Batch, Operation, Outcome, Report};
+pub use client::Client;
+pub use error::{Error, ErrorKind, MissingModule, Subject};
+pub use model::{
+    ForwardingMethod, RealServer, RealServerKey, Scheduler, SchedulerFlags, VirtualServer, VirtualServerKey, Weight,
+};
+pub use netlink_batch::{Limits, Transport};

@@ -18,9 +18,9 @@ pub enum Outcome {
     /// The kernel carried it out.
     Done,
     /// The kernel refused it and changed nothing.
-    Refused(KernelError),
+    Refused(Box<KernelError>),
     /// It cannot be written and was never sent.
-    Unsendable(WireError),
+    Unsendable(Box<WireError>),
     /// It was sent, but its answer was lost: it may or may not have been carried out.
     Unknown,
     /// It was not sent, because the batch stopped before it.
@@ -127,7 +127,7 @@ impl<'a> BatchWriter<'a> {
                 let end = self.connection.encoder.len();
                 self.pending.push(Pending { index, start, end, sequence, header: header.len() });
             }
-            Err(error) => self.set(index, Outcome::Unsendable(error)),
+            Err(error) => self.set(index, Outcome::Unsendable(Box::new(error))),
         }
         if self.pending.len() >= self.chunk_messages || self.connection.encoder.len() >= self.chunk_bytes {
             self.flush();
@@ -212,7 +212,7 @@ impl<'a> BatchWriter<'a> {
             }
         }
         for (index, error) in refused {
-            self.set(index, Outcome::Refused(error));
+            self.set(index, Outcome::Refused(Box::new(error)));
         }
         stop.map_or(Ok(()), Err)
     }

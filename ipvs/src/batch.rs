@@ -1,0 +1,327 @@
+//! Many changes in few system calls, with an outcome for each.
+
+use std::fmt;
+
+use ipvs_sys::{Command, DelDest, DelService, Failure, NewDest, NewService, SetDest, SetService, Zero};
+use netlink_batch::{BatchReport, Encoder, Errno, Genl, KernelError};
+
+use crate::error::{Error, ErrorKind, MissingModule, Subject};
+use crate::model::{OutOfRange, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
+
+/// One change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum Operation {
+    /// Adds a virtual server; fails if it exists.
+    #[doc(alias = "IPVS_CMD_NEW_SERVICE")]
+    AddVirtualServer(VirtualServer),
+    /// Changes a virtual server; fails if it does not exist.
+    #[doc(alias = "IPVS_CMD_SET_SERVICE")]
+    UpdateVirtualServer(VirtualServer),
+    /// Deletes a virtual server with its real servers; fails if it does not exist.
+    #[doc(alias = "IPVS_CMD_DEL_SERVICE")]
+    DeleteVirtualServer(VirtualServerKey),
+    /// Sets the counters of a virtual server and its real servers to zero.
+    #[doc(alias = "IPVS_CMD_ZERO")]
+    ZeroVirtualServer(VirtualServerKey),
+    /// Adds a real server to a virtual server; fails if it has it.
+    #[doc(alias = "IPVS_CMD_NEW_DEST")]
+    AddRealServer(VirtualServerKey, RealServer),
+    /// Changes a real server of a virtual server; fails if it does not have it. Connections stay.
+    #[doc(alias = "IPVS_CMD_SET_DEST")]
+    UpdateRealServer(VirtualServerKey, RealServer),
+    /// Deletes a real server of a virtual server; fails if it does not have it.
+    #[doc(alias = "IPVS_CMD_DEL_DEST")]
+    DeleteRealServer(VirtualServerKey, RealServerKey),
+}
+
+type Classify = fn(Errno) -> Option<Failure>;
+
+impl Operation {
+    /// What it is about.
+    pub fn subject(&self) -> Subject {
+        match self {
+            Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => {
+                Subject::VirtualServer(server.key)
+            }
+            Operation::DeleteVirtualServer(key) | Operation::ZeroVirtualServer(key) => Subject::VirtualServer(*key),
+            Operation::AddRealServer(key, real) | Operation::UpdateRealServer(key, real) => {
+                Subject::RealServer(*key, real.key)
+            }
+            Operation::DeleteRealServer(key, real) => Subject::RealServer(*key, *real),
+        }
+    }
+
+    pub(crate) fn doing(&self) -> &'static str {
+        match self {
+            Operation::AddVirtualServer(_) | Operation::AddRealServer(..) => "adding",
+            Operation::UpdateVirtualServer(_) | Operation::UpdateRealServer(..) => "updating",
+            Operation::DeleteVirtualServer(_) | Operation::DeleteRealServer(..) => "deleting",
+            Operation::ZeroVirtualServer(_) => "zeroing the counters of",
+        }
+    }
+
+    /// The command's number and what its error numbers mean.
+    fn command(&self) -> (u8, Classify) {
+        fn of<C: Command>(_: &C) -> (u8, Classify) {
+            (C::NUMBER, C::classify)
+        }
+        match self {
+            Operation::AddVirtualServer(service) => of(&NewService { service }),
+            Operation::UpdateVirtualServer(service) => of(&SetService { service }),
+            Operation::DeleteVirtualServer(service) => of(&DelService { service }),
+            Operation::ZeroVirtualServer(service) => of(&Zero { service: Some(service) }),
+            Operation::AddRealServer(service, dest) => of(&NewDest { service, dest }),
+            Operation::UpdateRealServer(service, dest) => of(&SetDest { service, dest }),
+            Operation::DeleteRealServer(service, dest) => of(&DelDest { service, dest }),
+        }
+    }
+
+    fn encode(&self, out: &mut Encoder) {
+        match self {
+            Operation::AddVirtualServer(service) => NewService { service }.encode(out),
+            Operation::UpdateVirtualServer(service) => SetService { service }.encode(out),
+            Operation::DeleteVirtualServer(service) => DelService { service }.encode(out),
+            Operation::ZeroVirtualServer(service) => Zero { service: Some(service) }.encode(out),
+            Operation::AddRealServer(service, dest) => NewDest { service, dest }.encode(out),
+            Operation::UpdateRealServer(service, dest) => SetDest { service, dest }.encode(out),
+            Operation::DeleteRealServer(service, dest) => DelDest { service, dest }.encode(out),
+        }
+    }
+
+    /// What no type can rule out.
+    fn check(&self) -> Result<(), OutOfRange> {
+        match self {
+            Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => server.check(),
+            _ => Ok(()),
+        }
+    }
+
+    /// The modules whose absence `ENOENT` may mean.
+    fn modules(&self) -> MissingModule {
+        match self {
+            Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => {
+                let scheduler = server.config.scheduler;
+                match server.config.persistence.and_then(|persistence| persistence.engine) {
+                    Some(engine) => MissingModule::SchedulerOrEngine(scheduler, engine),
+                    None => MissingModule::Scheduler(scheduler),
+                }
+            }
+            _ => MissingModule::Ipvs,
+        }
+    }
+
+    fn refused(&self, kernel: KernelError) -> Error {
+        let (_, classify) = self.command();
+        let meaning = classify(kernel.errno);
+        Error::refused(kernel, meaning, self.modules(), self.doing(), self.subject())
+    }
+
+    /// Sends this one operation and waits for its acknowledgement.
+    pub(crate) fn execute(&self, genl: &mut Genl) -> Result<(), Error> {
+        self.check().map_err(|range| Error::new(ErrorKind::OutOfRange(range), self.doing(), self.subject()))?;
+        genl.request(self.command().0, |out| self.encode(out)).map_err(|error| match error.kernel() {
+            Some(kernel) => self.refused(kernel.clone()),
+            None => Error::below(error, self.doing(), self.subject()),
+        })
+    }
+}
+
+/// `adding real server 10.1.0.1:8080 of virtual server TCP 10.0.0.1:80`.
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.doing(), self.subject())
+    }
+}
+
+/// Changes to be carried out together, in this order.
+///
+/// A batch is fast, not atomic: the kernel carries out each operation for itself. An operation that fails does not stop those
+/// after it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Batch {
+    operations: Vec<Operation>,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an operation.
+    pub fn push(&mut self, operation: Operation) {
+        self.operations.push(operation);
+    }
+
+    /// Adds a virtual server.
+    pub fn add_virtual_server(&mut self, server: VirtualServer) -> &mut Self {
+        self.push(Operation::AddVirtualServer(server));
+        self
+    }
+
+    /// Changes a virtual server.
+    pub fn update_virtual_server(&mut self, server: VirtualServer) -> &mut Self {
+        self.push(Operation::UpdateVirtualServer(server));
+        self
+    }
+
+    /// Deletes a virtual server with its real servers.
+    pub fn delete_virtual_server(&mut self, key: VirtualServerKey) -> &mut Self {
+        self.push(Operation::DeleteVirtualServer(key));
+        self
+    }
+
+    /// Adds a real server.
+    pub fn add_real_server(&mut self, key: VirtualServerKey, server: RealServer) -> &mut Self {
+        self.push(Operation::AddRealServer(key, server));
+        self
+    }
+
+    /// Changes a real server.
+    pub fn update_real_server(&mut self, key: VirtualServerKey, server: RealServer) -> &mut Self {
+        self.push(Operation::UpdateRealServer(key, server));
+        self
+    }
+
+    /// Deletes a real server.
+    pub fn delete_real_server(&mut self, key: VirtualServerKey, real: RealServerKey) -> &mut Self {
+        self.push(Operation::DeleteRealServer(key, real));
+        self
+    }
+
+    /// The operations in order.
+    pub fn operations(&self) -> &[Operation] {
+        &self.operations
+    }
+
+    /// Number of operations.
+    pub fn len(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.operations.is_empty()
+    }
+}
+
+impl FromIterator<Operation> for Batch {
+    fn from_iter<I: IntoIterator<Item = Operation>>(operations: I) -> Self {
+        Batch { operations: operations.into_iter().collect() }
+    }
+}
+
+impl Extend<Operation> for Batch {
+    fn extend<I: IntoIterator<Item = Operation>>(&mut self, operations: I) {
+        self.operations.extend(operations);
+    }
+}
+
+/// What became of one operation.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The kernel carried it out.
+    Done,
+    /// It was refused and changed nothing.
+    Failed(Error),
+    /// It was sent, but its answer was lost: read the state to know.
+    Unknown,
+    /// It was not sent, because the batch stopped before it; see [`Report::stopped`].
+    NotSent,
+}
+
+impl Outcome {
+    /// Whether the kernel carried the operation out.
+    pub fn is_done(&self) -> bool {
+        matches!(self, Outcome::Done)
+    }
+
+    /// The error, when it was refused.
+    pub fn error(&self) -> Option<&Error> {
+        match self {
+            Outcome::Failed(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// One outcome for each operation of a [`Batch`], in its order.
+#[derive(Debug)]
+#[must_use = "a batch reports failures only here"]
+#[non_exhaustive]
+pub struct Report {
+    /// One outcome for each operation.
+    pub outcomes: Vec<Outcome>,
+    /// Why the batch stopped early, when it did: answers were lost, or the socket failed. Refusals do not stop it.
+    pub stopped: Option<Error>,
+}
+
+impl Report {
+    /// Whether every operation was carried out.
+    pub fn is_done(&self) -> bool {
+        self.stopped.is_none() && self.outcomes.iter().all(Outcome::is_done)
+    }
+
+    /// The operations that were not carried out, with their place in the batch.
+    pub fn failures(&self) -> impl Iterator<Item = (usize, &Outcome)> {
+        self.outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.is_done())
+    }
+
+    /// The first error, or the report if there is none.
+    ///
+    /// # Errors
+    /// The first operation's error, or why the batch stopped.
+    pub fn into_result(self) -> Result<(), Error> {
+        for outcome in self.outcomes {
+            if let Outcome::Failed(error) = outcome {
+                return Err(error);
+            }
+        }
+        self.stopped.map_or(Ok(()), Err)
+    }
+}
+
+pub(crate) fn run(genl: &mut Genl, batch: &Batch) -> Report {
+    let operations = &batch.operations;
+    let impossible: Vec<(usize, OutOfRange)> = operations
+        .iter()
+        .enumerate()
+        .filter_map(|(index, operation)| operation.check().err().map(|range| (index, range)))
+        .collect();
+    if impossible.is_empty() {
+        return report(operations.iter(), genl.batch(operations, |operation| operation.command().0, Operation::encode));
+    }
+    // Rare: the impossible ones are left out of what is sent, and put back into the report.
+    let sent: Vec<Operation> = operations.iter().filter(|operation| operation.check().is_ok()).copied().collect();
+    let below = genl.batch(&sent, |operation| operation.command().0, Operation::encode);
+    let mut report = report(sent.iter(), below);
+    for (index, range) in impossible {
+        if let Some(operation) = operations.get(index) {
+            let error = Error::new(ErrorKind::OutOfRange(range), operation.doing(), operation.subject());
+            report.outcomes.insert(index.min(report.outcomes.len()), Outcome::Failed(error));
+        }
+    }
+    report
+}
+
+fn report<'a>(operations: impl Iterator<Item = &'a Operation>, below: BatchReport) -> Report {
+    let outcomes = operations
+        .zip(below.outcomes)
+        .map(|(operation, outcome)| match outcome {
+            netlink_batch::Outcome::Done => Outcome::Done,
+            netlink_batch::Outcome::Refused(kernel) => Outcome::Failed(operation.refused(*kernel)),
+            netlink_batch::Outcome::Unsendable(wire) => {
+                let error = netlink_batch::Error::new(netlink_batch::ErrorKind::Unsendable(*wire), "netlink batch");
+                Outcome::Failed(Error::below(error, operation.doing(), operation.subject()))
+            }
+            netlink_batch::Outcome::NotSent => Outcome::NotSent,
+            _ => Outcome::Unknown,
+        })
+        .collect();
+    let stopped = below.stopped.map(|error| Error::below(error, "running a batch on", Subject::Ipvs));
+    Report { outcomes, stopped }
+}

@@ -1,0 +1,330 @@
+//! The client: one method for each command.
+
+use std::os::fd::BorrowedFd;
+
+use ipvs_sys::{
+    Command, DelDaemon, Flush, GetConfig, GetDaemon, GetDest, GetInfo, GetService, NewDaemon, Query, SetConfig, Zero,
+    uapi,
+};
+use netlink_batch::{Dump, Genl, Limits, Transport};
+
+use crate::batch::{Batch, Operation, Report, run};
+use crate::convert;
+use crate::error::{Error, ErrorKind, MissingModule, Subject};
+use crate::model::{
+    DaemonState, Info, ObservedRealServer, ObservedVirtualServer, RealServer, RealServerKey, Snapshot, SyncDaemon,
+    Timeouts, TimeoutsUpdate, VirtualServer, VirtualServerKey,
+};
+use crate::snapshot;
+
+/// Stands for "no key" in commands that take one or none.
+const ALL: Option<&VirtualServerKey> = None;
+
+/// A conversation with the IPVS of one network namespace.
+///
+/// Blocking: the kernel answers at once. It can be moved to another thread, and stays with the namespace it was opened in.
+#[derive(Debug)]
+pub struct Client {
+    genl: Genl,
+}
+
+impl Client {
+    /// Opens IPVS of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ModuleMissing`] when the kernel has no IPVS now; this crate loads no modules, the message says how to.
+    /// [`ErrorKind::Io`] when there is no socket to be had.
+    pub fn open() -> Result<Self, Error> {
+        Genl::open(uapi::GENL_NAME).map(|genl| Client { genl }).map_err(|error| below(error, "opening", Subject::Ipvs))
+    }
+
+    /// Opens IPVS of another network namespace, given by an open file: `/proc/<pid>/ns/net`, `/run/netns/<name>`.
+    ///
+    /// # Errors
+    /// As [`Client::open`]; entering a namespace takes `CAP_SYS_ADMIN`.
+    pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
+        Genl::open_in(uapi::GENL_NAME, namespace)
+            .map(|genl| Client { genl })
+            .map_err(|error| below(error, "opening", Subject::Ipvs))
+    }
+
+    /// Talks over another transport, such as a fake kernel's.
+    ///
+    /// # Errors
+    /// As [`Client::open`].
+    pub fn with_transport(transport: impl Transport + 'static) -> Result<Self, Error> {
+        Genl::with_transport(uapi::GENL_NAME, transport)
+            .map(|genl| Client { genl })
+            .map_err(|error| below(error, "opening", Subject::Ipvs))
+    }
+
+    /// Changes how long to wait, how often to repeat a disturbed read, and how much goes into one send.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.genl.connection().set_limits(limits);
+    }
+
+    /// Version and size of the connection table.
+    ///
+    /// # Errors
+    /// As every reading method: [`ErrorKind::Permission`], [`ErrorKind::Timeout`], [`ErrorKind::Malformed`].
+    #[doc(alias = "IPVS_CMD_GET_INFO")]
+    pub fn info(&mut self) -> Result<Info, Error> {
+        self.single(&GetInfo, Subject::Ipvs, |attributes| convert::read_info(GetInfo::decode(attributes)?))
+    }
+
+    /// How long connections are kept.
+    ///
+    /// # Errors
+    /// As [`Client::info`].
+    #[doc(alias = "IPVS_CMD_GET_CONFIG")]
+    pub fn timeouts(&mut self) -> Result<Timeouts, Error> {
+        self.single(&GetConfig, Subject::Ipvs, |attributes| convert::read_timeouts(GetConfig::decode(attributes)?))
+    }
+
+    /// Sets those timeouts that are given; the others stay as they are.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] for a timeout above what the kernel's clock holds (2^31 / CONFIG_HZ seconds).
+    #[doc(alias = "IPVS_CMD_SET_CONFIG")]
+    pub fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), Error> {
+        self.execute(&SetConfig { config: timeouts }, "setting the timeouts of", Subject::Ipvs)
+    }
+
+    /// All virtual servers, in the kernel's order. None at all is an empty list.
+    ///
+    /// # Errors
+    /// As [`Client::info`], and [`ErrorKind::Interrupted`].
+    #[doc(alias = "IPVS_CMD_GET_SERVICE")]
+    pub fn list_virtual_servers(&mut self) -> Result<Vec<ObservedVirtualServer>, Error> {
+        Ok(self.dump_virtual_servers()?.items)
+    }
+
+    pub(crate) fn dump_virtual_servers(&mut self) -> Result<Dump<ObservedVirtualServer>, Error> {
+        self.dump(&GetService { service: ALL }, Subject::Ipvs, |attributes| {
+            convert::read_virtual_server(GetService::<&VirtualServerKey>::decode(attributes)?)
+        })
+    }
+
+    /// One virtual server.
+    ///
+    /// # Errors
+    /// [`ErrorKind::VirtualServerNotFound`]; else as [`Client::info`].
+    #[doc(alias = "IPVS_CMD_GET_SERVICE")]
+    pub fn get_virtual_server(&mut self, key: &VirtualServerKey) -> Result<ObservedVirtualServer, Error> {
+        self.single(&GetService { service: Some(key) }, Subject::VirtualServer(*key), |attributes| {
+            convert::read_virtual_server(GetService::<&VirtualServerKey>::decode(attributes)?)
+        })
+    }
+
+    /// Adds a virtual server.
+    ///
+    /// # Errors
+    /// [`ErrorKind::VirtualServerExists`]; [`ErrorKind::ModuleMissing`] when the scheduler or the persistence engine is missing;
+    /// [`ErrorKind::FamilyUnsupported`]; [`ErrorKind::OutOfRange`].
+    #[doc(alias = "IPVS_CMD_NEW_SERVICE")]
+    pub fn add_virtual_server(&mut self, server: &VirtualServer) -> Result<(), Error> {
+        Operation::AddVirtualServer(*server).execute(&mut self.genl)
+    }
+
+    /// Changes scheduler, flags and persistence of a virtual server. Real servers and connections stay.
+    ///
+    /// # Errors
+    /// [`ErrorKind::VirtualServerNotFound`]; else as [`Client::add_virtual_server`].
+    #[doc(alias = "IPVS_CMD_SET_SERVICE")]
+    pub fn update_virtual_server(&mut self, server: &VirtualServer) -> Result<(), Error> {
+        Operation::UpdateVirtualServer(*server).execute(&mut self.genl)
+    }
+
+    /// Deletes a virtual server with its real servers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::VirtualServerNotFound`].
+    #[doc(alias = "IPVS_CMD_DEL_SERVICE")]
+    pub fn delete_virtual_server(&mut self, key: &VirtualServerKey) -> Result<(), Error> {
+        Operation::DeleteVirtualServer(*key).execute(&mut self.genl)
+    }
+
+    /// The real servers of a virtual server: the last one added comes first.
+    ///
+    /// For a virtual server that does not exist this is an empty list too: the kernel cannot tell the two apart here.
+    /// [`Client::get_virtual_server`] can.
+    ///
+    /// # Errors
+    /// As [`Client::list_virtual_servers`].
+    #[doc(alias = "IPVS_CMD_GET_DEST")]
+    pub fn list_real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, Error> {
+        snapshot::list_real_servers(self, key)
+    }
+
+    pub(crate) fn dump_real_servers(&mut self, key: &VirtualServerKey) -> Result<Dump<ObservedRealServer>, Error> {
+        self.dump(&GetDest { service: key }, Subject::VirtualServer(*key), |attributes| {
+            convert::read_real_server(GetDest::<&VirtualServerKey>::decode(attributes)?, key.family())
+        })
+    }
+
+    /// One real server of a virtual server. The kernel can only list them: this costs as much as the list.
+    ///
+    /// # Errors
+    /// [`ErrorKind::RealServerNotFound`], also when the virtual server does not exist; else as [`Client::list_virtual_servers`].
+    #[doc(alias = "IPVS_CMD_GET_DEST")]
+    pub fn get_real_server(
+        &mut self,
+        key: &VirtualServerKey,
+        real: &RealServerKey,
+    ) -> Result<ObservedRealServer, Error> {
+        self.list_real_servers(key)?
+            .into_iter()
+            .find(|observed| observed.server.key == *real)
+            .ok_or_else(|| Error::new(ErrorKind::RealServerNotFound, "reading", Subject::RealServer(*key, *real)))
+    }
+
+    /// Adds a real server to a virtual server.
+    ///
+    /// One that was deleted less than two minutes ago comes back with its counters.
+    ///
+    /// # Errors
+    /// [`ErrorKind::VirtualServerNotFound`]; [`ErrorKind::RealServerExists`]; [`ErrorKind::Invalid`] when its address is neither
+    /// unicast nor local in this network namespace, or it is of another family and not reached by a tunnel.
+    #[doc(alias = "IPVS_CMD_NEW_DEST")]
+    pub fn add_real_server(&mut self, key: &VirtualServerKey, server: &RealServer) -> Result<(), Error> {
+        Operation::AddRealServer(*key, *server).execute(&mut self.genl)
+    }
+
+    /// Changes weight, forwarding method and thresholds of a real server. Its connections stay.
+    ///
+    /// # Errors
+    /// [`ErrorKind::VirtualServerNotFound`]; [`ErrorKind::RealServerNotFound`]; [`ErrorKind::Invalid`].
+    #[doc(alias = "IPVS_CMD_SET_DEST")]
+    pub fn update_real_server(&mut self, key: &VirtualServerKey, server: &RealServer) -> Result<(), Error> {
+        Operation::UpdateRealServer(*key, *server).execute(&mut self.genl)
+    }
+
+    /// Deletes a real server. To let its connections end first, set its weight to [`Weight::DRAIN`](crate::Weight::DRAIN) and
+    /// delete it when it has none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::VirtualServerNotFound`]; [`ErrorKind::RealServerNotFound`].
+    #[doc(alias = "IPVS_CMD_DEL_DEST")]
+    pub fn delete_real_server(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> Result<(), Error> {
+        Operation::DeleteRealServer(*key, *real).execute(&mut self.genl)
+    }
+
+    /// Sets the counters of a virtual server and its real servers to zero.
+    ///
+    /// # Errors
+    /// [`ErrorKind::VirtualServerNotFound`].
+    #[doc(alias = "IPVS_CMD_ZERO")]
+    pub fn zero_virtual_server(&mut self, key: &VirtualServerKey) -> Result<(), Error> {
+        Operation::ZeroVirtualServer(*key).execute(&mut self.genl)
+    }
+
+    /// Sets all counters of the network namespace to zero.
+    ///
+    /// # Errors
+    /// As [`Client::info`].
+    #[doc(alias = "IPVS_CMD_ZERO")]
+    pub fn zero_all(&mut self) -> Result<(), Error> {
+        self.execute(&Zero { service: ALL }, "zeroing the counters of", Subject::Ipvs)
+    }
+
+    /// Deletes every virtual server of the network namespace, whoever added it, and so cuts every connection through them.
+    ///
+    /// Flush and reload is no way to change anything: for two minutes adding real servers costs twenty times more, since the
+    /// kernel searches the removed ones each time.
+    ///
+    /// # Errors
+    /// As [`Client::info`].
+    #[doc(alias = "IPVS_CMD_FLUSH")]
+    pub fn flush_and_cut_everything(&mut self) -> Result<(), Error> {
+        self.execute(&Flush, "flushing", Subject::Ipvs)
+    }
+
+    /// The synchronisation daemons that run: none, one, or one in each state.
+    ///
+    /// # Errors
+    /// As [`Client::list_virtual_servers`].
+    #[doc(alias = "IPVS_CMD_GET_DAEMON")]
+    pub fn list_daemons(&mut self) -> Result<Vec<SyncDaemon>, Error> {
+        Ok(self
+            .dump(&GetDaemon, Subject::Daemon, |attributes| convert::read_daemon(GetDaemon::decode(attributes)?))?
+            .items)
+    }
+
+    /// Starts the synchronisation daemon in one state.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DaemonRunning`]; [`ErrorKind::InterfaceNotFound`]; [`ErrorKind::Invalid`] when the group is no multicast
+    /// address, or a virtual server has real servers of another family.
+    #[doc(alias = "IPVS_CMD_NEW_DAEMON")]
+    pub fn start_daemon(&mut self, daemon: &SyncDaemon) -> Result<(), Error> {
+        self.execute(&NewDaemon { daemon }, "starting", Subject::Daemon)
+    }
+
+    /// Stops the synchronisation daemon of one state.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DaemonNotRunning`].
+    #[doc(alias = "IPVS_CMD_DEL_DAEMON")]
+    pub fn stop_daemon(&mut self, state: DaemonState) -> Result<(), Error> {
+        self.execute(&DelDaemon { daemon: &state }, "stopping", Subject::Daemon)
+    }
+
+    /// All virtual servers with all their real servers: complete, or an error.
+    ///
+    /// The kernel has no command for this, so it is one dump of the virtual servers and one of each one's real servers. The
+    /// list of virtual servers is read again at the end, and everything is read anew when it has changed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Interrupted`] when another program kept changing the table; else as [`Client::list_virtual_servers`].
+    pub fn snapshot(&mut self) -> Result<Snapshot, Error> {
+        snapshot::snapshot(self)
+    }
+
+    /// Carries out many operations in few system calls.
+    pub fn run(&mut self, batch: &Batch) -> Report {
+        run(&mut self.genl, batch)
+    }
+
+    fn execute<C: Command>(&mut self, command: &C, doing: &'static str, subject: Subject) -> Result<(), Error> {
+        self.genl.request(C::NUMBER, |out| command.encode(out)).map_err(|error| failed::<C>(error, doing, subject))
+    }
+
+    fn single<C: Query, T>(
+        &mut self,
+        command: &C,
+        subject: Subject,
+        read: impl Fn(&[u8]) -> Result<T, netlink_batch::WireError>,
+    ) -> Result<T, Error> {
+        let answers = self
+            .genl
+            .query(C::NUMBER, |out| command.encode(out), |_, attributes| read(attributes))
+            .map_err(|error| failed::<C>(error, "reading", subject))?;
+        answers.into_iter().next().ok_or_else(|| {
+            let missing = netlink_batch::WireError::Missing { attribute: format!("the answer to {}", C::NAME) };
+            let error = netlink_batch::Error::new(netlink_batch::ErrorKind::Malformed(missing), "netlink request");
+            below(error, "reading", subject)
+        })
+    }
+
+    fn dump<C: Query, T>(
+        &mut self,
+        command: &C,
+        subject: Subject,
+        read: impl Fn(&[u8]) -> Result<T, netlink_batch::WireError>,
+    ) -> Result<Dump<T>, Error> {
+        self.genl
+            .dump(C::NUMBER, |out| command.encode(out), |_, attributes| read(attributes))
+            .map_err(|error| failed::<C>(error, "listing", subject))
+    }
+}
+
+fn below(error: netlink_batch::Error, doing: &'static str, subject: Subject) -> Error {
+    Error::below(error, doing, subject)
+}
+
+fn failed<C: Command>(error: netlink_batch::Error, doing: &'static str, subject: Subject) -> Error {
+    match error.kernel() {
+        Some(kernel) => Error::refused(kernel.clone(), C::classify(kernel.errno), MissingModule::Ipvs, doing, subject),
+        None => below(error, doing, subject),
+    }
+}

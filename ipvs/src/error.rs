@@ -1,0 +1,282 @@
+//! One error type: what was being done, to what, why it failed, and what to do.
+
+use std::fmt;
+
+use ipvs_sys::Failure;
+use netlink_batch::{Attribute, Errno, KernelError};
+
+use crate::model::{Name, OutOfRange, RealServerKey, Scheduler, VirtualServerKey};
+
+/// What a failed operation was about to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Subject {
+    /// IPVS as a whole.
+    Ipvs,
+    /// One virtual server.
+    VirtualServer(VirtualServerKey),
+    /// One real server of a virtual server.
+    RealServer(VirtualServerKey, RealServerKey),
+    /// The synchronisation daemon.
+    Daemon,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Subject::Ipvs => f.write_str("IPVS"),
+            Subject::VirtualServer(key) => write!(f, "virtual server {key}"),
+            Subject::RealServer(key, real) => write!(f, "real server {real} of virtual server {key}"),
+            Subject::Daemon => f.write_str("synchronisation daemon"),
+        }
+    }
+}
+
+/// A kernel module that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MissingModule {
+    /// `ip_vs` itself.
+    Ipvs,
+    /// The scheduler's module.
+    Scheduler(Scheduler),
+    /// The scheduler's module or the persistence engine's: the kernel does not say which.
+    SchedulerOrEngine(Scheduler, Name),
+}
+
+impl fmt::Display for MissingModule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MissingModule::Ipvs => f.write_str("this kernel has no IPVS now; load the module with `modprobe ip_vs`"),
+            MissingModule::Scheduler(scheduler) => {
+                write!(f, "this kernel has no scheduler \"{scheduler}\"; load it with `modprobe ip_vs_{scheduler}`")
+            }
+            MissingModule::SchedulerOrEngine(scheduler, engine) => write!(
+                f,
+                "this kernel has no scheduler \"{scheduler}\" or no persistence engine \"{engine}\"; load them with \
+                 `modprobe -a ip_vs_{scheduler} ip_vs_pe_{engine}`"
+            ),
+        }
+    }
+}
+
+/// Which kind of failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There is no such virtual server.
+    VirtualServerNotFound,
+    /// The virtual server exists already.
+    VirtualServerExists,
+    /// The virtual server has no such real server.
+    RealServerNotFound,
+    /// The virtual server has this real server already.
+    RealServerExists,
+    /// A module is not loaded, and the kernel could not load it.
+    ModuleMissing(MissingModule),
+    /// The caller lacks `CAP_NET_ADMIN` in the initial user namespace: root in a container is not enough.
+    Permission,
+    /// A value is out of its range; it was not sent.
+    OutOfRange(OutOfRange),
+    /// The kernel refused the values (`EINVAL`, `ERANGE`).
+    Invalid,
+    /// IPv6 is not part of this kernel's IPVS.
+    FamilyUnsupported,
+    /// A synchronisation daemon runs in this state already.
+    DaemonRunning,
+    /// No synchronisation daemon runs in this state.
+    DaemonNotRunning,
+    /// There is no such network interface.
+    InterfaceNotFound,
+    /// The kernel has no memory for it.
+    OutOfMemory,
+    /// No answer within the deadline; whether it was carried out is unknown.
+    Timeout,
+    /// Answers were lost; whether it was carried out is unknown.
+    StateUnknown,
+    /// The table kept changing while it was read; there is no partial result.
+    Interrupted,
+    /// An answer that cannot be read.
+    Malformed,
+    /// A system call failed: opening, sending or receiving.
+    Io,
+    /// An error number that has no agreed meaning for this command; see [`Error::errno`].
+    Other,
+}
+
+/// A failed operation.
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: ErrorKind,
+    doing: &'static str,
+    subject: Subject,
+    kernel: Option<KernelError>,
+    source: Option<netlink_batch::Error>,
+}
+
+impl Error {
+    /// Which kind of failure.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// What it was about.
+    pub fn subject(&self) -> Subject {
+        self.0.subject
+    }
+
+    /// The kernel's error number, when the kernel refused.
+    pub fn errno(&self) -> Option<i32> {
+        self.0.kernel.as_ref().map(|kernel| kernel.errno.0)
+    }
+
+    /// The C names of the attribute the kernel refused and of those around it, when it named one.
+    pub fn attribute(&self) -> Option<String> {
+        let kernel = self.0.kernel.as_ref().filter(|kernel| !kernel.attribute.is_empty())?;
+        Some(ipvs_sys::CmdAttr::TABLE.path(&kernel.attribute))
+    }
+
+    /// Whether what was to be read, changed or deleted does not exist.
+    pub fn is_not_found(&self) -> bool {
+        matches!(
+            self.0.kind,
+            ErrorKind::VirtualServerNotFound
+                | ErrorKind::RealServerNotFound
+                | ErrorKind::DaemonNotRunning
+                | ErrorKind::InterfaceNotFound
+        )
+    }
+
+    /// Whether what was to be added exists.
+    pub fn is_already_exists(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::VirtualServerExists | ErrorKind::RealServerExists | ErrorKind::DaemonRunning)
+    }
+
+    /// Whether the caller may not do this.
+    pub fn is_permission(&self) -> bool {
+        self.0.kind == ErrorKind::Permission
+    }
+
+    /// The module that is missing, when that is why.
+    pub fn module_missing(&self) -> Option<MissingModule> {
+        match self.0.kind {
+            ErrorKind::ModuleMissing(module) => Some(module),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn new(kind: ErrorKind, doing: &'static str, subject: Subject) -> Self {
+        Error(Box::new(Inner { kind, doing, subject, kernel: None, source: None }))
+    }
+
+    /// The kernel's refusal of a command, with what its number means there.
+    pub(crate) fn refused(
+        kernel: KernelError,
+        meaning: Option<Failure>,
+        modules: MissingModule,
+        doing: &'static str,
+        subject: Subject,
+    ) -> Self {
+        let kind = match meaning {
+            Some(Failure::VirtualServerMissing) => ErrorKind::VirtualServerNotFound,
+            Some(Failure::VirtualServerExists) => ErrorKind::VirtualServerExists,
+            Some(Failure::RealServerMissing) => ErrorKind::RealServerNotFound,
+            Some(Failure::RealServerExists) => ErrorKind::RealServerExists,
+            Some(Failure::ModuleMissing) => ErrorKind::ModuleMissing(modules),
+            Some(Failure::Invalid | Failure::OutOfRange) => ErrorKind::Invalid,
+            Some(Failure::FamilyUnsupported) => ErrorKind::FamilyUnsupported,
+            Some(Failure::DaemonRunning) => ErrorKind::DaemonRunning,
+            Some(Failure::DaemonNotRunning) => ErrorKind::DaemonNotRunning,
+            Some(Failure::InterfaceMissing) => ErrorKind::InterfaceNotFound,
+            Some(Failure::OutOfMemory) => ErrorKind::OutOfMemory,
+            Some(Failure::Permission) => ErrorKind::Permission,
+            _ => ErrorKind::Other,
+        };
+        Error(Box::new(Inner { kind, doing, subject, kernel: Some(kernel), source: None }))
+    }
+
+    /// A failure below, other than a refusal.
+    pub(crate) fn below(source: netlink_batch::Error, doing: &'static str, subject: Subject) -> Self {
+        use netlink_batch::ErrorKind as Below;
+        let kind = match source.kind() {
+            Below::FamilyMissing => ErrorKind::ModuleMissing(MissingModule::Ipvs),
+            Below::Kernel(kernel) if kernel.errno == Errno::EPERM => ErrorKind::Permission,
+            Below::Timeout => ErrorKind::Timeout,
+            Below::StateUnknown => ErrorKind::StateUnknown,
+            Below::Interrupted => ErrorKind::Interrupted,
+            Below::Malformed(_) | Below::Unsendable(_) => ErrorKind::Malformed,
+            Below::Io => ErrorKind::Io,
+            _ => ErrorKind::Other,
+        };
+        let kernel = source.kernel().cloned();
+        Error(Box::new(Inner { kind, doing, subject, kernel, source: Some(source) }))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { kind, doing, subject, kernel, .. } = &*self.0;
+        write!(f, "{doing} {subject}: ")?;
+        match kind {
+            ErrorKind::VirtualServerNotFound => f.write_str("there is no such virtual server")?,
+            ErrorKind::VirtualServerExists => f.write_str("it exists already")?,
+            ErrorKind::RealServerNotFound => f.write_str("the virtual server has no such real server")?,
+            ErrorKind::RealServerExists => f.write_str("the virtual server has it already")?,
+            ErrorKind::ModuleMissing(module) => module.fmt(f)?,
+            ErrorKind::Permission => f.write_str(
+                "not permitted; it takes CAP_NET_ADMIN in the initial user namespace (run as root, not in a user namespace)",
+            )?,
+            ErrorKind::OutOfRange(range) => range.fmt(f)?,
+            ErrorKind::Invalid => match subject {
+                Subject::RealServer(..) => f.write_str(
+                    "the kernel refuses the values; a real server's address must be unicast and routable in this network \
+                     namespace (is `lo` up?), GUE needs a port, and another address family needs a tunnel",
+                )?,
+                _ => f.write_str("the kernel refuses the values")?,
+            },
+            ErrorKind::FamilyUnsupported => {
+                f.write_str("this kernel's IPVS lacks the address family (CONFIG_IP_VS_IPV6)")?;
+            }
+            ErrorKind::DaemonRunning => f.write_str("it runs in this state already")?,
+            ErrorKind::DaemonNotRunning => f.write_str("it does not run in this state")?,
+            ErrorKind::InterfaceNotFound => f.write_str("there is no such network interface")?,
+            ErrorKind::OutOfMemory => f.write_str("the kernel has no memory for it")?,
+            ErrorKind::Timeout => {
+                f.write_str("no answer within the deadline; read the state again before repeating")?;
+            }
+            ErrorKind::StateUnknown => {
+                f.write_str("answers were lost; read the state again before repeating")?;
+            }
+            ErrorKind::Interrupted => {
+                f.write_str("the table kept changing while it was read; try again when it is quieter")?;
+            }
+            ErrorKind::Malformed => f.write_str("unreadable or unwritable message")?,
+            ErrorKind::Io => f.write_str("talking to the kernel failed")?,
+            ErrorKind::Other => f.write_str("the kernel refuses")?,
+        }
+        if let Some(kernel) = kernel {
+            write!(f, " [{:?}", kernel.errno)?;
+            if let Some(text) = &kernel.text {
+                write!(f, ": {text}")?;
+            }
+            if let Some(attribute) = self.attribute() {
+                write!(f, " at {attribute}")?;
+            }
+            f.write_str("]")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        // A refusal is told in full above; the cause below adds something only for the other kinds.
+        if self.0.kernel.is_some() {
+            return None;
+        }
+        self.0.source.as_ref().map(|error| -> &(dyn std::error::Error + 'static) { error })
+    }
+}

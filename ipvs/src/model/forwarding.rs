@@ -1,0 +1,105 @@
+//! How packets reach a real server.
+
+use std::num::NonZeroU16;
+
+use bitflags::bitflags;
+
+/// How packets reach a real server (`IP_VS_CONN_F_FWD_MASK`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum ForwardingMethod {
+    /// The destination address and port are rewritten; answers come back through this host (NAT, `ipvsadm -m`). Default.
+    #[default]
+    #[doc(alias = "NAT")]
+    Masquerade,
+    /// The real server is this host. The kernel chooses it by itself for a local address, whatever was asked for; it is here
+    /// because it may be asked for.
+    Local,
+    /// The packet is wrapped unchanged (`ipvsadm -i`).
+    Tunnel(Tunnel),
+    /// The packet goes unchanged to the real server's link-layer address; the real server has the VIP too (`ipvsadm -g`).
+    #[doc(alias = "DSR")]
+    DirectRoute,
+    /// The packet goes on to its own destination (cache bypass).
+    Bypass,
+    /// A number the kernel may have one day: 5 to 7.
+    Other(u8),
+}
+
+/// A tunnel to a real server. Types other than IPIP and flags exist since Linux 5.3; older kernels ignore them silently.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Tunnel {
+    /// What it is wrapped in.
+    pub kind: TunnelKind,
+    /// Checksums of the wrapping.
+    pub flags: TunnelFlags,
+}
+
+impl Tunnel {
+    /// IP in IP.
+    pub const IPIP: Tunnel = Tunnel { kind: TunnelKind::Ipip, flags: TunnelFlags::empty() };
+
+    /// A tunnel of this kind with these flags.
+    pub fn new(kind: TunnelKind, flags: TunnelFlags) -> Self {
+        Tunnel { kind, flags }
+    }
+}
+
+/// What a tunnel wraps packets in (`IP_VS_CONN_F_TUNNEL_TYPE_*`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum TunnelKind {
+    /// IP in IP. Default.
+    #[default]
+    Ipip,
+    /// Generic UDP encapsulation to this port; the kernel refuses port 0.
+    Gue {
+        /// UDP port of the real server's decapsulation.
+        port: NonZeroU16,
+    },
+    /// Generic routing encapsulation.
+    Gre,
+    /// A number the kernel may have one day.
+    Other {
+        /// The number.
+        kind: u8,
+        /// The port beside it.
+        port: u16,
+    },
+}
+
+bitflags! {
+    /// Checksums of a tunnel (`IP_VS_TUNNEL_ENCAP_FLAG_*`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub struct TunnelFlags: u16 {
+        /// The outer header carries a checksum (GUE and GRE; `--tun-csum`).
+        const CHECKSUM = 0x1;
+        /// Remote checksum offload (GUE; `--tun-remcsum`).
+        const REMOTE_CHECKSUM = 0x2;
+        const _ = !0;
+    }
+}
+
+#[cfg(feature = "serde")]
+mod bits {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::TunnelFlags;
+
+    /// As a number, like in the kernel.
+    impl Serialize for TunnelFlags {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            self.bits().serialize(serializer)
+        }
+    }
+
+    impl<'de> Deserialize<'de> for TunnelFlags {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            u16::deserialize(deserializer).map(TunnelFlags::from_bits_retain)
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Real servers.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use crate::model::{ForwardingMethod, OutOfRange, RealServerKey, Stats};
+
+/// Share of new connections a real server gets, relative to the others: 0 to 2,147,483,647. Default 1.
+///
+/// With 0 it gets no new connections and keeps those it has: it drains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "u32", into = "u32"))]
+pub struct Weight(u32);
+
+impl Weight {
+    /// No new connections: the real server drains.
+    pub const DRAIN: Weight = Weight(0);
+    /// The default.
+    pub const ONE: Weight = Weight(1);
+    /// The most the kernel takes.
+    pub const MAX: Weight = Weight(0x7fff_ffff);
+
+    /// Checks a weight.
+    ///
+    /// # Errors
+    /// [`OutOfRange`] above 2,147,483,647.
+    pub fn new(weight: u32) -> Result<Self, OutOfRange> {
+        if weight > Self::MAX.0 {
+            return Err(OutOfRange::new("weight", weight, "0 to 2147483647"));
+        }
+        Ok(Weight(weight))
+    }
+
+    /// The number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl Default for Weight {
+    fn default() -> Self {
+        Weight::ONE
+    }
+}
+
+impl TryFrom<u32> for Weight {
+    type Error = OutOfRange;
+
+    fn try_from(weight: u32) -> Result<Self, OutOfRange> {
+        Weight::new(weight)
+    }
+}
+
+impl From<Weight> for u32 {
+    fn from(weight: Weight) -> u32 {
+        weight.0
+    }
+}
+
+impl fmt::Display for Weight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Limits of connections: none new above `upper`, and again below `lower`. Default: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "(u32, u32)", into = "(u32, u32)")
+)]
+pub struct Thresholds {
+    upper: u32,
+    lower: u32,
+}
+
+impl Thresholds {
+    /// No limit.
+    pub const NONE: Thresholds = Thresholds { upper: 0, lower: 0 };
+
+    /// Checks thresholds. An upper one of 0 means no limit; a lower one of 0 lets the kernel take three quarters of the upper.
+    ///
+    /// # Errors
+    /// [`OutOfRange`] when the lower is above the upper.
+    pub fn new(upper: u32, lower: u32) -> Result<Self, OutOfRange> {
+        if lower > upper {
+            let value = format!("{lower} with upper threshold {upper}");
+            return Err(OutOfRange::new("lower threshold", value, "at most the upper threshold"));
+        }
+        Ok(Thresholds { upper, lower })
+    }
+
+    /// No new connections above this many; 0 for no limit.
+    pub fn upper(self) -> u32 {
+        self.upper
+    }
+
+    /// New connections again below this many.
+    pub fn lower(self) -> u32 {
+        self.lower
+    }
+}
+
+impl TryFrom<(u32, u32)> for Thresholds {
+    type Error = OutOfRange;
+
+    fn try_from((upper, lower): (u32, u32)) -> Result<Self, OutOfRange> {
+        Thresholds::new(upper, lower)
+    }
+}
+
+impl From<Thresholds> for (u32, u32) {
+    fn from(thresholds: Thresholds) -> Self {
+        (thresholds.upper, thresholds.lower)
+    }
+}
+
+/// What can be changed about a real server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct RealServerConfig {
+    /// Its share of new connections.
+    pub weight: Weight,
+    /// How packets reach it.
+    pub forwarding_method: ForwardingMethod,
+    /// Limits of connections.
+    pub thresholds: Thresholds,
+}
+
+/// A real server: it answers for a virtual server.
+#[doc(alias = "destination")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct RealServer {
+    /// What identifies it within its virtual server.
+    pub key: RealServerKey,
+    /// What can be changed about it.
+    pub config: RealServerConfig,
+}
+
+impl RealServer {
+    /// Masquerading with weight 1, without limits.
+    pub fn new(at: SocketAddr) -> Self {
+        RealServer { key: at.into(), config: RealServerConfig::default() }
+    }
+
+    /// The same with this weight.
+    #[must_use]
+    pub fn with_weight(mut self, weight: Weight) -> Self {
+        self.config.weight = weight;
+        self
+    }
+
+    /// The same with this forwarding method.
+    #[must_use]
+    pub fn with_forwarding_method(mut self, method: ForwardingMethod) -> Self {
+        self.config.forwarding_method = method;
+        self
+    }
+
+    /// The same with these limits.
+    #[must_use]
+    pub fn with_thresholds(mut self, thresholds: Thresholds) -> Self {
+        self.config.thresholds = thresholds;
+        self
+    }
+}
+
+/// A real server as the kernel has it, with its counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ObservedRealServer {
+    /// The real server.
+    pub server: RealServer,
+    /// Connections in use.
+    pub active_connections: u32,
+    /// Connections not in use any more, or not yet.
+    pub inactive_connections: u32,
+    /// Persistence templates that point at it.
+    pub persistent_connections: u32,
+    /// Counters and rates.
+    pub stats: Stats,
+}

@@ -1,0 +1,193 @@
+//! Schedulers and their flags.
+
+use std::fmt;
+use std::str::FromStr;
+
+use bitflags::bitflags;
+use ipvs_sys::uapi::SvcFlags;
+
+use crate::model::{Name, OutOfRange};
+
+/// How new connections are spread over real servers. Each scheduler but `none` is a kernel module `ip_vs_<name>`, which the
+/// kernel loads on first use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Scheduler {
+    /// Round robin (`rr`).
+    RoundRobin,
+    /// Weighted round robin (`wrr`).
+    WeightedRoundRobin,
+    /// Least connections (`lc`).
+    LeastConnection,
+    /// Weighted least connections (`wlc`); what `ipvsadm` uses when nothing is said.
+    WeightedLeastConnection,
+    /// Weighted fail-over: the available real server with the highest weight (`fo`). Since Linux 3.17.
+    WeightedFailover,
+    /// Weighted overflow: the one with the highest weight, until it has as many connections (`ovf`). Since Linux 4.3.
+    WeightedOverflow,
+    /// Locality-based least connections, by destination (`lblc`).
+    LocalityLeastConnection,
+    /// The same with replication (`lblcr`).
+    LocalityLeastConnectionReplication,
+    /// Destination hashing (`dh`).
+    DestinationHashing,
+    /// Source hashing (`sh`).
+    SourceHashing,
+    /// Maglev hashing: stable when real servers come and go (`mh`). Since Linux 4.18.
+    MaglevHashing,
+    /// Shortest expected delay (`sed`).
+    ShortestExpectedDelay,
+    /// Never queue (`nq`).
+    NeverQueue,
+    /// The better of two random choices, weighted (`twos`). Since Linux 5.13.
+    PowerOfTwoChoices,
+    /// No scheduler (`none`): nothing is scheduled until one is set. Since Linux 4.2.
+    None,
+    /// A scheduler of another module.
+    Other(Name),
+}
+
+impl Scheduler {
+    /// All schedulers this crate knows by name.
+    pub const KNOWN: [Scheduler; 15] = [
+        Scheduler::RoundRobin,
+        Scheduler::WeightedRoundRobin,
+        Scheduler::LeastConnection,
+        Scheduler::WeightedLeastConnection,
+        Scheduler::WeightedFailover,
+        Scheduler::WeightedOverflow,
+        Scheduler::LocalityLeastConnection,
+        Scheduler::LocalityLeastConnectionReplication,
+        Scheduler::DestinationHashing,
+        Scheduler::SourceHashing,
+        Scheduler::MaglevHashing,
+        Scheduler::ShortestExpectedDelay,
+        Scheduler::NeverQueue,
+        Scheduler::PowerOfTwoChoices,
+        Scheduler::None,
+    ];
+
+    /// The kernel's name.
+    pub fn name(&self) -> &str {
+        match self {
+            Scheduler::RoundRobin => "rr",
+            Scheduler::WeightedRoundRobin => "wrr",
+            Scheduler::LeastConnection => "lc",
+            Scheduler::WeightedLeastConnection => "wlc",
+            Scheduler::WeightedFailover => "fo",
+            Scheduler::WeightedOverflow => "ovf",
+            Scheduler::LocalityLeastConnection => "lblc",
+            Scheduler::LocalityLeastConnectionReplication => "lblcr",
+            Scheduler::DestinationHashing => "dh",
+            Scheduler::SourceHashing => "sh",
+            Scheduler::MaglevHashing => "mh",
+            Scheduler::ShortestExpectedDelay => "sed",
+            Scheduler::NeverQueue => "nq",
+            Scheduler::PowerOfTwoChoices => "twos",
+            Scheduler::None => "none",
+            Scheduler::Other(name) => name.as_str(),
+        }
+    }
+
+    /// The kernel module that provides it; `None` for [`Scheduler::None`].
+    pub fn module(&self) -> Option<String> {
+        (*self != Scheduler::None).then(|| format!("ip_vs_{}", self.name()))
+    }
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Scheduler {
+    type Err = OutOfRange;
+
+    /// The kernel's name; one this crate does not know becomes [`Scheduler::Other`].
+    fn from_str(name: &str) -> Result<Self, OutOfRange> {
+        match Self::KNOWN.iter().find(|known| known.name() == name) {
+            Some(known) => Ok(*known),
+            None => Name::new(name).map(Scheduler::Other),
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+crate::model::serde_as_text!(Scheduler, "a scheduler's name");
+
+bitflags! {
+    /// Flags for the scheduler; what they mean depends on it (`-b` of ipvsadm).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub struct SchedulerFlags: u32 {
+        /// `flag-1`.
+        const FLAG_1 = SvcFlags::SCHED1.bits();
+        /// `flag-2`.
+        const FLAG_2 = SvcFlags::SCHED2.bits();
+        /// `flag-3`.
+        const FLAG_3 = SvcFlags::SCHED3.bits();
+    }
+}
+
+impl SchedulerFlags {
+    /// `sh-fallback`: take another real server when the hashed one is not available (weight 0).
+    pub const SH_FALLBACK: SchedulerFlags = SchedulerFlags::FLAG_1;
+    /// `sh-port`: hash the client's port too.
+    pub const SH_PORT: SchedulerFlags = SchedulerFlags::FLAG_2;
+    /// `mh-fallback`: take another real server when the hashed one is not available (weight 0). Without it, draining by weight
+    /// 0 loses new connections.
+    pub const MH_FALLBACK: SchedulerFlags = SchedulerFlags::FLAG_1;
+    /// `mh-port`: hash the client's port too.
+    pub const MH_PORT: SchedulerFlags = SchedulerFlags::FLAG_2;
+
+    /// The names ipvsadm gives the set flags for this scheduler: `sh-port`, `mh-fallback`, else `flag-1`.
+    pub fn names(self, scheduler: Scheduler) -> Vec<&'static str> {
+        let known = match scheduler {
+            Scheduler::SourceHashing => ["sh-fallback", "sh-port", "flag-3"],
+            Scheduler::MaglevHashing => ["mh-fallback", "mh-port", "flag-3"],
+            _ => ["flag-1", "flag-2", "flag-3"],
+        };
+        let all = [Self::FLAG_1, Self::FLAG_2, Self::FLAG_3];
+        all.into_iter().zip(known).filter(|(flag, _)| self.contains(*flag)).map(|(_, name)| name).collect()
+    }
+
+    /// The flag with this name, for any scheduler.
+    ///
+    /// # Errors
+    /// [`OutOfRange`] for a name ipvsadm does not know.
+    pub fn by_name(name: &str) -> Result<Self, OutOfRange> {
+        match name {
+            "flag-1" | "sh-fallback" | "mh-fallback" => Ok(Self::FLAG_1),
+            "flag-2" | "sh-port" | "mh-port" => Ok(Self::FLAG_2),
+            "flag-3" => Ok(Self::FLAG_3),
+            _ => Err(OutOfRange::new(
+                "scheduler flag",
+                name,
+                "sh-fallback, sh-port, mh-fallback, mh-port, flag-1, flag-2, flag-3",
+            )),
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+mod names {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::SchedulerFlags;
+    use crate::model::Scheduler;
+
+    /// A list of `flag-1`, `flag-2`, `flag-3`; the scheduler's own names are read too.
+    impl Serialize for SchedulerFlags {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_seq(self.names(Scheduler::None))
+        }
+    }
+
+    impl<'de> Deserialize<'de> for SchedulerFlags {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let names = Vec::<String>::deserialize(deserializer)?;
+            names.iter().map(|name| Self::by_name(name).map_err(D::Error::custom)).collect()
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Virtual servers.
+
+use std::net::Ipv4Addr;
+
+use crate::model::{Family, Name, ObservedRealServer, OutOfRange, Scheduler, SchedulerFlags, Stats, VirtualServerKey};
+
+/// Which clients count as one for persistence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Granularity {
+    /// Each address for itself. Default.
+    #[default]
+    Client,
+    /// Addresses with the same first bits: 0 to 31 for IPv4, 1 to 127 for IPv6.
+    Prefix(u8),
+    /// IPv4 only: addresses equal under a mask whose ones are not in a row.
+    Mask(Ipv4Addr),
+}
+
+impl Granularity {
+    /// From an IPv4 mask.
+    pub fn from_mask(mask: Ipv4Addr) -> Self {
+        let ones = mask.to_bits().leading_ones();
+        let contiguous = mask.to_bits().checked_shl(ones).unwrap_or(0) == 0;
+        match u8::try_from(ones) {
+            Ok(32) => Granularity::Client,
+            Ok(prefix) if contiguous => Granularity::Prefix(prefix),
+            _ => Granularity::Mask(mask),
+        }
+    }
+
+    /// From a prefix length.
+    ///
+    /// # Errors
+    /// [`OutOfRange`] above the family's number of bits, and 0 for IPv6.
+    pub fn from_prefix(family: Family, prefix: u8) -> Result<Self, OutOfRange> {
+        let granularity = if prefix == family.bits() { Granularity::Client } else { Granularity::Prefix(prefix) };
+        granularity.check(family)?;
+        Ok(granularity)
+    }
+
+    pub(crate) fn check(self, family: Family) -> Result<(), OutOfRange> {
+        let what = "persistence granularity";
+        match (self, family) {
+            (Granularity::Prefix(prefix), Family::V4) if prefix > 32 => {
+                Err(OutOfRange::new(what, format!("/{prefix}"), "/0 to /32 for IPv4"))
+            }
+            (Granularity::Prefix(prefix), Family::V6) if prefix == 0 || prefix > 128 => {
+                Err(OutOfRange::new(what, format!("/{prefix}"), "/1 to /128 for IPv6"))
+            }
+            (Granularity::Mask(mask), Family::V6) => Err(OutOfRange::new(what, mask, "a prefix length for IPv6")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Persistence: a client stays with the real server it had last (`ipvsadm -p`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Persistence {
+    /// Seconds after the client's last connection. ipvsadm's default is 300, Kubernetes' 10800.
+    pub timeout_secs: u32,
+    /// Which clients count as one.
+    pub granularity: Granularity,
+    /// A persistence engine that looks into packets; the kernel has `sip`.
+    pub engine: Option<Name>,
+}
+
+impl Persistence {
+    /// For this many seconds, each client for itself.
+    pub fn new(timeout_secs: u32) -> Self {
+        Persistence { timeout_secs, granularity: Granularity::Client, engine: None }
+    }
+}
+
+/// What can be changed about a virtual server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct VirtualServerConfig {
+    /// How new connections are spread.
+    pub scheduler: Scheduler,
+    /// Flags for the scheduler.
+    pub scheduler_flags: SchedulerFlags,
+    /// Whether clients stay with their real server.
+    pub persistence: Option<Persistence>,
+    /// Schedule every packet for itself (UDP; `ipvsadm -o`).
+    pub one_packet: bool,
+}
+
+impl VirtualServerConfig {
+    /// This scheduler, without flags or persistence.
+    pub fn new(scheduler: Scheduler) -> Self {
+        VirtualServerConfig {
+            scheduler,
+            scheduler_flags: SchedulerFlags::empty(),
+            persistence: None,
+            one_packet: false,
+        }
+    }
+}
+
+/// A virtual server: clients connect to it, and the kernel gives each connection to one of its real servers.
+#[doc(alias = "service")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct VirtualServer {
+    /// What identifies it.
+    pub key: VirtualServerKey,
+    /// What can be changed about it.
+    pub config: VirtualServerConfig,
+}
+
+impl VirtualServer {
+    /// This scheduler, without flags or persistence.
+    pub fn new(key: VirtualServerKey, scheduler: Scheduler) -> Self {
+        VirtualServer { key, config: VirtualServerConfig::new(scheduler) }
+    }
+
+    /// The same with these scheduler flags.
+    #[must_use]
+    pub fn with_scheduler_flags(mut self, flags: SchedulerFlags) -> Self {
+        self.config.scheduler_flags = flags;
+        self
+    }
+
+    /// The same with persistence.
+    #[must_use]
+    pub fn with_persistence(mut self, persistence: Persistence) -> Self {
+        self.config.persistence = Some(persistence);
+        self
+    }
+
+    /// The same with every packet scheduled for itself.
+    #[must_use]
+    pub fn with_one_packet(mut self) -> Self {
+        self.config.one_packet = true;
+        self
+    }
+
+    /// What no type can rule out: a granularity of the other family.
+    pub(crate) fn check(&self) -> Result<(), OutOfRange> {
+        self.config.persistence.map_or(Ok(()), |persistence| persistence.granularity.check(self.key.family()))
+    }
+}
+
+/// A virtual server as the kernel has it, with its counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ObservedVirtualServer {
+    /// The virtual server.
+    pub server: VirtualServer,
+    /// Counters and rates.
+    pub stats: Stats,
+}
+
+/// A virtual server of a [`Snapshot`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct SnapshotEntry {
+    /// The virtual server.
+    pub virtual_server: ObservedVirtualServer,
+    /// Its real servers, in the kernel's order: the last one added comes first.
+    pub real_servers: Vec<ObservedRealServer>,
+}
+
+/// All virtual servers with all their real servers at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The virtual servers, in the kernel's order.
+    pub entries: Vec<SnapshotEntry>,
+}
