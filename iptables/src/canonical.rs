@@ -1,0 +1,303 @@
+//! One form for the many spellings of a rule.
+
+mod options;
+mod values;
+
+use crate::rule::Rule;
+use options::{Known, Place};
+use std::collections::VecDeque;
+use std::fmt;
+
+/// One option with its arguments: `! --match-set KUBE-CLUSTER-IP dst,dst`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Opt {
+    pub(crate) name: String,
+    pub(crate) negated: bool,
+    pub(crate) args: Vec<String>,
+}
+
+/// A match or target extension with its options.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Extension {
+    pub(crate) name: String,
+    pub(crate) options: Vec<Opt>,
+}
+
+/// What a rule means, independent of how it is spelled. Compare, order or hash it; print it to see what was compared.
+///
+/// Two rules have the same canonical form if they differ only in
+/// * the order of source, destination, interfaces, protocol, matches' options and the jump, and where a comment stands;
+/// * long and short option names and their aliases (`--source`, `--destination-port`, `--dports`, `--opt=value`);
+/// * `-m tcp` and the like, which `-p tcp --dport` implies, written out or not;
+/// * where `!` stands (`! -s X`, or `-s ! X` of old programs);
+/// * addresses: `/32` and `/128`, netmasks, host bits, spelling of IPv6; `0.0.0.0/0`, `::/0`, `-i +` and `-p all`, which match everything;
+/// * protocol names and numbers; port ranges (`:1024`, `80:80`), `--syn`;
+/// * marks: hexadecimal, decimal, default masks; `MARK` and `CONNMARK` set, or, and, xor forms (all are `--set-xmark` to the kernel);
+/// * order within state, address-type and TCP flag lists; rates (`120/minute` is `2/second`); ICMP type names;
+/// * defaults that programs print or omit: `REJECT` answers, `LOG` level, `limit` rate and burst.
+///
+/// The order of matches counts, comments and the protocol's own match apart: some matches have side effects. Options of
+/// extensions not known here are compared as they are written. Names from `/etc/services`, host names, several addresses in
+/// one `-s`, and abbreviated long options are not resolved.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CanonicalRule {
+    packet: Vec<Opt>,
+    comments: Vec<String>,
+    matches: Vec<Extension>,
+    target: Extension,
+    goto: bool,
+}
+
+impl CanonicalRule {
+    pub(crate) fn of(rule: &Rule) -> Self {
+        let mut reader = Reader::new(rule);
+        let mut out = Self::default();
+        let mut protocol = None;
+        while let Some(opt) = reader.next_option() {
+            match opt.name.as_str() {
+                "-m" => out.matches.push(Extension { name: opt.args.concat(), options: Vec::new() }),
+                "-j" | "-g" => {
+                    out.goto = opt.name == "-g";
+                    out.target.name = opt.args.concat();
+                }
+                "-p" => {
+                    let opt = values::normal("", opt);
+                    protocol = opt.args.first().cloned();
+                    out.packet.push(opt);
+                }
+                "-4" | "-6" | "-c" => {}
+                "-s" | "-d" | "-i" | "-o" | "-f" => out.packet.push(values::normal("", opt)),
+                _ => out.place(opt, protocol.as_deref()),
+            }
+        }
+        out.tidy();
+        out
+    }
+
+    /// Puts an option of an extension where it belongs: to a target it is known for, to the latest match that takes it, to
+    /// the match its protocol implies, or else to what came last.
+    fn place(&mut self, opt: Opt, protocol: Option<&str>) {
+        let place = options::place(&opt.name, &self.target.name);
+        let slot = match place {
+            Place::Target => Some(&mut self.target),
+            Place::Match(names) => {
+                let at = self.matches.iter().rposition(|m| names.contains(&m.name.as_str()));
+                if at.is_none() {
+                    let implied = protocol.and_then(values::protocol_match).filter(|p| names.contains(p));
+                    let name = implied.or(names.first().copied()).unwrap_or_default().to_owned();
+                    self.matches.push(Extension { name, options: Vec::new() });
+                }
+                match at {
+                    Some(at) => self.matches.get_mut(at),
+                    None => self.matches.last_mut(),
+                }
+            }
+            Place::Last if self.target.name.is_empty() => self.matches.last_mut(),
+            Place::Last => Some(&mut self.target),
+        };
+        match slot {
+            Some(extension) => {
+                let name = extension.name.clone();
+                extension.options.push(values::normal(&name, opt));
+            }
+            None => self.packet.push(opt),
+        }
+    }
+
+    fn tidy(&mut self) {
+        self.packet.retain(|o| !values::matches_everything(o));
+        self.packet.sort();
+        self.packet.dedup();
+        let mut protocol_matches = Vec::new();
+        let mut others = Vec::new();
+        for mut one in std::mem::take(&mut self.matches) {
+            values::drop_defaults(&mut one);
+            one.options.sort();
+            match one.name.as_str() {
+                "comment" => self.comments.extend(one.options.into_iter().flat_map(|o| o.args)),
+                name if values::is_protocol_match(name) => protocol_matches.push(one),
+                _ => others.push(one),
+            }
+        }
+        // `-p tcp -m tcp` without options says nothing more than `-p tcp`.
+        protocol_matches.retain(|m| !m.options.is_empty());
+        protocol_matches.sort();
+        protocol_matches.extend(others);
+        self.matches = protocol_matches;
+        values::unify_target(&mut self.target);
+        values::drop_defaults(&mut self.target);
+        self.target.options.sort();
+    }
+}
+
+impl fmt::Display for CanonicalRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut words: Vec<String> = Vec::new();
+        let push = |words: &mut Vec<String>, opt: &Opt| {
+            if opt.negated {
+                words.push("!".to_owned());
+            }
+            words.push(opt.name.clone());
+            words.extend(opt.args.iter().cloned());
+        };
+        self.packet.iter().for_each(|o| push(&mut words, o));
+        for comment in &self.comments {
+            words.extend(["-m", "comment", "--comment", comment].map(str::to_owned));
+        }
+        for one in &self.matches {
+            words.extend(["-m".to_owned(), one.name.clone()]);
+            one.options.iter().for_each(|o| push(&mut words, o));
+        }
+        if !self.target.name.is_empty() {
+            words.extend([if self.goto { "-g" } else { "-j" }.to_owned(), self.target.name.clone()]);
+            self.target.options.iter().for_each(|o| push(&mut words, o));
+        }
+        let mut line = String::new();
+        for word in words {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            crate::token::Token::observed(word).quote_into(&mut line);
+        }
+        f.write_str(&line)
+    }
+}
+
+/// Takes a rule's arguments apart into options.
+struct Reader<'r> {
+    words: VecDeque<&'r str>,
+}
+
+impl<'r> Reader<'r> {
+    fn new(rule: &'r Rule) -> Self {
+        Self { words: rule.tokens().iter().map(AsRef::as_ref).collect() }
+    }
+
+    fn next_option(&mut self) -> Option<Opt> {
+        let mut word = self.words.pop_front()?;
+        let mut negated = false;
+        while word == "!" {
+            negated = !negated;
+            word = self.words.pop_front()?;
+        }
+        let (word, glued) = match word.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => (name, Some(value)),
+            _ => (word, None),
+        };
+        let (name, arity) = match options::lookup(word) {
+            Some(Known { name, arity }) => (*name, Some(*arity)),
+            None => (word, None),
+        };
+        let mut args: Vec<String> = glued.map(str::to_owned).into_iter().collect();
+        // Old programs had the exclamation mark behind the option.
+        if args.is_empty() && options::takes_inner_negation(name) && self.words.front() == Some(&"!") {
+            self.words.pop_front();
+            negated = !negated;
+        }
+        match arity {
+            Some(arity) => {
+                while args.len() < arity
+                    && let Some(word) = self.words.pop_front()
+                {
+                    args.push(word.to_owned());
+                }
+            }
+            None => {
+                while let Some(word) = self.words.front()
+                    && !self.starts_option(word)
+                {
+                    args.push((*word).to_owned());
+                    self.words.pop_front();
+                }
+            }
+        }
+        Some(Opt { name: name.to_owned(), negated, args })
+    }
+
+    /// Whether the word in front begins a new option, as far as one can tell without knowing the option before it.
+    fn starts_option(&self, word: &str) -> bool {
+        let is_option = |w: &str| w.starts_with("--") || (w.starts_with('-') && options::lookup(w).is_some());
+        is_option(word) || (word == "!" && self.words.get(1).is_some_and(|next| is_option(next)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn same(a: &str, b: &str) {
+        let (a, b) = (Rule::parse(a).unwrap(), Rule::parse(b).unwrap());
+        assert_eq!(a.canonical().to_string(), b.canonical().to_string());
+        assert_eq!(a.canonical(), b.canonical());
+    }
+
+    #[track_caller]
+    fn different(a: &str, b: &str) {
+        let (a, b) = (Rule::parse(a).unwrap(), Rule::parse(b).unwrap());
+        assert_ne!(a.canonical(), b.canonical(), "{}", a.canonical());
+    }
+
+    #[test]
+    fn spellings_of_the_same_rule() {
+        same("-s 10.0.0.1 -j ACCEPT", "-j ACCEPT --source 10.0.0.1/32");
+        same("-s 10.1.2.3/8", "--src 10.0.0.0/255.0.0.0");
+        same("-d fd00:0:0::1", "--dst fd00::1/128");
+        same("-d 0.0.0.0/0 -s ::/0 -i + -p all -j DROP", "-j DROP");
+        same("-p tcp --dport 80", "-p 6 -m tcp --destination-port 80:80");
+        same("-p TCP -m tcp", "-p tcp");
+        same("-p udp --sport :1024", "-p udp -m udp --source-port 0:1024");
+        same("-p tcp --syn", "-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN");
+        same("-p tcp ! --syn", "-p tcp -m tcp ! --tcp-flags SYN,RST,ACK,FIN SYN");
+        same("-p tcp --tcp-flags ALL NONE", "-p tcp --tcp-flags FIN,SYN,RST,PSH,ACK,URG NONE");
+        same("-s ! 10.0.0.0/8", "! -s 10.0.0.0/8");
+        same("-m mark --mark 0x00004000/0x00004000", "-m mark --mark 16384/0x4000");
+        same("-m mark --mark 1", "-m mark --mark 0x1/0xffffffff");
+        same("-j MARK --or-mark 0x00004000", "-j MARK --set-xmark 0x4000/0x4000");
+        same("-j MARK --xor-mark 0x4000", "-j MARK --set-xmark 0x4000/0x0");
+        same("-j MARK --and-mark 0xffff0000", "-j MARK --set-xmark 0x0/0xffff");
+        same("-j MARK --set-mark 0x4000", "-j MARK --set-xmark 0x4000/0xffffffff");
+        same("-j MARK --set-mark 0x4000/0x1", "-j MARK --set-xmark 0x4000/0x4001");
+        same("-m conntrack --ctstate RELATED,ESTABLISHED", "-m conntrack --ctstate ESTABLISHED,RELATED");
+        same(
+            "-m comment --comment x -s 1.2.3.4 -m set --match-set A dst",
+            "-s 1.2.3.4 -m set --match-set A dst -m comment --comment x",
+        );
+        same("-j REJECT", "-j REJECT --reject-with icmp-port-unreachable");
+        same("-j REJECT --reject-with tcp-rst", "-j REJECT --reject-with tcp-reset");
+        same("-m limit --limit 120/minute --limit-burst 5 -j LOG --log-level warning", "-m limit --limit 2/sec -j LOG");
+        same("-p icmp --icmp-type echo-request", "-p icmp -m icmp --icmp-type 8");
+        same("--match=set --match-set A dst -j X", "-m set --match-set A dst --jump X");
+        same("-m ipvs --vaddr 1.2.3.4 --vproto TCP --vport 80", "-m ipvs --vaddr 1.2.3.4/32 --vproto 6 --vport 80");
+        same("-j CONNMARK --restore-mark", "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff");
+    }
+
+    #[test]
+    fn different_rules() {
+        different("-s 10.0.0.1", "! -s 10.0.0.1");
+        different("-s 10.0.0.1", "-d 10.0.0.1");
+        different("-s 0.0.0.0/0 -j A", "! -s 0.0.0.0/0 -j A");
+        different("-j A", "-g A");
+        different("-m mark --mark 0x4000/0x4000", "-m mark ! --mark 0x4000/0x4000");
+        different("-m mark --mark 0x4000/0x4000", "-m mark --mark 0x4000");
+        different("-j MARK --or-mark 1", "-j MARK --set-mark 1");
+        different("-m comment --comment a", "-m comment --comment b");
+        different("-m comment --comment \"-j DROP\" -j ACCEPT", "-j DROP");
+        different(
+            "-m set --match-set A dst -m set --match-set B dst",
+            "-m set --match-set B dst -m set --match-set A dst",
+        );
+        different("-m set --match-set A src,dst", "-m set --match-set A dst,src");
+        different("-p tcp --dport 80", "-p udp --dport 80");
+        different("-p tcp --dport 80", "-p tcp --sport 80");
+        different("-j MASQUERADE", "-j MASQUERADE --random-fully");
+        different("-i eth0", "-i eth+");
+    }
+
+    #[test]
+    fn an_option_like_comment_stays_a_comment() {
+        let rule = Rule::from_args(["-m", "comment", "--comment", "-j DROP", "-j", "ACCEPT"]).unwrap();
+        assert_eq!(rule.target(), Some("ACCEPT"));
+        assert_eq!(rule.canonical().to_string(), "-m comment --comment \"-j DROP\" -j ACCEPT");
+    }
+}

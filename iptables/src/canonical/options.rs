@@ -1,0 +1,167 @@
+//! Which options there are, by which names, with how many arguments, and whose they are.
+
+/// What is known of an option.
+pub(super) struct Known {
+    /// The name used in canonical rules.
+    pub(super) name: &'static str,
+    /// How many arguments follow.
+    pub(super) arity: usize,
+}
+
+/// Whose option it is.
+pub(super) enum Place {
+    /// The target's.
+    Target,
+    /// The latest match of one of these names.
+    Match(&'static [&'static str]),
+    /// That of the extension named last.
+    Last,
+}
+
+const PORTS: &[&str] = &["tcp", "udp", "udplite", "sctp", "dccp"];
+
+/// Spelling, canonical name, number of arguments, and the matches that have it (none: a packet or target option, or of
+/// whatever extension stands before it).
+const OPTIONS: &[(&[&str], usize, &[&str])] = &[
+    (&["-s", "--source", "--src"], 1, &[]),
+    (&["-d", "--destination", "--dst"], 1, &[]),
+    (&["-i", "--in-interface"], 1, &[]),
+    (&["-o", "--out-interface"], 1, &[]),
+    (&["-p", "--protocol", "--proto"], 1, &[]),
+    (&["-f", "--fragment"], 0, &[]),
+    (&["-4", "--ipv4"], 0, &[]),
+    (&["-6", "--ipv6"], 0, &[]),
+    (&["-c", "--set-counters"], 2, &[]),
+    (&["-m", "--match"], 1, &[]),
+    (&["-j", "--jump"], 1, &[]),
+    (&["-g", "--goto"], 1, &[]),
+    (&["--sport", "--source-port"], 1, PORTS),
+    (&["--dport", "--destination-port"], 1, PORTS),
+    (&["--tcp-flags"], 2, &["tcp"]),
+    (&["--syn"], 0, &["tcp"]),
+    (&["--tcp-option"], 1, &["tcp"]),
+    (&["--chunk-types"], 2, &["sctp"]),
+    (&["--icmp-type"], 1, &["icmp"]),
+    (&["--icmpv6-type"], 1, &["icmp6", "icmpv6"]),
+    (&["--sports", "--source-ports"], 1, &["multiport"]),
+    (&["--dports", "--destination-ports"], 1, &["multiport"]),
+    (&["--ports"], 1, &["multiport"]),
+    (&["--comment"], 1, &["comment"]),
+    (&["--match-set", "--set"], 2, &["set"]),
+    (&["--return-nomatch"], 0, &["set"]),
+    (&["--update-counters"], 0, &["set"]),
+    (&["--update-subcounters"], 0, &["set"]),
+    (&["--packets-eq"], 1, &["set"]),
+    (&["--packets-lt"], 1, &["set"]),
+    (&["--packets-gt"], 1, &["set"]),
+    (&["--bytes-eq"], 1, &["set"]),
+    (&["--bytes-lt"], 1, &["set"]),
+    (&["--bytes-gt"], 1, &["set"]),
+    (&["--mark"], 1, &["mark", "connmark"]),
+    (&["--ctstate"], 1, &["conntrack"]),
+    (&["--ctproto"], 1, &["conntrack"]),
+    (&["--ctorigsrc"], 1, &["conntrack"]),
+    (&["--ctorigdst"], 1, &["conntrack"]),
+    (&["--ctreplsrc"], 1, &["conntrack"]),
+    (&["--ctrepldst"], 1, &["conntrack"]),
+    (&["--ctorigsrcport"], 1, &["conntrack"]),
+    (&["--ctorigdstport"], 1, &["conntrack"]),
+    (&["--ctreplsrcport"], 1, &["conntrack"]),
+    (&["--ctrepldstport"], 1, &["conntrack"]),
+    (&["--ctstatus"], 1, &["conntrack"]),
+    (&["--ctexpire"], 1, &["conntrack"]),
+    (&["--ctdir"], 1, &["conntrack"]),
+    (&["--state"], 1, &["state"]),
+    (&["--src-type"], 1, &["addrtype"]),
+    (&["--dst-type"], 1, &["addrtype"]),
+    (&["--limit-iface-in"], 0, &["addrtype"]),
+    (&["--limit-iface-out"], 0, &["addrtype"]),
+    (&["--physdev-in"], 1, &["physdev"]),
+    (&["--physdev-out"], 1, &["physdev"]),
+    (&["--physdev-is-in"], 0, &["physdev"]),
+    (&["--physdev-is-out"], 0, &["physdev"]),
+    (&["--physdev-is-bridged"], 0, &["physdev"]),
+    (&["--ipvs"], 0, &["ipvs"]),
+    (&["--vproto"], 1, &["ipvs"]),
+    (&["--vaddr"], 1, &["ipvs"]),
+    (&["--vport"], 1, &["ipvs"]),
+    (&["--vdir"], 1, &["ipvs"]),
+    (&["--vmethod"], 1, &["ipvs"]),
+    (&["--vportctl"], 1, &["ipvs"]),
+    (&["--limit"], 1, &["limit"]),
+    (&["--limit-burst"], 1, &["limit"]),
+    (&["--mac-source"], 1, &["mac"]),
+    (&["--src-range"], 1, &["iprange"]),
+    (&["--dst-range"], 1, &["iprange"]),
+    (&["--probability"], 1, &["statistic"]),
+    (&["--string"], 1, &["string"]),
+    (&["--hex-string"], 1, &["string"]),
+    // Targets'. The empty list sends them to what was named last, which is the target.
+    (&["--to-ports"], 1, &[]),
+    (&["--to-destination"], 1, &[]),
+    (&["--to-source"], 1, &[]),
+    (&["--random"], 0, &[]),
+    (&["--random-fully"], 0, &[]),
+    (&["--persistent"], 0, &[]),
+    (&["--reject-with"], 1, &[]),
+    (&["--log-prefix"], 1, &[]),
+    (&["--log-level"], 1, &[]),
+    (&["--nflog-prefix"], 1, &[]),
+    (&["--set-mark"], 1, &[]),
+    (&["--set-xmark"], 1, &[]),
+    (&["--and-mark"], 1, &[]),
+    (&["--or-mark"], 1, &[]),
+    (&["--xor-mark"], 1, &[]),
+    (&["--save-mark"], 0, &[]),
+    (&["--restore-mark"], 0, &[]),
+    (&["--nfmask"], 1, &[]),
+    (&["--ctmask"], 1, &[]),
+    (&["--mask"], 1, &[]),
+    (&["--set-mss"], 1, &[]),
+    (&["--clamp-mss-to-pmtu"], 0, &[]),
+];
+
+static BY_SPELLING: std::sync::LazyLock<std::collections::HashMap<&str, (Known, &[&str])>> =
+    std::sync::LazyLock::new(|| {
+        let rows = OPTIONS.iter().flat_map(|(spellings, arity, owners)| {
+            let name = spellings.first().copied().unwrap_or_default();
+            spellings.iter().map(move |spelling| (*spelling, (Known { name, arity: *arity }, *owners)))
+        });
+        rows.collect()
+    });
+
+/// The option of this spelling; `None` if it is not known here.
+pub(super) fn lookup(spelling: &str) -> Option<&'static Known> {
+    BY_SPELLING.get(spelling).map(|(known, _)| known)
+}
+
+/// Whose option it is, given the target named so far.
+pub(super) fn place(name: &str, target: &str) -> Place {
+    match BY_SPELLING.get(name) {
+        // `-j SET`, `-j CT` and the like have options of the same names as matches, and stand last.
+        Some((_, owners)) if owners.is_empty() || target == "SET" => Place::Last,
+        Some((_, owners)) => Place::Match(owners),
+        None if TARGETS_WITH_OPTIONS.contains(&target) => Place::Target,
+        None => Place::Last,
+    }
+}
+
+const TARGETS_WITH_OPTIONS: &[&str] = &["MARK", "CONNMARK", "LOG", "REJECT", "MASQUERADE", "DNAT", "SNAT", "REDIRECT"];
+
+/// Packet options that had the exclamation mark behind them before iptables 1.4.3.
+pub(super) fn takes_inner_negation(name: &str) -> bool {
+    matches!(
+        name,
+        "-s" | "-d"
+            | "-i"
+            | "-o"
+            | "-p"
+            | "--sport"
+            | "--dport"
+            | "--sports"
+            | "--dports"
+            | "--mark"
+            | "--match-set"
+            | "--ctstate"
+    )
+}

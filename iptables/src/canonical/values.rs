@@ -1,0 +1,350 @@
+//! Values of options brought to one spelling.
+
+use super::{Extension, Opt};
+use std::net::{IpAddr, Ipv4Addr};
+
+/// Protocol names that programs print or take, and their numbers.
+const PROTOCOLS: &[(&str, u8)] = &[
+    ("all", 0),
+    ("icmp", 1),
+    ("igmp", 2),
+    ("ipencap", 4),
+    ("tcp", 6),
+    ("udp", 17),
+    ("dccp", 33),
+    ("ipv6", 41),
+    ("gre", 47),
+    ("esp", 50),
+    ("ipv6-crypt", 50),
+    ("ah", 51),
+    ("ipv6-auth", 51),
+    ("ipv6-icmp", 58),
+    ("icmpv6", 58),
+    ("icmp6", 58),
+    ("ospf", 89),
+    ("pim", 103),
+    ("ipcomp", 108),
+    ("vrrp", 112),
+    ("l2tp", 115),
+    ("sctp", 132),
+    ("mobility-header", 135),
+    ("ipv6-mh", 135),
+    ("mh", 135),
+    ("udplite", 136),
+];
+
+const ICMP: &[(&str, &str)] = &[
+    ("echo-reply", "0"),
+    ("pong", "0"),
+    ("destination-unreachable", "3"),
+    ("network-unreachable", "3/0"),
+    ("host-unreachable", "3/1"),
+    ("protocol-unreachable", "3/2"),
+    ("port-unreachable", "3/3"),
+    ("fragmentation-needed", "3/4"),
+    ("source-quench", "4"),
+    ("redirect", "5"),
+    ("echo-request", "8"),
+    ("ping", "8"),
+    ("router-advertisement", "9"),
+    ("router-solicitation", "10"),
+    ("time-exceeded", "11"),
+    ("ttl-exceeded", "11"),
+    ("parameter-problem", "12"),
+    ("timestamp-request", "13"),
+    ("timestamp-reply", "14"),
+];
+
+const ICMPV6: &[(&str, &str)] = &[
+    ("destination-unreachable", "1"),
+    ("packet-too-big", "2"),
+    ("time-exceeded", "3"),
+    ("ttl-exceeded", "3"),
+    ("parameter-problem", "4"),
+    ("echo-request", "128"),
+    ("ping", "128"),
+    ("echo-reply", "129"),
+    ("pong", "129"),
+    ("router-solicitation", "133"),
+    ("router-advertisement", "134"),
+    ("neighbour-solicitation", "135"),
+    ("neighbor-solicitation", "135"),
+    ("neighbour-advertisement", "136"),
+    ("neighbor-advertisement", "136"),
+    ("redirect", "137"),
+];
+
+const LOG_LEVELS: &[(&str, &str)] = &[
+    ("emerg", "0"),
+    ("panic", "0"),
+    ("alert", "1"),
+    ("crit", "2"),
+    ("err", "3"),
+    ("error", "3"),
+    ("warning", "4"),
+    ("warn", "4"),
+    ("notice", "5"),
+    ("info", "6"),
+    ("debug", "7"),
+];
+
+const REJECTS: &[(&str, &str)] = &[
+    ("net-unreach", "icmp-net-unreachable"),
+    ("host-unreach", "icmp-host-unreachable"),
+    ("proto-unreach", "icmp-proto-unreachable"),
+    ("port-unreach", "icmp-port-unreachable"),
+    ("net-prohib", "icmp-net-prohibited"),
+    ("host-prohib", "icmp-host-prohibited"),
+    ("tcp-rst", "tcp-reset"),
+    ("admin-prohib", "icmp-admin-prohibited"),
+    ("no-route", "icmp6-no-route"),
+    ("adm-prohibited", "icmp6-adm-prohibited"),
+    ("addr-unreach", "icmp6-addr-unreachable"),
+];
+
+const TCP_FLAGS: [&str; 6] = ["FIN", "SYN", "RST", "PSH", "ACK", "URG"];
+
+fn renamed(table: &[(&str, &str)], word: &str) -> String {
+    let lower = word.to_ascii_lowercase();
+    table.iter().find(|(name, _)| *name == lower).map_or(lower, |(_, value)| (*value).to_owned())
+}
+
+/// The match that `-p PROTOCOL` (canonical) brings along.
+pub(super) fn protocol_match(protocol: &str) -> Option<&'static str> {
+    Some(match protocol {
+        "tcp" => "tcp",
+        "udp" => "udp",
+        "sctp" => "sctp",
+        "dccp" => "dccp",
+        "udplite" => "udplite",
+        "icmp" => "icmp",
+        "ipv6-icmp" => "icmp6",
+        _ => return None,
+    })
+}
+
+pub(super) fn is_protocol_match(name: &str) -> bool {
+    matches!(name, "tcp" | "udp" | "sctp" | "dccp" | "udplite" | "icmp" | "icmp6" | "icmpv6")
+}
+
+/// Brings one option of an extension (empty name: of the packet itself) to its canonical spelling.
+pub(super) fn normal(extension: &str, mut opt: Opt) -> Opt {
+    if opt.name == "--syn" {
+        opt.name = "--tcp-flags".to_owned();
+        opt.args = vec!["SYN,RST,ACK,FIN".to_owned(), "SYN".to_owned()];
+    }
+    let each: fn(&str) -> String = match (extension, opt.name.as_str()) {
+        (_, "-s" | "-d" | "--vaddr" | "--ctorigsrc" | "--ctorigdst" | "--ctreplsrc" | "--ctrepldst") => network,
+        (_, "-p" | "--vproto" | "--ctproto") => protocol,
+        (_, "--sport" | "--dport" | "--ctorigsrcport" | "--ctorigdstport" | "--ctreplsrcport" | "--ctrepldstport") => {
+            ports
+        }
+        (_, "--mark") => mark,
+        (_, "--tcp-flags") => tcp_flags,
+        (_, "--ctstate" | "--state" | "--ctstatus" | "--src-type" | "--dst-type") => word_set,
+        ("limit", "--limit") => rate,
+        (_, "--icmp-type") => |w| renamed(ICMP, w),
+        (_, "--icmpv6-type") => |w| renamed(ICMPV6, w),
+        ("LOG", "--log-level") => |w| renamed(LOG_LEVELS, w),
+        ("REJECT", "--reject-with") => |w| renamed(REJECTS, w),
+        ("MARK" | "CONNMARK", "--nfmask" | "--ctmask" | "--mask") => |w| number(w).map_or_else(|| w.to_owned(), hex),
+        ("set", "--match-set") => str::to_owned,
+        _ => return opt,
+    };
+    for arg in &mut opt.args {
+        *arg = each(arg);
+    }
+    opt
+}
+
+/// Whether a packet option says nothing.
+pub(super) fn matches_everything(opt: &Opt) -> bool {
+    let Some(arg) = opt.args.first() else { return false };
+    !opt.negated
+        && match opt.name.as_str() {
+            "-s" | "-d" => arg == "0.0.0.0/0" || arg == "::/0",
+            "-i" | "-o" => arg == "+",
+            "-p" => arg == "all",
+            _ => false,
+        }
+}
+
+/// Takes out options that only repeat what the extension does anyway.
+pub(super) fn drop_defaults(extension: &mut Extension) {
+    let (name, options) = (extension.name.as_str(), &mut extension.options);
+    options.retain(|o| {
+        let arg = o.args.first().map_or("", String::as_str);
+        !matches!(
+            (name, o.name.as_str(), arg),
+            ("REJECT", "--reject-with", "icmp-port-unreachable" | "icmp6-port-unreachable")
+                | ("LOG", "--log-level", "4")
+                | ("limit", "--limit-burst", "5")
+                | ("limit", "--limit", "every 12000000")
+        )
+    });
+}
+
+/// All ways of changing a mark are one to the kernel: new = (old & !mask) ^ value.
+pub(super) fn unify_target(target: &mut Extension) {
+    if !matches!(target.name.as_str(), "MARK" | "CONNMARK") {
+        return;
+    }
+    for opt in &mut target.options {
+        let Some((value, mask)) = opt.args.first().and_then(|w| value_and_mask(w)) else { continue };
+        let (value, mask) = match opt.name.as_str() {
+            "--set-xmark" => (value, mask.unwrap_or(u32::MAX)),
+            "--set-mark" => (value, mask.map_or(u32::MAX, |m| m | value)),
+            "--or-mark" => (value, value),
+            "--xor-mark" => (value, 0),
+            "--and-mark" => (0, !value),
+            _ => continue,
+        };
+        "--set-xmark".clone_into(&mut opt.name);
+        opt.args = vec![format!("{}/{}", hex(value), hex(mask))];
+    }
+    let transfers = target.options.iter().any(|o| o.name == "--save-mark" || o.name == "--restore-mark");
+    if target.name == "CONNMARK" && transfers {
+        let both = target.options.iter().find(|o| o.name == "--mask").and_then(|o| o.args.first().cloned());
+        target.options.retain(|o| o.name != "--mask");
+        for name in ["--nfmask", "--ctmask"] {
+            if !target.options.iter().any(|o| o.name == name) {
+                let mask = both.clone().unwrap_or_else(|| hex(u32::MAX));
+                target.options.push(Opt { name: name.to_owned(), negated: false, args: vec![mask] });
+            }
+        }
+    }
+}
+
+fn hex(value: u32) -> String {
+    format!("{value:#x}")
+}
+
+/// Decimal, hexadecimal (`0x`) or octal (leading zero), as `strtoul` with base 0 reads it.
+fn number(word: &str) -> Option<u32> {
+    if let Some(digits) = word.strip_prefix("0x").or_else(|| word.strip_prefix("0X")) {
+        return u32::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'));
+    }
+    if word.starts_with('+') {
+        return None;
+    }
+    match word.strip_prefix('0') {
+        Some(digits) if !digits.is_empty() => u32::from_str_radix(digits, 8).ok(),
+        _ => word.parse().ok(),
+    }
+}
+
+fn value_and_mask(word: &str) -> Option<(u32, Option<u32>)> {
+    match word.split_once('/') {
+        Some((value, mask)) => Some((number(value)?, Some(number(mask)?))),
+        None => Some((number(word)?, None)),
+    }
+}
+
+fn mark(word: &str) -> String {
+    match value_and_mask(word) {
+        Some((value, mask)) => format!("{}/{}", hex(value), hex(mask.unwrap_or(u32::MAX))),
+        None => word.to_owned(),
+    }
+}
+
+fn protocol(word: &str) -> String {
+    let lower = word.to_ascii_lowercase();
+    let wanted = number(&lower).and_then(|n| u8::try_from(n).ok());
+    let wanted = wanted.or_else(|| PROTOCOLS.iter().find(|(name, _)| *name == lower).map(|(_, n)| *n));
+    match wanted {
+        Some(58) => "ipv6-icmp".to_owned(),
+        Some(n) => {
+            PROTOCOLS.iter().find(|(_, m)| *m == n).map_or_else(|| n.to_string(), |(name, _)| (*name).to_owned())
+        }
+        None => lower,
+    }
+}
+
+fn ports(word: &str) -> String {
+    let port = |w: &str, open: u16| if w.is_empty() { Some(open) } else { w.parse().ok() };
+    let (low, high) = match word.split_once(':') {
+        Some((low, high)) => (port(low, 0), port(high, u16::MAX)),
+        None => (word.parse().ok(), word.parse().ok()),
+    };
+    match (low, high) {
+        (Some(low), Some(high)) if low == high => low.to_string(),
+        (Some(low), Some(high)) => format!("{low}:{high}"),
+        _ => word.to_owned(),
+    }
+}
+
+fn word_set(word: &str) -> String {
+    let upper = word.to_ascii_uppercase();
+    let mut words: Vec<&str> = upper.split(',').collect();
+    words.sort_unstable();
+    words.dedup();
+    words.join(",")
+}
+
+fn tcp_flags(word: &str) -> String {
+    let upper = word.to_ascii_uppercase();
+    if upper == "NONE" {
+        return upper;
+    }
+    let words: Vec<&str> = if upper == "ALL" { TCP_FLAGS.to_vec() } else { upper.split(',').collect() };
+    if words.iter().any(|w| !TCP_FLAGS.contains(w)) {
+        return upper;
+    }
+    TCP_FLAGS.into_iter().filter(|f| words.contains(f)).collect::<Vec<_>>().join(",")
+}
+
+/// A rate as the kernel keeps it: the time between two packets in units of 0.1 ms (`XT_LIMIT_SCALE`).
+fn rate(word: &str) -> String {
+    let (count, unit) = word.split_once('/').unwrap_or((word, "second"));
+    let seconds: u32 = match unit.chars().next() {
+        Some('s') if "second".starts_with(unit) || unit == "sec" => 1,
+        Some('m') if "minute".starts_with(unit) => 60,
+        Some('h') if "hour".starts_with(unit) => 3600,
+        Some('d') if "day".starts_with(unit) => 86_400,
+        _ => return word.to_owned(),
+    };
+    let interval = count.parse::<u32>().ok().and_then(|count| seconds.checked_mul(10_000)?.checked_div(count));
+    interval.map_or_else(|| word.to_owned(), |interval| format!("every {interval}"))
+}
+
+fn network(word: &str) -> String {
+    let (address, length) = match word.split_once('/') {
+        Some((address, length)) => (address, Some(length)),
+        None => (word, None),
+    };
+    let Ok(address) = address.parse::<IpAddr>() else { return word.to_owned() };
+    let bits = if address.is_ipv4() { 32 } else { 128 };
+    let length = match length {
+        None => Some(bits),
+        Some(text) => match text.parse::<u32>() {
+            Ok(length) if length <= bits => Some(length),
+            _ => text.parse::<IpAddr>().ok().and_then(netmask_length),
+        },
+    };
+    let Some(length) = length else { return word.to_owned() };
+    let masked = match address {
+        IpAddr::V4(a) => {
+            let mask = u32::MAX.checked_shl(32_u32.saturating_sub(length)).unwrap_or(0);
+            IpAddr::V4(Ipv4Addr::from_bits(a.to_bits() & mask))
+        }
+        IpAddr::V6(a) => {
+            let mask = u128::MAX.checked_shl(128_u32.saturating_sub(length)).unwrap_or(0);
+            IpAddr::V6((a.to_bits() & mask).into())
+        }
+    };
+    format!("{masked}/{length}")
+}
+
+/// The prefix length of a contiguous mask.
+fn netmask_length(mask: IpAddr) -> Option<u32> {
+    match mask {
+        IpAddr::V4(m) => {
+            let ones = m.to_bits().leading_ones();
+            (m.to_bits().count_ones() == ones).then_some(ones)
+        }
+        IpAddr::V6(m) => {
+            let ones = m.to_bits().leading_ones();
+            (m.to_bits().count_ones() == ones).then_some(ones)
+        }
+    }
+}

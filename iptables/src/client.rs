@@ -1,0 +1,334 @@
+//! The client: one method per thing to do.
+
+use crate::error::{Error, ErrorKind, RestoreFailure};
+use crate::failure;
+use crate::lock;
+use crate::model::{Chain, Dump, Table};
+use crate::name::{Backend, ChainName, Family, TableName};
+use crate::rule::Rule;
+use crate::runner::{Invocation, LockGuard, Output, Runner};
+use crate::system::System;
+use crate::transaction::{Edit, Transaction};
+use crate::version::{ProgramVersion, RestoreWait};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Time limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// How long to wait for the xtables lock; default 5 s. Whole seconds, at least one. Legacy back end only.
+    pub lock_wait: Duration,
+    /// How long a program may take otherwise before it is killed; default 60 s.
+    pub program: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { lock_wait: Duration::from_secs(5), program: Duration::from_secs(60) }
+    }
+}
+
+/// Whether there was something to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Ensured {
+    /// It was so already; nothing was written.
+    AlreadyThere,
+    /// It was added.
+    Added,
+}
+
+/// Where a rule is put if it is not there yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Position {
+    /// In front of all others.
+    First,
+    /// Behind all others.
+    Last,
+}
+
+/// The three programs of one family and back end.
+#[derive(Debug, Clone)]
+pub(crate) struct Programs {
+    pub(crate) version: ProgramVersion,
+    save: PathBuf,
+    restore: PathBuf,
+}
+
+impl Programs {
+    /// Finds the programs for a back end: those named after it, else the plain ones if they are of it.
+    pub(crate) fn locate(runner: &impl Runner, family: Family, backend: Backend) -> Result<Option<Self>, Error> {
+        let plain = family.program();
+        for stem in [format!("{plain}-{}", backend.program_suffix()), plain.to_owned()] {
+            let paths =
+                (runner.find(&stem), runner.find(&format!("{stem}-save")), runner.find(&format!("{stem}-restore")));
+            let (Some(program), Some(save), Some(restore)) = paths else { continue };
+            let output = runner.run(&Invocation::new(&program, ["--version"], Duration::from_secs(20)))?;
+            let version = ProgramVersion::parse(&String::from_utf8_lossy(&output.stdout))?;
+            if version.backend == backend {
+                return Ok(Some(Self { version, save, restore }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// `iptables` or `ip6tables` of one back end.
+///
+/// Blocking and without threads of its own. Every write is one run of `iptables-restore --noflush`, so it is atomic per table;
+/// methods that look before they write (`ensure_…`, `delete_…`) do so in two steps, between which others may act.
+#[derive(Debug)]
+pub struct Iptables<R = System> {
+    runner: R,
+    family: Family,
+    programs: Programs,
+    limits: Limits,
+}
+
+impl<R: Runner> Iptables<R> {
+    /// Opens the programs of this back end, whatever the host uses. [`Iptables::detect`] finds out which that is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ProgramMissing`] if they are not installed, [`ErrorKind::UnsupportedProgram`] if they do not say what they are.
+    pub fn open(runner: R, family: Family, backend: Backend) -> Result<Self, Error> {
+        match Programs::locate(&runner, family, backend)? {
+            Some(programs) => Ok(Self { runner, family, programs, limits: Limits::default() }),
+            None => Err(Error::new(
+                ErrorKind::ProgramMissing,
+                format!(
+                    "no {} programs of the {backend} back end are installed; install the package iptables",
+                    family.program()
+                ),
+            )),
+        }
+    }
+
+    /// The same with other time limits.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Which family.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Version and back end of the programs.
+    pub fn version(&self) -> &ProgramVersion {
+        &self.programs.version
+    }
+
+    /// Which back end.
+    pub fn backend(&self) -> Backend {
+        self.programs.version.backend
+    }
+
+    /// The runner it was opened with.
+    pub fn runner(&self) -> &R {
+        &self.runner
+    }
+
+    /// Everything that is there. A table that nobody has used since boot is not among them, nor is it brought into being.
+    pub fn dump(&self) -> Result<Dump, Error> {
+        self.save(&[])
+    }
+
+    /// Everything with counters.
+    pub fn dump_with_counters(&self) -> Result<Dump, Error> {
+        self.save(&["-c"])
+    }
+
+    /// One table. An unused one comes as its built-in chains without rules (legacy, where asking brings it into being) or
+    /// without chains (`nf_tables`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoKernelSupport`] if there is no such table.
+    pub fn dump_table(&self, table: &TableName) -> Result<Table, Error> {
+        let mut dump = self.save(&["-t", table.as_str()])?;
+        let found = dump.tables.iter().position(|t| t.name() == table);
+        Ok(found.map_or_else(|| Table::new(table.clone()), |at| dump.tables.swap_remove(at)))
+    }
+
+    fn save(&self, args: &[&str]) -> Result<Dump, Error> {
+        let run = Invocation::new(&self.programs.save, args.iter().copied(), self.limits.program);
+        let output = self.runner.run(&run)?;
+        if output.code != Some(0) {
+            return Err(failure::of_program(&format!("{} {}", self.programs.save.display(), args.join(" ")), &output));
+        }
+        Dump::parse(&output.stdout)
+    }
+
+    /// Applies a transaction. An empty one is a success without running anything.
+    ///
+    /// # Errors
+    /// * [`ErrorKind::InvalidToken`], [`ErrorKind::InvalidName`] before anything is run: see [`Transaction::to_restore_text`];
+    /// * [`ErrorKind::LockTimeout`], [`ErrorKind::TimedOut`], [`ErrorKind::Permission`], [`ErrorKind::NoKernelSupport`];
+    /// * [`ErrorKind::ChainMissing`], [`ErrorKind::ChainInUse`], [`ErrorKind::RuleMissing`], [`ErrorKind::SetMissing`],
+    ///   [`ErrorKind::ExtensionMissing`], [`ErrorKind::Rejected`]: [`Error::failure`] tells the line and that nothing of its
+    ///   table was applied, and which tables had been committed before.
+    pub fn restore(&self, transaction: &Transaction) -> Result<(), Error> {
+        if transaction.is_empty() {
+            return Ok(());
+        }
+        let text = transaction.to_restore_text()?;
+        let mut args = vec!["--noflush".to_owned()];
+        if transaction.sets_counters() {
+            args.push("--counters".to_owned());
+        }
+        self.feed(args, &text)
+    }
+
+    /// Finds out whether the kernel has tables for this back end, without changing rules. Asking may load a module.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoKernelSupport`] if not; [`ErrorKind::Permission`] and others as for any run.
+    pub fn check_kernel(&self) -> Result<(), Error> {
+        self.feed(vec!["--noflush".to_owned(), "--test".to_owned()], "*filter\nCOMMIT\n")
+    }
+
+    fn feed(&self, mut args: Vec<String>, text: &str) -> Result<(), Error> {
+        let _lock = match self.restore_wait()? {
+            RestoreWait::Nothing => LockGuard::none(),
+            RestoreWait::Options(options) => {
+                args.extend(options);
+                LockGuard::none()
+            }
+            RestoreWait::LockForIt => self.runner.lock(self.limits.lock_wait)?,
+        };
+        let limit = self.limits.lock_wait.saturating_add(self.limits.program);
+        let run = Invocation::new(&self.programs.restore, args, limit).with_stdin(text.to_owned());
+        let output = self.runner.run(&run)?;
+        if output.code == Some(0) { Ok(()) } else { Err(self.explain(text, &output)) }
+    }
+
+    fn restore_wait(&self) -> Result<RestoreWait, Error> {
+        let version = self.version();
+        let wait = version.restore_wait(false, self.limits.lock_wait);
+        if wait != RestoreWait::LockForIt {
+            return Ok(wait);
+        }
+        // Very old programs ignore options they do not know and read their input, which is empty here.
+        let run = Invocation::new(&self.programs.restore, ["--version"], Duration::from_secs(20));
+        let output = self.runner.run(&run)?;
+        let says_version = ProgramVersion::parse(&String::from_utf8_lossy(&output.stdout)).is_ok();
+        Ok(version.restore_wait(says_version, self.limits.lock_wait))
+    }
+
+    fn explain(&self, text: &str, output: &Output) -> Error {
+        let doing = format!("{} --noflush", self.programs.restore.display());
+        let error = failure::of_restore(&doing, text, output);
+        if error.kind() == ErrorKind::LockTimeout {
+            return lock::timeout(self.runner.lock_path(), self.limits.lock_wait);
+        }
+        // The legacy program gives a line and no reason; the table has it.
+        let Some(RestoreFailure { text: Some(line), table: Some(table), .. }) = error.failure() else { return error };
+        if self.backend() != Backend::Legacy || error.kind() != ErrorKind::Rejected {
+            return error;
+        }
+        let Ok(now) = self.dump_table(table) else { return error };
+        let declared =
+            |chain: &str| text.lines().any(|l| l.strip_prefix(':').and_then(|l| l.split(' ').next()) == Some(chain));
+        let reason = failure::legacy_reason(line, |chain| now.chain(chain).is_some() || declared(chain));
+        let Some(found) = error.failure().cloned() else { return error };
+        Error::new(reason, error.to_string()).with_failure(found)
+    }
+
+    /// Creates a user-defined chain unless it exists; its rules are left alone.
+    pub fn ensure_chain(&self, table: &TableName, chain: &ChainName) -> Result<Ensured, Error> {
+        if self.dump_table(table)?.chain(chain.as_str()).is_some() {
+            return Ok(Ensured::AlreadyThere);
+        }
+        let mut change = Transaction::new();
+        change.table(table.clone()).edit(Edit::NewChain(chain.clone()));
+        self.restore(&change).map(|()| Ensured::Added)
+    }
+
+    /// Gives a user-defined chain exactly these rules, creating it if need be; nothing is written if it has them already, in
+    /// meaning and order.
+    pub fn ensure_chain_rules(&self, table: &TableName, chain: &ChainName, rules: &[Rule]) -> Result<Ensured, Error> {
+        let observed = self.dump_table(table)?;
+        let mut change = Transaction::new();
+        if !change.table(table.clone()).replace_chain_if_different(Some(&observed), chain, rules) {
+            return Ok(Ensured::AlreadyThere);
+        }
+        self.restore(&change).map(|()| Ensured::Added)
+    }
+
+    /// Deletes a user-defined chain with its rules. `false` if there was none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ChainInUse`] if rules of other chains jump to it; the message names those chains.
+    pub fn delete_chain(&self, table: &TableName, chain: &ChainName) -> Result<bool, Error> {
+        let observed = self.dump_table(table)?;
+        if observed.chain(chain.as_str()).is_none() {
+            return Ok(false);
+        }
+        let mut users: Vec<&str> = observed.references(chain.as_str()).map(|(c, _)| c.name.as_str()).collect();
+        users.retain(|user| *user != chain.as_str());
+        users.dedup();
+        if !users.is_empty() {
+            return Err(Error::new(
+                ErrorKind::ChainInUse,
+                format!("cannot delete chain {chain} of table {table}: rules in {} jump to it", users.join(", ")),
+            ));
+        }
+        let mut change = Transaction::new();
+        change.table(table.clone()).delete_chain(chain.clone());
+        self.restore(&change).map(|()| true)
+    }
+
+    /// Adds a rule to a chain unless the chain has one of the same meaning. One that is there keeps its place;
+    /// [`Iptables::ensure_leading`] moves it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ChainMissing`] if there is no such chain, or none that the rule jumps to.
+    pub fn ensure_rule(
+        &self,
+        table: &TableName,
+        chain: &ChainName,
+        rule: &Rule,
+        at: Position,
+    ) -> Result<Ensured, Error> {
+        let observed = self.dump_table(table)?;
+        let wanted = rule.canonical();
+        if observed.chain(chain.as_str()).is_some_and(|c| c.rules.iter().any(|r| r.canonical() == wanted)) {
+            return Ok(Ensured::AlreadyThere);
+        }
+        let mut change = Transaction::new();
+        change.table(table.clone()).edit(match at {
+            Position::First => Edit::Insert(chain.clone(), 1, rule.clone()),
+            Position::Last => Edit::Append(chain.clone(), rule.clone()),
+        });
+        self.restore(&change).map(|()| Ensured::Added)
+    }
+
+    /// Makes these rules the first of a chain, in this order, each just once; moves those that stand elsewhere.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ChainMissing`] if there is no such chain, or none that a rule jumps to.
+    pub fn ensure_leading(&self, table: &TableName, chain: &ChainName, rules: &[Rule]) -> Result<Ensured, Error> {
+        let observed = self.dump_table(table)?;
+        let mut change = Transaction::new();
+        if !change.table(table.clone()).lead_with(chain, observed.chain(chain.as_str()), rules) {
+            return Ok(Ensured::AlreadyThere);
+        }
+        self.restore(&change).map(|()| Ensured::Added)
+    }
+
+    /// Deletes every rule of this meaning from a chain and says how many there were. A chain that does not exist has none.
+    pub fn delete_rule(&self, table: &TableName, chain: &ChainName, rule: &Rule) -> Result<usize, Error> {
+        let observed = self.dump_table(table)?;
+        let wanted = rule.canonical();
+        let rules = observed.chain(chain.as_str()).map_or(&[][..], |c: &Chain| &c.rules);
+        let mut change = Transaction::new();
+        let mut count = 0_usize;
+        for found in rules.iter().filter(|r| r.canonical() == wanted) {
+            let found = Rule::from_args(found.tokens().iter().map(|t| t.as_str()))?;
+            change.table(table.clone()).edit(Edit::Delete(chain.clone(), found));
+            count = count.saturating_add(1);
+        }
+        self.restore(&change).map(|()| count)
+    }
+}

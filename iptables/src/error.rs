@@ -1,0 +1,153 @@
+//! The one error type of this crate.
+
+use crate::lock::LockHolder;
+use crate::name::TableName;
+use std::error::Error as StdError;
+
+/// What went wrong, as a value to match on.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum ErrorKind {
+    /// A chain or table name that the kernel or the restore format cannot hold.
+    InvalidName,
+    /// A rule argument that the restore format cannot hold: a newline, a NUL byte, more than 1,023 bytes, or a rule whose
+    /// line is too long or has too many arguments.
+    InvalidToken,
+    /// Text that is not what `iptables-save` writes; the message names the line.
+    Parse,
+    /// None of the programs needed is installed.
+    ProgramMissing,
+    /// The program runs, but its version or output is not one this crate can work with.
+    UnsupportedProgram,
+    /// Not enough privilege (`CAP_NET_ADMIN` in the network namespace's user namespace).
+    Permission,
+    /// Somebody else held the xtables lock for longer than we were willing to wait. Legacy back end only.
+    LockTimeout,
+    /// The program did not finish within its time limit and was killed. What it had committed stays committed.
+    TimedOut,
+    /// A rule, a deletion or a jump names a chain that does not exist.
+    ChainMissing,
+    /// A chain cannot be deleted because a rule still jumps to it, or it still has rules.
+    ChainInUse,
+    /// The rule to delete is not there.
+    RuleMissing,
+    /// The match or target extension named by a rule is not known to the program or the kernel.
+    ExtensionMissing,
+    /// A rule names an ipset that does not exist.
+    SetMissing,
+    /// The program or the kernel refused the input for another reason: see the message and [`Error::failure`].
+    Rejected,
+    /// The kernel has no such table, or no tables at all for this back end.
+    NoKernelSupport,
+    /// The host's rules live in the other back end, or in both.
+    MixedBackends,
+    /// Starting the program, or talking to it, failed.
+    Io,
+    /// The program failed in a way this crate does not know; the message carries what it printed.
+    Other,
+}
+
+/// Where in the text handed to `iptables-restore` it failed.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RestoreFailure {
+    /// Line number in the text, from 1, when the program named one.
+    pub line: Option<usize>,
+    /// The line itself.
+    ///
+    /// The legacy back end finds some errors only at commit and then names the `COMMIT` line. Where the message still lets
+    /// us find the culprit (a jump to a missing chain), the culprit's line is given instead.
+    pub text: Option<String>,
+    /// The table whose edits failed. Nothing of it was applied.
+    pub table: Option<TableName>,
+    /// Tables of the same transaction that had been committed before: each table is atomic, a transaction over several is
+    /// not (the kernel has no such thing).
+    pub committed: Vec<TableName>,
+    /// What the program said, without the `Try …--help` lines.
+    pub message: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    failure: Option<RestoreFailure>,
+    holders: Vec<LockHolder>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// An error: what was attempted, on what, why it failed and what to do.
+///
+/// `Display` is one line about this level; the cause, when there is one, is in [`source`](StdError::source) only.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct Error(Box<Inner>);
+
+impl Error {
+    /// An error without a cause below it.
+    ///
+    /// Public so that a [`Runner`](crate::Runner) written elsewhere can report its own failures.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner { kind, message: message.into(), failure: None, holders: Vec::new(), source: None }))
+    }
+
+    /// The same error with its cause.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    pub(crate) fn with_failure(mut self, failure: RestoreFailure) -> Self {
+        self.0.failure = Some(failure);
+        self
+    }
+
+    pub(crate) fn with_holders(mut self, holders: Vec<LockHolder>) -> Self {
+        self.0.holders = holders;
+        self
+    }
+
+    /// What went wrong, as a value to match on.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Where a restore failed; `None` for every other operation.
+    pub fn failure(&self) -> Option<&RestoreFailure> {
+        self.0.failure.as_ref()
+    }
+
+    /// Who held the xtables lock, for [`ErrorKind::LockTimeout`]; empty when it could not be found out (another process
+    /// namespace, or released in the meantime).
+    pub fn lock_holders(&self) -> &[LockHolder] {
+        &self.0.holders
+    }
+
+    /// A chain, rule or set that is named does not exist.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self.kind(), ErrorKind::ChainMissing | ErrorKind::RuleMissing | ErrorKind::SetMissing)
+    }
+
+    /// Privilege is missing.
+    pub fn is_permission(&self) -> bool {
+        self.kind() == ErrorKind::Permission
+    }
+
+    /// Trying the same again later may succeed: the lock was held, or the program took too long.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self.kind(), ErrorKind::LockTimeout | ErrorKind::TimedOut)
+    }
+}
+
+/// Shortens text for a message: no control characters, at most 200 characters.
+pub(crate) fn excerpt(text: &str) -> String {
+    const LIMIT: usize = 200;
+    let mut short: String = text.chars().take(LIMIT).flat_map(char::escape_debug).collect();
+    if text.chars().nth(LIMIT).is_some() {
+        short.push('…');
+    }
+    short
+}

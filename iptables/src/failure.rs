@@ -1,0 +1,245 @@
+//! Making sense of what the programs print when they fail.
+
+use crate::error::{Error, ErrorKind, RestoreFailure, excerpt};
+use crate::name::TableName;
+use crate::runner::Output;
+use regex::Regex;
+use std::sync::LazyLock;
+
+/// Target extensions of the iptables sources; any other name after `-j` is a chain.
+pub(crate) const TARGETS: &[&str] = &[
+    "ACCEPT",
+    "AUDIT",
+    "CHECKSUM",
+    "CLASSIFY",
+    "CLUSTERIP",
+    "CONNMARK",
+    "CONNSECMARK",
+    "CT",
+    "DNAT",
+    "DNPT",
+    "DROP",
+    "DSCP",
+    "ECN",
+    "HL",
+    "HMARK",
+    "IDLETIMER",
+    "LED",
+    "LOG",
+    "MARK",
+    "MASQUERADE",
+    "NETMAP",
+    "NFLOG",
+    "NFQUEUE",
+    "NOTRACK",
+    "QUEUE",
+    "RATEEST",
+    "REDIRECT",
+    "REJECT",
+    "RETURN",
+    "SECMARK",
+    "SET",
+    "SNAT",
+    "SNPT",
+    "SYNPROXY",
+    "TCPMSS",
+    "TCPOPTSTRIP",
+    "TEE",
+    "TOS",
+    "TPROXY",
+    "TRACE",
+    "TTL",
+    "ULOG",
+];
+
+/// Ways in which a line number is given. Each is anchored at the start of a line of output, where no text of ours can stand.
+const LINE_PATTERNS: [&str; 4] = [
+    // Legacy, and nf_tables: found while reading.
+    r"(?m)^Error occurred at line: ([0-9]{1,9})$",
+    // Legacy at reading or commit; nf_tables adds the reason.
+    r"(?m)^ip6?tables\S*-restore(?: v\S+ \(\w+\))?: line ([0-9]{1,9}) failed",
+    // nf_tables at commit: one line for each command that failed; the first is the cause.
+    r"(?m)^(?:ip6?tables\S*-restore(?: v\S+ \(\w+\))?: )?line ([0-9]{1,9}): [A-Z_]+ failed",
+    r"(?m)^ip6?tables\S*-restore: COMMIT expected at line ([0-9]{1,9})$",
+];
+
+static LINES: LazyLock<Vec<Regex>> =
+    LazyLock::new(|| LINE_PATTERNS.iter().filter_map(|p| Regex::new(p).ok()).collect());
+
+/// The line of the input that the program complains of.
+fn line_number(stderr: &str) -> Option<usize> {
+    LINES.iter().find_map(|pattern| pattern.captures(stderr)?.get(1)?.as_str().parse().ok())
+}
+
+/// The text between two marks.
+fn between<'t>(text: &'t str, before: &str, after: &str) -> Option<&'t str> {
+    let (_, rest) = text.split_once(before)?;
+    rest.split_once(after).map(|(inner, _)| inner)
+}
+
+/// What the program said, in one line, without advice to read its help.
+fn message(stderr: &str) -> String {
+    let said = stderr.lines().map(str::trim).filter(|l| {
+        !(l.is_empty() || l.starts_with("Try `") || l.starts_with("# Warning:") || l.starts_with("Ignoring deprecated"))
+    });
+    said.collect::<Vec<_>>().join("; ")
+}
+
+/// Decides the kind of a failure from the program's words.
+fn kind_of(stderr: &str) -> ErrorKind {
+    let says = |words: &str| stderr.contains(words);
+    if says("holding the xtables lock") || says("Can't lock ") {
+        ErrorKind::LockTimeout
+    } else if says("you must be root") || says("Operation not permitted") || says("can't open lock file") {
+        ErrorKind::Permission
+    } else if says("unable to initialize table")
+        || says("can't initialize ip")
+        || says("Could not fetch rule set generation id")
+        || (says("table name '") && says("' invalid"))
+    {
+        ErrorKind::NoKernelSupport
+    } else if let Some(target) = between(stderr, "Couldn't load target `", "'") {
+        if TARGETS.contains(&target) { ErrorKind::ExtensionMissing } else { ErrorKind::ChainMissing }
+    } else if says("Couldn't load match `") || says("missing kernel module") {
+        ErrorKind::ExtensionMissing
+    } else if says("Chain '") && says("' does not exist") {
+        ErrorKind::ChainMissing
+    } else if says("Set ") && says(" doesn't exist.") {
+        ErrorKind::SetMissing
+    } else if says("Bad rule (does a matching rule exist in that chain?)") {
+        ErrorKind::RuleMissing
+    } else if says("DEL failed (Device or resource busy)") || says("Directory not empty") {
+        ErrorKind::ChainInUse
+    } else if says("No chain/target/match by that name") {
+        ErrorKind::ChainMissing
+    } else {
+        ErrorKind::Other
+    }
+}
+
+/// The error of a program that reads nothing from us.
+pub(crate) fn of_program(doing: &str, output: &Output) -> Error {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let said = message(&stderr);
+    Error::new(
+        kind_of(&stderr),
+        format!("{doing} failed ({}): {}{}", code(output), excerpt(&said), advice(kind_of(&stderr))),
+    )
+}
+
+fn code(output: &Output) -> String {
+    output.code.map_or_else(|| "killed by a signal".to_owned(), |code| format!("exit code {code}"))
+}
+
+fn advice(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Permission => "; CAP_NET_ADMIN in this network namespace is needed",
+        ErrorKind::NoKernelSupport => {
+            "; the kernel has no such tables (the legacy ones are off by default since 6.17), use the nf_tables programs or load the module"
+        }
+        _ => "",
+    }
+}
+
+/// The error of a restore: which line, what stands there, what had been done before.
+pub(crate) fn of_restore(doing: &str, text: &str, output: &Output) -> Error {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let said = message(&stderr);
+    let lines: Vec<&str> = text.lines().collect();
+    let at = |number: usize| number.checked_sub(1).and_then(|index| lines.get(index)).copied();
+    let mut number = line_number(&stderr);
+    let (table, committed) = number.map_or((None, Vec::new()), |n| tables_at(&lines, n));
+    // Found at commit, so that the number is that of the COMMIT line: look for who jumps to the missing chain.
+    if let (Some(n), Some(chain)) = (number, between(&stderr, "Chain '", "' does not exist")) {
+        let start = lines.iter().take(n).rposition(|l| l.starts_with('*')).unwrap_or(0);
+        let names_it = |line: &str| crate::rule::Rule::parse(line).is_ok_and(|rule| rule.target() == Some(chain));
+        let culprit = lines.iter().enumerate().take(n).skip(start).find(|(_, line)| names_it(line));
+        number = culprit.map_or(number, |(index, _)| index.checked_add(1));
+    }
+    let line = number.and_then(at);
+    let mut kind = kind_of(&stderr);
+    if kind == ErrorKind::Other && number.is_some() {
+        kind = ErrorKind::Rejected;
+    }
+    let mut text = format!("{doing} failed");
+    if let Some(number) = number {
+        text.push_str(&format!(" at line {number}"));
+    }
+    if let Some(line) = line {
+        text.push_str(&format!(" \"{}\"", excerpt(line)));
+    }
+    if let Some(table) = &table {
+        text.push_str(&format!(", nothing of table {table} was applied"));
+    }
+    text.push_str(&format!(": {}{}", excerpt(&said), advice(kind)));
+    let line = line.map(str::to_owned);
+    Error::new(kind, text).with_failure(RestoreFailure { line: number, text: line, table, committed, message: said })
+}
+
+/// The table that a line belongs to, and the tables committed before it.
+fn tables_at(lines: &[&str], number: usize) -> (Option<TableName>, Vec<TableName>) {
+    let mut table = None;
+    let mut committed = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        if index >= number {
+            break;
+        }
+        if let Some(name) = line.strip_prefix('*') {
+            table = TableName::new(name).ok();
+        } else if *line == "COMMIT" && index.checked_add(1) != Some(number) {
+            committed.extend(table.take());
+        }
+    }
+    (table, committed)
+}
+
+/// Says of a legacy restore, which gives no reason, what the refused line and the table tell.
+pub(crate) fn legacy_reason(line: &str, chain_exists: impl Fn(&str) -> bool) -> ErrorKind {
+    let mut words = line.split(' ').skip_while(|w| w.starts_with('['));
+    let (command, chain) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    match command {
+        "-A" | "-I" | "-D" | "-F" | "-X" if !chain_exists(chain) => ErrorKind::ChainMissing,
+        "-D" => ErrorKind::RuleMissing,
+        "-X" => ErrorKind::ChainInUse,
+        _ => ErrorKind::Rejected,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_of_naming_a_line() {
+        for (text, line) in [
+            ("iptables-restore: line 5 failed\n", Some(5)),
+            ("iptables-nft-restore: line 4 failed: No chain/target/match by that name.\n", Some(4)),
+            (
+                "iptables-nft-restore v1.8.9 (nf_tables): \nline 6: RULE_APPEND failed (Too many links): rule in chain INPUT\n",
+                Some(6),
+            ),
+            (
+                "iptables-restore v1.8.9 (nf_tables): line 3: CHAIN_ADD failed (Device or resource busy): chain X\n",
+                Some(3),
+            ),
+            (
+                "ip6tables-restore v1.8.9 (legacy): unknown option \"--x\"\nError occurred at line: 12\nTry `x'\n",
+                Some(12),
+            ),
+            ("iptables-restore: COMMIT expected at line 9\n", Some(9)),
+            ("Bad argument `line 7 failed'\nError occurred at line: 2\n", Some(2)),
+            ("Bad argument `iptables-restore: line 7 failed'\n", None),
+            ("", None),
+        ] {
+            assert_eq!(line_number(text), line, "{text}");
+        }
+    }
+
+    #[test]
+    fn tables_before_the_failure() {
+        let lines = ["*nat", ":A - [0:0]", "COMMIT", "*filter", "-A X", "COMMIT"];
+        assert_eq!(tables_at(&lines, 5), (Some(TableName::FILTER), vec![TableName::NAT]));
+        assert_eq!(tables_at(&lines, 6), (Some(TableName::FILTER), vec![TableName::NAT]));
+        assert_eq!(tables_at(&lines, 3), (Some(TableName::NAT), vec![]));
+    }
+}

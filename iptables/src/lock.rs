@@ -1,0 +1,145 @@
+//! The xtables lock of the legacy programs: who holds it, and how to take it for programs too old to do so.
+
+use crate::error::{Error, ErrorKind};
+use nix::sys::stat::{major, minor};
+use std::fmt;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// The lock file of `iptables-legacy` since 1.6.0. In a container it excludes the host's programs only if it is the host's file.
+pub const LOCK_PATH: &str = "/run/xtables.lock";
+
+/// A process that held the xtables lock when we looked.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct LockHolder {
+    /// Its process id, as seen from our process namespace.
+    pub pid: u32,
+    /// Its command name (`/proc/PID/comm`); empty if it could not be read.
+    pub command: String,
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {})", if self.command.is_empty() { "unknown" } else { &self.command }, self.pid)
+    }
+}
+
+/// Finds who holds a `flock` on this file, from `/proc/locks`. Empty if nobody does, or if it cannot be seen.
+///
+/// A process in another process namespace is not visible there.
+pub fn holders(path: &Path) -> Vec<LockHolder> {
+    let (Ok(file), Ok(locks)) = (fs::metadata(path), fs::read_to_string("/proc/locks")) else { return Vec::new() };
+    let exact = format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino());
+    let mut pids = holding_pids(&locks, |id| id == exact);
+    if pids.is_empty() {
+        // On overlay and btrfs the device number in /proc/locks is not that of stat(2).
+        let inode = format!(":{}", file.ino());
+        pids = holding_pids(&locks, |id| id.ends_with(&inode));
+    }
+    let command =
+        |pid| fs::read_to_string(format!("/proc/{pid}/comm")).map(|c| c.trim_end().to_owned()).unwrap_or_default();
+    pids.into_iter().map(|pid| LockHolder { pid, command: command(pid) }).collect()
+}
+
+/// Holders in the text of `/proc/locks`: `1: FLOCK  ADVISORY  WRITE 1234 fd:01:5678 0 EOF`; waiters have `->` behind the number.
+fn holding_pids(locks: &str, wanted: impl Fn(&str) -> bool) -> Vec<u32> {
+    let one = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            [_, "FLOCK", _, _, pid, id, ..] if wanted(id) => pid.parse().ok().filter(|pid| *pid > 0),
+            _ => None,
+        }
+    };
+    let mut pids: Vec<u32> = locks.lines().filter_map(one).collect();
+    pids.dedup();
+    pids
+}
+
+/// Both locks that legacy programs have used, held for as long as this value lives.
+///
+/// For `iptables-restore` before 1.6.2, which takes no lock at all: the abstract socket `@xtables` (1.4.20 to 1.5) and the
+/// lock file (since 1.6.0).
+#[derive(Debug)]
+pub(crate) struct HeldLock {
+    _file: File,
+    _socket: UnixListener,
+}
+
+impl HeldLock {
+    /// How often to try again.
+    const POLL: Duration = Duration::from_millis(50);
+
+    pub(crate) fn take(path: &Path, wait: Duration) -> Result<Self, Error> {
+        let deadline = Instant::now() + wait;
+        let failed = |what: &str, e: io::Error| {
+            let kind = if e.kind() == io::ErrorKind::PermissionDenied { ErrorKind::Permission } else { ErrorKind::Io };
+            Error::new(kind, format!("cannot take the xtables lock: {what}")).with_source(e)
+        };
+        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+        let file = open.map_err(|e| failed(&path.display().to_string(), e))?;
+        let address = SocketAddr::from_abstract_name("xtables").map_err(|e| failed("@xtables", e))?;
+        loop {
+            let locked = match file.try_lock() {
+                Ok(()) => true,
+                Err(TryLockError::WouldBlock) => false,
+                Err(TryLockError::Error(e)) => return Err(failed(&path.display().to_string(), e)),
+            };
+            if locked {
+                match UnixListener::bind_addr(&address) {
+                    Ok(socket) => return Ok(Self { _file: file, _socket: socket }),
+                    Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                        file.unlock().map_err(|e| failed(&path.display().to_string(), e))?;
+                    }
+                    Err(e) => return Err(failed("@xtables", e)),
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(timeout(path, wait));
+            }
+            sleep(Self::POLL);
+        }
+    }
+}
+
+/// The error for a lock that somebody else kept, naming who.
+pub(crate) fn timeout(path: &Path, waited: Duration) -> Error {
+    let holders = holders(path);
+    let who = match holders.as_slice() {
+        [] => "its holder could not be found".to_owned(),
+        some => format!("held by {}", some.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+    };
+    let message =
+        format!("xtables lock {} not free within {} s: {who}; try again later", path.display(), waited.as_secs());
+    Error::new(ErrorKind::LockTimeout, message).with_holders(holders)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_table_text() {
+        let text = "1: FLOCK  ADVISORY  WRITE 4242 fd:01:77 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 4243 fd:01:77 0 EOF\n\
+                    2: POSIX  ADVISORY  WRITE 7 fd:01:77 0 EOF\n3: FLOCK ADVISORY WRITE 8 fd:01:78 0 EOF\nshort\n";
+        assert_eq!(holding_pids(text, |id| id == "fd:01:77"), [4242]);
+    }
+
+    #[test]
+    fn names_the_holder() {
+        let path = std::env::temp_dir().join(format!("iptables-lock-test-{}", std::process::id()));
+        let file = File::create(&path).unwrap();
+        file.lock().unwrap();
+        let error = HeldLock::take(&path, Duration::from_millis(60)).unwrap_err();
+        fs::remove_file(&path).unwrap();
+        assert_eq!(error.kind(), ErrorKind::LockTimeout);
+        assert!(error.is_retryable());
+        assert_eq!(error.lock_holders().first().map(|h| h.pid), Some(std::process::id()), "{error}");
+    }
+}

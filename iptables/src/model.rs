@@ -1,0 +1,211 @@
+//! Tables and chains as values.
+
+use crate::name::{ChainName, TableName};
+use crate::rule::{Counters, Rule};
+use std::collections::HashMap;
+use std::fmt;
+
+/// What a built-in chain does with a packet that no rule decided.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum Policy {
+    /// `ACCEPT`
+    Accept,
+    /// `DROP`
+    Drop,
+    /// A policy of another name, as printed.
+    Other(Box<str>),
+}
+
+impl Policy {
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        match word {
+            "-" => None,
+            "ACCEPT" => Some(Self::Accept),
+            "DROP" => Some(Self::Drop),
+            other => Some(Self::Other(other.into())),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Accept => "ACCEPT",
+            Self::Drop => "DROP",
+            Self::Other(word) => word,
+        })
+    }
+}
+
+/// A chain with its rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Chain {
+    /// Its name, unique in its table.
+    pub name: ChainName,
+    /// The policy of a built-in chain; `None` (`-` in dumps) for a user-defined one.
+    pub policy: Option<Policy>,
+    /// The counters of the policy; always `[0:0]` for a user-defined chain; `None` where the text has none.
+    pub counters: Option<Counters>,
+    /// Its rules in order.
+    pub rules: Vec<Rule>,
+}
+
+impl Chain {
+    /// A user-defined chain without rules.
+    pub fn new(name: ChainName) -> Self {
+        Self { name, policy: None, counters: Some(Counters::default()), rules: Vec::new() }
+    }
+
+    /// Whether both hold rules of the same meaning in the same order. Counters take no part.
+    pub fn same_rules(&self, rules: &[Rule]) -> bool {
+        self.rules.len() == rules.len() && self.rules.iter().zip(rules).all(|(ours, theirs)| ours.same_as(theirs))
+    }
+}
+
+/// A table: chains in the order of the dump, found by name in constant time.
+#[derive(Debug, Clone)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(into = "PlainTable", from = "PlainTable")
+)]
+pub struct Table {
+    name: TableName,
+    chains: Vec<Chain>,
+    index: HashMap<ChainName, usize>,
+    /// Comment and empty lines before `*table`.
+    pub(crate) leading: Vec<String>,
+}
+
+/// Names and chains; comment lines take no part.
+impl PartialEq for Table {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.chains == other.chains
+    }
+}
+
+impl Eq for Table {}
+
+#[cfg(feature = "serde")]
+#[derive(serde::Serialize, serde::Deserialize)]
+struct PlainTable {
+    name: TableName,
+    chains: Vec<Chain>,
+}
+
+#[cfg(feature = "serde")]
+impl From<Table> for PlainTable {
+    fn from(table: Table) -> Self {
+        Self { name: table.name, chains: table.chains }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<PlainTable> for Table {
+    fn from(plain: PlainTable) -> Self {
+        let mut table = Self::new(plain.name);
+        for chain in plain.chains {
+            table.insert(chain);
+        }
+        table
+    }
+}
+
+impl Table {
+    /// A table without chains.
+    pub fn new(name: TableName) -> Self {
+        Self { name, chains: Vec::new(), index: HashMap::new(), leading: Vec::new() }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &TableName {
+        &self.name
+    }
+
+    /// All chains in order.
+    pub fn chains(&self) -> &[Chain] {
+        &self.chains
+    }
+
+    /// The chain of this name.
+    pub fn chain(&self, name: &str) -> Option<&Chain> {
+        self.chains.get(*self.index.get(name)?)
+    }
+
+    /// The chain of this name, to change its rules.
+    pub fn chain_mut(&mut self, name: &str) -> Option<&mut Chain> {
+        self.chains.get_mut(*self.index.get(name)?)
+    }
+
+    /// Adds a chain at the end; a chain of the same name is replaced in its place and returned.
+    pub fn insert(&mut self, chain: Chain) -> Option<Chain> {
+        if let Some(existing) = self.index.get(chain.name.as_str()).and_then(|&at| self.chains.get_mut(at)) {
+            return Some(std::mem::replace(existing, chain));
+        }
+        self.index.insert(chain.name.clone(), self.chains.len());
+        self.chains.push(chain);
+        None
+    }
+
+    /// Takes a chain out.
+    pub fn remove(&mut self, name: &str) -> Option<Chain> {
+        let at = self.index.remove(name)?;
+        for position in self.index.values_mut().filter(|p| **p > at) {
+            *position = position.saturating_sub(1);
+        }
+        Some(self.chains.remove(at))
+    }
+
+    /// How many rules all chains hold together.
+    pub fn rule_count(&self) -> usize {
+        self.chains.iter().map(|c| c.rules.len()).sum()
+    }
+
+    /// The rules that jump or go to this chain, each with the chain it is in.
+    pub fn references<'t>(&'t self, target: &'t str) -> impl Iterator<Item = (&'t Chain, &'t Rule)> {
+        self.chains
+            .iter()
+            .flat_map(|c| c.rules.iter().map(move |r| (c, r)))
+            .filter(move |(_, r)| r.target() == Some(target))
+    }
+}
+
+/// Everything one `iptables-save` prints.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Dump {
+    /// Tables in the order of the text.
+    pub tables: Vec<Table>,
+    /// Comment and empty lines after the last `COMMIT`.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) trailing: Vec<String>,
+}
+
+impl Dump {
+    /// The table of this name; `None` if the text has none, which for the kernel means: no rules and policies of `ACCEPT`.
+    pub fn table(&self, name: &TableName) -> Option<&Table> {
+        self.tables.iter().find(|t| t.name() == name)
+    }
+
+    /// How many rules all tables hold together.
+    pub fn rule_count(&self) -> usize {
+        self.tables.iter().map(Table::rule_count).sum()
+    }
+
+    /// Whether a table has a chain of this name.
+    pub fn has_chain(&self, table: &TableName, chain: &str) -> bool {
+        self.table(table).is_some_and(|t| t.chain(chain).is_some())
+    }
+
+    /// Tables that `iptables-nft-save` could not show since they hold what only `nft` can express
+    /// (``# Table `nat' is incompatible, use 'nft' tool.``).
+    pub fn incompatible_tables(&self) -> Vec<&str> {
+        let lines = self.tables.iter().flat_map(|t| &t.leading).chain(&self.trailing);
+        lines
+            .filter_map(|l| l.strip_prefix("# Table `")?.split_once("' is incompatible").map(|(name, _)| name))
+            .collect()
+    }
+}

@@ -1,0 +1,84 @@
+//! Noticing that somebody flushed the tables.
+
+use crate::client::{Ensured, Iptables};
+use crate::error::Error;
+use crate::name::{ChainName, TableName};
+use crate::rule::Rule;
+use crate::runner::Runner;
+
+/// What has become of the canaries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub enum CanaryState {
+    /// All are alive.
+    Intact,
+    /// Gone from these tables, alive in others. A flush goes table by table, so this may be one under way: look again soon.
+    Partial(Vec<TableName>),
+    /// Gone from all tables: everything was flushed, and rules must be written anew.
+    Flushed,
+}
+
+/// A chain of a name nobody else uses, in each of a few tables. `iptables -F`, `iptables -X`, `iptables-restore` without
+/// `--noflush`, `nft flush ruleset` or a firewall's reload take it away together with everything else.
+///
+/// The chain holds one rule and nothing jumps to it, so packets never see it. The rule tells of a flush (`-F`) that left the
+/// chains in place. There is no thread: call [`Canary::check`] from your own timer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Canary {
+    chain: ChainName,
+    tables: Vec<TableName>,
+}
+
+impl Canary {
+    /// A canary of this name in `mangle`, `nat` and `filter`.
+    pub fn new(chain: ChainName) -> Self {
+        Self::in_tables(chain, [TableName::MANGLE, TableName::NAT, TableName::FILTER])
+    }
+
+    /// A canary of this name in these tables.
+    pub fn in_tables(chain: ChainName, tables: impl IntoIterator<Item = TableName>) -> Self {
+        Self { chain, tables: tables.into_iter().collect() }
+    }
+
+    fn rule() -> Result<Rule, Error> {
+        Rule::builder().comment("tells when the tables are flushed").target("RETURN").build()
+    }
+
+    /// Puts the canary where it is missing.
+    pub fn plant<R: Runner>(&self, iptables: &Iptables<R>) -> Result<Ensured, Error> {
+        let mut result = Ensured::AlreadyThere;
+        for table in &self.tables {
+            if iptables.ensure_chain_rules(table, &self.chain, &[Self::rule()?])? == Ensured::Added {
+                result = Ensured::Added;
+            }
+        }
+        Ok(result)
+    }
+
+    /// Looks whether it is still there, one `iptables-save` per table.
+    ///
+    /// # Errors
+    /// A failure to look is an error, never a sign of a flush.
+    pub fn check<R: Runner>(&self, iptables: &Iptables<R>) -> Result<CanaryState, Error> {
+        let mut gone = Vec::new();
+        for table in &self.tables {
+            let alive = iptables.dump_table(table)?.chain(self.chain.as_str()).is_some_and(|c| !c.rules.is_empty());
+            if !alive {
+                gone.push(table.clone());
+            }
+        }
+        Ok(match gone.len() {
+            0 => CanaryState::Intact,
+            n if n == self.tables.len() => CanaryState::Flushed,
+            _ => CanaryState::Partial(gone),
+        })
+    }
+
+    /// Takes it away from all tables; where it is not, that is fine.
+    pub fn remove<R: Runner>(&self, iptables: &Iptables<R>) -> Result<(), Error> {
+        for table in &self.tables {
+            iptables.delete_chain(table, &self.chain)?;
+        }
+        Ok(())
+    }
+}

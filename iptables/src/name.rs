@@ -1,0 +1,272 @@
+//! Families, back ends, and the names of tables and chains.
+
+use crate::error::{Error, ErrorKind, excerpt};
+use std::borrow::Cow;
+use std::fmt;
+
+/// Which of the two rule worlds: `iptables` or `ip6tables`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Family {
+    /// `iptables`
+    Ipv4,
+    /// `ip6tables`
+    Ipv6,
+}
+
+impl Family {
+    /// Both families, IPv4 first.
+    pub const ALL: [Self; 2] = [Self::Ipv4, Self::Ipv6];
+
+    /// The stem of the program names: `iptables` or `ip6tables`.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Ipv4 => "iptables",
+            Self::Ipv6 => "ip6tables",
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ipv4 => "IPv4",
+            Self::Ipv6 => "IPv6",
+        })
+    }
+}
+
+/// Which kernel interface a program writes to. The two are separate rule sets; packets pass both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Backend {
+    /// `ip_tables` and `ip6_tables`: `v1.8.9 (legacy)`, and every version before 1.8. Off by default in kernels since 6.17.
+    Legacy,
+    /// `nf_tables` through its iptables-compatible programs: `v1.8.9 (nf_tables)`.
+    NfTables,
+}
+
+impl Backend {
+    /// Both back ends, `nf_tables` first.
+    pub const ALL: [Self; 2] = [Self::NfTables, Self::Legacy];
+
+    /// The word in program names: `iptables-legacy`, `iptables-nft`.
+    pub fn program_suffix(self) -> &'static str {
+        match self {
+            Self::Legacy => "legacy",
+            Self::NfTables => "nft",
+        }
+    }
+
+    /// The other one.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::Legacy => Self::NfTables,
+            Self::NfTables => Self::Legacy,
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Legacy => "legacy",
+            Self::NfTables => "nf_tables",
+        })
+    }
+}
+
+/// White space to `isspace` in the C locale, or a control byte: neither can be part of a name.
+fn breaks_name(byte: u8) -> bool {
+    byte <= b' ' || byte == 0x7f
+}
+
+/// The name of a table.
+///
+/// The kernel has `raw`, `mangle`, `nat`, `filter` and `security`; the type admits others, since a table may come from a
+/// module. At most 31 bytes (`XT_TABLE_MAXNAMELEN` in `include/uapi/linux/netfilter/x_tables.h`), no white space.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "String", into = "String")
+)]
+pub struct TableName(Cow<'static, str>);
+
+impl TableName {
+    /// `filter`
+    pub const FILTER: Self = Self(Cow::Borrowed("filter"));
+    /// `nat`
+    pub const NAT: Self = Self(Cow::Borrowed("nat"));
+    /// `mangle`
+    pub const MANGLE: Self = Self(Cow::Borrowed("mangle"));
+    /// `raw`
+    pub const RAW: Self = Self(Cow::Borrowed("raw"));
+    /// `security`
+    pub const SECURITY: Self = Self(Cow::Borrowed("security"));
+
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] if empty, longer than 31 bytes, or with white space or control characters.
+    pub fn new(name: impl Into<String>) -> Result<Self, Error> {
+        let name = name.into();
+        if name.is_empty() || name.len() > 31 || name.bytes().any(breaks_name) {
+            return Err(Error::new(
+                ErrorKind::InvalidName,
+                format!("table name \"{}\" is empty, longer than 31 bytes or has white space", excerpt(&name)),
+            ));
+        }
+        Ok(Self(Cow::Owned(name)))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The built-in chains of this table, in the order `iptables-save` prints them; empty for a table unknown to us.
+    pub fn builtin_chains(&self) -> &'static [&'static str] {
+        match self.as_str() {
+            "filter" | "security" => &["INPUT", "FORWARD", "OUTPUT"],
+            "nat" => &["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"],
+            "mangle" => &["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"],
+            "raw" => &["PREROUTING", "OUTPUT"],
+            _ => &[],
+        }
+    }
+}
+
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl TryFrom<String> for TableName {
+    type Error = Error;
+    fn try_from(name: String) -> Result<Self, Error> {
+        Self::new(name)
+    }
+}
+
+impl From<TableName> for String {
+    fn from(name: TableName) -> Self {
+        name.0.into_owned()
+    }
+}
+
+/// The name of a chain.
+///
+/// [`ChainName::new`] admits what both back ends can create: 1 to 28 bytes (`XT_EXTENSION_MAXNAMELEN` minus the NUL; the
+/// longest that `iptables` accepts), no white space, control character or double quote, not starting with `-` or `!`.
+/// A parsed dump may hold wilder names made by other tools; those can be read and compared, and a
+/// [`Transaction`](crate::Transaction) refuses to write them.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "String", into = "String")
+)]
+pub struct ChainName(Box<str>);
+
+impl ChainName {
+    /// The longest name, in bytes.
+    pub const MAX_LEN: usize = 28;
+
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] if no program could create such a chain; the message says which rule it breaks.
+    pub fn new(name: impl Into<String>) -> Result<Self, Error> {
+        let name = name.into();
+        match Self::defect(&name) {
+            Some(why) => Err(Error::new(ErrorKind::InvalidName, format!("chain name \"{}\" {why}", excerpt(&name)))),
+            None => Ok(Self(name.into_boxed_str())),
+        }
+    }
+
+    /// A name that some other program has already put into the kernel.
+    pub(crate) fn observed(name: &str) -> Result<Self, Error> {
+        if name.is_empty() || name.bytes().any(breaks_name) {
+            return Err(Error::new(
+                ErrorKind::InvalidName,
+                format!("chain name \"{}\" is empty or has control characters", excerpt(name)),
+            ));
+        }
+        Ok(Self(name.into()))
+    }
+
+    /// Fails if this name came from a dump and could not be created by us.
+    pub(crate) fn check_writable(&self) -> Result<(), Error> {
+        Self::new(self.as_str()).map(drop)
+    }
+
+    fn defect(name: &str) -> Option<String> {
+        let first = name.chars().next();
+        if first.is_none() {
+            Some("is empty".to_owned())
+        } else if name.len() > Self::MAX_LEN {
+            Some(format!("has {} bytes, the kernel takes at most {}", name.len(), Self::MAX_LEN))
+        } else if matches!(first, Some('-' | '!')) {
+            Some("starts with '-' or '!', which iptables refuses".to_owned())
+        } else if name.bytes().any(|b| breaks_name(b) || b == b'"') {
+            Some("has white space, a control character or a double quote".to_owned())
+        } else {
+            None
+        }
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ChainName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::borrow::Borrow<str> for ChainName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for ChainName {
+    type Error = Error;
+    fn try_from(name: String) -> Result<Self, Error> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<&str> for ChainName {
+    type Error = Error;
+    fn try_from(name: &str) -> Result<Self, Error> {
+        Self::new(name)
+    }
+}
+
+impl std::str::FromStr for ChainName {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Self::new(name)
+    }
+}
+
+impl From<ChainName> for String {
+    fn from(name: ChainName) -> Self {
+        name.0.into_string()
+    }
+}
+
+impl PartialEq<str> for ChainName {
+    fn eq(&self, other: &str) -> bool {
+        self.as_str() == other
+    }
+}
+
+impl PartialEq<&str> for ChainName {
+    fn eq(&self, other: &&str) -> bool {
+        self.as_str() == *other
+    }
+}

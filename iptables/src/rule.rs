@@ -1,0 +1,305 @@
+//! A rule: its arguments as tokens, and its counters.
+
+use crate::canonical::CanonicalRule;
+use crate::error::{Error, ErrorKind, excerpt};
+use crate::name::ChainName;
+use crate::token::{Token, split};
+use std::fmt;
+
+/// Packet and byte counters, `[packets:bytes]` in dumps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Counters {
+    /// Packets that matched.
+    pub packets: u64,
+    /// Their bytes, counted from the network header.
+    pub bytes: u64,
+}
+
+impl Counters {
+    /// Reads `[packets:bytes]`; `None` for anything else.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (packets, bytes) = text.strip_prefix('[')?.strip_suffix(']')?.split_once(':')?;
+        let number = |digits: &str| {
+            let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+            plain.then(|| digits.parse().ok()).flatten()
+        };
+        Some(Self { packets: number(packets)?, bytes: number(bytes)? })
+    }
+}
+
+impl fmt::Display for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}:{}]", self.packets, self.bytes)
+    }
+}
+
+/// A rule without its chain: what stands after `-A CHAIN`, as arguments.
+///
+/// Arguments are kept as they are given, so that every extension works, known to this crate or not. Equality is that of the
+/// arguments, in order; counters take no part. To ask whether two rules mean the same (the kernel reorders arguments, adds
+/// `-m tcp`, writes `/32`, …), compare [`Rule::canonical`].
+///
+/// A rule read from a dump remembers its exact text and is printed byte for byte as it was.
+#[derive(Debug, Clone)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Rule {
+    tokens: Vec<Token>,
+    /// Counters as `iptables-save -c` printed them, or as a restore shall set them; `None` when not known.
+    pub counters: Option<Counters>,
+    /// The text it was read from, where that differs from how we would print it.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    source: Option<Box<str>>,
+    /// Read from bytes that were not UTF-8: good for comparing with what is read the same way, not for writing.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    lossy: bool,
+}
+
+impl PartialEq for Rule {
+    fn eq(&self, other: &Self) -> bool {
+        self.tokens == other.tokens
+    }
+}
+
+impl Eq for Rule {}
+
+impl std::hash::Hash for Rule {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.tokens.hash(state);
+    }
+}
+
+impl Rule {
+    /// The most arguments of one rule. The reader stops at 254, some of which it needs itself.
+    pub const MAX_TOKENS: usize = 240;
+
+    /// A rule of these arguments, each as the program shall receive it: not quoted.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidToken`] if an argument cannot be expressed, or if there are more than [`Rule::MAX_TOKENS`].
+    pub fn from_args<I>(args: I) -> Result<Self, Error>
+    where
+        I: IntoIterator,
+        I::Item: Into<String>,
+    {
+        let tokens = args.into_iter().map(Token::new).collect::<Result<Vec<_>, _>>()?;
+        let rule = Self::observed(tokens, None);
+        rule.check_writable()?;
+        Ok(rule)
+    }
+
+    /// Reads the arguments of a rule in restore syntax, that is with its quoting: `-s 10.0.0.0/8 -m comment --comment "a b" -j ACCEPT`.
+    /// No shell is involved.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidToken`] as for [`Rule::from_args`], or if a quotation is left open.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        if text.contains(['\n', '\0']) {
+            return Err(Error::new(
+                ErrorKind::InvalidToken,
+                format!("rule \"{}\" contains a newline or NUL byte", excerpt(text)),
+            ));
+        }
+        let line = split(text);
+        if line.open_quote {
+            return Err(Error::new(
+                ErrorKind::InvalidToken,
+                format!("rule \"{}\" leaves a quotation open", excerpt(text)),
+            ));
+        }
+        let rule = Self::observed(line.tokens, None);
+        rule.check_writable()?;
+        Ok(rule)
+    }
+
+    /// Starts a rule argument by argument.
+    pub fn builder() -> RuleBuilder {
+        RuleBuilder { tokens: Vec::new(), error: None }
+    }
+
+    pub(crate) fn observed(tokens: Vec<Token>, counters: Option<Counters>) -> Self {
+        Self { tokens, counters, source: None, lossy: false }
+    }
+
+    /// Remembers the text it was read from if printing would not give it back.
+    pub(crate) fn remember(mut self, source: &str, lossy: bool) -> Self {
+        self.lossy = lossy;
+        if self.arguments() != source {
+            self.source = Some(source.into());
+        }
+        self
+    }
+
+    /// Fails if the restore format cannot carry this rule.
+    pub(crate) fn check_writable(&self) -> Result<(), Error> {
+        if self.lossy {
+            return Err(Error::new(
+                ErrorKind::InvalidToken,
+                format!(
+                    "rule \"{}\" was read from bytes that are not UTF-8 and cannot be written back",
+                    excerpt(&self.arguments())
+                ),
+            ));
+        }
+        if self.tokens.len() > Self::MAX_TOKENS {
+            return Err(Error::new(
+                ErrorKind::InvalidToken,
+                format!(
+                    "rule has {} arguments, iptables-restore takes at most {}",
+                    self.tokens.len(),
+                    Self::MAX_TOKENS
+                ),
+            ));
+        }
+        self.tokens.iter().try_for_each(Token::check_writable)
+    }
+
+    /// The arguments.
+    pub fn tokens(&self) -> &[Token] {
+        &self.tokens
+    }
+
+    /// The same rule with these counters, which a restore then sets.
+    #[must_use]
+    pub fn with_counters(mut self, counters: Counters) -> Self {
+        self.counters = Some(counters);
+        self
+    }
+
+    /// What the rule means, in a form that is the same for every spelling this crate knows of; see [`CanonicalRule`].
+    pub fn canonical(&self) -> CanonicalRule {
+        CanonicalRule::of(self)
+    }
+
+    /// Whether both rules mean the same; counters take no part.
+    pub fn same_as(&self, other: &Self) -> bool {
+        self == other || self.canonical() == other.canonical()
+    }
+
+    /// Where the rule jumps (`-j`) or goes (`-g`): a chain or a target extension. `None` for a rule that only counts.
+    pub fn target(&self) -> Option<&str> {
+        let mut tokens = self.tokens.iter();
+        while let Some(token) = tokens.next() {
+            match token.as_str() {
+                "-j" | "--jump" | "-g" | "--goto" => return tokens.next().map(Token::as_str),
+                // Its argument may look like an option.
+                "--comment" | "--log-prefix" | "--nflog-prefix" | "--string" | "--hex-string" => drop(tokens.next()),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// The text of its (first) comment.
+    pub fn comment(&self) -> Option<&str> {
+        let at = self.tokens.iter().position(|t| t.as_str() == "--comment")?;
+        self.tokens.get(at.checked_add(1)?).map(Token::as_str)
+    }
+
+    /// The arguments quoted for the restore format.
+    pub fn arguments(&self) -> String {
+        let mut out = String::new();
+        self.write_arguments(&mut out);
+        out
+    }
+
+    /// Appends the arguments in quotes of our own choosing.
+    pub(crate) fn write_arguments(&self, out: &mut String) {
+        for (index, token) in self.tokens.iter().enumerate() {
+            if index > 0 {
+                out.push(' ');
+            }
+            token.quote_into(out);
+        }
+    }
+
+    /// Appends the arguments exactly as they were read, if they were.
+    pub(crate) fn write_source(&self, out: &mut String) {
+        match &self.source {
+            Some(source) => out.push_str(source),
+            None => self.write_arguments(out),
+        }
+    }
+}
+
+/// The arguments in the quoting of the restore format.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.arguments())
+    }
+}
+
+/// Builds a [`Rule`]; the first bad argument is reported by [`build`](RuleBuilder::build).
+#[derive(Debug)]
+#[must_use]
+pub struct RuleBuilder {
+    tokens: Vec<Token>,
+    error: Option<Error>,
+}
+
+impl RuleBuilder {
+    /// The longest comment in bytes (`XT_MAX_COMMENT_LEN` minus the NUL, `include/uapi/linux/netfilter/xt_comment.h`).
+    pub const MAX_COMMENT_LEN: usize = 255;
+
+    /// Adds one argument.
+    pub fn arg(mut self, arg: impl Into<String>) -> Self {
+        match Token::new(arg) {
+            Ok(token) => self.tokens.push(token),
+            Err(error) => self.error = self.error.or(Some(error)),
+        }
+        self
+    }
+
+    /// Adds several arguments.
+    pub fn args<I>(self, args: I) -> Self
+    where
+        I: IntoIterator,
+        I::Item: Into<String>,
+    {
+        args.into_iter().fold(self, Self::arg)
+    }
+
+    /// Adds `-m comment --comment TEXT`. At most 255 bytes, no newline, no NUL: longer ones are refused, not cut.
+    pub fn comment(mut self, text: &str) -> Self {
+        if text.len() > Self::MAX_COMMENT_LEN {
+            self.error = self.error.or(Some(Error::new(
+                ErrorKind::InvalidToken,
+                format!(
+                    "comment \"{}\" has {} bytes, the kernel takes at most {}",
+                    excerpt(text),
+                    text.len(),
+                    Self::MAX_COMMENT_LEN
+                ),
+            )));
+        }
+        self.args(["-m", "comment", "--comment", text])
+    }
+
+    /// Adds `-m set --match-set SET DIRECTIONS`, e.g. `dst,dst`.
+    pub fn match_set(self, set: &str, directions: &str) -> Self {
+        self.args(["-m", "set", "--match-set", set, directions])
+    }
+
+    /// Adds `-j CHAIN`.
+    pub fn jump(self, chain: &ChainName) -> Self {
+        self.args(["-j", chain.as_str()])
+    }
+
+    /// Adds `-j TARGET` for a target extension or verdict: `ACCEPT`, `MASQUERADE`, …
+    pub fn target(self, target: &str) -> Self {
+        self.args(["-j", target])
+    }
+
+    /// # Errors
+    /// [`ErrorKind::InvalidToken`] for the first argument that cannot be expressed.
+    pub fn build(self) -> Result<Rule, Error> {
+        match self.error {
+            Some(error) => Err(error),
+            None => {
+                let rule = Rule::observed(self.tokens, None);
+                rule.check_writable()?;
+                Ok(rule)
+            }
+        }
+    }
+}

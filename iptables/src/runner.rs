@@ -1,0 +1,128 @@
+//! The door to the outside: everything this crate starts, it starts through [`Runner`].
+
+use crate::error::Error;
+use crate::lock::{self, HeldLock};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// One program run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Invocation {
+    /// The program, by absolute path.
+    pub program: PathBuf,
+    /// Its arguments, without its name.
+    pub args: Vec<String>,
+    /// What it reads.
+    pub stdin: String,
+    /// When to give up and kill it.
+    pub time_limit: Duration,
+}
+
+impl Invocation {
+    /// A run with nothing to read.
+    pub fn new<I>(program: &Path, args: I, time_limit: Duration) -> Self
+    where
+        I: IntoIterator,
+        I::Item: Into<String>,
+    {
+        let args = args.into_iter().map(Into::into).collect();
+        Self { program: program.to_owned(), args, stdin: String::new(), time_limit }
+    }
+
+    /// The same with this text to read.
+    #[must_use]
+    pub fn with_stdin(mut self, text: String) -> Self {
+        self.stdin = text;
+        self
+    }
+}
+
+/// What came of a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Output {
+    /// The exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// What it printed.
+    pub stdout: Vec<u8>,
+    /// What it complained about.
+    pub stderr: Vec<u8>,
+}
+
+/// The lock on behalf of programs too old to take it; released on drop.
+#[derive(Debug)]
+pub struct LockGuard(#[expect(dead_code, reason = "held for its Drop")] Option<HeldLock>);
+
+impl LockGuard {
+    /// A guard that holds nothing, for runners whose programs need no lock.
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    pub(crate) fn take(path: &Path, wait: Duration) -> Result<Self, Error> {
+        HeldLock::take(path, wait).map(|lock| Self(Some(lock)))
+    }
+}
+
+/// Finds and runs the iptables programs. [`System`](crate::System) is the real one; with feature `testing`, `fake::FakeHost`
+/// holds tables in memory.
+pub trait Runner {
+    /// The absolute path of a program (`iptables-nft-save`); `None` if it is not installed.
+    fn find(&self, program: &str) -> Option<PathBuf>;
+
+    /// Runs a program to its end. An exit code other than 0 is not an error here.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if it cannot be started or talked to,
+    /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) if it was killed for taking too long.
+    fn run(&self, invocation: &Invocation) -> Result<Output, Error>;
+
+    /// The lock file in use.
+    fn lock_path(&self) -> &Path {
+        Path::new(lock::LOCK_PATH)
+    }
+
+    /// Takes the xtables lock for a program that does not do so itself.
+    ///
+    /// # Errors
+    /// [`ErrorKind::LockTimeout`](crate::ErrorKind::LockTimeout) if it is not free in time.
+    fn lock(&self, wait: Duration) -> Result<LockGuard, Error> {
+        LockGuard::take(self.lock_path(), wait)
+    }
+}
+
+impl<R: Runner + ?Sized> Runner for &R {
+    fn find(&self, program: &str) -> Option<PathBuf> {
+        (**self).find(program)
+    }
+
+    fn run(&self, invocation: &Invocation) -> Result<Output, Error> {
+        (**self).run(invocation)
+    }
+
+    fn lock_path(&self) -> &Path {
+        (**self).lock_path()
+    }
+
+    fn lock(&self, wait: Duration) -> Result<LockGuard, Error> {
+        (**self).lock(wait)
+    }
+}
+
+impl<R: Runner + ?Sized> Runner for std::sync::Arc<R> {
+    fn find(&self, program: &str) -> Option<PathBuf> {
+        (**self).find(program)
+    }
+
+    fn run(&self, invocation: &Invocation) -> Result<Output, Error> {
+        (**self).run(invocation)
+    }
+
+    fn lock_path(&self) -> &Path {
+        (**self).lock_path()
+    }
+
+    fn lock(&self, wait: Duration) -> Result<LockGuard, Error> {
+        (**self).lock(wait)
+    }
+}

@@ -1,0 +1,265 @@
+//! The real runner: programs of this machine, started without a shell.
+
+use crate::error::{Error, ErrorKind};
+use crate::lock;
+use crate::runner::{Invocation, Output, Runner};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Where programs are looked for, in this order. The `PATH` of our environment is not consulted.
+const DIRECTORIES: [&str; 6] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin", "/usr/local/bin"];
+
+/// Runs the programs of this machine, in the network namespace of the calling thread.
+///
+/// Programs are started by absolute path, without a shell, with an environment of just `LC_ALL=C` and `PATH` (and
+/// `XTABLES_LOCKFILE`, if set here), and killed when their time is over.
+#[derive(Debug, Clone)]
+pub struct System {
+    directories: Vec<PathBuf>,
+    lock_file: Option<PathBuf>,
+}
+
+impl Default for System {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl System {
+    /// Looks for programs in the usual directories.
+    pub fn new() -> Self {
+        Self { directories: DIRECTORIES.iter().map(PathBuf::from).collect(), lock_file: None }
+    }
+
+    /// Looks for programs here first: the sandboxed copy of a container image, for example. Relative paths are ignored.
+    #[must_use]
+    pub fn with_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        let directory = directory.into();
+        if directory.is_absolute() {
+            self.directories.insert(0, directory);
+        }
+        self
+    }
+
+    /// Uses another lock file than `/run/xtables.lock`: in a container, the path where the host's file is mounted. Handed to
+    /// the programs as `XTABLES_LOCKFILE`, which they know since 1.8.6; older ones ignore it.
+    #[must_use]
+    pub fn with_lock_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.lock_file = Some(path.into());
+        self
+    }
+}
+
+impl Runner for System {
+    fn find(&self, program: &str) -> Option<PathBuf> {
+        let runs = |path: &PathBuf| path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+        self.directories.iter().map(|d| d.join(program)).find(runs)
+    }
+
+    fn run(&self, invocation: &Invocation) -> Result<Output, Error> {
+        let name = invocation.program.display();
+        if !invocation.program.is_absolute() {
+            return Err(Error::new(ErrorKind::ProgramMissing, format!("{name} is not an absolute path")));
+        }
+        let mut command = Command::new(&invocation.program);
+        command.args(&invocation.args).env_clear().env("LC_ALL", "C").env("PATH", DIRECTORIES.join(":"));
+        if let Some(path) = &self.lock_file {
+            command.env("XTABLES_LOCKFILE", path);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().map_err(|e| {
+            let kind = match e.kind() {
+                io::ErrorKind::NotFound => ErrorKind::ProgramMissing,
+                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+                _ => ErrorKind::Io,
+            };
+            Error::new(kind, format!("cannot start {name}")).with_source(e)
+        })?;
+        let mut child = Reaped(child);
+        match converse(&mut child.0, invocation) {
+            Ok(Some(output)) => Ok(output),
+            Ok(None) => Err(Error::new(
+                ErrorKind::TimedOut,
+                format!(
+                    "{name} {} was killed after {:.1} s",
+                    invocation.args.join(" "),
+                    invocation.time_limit.as_secs_f64()
+                ),
+            )),
+            Err(e) => Err(Error::new(ErrorKind::Io, format!("lost contact with {name}")).with_source(e)),
+        }
+    }
+
+    fn lock_path(&self) -> &Path {
+        self.lock_file.as_deref().unwrap_or(Path::new(lock::LOCK_PATH))
+    }
+}
+
+/// A child that does not outlive us: killed and waited for on drop, if it still runs.
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        if !matches!(self.0.try_wait(), Ok(Some(_))) {
+            // Both fail only if it is gone already.
+            drop(self.0.kill());
+            drop(self.0.wait());
+        }
+    }
+}
+
+/// The three pipes; each is closed when it is done with.
+struct Pipes {
+    stdin: Option<ChildStdin>,
+    stdout: Option<ChildStdout>,
+    stderr: Option<ChildStderr>,
+}
+
+/// Feeds and reads a child until it ends; `None` when its time is over.
+fn converse(child: &mut Child, invocation: &Invocation) -> io::Result<Option<Output>> {
+    let deadline = Instant::now() + invocation.time_limit;
+    let mut pipes = Pipes { stdin: child.stdin.take(), stdout: child.stdout.take(), stderr: child.stderr.take() };
+    if let Some(pipe) = &pipes.stdin {
+        unblock(pipe)?;
+    }
+    if let Some(pipe) = &pipes.stdout {
+        unblock(pipe)?;
+    }
+    if let Some(pipe) = &pipes.stderr {
+        unblock(pipe)?;
+    }
+    let mut unwritten = invocation.stdin.as_bytes();
+    let mut output = Output::default();
+    loop {
+        if unwritten.is_empty() {
+            pipes.stdin = None;
+        }
+        if pipes.stdin.is_none() && pipes.stdout.is_none() && pipes.stderr.is_none() {
+            break;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        wait_for_any(&pipes, left)?;
+        if let Some(pipe) = &mut pipes.stdin {
+            match pipe.write(unwritten) {
+                Ok(count) => unwritten = unwritten.get(count..).unwrap_or_default(),
+                // It ended without reading everything; its exit code and messages say why.
+                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => unwritten = &[],
+                Err(e) if is_transient(&e) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if drain(pipes.stdout.as_mut(), &mut output.stdout)? {
+            pipes.stdout = None;
+        }
+        if drain(pipes.stderr.as_mut(), &mut output.stderr)? {
+            pipes.stderr = None;
+        }
+    }
+    // Its output is closed: it is about to end.
+    let mut pause = Duration::from_micros(50);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            output.code = status.code();
+            return Ok(Some(output));
+        }
+        if Instant::now() >= deadline {
+            return Ok(None);
+        }
+        sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
+fn unblock(pipe: &impl AsFd) -> io::Result<()> {
+    let flags = OFlag::from_bits_retain(fcntl(pipe, FcntlArg::F_GETFL)?);
+    fcntl(pipe, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+    Ok(())
+}
+
+fn is_transient(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+fn wait_for_any(pipes: &Pipes, left: Duration) -> io::Result<()> {
+    let write = pipes.stdin.as_ref().map(|p| PollFd::new(p.as_fd(), PollFlags::POLLOUT));
+    let out = pipes.stdout.as_ref().map(|p| PollFd::new(p.as_fd(), PollFlags::POLLIN));
+    let err = pipes.stderr.as_ref().map(|p| PollFd::new(p.as_fd(), PollFlags::POLLIN));
+    let mut fds: Vec<PollFd<'_>> = [write, out, err].into_iter().flatten().collect();
+    // Rounded up, so that a last fraction of a millisecond is not spent spinning.
+    let timeout = PollTimeout::try_from(left.saturating_add(Duration::from_millis(1))).unwrap_or(PollTimeout::MAX);
+    match poll(&mut fds, timeout) {
+        Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Reads what is there; `true` at the end.
+fn drain(pipe: Option<&mut impl Read>, into: &mut Vec<u8>) -> io::Result<bool> {
+    let Some(pipe) = pipe else { return Ok(false) };
+    let mut buffer = [0; 16 * 1024];
+    loop {
+        match pipe.read(&mut buffer) {
+            Ok(0) => return Ok(true),
+            Ok(count) => into.extend_from_slice(buffer.get(..count).unwrap_or_default()),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(program: &str, args: &[&str], stdin: &str, limit: Duration) -> Result<Output, Error> {
+        let system = System::new();
+        let path = system.find(program).unwrap();
+        system.run(&Invocation::new(&path, args.iter().copied(), limit).with_stdin(stdin.to_owned()))
+    }
+
+    #[test]
+    fn carries_large_texts_both_ways() {
+        let text = "0123456789abcdef\n".repeat(100_000);
+        let output = run("cat", &[], &text, Duration::from_secs(20)).unwrap();
+        assert_eq!((output.code, output.stdout == text.as_bytes()), (Some(0), true));
+    }
+
+    #[test]
+    fn a_program_that_does_not_read_is_no_error() {
+        let output = run("false", &[], &"x".repeat(1_000_000), Duration::from_secs(20)).unwrap();
+        assert_eq!(output.code, Some(1));
+    }
+
+    #[test]
+    fn too_long_is_killed() {
+        let start = Instant::now();
+        let error = run("sleep", &["60"], "", Duration::from_millis(200)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn environment_is_ours() {
+        let output = run("env", &[], "", Duration::from_secs(20)).unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("LC_ALL=C\n") && text.lines().count() == 2, "{text}");
+    }
+
+    #[test]
+    fn relative_programs_are_refused() {
+        let error =
+            System::new().run(&Invocation::new(Path::new("iptables"), [""; 0], Duration::from_secs(1))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ProgramMissing);
+    }
+}

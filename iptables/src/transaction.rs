@@ -1,0 +1,260 @@
+//! Edits to tables, written as the text that `iptables-restore --noflush` reads.
+
+use crate::error::{Error, ErrorKind, excerpt};
+use crate::model::{Chain, Policy, Table};
+use crate::name::{ChainName, TableName};
+use crate::rule::Rule;
+use std::collections::HashSet;
+use std::fmt;
+
+/// One edit of a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Edit {
+    /// `-A`: add at the end of a chain.
+    Append(ChainName, Rule),
+    /// `-I CHAIN N`: insert so that it becomes rule number `N`, counted from 1. Fails if the chain has fewer than `N - 1` rules.
+    Insert(ChainName, usize, Rule),
+    /// `-D`: delete the first rule that the program considers equal. Fails if there is none.
+    Delete(ChainName, Rule),
+    /// `-N`: create a user-defined chain. Fails if it exists.
+    NewChain(ChainName),
+    /// `-F CHAIN`: delete all rules of one chain. Fails if there is no such chain. (All chains of a table at once cannot be
+    /// expressed: they are not all ours.)
+    Flush(ChainName),
+    /// `-X CHAIN`: delete an empty chain to which no rule jumps.
+    DeleteChain(ChainName),
+    /// `-P`: the policy of a built-in chain; its counters stay.
+    SetPolicy(ChainName, Policy),
+}
+
+/// The edits of one table, applied all or not at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TableEdit {
+    name: TableName,
+    declared: Vec<ChainName>,
+    known: HashSet<ChainName>,
+    edits: Vec<Edit>,
+}
+
+impl TableEdit {
+    fn new(name: TableName) -> Self {
+        Self { name, declared: Vec::new(), known: HashSet::new(), edits: Vec::new() }
+    }
+
+    /// Declares a user-defined chain: `:CHAIN - [0:0]`.
+    ///
+    /// If it does not exist it is created; **if it exists its rules are deleted**, in the same atomic step in which the rules
+    /// appended here take their place. Chain lines stand before all edits, so rules may jump to chains declared later.
+    pub fn chain(&mut self, chain: ChainName) -> &mut Self {
+        if self.known.insert(chain.clone()) {
+            self.declared.push(chain);
+        }
+        self
+    }
+
+    /// Declares a chain and gives it exactly these rules.
+    pub fn replace_chain(&mut self, chain: ChainName, rules: impl IntoIterator<Item = Rule>) -> &mut Self {
+        self.chain(chain.clone());
+        self.edits.extend(rules.into_iter().map(|rule| Edit::Append(chain.clone(), rule)));
+        self
+    }
+
+    /// Declares a chain and gives it exactly these rules, unless `observed` already has them (in meaning, see
+    /// [`Rule::canonical`]). Says whether anything was added. This keeps the counters of a chain that need not change.
+    pub fn replace_chain_if_different(&mut self, observed: Option<&Table>, chain: &ChainName, rules: &[Rule]) -> bool {
+        let same = observed.and_then(|t| t.chain(chain.as_str())).is_some_and(|c| c.same_rules(rules));
+        if !same {
+            self.replace_chain(chain.clone(), rules.iter().cloned());
+        }
+        !same
+    }
+
+    /// Makes these rules the first of a chain, in this order, each just once; `observed` is the chain as it is now (`None`: no
+    /// rules). Other rules stay in their order behind them. Says whether anything was added: nothing is if all is so already.
+    pub fn lead_with(&mut self, chain: &ChainName, observed: Option<&Chain>, rules: &[Rule]) -> bool {
+        let present = observed.map_or(&[][..], |c| &c.rules);
+        let wanted: Vec<_> = rules.iter().map(Rule::canonical).collect();
+        let ours: Vec<(usize, &Rule)> =
+            present.iter().enumerate().filter(|(_, rule)| wanted.contains(&rule.canonical())).collect();
+        let in_place = ours.len() == rules.len()
+            && ours
+                .iter()
+                .zip(&wanted)
+                .enumerate()
+                .all(|(index, ((at, rule), wanted))| index == *at && rule.canonical() == *wanted);
+        if in_place {
+            return false;
+        }
+        self.edits.extend(ours.into_iter().map(|(_, rule)| Edit::Delete(chain.clone(), rule.clone())));
+        self.edits.extend(rules.iter().zip(1..).map(|(rule, at)| Edit::Insert(chain.clone(), at, rule.clone())));
+        true
+    }
+
+    /// Adds an edit; edits are done in the order they are added.
+    pub fn edit(&mut self, edit: Edit) -> &mut Self {
+        self.edits.push(edit);
+        self
+    }
+
+    /// Deletes a chain with its rules. Fails if another chain jumps to it, or if it does not exist.
+    pub fn delete_chain(&mut self, chain: ChainName) -> &mut Self {
+        self.edit(Edit::Flush(chain.clone())).edit(Edit::DeleteChain(chain))
+    }
+
+    /// The table these edits are for.
+    pub fn name(&self) -> &TableName {
+        &self.name
+    }
+
+    fn is_empty(&self) -> bool {
+        self.declared.is_empty() && self.edits.is_empty()
+    }
+}
+
+/// Edits to one or more tables, applied by one run of `iptables-restore --noflush`.
+///
+/// Each table is changed atomically, in the order in which tables were first named; nothing makes several tables change
+/// together, so name the table first that the others need. Chains and rules that are not mentioned stay as they are.
+///
+/// Its [`Display`](fmt::Display) form is the text the program gets.
+///
+/// ```
+/// use iptables::{ChainName, Edit, Rule, TableName, Transaction};
+/// let mut change = Transaction::new();
+/// let mine = ChainName::new("MY-SERVICES")?;
+/// change.table(TableName::NAT)
+///     .replace_chain(mine.clone(), [Rule::parse("-d 10.96.0.10 -p udp --dport 53 -j ACCEPT")?])
+///     .edit(Edit::Insert(ChainName::new("OUTPUT")?, 1, Rule::builder().comment("our portals").jump(&mine).build()?));
+/// assert_eq!(change.to_string(), "\
+/// *nat
+/// :MY-SERVICES - [0:0]
+/// -A MY-SERVICES -d 10.96.0.10 -p udp --dport 53 -j ACCEPT
+/// -I OUTPUT 1 -m comment --comment \"our portals\" -j MY-SERVICES
+/// COMMIT
+/// ");
+/// # Ok::<(), iptables::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Transaction {
+    tables: Vec<TableEdit>,
+}
+
+impl Transaction {
+    /// The longest line that `iptables-restore` reads in one piece: its buffer of 10,240 bytes less newline and NUL. A longer
+    /// one would be cut in two, and the rest taken for a command.
+    pub const MAX_LINE: usize = 10_238;
+
+    /// No edits yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The edits of a table, to add to.
+    pub fn table(&mut self, name: TableName) -> &mut TableEdit {
+        let at = self.tables.iter().position(|t| t.name == name).unwrap_or_else(|| {
+            self.tables.push(TableEdit::new(name));
+            self.tables.len().saturating_sub(1)
+        });
+        #[expect(clippy::indexing_slicing, reason = "position of an element just found or pushed")]
+        &mut self.tables[at]
+    }
+
+    /// Whether nothing would change.
+    pub fn is_empty(&self) -> bool {
+        self.tables.iter().all(TableEdit::is_empty)
+    }
+
+    /// Whether a rule sets counters, so that `--counters` is needed.
+    pub(crate) fn sets_counters(&self) -> bool {
+        let edits = self.tables.iter().flat_map(|t| &t.edits);
+        edits.filter_map(Edit::rule).any(|r| r.counters.is_some())
+    }
+
+    /// The text for `iptables-restore`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidToken`] for a rule that the format cannot carry (it came from a dump, or its line is longer than
+    /// [`Transaction::MAX_LINE`]), [`ErrorKind::InvalidName`] for a chain name that only other tools can make.
+    pub fn to_restore_text(&self) -> Result<String, Error> {
+        for table in &self.tables {
+            table.declared.iter().try_for_each(ChainName::check_writable)?;
+            for edit in &table.edits {
+                edit.chain().check_writable()?;
+                edit.rule().map_or(Ok(()), Rule::check_writable)?;
+            }
+        }
+        let text = self.to_string();
+        match text.split('\n').find(|line| line.len() > Self::MAX_LINE) {
+            None => Ok(text),
+            Some(line) => Err(Error::new(
+                ErrorKind::InvalidToken,
+                format!(
+                    "line \"{}\" has {} bytes, iptables-restore reads at most {}",
+                    excerpt(line),
+                    line.len(),
+                    Self::MAX_LINE
+                ),
+            )),
+        }
+    }
+}
+
+impl Edit {
+    fn chain(&self) -> &ChainName {
+        match self {
+            Self::Append(chain, _)
+            | Self::Insert(chain, _, _)
+            | Self::Delete(chain, _)
+            | Self::NewChain(chain)
+            | Self::Flush(chain)
+            | Self::DeleteChain(chain)
+            | Self::SetPolicy(chain, _) => chain,
+        }
+    }
+
+    fn rule(&self) -> Option<&Rule> {
+        match self {
+            Self::Append(_, rule) | Self::Insert(_, _, rule) | Self::Delete(_, rule) => Some(rule),
+            Self::NewChain(_) | Self::Flush(_) | Self::DeleteChain(_) | Self::SetPolicy(_, _) => None,
+        }
+    }
+}
+
+/// The line of restore text.
+impl fmt::Display for Edit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Some(counters), Self::Append(..) | Self::Insert(..)) = (self.rule().and_then(|r| r.counters), self) {
+            write!(f, "{counters} ")?;
+        }
+        match self {
+            Self::Append(chain, _) => write!(f, "-A {chain}")?,
+            Self::Insert(chain, at, _) => write!(f, "-I {chain} {at}")?,
+            Self::Delete(chain, _) => write!(f, "-D {chain}")?,
+            Self::NewChain(chain) => write!(f, "-N {chain}")?,
+            Self::Flush(chain) => write!(f, "-F {chain}")?,
+            Self::DeleteChain(chain) => write!(f, "-X {chain}")?,
+            Self::SetPolicy(chain, policy) => write!(f, "-P {chain} {policy}")?,
+        }
+        match self.rule() {
+            Some(rule) if !rule.tokens().is_empty() => write!(f, " {rule}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Transaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for table in self.tables.iter().filter(|t| !t.is_empty()) {
+            writeln!(f, "*{}", table.name)?;
+            for chain in &table.declared {
+                writeln!(f, ":{chain} - [0:0]")?;
+            }
+            for edit in &table.edits {
+                writeln!(f, "{edit}")?;
+            }
+            writeln!(f, "COMMIT")?;
+        }
+        Ok(())
+    }
+}

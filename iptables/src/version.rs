@@ -1,0 +1,130 @@
+//! Versions of the programs, and what they can do.
+
+use crate::error::{Error, ErrorKind, excerpt};
+use crate::name::Backend;
+use regex::Regex;
+use semver::Version;
+use std::fmt;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// What a program says of itself: `iptables v1.8.9 (nf_tables)`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProgramVersion {
+    /// Its version. A fourth number, as in 1.4.3.2, is dropped.
+    pub version: Version,
+    /// What it writes to. Programs before 1.8 do not say; they know only the legacy tables.
+    pub backend: Backend,
+}
+
+static VERSION: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"\bv([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?[0-9.]*\S*(?:\s+\((\w+)\))?").ok());
+
+impl ProgramVersion {
+    /// Reads the output of `--version`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnsupportedProgram`] if there is no version in it, or a back end of another name.
+    ///
+    /// ```
+    /// use iptables::{Backend, ProgramVersion};
+    /// let v = ProgramVersion::parse("ip6tables v1.8.9 (nf_tables)\n")?;
+    /// assert_eq!((v.version.to_string().as_str(), v.backend), ("1.8.9", Backend::NfTables));
+    /// assert_eq!(ProgramVersion::parse("iptables v1.4.21")?.backend, Backend::Legacy);
+    /// # Ok::<(), iptables::Error>(())
+    /// ```
+    pub fn parse(output: &str) -> Result<Self, Error> {
+        let unknown =
+            |why: &str| Error::new(ErrorKind::UnsupportedProgram, format!("{why} in \"{}\"", excerpt(output.trim())));
+        let found = VERSION.as_ref().and_then(|v| v.captures(output)).ok_or_else(|| unknown("no version"))?;
+        let number = |at: usize| found.get(at).map_or(Ok(0), |m| m.as_str().parse::<u64>());
+        let (Ok(major), Ok(minor), Ok(patch)) = (number(1), number(2), number(3)) else {
+            return Err(unknown("no version"));
+        };
+        let backend = match found.get(4).map(|m| m.as_str()) {
+            None | Some("legacy") => Backend::Legacy,
+            Some("nf_tables") => Backend::NfTables,
+            Some(_) => return Err(unknown("unknown back end")),
+        };
+        Ok(Self { version: Version::new(major, minor, patch), backend })
+    }
+
+    /// Whether `MASQUERADE --random-fully` is known (since 1.6.2).
+    pub fn has_random_fully(&self) -> bool {
+        self.version >= Version::new(1, 6, 2)
+    }
+
+    /// How this version's `iptables-restore` waits for the xtables lock.
+    pub fn restore_wait(&self, version_option_works: bool, wait: Duration) -> RestoreWait {
+        let seconds = wait.as_secs().max(1).to_string();
+        if self.backend == Backend::NfTables {
+            // It takes no lock: the kernel's transactions are atomic.
+            RestoreWait::Nothing
+        } else if self.version >= Version::new(1, 8, 8) {
+            // Prints "Ignoring deprecated --wait-interval option." since then.
+            RestoreWait::Options(vec!["-w".into(), seconds])
+        } else if self.version >= Version::new(1, 6, 2) {
+            RestoreWait::Options(vec!["-w".into(), seconds, "-W".into(), "100000".into()])
+        } else if version_option_works {
+            // A distribution's back-port. It knows `-w`, not a limit; the program's own time limit bounds it.
+            RestoreWait::Options(vec!["-w".into()])
+        } else {
+            RestoreWait::LockForIt
+        }
+    }
+}
+
+impl fmt::Display for ProgramVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.version, self.backend)
+    }
+}
+
+/// What must be done so that a restore waits for its turn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RestoreWait {
+    /// Nothing.
+    Nothing,
+    /// These command-line options.
+    Options(Vec<String>),
+    /// The program takes no lock: its caller must hold it meanwhile.
+    LockForIt,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> (String, Backend) {
+        let v = ProgramVersion::parse(text).unwrap();
+        (v.version.to_string(), v.backend)
+    }
+
+    #[test]
+    fn version_lines() {
+        assert_eq!(parse("iptables v1.8.9 (nf_tables)\n"), ("1.8.9".into(), Backend::NfTables));
+        assert_eq!(parse("iptables-restore v1.8.7 (legacy)\n"), ("1.8.7".into(), Backend::Legacy));
+        assert_eq!(parse("iptables v1.4.21"), ("1.4.21".into(), Backend::Legacy));
+        assert_eq!(parse("iptables v1.4.3.2"), ("1.4.3".into(), Backend::Legacy));
+        assert_eq!(parse("ip6tables v1.8"), ("1.8.0".into(), Backend::Legacy));
+        for bad in ["", "garbage", "v", "iptables 1.8.9", "iptables v1.8.9 (ebpf)", "v99999999999.1.1"] {
+            assert_eq!(ProgramVersion::parse(bad).unwrap_err().kind(), ErrorKind::UnsupportedProgram, "{bad}");
+        }
+    }
+
+    #[test]
+    fn wait_options_by_version() {
+        let wait = |text: &str, works| {
+            let version = ProgramVersion::parse(text).unwrap();
+            version.restore_wait(works, Duration::from_secs(5))
+        };
+        let options = |words: &[&str]| RestoreWait::Options(words.iter().map(|w| (*w).to_owned()).collect());
+        assert_eq!(wait("v1.8.9 (nf_tables)", true), RestoreWait::Nothing);
+        assert_eq!(wait("v1.8.9 (legacy)", true), options(&["-w", "5"]));
+        assert_eq!(wait("v1.6.2", true), options(&["-w", "5", "-W", "100000"]));
+        assert_eq!(wait("v1.8.7 (legacy)", true), options(&["-w", "5", "-W", "100000"]));
+        assert_eq!(wait("v1.6.1", true), options(&["-w"]));
+        assert_eq!(wait("v1.4.21", false), RestoreWait::LockForIt);
+    }
+}
