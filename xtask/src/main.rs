@@ -1,2 +1,71 @@
-//! The project commands.
-fn main() {}
+//! The project's commands: `cargo xtask COMMAND`.
+//!
+//! One file for each command below `commands/`; what they share lies beside this file. The tests need kernels that
+//! the machine at hand does not run: [`kernel`] fetches them, [`vm`] boots them.
+
+mod apt;
+mod cache;
+mod commands;
+mod cpio;
+mod error;
+mod kernel;
+mod tools;
+mod vm;
+
+use std::error::Error as _;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use crate::error::{Error, Result};
+
+const HELP: &str = "\
+Usage: cargo xtask COMMAND [OPTIONS]
+
+  setup   install what the tests need and fetch kernels
+  vm      run a command, or a shell, on a real kernel in a virtual machine
+
+cargo xtask COMMAND --help says more. Exit codes: 0 done, 2 bad usage, 125 the command could not do its work.
+";
+
+/// What a command does with its arguments.
+type Main = fn(&[OsString]) -> Result<ExitCode>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match dispatch(&arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            let mut line = format!("xtask: {error}");
+            let mut cause = error.source();
+            while let Some(source) = cause {
+                line.push_str(": ");
+                line.push_str(&source.to_string());
+                cause = source.source();
+            }
+            eprintln!("{line}");
+            error.exit_code()
+        }
+    }
+}
+
+fn dispatch(arguments: &[OsString]) -> Result<ExitCode> {
+    let Some((command, rest)) = arguments.split_first() else {
+        return Err(Error::usage(format!("no command given\n\n{HELP}")));
+    };
+    let own: Vec<&OsString> = rest.iter().take_while(|argument| *argument != "--").collect();
+    let wants_help = own.iter().any(|argument| *argument == "--help" || *argument == "-h");
+    let (help, main): (&str, Main) = match command.to_str() {
+        Some("setup") => (commands::setup::HELP, commands::setup::main),
+        Some("vm") => (commands::vm::HELP, commands::vm::main),
+        Some("--help" | "-h" | "help") => {
+            print!("{HELP}");
+            return Ok(ExitCode::SUCCESS);
+        }
+        _ => return Err(Error::usage(format!("unknown command {}\n\n{HELP}", command.display()))),
+    };
+    if wants_help {
+        print!("{help}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    main(rest)
+}
