@@ -183,11 +183,11 @@ impl FromStr for VirtualServerKey {
     fn from_str(text: &str) -> Result<Self, OutOfRange> {
         let refuse = || OutOfRange::new("virtual server", text, "PROTOCOL ADDRESS:PORT, FWM MARK or FWM6 MARK");
         let (first, second) = text.split_once(' ').ok_or_else(refuse)?;
-        let mark = |family| second.parse().ok().ok_or_else(|| refuse()).and_then(|mark| Self::fwmark(family, mark));
+        let mark = |family| second.parse().ok().ok_or_else(refuse).and_then(|mark| Self::fwmark(family, mark));
         match first {
             "FWM" => mark(Family::V4),
             "FWM6" => mark(Family::V6),
-            protocol => Ok(Self::new(protocol.parse()?, second.parse().ok().ok_or_else(|| refuse())?)),
+            protocol => Ok(Self::new(protocol.parse()?, second.parse().ok().ok_or_else(refuse)?)),
         }
     }
 }
