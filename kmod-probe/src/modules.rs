@@ -115,6 +115,10 @@ impl<T> List<T> {
     ) -> Result<Self, Error> {
         let cut_off = bytes.last().is_some_and(|byte| *byte != end);
         let whole = bytes.iter().rposition(|byte| *byte == end).and_then(|last| bytes.get(..last)).unwrap_or_default();
+        if cut_off && whole.is_empty() {
+            let why = format!("this is no {what}: not one whole line in {} bytes", bytes.len());
+            return Err(Error::new(ErrorKind::InvalidList, why));
+        }
         let mut modules = BTreeMap::new();
         let (mut taken, mut skipped, mut first_skipped) = (0_usize, 0_usize, 0);
         for (index, record) in whole.split(|byte| *byte == end).enumerate() {

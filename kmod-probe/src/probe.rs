@@ -110,7 +110,7 @@ impl Probe {
 
     /// Whether a backend has everything for the families asked for.
     fn backend(&self, backend: Backend, findings: &[Finding]) -> Answer {
-        let rows = findings.iter().filter(|finding| self.needs(backend, finding));
+        let rows = findings.iter().filter(|finding| needed_by(&self.profile, backend, finding));
         rows.map(|finding| match finding.state {
             State::Missing => Answer::No,
             // As everywhere: a part that cannot be checked is no obstacle.
@@ -121,13 +121,6 @@ impl Probe {
             (Answer::No, _) | (_, Answer::No) => Answer::No,
             (Answer::Unknown, _) | (_, Answer::Unknown) => Answer::Unknown,
             _ => Answer::Yes,
-        })
-    }
-
-    fn needs(&self, backend: Backend, finding: &Finding) -> bool {
-        finding.backend.is_some_and(|(of, families)| {
-            let wanted = self.profile.wanted_families();
-            of == backend && [Family::Ipv4, Family::Ipv6].iter().any(|f| families.has(*f) && wanted.has(*f))
         })
     }
 }
@@ -164,9 +157,7 @@ struct Judge<'a> {
 impl Judge<'_> {
     fn verdict(&self, ipset: Option<&IpsetVersion>, notes: Vec<String>) -> Verdict {
         let mut verdict = Verdict { answer: Answer::Yes, reasons: Vec::new(), caveats: notes };
-        for finding in self.findings.iter().filter(|finding| finding.need == Need::Required) {
-            self.judge(finding, &mut verdict);
-        }
+        self.judge_findings(&mut verdict);
         self.judge_backends(&mut verdict);
         if let Some(version) = ipset.filter(|version| !version.is_enough()) {
             let least = IpsetVersion::MINIMUM;
@@ -182,21 +173,29 @@ impl Judge<'_> {
         verdict
     }
 
-    fn judge(&self, finding: &Finding, verdict: &mut Verdict) {
-        let fix = finding.fix.as_ref().map(|fix| format!(": {fix}")).unwrap_or_default();
-        match finding.state {
-            // One reason is enough for a module and its parts.
-            State::Missing | State::Unknown if finding.is_feature && !self.is_usable(finding.module.as_ref()) => {}
-            State::Missing => {
-                obstacle(verdict, Answer::No, format!("{} is missing ({}){fix}", finding.name, finding.why));
+    /// One reason for each thing that is missing; what is unknown for the same cause shares one.
+    fn judge_findings(&self, verdict: &mut Verdict) {
+        let mut unknown: Vec<(String, Vec<&str>)> = Vec::new();
+        for finding in self.findings.iter().filter(|finding| finding.need == Need::Required) {
+            let fix = fix_of(finding);
+            match finding.state {
+                // One reason is enough for a module and its parts.
+                State::Missing | State::Unknown if finding.is_feature && !self.is_usable(finding.module.as_ref()) => {}
+                State::Missing => {
+                    obstacle(verdict, Answer::No, format!("{} is missing ({}){fix}", finding.name, finding.why));
+                }
+                State::Unknown if finding.is_feature => {
+                    verdict.caveats.push(format!("{} could not be checked{fix}", finding.name));
+                }
+                State::Unknown => match unknown.iter_mut().find(|(known, _)| *known == fix) {
+                    Some((_, names)) => names.push(&finding.name),
+                    None => unknown.push((fix, vec![&finding.name])),
+                },
+                State::Loaded | State::BuiltIn | State::Working | State::Loadable => {}
             }
-            State::Unknown if finding.is_feature => {
-                verdict.caveats.push(format!("{} could not be checked{fix}", finding.name));
-            }
-            State::Unknown => {
-                obstacle(verdict, Answer::Unknown, format!("{NOT_KNOWN}{} ({}){fix}", finding.name, finding.why));
-            }
-            State::Loaded | State::BuiltIn | State::Working | State::Loadable => {}
+        }
+        for (fix, names) in unknown {
+            obstacle(verdict, Answer::Unknown, format!("{NOT_KNOWN}{}{fix}", names.join("; ")));
         }
     }
 
@@ -218,27 +217,35 @@ impl Judge<'_> {
             (State::Missing, Answer::No, "iptables rules cannot be written".to_owned())
         };
         let mut details = Vec::new();
+        let mut fix = String::new();
         for (backend, of) in answers.iter().filter(|(_, of)| *of == answer) {
-            let of_backend = |finding: &&Finding| finding.backend.is_some_and(|(of, _)| of == *backend);
-            let names: Vec<_> = self
+            let rows: Vec<_> = self
                 .findings
                 .iter()
-                .filter(of_backend)
-                .filter(|finding| finding.state == state && self.is_for_wanted_family(finding))
-                .map(|finding| finding.name.as_str())
+                .filter(|finding| finding.state == state && needed_by(self.profile, *backend, finding))
                 .collect();
+            if fix.is_empty() {
+                fix = rows.first().map(|finding| fix_of(finding)).unwrap_or_default();
+            }
+            let names: Vec<_> = rows.iter().map(|finding| finding.name.as_str()).collect();
             let word = if *of == Answer::No { "lacks" } else { "could not be checked for" };
             details.push(format!("iptables-{} {word} {}", backend.as_str(), names.join("; ")));
         }
-        obstacle(verdict, answer, format!("{says}: {}", details.join("; ")));
+        obstacle(verdict, answer, format!("{says}: {}{fix}", details.join("; ")));
     }
+}
 
-    fn is_for_wanted_family(&self, finding: &Finding) -> bool {
-        let wanted = self.profile.wanted_families();
-        finding.backend.is_some_and(|(_, families)| {
-            [Family::Ipv4, Family::Ipv6].iter().any(|family| families.has(*family) && wanted.has(*family))
-        })
-    }
+/// Whether a backend needs a finding for the families asked for.
+fn needed_by(profile: &Profile, backend: Backend, finding: &Finding) -> bool {
+    finding.backend.is_some_and(|(of, families)| {
+        let wanted = profile.wanted_families();
+        of == backend && [Family::Ipv4, Family::Ipv6].iter().any(|family| families.has(*family) && wanted.has(*family))
+    })
+}
+
+/// The fix as the end of a sentence.
+fn fix_of(finding: &Finding) -> String {
+    finding.fix.as_ref().map(|fix| format!(": {fix}")).unwrap_or_default()
 }
 
 /// How a reason begins that is a doubt, not an obstacle.

@@ -67,9 +67,15 @@ impl Provider {
     /// Whether an upstream kernel of this version has it; an unknown version may.
     #[must_use]
     pub fn is_expected_in(&self, release: Option<&KernelRelease>) -> bool {
-        let Some(release) = release else { return true };
-        self.since.is_none_or(|(major, minor)| release.at_least(major, minor))
-            && self.until.is_none_or(|(major, minor)| !release.at_least(major, minor))
+        let young_enough =
+            |release: &KernelRelease| self.since.is_none_or(|(major, minor)| release.at_least(major, minor));
+        release.is_none_or(young_enough) && !self.is_gone_from(release)
+    }
+
+    /// Whether an upstream kernel of this version no longer has it.
+    pub(crate) fn is_gone_from(&self, release: Option<&KernelRelease>) -> bool {
+        let until = self.until.zip(release);
+        until.is_some_and(|((major, minor), release)| release.at_least(major, minor))
     }
 }
 

@@ -184,7 +184,10 @@ fn configured(sources: &Sources, provider: &Provider, case: &mut Case) {
     match config.get(symbol) {
         Some((line, Setting::BuiltIn)) => {
             case.see(EvidenceKind::Config, path, Some(line), format!("CONFIG_{symbol}=y"));
-            case.decide(State::BuiltIn, None);
+            // Later kernels may use a symbol for something else: CONFIG_NF_TABLES_IPV4 was a module until 4.17.
+            if !provider.is_gone_from(sources.release.get()) {
+                case.decide(State::BuiltIn, None);
+            }
         }
         Some((line, Setting::Module)) => case.see(EvidenceKind::Config, path, Some(line), format!("CONFIG_{symbol}=m")),
         Some((line, Setting::NotSet)) => {

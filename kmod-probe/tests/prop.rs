@@ -1,0 +1,152 @@
+//! Properties: no input makes a parser or the whole probe panic, and what is written in a list's form is read back.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test stops at the first surprise")]
+#![allow(clippy::format_collect, reason = "short texts in tests; the plain form reads best")]
+
+mod common;
+
+use common::Tree;
+use kmod_probe::{
+    BuiltinModules, IpsetVersion, Kconfig, KernelRelease, LoadableModules, LoadedModules, ModuleName, ModuleState,
+    Scheduler, Setting,
+};
+use proptest::collection::{btree_map, btree_set, vec};
+use proptest::prelude::*;
+
+fn module() -> impl Strategy<Value = String> {
+    "[a-zA-Z0-9][a-zA-Z0-9_-]{0,40}"
+}
+
+/// Every parser of bytes at once: the entry for fuzzing.
+fn parse_all(bytes: &[u8]) {
+    let _outcomes = (
+        LoadedModules::parse(bytes).is_ok(),
+        BuiltinModules::parse(bytes).is_ok(),
+        BuiltinModules::parse_modinfo(bytes).is_ok(),
+        LoadableModules::parse(bytes).is_ok(),
+        Kconfig::parse(bytes).is_ok(),
+        KernelRelease::parse(bytes).is_ok(),
+        IpsetVersion::parse(bytes).is_ok(),
+    );
+    let text = String::from_utf8_lossy(bytes);
+    let _names = (ModuleName::new(&text).is_ok(), ModuleName::of_file(&text).is_some(), Scheduler::new(&text).is_ok());
+}
+
+/// Bytes that look like a list here and there.
+fn nearly_a_list() -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop_oneof![
+        any::<Vec<u8>>(),
+        Just(b"kernel/net/netfilter/ipvs/ip_vs.ko".to_vec()),
+        Just(b".ko.zst:".to_vec()),
+        Just(b"ip_vs 1 0 - Live 0x0".to_vec()),
+        Just(b"CONFIG_IP_VS=m".to_vec()),
+        Just(b"# CONFIG_IP_VS is not set".to_vec()),
+        Just(b"ip_vs.license=GPL\0".to_vec()),
+        Just(b"ipset v7.".to_vec()),
+        Just(b"6.1.0-56".to_vec()),
+        Just(b"\r\n".to_vec()),
+        Just(b"\n".to_vec()),
+        Just(vec![0x1f, 0x8b, 8, 0]),
+    ];
+    vec(piece, 0..24).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn nothing_panics(bytes in nearly_a_list()) {
+        parse_all(&bytes);
+    }
+
+    #[test]
+    fn nothing_panics_on_random_bytes(bytes in vec(any::<u8>(), 0..2048)) {
+        parse_all(&bytes);
+    }
+
+    #[test]
+    fn lists_are_read_back(names in btree_set(module(), 1..40), packed in prop_oneof![Just(""), Just(".gz"), Just(".xz"), Just(".zst")]) {
+        let normal: std::collections::BTreeSet<_> = names.iter().map(|name| name.replace('-', "_")).collect();
+        let read_back = |names: Vec<&ModuleName>| names.into_iter().map(|name| name.as_str().to_owned()).collect::<Vec<_>>();
+        let expected: Vec<_> = normal.iter().cloned().collect();
+
+        let text: String = names.iter().map(|name| format!("{name} 16384 0 - Live 0x0\n")).collect();
+        let list = LoadedModules::parse(text.as_bytes()).unwrap();
+        prop_assert_eq!(read_back(list.names().collect()), expected.clone());
+        prop_assert!(list.complete());
+        for (index, name) in names.iter().enumerate() {
+            let (line, state) = list.get(&ModuleName::new(name).unwrap()).unwrap();
+            prop_assert!(line <= index + 1, "the first line that names it");
+            prop_assert_eq!(state, ModuleState::Live);
+        }
+
+        let text: String = names.iter().map(|name| format!("kernel/a/{name}.ko{packed}\n")).collect();
+        prop_assert_eq!(read_back(BuiltinModules::parse(text.as_bytes()).unwrap().names().collect()), expected.clone());
+
+        let text: String = names.iter().map(|name| format!("kernel/a/{name}.ko{packed}: kernel/b/x.ko\n")).collect();
+        let list = LoadableModules::parse(text.as_bytes()).unwrap();
+        prop_assert_eq!(read_back(list.names().collect()), expected.clone());
+
+        let records: String = names.iter().map(|name| format!("{name}.license=GPL\0")).collect();
+        prop_assert_eq!(read_back(BuiltinModules::parse_modinfo(records.as_bytes()).unwrap().names().collect()), expected);
+    }
+
+    #[test]
+    fn every_prefix_of_a_list_names_fewer_modules_or_is_refused(names in btree_set(module(), 1..20), cut in any::<prop::sample::Index>()) {
+        let text: String = names.iter().map(|name| format!("kernel/a/{name}.ko: kernel/b/x.ko\n")).collect();
+        let whole = LoadableModules::parse(text.as_bytes()).unwrap();
+        let at = cut.index(text.len());
+        let Ok(part) = LoadableModules::parse(&text.as_bytes()[..at]) else {
+            prop_assert!(!text[..at].contains('\n'), "only without a single whole line");
+            return Ok(());
+        };
+        prop_assert!(part.names().all(|name| whole.get(name).is_some()), "half a name is no name");
+        prop_assert_eq!(part.complete(), at == 0 || text.as_bytes()[at - 1] == b'\n');
+    }
+
+    #[test]
+    fn configurations_are_read_back(symbols in btree_map("[A-Z0-9_]{1,30}", 0..4_u8, 1..40)) {
+        let line = |(symbol, value): (&String, &u8)| match value {
+            0 => format!("# CONFIG_{symbol} is not set\n"),
+            1 => format!("CONFIG_{symbol}=y\n"),
+            2 => format!("CONFIG_{symbol}=m\n"),
+            _ => format!("CONFIG_{symbol}=12\n"),
+        };
+        let text: String = symbols.iter().map(line).collect();
+        let config = Kconfig::parse(text.as_bytes()).unwrap();
+        prop_assert_eq!(config.symbols().count(), symbols.len());
+        for (index, (symbol, value)) in symbols.iter().enumerate() {
+            let expected = match value { 0 => Setting::NotSet, 1 => Setting::BuiltIn, 2 => Setting::Module, _ => Setting::Value("12".into()) };
+            prop_assert_eq!(config.get(symbol), Some((index + 1, &expected)));
+        }
+    }
+
+    #[test]
+    fn releases_are_read_back(major in 0..1000_u64, minor in 0..1000_u64, patch in 0..100_000_u64, suffix in "([-+.~][a-zA-Z0-9._~+-]{0,20})?") {
+        let raw = format!("{major}.{minor}.{patch}{suffix}");
+        let release: KernelRelease = raw.parse().unwrap();
+        prop_assert_eq!(release.version(), &semver::Version::new(major, minor, patch));
+        prop_assert_eq!(release.suffix(), suffix);
+        prop_assert_eq!(release.to_string(), raw);
+        prop_assert!(release.at_least(major, minor));
+        prop_assert!(!release.at_least(major, minor + 1) && !release.at_least(major + 1, 0));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Any bytes in any file: a report, and a table with no control character but line ends.
+    #[test]
+    fn the_probe_survives_any_machine(files in vec((0..8_usize, nearly_a_list()), 0..8)) {
+        const PATHS: [&str; 8] = [
+            "proc/sys/kernel/osrelease", "proc/modules", "proc/config.gz", "boot/config-6.1.0", "lib/modules/6.1.0/modules.dep",
+            "lib/modules/6.1.0/modules.builtin", "proc/sys/net/ipv4/vs/conntrack", "proc/net/ip_tables_matches",
+        ];
+        let tree = Tree::empty();
+        tree.write("proc/sys/kernel/osrelease", "6.1.0\n");
+        for (index, bytes) in &files {
+            tree.write(PATHS[*index], bytes);
+        }
+        let report = tree.report();
+        prop_assert!(!report.findings.is_empty());
+        prop_assert!(report.to_string().chars().all(|c| c == '\n' || !c.is_control()));
+    }
+}
