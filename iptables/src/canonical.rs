@@ -79,7 +79,6 @@ impl CanonicalRule {
     fn place(&mut self, opt: Opt, protocol: Option<&str>) {
         let place = options::place(&opt.name, &self.target.name);
         let slot = match place {
-            Place::Target => Some(&mut self.target),
             Place::Match(names) => {
                 let at = self.matches.iter().rposition(|m| names.contains(&m.name.as_str()));
                 if at.is_none() {
@@ -93,7 +92,7 @@ impl CanonicalRule {
                 }
             }
             Place::Last if self.target.name.is_empty() => self.matches.last_mut(),
-            Place::Last => Some(&mut self.target),
+            Place::Last | Place::Target => Some(&mut self.target),
         };
         match slot {
             Some(extension) => {

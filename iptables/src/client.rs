@@ -8,6 +8,7 @@ use crate::name::{Backend, ChainName, Family, TableName};
 use crate::rule::Rule;
 use crate::runner::{Invocation, LockGuard, Output, Runner};
 use crate::system::System;
+use crate::token::Token;
 use crate::transaction::{Edit, Transaction};
 use crate::version::{ProgramVersion, RestoreWait};
 use std::path::PathBuf;
@@ -140,8 +141,8 @@ impl<R: Runner> Iptables<R> {
         self.save(&["-c"])
     }
 
-    /// One table. An unused one comes as its built-in chains without rules (legacy, where asking brings it into being) or
-    /// without chains (`nf_tables`).
+    /// One table. An unused one comes as its built-in chains without rules, or without chains; with the legacy back end, asking
+    /// brings it into being.
     ///
     /// # Errors
     /// [`ErrorKind::NoKernelSupport`] if there is no such table.
@@ -325,7 +326,7 @@ impl<R: Runner> Iptables<R> {
         let mut change = Transaction::new();
         let mut count = 0_usize;
         for found in rules.iter().filter(|r| r.canonical() == wanted) {
-            let found = Rule::from_args(found.tokens().iter().map(|t| t.as_str()))?;
+            let found = Rule::from_args(found.tokens().iter().map(Token::as_str))?;
             change.table(table.clone()).edit(Edit::Delete(chain.clone(), found));
             count = count.saturating_add(1);
         }

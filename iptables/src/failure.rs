@@ -94,7 +94,9 @@ fn kind_of(stderr: &str) -> ErrorKind {
         ErrorKind::Permission
     } else if says("unable to initialize table")
         || says("can't initialize ip")
+        || says("Table does not exist")
         || says("Could not fetch rule set generation id")
+        || (says("Table `") && says("' does not exist"))
         || (says("table name '") && says("' invalid"))
     {
         ErrorKind::NoKernelSupport
@@ -161,17 +163,10 @@ pub(crate) fn of_restore(doing: &str, text: &str, output: &Output) -> Error {
     if kind == ErrorKind::Other && number.is_some() {
         kind = ErrorKind::Rejected;
     }
-    let mut text = format!("{doing} failed");
-    if let Some(number) = number {
-        text.push_str(&format!(" at line {number}"));
-    }
-    if let Some(line) = line {
-        text.push_str(&format!(" \"{}\"", excerpt(line)));
-    }
-    if let Some(table) = &table {
-        text.push_str(&format!(", nothing of table {table} was applied"));
-    }
-    text.push_str(&format!(": {}{}", excerpt(&said), advice(kind)));
+    let place = number.map(|n| format!(" at line {n}")).unwrap_or_default();
+    let shown = line.map(|l| format!(" \"{}\"", excerpt(l))).unwrap_or_default();
+    let undone = table.as_ref().map(|t| format!(", nothing of table {t} was applied")).unwrap_or_default();
+    let text = format!("{doing} failed{place}{shown}{undone}: {}{}", excerpt(&said), advice(kind));
     let line = line.map(str::to_owned);
     Error::new(kind, text).with_failure(RestoreFailure { line: number, text: line, table, committed, message: said })
 }

@@ -17,6 +17,9 @@ mod token;
 mod transaction;
 mod version;
 
+#[cfg(feature = "testing")]
+pub mod fake;
+
 pub use canonical::CanonicalRule;
 pub use client::{Ensured, Iptables, Limits, Position};
 pub use detect::{BackendChoice, Presence, Survey};

@@ -3,7 +3,7 @@
 use crate::canonical::CanonicalRule;
 use crate::error::{Error, ErrorKind, excerpt};
 use crate::name::ChainName;
-use crate::token::{Token, split};
+use crate::token::{Reading, Token, split};
 use std::fmt;
 
 /// Packet and byte counters, `[packets:bytes]` in dumps.
@@ -100,7 +100,7 @@ impl Rule {
                 format!("rule \"{}\" contains a newline or NUL byte", excerpt(text)),
             ));
         }
-        let line = split(text);
+        let line = split(text, Reading::Restore);
         if line.open_quote {
             return Err(Error::new(
                 ErrorKind::InvalidToken,
@@ -293,13 +293,11 @@ impl RuleBuilder {
     /// # Errors
     /// [`ErrorKind::InvalidToken`] for the first argument that cannot be expressed.
     pub fn build(self) -> Result<Rule, Error> {
-        match self.error {
-            Some(error) => Err(error),
-            None => {
-                let rule = Rule::observed(self.tokens, None);
-                rule.check_writable()?;
-                Ok(rule)
-            }
+        if let Some(error) = self.error {
+            return Err(error);
         }
+        let rule = Rule::observed(self.tokens, None);
+        rule.check_writable()?;
+        Ok(rule)
     }
 }

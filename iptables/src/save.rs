@@ -4,7 +4,7 @@ use crate::error::{Error, ErrorKind, excerpt};
 use crate::model::{Chain, Dump, Policy, Table};
 use crate::name::{ChainName, TableName};
 use crate::rule::{Counters, Rule};
-use crate::token::split;
+use crate::token::{Reading, split};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
@@ -117,14 +117,14 @@ impl OpenTable {
             return Err(line.wrong("the rule's chain has no \":CHAIN\" line before it"));
         };
         let mut lossy = line.lossy;
-        let mut words = split(arguments);
+        let mut words = split(arguments, Reading::Save);
         let mut source = Cow::Borrowed(arguments);
         if words.open_quote
             && let Some(more) = reader.continuation()
         {
             lossy |= more.lossy;
             source = Cow::Owned(format!("{arguments}\n{}", more.text));
-            words = split(&source);
+            words = split(&source, Reading::Save);
         }
         let rule = Rule::observed(words.tokens, counters).remember(&source, lossy);
         target.rules.push(rule);

@@ -109,8 +109,17 @@ pub(crate) struct Split {
     pub(crate) open_quote: bool,
 }
 
-/// Splits one line as `iptables-restore` does.
-pub(crate) fn split(line: &str) -> Split {
+/// Whose text is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reading {
+    /// As `iptables-restore` reads.
+    Restore,
+    /// As `iptables-save` writes: it quotes whole arguments, and prints some as they are, such as an interface named `a"b`.
+    Save,
+}
+
+/// Splits one line into arguments.
+pub(crate) fn split(line: &str, reading: Reading) -> Split {
     let mut tokens = Vec::new();
     let mut current = String::new();
     let mut in_quotes = false;
@@ -129,7 +138,7 @@ pub(crate) fn split(line: &str) -> Split {
             }
         } else {
             match c {
-                '"' => {
+                '"' if reading == Reading::Restore || current.is_empty() => {
                     in_quotes = true;
                     open_quote = current.is_empty();
                 }
@@ -153,7 +162,7 @@ mod tests {
     use super::*;
 
     fn words(line: &str) -> Vec<String> {
-        split(line).tokens.into_iter().map(String::from).collect()
+        split(line, Reading::Restore).tokens.into_iter().map(String::from).collect()
     }
 
     #[test]
@@ -168,8 +177,15 @@ mod tests {
         assert_eq!(words(r"a\b c\ d"), [r"a\b", r"c\", "d"], "outside quotes a backslash is a plain byte");
         assert_eq!(words(r#""a\"b\\c\'d\n""#), [r#"a"b\c'dn"#]);
         assert_eq!(words("'a b' $(x) `y` #z"), ["'a", "b'", "$(x)", "`y`", "#z"]);
-        assert!(split("x \"open").open_quote);
-        assert!(!split("x y\"open").open_quote);
+        assert!(split("x \"open", Reading::Restore).open_quote);
+        assert!(!split("x y\"open", Reading::Restore).open_quote);
+    }
+
+    #[test]
+    fn what_save_prints_unquoted() {
+        let words: Vec<String> =
+            split(r#"-i a"b -o c"d -j X"#, Reading::Save).tokens.into_iter().map(String::from).collect();
+        assert_eq!(words, ["-i", "a\"b", "-o", "c\"d", "-j", "X"]);
     }
 
     #[test]

@@ -54,7 +54,7 @@ impl TableEdit {
     }
 
     /// Declares a chain and gives it exactly these rules.
-    pub fn replace_chain(&mut self, chain: ChainName, rules: impl IntoIterator<Item = Rule>) -> &mut Self {
+    pub fn replace_chain(&mut self, chain: &ChainName, rules: impl IntoIterator<Item = Rule>) -> &mut Self {
         self.chain(chain.clone());
         self.edits.extend(rules.into_iter().map(|rule| Edit::Append(chain.clone(), rule)));
         self
@@ -65,7 +65,7 @@ impl TableEdit {
     pub fn replace_chain_if_different(&mut self, observed: Option<&Table>, chain: &ChainName, rules: &[Rule]) -> bool {
         let same = observed.and_then(|t| t.chain(chain.as_str())).is_some_and(|c| c.same_rules(rules));
         if !same {
-            self.replace_chain(chain.clone(), rules.iter().cloned());
+            self.replace_chain(chain, rules.iter().cloned());
         }
         !same
     }
@@ -124,7 +124,7 @@ impl TableEdit {
 /// let mut change = Transaction::new();
 /// let mine = ChainName::new("MY-SERVICES")?;
 /// change.table(TableName::NAT)
-///     .replace_chain(mine.clone(), [Rule::parse("-d 10.96.0.10 -p udp --dport 53 -j ACCEPT")?])
+///     .replace_chain(&mine, [Rule::parse("-d 10.96.0.10 -p udp --dport 53 -j ACCEPT")?])
 ///     .edit(Edit::Insert(ChainName::new("OUTPUT")?, 1, Rule::builder().comment("our portals").jump(&mine).build()?));
 /// assert_eq!(change.to_string(), "\
 /// *nat

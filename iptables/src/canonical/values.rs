@@ -130,7 +130,7 @@ pub(super) fn is_protocol_match(name: &str) -> bool {
 /// Brings one option of an extension (empty name: of the packet itself) to its canonical spelling.
 pub(super) fn normal(extension: &str, mut opt: Opt) -> Opt {
     if opt.name == "--syn" {
-        opt.name = "--tcp-flags".to_owned();
+        "--tcp-flags".clone_into(&mut opt.name);
         opt.args = vec!["SYN,RST,ACK,FIN".to_owned(), "SYN".to_owned()];
     }
     let each: fn(&str) -> String = match (extension, opt.name.as_str()) {

@@ -1,0 +1,302 @@
+//! A host in memory, for tests: the same programs, the same exit codes and messages, no kernel.
+//!
+//! ```
+//! use iptables::{Backend, ChainName, Family, Iptables, Rule, TableName, Transaction, fake::FakeHost};
+//! let host = FakeHost::new();
+//! let iptables = Iptables::open(&host, Family::Ipv4, Backend::NfTables)?;
+//! let mut change = Transaction::new();
+//! change.table(TableName::FILTER).replace_chain(&ChainName::new("MINE")?, [Rule::parse("-j RETURN")?]);
+//! iptables.restore(&change)?;
+//! assert!(host.dump(Family::Ipv4, Backend::NfTables).contains("-A MINE -j RETURN\n"));
+//! # Ok::<(), iptables::Error>(())
+//! ```
+
+mod script;
+
+use crate::error::{Error, ErrorKind};
+use crate::model::{Chain, Dump, Policy, Table};
+use crate::name::{Backend, ChainName, Family, TableName};
+use crate::rule::Counters;
+use crate::runner::{Invocation, LockGuard, Output, Runner};
+use script::Script;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Where the programs seem to be.
+const DIRECTORY: &str = "/fake/sbin";
+
+/// A host with `iptables` 1.8.9 of both back ends whose tables are in memory.
+///
+/// It keeps what `iptables-restore --noflush` promises: a table is changed as a whole or not at all; chain lines create or flush;
+/// unknown chains, matches and sets, jumps in circles, deleting a chain in use and the like fail with the line number, the
+/// words and the exit code of the real programs. Rules are kept as they are written (the kernel would reorder arguments), and
+/// options of extensions are not checked.
+#[derive(Debug)]
+pub struct FakeHost {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    tables: BTreeMap<(Family, Backend), BTreeMap<TableName, Table>>,
+    /// What `--version` says, by back end; absent: not installed.
+    versions: BTreeMap<Backend, String>,
+    /// Back ends that the kernel has tables for.
+    kernel: BTreeSet<Backend>,
+    default: Backend,
+    sets: BTreeSet<String>,
+    lock_held: bool,
+    writes: usize,
+}
+
+impl Default for FakeHost {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl FakeHost {
+    /// An untouched host; the plain names are those of `nf_tables`.
+    pub fn new() -> Self {
+        let versions = Backend::ALL.into_iter().map(|b| (b, format!("v1.8.9 ({b})"))).collect();
+        let state = State {
+            tables: BTreeMap::new(),
+            versions,
+            kernel: Backend::ALL.into_iter().collect(),
+            default: Backend::NfTables,
+            sets: BTreeSet::new(),
+            lock_held: false,
+            writes: 0,
+        };
+        Self { state: Mutex::new(state) }
+    }
+
+    /// The same with plain names (`iptables`, `iptables-save`, …) of this back end.
+    #[must_use]
+    pub fn with_default(self, backend: Backend) -> Self {
+        self.state().default = backend;
+        self
+    }
+
+    /// The same without the programs of this back end.
+    #[must_use]
+    pub fn without_programs(self, backend: Backend) -> Self {
+        self.state().versions.remove(&backend);
+        self
+    }
+
+    /// The same with programs of another version, as `--version` prints it behind the name: `v1.6.1`.
+    #[must_use]
+    pub fn with_version(self, backend: Backend, version: &str) -> Self {
+        self.state().versions.insert(backend, version.to_owned());
+        self
+    }
+
+    /// The same on a kernel without tables for this back end.
+    #[must_use]
+    pub fn without_kernel_tables(self, backend: Backend) -> Self {
+        self.state().kernel.remove(&backend);
+        self
+    }
+
+    /// Makes an ipset known, so that rules may name it.
+    pub fn add_set(&self, name: &str) {
+        self.state().sets.insert(name.to_owned());
+    }
+
+    /// From now on somebody else holds the xtables lock, or no longer does.
+    pub fn hold_lock(&self, held: bool) {
+        self.state().lock_held = held;
+    }
+
+    /// How many runs of a restore program have changed something or tried to.
+    pub fn writes(&self) -> usize {
+        self.state().writes
+    }
+
+    /// Somebody else deletes everything.
+    pub fn flush(&self, family: Family, backend: Backend) {
+        self.state().tables.remove(&(family, backend));
+    }
+
+    /// What the save program prints, without the comment lines.
+    pub fn dump(&self, family: Family, backend: Backend) -> String {
+        let dump = Dump { tables: self.state().present(family, backend), trailing: Vec::new() };
+        dump.to_string()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Which program a path is.
+struct Program {
+    family: Family,
+    backend: Backend,
+    action: Action,
+    name: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Action {
+    Command,
+    Save,
+    Restore,
+}
+
+impl State {
+    fn program(&self, name: &str) -> Option<Program> {
+        let (stem, action) = match name.rsplit_once('-') {
+            Some((stem, "save")) => (stem, Action::Save),
+            Some((stem, "restore")) => (stem, Action::Restore),
+            _ => (name, Action::Command),
+        };
+        let (plain, backend) = match stem.rsplit_once('-') {
+            Some((plain, "legacy")) => (plain, Backend::Legacy),
+            Some((plain, "nft")) => (plain, Backend::NfTables),
+            _ => (stem, self.default),
+        };
+        let family = Family::ALL.into_iter().find(|f| f.program() == plain)?;
+        self.versions.contains_key(&backend).then(|| Program { family, backend, action, name: name.to_owned() })
+    }
+
+    fn present(&self, family: Family, backend: Backend) -> Vec<Table> {
+        self.tables.get(&(family, backend)).into_iter().flat_map(BTreeMap::values).cloned().collect()
+    }
+
+    fn run(&mut self, program: &Program, invocation: &Invocation) -> Output {
+        let args: Vec<&str> = invocation.args.iter().map(String::as_str).collect();
+        let version = self.versions.get(&program.backend).cloned().unwrap_or_default();
+        if args.contains(&"--version") {
+            return printed(format!("{} {version}\n", program.name));
+        }
+        match program.action {
+            Action::Command => failed(2, format!("{}: only --version is understood\n", program.name)),
+            Action::Save => self.save(program, &args),
+            Action::Restore => self.restore(program, &args, &version, &invocation.stdin),
+        }
+    }
+
+    fn save(&mut self, program: &Program, args: &[&str]) -> Output {
+        let kernel = self.kernel.contains(&program.backend);
+        if !kernel && program.backend == Backend::NfTables {
+            return failed(1, format!("{}: Could not fetch rule set generation id: Invalid argument\n", program.name));
+        }
+        let wanted = args.iter().position(|a| *a == "-t").and_then(|at| args.get(at.checked_add(1)?)).copied();
+        let mut tables = self.present(program.family, program.backend);
+        if let Some(name) = wanted {
+            tables.retain(|t| t.name().as_str() == name);
+            match TableName::new(name).ok().filter(|n| kernel && !n.builtin_chains().is_empty()) {
+                Some(name) if tables.is_empty() => tables.push(untouched(name)),
+                Some(_) => {}
+                None => {
+                    let why =
+                        format!("{}: Cannot initialize: Table does not exist (do you need to insmod?)\n", program.name);
+                    return failed(1, why);
+                }
+            }
+        }
+        let mut text = String::new();
+        for table in &mut tables {
+            if !args.contains(&"-c") {
+                drop_counters(table);
+            }
+            write!(text, "# Generated by {}\n{table}# Completed\n", program.name).unwrap_or_default();
+        }
+        printed(text)
+    }
+
+    fn restore(&mut self, program: &Program, args: &[&str], version: &str, text: &str) -> Output {
+        let (name, backend) = (&program.name, program.backend);
+        self.writes = self.writes.saturating_add(usize::from(!args.contains(&"--test")));
+        let legacy = backend == Backend::Legacy;
+        if legacy && self.lock_held && args.contains(&"-w") {
+            let words = "Another app is currently holding the xtables lock. Stopped waiting after 5s.\n";
+            return failed(4, words.to_owned());
+        }
+        if !self.kernel.contains(&backend) {
+            let why = if legacy {
+                format!("{name} {version}: {name}: unable to initialize table 'filter'\n\nError occurred at line: 1\n")
+            } else {
+                format!("{name} {version}: Could not fetch rule set generation id: Invalid argument\n")
+            };
+            return failed(if legacy { 2 } else { 4 }, why);
+        }
+        let tables = self.tables.entry((program.family, backend)).or_default();
+        let script = Script {
+            program: name,
+            version,
+            backend,
+            noflush: args.contains(&"--noflush"),
+            counters: args.contains(&"--counters"),
+            testing: args.contains(&"--test"),
+            sets: &self.sets,
+        };
+        match script.run(text, tables) {
+            Ok(()) => Output { code: Some(0), ..Output::default() },
+            Err(failure) => failed(failure.code, failure.words),
+        }
+    }
+}
+
+fn printed(text: String) -> Output {
+    Output { code: Some(0), stdout: text.into_bytes(), stderr: Vec::new() }
+}
+
+fn failed(code: i32, words: String) -> Output {
+    Output { code: Some(code), stdout: Vec::new(), stderr: words.into_bytes() }
+}
+
+/// A table that has only its built-in chains.
+fn untouched(name: TableName) -> Table {
+    let builtin = name.builtin_chains();
+    let mut table = Table::new(name);
+    for chain in builtin.iter().filter_map(|c| ChainName::new(*c).ok()) {
+        table.insert(Chain { policy: Some(Policy::Accept), ..Chain::new(chain) });
+    }
+    table
+}
+
+/// What the save programs leave out unless asked: counters of rules.
+fn drop_counters(table: &mut Table) {
+    let names: Vec<ChainName> = table.chains().iter().map(|c| c.name.clone()).collect();
+    for name in names {
+        for rule in table.chain_mut(name.as_str()).into_iter().flat_map(|c| &mut c.rules) {
+            rule.counters = None;
+        }
+    }
+}
+
+impl Runner for FakeHost {
+    fn find(&self, program: &str) -> Option<PathBuf> {
+        self.state().program(program).map(|p| Path::new(DIRECTORY).join(p.name))
+    }
+
+    fn run(&self, invocation: &Invocation) -> Result<Output, Error> {
+        let name = invocation.program.strip_prefix(DIRECTORY).ok().and_then(Path::to_str).unwrap_or_default();
+        let mut state = self.state();
+        match state.program(name) {
+            Some(program) => Ok(state.run(&program, invocation)),
+            None => {
+                Err(Error::new(ErrorKind::ProgramMissing, format!("cannot start {}", invocation.program.display())))
+            }
+        }
+    }
+
+    fn lock(&self, wait: Duration) -> Result<LockGuard, Error> {
+        if self.state().lock_held {
+            return Err(Error::new(
+                ErrorKind::LockTimeout,
+                format!("xtables lock not free within {} s", wait.as_secs()),
+            ));
+        }
+        Ok(LockGuard::none())
+    }
+}
+
+/// Counters of a rule that was written without any.
+const ZERO: Counters = Counters { packets: 0, bytes: 0 };

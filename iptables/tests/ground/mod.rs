@@ -1,0 +1,109 @@
+//! A network namespace per test, and the oracles: programs run directly, not through the crate.
+
+use crate::suite::World;
+use iptables::{Backend, Family, Iptables, Runner, System};
+use nix::sched::{CloneFlags, unshare};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Says that something could not be tried here, and why.
+pub(crate) fn skipped(test: &str, why: &str) {
+    eprintln!("SKIPPED {test}: {why}");
+}
+
+/// Runs a test in a thread with a network namespace of its own.
+pub(crate) fn in_namespace(test: impl FnOnce() + Send) {
+    let outcome = std::thread::scope(|scope| {
+        let body = || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace of one's own needs root");
+            run("ip", &["link", "set", "lo", "up"], "");
+            test();
+        };
+        scope.spawn(body).join()
+    });
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// The path of a tool that must be there.
+pub(crate) fn tool(name: &str) -> String {
+    let path = System::new().find(name).unwrap_or_else(|| panic!("{name} is not installed"));
+    path.to_str().expect("a path of plain characters").to_owned()
+}
+
+/// Runs a program, which must succeed, and returns what it printed.
+pub(crate) fn run(program: &str, args: &[&str], stdin: &str) -> String {
+    let path = if program.starts_with('/') { program.to_owned() } else { tool(program) };
+    let mut child = Command::new(path)
+        .args(args)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {}: {stderr}", args.join(" "));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The kernel, through one family and back end.
+pub(crate) struct Real {
+    iptables: Iptables,
+}
+
+impl Real {
+    pub(crate) fn new(family: Family, backend: Backend) -> Self {
+        Self { iptables: Iptables::open(System::new(), family, backend).unwrap() }
+    }
+
+    pub(crate) fn program(&self, suffix: &str) -> String {
+        tool(&format!("{}-{}{suffix}", self.family().program(), self.backend().program_suffix()))
+    }
+
+    /// Runs the command-line program.
+    pub(crate) fn command(&self, args: &[&str]) -> String {
+        let wait = ["-w"].into_iter().filter(|_| self.backend() == Backend::Legacy);
+        run(&self.program(""), &wait.chain(args.iter().copied()).collect::<Vec<_>>(), "")
+    }
+
+    /// Gives a text to the restore program, which flushes first.
+    pub(crate) fn raw_restore(&self, text: &str) {
+        run(&self.program("-restore"), &["--counters"], text);
+    }
+}
+
+impl World for Real {
+    type Runner = System;
+
+    fn iptables(&self) -> &Iptables {
+        &self.iptables
+    }
+
+    fn create_set(&self, name: &str, kind: &str) {
+        let family = if self.family() == Family::Ipv4 { "inet" } else { "inet6" };
+        match kind {
+            "bitmap:port" => run("ipset", &["create", name, kind, "range", "0-65535"], ""),
+            _ => run("ipset", &["create", name, kind, "family", family], ""),
+        };
+    }
+
+    fn saved(&self, args: &[&str]) -> String {
+        run(&self.program("-save"), args, "")
+    }
+}
+
+/// A listener on a free port.
+pub(crate) fn listen(address: &str) -> TcpListener {
+    TcpListener::bind((address, 0)).unwrap()
+}
+
+/// Whether a connection to it comes about.
+pub(crate) fn connects(listener: &TcpListener) -> bool {
+    TcpStream::connect_timeout(&listener.local_addr().unwrap(), Duration::from_secs(2)).is_ok()
+}
