@@ -80,7 +80,11 @@ fn between<'t>(text: &'t str, before: &str, after: &str) -> Option<&'t str> {
 /// What the program said, in one line, without advice to read its help.
 fn message(stderr: &str) -> String {
     let said = stderr.lines().map(str::trim).filter(|l| {
-        !(l.is_empty() || l.starts_with("Try `") || l.starts_with("# Warning:") || l.starts_with("Ignoring deprecated"))
+        !(l.is_empty()
+            || l.starts_with("Try `")
+            || l.starts_with("# Warning:")
+            || l.starts_with("Warning: never matched protocol")
+            || l.starts_with("Ignoring deprecated"))
     });
     said.collect::<Vec<_>>().join("; ")
 }

@@ -154,7 +154,24 @@ pub(super) fn normal(extension: &str, mut opt: Opt) -> Opt {
     for arg in &mut opt.args {
         *arg = each(arg);
     }
+    if matches!(opt.name.as_str(), "--sport" | "--dport") {
+        unnegate_ports(&mut opt);
+    }
     opt
+}
+
+/// `! --dport :1023` is `--dport 1024:65535`, and the `nf_tables` programs print it so.
+fn unnegate_ports(opt: &mut Opt) {
+    let Some(range) = opt.args.first_mut().filter(|_| opt.negated) else { return };
+    let (low, high) = range.split_once(':').unwrap_or((range, range));
+    let (Ok(low), Ok(high)) = (low.parse::<u16>(), high.parse::<u16>()) else { return };
+    let rest = match (low.checked_sub(1), high.checked_add(1)) {
+        (None, Some(above)) => format!("{above}:{}", u16::MAX),
+        (Some(below), None) => format!("0:{below}"),
+        _ => return,
+    };
+    *range = ports(&rest);
+    opt.negated = false;
 }
 
 /// Whether a packet option says nothing.

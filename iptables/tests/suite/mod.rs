@@ -21,6 +21,11 @@ pub(crate) trait World {
     /// What the save program says, asked by other means than ours.
     fn saved(&self, args: &[&str]) -> String;
 
+    /// Whether the restore program sets counters at all: `ip6tables-nft-restore` 1.8.9 does not.
+    fn keeps_counters(&self) -> bool {
+        true
+    }
+
     fn family(&self) -> Family {
         self.iptables().family()
     }
@@ -356,7 +361,9 @@ pub(crate) fn counters_are_set_and_read(world: &impl World) {
     let counters = |dump: Dump| -> Vec<Option<Counters>> {
         dump.table(&TableName::FILTER).unwrap().chain("COUNTED").unwrap().rules.iter().map(|r| r.counters).collect()
     };
-    assert_eq!(counters(iptables.dump_with_counters().unwrap()), [Some(two), Some(one), Some(Counters::default())]);
+    let zero = Counters::default();
+    let (one, two) = if world.keeps_counters() { (one, two) } else { (zero, zero) };
+    assert_eq!(counters(iptables.dump_with_counters().unwrap()), [Some(two), Some(one), Some(zero)]);
     assert_eq!(counters(iptables.dump().unwrap()), [None, None, None]);
 }
 
