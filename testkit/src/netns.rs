@@ -1,0 +1,165 @@
+//! Network namespaces that live as long as a value, without a name anywhere.
+
+use std::fs::File;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::AsRawFd as _;
+use std::thread::{self, JoinHandle};
+
+use nix::sched::{CloneFlags, setns, unshare};
+
+use crate::oracle;
+
+/// The calling thread's own namespace. `/proc/self` would be the first thread's.
+const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
+
+/// Keeps the current thread in another network namespace until it is dropped.
+///
+/// Programs and threads started meanwhile begin in the same namespace; threads that exist already are not moved.
+/// `/sys/class/net` goes on showing the namespace in which it was mounted, `/proc/net` that of the process's first
+/// thread: use `/proc/thread-self/net`, and `/proc/sys/net`, which follow the thread.
+#[derive(Debug)]
+pub struct NetnsGuard {
+    previous: File,
+    /// The namespace belongs to the thread, so the guard must not leave it.
+    not_send: PhantomData<*const ()>,
+}
+
+impl NetnsGuard {
+    /// Moves the current thread into a new, empty network namespace with `lo` up.
+    ///
+    /// # Errors
+    /// Without `CAP_SYS_ADMIN`, or when the program `ip` cannot bring `lo` up.
+    pub fn new() -> io::Result<Self> {
+        let guard = Self { previous: File::open(OWN_NAMESPACE)?, not_send: PhantomData };
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        oracle::run("ip", &["link", "set", "lo", "up"], None).map_err(io::Error::other)?;
+        Ok(guard)
+    }
+
+    fn enter(namespace: &File) -> io::Result<Self> {
+        let guard = Self { previous: File::open(OWN_NAMESPACE)?, not_send: PhantomData };
+        setns(namespace, CloneFlags::CLONE_NEWNET)?;
+        Ok(guard)
+    }
+}
+
+impl Drop for NetnsGuard {
+    fn drop(&mut self) {
+        let back = setns(&self.previous, CloneFlags::CLONE_NEWNET);
+        // Whatever runs next on this thread would work on the wrong namespace.
+        assert!(back.is_ok() || thread::panicking(), "cannot return to the previous network namespace: {back:?}");
+    }
+}
+
+/// A network namespace held by its file descriptor; it ends with the last handle, thread or process in it.
+#[derive(Debug)]
+pub struct Netns {
+    file: File,
+}
+
+impl Netns {
+    /// A new, empty namespace with `lo` up. The current thread stays where it is.
+    ///
+    /// # Errors
+    /// As [`NetnsGuard::new`].
+    pub fn new() -> io::Result<Self> {
+        let _guard = NetnsGuard::new()?;
+        Self::current()
+    }
+
+    /// The namespace that the current thread is in.
+    ///
+    /// # Errors
+    /// Without `/proc`.
+    pub fn current() -> io::Result<Self> {
+        Ok(Self { file: File::open(OWN_NAMESPACE)? })
+    }
+
+    /// Moves the current thread in, until the guard is dropped.
+    ///
+    /// # Errors
+    /// Without `CAP_SYS_ADMIN`.
+    pub fn enter(&self) -> io::Result<NetnsGuard> {
+        NetnsGuard::enter(&self.file)
+    }
+
+    /// Runs `body` on the current thread, inside. The thread is back when this returns, also by a panic.
+    ///
+    /// # Errors
+    /// As [`Self::enter`]; `body` has not run then.
+    pub fn run_in<T>(&self, body: impl FnOnce() -> T) -> io::Result<T> {
+        let _guard = self.enter()?;
+        Ok(body())
+    }
+
+    /// Starts a thread inside.
+    ///
+    /// # Errors
+    /// As [`Self::enter`]; `body` does not run then.
+    pub fn spawn<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
+        // A new thread begins in the namespace of the thread that starts it.
+        self.run_in(|| thread::Builder::new().spawn(body))?
+    }
+
+    /// Runs the program `ip` inside and returns what it printed.
+    ///
+    /// # Errors
+    /// When `ip` fails, with what it said.
+    pub fn ip(&self, arguments: &[&str]) -> io::Result<String> {
+        self.run_in(|| oracle::run("ip", arguments, None).map_err(io::Error::other))?.map(|output| output.stdout)
+    }
+
+    /// `ip link set DEVICE up`.
+    ///
+    /// # Errors
+    /// As [`Self::ip`].
+    pub fn link_up(&self, device: &str) -> io::Result<()> {
+        self.ip(&["link", "set", device, "up"]).map(drop)
+    }
+
+    /// `ip address add ADDRESS/PREFIX dev DEVICE`, IPv6 addresses without waiting for duplicate detection.
+    ///
+    /// # Errors
+    /// As [`Self::ip`]; an address that exists is one.
+    pub fn add_address(&self, address: &str, device: &str) -> io::Result<()> {
+        let mut arguments = vec!["address", "add", address, "dev", device];
+        if address.contains(':') {
+            arguments.push("nodad");
+        }
+        self.ip(&arguments).map(drop)
+    }
+
+    /// `ip route add DESTINATION via GATEWAY`; `default` is a destination.
+    ///
+    /// # Errors
+    /// As [`Self::ip`]; a route that exists is one.
+    pub fn add_route(&self, destination: &str, gateway: &str) -> io::Result<()> {
+        let family = if gateway.contains(':') { "-6" } else { "-4" };
+        self.ip(&[family, "route", "add", destination, "via", gateway]).map(drop)
+    }
+
+    /// Writes a value below `/proc/sys`; `net/ipv4/ip_forward`, for example.
+    ///
+    /// # Errors
+    /// When there is no such setting in this namespace, or the kernel refuses the value.
+    pub fn write_sysctl(&self, name: &str, value: &str) -> io::Result<()> {
+        self.run_in(|| std::fs::write(format!("/proc/sys/{name}"), value))?
+    }
+
+    /// A path under which other programs can open this namespace, while this process lives.
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+    }
+}
+
+/// Joins two namespaces by a pair of virtual Ethernet devices, both up.
+///
+/// # Errors
+/// As [`Netns::ip`]: a name that is taken, or a kernel without `veth`.
+pub fn veth_pair(one: (&Netns, &str), other: (&Netns, &str)) -> io::Result<()> {
+    let path = other.0.path();
+    one.0.ip(&["link", "add", one.1, "type", "veth", "peer", "name", other.1, "netns", &path])?;
+    one.0.link_up(one.1)?;
+    other.0.link_up(other.1)
+}

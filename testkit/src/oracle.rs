@@ -1,0 +1,269 @@
+//! The field's own tools, run in the current thread's network namespace: what they say is what a test compares with.
+
+use std::error::Error as StdError;
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// A tool that takes longer than this is killed. Emulated machines are slow; a large restore takes ten seconds there.
+pub const TIME_LIMIT: Duration = Duration::from_secs(120);
+
+/// What a tool printed. Bytes that are not UTF-8 are replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Output {
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error: warnings, for a tool that succeeded.
+    pub stderr: String,
+}
+
+/// Why a tool gave no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The program is not installed.
+    NotFound,
+    /// The program could not be started or talked to.
+    Io,
+    /// The program ended with another code than 0, or by a signal.
+    Failed,
+    /// The program took longer than [`TIME_LIMIT`] and was killed.
+    TimedOut,
+}
+
+/// A tool that failed: its command line, its exit status and what it said.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    command: String,
+    exit_code: Option<i32>,
+    detail: String,
+    source: Option<io::Error>,
+}
+
+impl Error {
+    /// What kind of failure it was.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The exit code of a program that ended by itself.
+    pub fn exit_code(&self) -> Option<i32> {
+        self.exit_code
+    }
+
+    /// What the program printed on standard error, trimmed.
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    fn io(command: &str, source: io::Error) -> Self {
+        let kind = if source.kind() == io::ErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Io };
+        Self { kind, command: command.to_owned(), exit_code: None, detail: String::new(), source: Some(source) }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.kind, self.exit_code) {
+            (ErrorKind::NotFound, _) => write!(f, "`{}`: the program is not installed", self.command),
+            (ErrorKind::Io, _) => write!(f, "`{}` could not be run", self.command),
+            (ErrorKind::TimedOut, _) => write!(f, "`{}` did not end within {TIME_LIMIT:?}", self.command),
+            (ErrorKind::Failed, Some(code)) => write!(f, "`{}` failed with code {code}: {}", self.command, self.detail),
+            (ErrorKind::Failed, None) => write!(f, "`{}` was killed: {}", self.command, self.detail),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_ref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+/// Runs a program in the current thread's network namespace, with the C locale and `input` on its standard input.
+///
+/// The folders of system programs (`/usr/sbin`, `/sbin`) are searched too.
+///
+/// # Errors
+/// [`Failed`](ErrorKind::Failed) when its exit code is not 0; the other kinds when there is no exit code.
+pub fn run(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Output, Error> {
+    let command = [&[program], arguments].concat().join(" ");
+    let mut child = Command::new(program)
+        .args(arguments)
+        .env("LC_ALL", "C")
+        .env("PATH", search_path())
+        .stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() })
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| Error::io(&command, error))?;
+    let stdout = collect(child.stdout.take());
+    let stderr = collect(child.stderr.take());
+    let feeder = child.stdin.take().zip(input.map(str::to_owned)).map(|(mut pipe, text)| {
+        // A program that fails early closes its input: its exit code says so, not this error.
+        thread::spawn(move || pipe.write_all(text.as_bytes()).unwrap_or_default())
+    });
+    let status = wait(&mut child).map_err(|error| Error::io(&command, error))?;
+    if let Some(feeder) = feeder {
+        feeder.join().unwrap_or_default();
+    }
+    let stdout = stdout.join().unwrap_or_default();
+    let stderr = stderr.join().unwrap_or_default();
+    match status {
+        Some(status) if status.success() => Ok(Output { stdout, stderr }),
+        status => Err(Error {
+            kind: if status.is_some() { ErrorKind::Failed } else { ErrorKind::TimedOut },
+            command,
+            exit_code: status.and_then(|status| status.code()),
+            detail: if stderr.trim().is_empty() { stdout.trim() } else { stderr.trim() }.to_owned(),
+            source: None,
+        }),
+    }
+}
+
+/// `PATH` with the folders of system programs, which an ordinary user's lacks.
+pub(crate) fn search_path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    if !path.is_empty() {
+        path.push(":");
+    }
+    path.push("/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin");
+    path
+}
+
+fn collect(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What came before an error is still worth showing.
+            pipe.read_to_end(&mut bytes).unwrap_or_default();
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// The exit status; `None` when the time was up and the program was killed.
+fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+    let deadline = Instant::now() + TIME_LIMIT;
+    let mut pause = Duration::from_micros(200);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= deadline {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
+/// Which of the two implementations of iptables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// `iptables-legacy`: the kernel's `ip_tables`.
+    Legacy,
+    /// `iptables-nft`: the kernel's `nf_tables`.
+    Nft,
+}
+
+/// Which of the two Internet protocols.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// `iptables`.
+    V4,
+    /// `ip6tables`.
+    V6,
+}
+
+fn iptables_program(backend: Backend, family: Family, suffix: &str) -> String {
+    let family = if family == Family::V4 { "iptables" } else { "ip6tables" };
+    let backend = if backend == Backend::Legacy { "legacy" } else { "nft" };
+    format!("{family}-{backend}{suffix}")
+}
+
+/// `ipvsadm -Sn`: all virtual and real servers as commands.
+///
+/// # Errors
+/// As [`run`].
+pub fn ipvsadm_save() -> Result<String, Error> {
+    run("ipvsadm", &["-S", "-n"], None).map(|output| output.stdout)
+}
+
+/// `ipvsadm -R`: runs the commands in `text`, one a line, as `ipvsadm -S` prints them.
+///
+/// # Errors
+/// As [`run`]. ipvsadm stops at the first command that fails, and keeps what the earlier ones did.
+pub fn ipvsadm_restore(text: &str) -> Result<(), Error> {
+    run("ipvsadm", &["-R"], Some(text)).map(drop)
+}
+
+/// `ipset save`: all sets and entries as commands, entries sorted.
+///
+/// # Errors
+/// As [`run`].
+pub fn ipset_save() -> Result<String, Error> {
+    run("ipset", &["save", "-sorted"], None).map(|output| output.stdout)
+}
+
+/// `ipset restore`.
+///
+/// # Errors
+/// As [`run`].
+pub fn ipset_restore(text: &str) -> Result<(), Error> {
+    run("ipset", &["restore"], Some(text)).map(drop)
+}
+
+/// `iptables-save` or `ip6tables-save` of this implementation, without counters.
+///
+/// # Errors
+/// As [`run`].
+pub fn iptables_save(backend: Backend, family: Family) -> Result<String, Error> {
+    run(&iptables_program(backend, family, "-save"), &[], None).map(|output| output.stdout)
+}
+
+/// `iptables-restore` or `ip6tables-restore` of this implementation: tables in `text` replace those in the kernel.
+///
+/// # Errors
+/// As [`run`].
+pub fn iptables_restore(backend: Backend, family: Family, text: &str) -> Result<(), Error> {
+    run(&iptables_program(backend, family, "-restore"), &[], Some(text)).map(drop)
+}
+
+/// `ip -json ARGUMENTS`: JSON text.
+///
+/// # Errors
+/// As [`run`].
+pub fn ip_json(arguments: &[&str]) -> Result<String, Error> {
+    run("ip", &[&["-json"], arguments].concat(), None).map(|output| output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ErrorKind, run};
+
+    #[test]
+    fn large_input_and_output_do_not_block_each_other() {
+        let text = "0123456789abcdef\n".repeat(100_000);
+        assert_eq!(run("cat", &[], Some(&text)).unwrap().stdout, text);
+    }
+
+    #[test]
+    fn a_failure_carries_code_and_words() {
+        let error = run("sh", &["-c", "echo why >&2; exit 7"], None).unwrap_err();
+        assert_eq!((error.kind(), error.exit_code(), error.detail()), (ErrorKind::Failed, Some(7), "why"));
+        assert!(error.to_string().contains("failed with code 7: why"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_does_not_exist_is_told_apart() {
+        assert_eq!(run("no-such-program-anywhere", &[], None).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,196 @@
+//! What a test needs from the kernel, found out by trying, and skips that cannot be overlooked.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
+
+use crate::netns::NetnsGuard;
+use crate::oracle::{self, run};
+
+/// A file to which each skip is appended as one line: test, tab, reason.
+const SKIPPED_VARIABLE: &str = "TESTKIT_SKIPPED";
+
+/// With the value `all`, a need that is missing fails the test instead of skipping it.
+const REQUIRE_VARIABLE: &str = "TESTKIT_REQUIRE";
+
+/// Something that a test needs. Each is found out by trying it in a throw-away network namespace, once a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Need {
+    /// May create network namespaces.
+    Root,
+    /// Virtual servers; `ip_vs` is loaded where it is a module.
+    IpVs,
+    /// A scheduler of IPVS by name, `rr` for example.
+    Scheduler(&'static str),
+    /// Dummy devices.
+    Dummy,
+    /// Virtual Ethernet pairs.
+    Veth,
+    /// A set type by name, `hash:ip,port` for example.
+    Ipset(&'static str),
+    /// `iptables-legacy` with the table `nat`.
+    IptablesLegacy,
+    /// `iptables-nft` with the table `nat`.
+    IptablesNft,
+    /// Connection tracking, and the program `conntrack`.
+    Conntrack,
+    /// A program.
+    Tool(&'static str),
+    /// A kernel of this version (major, minor) or newer. The one need whose absence is a skip everywhere.
+    Kernel(u32, u32),
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Root => f.write_str("network namespaces"),
+            Self::IpVs => f.write_str("IPVS"),
+            Self::Scheduler(name) => write!(f, "IPVS scheduler {name}"),
+            Self::Dummy => f.write_str("dummy devices"),
+            Self::Veth => f.write_str("veth devices"),
+            Self::Ipset(name) => write!(f, "ipset type {name}"),
+            Self::IptablesLegacy => f.write_str("iptables-legacy"),
+            Self::IptablesNft => f.write_str("iptables-nft"),
+            Self::Conntrack => f.write_str("connection tracking"),
+            Self::Tool(name) => write!(f, "program {name}"),
+            Self::Kernel(major, minor) => write!(f, "kernel {major}.{minor} or newer"),
+        }
+    }
+}
+
+/// Runs a test in a new network namespace, or skips it when the kernel lacks one of `needs`.
+///
+/// A skip is printed on standard error and appended to the file that the environment variable `TESTKIT_SKIPPED` names.
+/// With `TESTKIT_REQUIRE=all` it is a failure, except for [`Need::Kernel`].
+///
+/// The name in the report is the thread's: libtest gives each test a thread of its own name unless it runs with
+/// `--test-threads=1`.
+///
+/// # Panics
+/// When `body` panics; when no network namespace can be made although [`Need::Root`] is not among `needs`; when a need
+/// is missing under `TESTKIT_REQUIRE=all`.
+#[track_caller]
+pub fn kernel_test(needs: &[Need], body: impl FnOnce()) {
+    for need in needs {
+        if let Some(reason) = missing(*need) {
+            skip(*need, &reason);
+            return;
+        }
+    }
+    let guard = NetnsGuard::new();
+    assert!(guard.is_ok(), "no network namespace (Need::Root was not asked for): {guard:?}");
+    body();
+    drop(guard);
+}
+
+#[track_caller]
+fn skip(need: Need, reason: &str) {
+    let current = thread::current();
+    let test = current.name().unwrap_or("(unnamed)");
+    let excused = matches!(need, Need::Kernel(..));
+    let required = std::env::var_os(REQUIRE_VARIABLE).is_some_and(|value| value == "all");
+    assert!(excused || !required, "{test} needs {need}, and {REQUIRE_VARIABLE}=all: {reason}");
+    eprintln!("SKIPPED {test}: no {need}: {reason}");
+    if let Some(path) = std::env::var_os(SKIPPED_VARIABLE) {
+        let line = format!("{test}\tno {need}: {}\n", reason.replace(['\n', '\t'], " "));
+        let written = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(line.as_bytes()));
+        // A skip that is not counted would look like a test that passed.
+        assert!(written.is_ok(), "cannot note the skip of {test} in {}: {written:?}", path.display());
+    }
+}
+
+/// Why this machine lacks `need`; `None` when it has it. The answer is remembered for the life of the process.
+pub fn missing(need: Need) -> Option<String> {
+    static ANSWERS: OnceLock<Mutex<HashMap<Need, Option<String>>>> = OnceLock::new();
+    // Held while trying: several tests that ask at once wait for one answer.
+    let mut answers = ANSWERS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    answers.entry(need).or_insert_with(|| try_out(need).err()).clone()
+}
+
+fn try_out(need: Need) -> Result<(), String> {
+    match need {
+        Need::Tool(name) => return find(name),
+        Need::Kernel(major, minor) => return kernel_is_at_least(major, minor),
+        _ => {}
+    }
+    // `modprobe` first: some lookups (of the IPVS netlink family, for one) load nothing by themselves.
+    if matches!(need, Need::IpVs | Need::Scheduler(_)) {
+        run("modprobe", &["ip_vs"], None).map_or_else(drop, drop);
+    }
+    let _guard = NetnsGuard::new().map_err(|error| format!("no network namespace: {error}"))?;
+    let attempt = |program: &str, arguments: &str| {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        run(program, &arguments, None).map(drop).map_err(|error| error.to_string())
+    };
+    match need {
+        Need::Root | Need::Tool(_) | Need::Kernel(..) => Ok(()),
+        Need::IpVs => attempt("ipvsadm", "-L -n"),
+        Need::Scheduler(name) => attempt("ipvsadm", &format!("-A -t 192.0.2.1:80 -s {name}")),
+        Need::Dummy => attempt("ip", "link add dummy0 type dummy"),
+        Need::Veth => attempt("ip", "link add veth0 type veth peer name veth1"),
+        Need::Ipset(name) => attempt("ipset", &format!("create testkit {name}{}", creation_options(name))),
+        Need::IptablesLegacy => attempt("iptables-legacy", "-w -t nat -A POSTROUTING -j MASQUERADE"),
+        Need::IptablesNft => attempt("iptables-nft", "-w -t nat -A POSTROUTING -j MASQUERADE"),
+        Need::Conntrack => attempt("conntrack", "-L"),
+    }
+}
+
+/// Bitmaps cannot be created without a range.
+fn creation_options(set_type: &str) -> &'static str {
+    match set_type {
+        "bitmap:port" => " range 1-1024",
+        "bitmap:ip" | "bitmap:ip,mac" => " range 192.0.2.0/24",
+        _ => "",
+    }
+}
+
+fn find(program: &str) -> Result<(), String> {
+    let path = oracle::search_path();
+    let found = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    if found { Ok(()) } else { Err(format!("not in {}", Path::new(&path).display())) }
+}
+
+fn kernel_is_at_least(major: u32, minor: u32) -> Result<(), String> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").map_err(|error| error.to_string())?;
+    let release = release.trim();
+    match version(release) {
+        Some(version) if version >= (major, minor) => Ok(()),
+        _ => Err(format!("this is {release}")),
+    }
+}
+
+/// Major and minor number at the start of a release, `6.1.0-50-amd64` for example.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Need, missing, version};
+
+    #[test]
+    fn releases_are_compared_by_number() {
+        assert_eq!(version("6.1.0-50-amd64"), Some((6, 1)));
+        assert_eq!(version("7.2-rc1"), Some((7, 2)));
+        assert_eq!(version("odd"), None);
+        assert!(version("5.10.0") > version("5.9.1"));
+    }
+
+    #[test]
+    fn answers_name_what_is_missing() {
+        assert_eq!(missing(Need::Tool("sh")), None);
+        assert!(missing(Need::Tool("no-such-program")).is_some_and(|reason| reason.starts_with("not in ")));
+        assert_eq!(missing(Need::Kernel(3, 0)), None);
+        assert!(missing(Need::Kernel(999, 0)).is_some_and(|reason| reason.starts_with("this is ")));
+    }
+}
