@@ -138,6 +138,9 @@ fn chain_line(rest: &str, line: &Line<'_>) -> Result<Chain, Error> {
     let (Some(name), Some(policy), counters, None) = (words.next(), words.next(), words.next(), words.next()) else {
         return Err(line.wrong("expected \":CHAIN POLICY [packets:bytes]\""));
     };
+    if rest.starts_with([' ', '\t']) || !(policy == "-" || policy.bytes().all(|b| b.is_ascii_uppercase())) {
+        return Err(line.wrong("expected \":CHAIN POLICY [packets:bytes]\""));
+    }
     let name = ChainName::observed(name).map_err(|e| line.wrong_because("bad chain name", e))?;
     let counters = match counters {
         None => None,

@@ -1,5 +1,13 @@
 //! The suite on the fake, and what only a fake can show: hosts of other kinds.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test may stop at the first surprise, in its helper functions as well"
+)]
+
 mod suite;
 
 use iptables::fake::FakeHost;

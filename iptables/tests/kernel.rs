@@ -1,10 +1,18 @@
 //! The suite on the real kernel, through both back ends and both families, each test in a network namespace of its own; and
 //! what only a real kernel can show: what the programs themselves write and read, locks, privilege, and packets.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test may stop at the first surprise, in its helper functions as well"
+)]
+
 mod ground;
 mod suite;
 
-use ground::{Real, in_namespace, run, tool};
+use ground::{Real, in_namespace, run};
 use iptables::{
     Backend, BackendChoice, Dump, ErrorKind, Family, Invocation, Iptables, Limits, Output, Runner, Survey, System,
     TableName, Transaction,
@@ -13,6 +21,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use suite::{World, chain, kube, rule};
+use testkit::Need;
 
 macro_rules! suite_on_the_kernel {
     ($($name:ident),* $(,)?) => {
@@ -23,15 +32,22 @@ macro_rules! suite_on_the_kernel {
     };
 }
 
-fn on(family: Family, backend: Backend, test: impl FnOnce(&Real) + Send) {
-    in_namespace(|| test(&Real::new(family, backend)));
+fn on(family: Family, backend: Backend, test: impl FnOnce(&Real)) {
+    in_namespace(&[backend], &SETS, || test(&Real::new(family, backend)));
 }
 
+/// The set types that the suite uses.
+const SETS: [Need; 2] = [Need::Ipset("hash:ip,port"), Need::Ipset("bitmap:port")];
+
 /// The same test in all four cells.
-fn everywhere(test: impl Fn(&Real) + Send + Sync) {
+fn everywhere(test: impl Fn(&Real)) {
+    everywhere_with(&SETS, test);
+}
+
+fn everywhere_with(needs: &[Need], test: impl Fn(&Real)) {
     for family in Family::ALL {
         for backend in Backend::ALL {
-            on(family, backend, &test);
+            in_namespace(&[backend], needs, || test(&Real::new(family, backend)));
         }
     }
 }
@@ -144,35 +160,24 @@ fn an_interface_with_a_quotation_mark_is_read() {
     });
 }
 
-/// The `ipvs` match is a module that not every kernel has.
+/// The `ipvs` match comes with IPVS, which not every kernel has.
 #[test]
 fn the_ipvs_match_is_understood() {
-    everywhere(|world| {
+    everywhere_with(&[Need::IpVs], |world| {
         let rule = kube::ipvs_rule(world.family());
         let name = chain("KUBE-IPVS-OUT-FILTER");
         let mut change = Transaction::new();
         change.table(TableName::FILTER).replace_chain(&name, [rule.clone()]);
-        match world.iptables().restore(&change) {
-            Ok(()) => {
-                let seen = world.iptables().dump_table(&TableName::FILTER).unwrap();
-                assert!(seen.chain(name.as_str()).unwrap().same_rules(&[rule]), "{seen}");
-            }
-            Err(e) => {
-                assert!(
-                    matches!(e.kind(), ErrorKind::Rejected | ErrorKind::ExtensionMissing | ErrorKind::ChainMissing),
-                    "{e}"
-                );
-                assert!(e.failure().unwrap().line.is_some(), "{e}");
-                ground::skipped("the_ipvs_match_is_understood", "this kernel has no ipvs match");
-            }
-        }
+        world.iptables().restore(&change).unwrap();
+        let seen = world.iptables().dump_table(&TableName::FILTER).unwrap();
+        assert!(seen.chain(name.as_str()).unwrap().same_rules(&[rule]), "{seen}");
     });
 }
 
 #[test]
 fn the_back_end_in_use_is_found() {
     for backend in Backend::ALL {
-        in_namespace(|| {
+        in_namespace(&Backend::ALL, &[], || {
             let (ours, other) = (Real::new(Family::Ipv4, backend), Real::new(Family::Ipv6, backend.other()));
             let before = Survey::take(&System::new()).unwrap();
             assert_eq!((before.legacy.in_use(), before.nf_tables.in_use()), (false, false));
@@ -211,7 +216,7 @@ fn versions_are_those_the_programs_print() {
 
 #[test]
 fn a_held_lock_is_an_error_that_names_the_holder() {
-    in_namespace(|| {
+    in_namespace(&Backend::ALL, &[], || {
         let path = std::env::temp_dir().join(format!("xtables-lock-{}", std::process::id()));
         let runner = System::new().with_lock_file(&path);
         let limits = Limits { lock_wait: Duration::from_secs(1), ..Limits::default() };
@@ -255,8 +260,7 @@ impl Runner for Unprivileged {
 
 #[test]
 fn without_privilege_the_error_says_so() {
-    tool("setpriv");
-    in_namespace(|| {
+    in_namespace(&Backend::ALL, &[Need::Tool("setpriv")], || {
         for backend in Backend::ALL {
             let iptables = Iptables::open(Unprivileged(System::new()), Family::Ipv4, backend).unwrap();
             let mut change = Transaction::new();
@@ -443,9 +447,10 @@ mod random {
         );
         (ends, maybe(protocol()), maybe(comment()), matches(), target(), any::<bool>()).prop_map(
             move |((source, destination, interface), protocol, comment, matches, target, early)| {
-                let parts = match early {
-                    true => [comment, target, matches, interface, protocol, source, destination],
-                    false => [source, destination, interface, protocol, comment, matches, target],
+                let parts = if early {
+                    [comment, target, matches, interface, protocol, source, destination]
+                } else {
+                    [source, destination, interface, protocol, comment, matches, target]
                 };
                 // IPv6 has no broadcast.
                 let text = parts.join(" ");

@@ -172,8 +172,11 @@ fn rule(family: Family, shorthand: &str) -> Rule {
     Rule::parse(&text.replace("LOOPBACK -j RETURN", &format!("{loopback} -j RETURN")).replace("PODS", pods)).unwrap()
 }
 
+/// A chain and its rules.
+type ChainRules = (ChainName, Vec<Rule>);
+
 /// Tables with their chains and rules.
-pub(crate) fn chains(family: Family) -> Vec<(TableName, Vec<(ChainName, Vec<Rule>)>)> {
+pub(crate) fn chains(family: Family) -> Vec<(TableName, Vec<ChainRules>)> {
     let one = |(name, rules): &(&str, &[&str])| {
         (ChainName::new(*name).unwrap(), rules.iter().map(|r| rule(family, r)).collect())
     };

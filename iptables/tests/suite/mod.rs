@@ -36,7 +36,7 @@ pub(crate) trait World {
 
     /// What the save program says without the comment lines.
     fn rules(&self) -> String {
-        self.saved(&[]).lines().filter(|l| !l.starts_with('#')).map(|l| format!("{l}\n")).collect()
+        self.saved(&[]).split_inclusive('\n').filter(|l| !l.starts_with('#')).collect()
     }
 }
 
@@ -327,7 +327,7 @@ pub(crate) fn chains_and_rules_are_ensured(world: &impl World) {
     assert_eq!(order().len(), 4);
     assert_eq!(iptables.ensure_leading(&filter, &input, std::slice::from_ref(&jump)).unwrap(), Ensured::Added);
     assert_eq!(order(), [jump_text.clone(), "-i lo -j ACCEPT".to_owned(), "-p udp -j ACCEPT".to_owned()]);
-    assert_eq!(iptables.ensure_leading(&filter, &input, &[jump.clone()]).unwrap(), Ensured::AlreadyThere);
+    assert_eq!(iptables.ensure_leading(&filter, &input, std::slice::from_ref(&jump)).unwrap(), Ensured::AlreadyThere);
     // A chain in use cannot go, and the error says whose jumps hold it.
     let error = iptables.delete_chain(&filter, &mine).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ChainInUse);

@@ -1,0 +1,252 @@
+//! Properties that hold for every text: no kernel, no programs.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test may stop at the first surprise, in its helper functions as well"
+)]
+
+use iptables::{ChainName, Counters, Dump, Edit, ErrorKind, Rule, TableName, Token, Transaction};
+use proptest::prelude::*;
+use std::fmt::Write as _;
+
+/// Arguments of every kind that restore text can carry.
+fn argument() -> impl Strategy<Value = String> {
+    prop_oneof![
+        4 => "-{0,2}[a-z]{1,8}",
+        2 => "[0-9./:,]{1,20}",
+        2 => "[^\n\0]{0,40}",
+        1 => prop::sample::select(vec!["!", "\"", "\\", "\\\"", "'", "", " ", "\t", "COMMIT", "*nat", "-j", "--comment"])
+            .prop_map(str::to_owned),
+    ]
+}
+
+fn rule() -> impl Strategy<Value = Rule> {
+    (prop::collection::vec(argument(), 0..12), prop::option::of((any::<u64>(), any::<u64>()))).prop_map(
+        |(args, counters)| {
+            let rule = Rule::from_args(args).unwrap();
+            match counters {
+                Some((packets, bytes)) => rule.with_counters(Counters { packets, bytes }),
+                None => rule,
+            }
+        },
+    )
+}
+
+fn chain_name() -> impl Strategy<Value = ChainName> {
+    "[A-Za-z_.:*#\\[\\]'\\\\][A-Za-z0-9_.:!-]{0,27}".prop_map(|n| ChainName::new(n).unwrap())
+}
+
+/// Text that looks enough like a dump to get deep into the reader.
+fn near_dump() -> impl Strategy<Value = String> {
+    let line = prop_oneof![
+        Just("*filter".to_owned()),
+        Just("*nat".to_owned()),
+        Just("COMMIT".to_owned()),
+        Just("# comment".to_owned()),
+        Just(String::new()),
+        Just(":INPUT ACCEPT [0:0]".to_owned()),
+        Just(":X - [0:0]".to_owned()),
+        "[:*\\[-]{0,2}[ -~]{0,30}\r?",
+        "-A (INPUT|X) [ -~\"\\\\]{0,40}",
+        "\\[[0-9:]{0,24}\\] -A X [a-z \"]{0,12}",
+    ];
+    prop::collection::vec(line, 0..20).prop_map(|lines| lines.join("\n"))
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        if let Ok(dump) = Dump::parse(&bytes) {
+            let _ = dump.to_string();
+        }
+    }
+
+    #[test]
+    fn what_was_read_is_printed_and_read_again(text in near_dump()) {
+        match Dump::parse(&text) {
+            Ok(dump) => {
+                let printed = dump.to_string();
+                let again = Dump::parse(&printed).unwrap();
+                prop_assert_eq!(&again, &dump);
+                prop_assert_eq!(again.to_string(), printed);
+            }
+            Err(e) => prop_assert_eq!(e.kind(), ErrorKind::Parse),
+        }
+    }
+
+    #[test]
+    fn every_prefix_is_read_or_refused(text in near_dump(), cut in any::<prop::sample::Index>()) {
+        let bytes = text.as_bytes();
+        let end = if bytes.is_empty() { 0 } else { cut.index(bytes.len()) };
+        if let Err(e) = Dump::parse(bytes.get(..end).unwrap()) {
+            prop_assert_eq!(e.kind(), ErrorKind::Parse);
+        }
+    }
+
+    #[test]
+    fn quoting_is_undone_by_reading(args in prop::collection::vec(argument(), 0..12)) {
+        let rule = Rule::from_args(args.clone()).unwrap();
+        let read = Rule::parse(&rule.to_string()).unwrap();
+        let seen: Vec<&str> = read.tokens().iter().map(Token::as_str).collect();
+        prop_assert_eq!(seen, args);
+    }
+
+    #[test]
+    fn a_table_is_printed_and_read_again(
+        chains in prop::collection::btree_map(chain_name(), prop::collection::vec(rule(), 0..6), 0..6)
+    ) {
+        let mut text = "*filter\n".to_owned();
+        for name in chains.keys() {
+            writeln!(text, ":{name} - [0:0]").unwrap();
+        }
+        for (name, rules) in &chains {
+            for rule in rules {
+                writeln!(text, "{}", Edit::Append(name.clone(), rule.clone())).unwrap();
+            }
+        }
+        text.push_str("COMMIT\n");
+        let dump = Dump::parse(&text).unwrap();
+        prop_assert_eq!(dump.to_string(), text);
+        let table = dump.table(&TableName::FILTER).unwrap();
+        prop_assert_eq!(table.chains().len(), chains.len());
+        for (name, rules) in &chains {
+            let seen = &table.chain(name.as_str()).unwrap().rules;
+            prop_assert_eq!(seen, rules);
+            let counters = |rules: &[Rule]| rules.iter().map(|r| r.counters).collect::<Vec<_>>();
+            prop_assert_eq!(counters(seen), counters(rules));
+        }
+    }
+
+    /// However an argument looks, a transaction has one line for each thing it was told to do.
+    #[test]
+    fn no_argument_adds_a_line(rules in prop::collection::vec(rule(), 1..8)) {
+        let count = rules.len();
+        let mut change = Transaction::new();
+        change.table(TableName::NAT).replace_chain(&ChainName::new("X").unwrap(), rules);
+        let text = change.to_restore_text().unwrap();
+        let lines: Vec<&str> = text.split_terminator('\n').collect();
+        prop_assert_eq!(lines.len(), count + 3);
+        prop_assert_eq!((lines[0], lines[1], lines[count + 2]), ("*nat", ":X - [0:0]", "COMMIT"));
+        for line in &lines[2..count + 2] {
+            prop_assert!(line.contains("-A X"), "{}", line);
+        }
+    }
+
+    #[test]
+    fn the_canonical_form_is_stable(args in prop::collection::vec(argument(), 0..12)) {
+        let rule = Rule::from_args(args).unwrap();
+        prop_assert_eq!(rule.canonical(), rule.canonical());
+        prop_assert!(rule.same_as(&rule.clone()));
+        let _ = (rule.canonical().to_string(), rule.target().is_some(), rule.comment().is_some());
+    }
+
+    #[test]
+    fn arguments_that_cannot_be_carried_are_refused(before in "[ -~]{0,20}", bad in "[\n\0]", after in "[ -~]{0,20}") {
+        let text = format!("{before}{bad}{after}");
+        prop_assert_eq!(Token::new(text.clone()).unwrap_err().kind(), ErrorKind::InvalidToken);
+        prop_assert_eq!(Rule::from_args(["-m", &text]).unwrap_err().kind(), ErrorKind::InvalidToken);
+        prop_assert_eq!(Rule::builder().comment(&text).build().unwrap_err().kind(), ErrorKind::InvalidToken);
+        prop_assert_eq!(ChainName::new(text.clone()).unwrap_err().kind(), ErrorKind::InvalidName);
+        prop_assert_eq!(TableName::new(text).unwrap_err().kind(), ErrorKind::InvalidName);
+    }
+}
+
+#[track_caller]
+fn refused(text: &str, words: &[&str]) {
+    let error = Dump::parse(text).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Parse, "{error}");
+    for word in words {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn texts_that_are_not_dumps() {
+    refused("garbage\n", &["line 1", "garbage"]);
+    refused("-A INPUT -j ACCEPT\n", &["line 1"]);
+    refused("*filter\n:INPUT ACCEPT [0:0]\n", &["line 2", "COMMIT"]);
+    refused("*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -j", &["COMMIT is missing"]);
+    refused("*filter\n-A INPUT -j ACCEPT\nCOMMIT\n", &["line 2", ":CHAIN"]);
+    refused("*filter\n:A - [0:0]\n-I A -j ACCEPT\nCOMMIT\n", &["line 3"]);
+    refused("*filter\n:A - [0:0]\n:A - [0:0]\nCOMMIT\n", &["line 3", "twice"]);
+    refused("*filter\nCOMMIT\n*filter\nCOMMIT\n", &["line 3", "twice"]);
+    refused("*filter\n:A - [0:x]\nCOMMIT\n", &["line 2", "counters"]);
+    refused("*filter\n:A - [0:0]\n[1:99999999999999999999] -A A\nCOMMIT\n", &["line 3", "counters"]);
+    refused("*filter\n:A\nCOMMIT\n", &["line 2"]);
+    refused("*filter\n: - [0:0]\nCOMMIT\n", &["line 2"]);
+    refused("*\nCOMMIT\n", &["line 1"]);
+    refused(&format!("*{}\nCOMMIT\n", "x".repeat(32)), &["line 1", "table name"]);
+    refused("*filter\r\n:INPUT ACCEPT [0:0]\r\nCOMMIT\r\n", &["line 2", "Windows line ends"]);
+    refused("*filter\n\u{0}\nCOMMIT\n", &["line 2"]);
+    let long = "x".repeat(100_000);
+    assert!(Dump::parse(&long).unwrap_err().to_string().len() < 600, "a message is not as long as its cause");
+}
+
+#[test]
+fn binary_rules_are_read_and_not_written() {
+    let mut bytes = b"*filter\n:A - [0:0]\n-A A -m comment --comment \"".to_vec();
+    bytes.extend([0xff, 0xfe]);
+    bytes.extend(b"\" -j DROP\n-A A -j ACCEPT\nCOMMIT\n");
+    let dump = Dump::parse(&bytes).unwrap();
+    let rules = dump.table(&TableName::FILTER).unwrap().chain("A").unwrap().rules.clone();
+    assert_eq!((rules[0].target(), rules[1].target()), (Some("DROP"), Some("ACCEPT")));
+    let mut change = Transaction::new();
+    change.table(TableName::FILTER).replace_chain(&ChainName::new("B").unwrap(), rules);
+    assert_eq!(change.to_restore_text().unwrap_err().kind(), ErrorKind::InvalidToken);
+}
+
+#[test]
+fn tables_that_only_nft_can_show_are_named() {
+    let text = "# Table `nat' is incompatible, use 'nft' tool.\n*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n# Table `raw' is incompatible, use 'nft' tool.\n";
+    let dump = Dump::parse(text).unwrap();
+    assert_eq!(dump.incompatible_tables(), ["nat", "raw"]);
+    assert_eq!(dump.to_string(), text);
+}
+
+#[test]
+fn chains_that_others_made_can_be_read_and_not_written() {
+    let wild = format!("*nat\n:{0} - [0:0]\n:a\"b - [0:0]\n-A {0} -j a\"b\nCOMMIT\n", "L".repeat(60));
+    let dump = Dump::parse(&wild).unwrap();
+    assert_eq!(dump.to_string(), wild);
+    let table = dump.table(&TableName::NAT).unwrap();
+    let name = table.chains()[0].name.clone();
+    assert_eq!(table.references("a\"b").count(), 1);
+    let mut change = Transaction::new();
+    change.table(TableName::NAT).edit(Edit::Flush(name));
+    assert_eq!(change.to_restore_text().unwrap_err().kind(), ErrorKind::InvalidName);
+}
+
+#[test]
+fn fifty_thousand_lines_are_read_and_printed() {
+    let mut text = "*nat\n".to_owned();
+    for chain in 0..10_000 {
+        writeln!(text, ":KUBE-SVC-{chain:016} - [0:0]").unwrap();
+    }
+    for chain in 0..10_000 {
+        for endpoint in 0..4 {
+            writeln!(text, "-A KUBE-SVC-{chain:016} -m comment --comment \"ns/name:{endpoint}\" -j KUBE-MARK-MASQ")
+                .unwrap();
+        }
+    }
+    text.push_str("COMMIT\n");
+    let dump = Dump::parse(&text).unwrap();
+    assert_eq!(dump.rule_count(), 40_000);
+    assert_eq!(dump.to_string(), text);
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn values_survive_json() {
+    let text =
+        "*nat\n:PREROUTING ACCEPT [1:2]\n:A - [0:0]\n[3:4] -A A -m comment --comment \"a b\" -j RETURN\nCOMMIT\n";
+    let dump = Dump::parse(text).unwrap();
+    let json = serde_json::to_string(&dump).unwrap();
+    let back: Dump = serde_json::from_str(&json).unwrap();
+    assert_eq!(back, dump);
+    assert_eq!(back.to_string(), text);
+    assert!(serde_json::from_str::<ChainName>("\"-bad\"").is_err());
+    assert!(serde_json::from_str::<Token>("\"a\\nb\"").is_err());
+}
