@@ -80,3 +80,8 @@ pub use requirement::{Backend, Need, Provider, Requirement};
 pub use root::Failure;
 pub use sysctl::{Access, SysctlFinding, SysctlState};
 pub use version::{IpsetVersion, KernelRelease};
+
+/// The example of the README is compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

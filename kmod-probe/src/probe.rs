@@ -11,7 +11,7 @@ use crate::resolve;
 use crate::root::Root;
 use crate::sources::Sources;
 use crate::sysctl::{self, Access, SysctlFinding, SysctlState};
-use crate::table::{CONNTRACK_IPV4, CONNTRACK_IPV6, requirements};
+use crate::table::{CONNTRACK_IPV4, CONNTRACK_IPV6};
 use crate::version::{IpsetVersion, KernelRelease};
 
 /// Finds out what a kernel can do. Reads files only; starts no program, loads no module, writes nothing.
@@ -78,9 +78,9 @@ impl Probe {
         let release = sources.release.get();
         let mut notes = Vec::new();
         let mut findings = Vec::new();
-        for requirement in requirements(&self.profile, release) {
+        for requirement in self.profile.requirements(release) {
             let finding = resolve::finding(&sources, &requirement, active);
-            if finding.state != State::Loaded && merged_early(&sources, &requirement) {
+            if !finding.state.is_usable() && merged_early(&sources, &requirement) {
                 notes.push(format!(
                     "{} is part of nf_conntrack in this kernel, as upstream has it from 4.19 on",
                     requirement.name

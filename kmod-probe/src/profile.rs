@@ -2,9 +2,9 @@
 
 use crate::error::{Error, ErrorKind, shown};
 use crate::modules::ModuleName;
-use crate::requirement::Backend;
-use crate::table::SET_TYPES;
-use crate::version::IpsetVersion;
+use crate::requirement::{Backend, Requirement};
+use crate::table::{self, SET_TYPES};
+use crate::version::{IpsetVersion, KernelRelease};
 
 /// One address family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -187,6 +187,13 @@ impl Profile {
     pub fn strict_arp(mut self, on: bool) -> Self {
         self.strict_arp = on;
         self
+    }
+
+    /// The table behind a report: everything this profile needs from a kernel of this release, with modules,
+    /// configuration symbols and upstream versions. Without a release, rows that only old kernels have are left out.
+    #[must_use]
+    pub fn requirements(&self, release: Option<&KernelRelease>) -> Vec<Requirement> {
+        table::requirements(self, release)
     }
 
     pub(crate) fn wanted_schedulers(&self) -> &[Scheduler] {

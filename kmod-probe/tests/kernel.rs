@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
 use kmod_probe::{
-    Access, Answer, Backend, Families, Finding, LoadResult, Loader, ModuleName, Probe, Profile, Report, State,
-    SysctlState,
+    Access, Answer, Backend, EvidenceKind, Families, Finding, LoadResult, Loader, ModuleName, Probe, Profile, Report,
+    State, SysctlState,
 };
 
 const SCHEDULERS: [&str; 14] =
@@ -94,6 +94,7 @@ fn kernel_agrees_with_the_probe() {
 
     agrees_with_module_lists(&report, &mut tally);
     agrees_with_modprobe(&report, &mut tally);
+    agrees_with_proc_net(&report, &mut tally);
     if is_root() && in_namespace(&["true"]).is_some_and(|output| output.status.success()) {
         agrees_with_ipvs_and_sets(&report, &mut tally);
         agrees_with_iptables(&report, &mut tally);
@@ -115,6 +116,22 @@ fn agrees_with_module_lists(report: &Report, tally: &mut Tally) {
         assert_eq!(report.module_support.answer, Answer::No, "no /proc/modules:\n{report}");
         assert!(report.findings.iter().all(|f| f.state != State::Loaded && f.state != State::Loadable), "{report}");
         assert!(report.to_load().is_empty());
+        tally.compared += 1;
+    }
+}
+
+/// What the kernel lists below `/proc/net` (itself a link through `/proc/self`) is evidence for the match or target.
+fn agrees_with_proc_net(report: &Report, tally: &mut Tally) {
+    let matches = std::fs::read_to_string("/proc/net/ip_tables_matches").unwrap_or_default();
+    for name in ["set", "comment", "mark", "addrtype", "conntrack", "physdev", "ipvs"] {
+        let listed = matches.lines().any(|line| line == name);
+        let finding = report.finding(&format!("xt_{name}")).unwrap();
+        let seen = finding.evidence.iter().any(|evidence| evidence.kind == EvidenceKind::Marker);
+        if name == "mark" {
+            assert!(seen || !listed, "mark is also a target: {finding:?}");
+        } else {
+            assert_eq!(listed, seen, "{finding:?}");
+        }
         tally.compared += 1;
     }
 }

@@ -3,9 +3,13 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use common::{Tree, find};
 use kmod_probe::{
-    ActiveAnswer, Answer, Backend, Capability, Families, Fix, ModuleName, Need, Profile, Report, State, SysctlState,
+    ActiveAnswer, Answer, Backend, Capability, Families, Fix, Kconfig, LoadableModules, ModuleName, Need, Profile,
+    Report, State, SysctlState,
 };
 
 const SCHEDULERS: [&str; 14] =
@@ -213,6 +217,39 @@ fn a_pod_that_sees_proc_and_nothing_else() {
     for capability in [Capability::Ipset, Capability::GenlFamily("IPVS".into()), Capability::LinkKind("dummy".into())] {
         assert_eq!(asked.iter().filter(|known| **known == capability).count(), 1, "{capability:?}");
     }
+}
+
+/// A module or symbol that no real kernel has is a spelling mistake in the table.
+#[test]
+fn every_module_and_symbol_of_the_table_is_in_a_real_kernel() {
+    let (mut modules, mut symbols) = (BTreeSet::new(), BTreeSet::new());
+    for (name, release) in [
+        ("debian-12", "6.1.0-56-cloud-amd64"),
+        ("debian-13-usr-merged", "6.12.107+deb13-cloud-amd64"),
+        ("ubuntu-24.04-aws", "6.8.0-1008-aws"),
+        ("rhel-7", "3.10.0-1160.119.1.el7.x86_64"),
+        ("rhel-8", "4.18.0-80.el8.x86_64"),
+    ] {
+        let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trees").join(name);
+        let directory = if name == "debian-13-usr-merged" { "usr/lib/modules" } else { "lib/modules" };
+        let dep = std::fs::read(tree.join(directory).join(release).join("modules.dep")).unwrap();
+        modules.extend(LoadableModules::parse(&dep).unwrap().names().cloned());
+        let config = std::fs::read(tree.join("boot").join(format!("config-{release}"))).unwrap();
+        symbols.extend(Kconfig::parse(&config).unwrap().symbols().map(|(symbol, ..)| symbol.to_owned()));
+    }
+    let profile = all_schedulers().all_set_types();
+    let mut checked = 0;
+    for release in ["3.10.0", "6.1.0"] {
+        for requirement in profile.requirements(Some(&release.parse().unwrap())) {
+            for provider in &requirement.providers {
+                assert!(modules.contains(&provider.module), "{}: no kernel has {}", requirement.name, provider.module);
+                let symbol = provider.symbol.as_ref().unwrap();
+                assert!(symbols.contains(symbol), "{}: no kernel has CONFIG_{symbol}", requirement.name);
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 120, "{checked}");
 }
 
 #[test]
