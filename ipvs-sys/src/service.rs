@@ -16,6 +16,7 @@ pub struct FlagsMask {
 
 impl Wire<'_> for FlagsMask {
     const EXPECTED: &'static str = "8 bytes";
+    const LENGTH: Option<usize> = Some(8);
 
     fn get(payload: &[u8]) -> Option<Self> {
         let (flags, mask) = payload.split_first_chunk::<4>()?;

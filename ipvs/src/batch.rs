@@ -1,9 +1,10 @@
 //! Many changes in few system calls, with an outcome for each.
 
+use std::borrow::Borrow;
 use std::fmt;
 
 use ipvs_sys::{Command, DelDest, DelService, Failure, NewDest, NewService, SetDest, SetService, Zero};
-use netlink_batch::{BatchReport, Encoder, Errno, Genl, KernelError};
+use netlink_batch::{Encoder, Errno, Genl, KernelError};
 
 use crate::error::{Error, ErrorKind, MissingModule, Subject};
 use crate::model::{OutOfRange, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
@@ -63,7 +64,7 @@ impl Operation {
     }
 
     /// The command's number and what its error numbers mean.
-    fn command(&self) -> (u8, Classify) {
+    pub(crate) fn command(&self) -> (u8, Classify) {
         fn of<C: Command>(_: &C) -> (u8, Classify) {
             (C::NUMBER, C::classify)
         }
@@ -78,7 +79,7 @@ impl Operation {
         }
     }
 
-    fn encode(&self, out: &mut Encoder) {
+    pub(crate) fn encode(&self, out: &mut Encoder) {
         match self {
             Operation::AddVirtualServer(service) => NewService { service }.encode(out),
             Operation::UpdateVirtualServer(service) => SetService { service }.encode(out),
@@ -151,6 +152,11 @@ impl Batch {
         Self::default()
     }
 
+    /// An empty batch with room for this many operations.
+    pub fn with_capacity(operations: usize) -> Self {
+        Batch { operations: Vec::with_capacity(operations) }
+    }
+
     /// Adds an operation.
     pub fn push(&mut self, operation: Operation) {
         self.operations.push(operation);
@@ -197,6 +203,11 @@ impl Batch {
         &self.operations
     }
 
+    /// The operations in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Operation> {
+        self.operations.iter()
+    }
+
     /// Number of operations.
     pub fn len(&self) -> usize {
         self.operations.len()
@@ -205,6 +216,15 @@ impl Batch {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.operations.is_empty()
+    }
+}
+
+impl<'a> IntoIterator for &'a Batch {
+    type Item = &'a Operation;
+    type IntoIter = std::slice::Iter<'a, Operation>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
     }
 }
 
@@ -285,43 +305,55 @@ impl Report {
     }
 }
 
-pub(crate) fn run(genl: &mut Genl, batch: &Batch) -> Report {
-    let operations = &batch.operations;
-    let impossible: Vec<(usize, OutOfRange)> = operations
-        .iter()
-        .enumerate()
-        .filter_map(|(index, operation)| operation.check().err().map(|range| (index, range)))
-        .collect();
-    if impossible.is_empty() {
-        return report(operations.iter(), genl.batch(operations, |operation| operation.command().0, Operation::encode));
-    }
-    // Rare: the impossible ones are left out of what is sent, and put back into the report.
-    let sent: Vec<Operation> = operations.iter().filter(|operation| operation.check().is_ok()).copied().collect();
-    let below = genl.batch(&sent, |operation| operation.command().0, Operation::encode);
-    let mut report = report(sent.iter(), below);
-    for (index, range) in impossible {
-        if let Some(operation) = operations.get(index) {
-            let error = Error::new(ErrorKind::OutOfRange(range), operation.doing(), operation.subject());
-            report.outcomes.insert(index.min(report.outcomes.len()), Outcome::Failed(error));
+pub(crate) fn run<I>(genl: &mut Genl, operations: I) -> Report
+where
+    I: IntoIterator,
+    I::Item: Borrow<Operation>,
+{
+    let mut failures: Vec<(usize, Outcome)> = Vec::new();
+    let mut impossible: Vec<(usize, Outcome)> = Vec::new();
+    let mut len = 0_usize;
+    let possible = operations.into_iter().filter_map(|operation| {
+        let operation = *operation.borrow();
+        let index = len;
+        len = len.saturating_add(1);
+        match operation.check() {
+            Ok(()) => Some((index, operation)),
+            Err(range) => {
+                let error = Error::new(ErrorKind::OutOfRange(range), operation.doing(), operation.subject());
+                impossible.push((index, Outcome::Failed(error)));
+                None
+            }
+        }
+    });
+    let stopped = genl
+        .batch(
+            possible,
+            |(_, operation)| operation.command().0,
+            |(_, operation), out| operation.encode(out),
+            |(index, operation), outcome| failures.push((index, outcome_of(&operation, outcome))),
+        )
+        .err()
+        .map(|error| Error::below(error, "running a batch on", Subject::Ipvs));
+    let mut outcomes = Vec::new();
+    outcomes.resize_with(len, || Outcome::Done);
+    for (index, outcome) in failures.into_iter().chain(impossible) {
+        if let Some(place) = outcomes.get_mut(index) {
+            *place = outcome;
         }
     }
-    report
+    Report { outcomes, stopped }
 }
 
-fn report<'a>(operations: impl Iterator<Item = &'a Operation>, below: BatchReport) -> Report {
-    let outcomes = operations
-        .zip(below.outcomes)
-        .map(|(operation, outcome)| match outcome {
-            netlink_batch::Outcome::Done => Outcome::Done,
-            netlink_batch::Outcome::Refused(kernel) => Outcome::Failed(operation.refused(*kernel)),
-            netlink_batch::Outcome::Unsendable(wire) => {
-                let error = netlink_batch::Error::new(netlink_batch::ErrorKind::Unsendable(*wire), "netlink batch");
-                Outcome::Failed(Error::below(error, operation.doing(), operation.subject()))
-            }
-            netlink_batch::Outcome::NotSent => Outcome::NotSent,
-            _ => Outcome::Unknown,
-        })
-        .collect();
-    let stopped = below.stopped.map(|error| Error::below(error, "running a batch on", Subject::Ipvs));
-    Report { outcomes, stopped }
+fn outcome_of(operation: &Operation, outcome: netlink_batch::Outcome) -> Outcome {
+    match outcome {
+        netlink_batch::Outcome::Done => Outcome::Done,
+        netlink_batch::Outcome::Refused(kernel) => Outcome::Failed(operation.refused(*kernel)),
+        netlink_batch::Outcome::Unsendable(wire) => {
+            let error = netlink_batch::Error::new(netlink_batch::ErrorKind::Unsendable(*wire), "netlink batch");
+            Outcome::Failed(Error::below(error, operation.doing(), operation.subject()))
+        }
+        netlink_batch::Outcome::NotSent => Outcome::NotSent,
+        _ => Outcome::Unknown,
+    }
 }

@@ -1,5 +1,6 @@
 //! The client: one method for each command.
 
+use std::borrow::Borrow;
 use std::os::fd::BorrowedFd;
 
 use ipvs_sys::{
@@ -8,7 +9,7 @@ use ipvs_sys::{
 };
 use netlink_batch::{Dump, Genl, Limits, Transport};
 
-use crate::batch::{Batch, Operation, Report, run};
+use crate::batch::{Operation, Report, run};
 use crate::convert;
 use crate::error::{Error, ErrorKind, MissingModule, Subject};
 use crate::model::{
@@ -280,9 +281,14 @@ impl Client {
         snapshot::snapshot(self)
     }
 
-    /// Carries out many operations in few system calls.
-    pub fn run(&mut self, batch: &Batch) -> Report {
-        run(&mut self.genl, batch)
+    /// Carries out many operations in few system calls: those of a [`Batch`](crate::Batch), or any others, made one by one as
+    /// they are needed.
+    pub fn run<I>(&mut self, operations: I) -> Report
+    where
+        I: IntoIterator,
+        I::Item: Borrow<Operation>,
+    {
+        run(&mut self.genl, operations)
     }
 
     fn execute<C: Command>(&mut self, command: &C, doing: &'static str, subject: Subject) -> Result<(), Error> {

@@ -228,6 +228,7 @@ impl<'a, A: Attribute<'a>> Wire<'a> for Attrs<'a, A> {
 
 /// Writes one row of a table; used by [`attrs!`](crate::attrs). Lists of attributes are marked as nested.
 #[doc(hidden)]
+#[inline]
 pub fn encode_row<'a, W: Wire<'a>>(out: &mut Encoder, kind: u16, value: &W) {
     let flags = if W::TABLE.is_some() { NLA_F_NESTED } else { 0 };
     out.attr(kind | flags, value);
@@ -307,6 +308,7 @@ macro_rules! attrs {
                 }
             }
 
+            #[inline(always)]
             fn encode(&self, out: &mut $crate::Encoder) {
                 match self {
                     $( Self::$variant(value) => $crate::encode_row(out, $kind, value), )*

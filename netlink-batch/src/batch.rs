@@ -34,12 +34,14 @@ impl Outcome {
     }
 }
 
-/// One outcome for each request, in the order they were added.
+/// The outcomes of a batch. Success takes no memory here: only what went otherwise is listed.
 #[derive(Debug)]
 #[must_use = "a batch reports failures only here"]
 pub struct BatchReport {
-    /// One outcome for each request.
-    pub outcomes: Vec<Outcome>,
+    /// Number of requests.
+    pub len: usize,
+    /// The requests that were not carried out, by their place in the batch, in order.
+    pub failures: Vec<(usize, Outcome)>,
     /// Why the batch stopped early, when it did. A refused request does not stop it.
     pub stopped: Option<Error>,
 }
@@ -47,12 +49,14 @@ pub struct BatchReport {
 impl BatchReport {
     /// Whether every request was carried out.
     pub fn is_done(&self) -> bool {
-        self.stopped.is_none() && self.outcomes.iter().all(Outcome::is_done)
+        self.stopped.is_none() && self.failures.is_empty()
     }
 
-    /// The requests that were not carried out, with their place in the batch.
-    pub fn failures(&self) -> impl Iterator<Item = (usize, &Outcome)> {
-        self.outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.is_done())
+    /// What became of the request at this place.
+    pub fn outcome(&self, index: usize) -> &Outcome {
+        self.failures
+            .binary_search_by_key(&index, |(index, _)| *index)
+            .map_or(&Outcome::Done, |found| self.failures.get(found).map_or(&Outcome::Done, |(_, outcome)| outcome))
     }
 }
 
@@ -78,7 +82,8 @@ struct Pending {
 pub struct BatchWriter<'a> {
     connection: &'a mut Connection,
     pending: Vec<Pending>,
-    outcomes: Vec<Outcome>,
+    len: usize,
+    failures: Vec<(usize, Outcome)>,
     stopped: Option<Error>,
     chunk_messages: usize,
     chunk_bytes: usize,
@@ -94,7 +99,8 @@ impl<'a> BatchWriter<'a> {
         BatchWriter {
             connection,
             pending: Vec::with_capacity(chunk_messages),
-            outcomes: Vec::new(),
+            len: 0,
+            failures: Vec::new(),
             stopped: None,
             chunk_messages,
             chunk_bytes,
@@ -103,21 +109,32 @@ impl<'a> BatchWriter<'a> {
 
     /// Number of requests added so far: the next one's place in the report.
     pub fn len(&self) -> usize {
-        self.outcomes.len()
+        self.len
     }
 
     /// Whether no request was added yet.
     pub fn is_empty(&self) -> bool {
-        self.outcomes.is_empty()
+        self.len == 0
+    }
+
+    /// Number of requests added but not yet sent.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// The failures known so far, in order; they are not reported again at the end.
+    pub fn take_failures(&mut self) -> Vec<(usize, Outcome)> {
+        std::mem::take(&mut self.failures)
     }
 
     /// Adds one request and returns its place in the report.
     ///
     /// `header` is the family's fixed header; `body` appends the attributes. Sends the chunk when it is full.
     pub fn push(&mut self, kind: u16, flags: u16, header: &[u8], body: impl FnOnce(&mut Encoder)) -> usize {
-        let index = self.outcomes.len();
-        self.outcomes.push(Outcome::NotSent);
+        let index = self.len;
+        self.len = self.len.saturating_add(1);
         if self.stopped.is_some() {
+            self.failures.push((index, Outcome::NotSent));
             return index;
         }
         let start = self.connection.encoder.len();
@@ -127,7 +144,7 @@ impl<'a> BatchWriter<'a> {
                 let end = self.connection.encoder.len();
                 self.pending.push(Pending { index, start, end, sequence, header: header.len() });
             }
-            Err(error) => self.set(index, Outcome::Unsendable(Box::new(error))),
+            Err(error) => self.failures.push((index, Outcome::Unsendable(Box::new(error)))),
         }
         if self.pending.len() >= self.chunk_messages || self.connection.encoder.len() >= self.chunk_bytes {
             self.flush();
@@ -138,83 +155,65 @@ impl<'a> BatchWriter<'a> {
     /// Sends what is pending and gives the outcome of every request.
     pub fn finish(mut self) -> BatchReport {
         self.flush();
-        BatchReport { outcomes: self.outcomes, stopped: self.stopped }
+        BatchReport { len: self.len, failures: self.failures, stopped: self.stopped }
     }
 
-    fn set(&mut self, index: usize, outcome: Outcome) {
-        if let Some(place) = self.outcomes.get_mut(index) {
-            *place = outcome;
-        }
-    }
-
+    /// Sends what is pending, takes the answers, and notes what was not carried out.
     fn flush(&mut self) {
-        if let Some(last) = self.pending.last().copied()
-            && self.stopped.is_none()
-            && let Err(error) = self.exchange(last)
-        {
-            self.stopped = Some(error);
+        if let Some(last) = self.pending.last().copied() {
+            let mut refused: Vec<(usize, KernelError)> = Vec::new();
+            let (others, stopped) = match self.send(last) {
+                Err(error) => (Outcome::NotSent, Some(error)),
+                Ok(()) => match self.collect(last, &mut refused) {
+                    Ok(()) => (Outcome::Done, None),
+                    Err(error) => (Outcome::Unknown, Some(error)),
+                },
+            };
+            if !others.is_done() {
+                let answered: Vec<usize> = refused.iter().map(|(index, _)| *index).collect();
+                let silent = self.pending.iter().map(|pending| pending.index).filter(|index| !answered.contains(index));
+                self.failures.extend(silent.map(|index| (index, others.clone())));
+            }
+            self.failures.extend(refused.into_iter().map(|(index, error)| (index, Outcome::Refused(Box::new(error)))));
+            self.failures.sort_by_key(|(index, _)| *index);
+            self.stopped = stopped;
         }
         self.pending.clear();
         self.connection.encoder.clear();
     }
 
-    /// Sends the pending requests and takes their answers, the last one's included.
-    fn exchange(&mut self, last: Pending) -> Result<(), Error> {
+    /// Sends the pending requests; the last one asks for an acknowledgement.
+    fn send(&mut self, last: Pending) -> Result<(), Error> {
         // Flags lie at bytes 6 and 7 of the message header.
         let flags_at = last.start.saturating_add(6);
-        let flags = self.connection.encoder.as_slice().get(flags_at..flags_at.saturating_add(2));
-        if let Some(&[a, b]) = flags {
+        if let Some(&[a, b]) = self.connection.encoder.as_slice().get(flags_at..flags_at.saturating_add(2)) {
             let flags = u16::from_ne_bytes([a, b]) | NLM_F_ACK;
             self.connection.encoder.patch(flags_at, &flags.to_ne_bytes());
         }
-        self.connection.send(0, last.end).map_err(|error| Error::io(CONTEXT, error))?;
+        self.connection.send(0, last.end).map_err(|error| Error::io(CONTEXT, error))
+    }
 
-        // Sent: until an answer says otherwise, nobody knows.
-        let mut verdict = Outcome::Done;
-        let mut stop = None;
-        let mut refused: Vec<(usize, KernelError)> = Vec::new();
+    /// Takes the answers up to the last request's. On failure, requests without an answer are in an unknown state.
+    fn collect(&mut self, last: Pending, refused: &mut Vec<(usize, KernelError)>) -> Result<(), Error> {
         let deadline = after(self.connection.limits().timeout);
-        'answers: loop {
-            let length = match self.connection.receive_until(deadline, CONTEXT) {
-                Ok(Some(length)) => length,
-                Ok(None) => {
-                    stop = stop.or_else(|| Some(Error::new(ErrorKind::Timeout, CONTEXT)));
-                    verdict = Outcome::Unknown;
-                    break;
+        loop {
+            match self.connection.receive_until(deadline, CONTEXT) {
+                Ok(Some(length)) => {
+                    if self.read_answers(length, last, refused)? {
+                        return Ok(());
+                    }
                 }
-                Err(error) if *error.kind() == ErrorKind::StateUnknown => {
-                    // Some answers were dropped; those still queued are good. The last one may be among the dropped, and
-                    // then nothing more comes: what is queued is there already.
-                    verdict = Outcome::Unknown;
-                    stop = Some(error);
-                    self.collect_queued(last, &mut refused);
-                    break;
-                }
+                Ok(None) => return Err(Error::new(ErrorKind::Timeout, CONTEXT)),
                 Err(error) => {
-                    verdict = Outcome::Unknown;
-                    stop = Some(error);
-                    break;
-                }
-            };
-            match self.read_answers(length, last, &mut refused) {
-                Ok(true) => break 'answers,
-                Ok(false) => {}
-                Err(error) => {
-                    verdict = Outcome::Unknown;
-                    stop = Some(error);
-                    break;
+                    if *error.kind() == ErrorKind::StateUnknown {
+                        // Some answers were dropped; those still queued are good. The last one may be among the dropped,
+                        // and then nothing more comes: what is queued is there already.
+                        self.collect_queued(last, refused);
+                    }
+                    return Err(error);
                 }
             }
         }
-        for at in 0..self.pending.len() {
-            if let Some(pending) = self.pending.get(at).copied() {
-                self.set(pending.index, verdict.clone());
-            }
-        }
-        for (index, error) in refused {
-            self.set(index, Outcome::Refused(Box::new(error)));
-        }
-        stop.map_or(Ok(()), Err)
     }
 
     /// Takes the answers that are queued already, without waiting for more.

@@ -46,24 +46,37 @@ impl Encoder {
     }
 
     /// Appends bytes as they are.
+    #[inline]
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
     /// Appends one attribute: header, payload, padding. `kind` may carry `NLA_F_*` bits.
+    #[inline]
     pub fn attr<'a, W: Wire<'a>>(&mut self, kind: u16, value: &W) {
-        self.framed(kind, |out| value.put(out));
+        // A value of fixed length needs no patching: most attributes are written by a handful of stores.
+        if let Some(length) = W::LENGTH.and_then(|length| u16::try_from(length.saturating_add(ATTR_HEADER)).ok()) {
+            let [a, b] = length.to_ne_bytes();
+            let [c, d] = kind.to_ne_bytes();
+            self.bytes(&[a, b, c, d]);
+            value.put(self);
+            self.pad();
+        } else {
+            self.framed(kind, |out| value.put(out));
+        }
     }
 
     /// Appends an attribute whose payload `inside` writes, marked [`NLA_F_NESTED`].
+    #[inline]
     pub fn nest(&mut self, kind: u16, inside: impl FnOnce(&mut Encoder)) {
         self.framed(kind | NLA_F_NESTED, inside);
     }
 
+    #[inline]
     fn framed(&mut self, kind: u16, inside: impl FnOnce(&mut Encoder)) {
         let start = self.buffer.len();
-        self.bytes(&[0, 0]);
-        self.bytes(&kind.to_ne_bytes());
+        let [c, d] = kind.to_ne_bytes();
+        self.bytes(&[0, 0, c, d]);
         inside(self);
         let length = self.buffer.len().saturating_sub(start);
         match u16::try_from(length) {
@@ -74,14 +87,21 @@ impl Encoder {
     }
 
     /// Overwrites bytes that were written before.
+    #[inline]
     pub(crate) fn patch(&mut self, at: usize, bytes: &[u8]) {
         if let Some(place) = at.checked_add(bytes.len()).and_then(|end| self.buffer.get_mut(at..end)) {
             place.copy_from_slice(bytes);
         }
     }
 
+    #[inline]
     pub(crate) fn pad(&mut self) {
-        self.buffer.resize(aligned(self.buffer.len()), 0);
+        match self.buffer.len() % ALIGN {
+            1 => self.bytes(&[0; 3]),
+            2 => self.bytes(&[0; 2]),
+            3 => self.bytes(&[0; 1]),
+            _ => {}
+        }
     }
 
     /// Cuts back to an earlier length, for a message that turned out to be impossible.

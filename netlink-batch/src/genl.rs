@@ -1,7 +1,7 @@
 //! Generic netlink: families by name (linux/genetlink.h; net/netlink/genetlink.c).
 
 use crate::attr::Attrs;
-use crate::batch::{BatchReport, BatchWriter, Outcome};
+use crate::batch::Outcome;
 use crate::connection::{Connection, Dump, Transport};
 use crate::encode::Encoder;
 use crate::error::{Errno, Error, ErrorKind, WireError};
@@ -157,52 +157,64 @@ impl Genl {
 
     /// Runs commands as a batch; `write` appends the attributes of one.
     ///
-    /// When commands failed because the family had moved, they are tried once more under its new number.
-    pub fn batch<T>(
+    /// `failed` is called once for each command that was not carried out. Commands that failed because the family had moved
+    /// are tried once more under its new number. Memory is bounded by one chunk, not by the number of commands.
+    ///
+    /// # Errors
+    /// Why the batch stopped early. A refused command does not stop it.
+    pub fn batch<T: Clone>(
         &mut self,
-        commands: &[T],
+        commands: impl IntoIterator<Item = T>,
         command: impl Fn(&T) -> u8,
         write: impl Fn(&T, &mut Encoder),
-    ) -> BatchReport {
-        let mut report = self.run(commands.iter(), &command, &write);
-        let orphaned: Vec<usize> = report
-            .outcomes
-            .iter()
-            .enumerate()
-            .filter(|(_, outcome)| matches!(outcome, Outcome::Refused(error) if error.errno == Errno::ENOENT))
-            .map(|(index, _)| index)
-            .collect();
-        if orphaned.is_empty() || report.stopped.is_some() {
-            return report;
+        mut failed: impl FnMut(T, Outcome),
+    ) -> Result<(), Error> {
+        let mut orphaned: Vec<(T, Outcome)> = Vec::new();
+        let first = self.run(commands, &command, &write, |item, outcome| match &outcome {
+            Outcome::Refused(error) if error.errno == Errno::ENOENT => orphaned.push((item, outcome)),
+            _ => failed(item, outcome),
+        });
+        let moved = if orphaned.is_empty() || first.is_err() { Ok(false) } else { self.moved() };
+        if let Ok(true) = moved {
+            return self.run(orphaned.into_iter().map(|(item, _)| item), &command, &write, failed);
         }
-        match self.moved() {
-            Ok(true) => {
-                let again = self.run(orphaned.iter().filter_map(|&index| commands.get(index)), &command, &write);
-                for (index, outcome) in orphaned.into_iter().zip(again.outcomes) {
-                    if let Some(place) = report.outcomes.get_mut(index) {
-                        *place = outcome;
-                    }
-                }
-                report.stopped = again.stopped;
-            }
-            Ok(false) => {}
-            Err(error) => report.stopped = Some(error),
+        for (item, outcome) in orphaned {
+            failed(item, outcome);
         }
-        report
+        first.and(moved.map(|_| ()))
     }
 
-    fn run<'a, T: 'a>(
+    fn run<T: Clone>(
         &mut self,
-        commands: impl Iterator<Item = &'a T>,
+        commands: impl IntoIterator<Item = T>,
         command: &impl Fn(&T) -> u8,
         write: &impl Fn(&T, &mut Encoder),
-    ) -> BatchReport {
+        mut failed: impl FnMut(T, Outcome),
+    ) -> Result<(), Error> {
         let Family { id, version } = self.family;
-        let mut batch: BatchWriter<'_> = self.connection.batch();
+        let mut batch = self.connection.batch();
+        // The commands of the chunk being filled, to give back those that fail.
+        let mut chunk: Vec<T> = Vec::new();
+        let mut first = 0_usize;
+        let mut give_back = |chunk: &[T], first: usize, failures: Vec<(usize, Outcome)>| {
+            for (index, outcome) in failures {
+                if let Some(item) = index.checked_sub(first).and_then(|place| chunk.get(place)) {
+                    failed(item.clone(), outcome);
+                }
+            }
+        };
         for item in commands {
-            batch.push(id, 0, &GenlHeader { command: command(item), version }.to_bytes(), |out| write(item, out));
+            batch.push(id, 0, &GenlHeader { command: command(&item), version }.to_bytes(), |out| write(&item, out));
+            chunk.push(item);
+            if batch.pending() == 0 {
+                give_back(&chunk, first, batch.take_failures());
+                chunk.clear();
+                first = batch.len();
+            }
         }
-        batch.finish()
+        let report = batch.finish();
+        give_back(&chunk, first, report.failures);
+        report.stopped.map_or(Ok(()), Err)
     }
 }
 

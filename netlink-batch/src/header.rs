@@ -68,12 +68,16 @@ impl MessageHeader {
     }
 
     /// Appends the header.
+    #[inline]
     pub fn put(self, out: &mut Encoder) {
-        out.bytes(&self.length.to_ne_bytes());
-        out.bytes(&self.kind.to_ne_bytes());
-        out.bytes(&self.flags.to_ne_bytes());
-        out.bytes(&self.sequence.to_ne_bytes());
-        out.bytes(&self.port.to_ne_bytes());
+        // One array, so that it is written at once.
+        let mut bytes = [0; MESSAGE_HEADER];
+        bytes[0..4].copy_from_slice(&self.length.to_ne_bytes());
+        bytes[4..6].copy_from_slice(&self.kind.to_ne_bytes());
+        bytes[6..8].copy_from_slice(&self.flags.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.sequence.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&self.port.to_ne_bytes());
+        out.bytes(&bytes);
     }
 }
 

@@ -12,6 +12,9 @@ pub trait Wire<'a>: Sized {
     /// The table of the attributes nested inside, when the payload is itself a list of attributes.
     const TABLE: Option<&'static AttrTable> = None;
 
+    /// The payload's length in bytes, for types that have just one.
+    const LENGTH: Option<usize> = None;
+
     /// Reads the value from exactly this payload; `None` when the length or form is wrong.
     fn get(payload: &'a [u8]) -> Option<Self>;
 
@@ -23,9 +26,12 @@ macro_rules! native {
     ($($int:ty, $text:literal;)*) => { $(
         impl Wire<'_> for $int {
             const EXPECTED: &'static str = $text;
+            const LENGTH: Option<usize> = Some(size_of::<$int>());
+            #[inline]
             fn get(payload: &[u8]) -> Option<Self> {
                 payload.try_into().ok().map(<$int>::from_ne_bytes)
             }
+            #[inline]
             fn put(&self, out: &mut Encoder) {
                 out.bytes(&self.to_ne_bytes());
             }
@@ -41,9 +47,12 @@ macro_rules! big_endian {
         pub struct $name(pub $int);
         impl Wire<'_> for $name {
             const EXPECTED: &'static str = $text;
+            const LENGTH: Option<usize> = Some(size_of::<$int>());
+            #[inline]
             fn get(payload: &[u8]) -> Option<Self> {
                 payload.try_into().ok().map(|raw| $name(<$int>::from_be_bytes(raw)))
             }
+            #[inline]
             fn put(&self, out: &mut Encoder) {
                 out.bytes(&self.0.to_be_bytes());
             }
@@ -61,9 +70,12 @@ big_endian! {
 
 impl<const N: usize> Wire<'_> for [u8; N] {
     const EXPECTED: &'static str = "an array of fixed length";
+    const LENGTH: Option<usize> = Some(N);
+    #[inline]
     fn get(payload: &[u8]) -> Option<Self> {
         payload.try_into().ok()
     }
+    #[inline]
     fn put(&self, out: &mut Encoder) {
         out.bytes(self);
     }
@@ -83,6 +95,7 @@ impl<'a> Wire<'a> for &'a [u8] {
 /// A flag: present or absent, without payload.
 impl Wire<'_> for () {
     const EXPECTED: &'static str = "no payload";
+    const LENGTH: Option<usize> = Some(0);
     fn get(payload: &[u8]) -> Option<Self> {
         payload.is_empty().then_some(())
     }
@@ -129,6 +142,7 @@ impl<'a> Wire<'a> for NulStr<'a> {
     fn get(payload: &'a [u8]) -> Option<Self> {
         Some(NulStr::new(payload))
     }
+    #[inline]
     fn put(&self, out: &mut Encoder) {
         out.bytes(self.0);
         out.bytes(&[0]);

@@ -1,0 +1,49 @@
+//! Reading the whole table: ways compared.
+
+use std::time::{Duration, Instant};
+
+use ipvs::Client;
+
+use crate::compare::{Side, compare};
+use crate::{Failure, Options, ipvs_program, namespace};
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let (virtual_servers, real_servers) = if options.smoke { ("50", "4") } else { ("2000", "10") };
+    let side = |way: &'static str| move || namespace::measure(&["ipvs-snapshot", way, virtual_servers, real_servers]);
+    let results = compare(
+        "ipvs-snapshot",
+        options,
+        vec![
+            Side::new("snapshot(): one dump a virtual server", side("snapshot")),
+            Side::new("virtual servers only", side("virtual")),
+            Side::new("/proc/net/ip_vs, read and dropped", side("proc")),
+            Side::new("ipvsadm --save -n", side("ipvsadm")),
+        ],
+    )?;
+    results.keep(options)
+}
+
+pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
+    let [way, virtual_servers, real_servers] = arguments else { return Err("WAY VIRTUAL_SERVERS REAL_SERVERS".into()) };
+    let mut client = Client::open()?;
+    client.run(ipvs_program::operations(virtual_servers.parse()?, real_servers.parse()?)).into_result()?;
+    let start = Instant::now();
+    let found = match *way {
+        "snapshot" => client.snapshot()?.entries.len(),
+        "virtual" => client.list_virtual_servers()?.len(),
+        "proc" => {
+            let text = std::fs::read("/proc/thread-self/net/ip_vs")?;
+            text.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"TCP")).count()
+        }
+        "ipvsadm" => {
+            let output = std::process::Command::new("ipvsadm").args(["--save", "-n"]).output()?;
+            output.stdout.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"-A")).count()
+        }
+        other => return Err(format!("no such way: {other}").into()),
+    };
+    let took = start.elapsed();
+    if found != virtual_servers.parse::<usize>()? {
+        return Err(format!("{way} found {found} virtual servers instead of {virtual_servers}").into());
+    }
+    Ok(took)
+}
