@@ -54,8 +54,9 @@ pub struct Provider {
     pub module: ModuleName,
     /// Symbol of the kernel configuration without `CONFIG_`. `None` for a module this crate has never heard of.
     pub symbol: Option<String>,
-    /// Whether the symbol switches code inside `module` on and off (`CONFIG_IP_VS_IPV6`) instead of building it.
-    pub is_feature: bool,
+    /// For a symbol that switches code inside `module` on and off (`CONFIG_IP_VS_IPV6`) instead of building a module: the
+    /// symbol that builds the module (`IP_VS`).
+    pub part_of: Option<String>,
     /// First upstream kernel that has it, `None`: older than 3.10.
     pub since: Option<(u64, u64)>,
     /// First upstream kernel that no longer has it.
@@ -64,6 +65,12 @@ pub struct Provider {
 }
 
 impl Provider {
+    /// Whether it is a part of `module` that the configuration switches, not a module.
+    #[must_use]
+    pub fn is_feature(&self) -> bool {
+        self.part_of.is_some()
+    }
+
     /// Whether an upstream kernel of this version has it; an unknown version may.
     #[must_use]
     pub fn is_expected_in(&self, release: Option<&KernelRelease>) -> bool {

@@ -53,7 +53,7 @@ pub(crate) fn finding(sources: &Sources, requirement: &Requirement, active: &mut
         }
     }
     let (module, is_feature, case) = if let Some((_, provider, case)) = best {
-        (Some(provider.module.clone()), provider.is_feature, case)
+        (Some(provider.module.clone()), provider.is_feature(), case)
     } else {
         // A set type nobody has heard of: only the kernel itself can know it.
         let mut case = Case::default();
@@ -74,7 +74,7 @@ pub(crate) fn finding(sources: &Sources, requirement: &Requirement, active: &mut
 }
 
 fn provide(sources: &Sources, provider: &Provider, asked: &ActiveAnswer) -> Case {
-    let mut case = if provider.is_feature { feature(sources, provider) } else { module(sources, provider) };
+    let mut case = if provider.is_feature() { feature(sources, provider) } else { module(sources, provider) };
     markers(sources, provider, &mut case);
     heard(&mut case, asked);
     if case.state.is_none() {
@@ -233,7 +233,7 @@ fn feature(sources: &Sources, provider: &Provider) -> Case {
     if switch.state != Some(State::BuiltIn) {
         return switch;
     }
-    let host = Provider { is_feature: false, symbol: None, markers: &[], ..provider.clone() };
+    let host = Provider { symbol: provider.part_of.clone(), part_of: None, markers: &[], ..provider.clone() };
     let mut case = module(sources, &host);
     if case.state.is_none() {
         // =y for a part says that the whole is at least a module.
@@ -256,7 +256,7 @@ fn absent(sources: &Sources, provider: &Provider, case: &mut Case) {
     match setting {
         Some((symbol, Some((_, Setting::NotSet)))) => return case.decide(State::Missing, Some(without(symbol))),
         // A part of a module is never a module itself: here the symbol means something older.
-        Some((symbol, Some((_, Setting::Module)))) if provider.is_feature => {
+        Some((symbol, Some((_, Setting::Module)))) if provider.is_feature() => {
             return case.decide(State::Missing, Some(without(symbol)));
         }
         // A whole configuration that does not mention a symbol: the kernel has none, or something it needs is off.
@@ -273,7 +273,7 @@ fn absent(sources: &Sources, provider: &Provider, case: &mut Case) {
         };
         return case.decide(State::Unknown, Some(fix));
     };
-    if provider.is_feature {
+    if provider.is_feature() {
         let fix = match &sources.config.content {
             Err(Failure::Denied) => Fix::GrantRead(sources.config.path.clone()),
             _ => Fix::ShowConfig(name),

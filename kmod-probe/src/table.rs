@@ -78,7 +78,7 @@ fn scheduler(name: &str, need: Need, why: &'static str) -> Requirement {
     let provider = ModuleName::new(&format!("ip_vs_{name}")).ok().map(|module| Provider {
         module,
         symbol: known.map(|(_, symbol, _)| (*symbol).to_owned()),
-        is_feature: false,
+        part_of: None,
         since: known.and_then(|(.., since)| *since),
         until: None,
         markers: &[],
@@ -98,7 +98,7 @@ fn set_type_row(name: &str) -> Requirement {
         Some(Provider {
             module: ModuleName::new(module).ok()?,
             symbol: Some((*symbol).to_owned()),
-            is_feature: false,
+            part_of: None,
             since: *since,
             until: None,
             markers: &[],
@@ -119,7 +119,7 @@ fn set_type_row(name: &str) -> Requirement {
 struct P {
     module: &'static str,
     symbol: &'static str,
-    is_feature: bool,
+    part_of: Option<&'static str>,
     since: Option<(u64, u64)>,
     until: Option<(u64, u64)>,
     markers: &'static [Marker],
@@ -127,11 +127,12 @@ struct P {
 
 impl P {
     const fn module(module: &'static str, symbol: &'static str) -> Self {
-        Self { module, symbol, is_feature: false, since: None, until: None, markers: &[] }
+        Self { module, symbol, part_of: None, since: None, until: None, markers: &[] }
     }
 
-    const fn feature(module: &'static str, symbol: &'static str) -> Self {
-        Self { is_feature: true, ..Self::module(module, symbol) }
+    /// A switch inside `module`, which `part_of` builds.
+    const fn feature(module: &'static str, part_of: &'static str, symbol: &'static str) -> Self {
+        Self { part_of: Some(part_of), ..Self::module(module, symbol) }
     }
 
     const fn since(self, major: u64, minor: u64) -> Self {
@@ -192,7 +193,7 @@ impl Row {
             Some(Provider {
                 module: ModuleName::new(p.module).ok()?,
                 symbol: Some(p.symbol.to_owned()),
-                is_feature: p.is_feature,
+                part_of: p.part_of.map(str::to_owned),
                 since: p.since,
                 until: p.until,
                 markers: p.markers,
@@ -246,15 +247,20 @@ const ROWS: &[Row] = &[
             .shown_by(&[Marker::Path("/proc/net/ip_vs"), Marker::Path("/proc/sys/net/ipv4/vs")])],
     )
     .asks(Asked::GenlFamily("IPVS")),
-    row("ip_vs: TCP", For::All, "virtual servers for TCP", &[P::feature("ip_vs", "IP_VS_PROTO_TCP")]),
-    row("ip_vs: UDP", For::All, "virtual servers for UDP", &[P::feature("ip_vs", "IP_VS_PROTO_UDP")]),
-    row("ip_vs: SCTP", For::Some, "Services with protocol SCTP", &[P::feature("ip_vs", "IP_VS_PROTO_SCTP")]),
-    row("ip_vs: IPv6", For::Family(Family::Ipv6), "virtual servers for IPv6", &[P::feature("ip_vs", "IP_VS_IPV6")]),
+    row("ip_vs: TCP", For::All, "virtual servers for TCP", &[P::feature("ip_vs", "IP_VS", "IP_VS_PROTO_TCP")]),
+    row("ip_vs: UDP", For::All, "virtual servers for UDP", &[P::feature("ip_vs", "IP_VS", "IP_VS_PROTO_UDP")]),
+    row("ip_vs: SCTP", For::Some, "Services with protocol SCTP", &[P::feature("ip_vs", "IP_VS", "IP_VS_PROTO_SCTP")]),
+    row(
+        "ip_vs: IPv6",
+        For::Family(Family::Ipv6),
+        "virtual servers for IPv6",
+        &[P::feature("ip_vs", "IP_VS", "IP_VS_IPV6")],
+    ),
     row(
         "ip_vs: conntrack",
         For::All,
         "masquerading of balanced connections (sysctl net/ipv4/vs/conntrack)",
-        &[P::feature("ip_vs", "IP_VS_NFCT").shown_by(&[Marker::Path("/proc/sys/net/ipv4/vs/conntrack")])],
+        &[P::feature("ip_vs", "IP_VS", "IP_VS_NFCT").shown_by(&[Marker::Path("/proc/sys/net/ipv4/vs/conntrack")])],
     ),
     row(
         "nf_conntrack",
@@ -402,7 +408,7 @@ const ROWS: &[Row] = &[
         For::Backend(Backend::Nft, Families::Ipv4),
         "IPv4 rules through iptables-nft",
         &[
-            P::feature("nf_tables", "NF_TABLES_IPV4").since(4, 17),
+            P::feature("nf_tables", "NF_TABLES", "NF_TABLES_IPV4").since(4, 17),
             P::module("nf_tables_ipv4", "NF_TABLES_IPV4").until(4, 17),
         ],
     ),
@@ -411,7 +417,7 @@ const ROWS: &[Row] = &[
         For::Backend(Backend::Nft, Families::Ipv6),
         "IPv6 rules through ip6tables-nft",
         &[
-            P::feature("nf_tables", "NF_TABLES_IPV6").since(4, 17),
+            P::feature("nf_tables", "NF_TABLES", "NF_TABLES_IPV6").since(4, 17),
             P::module("nf_tables_ipv6", "NF_TABLES_IPV6").until(4, 17),
         ],
     ),

@@ -54,6 +54,21 @@ fn built_in_by_list_then_by_configuration_then_installed() {
 }
 
 #[test]
+fn a_configuration_alone_tells_of_a_built_in_module_and_its_parts() {
+    let tree = Tree::empty();
+    tree.write("proc/sys/kernel/osrelease", "5.15.167.4-microsoft-standard-WSL2\n");
+    tree.write(
+        "proc/config.gz",
+        "CONFIG_MODULES=y\nCONFIG_IP_VS=y\nCONFIG_IP_VS_PROTO_TCP=y\n# CONFIG_IP_VS_IPV6 is not set\n",
+    );
+    let report = tree.report();
+    assert_eq!(find(&report, "ip_vs").state, State::BuiltIn);
+    assert_eq!(find(&report, "ip_vs: TCP").state, State::BuiltIn);
+    assert_eq!(find(&report, "ip_vs: IPv6").state, State::Missing);
+    assert_eq!(find(&report, "ip_vs: UDP").state, State::Missing, "a whole configuration that does not mention it");
+}
+
+#[test]
 fn names_are_never_parts_of_names() {
     let tree = fresh();
     tree.write(DEP, "kernel/elsewhere/ip_vs_rr.ko: kernel/net/netfilter/ipvs/ip_vs.ko\n");

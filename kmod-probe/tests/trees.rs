@@ -176,7 +176,8 @@ fn a_kernel_without_modules() {
     for (reason, obstacle) in report.verdict.reasons.iter().zip(obstacles) {
         assert!(reason.starts_with(&format!("{obstacle} is missing")), "{reason}");
     }
-    for name in ["ip_set", "xt_set", "nf_conntrack", "set bitmap:port", "nft_compat", "iptable_nat"] {
+    for name in ["ip_set", "xt_set", "nf_conntrack", "set bitmap:port", "nft_compat", "nf_tables, IPv4", "iptable_nat"]
+    {
         assert_eq!(find(&report, name).state, State::BuiltIn, "{name}");
     }
 
