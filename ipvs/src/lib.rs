@@ -46,7 +46,10 @@ mod client;
 mod convert;
 mod error;
 pub mod model;
+pub mod proc;
 mod snapshot;
+pub mod sysctl;
+pub mod text;
 
 pub use batch::{Batch, Operation, Outcome, Report};
 pub use client::Client;

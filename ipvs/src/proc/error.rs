@@ -1,0 +1,93 @@
+//! Why a file of `/proc` could not be read.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// How much of a line goes into an error.
+const SHOWN: usize = 120;
+
+/// Which kind of failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There is no such file: this kernel has no IPVS now.
+    Absent,
+    /// The caller may not read it.
+    Permission,
+    /// Reading failed.
+    Io,
+    /// A line that is not as the kernel writes it.
+    Malformed,
+}
+
+/// A file of `/proc` that could not be read, or a line of it.
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: ErrorKind,
+    path: PathBuf,
+    line: u64,
+    text: String,
+    expected: &'static str,
+    source: Option<io::Error>,
+}
+
+impl Error {
+    pub(super) fn io(path: &Path, line: u64, source: io::Error) -> Self {
+        let kind = match source.kind() {
+            io::ErrorKind::NotFound => ErrorKind::Absent,
+            io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+            _ => ErrorKind::Io,
+        };
+        let (path, text) = (path.to_owned(), String::new());
+        Error(Box::new(Inner { kind, path, line, text, expected: "", source: Some(source) }))
+    }
+
+    pub(super) fn malformed(path: &Path, line: u64, text: &[u8], expected: &'static str) -> Self {
+        let shown = text.get(..SHOWN).unwrap_or(text);
+        let text = String::from_utf8_lossy(shown).trim_end().to_owned();
+        Error(Box::new(Inner { kind: ErrorKind::Malformed, path: path.to_owned(), line, text, expected, source: None }))
+    }
+
+    /// Which kind of failure.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Line, from 1; 0 when the file could not be opened.
+    pub fn line(&self) -> u64 {
+        self.0.line
+    }
+
+    /// The start of the line that cannot be read.
+    pub fn text(&self) -> &str {
+        &self.0.text
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { kind, path, line, text, expected, .. } = &*self.0;
+        let path = path.display();
+        match kind {
+            ErrorKind::Absent => write!(f, "{path} is not there; load the module with `modprobe ip_vs`"),
+            ErrorKind::Permission => write!(f, "{path} may only be read by root"),
+            ErrorKind::Io => write!(f, "reading {path} failed after line {line}"),
+            ErrorKind::Malformed => write!(f, "{path}, line {line}: found {text:?}, expected {expected}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|error| -> &(dyn std::error::Error + 'static) { error })
+    }
+}

@@ -1,0 +1,199 @@
+//! Settings of IPVS: `/proc/sys/net/ipv4/vs`.
+//!
+//! [`Knob`] knows every setting from Linux 5.10 to 7.2: its type, range, default, and since which kernel it exists.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use ipvs::sysctl::{Knob, Sysctl, Value};
+//!
+//! let sysctl = Sysctl::new();
+//! sysctl.write(Knob::Conntrack, &Value::ON)?;
+//! match sysctl.write(Knob::EstNice, &Value::Integer(10)) {
+//!     Err(error) if error.is_absent() => println!("{error}"), // … it exists since Linux 6.2
+//!     other => other?,
+//! }
+//! for (knob, value) in sysctl.read_all()? {
+//!     println!("{knob} = {value}");
+//! }
+//! # Ok::<(), ipvs::sysctl::Error>(())
+//! ```
+//!
+//! The settings are those of the calling thread's network namespace. Writing takes effect at once; what was there before is
+//! not kept.
+//!
+//! Kernel: `vs_vars` in net/netfilter/ipvs/ip_vs_ctl.c, Documentation/networking/ipvs-sysctl.rst.
+
+mod error;
+mod knob;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+pub use error::{Error, ErrorKind};
+pub use knob::{Description, KernelVersion, Knob, Requirement, ValueType};
+
+/// Value of a setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Value {
+    /// Most settings; switches are on unless 0.
+    Integer(i64),
+    /// [`Knob::SyncQlenMax`].
+    Count(u64),
+    /// [`Knob::SyncThreshold`]: threshold and period.
+    Pair(i32, i32),
+    /// [`Knob::EstCpulist`].
+    CpuList(String),
+}
+
+impl Value {
+    /// A switch that is on.
+    pub const ON: Value = Value::Integer(1);
+    /// A switch that is off.
+    pub const OFF: Value = Value::Integer(0);
+
+    /// The number, when it is an [`Value::Integer`].
+    pub fn as_integer(&self) -> Option<i64> {
+        match self {
+            Value::Integer(number) => Some(*number),
+            _ => None,
+        }
+    }
+}
+
+/// As the kernel reads it.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Integer(number) => number.fmt(f),
+            Value::Count(number) => number.fmt(f),
+            Value::Pair(first, second) => write!(f, "{first}\t{second}"),
+            Value::CpuList(list) => f.write_str(list),
+        }
+    }
+}
+
+/// The settings of one folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sysctl {
+    root: PathBuf,
+}
+
+impl Sysctl {
+    /// Those of the calling thread's network namespace, at the time of each call.
+    pub fn new() -> Self {
+        Self::at("/proc/sys/net/ipv4/vs")
+    }
+
+    /// Those in another folder.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Sysctl { root: root.into() }
+    }
+
+    /// The folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Reads a setting.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Absent`] when this kernel does not have it; [`ErrorKind::NotLoaded`] when it has none of them.
+    pub fn read(&self, knob: Knob) -> Result<Value, Error> {
+        let path = self.root.join(knob.name());
+        match fs::read_to_string(&path) {
+            Ok(text) => {
+                knob.parse(&text).ok_or_else(|| Error::new(ErrorKind::Malformed(text), false, Some(knob), path))
+            }
+            Err(error) => Err(self.failed(error, false, knob, path)),
+        }
+    }
+
+    /// Reads all settings this kernel has.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotLoaded`] when it has none of them; the first that cannot be read.
+    pub fn read_all(&self) -> Result<BTreeMap<Knob, Value>, Error> {
+        let mut values = BTreeMap::new();
+        for knob in Knob::ALL {
+            match self.read(*knob) {
+                Ok(value) => {
+                    values.insert(*knob, value);
+                }
+                Err(error) if *error.kind() == ErrorKind::Absent => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(values)
+    }
+
+    /// Names of settings this kernel has and this crate does not know, sorted.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotLoaded`] when it has none at all.
+    pub fn unknown(&self) -> Result<Vec<String>, Error> {
+        let failed = |error: io::Error| {
+            let kind = match error.kind() {
+                io::ErrorKind::NotFound => ErrorKind::NotLoaded,
+                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+                _ => ErrorKind::Io,
+            };
+            Error::new(kind, false, None, self.root.clone()).with_source(error)
+        };
+        let mut names = Vec::new();
+        for file in fs::read_dir(&self.root).map_err(failed)? {
+            let name = file.map_err(failed)?.file_name().to_string_lossy().into_owned();
+            if !Knob::ALL.iter().any(|knob| knob.name() == name) {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Writes a setting. Writing what is there already changes nothing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`] before anything is written; [`ErrorKind::Absent`] when this kernel does not have it;
+    /// [`ErrorKind::ReadOnly`] and [`ErrorKind::Permission`]; [`ErrorKind::Refused`] when the kernel is stricter than this
+    /// crate, such as for CPUs it does not have.
+    pub fn write(&self, knob: Knob, value: &Value) -> Result<(), Error> {
+        let path = self.root.join(knob.name());
+        if let Err(range) = knob.check(value) {
+            return Err(Error::new(ErrorKind::OutOfRange(range), true, Some(knob), path));
+        }
+        let line = format!("{value}\n");
+        // One write: the kernel takes each for itself. Never creates a file.
+        let written =
+            fs::OpenOptions::new().write(true).open(&path).and_then(|mut file| file.write_all(line.as_bytes()));
+        written.map_err(|error| self.failed(error, true, knob, path))
+    }
+
+    fn failed(&self, error: io::Error, writing: bool, knob: Knob, path: PathBuf) -> Error {
+        let kind = match error.kind() {
+            io::ErrorKind::NotFound if self.root.is_dir() => ErrorKind::Absent,
+            io::ErrorKind::NotFound => ErrorKind::NotLoaded,
+            io::ErrorKind::ReadOnlyFilesystem => ErrorKind::ReadOnly,
+            io::ErrorKind::PermissionDenied if writing && is_read_only(&path) => ErrorKind::ReadOnly,
+            io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+            io::ErrorKind::InvalidInput if writing => ErrorKind::Refused,
+            _ => ErrorKind::Io,
+        };
+        Error::new(kind, writing, Some(knob), path).with_source(error)
+    }
+}
+
+impl Default for Sysctl {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Whether nobody may write it: root too obeys the mode of a setting.
+fn is_read_only(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.permissions().readonly())
+}

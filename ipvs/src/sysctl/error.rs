@@ -1,0 +1,110 @@
+//! Why a setting could not be read or written.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use super::Knob;
+use crate::model::OutOfRange;
+
+/// Which kind of failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There are no settings of IPVS at all: this kernel has no IPVS now.
+    NotLoaded,
+    /// This kernel does not have this setting.
+    Absent,
+    /// The setting cannot be written here: it is read-only in this network namespace, or `/proc/sys` is.
+    ReadOnly,
+    /// The caller may not.
+    Permission,
+    /// The value is out of its range; it was not written.
+    OutOfRange(OutOfRange),
+    /// The kernel refused the value (`EINVAL`).
+    Refused,
+    /// What the kernel says is no value of this setting's type.
+    Malformed(String),
+    /// Reading or writing failed.
+    Io,
+}
+
+/// A setting that could not be read or written.
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: ErrorKind,
+    writing: bool,
+    knob: Option<Knob>,
+    path: PathBuf,
+    source: Option<io::Error>,
+}
+
+impl Error {
+    pub(super) fn new(kind: ErrorKind, writing: bool, knob: Option<Knob>, path: PathBuf) -> Self {
+        Error(Box::new(Inner { kind, writing, knob, path, source: None }))
+    }
+
+    pub(super) fn with_source(mut self, source: io::Error) -> Self {
+        self.0.source = Some(source);
+        self
+    }
+
+    /// Which kind of failure.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// The setting; `None` when it was about all of them.
+    pub fn knob(&self) -> Option<Knob> {
+        self.0.knob
+    }
+
+    /// Whether this kernel does not have it.
+    pub fn is_absent(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Absent | ErrorKind::NotLoaded)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { kind, writing, knob, path, .. } = &*self.0;
+        f.write_str(if *writing { "writing " } else { "reading " })?;
+        match knob {
+            Some(knob) => write!(f, "{knob}: ")?,
+            None => write!(f, "{}: ", path.display())?,
+        }
+        match kind {
+            ErrorKind::NotLoaded => {
+                write!(f, "{} is not there; load the module with `modprobe ip_vs`", path.display())
+            }
+            ErrorKind::Absent => {
+                f.write_str("this kernel does not have it")?;
+                let Some(knob) = knob else { return Ok(()) };
+                if let Some(since) = knob.describe().since {
+                    write!(f, "; it exists since Linux {since}")?;
+                }
+                match knob.describe().requires {
+                    Some(requirement) => write!(f, "; it takes {requirement}"),
+                    None => Ok(()),
+                }
+            }
+            ErrorKind::ReadOnly => f.write_str(
+                "it is read-only here; write it in the initial network namespace, or where /proc/sys may be written",
+            ),
+            ErrorKind::Permission => f.write_str("not permitted; it takes root (CAP_NET_ADMIN)"),
+            ErrorKind::OutOfRange(range) => range.fmt(f),
+            ErrorKind::Refused => f.write_str("the kernel refuses the value"),
+            ErrorKind::Malformed(text) => write!(f, "found {text:?}, which is no value of its type"),
+            ErrorKind::Io => write!(f, "{} failed", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|error| -> &(dyn std::error::Error + 'static) { error })
+    }
+}

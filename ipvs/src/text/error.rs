@@ -1,0 +1,100 @@
+//! What is wrong with a text, and where.
+
+use std::fmt;
+
+/// How much of what was found goes into an error.
+const SHOWN: usize = 60;
+
+/// Which kind of mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An option that ipvsadm does not have.
+    UnknownOption,
+    /// An option without the value it needs, or with a value it does not take.
+    Value,
+    /// A value that cannot be read, or that is out of its range.
+    BadValue,
+    /// A host name in place of an address: names are not looked up here.
+    HostName,
+    /// A service name in place of a port: names are not looked up here.
+    ServiceName,
+    /// A word where an option should be.
+    UnexpectedWord,
+    /// Something that the command needs is not there.
+    Missing,
+    /// The same thing twice.
+    Repeated,
+    /// An option that does not go with the command or with another option.
+    Conflict,
+    /// A command of ipvsadm that does not change virtual or real servers one by one, such as `-L` or `--start-daemon`.
+    Unsupported,
+    /// A statement other than an addition where only additions are allowed, or `-C` or a bare `-Z` in a batch.
+    NotAllowedHere,
+    /// A real server for a virtual server that the text did not add before.
+    UnknownVirtualServer,
+}
+
+/// A mistake in a text, with its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error(Box<Inner>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Inner {
+    kind: ErrorKind,
+    line: usize,
+    column: usize,
+    found: String,
+    expected: String,
+}
+
+impl Error {
+    pub(super) fn new(kind: ErrorKind, line: usize, column: usize, found: &str, expected: impl Into<String>) -> Self {
+        let mut short: String = found.chars().take(SHOWN).collect();
+        if short.len() < found.len() {
+            short.push('…');
+        }
+        Error(Box::new(Inner { kind, line, column, found: short, expected: expected.into() }))
+    }
+
+    /// Which kind of mistake.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Line, from 1.
+    pub fn line(&self) -> usize {
+        self.0.line
+    }
+
+    /// Column of the first character of what is wrong, from 1.
+    pub fn column(&self) -> usize {
+        self.0.column
+    }
+
+    /// What was found there, shortened; empty for the end of the line.
+    pub fn found(&self) -> &str {
+        &self.0.found
+    }
+
+    /// What should have been there.
+    pub fn expected(&self) -> &str {
+        &self.0.expected
+    }
+}
+
+/// `line 3, column 4: found "10.0.0.1:http", expected a port from 0 to 65535 …`.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { line, column, found, expected, .. } = &*self.0;
+        write!(f, "line {line}, column {column}: found ")?;
+        if found.is_empty() {
+            f.write_str("the end of the line")?;
+        } else {
+            write!(f, "{found:?}")?;
+        }
+        write!(f, ", expected {expected}")
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,233 @@
+//! The text of `ipvsadm -S -n`, written and read.
+//!
+//! # Example
+//!
+//! ```
+//! use ipvs::text::Ruleset;
+//!
+//! let rules: Ruleset = "
+//!     # two web servers
+//!     -A -t 10.0.0.1:80 -s rr -p 300
+//!     -a -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 3
+//!     --add-server --tcp-service 10.0.0.1:80 --real-server 10.1.0.2:8080 --masquerading
+//! "
+//! .parse()?;
+//! assert_eq!(
+//!     rules.to_string(),
+//!     "-A -t 10.0.0.1:80 -s rr -p 300\n\
+//!      -a -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 3\n\
+//!      -a -t 10.0.0.1:80 -r 10.1.0.2:8080 -m -w 1\n"
+//! );
+//! # Ok::<(), ipvs::text::Error>(())
+//! ```
+//!
+//! [`Ruleset`] is a whole table, such as a [`Snapshot`] without its counters. [`parse`] reads any list of changes, and
+//! [`parse_batch`] makes a [`Batch`] of it.
+//!
+//! # What is written
+//!
+//! What `ipvsadm -S -n` 1.31 prints, byte for byte, with these differences, all of them where ipvsadm loses something:
+//!
+//! | | `ipvsadm -S -n` | here |
+//! |---|---|---|
+//! | thresholds | left out | `-x 10 -y 5` after the weight; ipvsadm reads it |
+//! | order | sorted by differences that overflow | the order of the entries; [`Ruleset::sort`] sorts by key |
+//! | marks above 2147483647 | negative, which it cannot read | as they are |
+//! | `flag-3` of `sh` and `mh` | left out | `flag-3`; ipvsadm reads it |
+//! | the local method | `-g` | `--forward local` |
+//! | bypass and unknown methods | `(null)` | `--forward bypass`, `--forward 5` |
+//! | `-g`, `-i` with another port than the virtual server's | `-g`, which it reads with the port changed | `--forward route`, `--forward tunnel` |
+//! | other protocols | `--xxx-service`, which it cannot read | `--other-service 47/10.0.0.1:80` |
+//! | unknown tunnels, tunnel flags | left out, or outside its own table | `--tun-type 7 --tun-port 1`, `--tun-flags 4`, both checksums |
+//!
+//! `--forward`, `--other-service` and `--tun-flags` are this crate's own words, so that reading gives back what was written;
+//! ipvsadm refuses them loudly. [`Statement::is_readable_by_ipvsadm`] tells.
+//!
+//! # What is read
+//!
+//! All that, and what people write: long options, `--option=value`, `-w5`, any order of options, comments from `#` to the end of
+//! a line, empty lines, a leading `ipvsadm`. Left out, an option has ipvsadm's default: scheduler `wlc`, direct routing, weight
+//! 1, `-p` 300 seconds, the port of a real server as its virtual server's. As in ipvsadm, `-g` and `-i` give the real server
+//! the virtual server's port, whatever was said.
+//!
+//! It is stricter than ipvsadm where ipvsadm drops a value (`-M` or `--pe` without `-p`) and more lenient where the kernel is
+//! (thresholds and timeouts of any size, `-o` for TCP, port 0 said aloud without `-p`).
+//!
+//! Names of hosts and services are not looked up; see [`ErrorKind::HostName`] and [`ErrorKind::ServiceName`].
+
+mod error;
+mod ipvsadm;
+mod options;
+mod read;
+mod write;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::str::FromStr;
+
+pub use error::{Error, ErrorKind};
+
+use crate::batch::{Batch, Operation};
+use crate::model::{RealServer, Snapshot, VirtualServer};
+
+/// What one line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum Statement {
+    /// A change of one virtual or real server: `-A`, `-E`, `-D`, `-Z`, `-a`, `-e`, `-d`.
+    Operation(Operation),
+    /// All counters are set to zero: `-Z` alone. See [`Client::zero_all`](crate::Client::zero_all).
+    ZeroAll,
+    /// Everything is deleted: `-C`.
+    Clear,
+}
+
+impl From<Operation> for Statement {
+    fn from(operation: Operation) -> Self {
+        Statement::Operation(operation)
+    }
+}
+
+/// Reads one line.
+impl FromStr for Statement {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let mut statements = parse(text)?.into_iter();
+        match (statements.next(), statements.next()) {
+            (Some(statement), None) => Ok(statement),
+            (None, _) => Err(Error::new(ErrorKind::Missing, 1, 1, "", "a command: -A, -E, -D, -C, -Z, -a, -e or -d")),
+            (Some(_), Some(_)) => Err(Error::new(ErrorKind::NotAllowedHere, 1, 1, text, "one command")),
+        }
+    }
+}
+
+/// Reads a text: one statement a line, in their order.
+///
+/// # Errors
+/// The first mistake, with line and column. There is no partial result.
+pub fn parse(text: &str) -> Result<Vec<Statement>, Error> {
+    lines(text)
+        .filter_map(|(number, line)| Some(read::statement(number, line).transpose()?.map(|(said, _)| said)))
+        .collect()
+}
+
+/// Reads a text of changes to virtual and real servers, to be carried out together with [`Client::run`](crate::Client::run).
+///
+/// # Errors
+/// The first mistake, with line and column; [`ErrorKind::NotAllowedHere`] for `-C` and for `-Z` alone, which are no
+/// [`Operation`].
+pub fn parse_batch(text: &str) -> Result<Batch, Error> {
+    let mut batch = Batch::new();
+    for (number, line) in lines(text) {
+        match read::statement(number, line)? {
+            None => {}
+            Some((Statement::Operation(operation), _)) => batch.push(operation),
+            Some((Statement::Clear | Statement::ZeroAll, place)) => {
+                let expected = "a change of one virtual or real server: this is about all of them";
+                return Err(place.error(number, line, ErrorKind::NotAllowedHere, expected));
+            }
+        }
+    }
+    Ok(batch)
+}
+
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    (1..).zip(text.split('\n'))
+}
+
+/// A virtual server and its real servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Entry {
+    /// The virtual server.
+    pub virtual_server: VirtualServer,
+    /// Its real servers.
+    pub real_servers: Vec<RealServer>,
+}
+
+/// A table of virtual servers with their real servers, without counters: what `ipvsadm -S -n` prints.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Ruleset {
+    /// The virtual servers in their order.
+    pub entries: Vec<Entry>,
+}
+
+impl Ruleset {
+    /// What makes this table out of an empty one, in order.
+    pub fn operations(&self) -> impl Iterator<Item = Operation> {
+        self.entries.iter().flat_map(|Entry { virtual_server, real_servers }| {
+            let add = Operation::AddVirtualServer(*virtual_server);
+            let key = virtual_server.key;
+            std::iter::once(add).chain(real_servers.iter().map(move |real| Operation::AddRealServer(key, *real)))
+        })
+    }
+
+    /// Puts virtual servers, and the real servers of each, into the order of their keys.
+    pub fn sort(&mut self) {
+        self.entries.sort_by_key(|entry| entry.virtual_server.key);
+        for entry in &mut self.entries {
+            entry.real_servers.sort_by_key(|real| real.key);
+        }
+    }
+}
+
+impl From<&Snapshot> for Ruleset {
+    fn from(snapshot: &Snapshot) -> Self {
+        let entries = snapshot
+            .entries
+            .iter()
+            .map(|entry| Entry {
+                virtual_server: entry.virtual_server.server,
+                real_servers: entry.real_servers.iter().map(|observed| observed.server).collect(),
+            })
+            .collect();
+        Ruleset { entries }
+    }
+}
+
+/// What makes this table out of an empty one.
+impl From<&Ruleset> for Batch {
+    fn from(rules: &Ruleset) -> Self {
+        rules.operations().collect()
+    }
+}
+
+/// Reads a table: `-A` and `-a` lines, after `-C` lines or none.
+///
+/// Real servers may come anywhere after their virtual server.
+impl FromStr for Ruleset {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let mut rules = Ruleset::default();
+        let mut places = BTreeMap::new();
+        let mut real_servers = BTreeSet::new();
+        for (number, line) in lines(text) {
+            let Some((statement, place)) = read::statement(number, line)? else { continue };
+            let error = |kind, expected| place.error(number, line, kind, expected);
+            match statement {
+                Statement::Operation(Operation::AddVirtualServer(virtual_server)) => {
+                    if places.insert(virtual_server.key, rules.entries.len()).is_some() {
+                        return Err(error(ErrorKind::Repeated, "each virtual server once"));
+                    }
+                    rules.entries.push(Entry { virtual_server, real_servers: Vec::new() });
+                }
+                Statement::Operation(Operation::AddRealServer(key, real)) => {
+                    let entry = places.get(&key).and_then(|place: &usize| rules.entries.get_mut(*place));
+                    let Some(entry) = entry else {
+                        return Err(error(ErrorKind::UnknownVirtualServer, "a virtual server added by a line before"));
+                    };
+                    if !real_servers.insert((key, real.key)) {
+                        return Err(error(ErrorKind::Repeated, "each real server once for a virtual server"));
+                    }
+                    entry.real_servers.push(real);
+                }
+                Statement::Clear if rules.entries.is_empty() => {}
+                _ => return Err(error(ErrorKind::NotAllowedHere, "-A or -a: a table is additions only")),
+            }
+        }
+        Ok(rules)
+    }
+}
