@@ -7,11 +7,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use kmod_probe::{
-    Access, Answer, Backend, EvidenceKind, Families, Finding, LoadResult, Loader, ModuleName, Probe, Profile, Report,
-    State, SysctlState,
+    Access, Answer, Backend, EvidenceKind, Families, Finding, Fix, LoadResult, Loader, ModuleName, Probe, Profile,
+    Report, State, SysctlState,
 };
 
 const SCHEDULERS: [&str; 14] =
@@ -65,10 +67,60 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
-/// Runs a command in a fresh network namespace; `None` when it is not installed.
-fn in_namespace(command: &[&str]) -> Option<Output> {
-    let output = Command::new("unshare").arg("-n").args(command).env("LC_ALL", "C").output().ok()?;
-    (output.status.code() != Some(127)).then_some(output)
+/// A network namespace of its own, held by a process that waits. Making one for each command would take longer than all
+/// commands together: the kernel takes namespaces down one after the other.
+struct Namespace {
+    holder: Child,
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        self.holder.kill().expect("the namespace's holder was gone");
+        self.holder.wait().expect("the namespace's holder cannot be waited for");
+    }
+}
+
+impl Namespace {
+    /// `None` without the tools or the privilege for it.
+    fn new() -> Option<Self> {
+        let mut holder = Command::new("unshare")
+            .args(["-n", "sh", "-c", "echo ready && exec sleep 1000"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .ok()?;
+        let mut line = String::new();
+        BufReader::new(holder.stdout.take()?).read_line(&mut line).ok()?;
+        if line != "ready\n" {
+            holder.wait().ok()?;
+            return None;
+        }
+        Some(Self { holder })
+    }
+
+    /// Runs a command there; `None` when it is not installed. One that does not end is a failure with its name.
+    fn run(&self, command: &[&str]) -> Option<Output> {
+        const LIMIT: Duration = Duration::from_secs(60);
+        let started = Instant::now();
+        let mut child = Command::new("nsenter")
+            .args(["-t", &self.holder.id().to_string(), "-n", "--"])
+            .args(command)
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("nsenter comes with unshare");
+        while child.try_wait().unwrap().is_none() {
+            if started.elapsed() > LIMIT {
+                child.kill().unwrap();
+                panic!("{command:?} did not end within {LIMIT:?}");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let output = child.wait_with_output().unwrap();
+        (output.status.code() != Some(127)).then_some(output)
+    }
 }
 
 fn state(report: &Report, name: &str) -> State {
@@ -95,9 +147,9 @@ fn kernel_agrees_with_the_probe() {
     agrees_with_module_lists(&report, &mut tally);
     agrees_with_modprobe(&report, &mut tally);
     agrees_with_proc_net(&report, &mut tally);
-    if is_root() && in_namespace(&["true"]).is_some_and(|output| output.status.success()) {
-        agrees_with_ipvs_and_sets(&report, &mut tally);
-        agrees_with_iptables(&report, &mut tally);
+    if let Some(namespace) = is_root().then(Namespace::new).flatten() {
+        agrees_with_ipvs_and_sets(&report, &namespace, &mut tally);
+        agrees_with_iptables(&report, &namespace, &mut tally);
     } else {
         tally.skip("everything that needs a network namespace (root)");
     }
@@ -147,6 +199,9 @@ fn agrees_with_modprobe(report: &Report, tally: &mut Tally) {
         return;
     }
     for (finding, module) in whole_modules(report) {
+        if matches!(finding.fix, Some(Fix::RestoreFile { .. })) {
+            continue; // "modprobe -n" believes modules.dep and does not look for the file; the tools below will
+        }
         let Ok(output) = Command::new("/sbin/modprobe").args(["-n", "--", module.as_str()]).output() else {
             return tally.skip("modprobe -n: not installed");
         };
@@ -154,11 +209,12 @@ fn agrees_with_modprobe(report: &Report, tally: &mut Tally) {
     }
 }
 
-fn agrees_with_ipvs_and_sets(report: &Report, tally: &mut Tally) {
+fn agrees_with_ipvs_and_sets(report: &Report, namespace: &Namespace, tally: &mut Tally) {
     let ip_vs = state(report, "ip_vs");
-    for name in SCHEDULERS {
-        let command = ["ipvsadm", "-A", "-t", "198.51.100.1:80", "-s", name];
-        let Some(output) = in_namespace(&command) else { return tally.skip("ipvsadm is not installed") };
+    for (port, name) in (1000..).zip(SCHEDULERS) {
+        let address = format!("198.51.100.1:{port}");
+        let command = ["ipvsadm", "-A", "-t", &address, "-s", name];
+        let Some(output) = namespace.run(&command) else { return tally.skip("ipvsadm is not installed") };
         let claims = [ip_vs, state(report, "ip_vs: TCP"), state(report, &format!("scheduler {name}"))];
         tally.compare(report, &command.join(" "), &claims, output.status.success(), &output);
     }
@@ -168,7 +224,7 @@ fn agrees_with_ipvs_and_sets(report: &Report, tally: &mut Tally) {
         ("ip_vs: IPv6", ["-t", "[2001:db8::1]:80"]),
     ] {
         let command = ["ipvsadm", "-A", arguments[0], arguments[1], "-s", "rr"];
-        let output = in_namespace(&command).unwrap();
+        let output = namespace.run(&command).unwrap();
         let claims = [ip_vs, state(report, "scheduler rr"), state(report, feature)];
         // Without the protocol the kernel still takes the service, so only the positive claim can be tried for those.
         if ip_vs.is_usable() && !claims[2].is_usable() && feature != "ip_vs: IPv6" {
@@ -179,17 +235,17 @@ fn agrees_with_ipvs_and_sets(report: &Report, tally: &mut Tally) {
     let sets: Vec<_> = report.findings.iter().filter_map(|f| Some((f.name.strip_prefix("set ")?, f.state))).collect();
     assert_eq!(sets.len(), 16);
     for (name, claim) in sets {
-        let mut command = vec!["ipset", "create", "probe", name];
+        let mut command = vec!["ipset", "create", name, name]; // named like its type
         match name {
             "bitmap:port" => command.extend(["range", "0-65535"]),
             _ if name.starts_with("bitmap:") => command.extend(["range", "192.0.2.0/24"]),
             _ => {}
         }
-        let Some(output) = in_namespace(&command) else { return tally.skip("ipset is not installed") };
+        let Some(output) = namespace.run(&command) else { return tally.skip("ipset is not installed") };
         tally.compare(report, &command.join(" "), &[state(report, "ip_set"), claim], output.status.success(), &output);
     }
     let command = ["ip", "link", "add", "probe0", "type", "dummy"];
-    match in_namespace(&command) {
+    match namespace.run(&command) {
         Some(output) => {
             tally.compare(report, &command.join(" "), &[state(report, "dummy")], output.status.success(), &output);
         }
@@ -197,7 +253,7 @@ fn agrees_with_ipvs_and_sets(report: &Report, tally: &mut Tally) {
     }
 }
 
-fn agrees_with_iptables(report: &Report, tally: &mut Tally) {
+fn agrees_with_iptables(report: &Report, namespace: &Namespace, tally: &mut Tally) {
     for (backend, programs) in
         [(Backend::Nft, ["iptables-nft", "ip6tables-nft"]), (Backend::Legacy, ["iptables-legacy", "ip6tables-legacy"])]
     {
@@ -223,7 +279,7 @@ fn agrees_with_iptables(report: &Report, tally: &mut Tally) {
             for (needs, rule) in rules {
                 let mut command = vec![program];
                 command.extend(rule);
-                let Some(output) = in_namespace(&command) else {
+                let Some(output) = namespace.run(&command) else {
                     tally.skip(&format!("{program} is not installed"));
                     break;
                 };
