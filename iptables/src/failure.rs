@@ -99,6 +99,8 @@ fn kind_of(stderr: &str) -> ErrorKind {
     } else if says("unable to initialize table")
         || says("can't initialize ip")
         || says("Table does not exist")
+        || says("iptables who?")
+        || says("Failed to initialize nft: ")
         || says("Could not fetch rule set generation id")
         || (says("Table `") && says("' does not exist"))
         || (says("table name '") && says("' invalid"))
@@ -231,6 +233,58 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(line_number(text), line, "{text}");
+        }
+    }
+
+    /// Captured from iptables 1.8.9 on 6.18, and on 6.1 with the loading of modules turned off.
+    #[test]
+    fn words_and_kinds() {
+        for (words, kind) in [
+            (
+                "iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'filter'\nError occurred at line: 1\n",
+                ErrorKind::NoKernelSupport,
+            ),
+            (
+                "ip6tables-save v1.8.9 (legacy): Cannot initialize: iptables who? (do you need to insmod?)\n",
+                ErrorKind::NoKernelSupport,
+            ),
+            (
+                "iptables-nft-save/1.8.9 (nf_tables) Failed to initialize nft: Protocol not supported\n",
+                ErrorKind::NoKernelSupport,
+            ),
+            (
+                "iptables-nft-save v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)\n",
+                ErrorKind::Permission,
+            ),
+            ("Fatal: can't open lock file /run/xtables.lock: Permission denied\n", ErrorKind::Permission),
+            ("Another app is currently holding the xtables lock. Stopped waiting after 5s.\n", ErrorKind::LockTimeout),
+            (
+                "iptables-restore v1.8.9 (legacy): Couldn't load target `BAR':No such file or directory\n\nError occurred at line: 3\n",
+                ErrorKind::ChainMissing,
+            ),
+            (
+                "iptables-restore v1.8.9 (legacy): Couldn't load target `TPROXY':No such file or directory\n",
+                ErrorKind::ExtensionMissing,
+            ),
+            (
+                "iptables-nft-restore v1.8.9 (nf_tables): Chain 'BAR' does not exist\nError occurred at line: 4\n",
+                ErrorKind::ChainMissing,
+            ),
+            (
+                "iptables-nft-restore v1.8.9 (nf_tables): Set nope doesn't exist.\n\nError occurred at line: 3\n",
+                ErrorKind::SetMissing,
+            ),
+            (
+                "iptables-nft-restore v1.8.9 (nf_tables): \nline 5: CHAIN_DEL failed (Device or resource busy): chain BAR\n",
+                ErrorKind::ChainInUse,
+            ),
+            (
+                "iptables-nft-restore: line 3 failed: Bad rule (does a matching rule exist in that chain?).\n",
+                ErrorKind::RuleMissing,
+            ),
+            ("iptables-restore: line 5 failed\n", ErrorKind::Other),
+        ] {
+            assert_eq!(kind_of(words), kind, "{words}");
         }
     }
 

@@ -184,7 +184,7 @@ impl State {
     fn save(&mut self, program: &Program, args: &[&str]) -> Output {
         let kernel = self.kernel.contains(&program.backend);
         if !kernel && program.backend == Backend::NfTables {
-            return failed(1, format!("{}: Could not fetch rule set generation id: Invalid argument\n", program.name));
+            return failed(1, no_nft(&program.name));
         }
         let wanted = args.iter().position(|a| *a == "-t").and_then(|at| args.get(at.checked_add(1)?)).copied();
         let mut tables = self.present(program.family, program.backend);
@@ -219,12 +219,9 @@ impl State {
             return failed(4, words.to_owned());
         }
         if !self.kernel.contains(&backend) {
-            let why = if legacy {
-                format!("{name} {version}: {name}: unable to initialize table 'filter'\n\nError occurred at line: 1\n")
-            } else {
-                format!("{name} {version}: Could not fetch rule set generation id: Invalid argument\n")
-            };
-            return failed(if legacy { 2 } else { 4 }, why);
+            let why =
+                format!("{name} {version}: {name}: unable to initialize table 'filter'\n\nError occurred at line: 1\n");
+            return if legacy { failed(2, why) } else { failed(1, no_nft(name)) };
         }
         let tables = self.tables.entry((program.family, backend)).or_default();
         let script = Script {
@@ -241,6 +238,11 @@ impl State {
             Err(failure) => failed(failure.code, failure.words),
         }
     }
+}
+
+/// What the `nf_tables` programs say on a kernel without them.
+fn no_nft(name: &str) -> String {
+    format!("{name}/1.8.9 (nf_tables) Failed to initialize nft: Protocol not supported\n")
 }
 
 fn printed(text: String) -> Output {

@@ -36,8 +36,10 @@ impl World for Fake {
         &self.iptables
     }
 
-    fn create_set(&self, name: &str, _kind: &str) {
-        self.host.add_set(name);
+    fn create_sets(&self, sets: &[(String, &str)]) {
+        for (name, _) in sets {
+            self.host.add_set(name);
+        }
     }
 
     fn saved(&self, args: &[&str]) -> String {

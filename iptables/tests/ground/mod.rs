@@ -87,12 +87,13 @@ impl World for Real {
         self.saved(&["-c", "-t", "mangle"]).contains("[5:6] -A PROBE")
     }
 
-    fn create_set(&self, name: &str, kind: &str) {
+    fn create_sets(&self, sets: &[(String, &str)]) {
         let family = if self.family() == Family::Ipv4 { "inet" } else { "inet6" };
-        match kind {
-            "bitmap:port" => run("ipset", &["create", name, kind, "range", "0-65535"], ""),
-            _ => run("ipset", &["create", name, kind, "family", family], ""),
+        let one = |(name, kind): &(String, &str)| match *kind {
+            "bitmap:port" => format!("create {name} {kind} range 0-65535\n"),
+            _ => format!("create {name} {kind} family {family}\n"),
         };
+        run("ipset", &["restore"], &sets.iter().map(one).collect::<Vec<_>>().concat());
     }
 
     fn saved(&self, args: &[&str]) -> String {

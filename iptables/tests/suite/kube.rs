@@ -4,7 +4,7 @@
 use iptables::{ChainName, Family, Rule, TableName};
 
 /// Set, type, comment of its rules.
-pub(crate) const SETS: &[(&str, &str, &str)] = &[
+const SETS: &[(&str, &str, &str)] = &[
     ("KUBE-LOOP-BACK", "hash:ip,port,ip", "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose"),
     ("KUBE-CLUSTER-IP", "hash:ip,port", "Kubernetes service cluster ip + port for masquerade purpose"),
     ("KUBE-EXTERNAL-IP", "hash:ip,port", "Kubernetes service external ip + port for masquerade and filter purpose"),
@@ -53,11 +53,16 @@ pub(crate) const SETS: &[(&str, &str, &str)] = &[
 ];
 
 /// The name of a set in this family.
-pub(crate) fn set_name(family: Family, name: &str) -> String {
+fn set_name(family: Family, name: &str) -> String {
     match family {
         Family::Ipv4 => name.to_owned(),
         Family::Ipv6 => name.replacen("KUBE-", "KUBE-6-", 1).chars().take(31).collect(),
     }
+}
+
+/// All sets of this family, by name and type.
+pub(crate) fn sets(family: Family) -> Vec<(String, &'static str)> {
+    SETS.iter().map(|(name, kind, _)| (set_name(family, name), *kind)).collect()
 }
 
 /// Rules in shorthand: `C:SET dirs` is the set's comment and match, `M:SET dirs` the match alone.

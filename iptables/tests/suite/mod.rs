@@ -15,8 +15,8 @@ pub(crate) trait World {
 
     fn iptables(&self) -> &Iptables<Self::Runner>;
 
-    /// Creates an ipset by other means than ours.
-    fn create_set(&self, name: &str, kind: &str);
+    /// Creates ipsets, given by name and type, by other means than ours.
+    fn create_sets(&self, sets: &[(String, &str)]);
 
     /// What the save program says, asked by other means than ours.
     fn saved(&self, args: &[&str]) -> String;
@@ -50,9 +50,7 @@ pub(crate) fn rule(text: &str) -> Rule {
 
 /// All sets and chains of the Kubernetes proxy, in one transaction.
 pub(crate) fn write_kube_rules(world: &impl World) {
-    for (name, kind, _) in kube::SETS {
-        world.create_set(&kube::set_name(world.family(), name), kind);
-    }
+    world.create_sets(&kube::sets(world.family()));
     let mut change = Transaction::new();
     for (table, chains) in kube::chains(world.family()) {
         for (name, rules) in chains {
