@@ -121,7 +121,8 @@ impl Tail {
 
     fn finish(mut self) -> String {
         self.read();
-        String::from_utf8_lossy(&self.kept).trim().to_owned()
+        // One line, without control characters: it ends up in messages.
+        String::from_utf8_lossy(&self.kept).replace(char::is_control, " ").trim().to_owned()
     }
 }
 

@@ -259,6 +259,10 @@ impl LoadableModules {
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         List::read_text(bytes, "modules.dep", |number, line| {
             let (file, _) = line.split_once(':')?;
+            // The path ends up in messages.
+            if file.chars().any(char::is_control) {
+                return None;
+            }
             Some((ModuleName::of_file(file)?, (number, file.to_owned())))
         })
         .map(Self)
@@ -331,6 +335,13 @@ mod tests {
         let list = LoadableModules::parse(whole).unwrap();
         assert_eq!(list.get(&name("ip_vs")), Some((2, "kernel/ip_vs.ko")));
         assert_eq!(list.get(&name("ip_vs_rr")), None, "half a line proves nothing");
+        assert!(!list.complete());
+    }
+
+    #[test]
+    fn a_path_with_control_characters_is_refused() {
+        let list = LoadableModules::parse(b"kernel/a.ko:\nker\x1b[2Jnel/ip_vs.ko:\n").unwrap();
+        assert_eq!(list.get(&name("ip_vs")), None);
         assert!(!list.complete());
     }
 

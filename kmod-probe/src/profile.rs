@@ -3,7 +3,7 @@
 use crate::error::{Error, ErrorKind, shown};
 use crate::modules::ModuleName;
 use crate::requirement::{Backend, Requirement};
-use crate::table::{self, SET_TYPES};
+use crate::table::{self, SCHEDULERS, SET_TYPES};
 use crate::version::{IpsetVersion, KernelRelease};
 
 /// One address family.
@@ -67,6 +67,11 @@ impl Scheduler {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The names of the schedulers in the kernel's own tree, from `rr` to `twos`. Not every kernel has them all.
+    pub fn known() -> impl Iterator<Item = &'static str> {
+        SCHEDULERS.iter().map(|(name, ..)| *name)
     }
 }
 

@@ -256,6 +256,7 @@ pub struct SourceStatus {
 }
 
 /// Can IPVS mode be used with what the profile asks for?
+#[doc(alias = "CanUseIPVSProxier")]
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

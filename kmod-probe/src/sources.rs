@@ -111,6 +111,8 @@ impl Sources {
                     const MOST_RELEASES: usize = 64;
                     if self.other_releases.is_empty() {
                         self.other_releases = self.root.list(base, MOST_RELEASES).unwrap_or_default();
+                        // They end up in messages, so only what can be a release is taken.
+                        self.other_releases.retain(|name| name.parse::<KernelRelease>().is_ok());
                     }
                     if says_more(first_failure.as_ref(), &failure) {
                         first_failure = Some((path, failure));

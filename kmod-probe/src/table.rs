@@ -36,7 +36,7 @@ pub(crate) fn requirements(profile: &Profile, release: Option<&KernelRelease>) -
 type Since = Option<(u64, u64)>;
 
 /// All schedulers of the kernel (name, symbol), with the first upstream version of those younger than 3.10.
-const SCHEDULERS: &[(&str, &str, Since)] = &[
+pub(crate) const SCHEDULERS: &[(&str, &str, Since)] = &[
     ("rr", "IP_VS_RR", None),
     ("wrr", "IP_VS_WRR", None),
     ("lc", "IP_VS_LC", None),

@@ -9,7 +9,7 @@ use std::path::Path;
 use common::{Tree, find};
 use kmod_probe::{
     ActiveAnswer, Answer, Backend, Capability, Families, Fix, Kconfig, LoadableModules, ModuleName, Need, Profile,
-    Report, State, SysctlState,
+    Report, Scheduler, State, SysctlState,
 };
 
 const SCHEDULERS: [&str; 14] =
@@ -58,6 +58,7 @@ fn debian_12_with_ipvs_in_use() {
 
 #[test]
 fn every_scheduler_and_set_type_by_distribution() {
+    assert!(Scheduler::known().eq(SCHEDULERS));
     let report = Tree::of("debian-12").report_for(all_schedulers().all_set_types());
     assert_eq!(report.findings.iter().filter(|finding| finding.name.starts_with("set ")).count(), 16);
     let missing = |report: &Report| -> Vec<String> {
