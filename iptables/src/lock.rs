@@ -132,6 +132,20 @@ mod tests {
     }
 
     #[test]
+    fn the_old_socket_counts_too() {
+        let path = std::env::temp_dir().join(format!("iptables-socket-test-{}", std::process::id()));
+        let socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name("xtables").unwrap()).unwrap();
+        let error = HeldLock::take(&path, Duration::from_millis(60)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::LockTimeout);
+        drop(socket);
+        let held = HeldLock::take(&path, Duration::from_millis(60)).unwrap();
+        assert_eq!(holders(&path).first().map(|h| h.pid), Some(std::process::id()));
+        drop(held);
+        assert_eq!(holders(&path), []);
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
     fn names_the_holder() {
         let path = std::env::temp_dir().join(format!("iptables-lock-test-{}", std::process::id()));
         let file = File::create(&path).unwrap();

@@ -180,6 +180,10 @@ impl Rule {
     pub fn target(&self) -> Option<&str> {
         let mut tokens = self.tokens.iter();
         while let Some(token) = tokens.next() {
+            let glued = ["--jump=", "--goto="].iter().find_map(|option| token.as_str().strip_prefix(option));
+            if glued.is_some() {
+                return glued;
+            }
             match token.as_str() {
                 "-j" | "--jump" | "-g" | "--goto" => return tokens.next().map(Token::as_str),
                 // Its argument may look like an option.

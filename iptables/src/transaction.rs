@@ -182,6 +182,7 @@ impl Transaction {
             for edit in &table.edits {
                 edit.chain().check_writable()?;
                 edit.rule().map_or(Ok(()), Rule::check_writable)?;
+                edit.check_deletion()?;
             }
         }
         let text = self.to_string();
@@ -201,6 +202,22 @@ impl Transaction {
 }
 
 impl Edit {
+    /// `-D CHAIN 1` would delete by number.
+    fn check_deletion(&self) -> Result<(), Error> {
+        match self {
+            Self::Delete(chain, rule) if !rule.tokens().first().is_none_or(|t| t.as_str().starts_with(['-', '!'])) => {
+                Err(Error::new(
+                    ErrorKind::InvalidToken,
+                    format!(
+                        "rule \"{}\" to delete from {chain} does not begin with an option",
+                        excerpt(&rule.arguments())
+                    ),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn chain(&self) -> &ChainName {
         match self {
             Self::Append(chain, _)

@@ -207,6 +207,13 @@ fn tables_that_only_nft_can_show_are_named() {
 }
 
 #[test]
+fn a_rule_to_delete_is_not_a_number() {
+    let mut change = Transaction::new();
+    change.table(TableName::NAT).edit(Edit::Delete(ChainName::new("X").unwrap(), Rule::parse("1").unwrap()));
+    assert_eq!(change.to_restore_text().unwrap_err().kind(), ErrorKind::InvalidToken);
+}
+
+#[test]
 fn chains_that_others_made_can_be_read_and_not_written() {
     let wild = format!("*nat\n:{0} - [0:0]\n:a\"b - [0:0]\n-A {0} -j a\"b\nCOMMIT\n", "L".repeat(60));
     let dump = Dump::parse(&wild).unwrap();
