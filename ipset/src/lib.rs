@@ -1,1 +1,75 @@
-//! Program Linux ipset over netlink, without processes or C libraries
+//! Programs Linux ipset over netlink, without processes or C libraries.
+//!
+//! ipset keeps sets of addresses, networks, ports and interfaces in the kernel, against which an iptables rule matches a
+//! packet in one step. This crate speaks the kernel's own protocol (nfnetlink, subsystem 6, versions 6 and 7):
+//! * every command and every set type, for IPv4 and IPv6;
+//! * hundreds of entries in a message: filling a set costs a third of a microsecond an entry;
+//! * [`Client::sync`]: brings a set to exactly the wanted entries with the least writes, without a moment in which a
+//!   wanted entry that was there is absent;
+//! * `ipset save` text, written and read ([`save`], [`parse_save`]);
+//! * errors told apart by what can be done about them ([`ErrorKind`]), with the entry that the kernel refused.
+//!
+//! It needs `CAP_NET_ADMIN` in the network namespace, and only that: the type's revision is chosen from what the running
+//! kernel offers, so no version of the `ipset` tool matters.
+//!
+//! It does not look up host, service or interface names, log, start threads, keep state of its own, or load modules (the
+//! kernel loads a type's module by itself). Rules that use sets are written by iptables or nftables.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use ipset::{Client, Entry, SetSpec, SetType};
+//!
+//! let mut client = Client::open()?;
+//! let set = SetSpec::new("allowed".parse()?, SetType::HashIpPort);
+//! client.create_set(&set)?;
+//! client.add_entry(&set.name, &Entry::parse(set.set_type, "192.0.2.1,tcp:443")?)?;
+//! for entry in client.get_set(&set.name)?.entries {
+//!     println!("{entry}");
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The same without a kernel, with feature `testing`:
+//!
+//! ```
+//! # #[cfg(feature = "testing")] {
+//! use ipset::fake::FakeIpset;
+//! use ipset::{Client, Entry, SetSpec, SetType};
+//!
+//! let kernel = FakeIpset::new();
+//! let mut client = Client::with_transport(kernel.transport())?;
+//! let set = SetSpec::new("allowed".parse()?, SetType::HashIpPort);
+//! let wanted = [Entry::parse(set.set_type, "192.0.2.1,tcp:443")?];
+//! let report = client.sync(&set, &wanted)?;
+//! assert_eq!((report.added, report.created), (1, true));
+//! assert!(client.save()?.ends_with("add allowed 192.0.2.1,tcp:443\n"));
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+#![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
+
+mod attrs;
+mod client;
+mod cmd;
+mod error;
+#[cfg(feature = "testing")]
+pub mod fake;
+pub mod model;
+mod sync;
+mod text;
+pub mod uapi;
+mod wire;
+mod write;
+
+pub use client::Client;
+pub use error::{Error, ErrorKind};
+pub use model::{
+    Comment, Element, Entry, EntryOptions, Family, Interface, InvalidValue, IpSpan, MacAddr, Nets, ObservedSet,
+    PortRange, Ports, Position, Protocol, Range, SetFlags, SetName, SetOptions, SetSpec, SetType, Shape, SkbMark,
+    SkbPriority, Timeout,
+};
+pub use sync::SyncReport;
+pub use text::{SavedSet, parse_save, save};
+pub use write::{EntryFailure, EntryReport, IfAbsent, IfPresent};

@@ -1,0 +1,153 @@
+//! The attribute tables: number, name and type of each attribute, as in linux/netfilter/ipset/ip_set.h.
+//!
+//! ipset wants `NLA_F_NET_BYTEORDER` on numbers in network byte order (kernel: `ip_set_attr_netorder`,
+//! include/linux/netfilter/ipset/ip_set.h), which is set in one place: [`put_net`].
+
+use netlink_batch::{Attrs, Be16, Be32, Be64, Encoder, NulStr, Wire, attrs};
+
+/// The attribute is in network byte order (linux/netlink.h).
+pub(crate) const NLA_F_NET_BYTEORDER: u16 = 0x4000;
+
+/// Appends a number in network byte order, marked as such.
+pub(crate) fn put_net<'a, W: Wire<'a>>(out: &mut Encoder, kind: u16, value: &W) {
+    out.attr(kind | NLA_F_NET_BYTEORDER, value);
+}
+
+attrs! {
+    /// Attributes of a command.
+    "IPSET_ATTR_",
+    pub enum CmdAttr<'a> {
+        /// Protocol version of the request, or the newest the kernel speaks.
+        PROTOCOL = 1 => Protocol(u8),
+        /// Name of the set.
+        SETNAME = 2 => SetName(NulStr<'a>),
+        /// Name of the type; with RENAME and SWAP the second set's name (`IPSET_ATTR_SETNAME2`).
+        TYPENAME = 3 => TypeName(NulStr<'a>),
+        /// The type's revision; the highest one in the answer to TYPE.
+        REVISION = 4 => Revision(u8),
+        /// `NFPROTO_*`.
+        FAMILY = 5 => Family(u8),
+        /// `IPSET_FLAG_LIST_*`, in network byte order.
+        FLAGS = 6 => Flags(Be32),
+        /// Create options or one entry.
+        DATA = 7 => Data(&'a [u8]),
+        /// Many entries, each an `IPSET_ATTR_DATA`.
+        ADT = 8 => Adt(&'a [u8]),
+        /// Number of the failing entry, written by the kernel into its copy of the request. Host byte order.
+        LINENO = 9 => Lineno(u32),
+        /// The oldest protocol version (`IPSET_ATTR_PROTOCOL_MIN`), or the type's lowest revision (`IPSET_ATTR_REVISION_MIN`).
+        PROTOCOL_MIN = 10 => ProtocolMin(u8),
+        /// The kernel's index of the set, in network byte order.
+        INDEX = 11 => Index(Be16),
+    }
+}
+
+attrs! {
+    /// One address.
+    "IPSET_ATTR_",
+    pub enum AddressAttr<'a> {
+        /// Four bytes.
+        IPADDR_IPV4 = 1 => V4([u8; 4]),
+        /// Sixteen bytes.
+        IPADDR_IPV6 = 2 => V6([u8; 16]),
+    }
+}
+
+attrs! {
+    /// Create options, inside `IPSET_ATTR_DATA` of CREATE and of a listing.
+    "IPSET_ATTR_",
+    pub enum CreateAttr<'a> {
+        /// First address of a bitmap.
+        IP = 1 => Ip(Attrs<'a, AddressAttr<'a>>),
+        /// Last address of a bitmap.
+        IP_TO = 2 => IpTo(Attrs<'a, AddressAttr<'a>>),
+        /// Prefix length, instead of the last address.
+        CIDR = 3 => Cidr(u8),
+        /// First port of a bitmap.
+        PORT = 4 => Port(Be16),
+        /// Last port of a bitmap.
+        PORT_TO = 5 => PortTo(Be16),
+        /// Default timeout in seconds.
+        TIMEOUT = 6 => Timeout(Be32),
+        /// `IPSET_FLAG_WITH_*`.
+        CADT_FLAGS = 8 => CadtFlags(Be32),
+        /// Mask of hash:ip,mark. The kernel reads network byte order and writes host byte order without the flag that says so
+        /// (net/netfilter/ipset/ip_set_hash_gen.h, `mtype_head`).
+        MARKMASK = 11 => MarkMask([u8; 4]),
+        /// Mask of addresses. Since Linux 6.2.
+        BITMASK = 12 => BitMask(Attrs<'a, AddressAttr<'a>>),
+        /// Start value of the hash.
+        INITVAL = 17 => InitVal(Be32),
+        /// Buckets of the hash.
+        HASHSIZE = 18 => HashSize(Be32),
+        /// Greatest number of entries.
+        MAXELEM = 19 => MaxElem(Be32),
+        /// Prefix length that addresses are cut to.
+        NETMASK = 20 => NetMask(u8),
+        /// Entries in a bucket.
+        BUCKETSIZE = 21 => BucketSize(u8),
+        /// Initial size of a list:set.
+        SIZE = 23 => Size(Be32),
+        /// Number of entries.
+        ELEMENTS = 24 => Elements(Be32),
+        /// Rules and lists that refer to the set.
+        REFERENCES = 25 => References(Be32),
+        /// Bytes of memory.
+        MEMSIZE = 26 => MemSize(Be32),
+    }
+}
+
+attrs! {
+    /// One entry, inside `IPSET_ATTR_DATA`.
+    "IPSET_ATTR_",
+    pub enum EntryAttr<'a> {
+        /// First or only address.
+        IP = 1 => Ip(Attrs<'a, AddressAttr<'a>>),
+        /// Last address of a range.
+        IP_TO = 2 => IpTo(Attrs<'a, AddressAttr<'a>>),
+        /// Prefix length.
+        CIDR = 3 => Cidr(u8),
+        /// First or only port, or ICMP type and code.
+        PORT = 4 => Port(Be16),
+        /// Last port of a range.
+        PORT_TO = 5 => PortTo(Be16),
+        /// Seconds left.
+        TIMEOUT = 6 => Timeout(Be32),
+        /// IP protocol.
+        PROTO = 7 => Proto(u8),
+        /// `IPSET_FLAG_*`.
+        CADT_FLAGS = 8 => CadtFlags(Be32),
+        /// The entry's number, in host byte order.
+        LINENO = 9 => Lineno(u32),
+        /// Packet mark.
+        MARK = 10 => Mark(Be32),
+        /// MAC address.
+        ETHER = 17 => Ether([u8; 6]),
+        /// Name of a member set.
+        NAME = 18 => Name(NulStr<'a>),
+        /// Name of the member set before or behind which to add.
+        NAMEREF = 19 => NameRef(NulStr<'a>),
+        /// Second address.
+        IP2 = 20 => Ip2(Attrs<'a, AddressAttr<'a>>),
+        /// Second prefix length.
+        CIDR2 = 21 => Cidr2(u8),
+        /// Last address of the second range.
+        IP2_TO = 22 => Ip2To(Attrs<'a, AddressAttr<'a>>),
+        /// Interface name.
+        IFACE = 23 => Iface(NulStr<'a>),
+        /// Byte counter.
+        BYTES = 24 => Bytes(Be64),
+        /// Packet counter.
+        PACKETS = 25 => Packets(Be64),
+        /// Free text.
+        COMMENT = 26 => Comment(NulStr<'a>),
+        /// Mark in the upper half, mask in the lower.
+        SKBMARK = 27 => SkbMark(Be64),
+        /// Traffic-control class: major in the upper half, minor in the lower.
+        SKBPRIO = 28 => SkbPrio(Be32),
+        /// Hardware queue.
+        SKBQUEUE = 29 => SkbQueue(Be16),
+        /// Padding.
+        PAD = 30 => Pad(&'a [u8]),
+    }
+}

@@ -1,0 +1,61 @@
+//! The commands, each with its attributes, flags, answer, and what its error numbers mean.
+
+pub(crate) mod entries;
+pub(crate) mod list;
+pub(crate) mod query;
+pub(crate) mod sets;
+
+use netlink_batch::header::NfGenHeader;
+use netlink_batch::{Encoder, Errno, NulStr};
+
+use crate::attrs::CmdAttr;
+use crate::error::ErrorKind;
+use crate::model::SetName;
+use crate::uapi;
+
+/// `NFPROTO_IPV4`, which is what `ipset` writes into every header; the kernel does not look at it.
+pub(crate) const HEADER: NfGenHeader = NfGenHeader { family: 2, version: 0, resource: 0 };
+
+/// The message type of a command (linux/netfilter/nfnetlink.h).
+pub(crate) fn message_type(command: u8) -> u16 {
+    u16::from_be_bytes([uapi::NFNL_SUBSYS_IPSET, command])
+}
+
+/// A request.
+pub(crate) trait Command {
+    /// `IPSET_CMD_*`.
+    const CMD: u8;
+    /// `NLM_F_*` besides REQUEST and ACK.
+    const FLAGS: u16 = 0;
+
+    /// What is being done, for errors: `"creating set allowed"`.
+    fn action(&self) -> String;
+
+    /// Appends the attributes behind the protocol version.
+    fn encode(&self, out: &mut Encoder);
+
+    /// What the kernel's error number means for this command.
+    fn classify(&self, errno: i32) -> ErrorKind {
+        common(errno)
+    }
+}
+
+/// What an error number means whatever the command. An unlisted one stays a number.
+pub(crate) fn common(errno: i32) -> ErrorKind {
+    match (Errno(errno), errno) {
+        (Errno::EPERM | Errno::EACCES, _) => ErrorKind::Permission,
+        (Errno::ENOENT, _) => ErrorKind::SetMissing,
+        (Errno::ENOMEM, _) => ErrorKind::NoMemory,
+        (_, uapi::IPSET_ERR_PROTOCOL) => ErrorKind::ProtocolMismatch,
+        (_, uapi::IPSET_ERR_FIND_TYPE) => ErrorKind::TypeUnsupported,
+        (other, _) => ErrorKind::Other(other),
+    }
+}
+
+pub(crate) fn put_name(out: &mut Encoder, kind: u16, name: &SetName) {
+    out.attr(kind, &NulStr::from(name.as_str()));
+}
+
+pub(crate) fn put_protocol(out: &mut Encoder, protocol: u8) {
+    out.attr(CmdAttr::PROTOCOL, &protocol);
+}

@@ -1,0 +1,222 @@
+//! What can go wrong, told apart by what the caller can do about it.
+
+use std::fmt;
+
+use netlink_batch::{Errno, KernelError, WireError};
+
+use crate::model::InvalidValue;
+
+/// Which kind of failure; decides what the caller can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There is no set of this name.
+    SetMissing,
+    /// The second set of a swap does not exist.
+    SecondSetMissing,
+    /// A set of this name exists: of another type or with other options, or at all where a new one was asked for.
+    SetExists,
+    /// Sets of these types cannot be swapped: both must have the same family and kind of entries.
+    TypeMismatch,
+    /// The entry is in the set already.
+    ElementExists,
+    /// The entry is not in the set.
+    ElementMissing,
+    /// The set that shall be a member, or before or behind which it shall be put, does not exist.
+    MemberMissing,
+    /// The set that shall be a member is itself a list.
+    MemberIsList,
+    /// The member before or behind which to put another is not in the list at that place.
+    PositionMissing,
+    /// The set has as many entries as its maxelem allows.
+    SetFull,
+    /// The entry lies outside the bitmap's range.
+    OutOfRange,
+    /// Rules or lists refer to the set, or a program is listing it.
+    InUse,
+    /// The kernel does not have the set type: its module is missing, or it is older than the type.
+    TypeUnsupported,
+    /// The kernel is older than a create option of this name.
+    OptionUnsupported(&'static str),
+    /// The set was created without the extension that an entry option needs: `"timeout"`, `"counters"`, `"comment"`, `"skbinfo"`.
+    ExtensionMissing(&'static str),
+    /// The kernel does not take the value of a create option of this name.
+    OptionInvalid(&'static str),
+    /// The kernel does not take the entry: what is wrong with it, in words.
+    EntryInvalid(&'static str),
+    /// As many sets as the kernel can hold exist.
+    TooManySets,
+    /// The kernel does not understand the request, or speaks no protocol version from 6 to 7.
+    ProtocolMismatch,
+    /// The caller lacks `CAP_NET_ADMIN` in the namespace.
+    Permission,
+    /// The kernel has no ipset: module `ip_set` is missing.
+    Unsupported,
+    /// The kernel is out of memory.
+    NoMemory,
+    /// A value that cannot be part of a request; nothing was sent.
+    Invalid(InvalidValue),
+    /// A line of `ipset save` text that cannot be read.
+    Line(usize, InvalidValue),
+    /// No answer came within the deadline. Whether the kernel carried the request out is unknown.
+    Timeout,
+    /// Answers were lost. Whether the kernel carried the requests out is unknown: read the state again.
+    StateUnknown,
+    /// A listing kept arriving incomplete; no partial list is given out.
+    Interrupted,
+    /// An answer that cannot be read.
+    Malformed(WireError),
+    /// An operating-system call failed.
+    Io,
+    /// Another refusal of the kernel.
+    Other(Errno),
+}
+
+/// Why there is an error.
+#[derive(Clone, Debug)]
+enum Source {
+    Kernel(Box<KernelError>),
+    Netlink(std::sync::Arc<netlink_batch::Error>),
+}
+
+/// A failed operation: what failed, on what, why, and what to do.
+#[derive(Clone, Debug)]
+pub struct Error {
+    kind: Box<ErrorKind>,
+    action: Box<str>,
+    source: Option<Source>,
+}
+
+impl Error {
+    /// Which kind of failure.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+
+    /// What was being done: `"adding 10.0.0.1 to set allowed"`.
+    pub fn action(&self) -> &str {
+        &self.action
+    }
+
+    /// Whether the set, entry or member does not exist.
+    pub fn is_not_found(&self) -> bool {
+        use ErrorKind::{ElementMissing, MemberMissing, SecondSetMissing, SetMissing};
+        matches!(*self.kind, SetMissing | SecondSetMissing | ElementMissing | MemberMissing)
+    }
+
+    /// Whether the set or entry exists already.
+    pub fn is_already_exists(&self) -> bool {
+        matches!(*self.kind, ErrorKind::SetExists | ErrorKind::ElementExists)
+    }
+
+    /// Whether a capability is missing.
+    pub fn is_permission(&self) -> bool {
+        *self.kind == ErrorKind::Permission
+    }
+
+    /// The kernel's refusal, when that is what happened.
+    pub fn kernel(&self) -> Option<&KernelError> {
+        match self.source.as_ref()? {
+            Source::Kernel(error) => Some(error),
+            Source::Netlink(error) => error.kernel(),
+        }
+    }
+
+    pub(crate) fn new(kind: ErrorKind, action: impl Into<Box<str>>) -> Self {
+        Error { kind: Box::new(kind), action: action.into(), source: None }
+    }
+
+    /// The same failure, seen from what the caller asked for.
+    pub(crate) fn while_doing(mut self, action: String) -> Self {
+        self.action = action.into();
+        self
+    }
+
+    pub(crate) fn refused(kind: ErrorKind, action: impl Into<Box<str>>, error: KernelError) -> Self {
+        Error { kind: Box::new(kind), action: action.into(), source: Some(Source::Kernel(Box::new(error))) }
+    }
+
+    /// A failed exchange; `classify` decides on the kernel's refusals.
+    pub(crate) fn netlink(
+        error: netlink_batch::Error,
+        action: impl Into<Box<str>>,
+        classify: impl FnOnce(i32) -> ErrorKind,
+    ) -> Self {
+        use netlink_batch::ErrorKind as Kind;
+        let kind = match error.kind() {
+            Kind::Kernel(refusal) => classify(refusal.errno.0),
+            Kind::Timeout => ErrorKind::Timeout,
+            Kind::StateUnknown => ErrorKind::StateUnknown,
+            Kind::Interrupted => ErrorKind::Interrupted,
+            Kind::Malformed(wire) | Kind::Unsendable(wire) => ErrorKind::Malformed(wire.clone()),
+            Kind::FamilyMissing => ErrorKind::Unsupported,
+            _ => ErrorKind::Io,
+        };
+        Error { kind: Box::new(kind), action: action.into(), source: Some(Source::Netlink(std::sync::Arc::new(error))) }
+    }
+}
+
+impl From<InvalidValue> for Error {
+    fn from(error: InvalidValue) -> Self {
+        Error::new(ErrorKind::Invalid(error), "checking a value")
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.action)?;
+        match &*self.kind {
+            ErrorKind::SetMissing => f.write_str("there is no such set; create it first"),
+            ErrorKind::SecondSetMissing => f.write_str("the second set does not exist; create it first"),
+            ErrorKind::SetExists => {
+                f.write_str("a set of this name exists, perhaps with other options; destroy it or choose another name")
+            }
+            ErrorKind::TypeMismatch => {
+                f.write_str("the sets differ in family or kind of entries and cannot be swapped")
+            }
+            ErrorKind::ElementExists => f.write_str("the entry is in the set already"),
+            ErrorKind::ElementMissing => f.write_str("the entry is not in the set"),
+            ErrorKind::MemberMissing => f.write_str("the set named as member or position does not exist"),
+            ErrorKind::MemberIsList => f.write_str("a list:set cannot be member of another"),
+            ErrorKind::PositionMissing => f.write_str("the member named as position is not there"),
+            ErrorKind::SetFull => f.write_str("the set is full; create it with a greater maxelem"),
+            ErrorKind::OutOfRange => f.write_str("the entry or range is outside what the bitmap can hold"),
+            ErrorKind::InUse => {
+                f.write_str("the set is in use by rules, by a list:set or by a listing; remove what refers to it")
+            }
+            ErrorKind::TypeUnsupported => {
+                f.write_str("the kernel does not have this set type or revision; load its module (ip_set_...)")
+            }
+            ErrorKind::OptionUnsupported(option) => {
+                write!(f, "the kernel is too old for option {option}; leave it out")
+            }
+            ErrorKind::ExtensionMissing(option) => write!(f, "the set was created without {option}; create it with it"),
+            ErrorKind::OptionInvalid(option) => write!(f, "the kernel does not take the value of {option}"),
+            ErrorKind::EntryInvalid(why) => write!(f, "the kernel does not take the entry: {why}"),
+            ErrorKind::TooManySets => f.write_str("the kernel holds as many sets as it can; destroy some"),
+            ErrorKind::ProtocolMismatch => {
+                f.write_str("the kernel does not understand the request; it may speak another version of the protocol")
+            }
+            ErrorKind::Permission => f.write_str("not permitted; CAP_NET_ADMIN in this network namespace is needed"),
+            ErrorKind::Unsupported => f.write_str("the kernel has no ipset; load module ip_set"),
+            ErrorKind::NoMemory => f.write_str("the kernel is out of memory"),
+            ErrorKind::Invalid(error) => write!(f, "{error}"),
+            ErrorKind::Line(line, error) => write!(f, "line {line}: {error}"),
+            ErrorKind::Timeout => f.write_str("no answer within the deadline; read the state again before repeating"),
+            ErrorKind::StateUnknown => f.write_str("answers were lost; read the state again before repeating"),
+            ErrorKind::Interrupted => f.write_str("the listing kept arriving incomplete; try again when it is quieter"),
+            ErrorKind::Malformed(error) => write!(f, "unreadable message: {error}"),
+            ErrorKind::Io => f.write_str("system call failed"),
+            ErrorKind::Other(errno) => write!(f, "the kernel answered {errno}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self.source.as_ref()? {
+            Source::Kernel(error) => Some(&**error),
+            Source::Netlink(error) => Some(&**error),
+        }
+    }
+}

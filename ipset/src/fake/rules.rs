@@ -1,0 +1,103 @@
+//! What depends on the type: revisions, entries, matching.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+
+use super::reply::Refusal;
+use crate::model::{Element, Entry, Family, IpSpan, Range, SetFlags, SetOptions, SetSpec, SetType};
+use crate::uapi;
+use crate::wire::get_entry;
+
+/// The revisions that Linux 6.6 has.
+pub(super) fn features_revisions(set_type: SetType) -> RangeInclusive<u8> {
+    0..=match set_type {
+        SetType::HashIp | SetType::HashIpPortIp => 6,
+        SetType::HashIpPort | SetType::HashNet => 7,
+        SetType::HashIpPortNet | SetType::HashNetIface | SetType::HashNetPort => 8,
+        SetType::HashNetNet => 4,
+        SetType::HashIpMac | SetType::HashMac => 1,
+        _ => 3,
+    }
+}
+
+/// Reads an entry and refuses what lies outside the set's family, extensions or range.
+pub(super) fn get_entry_checked(set: &SetSpec, bytes: &[u8]) -> Result<Entry, Refusal> {
+    let entry = get_entry(set.set_type, bytes).map_err(|_unreadable| uapi::IPSET_ERR_PROTOCOL)?;
+    entry.check(set).map_err(|_other_form| uapi::IPSET_ERR_PROTOCOL)?;
+    let (options, extensions) = (&entry.options, &set.options);
+    let missing = |flag: SetFlags| !extensions.flags.contains(flag);
+    if options.timeout.is_some() && extensions.timeout.is_none() {
+        return Err(uapi::IPSET_ERR_TIMEOUT);
+    }
+    if (options.packets.is_some() || options.bytes.is_some()) && missing(SetFlags::COUNTERS) {
+        return Err(uapi::IPSET_ERR_COUNTER);
+    }
+    if options.comment.is_some() && missing(SetFlags::COMMENT) {
+        return Err(uapi::IPSET_ERR_COMMENT);
+    }
+    let skbinfo = options.skbmark.is_some() || options.skbprio.is_some() || options.skbqueue.is_some();
+    if skbinfo && missing(SetFlags::SKBINFO) {
+        return Err(uapi::IPSET_ERR_SKBINFO);
+    }
+    in_range(set, &entry.element)?;
+    if matches!(set.set_type, SetType::HashIp) && entry.element == Element::Ip(null(extensions)) {
+        return Err(uapi::IPSET_ERR_HASH_ELEM);
+    }
+    Ok(entry)
+}
+
+/// The address of zeros.
+fn null(options: &SetOptions) -> IpSpan {
+    match options.family {
+        Family::Inet => IpSpan::from(std::net::Ipv4Addr::UNSPECIFIED),
+        Family::Inet6 => IpSpan::from(std::net::Ipv6Addr::UNSPECIFIED),
+    }
+}
+
+fn in_range(set: &SetSpec, element: &Element) -> Result<(), Refusal> {
+    let inside = match (set.options.range, element) {
+        (Some(Range::Ports(range)), Element::Port(ports)) => {
+            range.first() <= ports.first() && ports.last() <= range.last()
+        }
+        (Some(Range::Addresses(range)), Element::Ip(span) | Element::IpMac(span, _)) => {
+            range.contains(span.first()) && range.contains(span.last())
+        }
+        _ => true,
+    };
+    if inside { Ok(()) } else { Err(uapi::IPSET_ERR_BITMAP_RANGE) }
+}
+
+/// How well a stored element holds a tested one: the prefix lengths of its networks, or `None`.
+///
+/// Only an element of single addresses is looked up in networks; a network must be stored as it is.
+pub(super) fn matches(set_type: SetType, stored: &Element, tested: &Element) -> Option<(u8, u8)> {
+    let hosts = |element: &Element| {
+        let (first, second) = element.spans();
+        first.is_none_or(|span| span.is_host()) && second.is_none_or(|span| span.is_host())
+    };
+    if stored == tested {
+        return Some((128, 128));
+    }
+    if !set_type.has_nomatch() || !hosts(tested) {
+        return None;
+    }
+    let (stored_spans, tested_spans) = (stored.spans(), tested.spans());
+    let holds = |network: Option<IpSpan>, host: Option<IpSpan>| match (network, host) {
+        (Some(network), Some(host)) => {
+            let address: IpAddr = host.first();
+            network.contains(address).then(|| network.prefix().unwrap_or(0))
+        }
+        (None, None) => Some(0),
+        _ => None,
+    };
+    let first = holds(stored_spans.0, tested_spans.0)?;
+    let second = holds(stored_spans.1, tested_spans.1)?;
+    let rest = match (stored, tested) {
+        (
+            Element::IpInterface { interface: a, physdev: p, .. },
+            Element::IpInterface { interface: b, physdev: q, .. },
+        ) => a == b && p == q,
+        _ => stored.ports() == tested.ports(),
+    };
+    rest.then_some((first, second))
+}

@@ -1,0 +1,253 @@
+//! Entries: what is in a set.
+
+use std::fmt;
+
+use super::{Comment, Family, Interface, IpSpan, MacAddr, PortRange, Ports, SetName, Shape, Timeout};
+
+/// What identifies an entry. Prints in `ipset`'s own syntax.
+///
+/// Which networks and ranges stand for one entry and which for many depends on the set's type: see
+/// [`Entry::expand`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum Element {
+    /// hash:ip, hash:net, bitmap:ip.
+    Ip(IpSpan),
+    /// hash:ip,mark.
+    IpMark(IpSpan, u32),
+    /// hash:ip,port, hash:net,port.
+    IpPort(IpSpan, Ports),
+    /// hash:ip,port,ip, hash:ip,port,net, hash:net,port,net.
+    IpPortIp(IpSpan, Ports, IpSpan),
+    /// hash:ip,mac, and bitmap:ip,mac where the MAC address may be missing.
+    IpMac(IpSpan, Option<MacAddr>),
+    /// hash:mac.
+    Mac(MacAddr),
+    /// hash:net,net.
+    IpIp(IpSpan, IpSpan),
+    /// hash:net,iface.
+    IpInterface {
+        /// The network.
+        network: IpSpan,
+        /// The interface.
+        interface: Interface,
+        /// The interface is the bridge port the packet came through (`physdev:`).
+        physdev: bool,
+    },
+    /// bitmap:port.
+    Port(PortRange),
+    /// list:set.
+    Set(SetName),
+}
+
+impl Element {
+    /// The parts it consists of.
+    pub fn shape(&self) -> Shape {
+        match self {
+            Element::Ip(_) => Shape::Ip,
+            Element::IpMark(..) => Shape::IpMark,
+            Element::IpPort(..) => Shape::IpPort,
+            Element::IpPortIp(..) => Shape::IpPortIp,
+            Element::IpMac(..) => Shape::IpMac,
+            Element::Mac(_) => Shape::Mac,
+            Element::IpIp(..) => Shape::IpIp,
+            Element::IpInterface { .. } => Shape::IpInterface,
+            Element::Port(_) => Shape::Port,
+            Element::Set(_) => Shape::Set,
+        }
+    }
+
+    /// First and second address part.
+    pub(crate) fn spans(&self) -> (Option<IpSpan>, Option<IpSpan>) {
+        match self {
+            Element::Ip(span) | Element::IpMark(span, _) | Element::IpPort(span, _) | Element::IpMac(span, _) => {
+                (Some(*span), None)
+            }
+            Element::IpInterface { network, .. } => (Some(*network), None),
+            Element::IpPortIp(first, _, second) | Element::IpIp(first, second) => (Some(*first), Some(*second)),
+            Element::Mac(_) | Element::Port(_) | Element::Set(_) => (None, None),
+        }
+    }
+
+    /// The family of its addresses; `None` when it has none, or of both families.
+    pub(crate) fn family(&self) -> Option<Family> {
+        match self.spans() {
+            (Some(first), Some(second)) if first.family() != second.family() => None,
+            (first, _) => first.map(|span| span.family()),
+        }
+    }
+
+    /// The protocol and ports.
+    pub(crate) fn ports(&self) -> Option<Ports> {
+        match self {
+            Element::IpPort(_, ports) | Element::IpPortIp(_, ports, _) => Some(*ports),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Element::Ip(span) | Element::IpMac(span, None) => write!(f, "{span}"),
+            Element::IpMark(span, mark) => write!(f, "{span},0x{mark:08x}"),
+            Element::IpPort(span, ports) => write!(f, "{span},{ports}"),
+            Element::IpPortIp(first, ports, second) => write!(f, "{first},{ports},{second}"),
+            Element::IpMac(span, Some(mac)) => write!(f, "{span},{mac}"),
+            Element::Mac(mac) => write!(f, "{mac}"),
+            Element::IpIp(first, second) => write!(f, "{first},{second}"),
+            Element::IpInterface { network, interface, physdev } => {
+                write!(f, "{network},{}{interface}", if *physdev { "physdev:" } else { "" })
+            }
+            Element::Port(range) => write!(f, "{range}"),
+            Element::Set(name) => write!(f, "{name}"),
+        }
+    }
+}
+
+/// A mark with the bits it applies to. Prints as `0x1234/0xff00`, without mask when that is all bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct SkbMark {
+    /// The mark.
+    pub mark: u32,
+    /// The bits that are set or cleared.
+    pub mask: u32,
+}
+
+impl fmt::Display for SkbMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.mark)?;
+        if self.mask == u32::MAX { Ok(()) } else { write!(f, "/{:#x}", self.mask) }
+    }
+}
+
+/// A traffic-control class. Prints as `1:10`, both parts hexadecimal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct SkbPriority {
+    /// The upper part.
+    pub major: u16,
+    /// The lower part.
+    pub minor: u16,
+}
+
+impl fmt::Display for SkbPriority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}:{:x}", self.major, self.minor)
+    }
+}
+
+/// Where a member is put into a list:set. Not part of what the kernel reports.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Position {
+    /// Directly before this member.
+    Before(SetName),
+    /// Directly behind this member.
+    After(SetName),
+}
+
+/// What an entry carries besides its identity. Most of it needs a set created for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+pub struct EntryOptions {
+    /// Time left. `None` is the set's default. Needs a set with a timeout.
+    pub timeout: Option<Timeout>,
+    /// Packets counted. `None` leaves the counter alone. Needs [`SetFlags::COUNTERS`](crate::SetFlags::COUNTERS).
+    pub packets: Option<u64>,
+    /// Bytes counted. `None` leaves the counter alone. Needs [`SetFlags::COUNTERS`](crate::SetFlags::COUNTERS).
+    pub bytes: Option<u64>,
+    /// Free text. Needs [`SetFlags::COMMENT`](crate::SetFlags::COMMENT).
+    pub comment: Option<Comment>,
+    /// Mark for the SET target's `--map-mark`. Needs [`SetFlags::SKBINFO`](crate::SetFlags::SKBINFO).
+    pub skbmark: Option<SkbMark>,
+    /// Class for `--map-prio`. Needs [`SetFlags::SKBINFO`](crate::SetFlags::SKBINFO).
+    pub skbprio: Option<SkbPriority>,
+    /// Queue for `--map-queue`. Needs [`SetFlags::SKBINFO`](crate::SetFlags::SKBINFO).
+    pub skbqueue: Option<u16>,
+    /// What lies in this network is not in the set, although a larger network is. Types whose entries are networks.
+    pub nomatch: bool,
+    /// The interface's name is a prefix. hash:net,iface, since Linux 5.5.
+    pub wildcard: bool,
+    /// Where to put the member. list:set.
+    pub position: Option<Position>,
+}
+
+/// One entry of a set.
+///
+/// ```
+/// use ipset::{Entry, SetType};
+///
+/// let entry = Entry::parse(SetType::HashIpPortNet, "10.0.0.1,80,10.1.2.3/16 nomatch")?;
+/// assert_eq!(entry.to_string(), "10.0.0.1,tcp:80,10.1.0.0/16 nomatch");
+/// # Ok::<(), ipset::InvalidValue>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Entry {
+    /// What identifies it.
+    pub element: Element,
+    /// What it carries.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub options: EntryOptions,
+}
+
+impl Entry {
+    /// An entry without options.
+    pub fn new(element: Element) -> Self {
+        Entry { element, options: EntryOptions::default() }
+    }
+}
+
+impl From<Element> for Entry {
+    fn from(element: Element) -> Self {
+        Entry::new(element)
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.element, self.options)
+    }
+}
+
+/// Each option with a blank before it, in the order of `ipset save`.
+impl fmt::Display for EntryOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.position {
+            Some(Position::Before(name)) => write!(f, " before {name}")?,
+            Some(Position::After(name)) => write!(f, " after {name}")?,
+            None => {}
+        }
+        if let Some(timeout) = self.timeout {
+            write!(f, " timeout {}", timeout.secs())?;
+        }
+        if self.nomatch {
+            f.write_str(" nomatch")?;
+        }
+        if self.wildcard {
+            f.write_str(" wildcard")?;
+        }
+        if let Some(packets) = self.packets {
+            write!(f, " packets {packets}")?;
+        }
+        if let Some(bytes) = self.bytes {
+            write!(f, " bytes {bytes}")?;
+        }
+        if let Some(comment) = &self.comment {
+            write!(f, " comment \"{comment}\"")?;
+        }
+        if let Some(mark) = self.skbmark {
+            write!(f, " skbmark {mark}")?;
+        }
+        if let Some(priority) = self.skbprio {
+            write!(f, " skbprio {priority}")?;
+        }
+        if let Some(queue) = self.skbqueue {
+            write!(f, " skbqueue {queue}")?;
+        }
+        Ok(())
+    }
+}

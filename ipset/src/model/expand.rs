@@ -1,0 +1,156 @@
+//! What the kernel makes of an entry: a range or network stands for one entry or for many, depending on the type.
+
+use super::set_type::Part;
+use super::{Element, Entry, Family, InvalidValue, IpSpan, PortRange, Ports, Protocol, SetSpec, SetType};
+
+impl Entry {
+    /// The entries the kernel will hold after adding this one to the set: what a listing shows.
+    ///
+    /// Ranges become their addresses or networks, ranges of ports their ports; netmask, bitmask and markmask are applied.
+    ///
+    /// # Errors
+    /// [`InvalidValue::Shape`] and [`InvalidValue::EntryFamily`] when the entry does not belong into such a set,
+    /// [`InvalidValue::TooMany`] when it stands for more than `max` entries (1 where the type allows no ranges).
+    pub fn expand(&self, set: &SetSpec, max: usize) -> Result<Vec<Entry>, InvalidValue> {
+        let mut entries = Vec::new();
+        self.expand_into(set, max, &mut entries)?;
+        Ok(entries)
+    }
+
+    /// Checks that the entry has the form and family that the set needs.
+    ///
+    /// # Errors
+    /// [`InvalidValue::Shape`], [`InvalidValue::EntryFamily`], [`InvalidValue::Option`].
+    pub fn check(&self, set: &SetSpec) -> Result<(), InvalidValue> {
+        let set_type = set.set_type;
+        if set_type == SetType::Unknown {
+            return Ok(());
+        }
+        if self.element.shape() != set_type.shape() {
+            return Err(InvalidValue::Shape { text: self.element.to_string(), set_type });
+        }
+        let family = if set_type.has_family() { set.options.family } else { Family::Inet };
+        if self.element.spans().0.is_some() && self.element.family() != Some(family) {
+            return Err(InvalidValue::EntryFamily { text: self.element.to_string(), family });
+        }
+        if self.options.nomatch && !set_type.has_nomatch() {
+            return Err(InvalidValue::Option { what: set_type.to_string(), option: "nomatch".to_owned() });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn expand_into(&self, set: &SetSpec, max: usize, out: &mut Vec<Entry>) -> Result<(), InvalidValue> {
+        self.check(set)?;
+        let info = set.set_type.info();
+        let mask = set.mask();
+        let masked = |span: IpSpan| mask.map_or(span, |mask| span.and_mask(mask));
+        let (first, second) = self.element.spans();
+        let firsts = Spread::new(first, info.first, set.options.netmask);
+        let seconds = Spread::new(second, info.second, None);
+        let ports = match (&self.element, self.element.ports()) {
+            (Element::Port(range), _) => *range,
+            (_, Some(ports)) => ports.ports(),
+            _ => PortRange::from(0),
+        };
+        let one = (info.first == Part::One && firsts.count > 1) || (info.second == Part::One && seconds.count > 1);
+        let max = if one { 1 } else { max };
+        let count = firsts.count.saturating_mul(seconds.count).saturating_mul(ports.count().into());
+        if count > u128::try_from(max).unwrap_or(u128::MAX) {
+            return Err(InvalidValue::TooMany { text: self.element.to_string(), count, max });
+        }
+        for first in firsts {
+            for port in ports.first()..=ports.last() {
+                for second in seconds.clone() {
+                    let element = match &self.element {
+                        Element::Ip(_) => Element::Ip(masked(first)),
+                        Element::IpMark(_, mark) => {
+                            Element::IpMark(first, mark & set.options.markmask.unwrap_or(u32::MAX))
+                        }
+                        Element::IpPort(_, ports) => Element::IpPort(masked(first), stored(*ports, port, first)),
+                        Element::IpPortIp(_, ports, _) => Element::IpPortIp(first, stored(*ports, port, first), second),
+                        Element::IpIp(..) => Element::IpIp(masked(first), masked(second)),
+                        Element::IpMac(_, mac) => Element::IpMac(first, *mac),
+                        Element::IpInterface { interface, physdev, .. } => {
+                            Element::IpInterface { network: first, interface: interface.clone(), physdev: *physdev }
+                        }
+                        Element::Port(_) => Element::Port(port.into()),
+                        other @ (Element::Mac(_) | Element::Set(_)) => other.clone(),
+                    };
+                    out.push(Entry { element, options: self.options.clone() });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One port as the kernel stores it: the other family's ICMP has no type and code.
+fn stored(ports: Ports, port: u16, address: IpSpan) -> Ports {
+    let foreign = match address.family() {
+        Family::Inet => Protocol::ICMPV6,
+        Family::Inet6 => Protocol::ICMP,
+    };
+    Ports::port(ports.protocol(), if ports.protocol() == foreign { 0 } else { port })
+}
+
+/// The spans that one address part stands for.
+#[derive(Clone)]
+struct Spread {
+    rest: Rest,
+    count: u128,
+}
+
+#[derive(Clone)]
+enum Rest {
+    Networks(super::Nets),
+    /// Every `step`th address, from `next` on, `left` of them.
+    Hosts {
+        span: IpSpan,
+        next: u32,
+        step: u32,
+        left: u32,
+    },
+    /// A part that this element does not have.
+    Absent,
+    End,
+}
+
+impl Spread {
+    fn new(span: Option<IpSpan>, part: Part, netmask: Option<u8>) -> Self {
+        let Some(span) = span else {
+            return Spread { rest: Rest::Absent, count: 1 };
+        };
+        if part == Part::Net {
+            let networks = span.networks();
+            let count = u128::try_from(networks.clone().count()).unwrap_or(u128::MAX);
+            return Spread { rest: Rest::Networks(networks), count };
+        }
+        // With a netmask one address stands for its whole network.
+        let host_bits = u32::from(span.family().bits().saturating_sub(netmask.unwrap_or(span.family().bits())));
+        let step = 1_u32.checked_shl(host_bits).unwrap_or(u32::MAX);
+        let count = span.addresses().div_ceil(step.into());
+        let left = u32::try_from(count).unwrap_or(u32::MAX);
+        Spread { rest: Rest::Hosts { span, next: 0, step, left }, count }
+    }
+}
+
+impl Iterator for Spread {
+    type Item = IpSpan;
+
+    fn next(&mut self) -> Option<IpSpan> {
+        match &mut self.rest {
+            Rest::Networks(networks) => networks.next(),
+            Rest::Hosts { span, next, step, left } => {
+                *left = left.checked_sub(1)?;
+                let host = span.nth_host(*next);
+                *next = next.saturating_add(*step);
+                Some(host)
+            }
+            Rest::Absent => {
+                self.rest = Rest::End;
+                Some(IpSpan::host(std::net::Ipv4Addr::UNSPECIFIED.into()))
+            }
+            Rest::End => None,
+        }
+    }
+}

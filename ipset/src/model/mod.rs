@@ -1,0 +1,120 @@
+//! Plain data: names, types, addresses, entries, sets. No I/O.
+
+mod address;
+mod entry;
+mod expand;
+mod name;
+mod parse;
+mod port;
+mod set;
+mod set_type;
+
+pub use address::{IpSpan, Nets};
+pub use entry::{Element, Entry, EntryOptions, Position, SkbMark, SkbPriority};
+pub use name::{Comment, Interface, MacAddr, SetName, Timeout};
+pub use port::{PortRange, Ports, Protocol};
+pub use set::{ObservedSet, Range, SetFlags, SetOptions, SetSpec};
+pub use set_type::{Family, SetType, Shape};
+
+/// Why a value cannot be part of a set: it would be refused by the kernel, or change its meaning on the way there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidValue {
+    /// A set's name is empty, longer than 31 bytes, or holds blanks, quotes or control characters.
+    #[error("set name {0:?}: 1 to 31 bytes without blanks, quotes and control characters are allowed")]
+    Name(String),
+    /// A comment is longer than 255 bytes, or holds a double quote or a control character.
+    #[error("comment {0:?}: at most 255 bytes without double quotes and control characters are allowed")]
+    Comment(String),
+    /// An interface's name is empty, longer than 15 bytes, or holds blanks or a slash.
+    #[error("interface {0:?}: 1 to 15 bytes without blanks, commas and slashes are allowed")]
+    Interface(String),
+    /// Not an address, network or range of addresses.
+    #[error("{0:?} is not an address, a network or a range of addresses")]
+    Address(String),
+    /// A prefix length beyond the address's length.
+    #[error("prefix length {prefix} of {address}: at most {max} is possible")]
+    Prefix {
+        /// The address.
+        address: std::net::IpAddr,
+        /// The length asked for.
+        prefix: u32,
+        /// The greatest possible one.
+        max: u8,
+    },
+    /// A range whose ends are of different families, or a range of IPv6 addresses, which the kernel does not know.
+    #[error("range {first}-{last}: both ends must be IPv4; IPv6 knows addresses and networks only")]
+    Range {
+        /// First address.
+        first: std::net::IpAddr,
+        /// Last address.
+        last: std::net::IpAddr,
+    },
+    /// Not a port or range of ports.
+    #[error("{0:?} is not a port (0 to 65535) or a range of ports")]
+    Port(String),
+    /// Not an IP protocol's name or number 1 to 255.
+    #[error("{0:?} is not an IP protocol's name or number (1 to 255)")]
+    Protocol(String),
+    /// Not an ICMP type.
+    #[error("{0:?} is not an ICMP type name or TYPE/CODE")]
+    Icmp(String),
+    /// Not a MAC address.
+    #[error("{0:?} is not a MAC address like 01:23:45:67:89:ab")]
+    Mac(String),
+    /// Not a number where one is needed.
+    #[error("{what} {text:?}: a number from {min} to {max} is needed")]
+    Number {
+        /// What the number is.
+        what: &'static str,
+        /// What was found.
+        text: String,
+        /// The least possible value.
+        min: u64,
+        /// The greatest possible value.
+        max: u64,
+    },
+    /// Not one of the kernel's set types.
+    #[error("{0:?} is not a set type this library knows")]
+    SetType(String),
+    /// Neither `inet` nor `inet6`.
+    #[error("{0:?} is neither inet nor inet6")]
+    Family(String),
+    /// The entry has the wrong number of parts for the type.
+    #[error("entry {text:?} does not have the form that {set_type} needs")]
+    Shape {
+        /// The entry.
+        text: String,
+        /// The type.
+        set_type: SetType,
+    },
+    /// An address of the other family.
+    #[error("entry {text:?} is not of family {family}")]
+    EntryFamily {
+        /// The entry.
+        text: String,
+        /// The set's family.
+        family: Family,
+    },
+    /// An option that the type or an entry does not have.
+    #[error("{what} does not know option {option:?}")]
+    Option {
+        /// The type.
+        what: String,
+        /// The option.
+        option: String,
+    },
+    /// An option whose value is missing.
+    #[error("option {0:?} needs a value")]
+    OptionValue(String),
+    /// A range that stands for more entries than allowed.
+    #[error("entry {text:?} stands for {count} entries; at most {max} are allowed here")]
+    TooMany {
+        /// The entry.
+        text: String,
+        /// How many it stands for.
+        count: u128,
+        /// The limit.
+        max: usize,
+    },
+}

@@ -1,0 +1,227 @@
+//! Names and other checked text: sets, comments, interfaces; MAC addresses; timeouts.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::InvalidValue;
+use crate::uapi::{IFNAMSIZ, IPSET_MAX_COMMENT_SIZE, IPSET_MAX_TIMEOUT, IPSET_MAXNAMELEN};
+
+macro_rules! text {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "String", into = "String"))]
+        pub struct $name(Box<str>);
+
+        impl $name {
+            /// The text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+
+            /// What the kernel holds, which other programs may have written without regard to the rules of [`Self::new`].
+            pub(crate) fn from_kernel(bytes: &[u8]) -> Self {
+                $name(String::from_utf8_lossy(bytes).into())
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+        impl FromStr for $name {
+            type Err = InvalidValue;
+            fn from_str(text: &str) -> Result<Self, InvalidValue> {
+                Self::new(text)
+            }
+        }
+        impl TryFrom<&str> for $name {
+            type Error = InvalidValue;
+            fn try_from(text: &str) -> Result<Self, InvalidValue> {
+                Self::new(text)
+            }
+        }
+        impl TryFrom<String> for $name {
+            type Error = InvalidValue;
+            fn try_from(text: String) -> Result<Self, InvalidValue> {
+                Self::new(&text)
+            }
+        }
+        impl From<$name> for String {
+            fn from(value: $name) -> String {
+                value.0.into()
+            }
+        }
+    };
+}
+
+text! {
+    /// A set's name: 1 to 31 bytes.
+    ///
+    /// The kernel takes any bytes but NUL; blanks, quotes and control characters are refused here, since no line of
+    /// `ipset save` could hold them. Sets that other programs named so can be listed, not addressed.
+    SetName
+}
+
+impl SetName {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// [`InvalidValue::Name`].
+    pub fn new(text: &str) -> Result<Self, InvalidValue> {
+        let forbidden = |c: char| c.is_whitespace() || c.is_control() || c == '"' || c == '\'';
+        if text.is_empty() || text.len() >= IPSET_MAXNAMELEN || text.contains(forbidden) {
+            return Err(InvalidValue::Name(text.to_owned()));
+        }
+        Ok(SetName(text.into()))
+    }
+}
+
+text! {
+    /// An entry's comment: at most 255 bytes.
+    Comment
+}
+
+impl Comment {
+    /// Checks a comment.
+    ///
+    /// # Errors
+    /// [`InvalidValue::Comment`].
+    pub fn new(text: &str) -> Result<Self, InvalidValue> {
+        if text.len() > IPSET_MAX_COMMENT_SIZE || text.contains(|c: char| c.is_control() || c == '"') {
+            return Err(InvalidValue::Comment(text.to_owned()));
+        }
+        Ok(Comment(text.into()))
+    }
+}
+
+text! {
+    /// An interface's name: 1 to 15 bytes. The interface need not exist.
+    Interface
+}
+
+impl Interface {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// [`InvalidValue::Interface`].
+    pub fn new(text: &str) -> Result<Self, InvalidValue> {
+        let forbidden = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | ',' | '"' | '\'');
+        if text.is_empty() || text.len() >= IFNAMSIZ || text.contains(forbidden) {
+            return Err(InvalidValue::Interface(text.to_owned()));
+        }
+        Ok(Interface(text.into()))
+    }
+}
+
+/// An Ethernet address. Prints as `ipset save` does: `01:23:45:67:89:AB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "String", into = "String")
+)]
+pub struct MacAddr(pub [u8; 6]);
+
+impl fmt::Display for MacAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, byte) in self.0.iter().enumerate() {
+            write!(f, "{}{byte:02X}", if place == 0 { "" } else { ":" })?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for MacAddr {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let invalid = || InvalidValue::Mac(text.to_owned());
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| (1..=2).contains(&part.len())).ok_or_else(invalid)?;
+            *byte = u8::from_str_radix(part, 16).ok().filter(|_| !part.starts_with('+')).ok_or_else(invalid)?;
+        }
+        if parts.next().is_some() {
+            return Err(invalid());
+        }
+        Ok(MacAddr(bytes))
+    }
+}
+
+impl TryFrom<String> for MacAddr {
+    type Error = InvalidValue;
+    fn try_from(text: String) -> Result<Self, InvalidValue> {
+        text.parse()
+    }
+}
+impl From<MacAddr> for String {
+    fn from(mac: MacAddr) -> String {
+        mac.to_string()
+    }
+}
+
+/// How long an entry stays: 1 to 2,147,483 seconds, or for ever.
+///
+/// As a set's default it is given to entries that bring none of their own; an entry's timeout needs a set that has one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "u32", into = "u32"))]
+pub struct Timeout(u32);
+
+impl Timeout {
+    /// The entry stays until it is deleted (0 on the wire).
+    pub const PERMANENT: Timeout = Timeout(0);
+
+    /// Checks a number of seconds; 0 means for ever.
+    ///
+    /// # Errors
+    /// [`InvalidValue::Number`] above 2,147,483.
+    pub fn from_secs(secs: u32) -> Result<Self, InvalidValue> {
+        if secs > IPSET_MAX_TIMEOUT {
+            return Err(InvalidValue::Number {
+                what: "timeout",
+                text: secs.to_string(),
+                min: 0,
+                max: IPSET_MAX_TIMEOUT.into(),
+            });
+        }
+        Ok(Timeout(secs))
+    }
+
+    pub(crate) fn from_kernel(secs: u32) -> Self {
+        Timeout(secs)
+    }
+
+    /// Seconds; 0 means for ever.
+    pub fn secs(self) -> u32 {
+        self.0
+    }
+
+    /// Whether it means for ever.
+    pub fn is_permanent(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl TryFrom<u32> for Timeout {
+    type Error = InvalidValue;
+    fn try_from(secs: u32) -> Result<Self, InvalidValue> {
+        Timeout::from_secs(secs)
+    }
+}
+impl From<Timeout> for u32 {
+    fn from(timeout: Timeout) -> u32 {
+        timeout.0
+    }
+}

@@ -1,0 +1,226 @@
+//! ipset's own syntax, read.
+
+use std::str::FromStr;
+
+use super::{
+    Comment, Element, Entry, EntryOptions, Family, Interface, InvalidValue, IpSpan, Position, Range, SetFlags, SetName,
+    SetSpec, SetType, Shape, SkbMark, SkbPriority, Timeout,
+};
+
+/// The words of a line; a quoted word may hold blanks. The quotes are not part of the word.
+pub(crate) fn words(line: &str) -> Words<'_> {
+    Words { rest: line }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Words<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Iterator for Words<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        let rest = self.rest.trim_start();
+        let (word, rest) = if rest.is_empty() {
+            self.rest = rest;
+            return None;
+        } else if let Some(quoted) = rest.strip_prefix('"') {
+            quoted.split_once('"').unwrap_or((quoted, ""))
+        } else {
+            rest.split_once(char::is_whitespace).unwrap_or((rest, ""))
+        };
+        self.rest = rest;
+        Some(word)
+    }
+}
+
+/// A number in decimal, or in hexadecimal behind `0x`.
+fn number(what: &'static str, text: &str, min: u64, max: u64) -> Result<u64, InvalidValue> {
+    let value = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(hex) if !hex.starts_with('+') => u64::from_str_radix(hex, 16).ok(),
+        None if !text.starts_with('+') => text.parse().ok(),
+        _ => None,
+    };
+    let invalid = || InvalidValue::Number { what, text: text.to_owned(), min, max };
+    value.filter(|value| (min..=max).contains(value)).ok_or_else(invalid)
+}
+
+fn number32(what: &'static str, text: &str) -> Result<u32, InvalidValue> {
+    let value = number(what, text, 0, u32::MAX.into())?;
+    Ok(u32::try_from(value).unwrap_or(u32::MAX))
+}
+
+fn number8(what: &'static str, text: &str, max: u8) -> Result<u8, InvalidValue> {
+    let value = number(what, text, 0, max.into())?;
+    Ok(u8::try_from(value).unwrap_or(u8::MAX))
+}
+
+fn timeout(text: &str) -> Result<Timeout, InvalidValue> {
+    Timeout::from_secs(number32("timeout", text)?)
+}
+
+impl FromStr for SkbMark {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let (mark, mask) = match text.split_once('/') {
+            Some((mark, mask)) => (mark, number32("skbmark's mask", mask)?),
+            None => (text, u32::MAX),
+        };
+        Ok(SkbMark { mark: number32("skbmark", mark)?, mask })
+    }
+}
+
+impl FromStr for SkbPriority {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let invalid =
+            || InvalidValue::Number { what: "skbprio MAJOR:MINOR", text: text.to_owned(), min: 0, max: 0xffff };
+        let part = |part: &str| u16::from_str_radix(part, 16).ok().filter(|_| !part.starts_with('+'));
+        let (major, minor) = text.split_once(':').ok_or_else(invalid)?;
+        Ok(SkbPriority { major: part(major).ok_or_else(invalid)?, minor: part(minor).ok_or_else(invalid)? })
+    }
+}
+
+impl Element {
+    /// Reads an element of a set type: `10.0.0.1,tcp:80` for hash:ip,port.
+    ///
+    /// Addresses, ports and interfaces are taken as they are: names are not looked up.
+    ///
+    /// # Errors
+    /// [`InvalidValue`] with the part that is wrong; [`InvalidValue::Shape`] when there are too many or too few.
+    pub fn parse(set_type: SetType, text: &str) -> Result<Self, InvalidValue> {
+        let shape = || InvalidValue::Shape { text: text.to_owned(), set_type };
+        let mut parts = text.split(',');
+        let mut next = || parts.next().ok_or_else(shape);
+        let element = match set_type.shape() {
+            Shape::Ip => Element::Ip(next()?.parse()?),
+            Shape::IpMark => Element::IpMark(next()?.parse()?, number32("mark", next()?)?),
+            Shape::IpPort => Element::IpPort(next()?.parse()?, next()?.parse()?),
+            Shape::IpPortIp => Element::IpPortIp(next()?.parse()?, next()?.parse()?, next()?.parse()?),
+            Shape::IpMac => {
+                let address = next()?.parse()?;
+                match next() {
+                    Ok(mac) => Element::IpMac(address, Some(mac.parse()?)),
+                    Err(_) if set_type == SetType::BitmapIpMac => Element::IpMac(address, None),
+                    Err(missing) => return Err(missing),
+                }
+            }
+            Shape::Mac => Element::Mac(next()?.parse()?),
+            Shape::IpIp => Element::IpIp(next()?.parse()?, next()?.parse()?),
+            Shape::IpInterface => {
+                let network: IpSpan = next()?.parse()?;
+                let interface = next()?;
+                let (name, physdev) = match interface.strip_prefix("physdev:") {
+                    Some(name) => (name, true),
+                    None => (interface, false),
+                };
+                Element::IpInterface { network, interface: Interface::new(name)?, physdev }
+            }
+            Shape::Port => {
+                let text = next()?;
+                // ipset takes a protocol here and drops it.
+                Element::Port(text.rsplit_once(':').map_or(text, |(_, ports)| ports).parse()?)
+            }
+            Shape::Set => Element::Set(SetName::new(next()?)?),
+            Shape::Unknown => return Err(shape()),
+        };
+        if parts.next().is_some() {
+            return Err(shape());
+        }
+        Ok(element)
+    }
+}
+
+impl Entry {
+    /// Reads an entry of a set type with its options, as in a line of `ipset save` behind `add NAME`.
+    ///
+    /// # Errors
+    /// [`InvalidValue`] with the part that is wrong.
+    pub fn parse(set_type: SetType, text: &str) -> Result<Self, InvalidValue> {
+        let mut words = words(text);
+        let element = Element::parse(set_type, words.next().unwrap_or_default())?;
+        let mut options = EntryOptions::default();
+        while let Some(option) = words.next() {
+            let mut value = || words.next().ok_or_else(|| InvalidValue::OptionValue(option.to_owned()));
+            match option {
+                "timeout" => options.timeout = Some(timeout(value()?)?),
+                "packets" => options.packets = Some(number("packets", value()?, 0, u64::MAX)?),
+                "bytes" => options.bytes = Some(number("bytes", value()?, 0, u64::MAX)?),
+                "comment" => options.comment = Some(Comment::new(value()?)?),
+                "skbmark" => options.skbmark = Some(value()?.parse()?),
+                "skbprio" => options.skbprio = Some(value()?.parse()?),
+                "skbqueue" => {
+                    let queue = number("skbqueue", value()?, 0, u16::MAX.into())?;
+                    options.skbqueue = u16::try_from(queue).ok();
+                }
+                "nomatch" => options.nomatch = true,
+                "wildcard" if set_type == SetType::HashNetIface => options.wildcard = true,
+                "before" if set_type == SetType::ListSet => {
+                    options.position = Some(Position::Before(SetName::new(value()?)?));
+                }
+                "after" if set_type == SetType::ListSet => {
+                    options.position = Some(Position::After(SetName::new(value()?)?));
+                }
+                _ => {
+                    return Err(InvalidValue::Option {
+                        what: format!("an entry of {set_type}"),
+                        option: option.to_owned(),
+                    });
+                }
+            }
+        }
+        Ok(Entry { element, options })
+    }
+}
+
+/// Reads a `create` line, with or without the word itself.
+impl FromStr for SetSpec {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let mut words = words(text).peekable();
+        words.next_if_eq(&"create");
+        let missing = |what: &str| InvalidValue::OptionValue(what.to_owned());
+        let name = SetName::new(words.next().ok_or_else(|| missing("create"))?)?;
+        let set_type: SetType = words.next().ok_or_else(|| missing("type"))?.parse()?;
+        let mut set = SetSpec::new(name, set_type);
+        let options = &mut set.options;
+        while let Some(option) = words.next() {
+            let mut value = || words.next().ok_or_else(|| missing(option));
+            match option {
+                "family" => options.family = value()?.parse()?,
+                "hashsize" => options.hashsize = Some(number32("hashsize", value()?)?),
+                "maxelem" => options.maxelem = Some(number32("maxelem", value()?)?),
+                "netmask" => options.netmask = Some(number8("netmask", value()?, options.family.bits())?),
+                "bitmask" => {
+                    let text = value()?;
+                    let mask = text.parse().map_err(|_not_a_mask| InvalidValue::Address(text.to_owned()))?;
+                    options.bitmask = Some(mask);
+                }
+                "markmask" => options.markmask = Some(number32("markmask", value()?)?),
+                "timeout" => options.timeout = Some(timeout(value()?)?),
+                "counters" => options.flags |= SetFlags::COUNTERS,
+                "comment" => options.flags |= SetFlags::COMMENT,
+                "skbinfo" => options.flags |= SetFlags::SKBINFO,
+                "forceadd" => options.flags |= SetFlags::FORCEADD,
+                "initval" => options.initval = Some(number32("initval", value()?)?),
+                "bucketsize" => options.bucketsize = Some(number8("bucketsize", value()?, u8::MAX)?),
+                "size" => options.size = Some(number32("size", value()?)?),
+                "range" => {
+                    let text = value()?;
+                    options.range = Some(if set_type == SetType::BitmapPort {
+                        Range::Ports(text.parse()?)
+                    } else {
+                        Range::Addresses(text.parse()?)
+                    });
+                }
+                _ => return Err(InvalidValue::Option { what: set_type.to_string(), option: option.to_owned() }),
+            }
+        }
+        if !set_type.has_family() {
+            set.options.family = Family::Inet;
+        }
+        set.check()?;
+        Ok(set)
+    }
+}

@@ -1,0 +1,225 @@
+//! Sets: what to create, and what the kernel holds.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::{Entry, Family, InvalidValue, IpSpan, PortRange, SetName, SetType, Timeout};
+
+bitflags::bitflags! {
+    /// What the entries of a set can carry, and how it behaves when full.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    pub struct SetFlags: u8 {
+        /// Every entry counts packets and bytes.
+        const COUNTERS = 1;
+        /// Entries may have comments.
+        const COMMENT = 2;
+        /// Entries may carry a mark, a priority and a queue for the SET target.
+        const SKBINFO = 4;
+        /// When full, an entry makes room for a new one. Only `hash:` types.
+        ///
+        /// `ipset` 7.17 does not print this option; this library does.
+        const FORCEADD = 8;
+    }
+}
+
+/// The range of a bitmap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Range {
+    /// IPv4 addresses, at most 65,536 (with netmask: networks). bitmap:ip and bitmap:ip,mac.
+    Addresses(IpSpan),
+    /// Ports. bitmap:port.
+    Ports(PortRange),
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Range::Addresses(span) => write!(f, "{}-{}", span.first(), span.last()),
+            Range::Ports(ports) => write!(f, "{}-{}", ports.first(), ports.last()),
+        }
+    }
+}
+
+/// Create options. What is `None` is left to the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+pub struct SetOptions {
+    /// Family of the addresses. Without effect on types that have none. Default IPv4.
+    pub family: Family,
+    /// Initial number of hash buckets, rounded up to a power of two; the kernel doubles it when needed. Default 1024.
+    pub hashsize: Option<u32>,
+    /// Greatest number of entries of a `hash:` type. Default 65,536.
+    pub maxelem: Option<u32>,
+    /// Addresses are cut to this prefix length. hash:ip and bitmap:ip; since Linux 6.2 hash:ip,port and hash:net,net.
+    pub netmask: Option<u8>,
+    /// Addresses are cut to this mask. hash:ip, hash:ip,port and hash:net,net, since Linux 6.2. Excludes netmask.
+    pub bitmask: Option<IpAddr>,
+    /// Marks are cut to this mask. hash:ip,mark. Default `0xffffffff`.
+    pub markmask: Option<u32>,
+    /// Entries can time out; those that bring no timeout of their own get this one.
+    pub timeout: Option<Timeout>,
+    /// What entries can carry.
+    pub flags: SetFlags,
+    /// Start value of the hash, for reproducible order. Since Linux 5.11. Default: random.
+    pub initval: Option<u32>,
+    /// Greatest number of entries in a bucket, 2 to 12 and even. Since Linux 5.11. Default 12.
+    pub bucketsize: Option<u8>,
+    /// The range of a bitmap, which every bitmap needs.
+    pub range: Option<Range>,
+    /// Size of a list:set; without effect since Linux 4.3. Default 8.
+    pub size: Option<u32>,
+}
+
+/// A set to be created.
+///
+/// ```
+/// use ipset::{SetSpec, SetType};
+///
+/// let mut set = SetSpec::new("allowed".parse()?, SetType::HashIpPort);
+/// set.options.maxelem = Some(100_000);
+/// assert_eq!(set.to_string(), "create allowed hash:ip,port family inet maxelem 100000");
+/// assert_eq!(set, "create allowed hash:ip,port maxelem 100000".parse()?);
+/// # Ok::<(), ipset::InvalidValue>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct SetSpec {
+    /// Its name.
+    pub name: SetName,
+    /// Its type.
+    pub set_type: SetType,
+    /// Its options.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub options: SetOptions,
+}
+
+impl SetSpec {
+    /// A set with the kernel's defaults.
+    pub fn new(name: SetName, set_type: SetType) -> Self {
+        SetSpec { name, set_type, options: SetOptions::default() }
+    }
+
+    /// Checks that the type has the options, as far as it can be told without a kernel.
+    ///
+    /// # Errors
+    /// [`InvalidValue::Option`], [`InvalidValue::OptionValue`], [`InvalidValue::Number`], [`InvalidValue::EntryFamily`].
+    pub fn check(&self) -> Result<(), InvalidValue> {
+        let (set_type, options) = (self.set_type, &self.options);
+        let option = |option: &str| InvalidValue::Option { what: set_type.to_string(), option: option.to_owned() };
+        if let Some(foreign) = set_type.foreign_option(options) {
+            return Err(option(foreign));
+        }
+        if set_type == SetType::Unknown {
+            return Err(InvalidValue::SetType(set_type.to_string()));
+        }
+        if options.netmask.is_some() && options.bitmask.is_some() {
+            return Err(option("bitmask together with netmask"));
+        }
+        let fits = match options.range {
+            None => !set_type.is_bitmap(),
+            Some(Range::Addresses(span)) => set_type != SetType::BitmapPort && span.family() == Family::Inet,
+            Some(Range::Ports(_)) => set_type == SetType::BitmapPort,
+        };
+        if !fits {
+            return Err(InvalidValue::OptionValue("range".to_owned()));
+        }
+        let max = options.family.bits();
+        if let Some(netmask) = options.netmask
+            && !(1..=max).contains(&netmask)
+        {
+            return Err(InvalidValue::Number { what: "netmask", text: netmask.to_string(), min: 1, max: max.into() });
+        }
+        if let Some(bitmask) = options.bitmask
+            && bitmask.is_ipv4() != (options.family == Family::Inet)
+        {
+            return Err(InvalidValue::EntryFamily { text: bitmask.to_string(), family: options.family });
+        }
+        Ok(())
+    }
+
+    /// The mask that addresses of the set's first part are cut to, when it has one.
+    pub(crate) fn mask(&self) -> Option<IpAddr> {
+        let netmask = self.options.netmask.map(|prefix| IpSpan::mask_of(self.options.family, prefix));
+        netmask.or(self.options.bitmask)
+    }
+}
+
+/// A set as the kernel holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ObservedSet {
+    /// Name, type and options, all filled in as far as the kernel reports them.
+    pub spec: SetSpec,
+    /// The kernel's name of the type; the same as `spec.set_type.name()` but for types this library does not know.
+    pub type_name: String,
+    /// Revision of the type.
+    pub revision: u8,
+    /// The kernel's index of the set, by which rules refer to it. Missing on kernels that speak protocol 6.
+    pub index: Option<u16>,
+    /// Rules and list:set sets that refer to it.
+    pub references: u32,
+    /// Bytes of memory.
+    pub memory: u32,
+    /// Number of entries the kernel counts; entries that have timed out may be among them.
+    pub elements: Option<u32>,
+    /// The entries, in the kernel's order. Empty when only the header was asked for.
+    pub entries: Vec<Entry>,
+}
+
+/// The `create` line of `ipset save`.
+impl fmt::Display for SetSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let options = &self.options;
+        write!(f, "create {} {}", self.name, self.set_type)?;
+        if let Some(range) = options.range {
+            write!(f, " range {range}")?;
+        }
+        if self.set_type.has_family() {
+            write!(f, " family {}", options.family)?;
+        }
+        if let Some(mask) = options.markmask {
+            write!(f, " markmask {mask:#010x}")?;
+        }
+        if let Some(size) = options.hashsize {
+            write!(f, " hashsize {size}")?;
+        }
+        if let Some(max) = options.maxelem {
+            write!(f, " maxelem {max}")?;
+        }
+        // The types that learnt to mask later print the mask later.
+        let early = matches!(self.set_type, SetType::HashIp | SetType::BitmapIp);
+        let masks = |f: &mut fmt::Formatter<'_>| {
+            options.netmask.map_or(Ok(()), |prefix| write!(f, " netmask {prefix}"))?;
+            options.bitmask.map_or(Ok(()), |mask| write!(f, " bitmask {mask}"))
+        };
+        if early {
+            masks(f)?;
+        }
+        if let Some(size) = options.size {
+            write!(f, " size {size}")?;
+        }
+        if let Some(timeout) = options.timeout {
+            write!(f, " timeout {}", timeout.secs())?;
+        }
+        for (flag, word) in [
+            (SetFlags::COUNTERS, "counters"),
+            (SetFlags::COMMENT, "comment"),
+            (SetFlags::FORCEADD, "forceadd"),
+            (SetFlags::SKBINFO, "skbinfo"),
+        ] {
+            if options.flags.contains(flag) {
+                write!(f, " {word}")?;
+            }
+        }
+        if let Some(size) = options.bucketsize {
+            write!(f, " bucketsize {size}")?;
+        }
+        if let Some(initval) = options.initval {
+            write!(f, " initval {initval:#010x}")?;
+        }
+        if early { Ok(()) } else { masks(f) }
+    }
+}

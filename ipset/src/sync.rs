@@ -1,0 +1,339 @@
+//! Bringing a set to exactly the wanted entries.
+
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind};
+use crate::model::{
+    Element, Entry, EntryOptions, ObservedSet, SetFlags, SetName, SetSpec, SetType, SkbMark, SkbPriority,
+};
+use crate::write::{IfAbsent, IfPresent};
+
+/// What a sync did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SyncReport {
+    /// Entries that were not there.
+    pub added: usize,
+    /// Entries that were there with other options.
+    pub updated: usize,
+    /// Entries that were there and not wanted.
+    pub deleted: usize,
+    /// Entries that were there as wanted.
+    pub unchanged: usize,
+    /// The set did not exist.
+    pub created: bool,
+    /// A new set was built and swapped in.
+    pub swapped: bool,
+    /// The set that was swapped out, when it could not be destroyed because a program kept listing it. The next sync that
+    /// swaps this set destroys it.
+    pub leftover: Option<SetName>,
+}
+
+impl SyncReport {
+    /// Whether the kernel's state was changed.
+    pub fn is_changed(&self) -> bool {
+        self.created || self.swapped || self.added != 0 || self.updated != 0 || self.deleted != 0
+    }
+}
+
+/// Entries that ranges may stand for in one sync.
+const MAX_ENTRIES: usize = 1 << 22;
+/// maxelem when none is asked for (`IPSET_DEFAULT_MAXELEM`).
+const DEFAULT_MAXELEM: u32 = 65_536;
+/// How often to begin anew when other programs create or destroy the set meanwhile.
+const ATTEMPTS: usize = 4;
+/// How often, and after which pause, to try again what a listing of another program holds up.
+const BUSY_ATTEMPTS: usize = 200;
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
+
+impl Client {
+    /// Brings a set to exactly the wanted entries with the least writes. Creates it if it is missing.
+    ///
+    /// A wanted entry that is there stays there throughout: new entries are added before old ones are deleted. When that
+    /// would not fit maxelem, or the set's options are not those of `set`, a new set is built beside it and swapped in at
+    /// one instant, so that rules that refer to the set stay valid and never see a half-filled one. It is named after the
+    /// set's name with a tilde and eight digits, and destroyed afterwards.
+    ///
+    /// Compared are type, family, masks, range, default timeout and flags; initval and bucketsize when asked for; not
+    /// the hash size, which the kernel adapts. `maxelem` is a lower bound: more is taken when more entries are wanted, and a
+    /// greater one is left alone. Ranges count as the entries they stand for; of two spellings of one entry the last is taken.
+    ///
+    /// Of an entry's options, comment, mark, priority, queue and nomatch are compared. Counters are not, and survive. A
+    /// timeout that runs is left alone unless it is longer than wanted, or the wanted one is none at all.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] before anything is written; [`ErrorKind::TypeMismatch`] when the set has another type, is
+    /// referred to, and cannot be swapped; [`ErrorKind::EntryInvalid`] and others for the first entry refused. After an error
+    /// no wanted entry that was there is missing, since deletions come last.
+    pub fn sync<E: Borrow<Entry>>(&mut self, set: &SetSpec, wanted: &[E]) -> Result<SyncReport, Error> {
+        let invalid = |error| Error::new(ErrorKind::Invalid(error), format!("syncing set {}", set.name));
+        set.check().map_err(invalid)?;
+        let mut entries = Vec::with_capacity(wanted.len());
+        for entry in wanted {
+            let room = MAX_ENTRIES.saturating_sub(entries.len());
+            entry.borrow().expand_into(set, room, &mut entries).map_err(invalid)?;
+        }
+        let target = Target::new(set, entries);
+        let mut attempt = 0_usize;
+        loop {
+            attempt = attempt.saturating_add(1);
+            match self.sync_once(&target) {
+                // Another program was faster; look again.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::SetMissing | ErrorKind::SetExists) && attempt < ATTEMPTS => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn sync_once(&mut self, target: &Target) -> Result<SyncReport, Error> {
+        let observed = match self.get_set(&target.spec.name) {
+            Ok(observed) => observed,
+            Err(error) if *error.kind() == ErrorKind::SetMissing => {
+                self.create_set(&target.spec)?;
+                let added = self.add_entries(&target.spec.name, &target.entries, IfPresent::Update).into_result()?;
+                return Ok(SyncReport { added, created: true, ..SyncReport::default() });
+            }
+            Err(error) => return Err(error),
+        };
+        let difference = target.difference(&observed);
+        if !target.fits(&observed, &difference) {
+            return self.rebuild(target, &observed, &difference);
+        }
+        let name = &target.spec.name;
+        let writes: Vec<&Entry> = difference.add.iter().copied().chain(&difference.update).collect();
+        match self.add_entries(name, &writes, IfPresent::Update).into_result() {
+            // Another program adds too, or entries that timed out still take room.
+            Err(error) if *error.kind() == ErrorKind::SetFull => return self.rebuild(target, &observed, &difference),
+            outcome => outcome?,
+        };
+        self.delete_entries(name, &difference.delete, IfAbsent::Ignore).into_result()?;
+        Ok(difference.report())
+    }
+
+    /// Builds a new set and swaps it in.
+    fn rebuild(
+        &mut self,
+        target: &Target,
+        observed: &ObservedSet,
+        difference: &Difference<'_>,
+    ) -> Result<SyncReport, Error> {
+        let name = &target.spec.name;
+        let mut shadow = target.spec.clone();
+        shadow.name = shadow_name(name)?;
+        // Left by a sync that was interrupted.
+        match patiently(|| self.destroy_set(&shadow.name)) {
+            Err(error) if *error.kind() != ErrorKind::SetMissing => return Err(error),
+            _ => {}
+        }
+        self.create_set(&shadow)?;
+        let entries = target.with_running_state(observed);
+        let filled = self.add_entries(&shadow.name, &entries, IfPresent::Update).into_result();
+        let swapped = filled.and_then(|_| patiently(|| self.swap_sets(&shadow.name, name)));
+        match swapped {
+            Ok(()) => {}
+            // Nothing refers to the old set, so nothing notices that the name is gone for a moment.
+            Err(error) if *error.kind() == ErrorKind::TypeMismatch && observed.references == 0 => {
+                patiently(|| self.destroy_set(name))?;
+                self.rename_set(&shadow.name, name)?;
+                return Ok(SyncReport { swapped: true, ..difference.report() });
+            }
+            Err(error) => {
+                // The first error counts; what is left over goes at the next attempt.
+                let _left_over = patiently(|| self.destroy_set(&shadow.name));
+                return Err(error);
+            }
+        }
+        let leftover = match patiently(|| self.destroy_set(&shadow.name)) {
+            Err(error) if *error.kind() == ErrorKind::InUse => Some(shadow.name),
+            Err(error) if *error.kind() != ErrorKind::SetMissing => return Err(error),
+            _ => None,
+        };
+        Ok(SyncReport { swapped: true, leftover, ..difference.report() })
+    }
+}
+
+/// Tries again while another program lists the set.
+fn patiently(mut attempt: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+    for _ in 1..BUSY_ATTEMPTS {
+        match attempt() {
+            Err(error) if *error.kind() == ErrorKind::InUse => std::thread::sleep(BUSY_PAUSE),
+            outcome => return outcome,
+        }
+    }
+    attempt()
+}
+
+/// The name of the set that is built beside `name`: always the same, so that one left over is found again.
+fn shadow_name(name: &SetName) -> Result<SetName, Error> {
+    // FNV-1a, which tells apart long names with the same beginning.
+    let hash =
+        name.as_str().bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let mut end = name.as_str().len().min(21);
+    while !name.as_str().is_char_boundary(end) {
+        end = end.saturating_sub(1);
+    }
+    let kept = name.as_str().get(..end).unwrap_or_default();
+    Ok(SetName::new(&format!("{kept}~{hash:08x}"))?)
+}
+
+/// What a set shall be.
+struct Target {
+    /// With room for the entries.
+    spec: SetSpec,
+    /// One for each element, in the order given.
+    entries: Vec<Entry>,
+    places: HashMap<Element, usize>,
+}
+
+/// What is to be done.
+#[derive(Default)]
+struct Difference<'a> {
+    add: Vec<&'a Entry>,
+    update: Vec<Entry>,
+    delete: Vec<Entry>,
+    unchanged: usize,
+    /// Something that only a new set can have.
+    rebuild: bool,
+}
+
+impl Difference<'_> {
+    fn report(&self) -> SyncReport {
+        SyncReport {
+            added: self.add.len(),
+            updated: self.update.len(),
+            deleted: self.delete.len(),
+            unchanged: self.unchanged,
+            ..SyncReport::default()
+        }
+    }
+}
+
+impl Target {
+    fn new(set: &SetSpec, expanded: Vec<Entry>) -> Self {
+        let mut places = HashMap::with_capacity(expanded.len());
+        let mut entries: Vec<Entry> = Vec::with_capacity(expanded.len());
+        for entry in expanded {
+            if let Some(earlier) = places.get(&entry.element).and_then(|place: &usize| entries.get_mut(*place)) {
+                *earlier = entry;
+            } else {
+                places.insert(entry.element.clone(), entries.len());
+                entries.push(entry);
+            }
+        }
+        let mut spec = set.clone();
+        let wanted = u32::try_from(entries.len()).unwrap_or(u32::MAX);
+        if spec.set_type.is_hash() && wanted > spec.options.maxelem.unwrap_or(DEFAULT_MAXELEM) {
+            // With headroom, so that the next few entries do not need another new set.
+            let roomy = wanted.saturating_add(wanted / 4);
+            spec.options.maxelem = Some(roomy.checked_next_power_of_two().unwrap_or(roomy));
+        }
+        Target { spec, entries, places }
+    }
+
+    fn difference(&self, observed: &ObservedSet) -> Difference<'_> {
+        let mut difference = Difference::default();
+        let mut seen = vec![false; self.entries.len()];
+        for have in &observed.entries {
+            let place = self.places.get(&have.element).copied();
+            let Some((place, want)) = place.and_then(|place| Some((place, self.entries.get(place)?))) else {
+                difference.delete.push(Entry::new(have.element.clone()));
+                continue;
+            };
+            if let Some(seen) = seen.get_mut(place) {
+                *seen = true;
+            }
+            difference.rebuild |= want.options.wildcard != have.options.wildcard;
+            if differs(&want.options, &have.options) {
+                let mut update = want.clone();
+                update.options.timeout = update.options.timeout.or(have.options.timeout);
+                difference.update.push(update);
+            } else {
+                difference.unchanged = difference.unchanged.saturating_add(1);
+            }
+        }
+        difference.add = self.entries.iter().zip(&seen).filter(|(_, seen)| !**seen).map(|(entry, _)| entry).collect();
+        if self.spec.set_type == SetType::ListSet {
+            let kept =
+                observed.entries.iter().map(|entry| &entry.element).filter(|element| self.places.contains_key(element));
+            let after = kept.chain(difference.add.iter().map(|entry| &entry.element));
+            difference.rebuild |= !after.eq(self.entries.iter().map(|entry| &entry.element));
+        }
+        difference
+    }
+
+    /// Whether the set can be changed in place: it has the options, and room for old and new entries together.
+    fn fits(&self, observed: &ObservedSet, difference: &Difference<'_>) -> bool {
+        let (want, have) = (&self.spec.options, &observed.spec.options);
+        let bucketsize = |size: u8| size.clamp(2, 12).next_multiple_of(2);
+        let same = observed.spec.set_type == self.spec.set_type
+            && (have.family == want.family || !self.spec.set_type.has_family())
+            && have.netmask == want.netmask
+            && have.bitmask == want.bitmask
+            && have.markmask.unwrap_or(u32::MAX) == want.markmask.unwrap_or(u32::MAX)
+            && have.timeout == want.timeout
+            && have.flags == want.flags
+            && have.range == want.range
+            && want.initval.is_none_or(|initval| have.initval == Some(initval))
+            && want.bucketsize.is_none_or(|size| have.bucketsize == Some(bucketsize(size)));
+        if !same || difference.rebuild {
+            return false;
+        }
+        if !self.spec.set_type.is_hash() {
+            return true;
+        }
+        let room = have.maxelem.unwrap_or(DEFAULT_MAXELEM);
+        // Entries that have timed out take room until they are collected.
+        let taken = u32::try_from(observed.entries.len()).unwrap_or(u32::MAX).max(observed.elements.unwrap_or(0));
+        let together = taken.saturating_add(u32::try_from(difference.add.len()).unwrap_or(u32::MAX));
+        room >= want.maxelem.unwrap_or(DEFAULT_MAXELEM) && together <= room
+    }
+
+    /// The wanted entries with the counters and running timeouts of those that are there.
+    fn with_running_state(&self, observed: &ObservedSet) -> Vec<Entry> {
+        let counters = SetFlags::COUNTERS;
+        let counting = self.spec.options.flags.contains(counters) && observed.spec.options.flags.contains(counters);
+        let timing = self.spec.options.timeout.is_some() && self.spec.options.timeout == observed.spec.options.timeout;
+        let mut entries = self.entries.clone();
+        for have in &observed.entries {
+            let place = self.places.get(&have.element);
+            let Some(entry) = place.and_then(|place| entries.get_mut(*place)) else {
+                continue;
+            };
+            if counting {
+                entry.options.packets = entry.options.packets.or(have.options.packets);
+                entry.options.bytes = entry.options.bytes.or(have.options.bytes);
+            }
+            if timing && !timeout_differs(&entry.options, &have.options) {
+                entry.options.timeout = have.options.timeout;
+            }
+        }
+        entries
+    }
+}
+
+fn timeout_differs(want: &EntryOptions, have: &EntryOptions) -> bool {
+    match (want.timeout, have.timeout) {
+        (None, _) => false,
+        (Some(_), None) => true,
+        (Some(want), Some(have)) => want.is_permanent() != have.is_permanent() || have > want,
+    }
+}
+
+/// Whether the entry must be written again.
+fn differs(want: &EntryOptions, have: &EntryOptions) -> bool {
+    // The kernel reports neither an empty comment nor a value of zero.
+    let comment =
+        |options: &EntryOptions| options.comment.as_ref().map(|text| text.as_str().to_owned()).unwrap_or_default();
+    let mark = |options: &EntryOptions| options.skbmark.unwrap_or(SkbMark { mark: 0, mask: 0 });
+    let priority = |options: &EntryOptions| options.skbprio.unwrap_or(SkbPriority { major: 0, minor: 0 });
+    want.nomatch != have.nomatch
+        || comment(want) != comment(have)
+        || mark(want) != mark(have)
+        || priority(want) != priority(have)
+        || want.skbqueue.unwrap_or(0) != have.skbqueue.unwrap_or(0)
+        || timeout_differs(want, have)
+}

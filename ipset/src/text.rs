@@ -1,0 +1,101 @@
+//! The text of `ipset save`, written and read.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind};
+use crate::model::{Entry, InvalidValue, ObservedSet, SetName, SetSpec};
+use crate::write::IfPresent;
+
+/// A set with its entries, as text says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct SavedSet {
+    /// The set.
+    pub spec: SetSpec,
+    /// Its entries, in the order of the text.
+    pub entries: Vec<Entry>,
+}
+
+impl From<ObservedSet> for SavedSet {
+    fn from(set: ObservedSet) -> Self {
+        SavedSet { spec: set.spec, entries: set.entries }
+    }
+}
+
+/// The lines that `ipset save` prints for these sets.
+///
+/// Byte for byte the same, but for the option `forceadd`, which `ipset` 7.17 forgets, and for protocols that the machine's
+/// `/etc/protocols` names otherwise than Debian's.
+pub fn save<'a>(sets: impl IntoIterator<Item = &'a SavedSet>) -> String {
+    let mut text = String::new();
+    for set in sets {
+        // Writing to a String cannot fail.
+        let _infallible = writeln!(text, "{}", set.spec);
+        for entry in &set.entries {
+            let _infallible = writeln!(text, "add {} {entry}", set.spec.name);
+        }
+    }
+    text
+}
+
+/// Reads the text of `ipset save`: `create` and `add` lines. Empty lines, comments and `COMMIT` are skipped.
+///
+/// # Errors
+/// [`ErrorKind::Line`] with the number of the first line that cannot be read, counted from 1.
+pub fn parse_save(text: &str) -> Result<Vec<SavedSet>, Error> {
+    let mut sets: Vec<SavedSet> = Vec::new();
+    let mut places: HashMap<SetName, usize> = HashMap::new();
+    for (number, line) in text.lines().enumerate() {
+        let fail = |error| Error::new(ErrorKind::Line(number.saturating_add(1), error), "reading saved sets");
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') || line == "COMMIT" {
+            continue;
+        }
+        let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match command {
+            "create" | "-N" => {
+                let spec: SetSpec = rest.parse().map_err(fail)?;
+                places.insert(spec.name.clone(), sets.len());
+                sets.push(SavedSet { spec, entries: Vec::new() });
+            }
+            "add" | "-A" => {
+                let (name, entry) = rest.trim_start().split_once(char::is_whitespace).unwrap_or((rest, ""));
+                let name = SetName::new(name).map_err(fail)?;
+                let place = places.get(&name).and_then(|place| sets.get_mut(*place));
+                let set = place.ok_or_else(|| fail(InvalidValue::Name(name.to_string())))?;
+                let entry = Entry::parse(set.spec.set_type, entry).map_err(fail)?;
+                set.entries.push(entry);
+            }
+            other => {
+                let option = other.to_owned();
+                return Err(fail(InvalidValue::Option { what: "saved text".to_owned(), option }));
+            }
+        }
+    }
+    Ok(sets)
+}
+
+impl Client {
+    /// What `ipset save` would print.
+    ///
+    /// # Errors
+    /// As [`Client::list_sets`].
+    pub fn save(&mut self) -> Result<String, Error> {
+        let sets: Vec<SavedSet> = self.list_sets()?.into_iter().map(SavedSet::from).collect();
+        Ok(save(&sets))
+    }
+
+    /// Creates the sets with their entries, in order; what exists is an error, as with `ipset restore`.
+    ///
+    /// # Errors
+    /// The first failure. The sets and entries before it stay.
+    pub fn restore(&mut self, sets: &[SavedSet]) -> Result<(), Error> {
+        for SavedSet { spec, entries } in sets {
+            self.create_set(spec)?;
+            self.add_entries(&spec.name, entries, IfPresent::Refuse).into_result()?;
+        }
+        Ok(())
+    }
+}

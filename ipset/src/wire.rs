@@ -1,0 +1,452 @@
+//! Model ↔ attributes: entries, create options, listed sets.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netlink_batch::{Attrs, Be16, Be32, Be64, Encoder, NulStr, WireError};
+
+use crate::attrs::{AddressAttr, CmdAttr, CreateAttr, EntryAttr, put_net};
+use crate::model::{
+    Comment, Element, Entry, EntryOptions, Family, Interface, IpSpan, MacAddr, ObservedSet, PortRange, Ports, Position,
+    Protocol, Range, SetFlags, SetName, SetOptions, SetSpec, SetType, Shape, SkbMark, SkbPriority, Timeout,
+};
+use crate::uapi;
+
+fn put_address(out: &mut Encoder, kind: u16, address: IpAddr) {
+    out.nest(kind, |out| match address {
+        IpAddr::V4(address) => put_net(out, AddressAttr::IPADDR_IPV4, &address.octets()),
+        IpAddr::V6(address) => put_net(out, AddressAttr::IPADDR_IPV6, &address.octets()),
+    });
+}
+
+fn get_address(attrs: Attrs<'_, AddressAttr<'_>>) -> Result<IpAddr, WireError> {
+    for attr in attrs.iter() {
+        match attr? {
+            AddressAttr::V4(octets) => return Ok(Ipv4Addr::from(octets).into()),
+            AddressAttr::V6(octets) => return Ok(Ipv6Addr::from(octets).into()),
+            AddressAttr::Unknown(_) => {}
+        }
+    }
+    Err(missing("IPSET_ATTR_IPADDR_IPV4"))
+}
+
+fn missing(attribute: &str) -> WireError {
+    WireError::Missing { attribute: attribute.to_owned() }
+}
+
+/// Address, network or range, with the three attributes that can say it.
+fn put_span(out: &mut Encoder, span: IpSpan, [ip, cidr, ip_to]: [u16; 3]) {
+    put_address(out, ip, span.first());
+    match span.prefix() {
+        // The kernel takes a longer way with a prefix length or a range; one address needs neither.
+        _ if span.is_host() => {}
+        Some(prefix) => out.attr(cidr, &prefix),
+        None => put_address(out, ip_to, span.last()),
+    }
+}
+
+const FIRST: [u16; 3] = [EntryAttr::IP, EntryAttr::CIDR, EntryAttr::IP_TO];
+const SECOND: [u16; 3] = [EntryAttr::IP2, EntryAttr::CIDR2, EntryAttr::IP2_TO];
+
+fn put_ports(out: &mut Encoder, ports: Ports) {
+    put_port_range(out, ports.ports());
+    out.attr(EntryAttr::PROTO, &ports.protocol().number());
+}
+
+fn put_port_range(out: &mut Encoder, range: PortRange) {
+    put_net(out, EntryAttr::PORT, &Be16(range.first()));
+    if range.first() != range.last() {
+        put_net(out, EntryAttr::PORT_TO, &Be16(range.last()));
+    }
+}
+
+/// The attributes of one entry.
+pub(crate) fn put_entry(out: &mut Encoder, entry: &Entry) {
+    let options = &entry.options;
+    let mut flags = 0;
+    match &entry.element {
+        Element::Ip(span) => put_span(out, *span, FIRST),
+        Element::IpMark(span, mark) => {
+            put_span(out, *span, FIRST);
+            put_net(out, EntryAttr::MARK, &Be32(*mark));
+        }
+        Element::IpPort(span, ports) => {
+            put_span(out, *span, FIRST);
+            put_ports(out, *ports);
+        }
+        Element::IpPortIp(first, ports, second) => {
+            put_span(out, *first, FIRST);
+            put_ports(out, *ports);
+            put_span(out, *second, SECOND);
+        }
+        Element::IpMac(span, mac) => {
+            put_span(out, *span, FIRST);
+            if let Some(MacAddr(octets)) = mac {
+                out.attr(EntryAttr::ETHER, octets);
+            }
+        }
+        Element::Mac(MacAddr(octets)) => out.attr(EntryAttr::ETHER, octets),
+        Element::IpIp(first, second) => {
+            put_span(out, *first, FIRST);
+            put_span(out, *second, SECOND);
+        }
+        Element::IpInterface { network, interface, physdev } => {
+            put_span(out, *network, FIRST);
+            out.attr(EntryAttr::IFACE, &NulStr::from(interface.as_str()));
+            flags |= if *physdev { uapi::IPSET_FLAG_PHYSDEV } else { 0 };
+        }
+        Element::Port(range) => put_port_range(out, *range),
+        Element::Set(name) => out.attr(EntryAttr::NAME, &NulStr::from(name.as_str())),
+    }
+    flags |= if options.nomatch { uapi::IPSET_FLAG_NOMATCH } else { 0 };
+    flags |= if options.wildcard { uapi::IPSET_FLAG_IFACE_WILDCARD } else { 0 };
+    match &options.position {
+        Some(Position::Before(name)) => {
+            flags |= uapi::IPSET_FLAG_BEFORE;
+            out.attr(EntryAttr::NAMEREF, &NulStr::from(name.as_str()));
+        }
+        Some(Position::After(name)) => out.attr(EntryAttr::NAMEREF, &NulStr::from(name.as_str())),
+        None => {}
+    }
+    put_options(out, options);
+    if flags != 0 {
+        put_net(out, EntryAttr::CADT_FLAGS, &Be32(flags));
+    }
+}
+
+fn put_options(out: &mut Encoder, options: &EntryOptions) {
+    if let Some(timeout) = options.timeout {
+        put_net(out, EntryAttr::TIMEOUT, &Be32(timeout.secs()));
+    }
+    if let Some(bytes) = options.bytes {
+        put_net(out, EntryAttr::BYTES, &Be64(bytes));
+    }
+    if let Some(packets) = options.packets {
+        put_net(out, EntryAttr::PACKETS, &Be64(packets));
+    }
+    if let Some(comment) = &options.comment {
+        out.attr(EntryAttr::COMMENT, &NulStr::from(comment.as_str()));
+    }
+    if let Some(SkbMark { mark, mask }) = options.skbmark {
+        put_net(out, EntryAttr::SKBMARK, &Be64(u64::from(mark) << 32 | u64::from(mask)));
+    }
+    if let Some(SkbPriority { major, minor }) = options.skbprio {
+        put_net(out, EntryAttr::SKBPRIO, &Be32(u32::from(major) << 16 | u32::from(minor)));
+    }
+    if let Some(queue) = options.skbqueue {
+        put_net(out, EntryAttr::SKBQUEUE, &Be16(queue));
+    }
+}
+
+/// Upper and lower half.
+fn halves(value: u64) -> (u32, u32) {
+    let lower = value & u64::from(u32::MAX);
+    (u32::try_from(value >> 32).unwrap_or(0), u32::try_from(lower).unwrap_or(0))
+}
+
+/// An address part as read: base, prefix length, end of range.
+#[derive(Default)]
+struct SpanParts {
+    address: Option<IpAddr>,
+    prefix: Option<u8>,
+    last: Option<IpAddr>,
+}
+
+impl SpanParts {
+    fn span(&self, attribute: &str) -> Result<IpSpan, WireError> {
+        let address = self.address.ok_or_else(|| missing(attribute))?;
+        let value = |value: String| WireError::Value { attribute: attribute.to_owned(), value };
+        match (self.prefix, self.last) {
+            (_, Some(last)) => IpSpan::range(address, last).map_err(|error| value(error.to_string())),
+            (Some(prefix), None) => IpSpan::network(address, prefix).map_err(|error| value(error.to_string())),
+            (None, None) => Ok(IpSpan::host(address)),
+        }
+    }
+}
+
+/// What an entry's attributes say, before the set's type gives them meaning.
+#[derive(Default)]
+struct EntryParts<'a> {
+    first: SpanParts,
+    second: SpanParts,
+    port: Option<u16>,
+    port_to: Option<u16>,
+    protocol: Option<u8>,
+    mark: Option<u32>,
+    ether: Option<[u8; 6]>,
+    name: Option<NulStr<'a>>,
+    reference: Option<NulStr<'a>>,
+    interface: Option<NulStr<'a>>,
+    flags: u32,
+}
+
+/// Reads one entry of a set of this type.
+pub(crate) fn get_entry(set_type: SetType, bytes: &[u8]) -> Result<Entry, WireError> {
+    let mut parts = EntryParts::default();
+    let mut options = EntryOptions::default();
+    for attr in Attrs::<EntryAttr<'_>>::new(bytes).iter() {
+        match attr? {
+            EntryAttr::Ip(address) => parts.first.address = Some(get_address(address)?),
+            EntryAttr::IpTo(address) => parts.first.last = Some(get_address(address)?),
+            EntryAttr::Cidr(prefix) => parts.first.prefix = Some(prefix),
+            EntryAttr::Ip2(address) => parts.second.address = Some(get_address(address)?),
+            EntryAttr::Ip2To(address) => parts.second.last = Some(get_address(address)?),
+            EntryAttr::Cidr2(prefix) => parts.second.prefix = Some(prefix),
+            EntryAttr::Port(Be16(port)) => parts.port = Some(port),
+            EntryAttr::PortTo(Be16(port)) => parts.port_to = Some(port),
+            EntryAttr::Proto(protocol) => parts.protocol = Some(protocol),
+            EntryAttr::Mark(Be32(mark)) => parts.mark = Some(mark),
+            EntryAttr::Ether(octets) => parts.ether = Some(octets),
+            EntryAttr::Name(name) => parts.name = Some(name),
+            EntryAttr::NameRef(name) => parts.reference = Some(name),
+            EntryAttr::Iface(name) => parts.interface = Some(name),
+            EntryAttr::CadtFlags(Be32(flags)) => parts.flags = flags,
+            EntryAttr::Timeout(Be32(secs)) => options.timeout = Some(Timeout::from_kernel(secs)),
+            EntryAttr::Bytes(Be64(bytes)) => options.bytes = Some(bytes),
+            EntryAttr::Packets(Be64(packets)) => options.packets = Some(packets),
+            EntryAttr::Comment(text) => options.comment = Some(Comment::from_kernel(text.as_bytes())),
+            EntryAttr::SkbMark(Be64(value)) => {
+                let (mark, mask) = halves(value);
+                options.skbmark = Some(SkbMark { mark, mask });
+            }
+            EntryAttr::SkbPrio(Be32(value)) => {
+                let [a, b, c, d] = value.to_be_bytes();
+                let (major, minor) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+                options.skbprio = Some(SkbPriority { major, minor });
+            }
+            EntryAttr::SkbQueue(Be16(queue)) => options.skbqueue = Some(queue),
+            EntryAttr::Lineno(_) | EntryAttr::Pad(_) | EntryAttr::Unknown(_) => {}
+        }
+    }
+    options.nomatch = parts.flags & uapi::IPSET_FLAG_NOMATCH != 0;
+    options.wildcard = parts.flags & uapi::IPSET_FLAG_IFACE_WILDCARD != 0;
+    options.position = parts.reference.map(|name| {
+        let name = SetName::from_kernel(name.as_bytes());
+        if parts.flags & uapi::IPSET_FLAG_BEFORE == 0 { Position::After(name) } else { Position::Before(name) }
+    });
+    Ok(Entry { element: parts.element(set_type)?, options })
+}
+
+impl EntryParts<'_> {
+    fn first(&self) -> Result<IpSpan, WireError> {
+        self.first.span("IPSET_ATTR_IP")
+    }
+
+    fn second(&self) -> Result<IpSpan, WireError> {
+        self.second.span("IPSET_ATTR_IP2")
+    }
+
+    fn range(&self) -> Result<PortRange, WireError> {
+        let port = self.port.ok_or_else(|| missing("IPSET_ATTR_PORT"))?;
+        Ok(PortRange::new(port, self.port_to.unwrap_or(port)))
+    }
+
+    fn ports(&self) -> Result<Ports, WireError> {
+        let protocol = self.protocol.ok_or_else(|| missing("IPSET_ATTR_PROTO"))?;
+        Ok(Ports::range(Protocol::from_kernel(protocol), self.range()?))
+    }
+
+    fn element(&self, set_type: SetType) -> Result<Element, WireError> {
+        Ok(match set_type.shape() {
+            Shape::Ip => Element::Ip(self.first()?),
+            Shape::IpMark => Element::IpMark(self.first()?, self.mark.ok_or_else(|| missing("IPSET_ATTR_MARK"))?),
+            Shape::IpPort => Element::IpPort(self.first()?, self.ports()?),
+            Shape::IpPortIp => Element::IpPortIp(self.first()?, self.ports()?, self.second()?),
+            Shape::IpMac => Element::IpMac(self.first()?, self.ether.map(MacAddr)),
+            Shape::Mac => Element::Mac(MacAddr(self.ether.ok_or_else(|| missing("IPSET_ATTR_ETHER"))?)),
+            Shape::IpIp => Element::IpIp(self.first()?, self.second()?),
+            Shape::IpInterface => {
+                let name = self.interface.ok_or_else(|| missing("IPSET_ATTR_IFACE"))?;
+                Element::IpInterface {
+                    network: self.first()?,
+                    interface: Interface::from_kernel(name.as_bytes()),
+                    physdev: self.flags & uapi::IPSET_FLAG_PHYSDEV != 0,
+                }
+            }
+            Shape::Port => Element::Port(self.range()?),
+            Shape::Set => {
+                let name = self.name.ok_or_else(|| missing("IPSET_ATTR_NAME"))?;
+                Element::Set(SetName::from_kernel(name.as_bytes()))
+            }
+            Shape::Unknown => {
+                return Err(WireError::Value {
+                    attribute: "IPSET_ATTR_TYPENAME".to_owned(),
+                    value: "a type this library does not know".to_owned(),
+                });
+            }
+        })
+    }
+}
+
+const WITH: [(SetFlags, u32); 4] = [
+    (SetFlags::COUNTERS, uapi::IPSET_FLAG_WITH_COUNTERS),
+    (SetFlags::COMMENT, uapi::IPSET_FLAG_WITH_COMMENT),
+    (SetFlags::SKBINFO, uapi::IPSET_FLAG_WITH_SKBINFO),
+    (SetFlags::FORCEADD, uapi::IPSET_FLAG_WITH_FORCEADD),
+];
+
+/// The create options.
+pub(crate) fn put_set_options(out: &mut Encoder, options: &SetOptions) {
+    match options.range {
+        Some(Range::Addresses(span)) => {
+            put_address(out, CreateAttr::IP, span.first());
+            put_address(out, CreateAttr::IP_TO, span.last());
+        }
+        Some(Range::Ports(range)) => {
+            put_net(out, CreateAttr::PORT, &Be16(range.first()));
+            put_net(out, CreateAttr::PORT_TO, &Be16(range.last()));
+        }
+        None => {}
+    }
+    let numbers = [
+        (CreateAttr::HASHSIZE, options.hashsize),
+        (CreateAttr::MAXELEM, options.maxelem),
+        (CreateAttr::MARKMASK, options.markmask),
+        (CreateAttr::TIMEOUT, options.timeout.map(Timeout::secs)),
+        (CreateAttr::INITVAL, options.initval),
+        (CreateAttr::SIZE, options.size),
+    ];
+    for (kind, number) in numbers {
+        if let Some(number) = number {
+            put_net(out, kind, &Be32(number));
+        }
+    }
+    if let Some(netmask) = options.netmask {
+        out.attr(CreateAttr::NETMASK, &netmask);
+    }
+    if let Some(bitmask) = options.bitmask {
+        put_address(out, CreateAttr::BITMASK, bitmask);
+    }
+    if let Some(size) = options.bucketsize {
+        out.attr(CreateAttr::BUCKETSIZE, &size);
+    }
+    let with = |(flag, bit): &(SetFlags, u32)| options.flags.contains(*flag).then_some(*bit);
+    let flags = WITH.iter().filter_map(with).fold(0, |all, bit| all | bit);
+    if flags != 0 {
+        put_net(out, CreateAttr::CADT_FLAGS, &Be32(flags));
+    }
+}
+
+/// What only a listing says about a set.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SetFigures {
+    pub(crate) references: u32,
+    pub(crate) memory: u32,
+    pub(crate) elements: Option<u32>,
+}
+
+/// Who wrote the options: the mark mask's byte order depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writer {
+    Kernel,
+    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "only the fake kernel reads requests"))]
+    Client,
+}
+
+/// Reads create options, of a request or of a listing.
+pub(crate) fn get_set_options(
+    set_type: SetType,
+    bytes: &[u8],
+    writer: Writer,
+) -> Result<(SetOptions, SetFigures), WireError> {
+    let mut options = SetOptions::default();
+    let mut figures = SetFigures::default();
+    let mut addresses = SpanParts::default();
+    let (mut port, mut port_to) = (None, None);
+    for attr in Attrs::<CreateAttr<'_>>::new(bytes).iter() {
+        match attr? {
+            CreateAttr::Ip(address) => addresses.address = Some(get_address(address)?),
+            CreateAttr::IpTo(address) => addresses.last = Some(get_address(address)?),
+            CreateAttr::Cidr(prefix) => addresses.prefix = Some(prefix),
+            CreateAttr::Port(Be16(first)) => port = Some(first),
+            CreateAttr::PortTo(Be16(last)) => port_to = Some(last),
+            CreateAttr::Timeout(Be32(secs)) => options.timeout = Some(Timeout::from_kernel(secs)),
+            CreateAttr::CadtFlags(Be32(bits)) => {
+                let present = |(flag, bit): &(SetFlags, u32)| (bits & bit != 0).then_some(*flag);
+                options.flags = WITH.iter().filter_map(present).collect();
+            }
+            CreateAttr::MarkMask(octets) => {
+                options.markmask = Some(match writer {
+                    Writer::Kernel => u32::from_ne_bytes(octets),
+                    Writer::Client => u32::from_be_bytes(octets),
+                });
+            }
+            CreateAttr::BitMask(address) => options.bitmask = Some(get_address(address)?),
+            CreateAttr::InitVal(Be32(value)) => options.initval = Some(value),
+            CreateAttr::HashSize(Be32(size)) => options.hashsize = Some(size),
+            CreateAttr::MaxElem(Be32(max)) => options.maxelem = Some(max),
+            CreateAttr::NetMask(prefix) => options.netmask = Some(prefix),
+            CreateAttr::BucketSize(size) => options.bucketsize = Some(size),
+            CreateAttr::Size(Be32(size)) => options.size = Some(size),
+            CreateAttr::Elements(Be32(count)) => figures.elements = Some(count),
+            CreateAttr::References(Be32(count)) => figures.references = count,
+            CreateAttr::MemSize(Be32(bytes)) => figures.memory = bytes,
+            CreateAttr::Unknown(_) => {}
+        }
+    }
+    if set_type == SetType::BitmapPort {
+        options.range = port.map(|first| Range::Ports(PortRange::new(first, port_to.unwrap_or(first))));
+    } else if set_type.is_bitmap() && addresses.address.is_some() {
+        options.range = Some(Range::Addresses(addresses.span("IPSET_ATTR_IP")?));
+    }
+    Ok((options, figures))
+}
+
+/// One message of a listing.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(crate) name: SetName,
+    /// The set's header, in the first message about it.
+    pub(crate) header: Option<ObservedSet>,
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// Reads one message of a listing. `last` is the type that the message before was about, and is updated.
+pub(crate) fn get_listed(attributes: &[u8], last: &mut SetType) -> Result<Listed, WireError> {
+    let mut name = None;
+    let mut type_name = None;
+    let (mut family, mut revision, mut index) = (0, 0, None);
+    let (mut data, mut adt) = (None, None);
+    for attr in Attrs::<CmdAttr<'_>>::new(attributes).iter() {
+        match attr? {
+            CmdAttr::SetName(text) => name = Some(SetName::from_kernel(text.as_bytes())),
+            CmdAttr::TypeName(text) => type_name = Some(text.as_bytes().escape_ascii().to_string()),
+            CmdAttr::Family(number) => family = number,
+            CmdAttr::Revision(number) => revision = number,
+            CmdAttr::Index(Be16(number)) => index = Some(number),
+            CmdAttr::Data(bytes) => data = Some(bytes),
+            CmdAttr::Adt(bytes) => adt = Some(bytes),
+            _ => {}
+        }
+    }
+    let name = name.ok_or_else(|| missing("IPSET_ATTR_SETNAME"))?;
+    if let Some(type_name) = &type_name {
+        *last = type_name.parse().unwrap_or(SetType::Unknown);
+    }
+    let set_type = *last;
+    let header = match (type_name, data) {
+        (Some(type_name), data) => {
+            let (mut options, figures) = get_set_options(set_type, data.unwrap_or_default(), Writer::Kernel)?;
+            options.family = Family::from_number(family);
+            Some(ObservedSet {
+                spec: SetSpec { name: name.clone(), set_type, options },
+                type_name,
+                revision,
+                index,
+                references: figures.references,
+                memory: figures.memory,
+                elements: figures.elements,
+                entries: Vec::new(),
+            })
+        }
+        (None, _) => None,
+    };
+    let mut entries = Vec::new();
+    if set_type != SetType::Unknown {
+        for attr in Attrs::<CmdAttr<'_>>::new(adt.unwrap_or_default()).iter() {
+            if let CmdAttr::Data(bytes) = attr? {
+                entries.push(get_entry(set_type, bytes)?);
+            }
+        }
+    }
+    Ok(Listed { name, header, entries })
+}
