@@ -1,7 +1,7 @@
 //! The client: one method per thing to do.
 
-use crate::error::{Error, ErrorKind, RestoreFailure};
-use crate::failure;
+use crate::error::{Error, ErrorKind};
+use crate::failure::{self, Diagnosis};
 use crate::lock;
 use crate::model::{Chain, Dump, Table};
 use crate::name::{Backend, ChainName, Family, TableName};
@@ -219,21 +219,22 @@ impl<R: Runner> Iptables<R> {
 
     fn explain(&self, text: &str, output: &Output) -> Error {
         let doing = format!("{} --noflush", self.programs.restore.display());
-        let error = failure::of_restore(&doing, text, output);
-        if error.kind() == ErrorKind::LockTimeout {
+        let mut found = Diagnosis::new(text, output);
+        if found.kind() == ErrorKind::LockTimeout {
             return lock::timeout(self.runner.lock_path(), self.limits.lock_wait);
         }
-        // The legacy program gives a line and no reason; the table has it.
-        let Some(RestoreFailure { text: Some(line), table: Some(table), .. }) = error.failure() else { return error };
-        if self.backend() != Backend::Legacy || error.kind() != ErrorKind::Rejected {
-            return error;
+        // Some programs give a line and no reason; then the table as it is may have it.
+        if let (ErrorKind::Rejected, Some(table)) = (found.kind(), found.table()) {
+            match self.dump_table(table) {
+                Ok(now) => found.find_reason(|chain| now.chain(chain).is_some()),
+                Err(e) if matches!(e.kind(), ErrorKind::Permission | ErrorKind::NoKernelSupport) => {
+                    found.set_kind(e.kind());
+                }
+                // Looking is as hard as writing was; the first failure is the one to tell.
+                Err(_) => {}
+            }
         }
-        let Ok(now) = self.dump_table(table) else { return error };
-        let declared =
-            |chain: &str| text.lines().any(|l| l.strip_prefix(':').and_then(|l| l.split(' ').next()) == Some(chain));
-        let reason = failure::legacy_reason(line, |chain| now.chain(chain).is_some() || declared(chain));
-        let Some(found) = error.failure().cloned() else { return error };
-        Error::new(reason, error.to_string()).with_failure(found)
+        found.into_error(&doing)
     }
 
     /// Creates a user-defined chain unless it exists; its rules are left alone.

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, ErrorKind, RestoreFailure, excerpt};
 use crate::name::TableName;
+use crate::rule::Rule;
 use crate::runner::Output;
 use regex::Regex;
 use std::sync::LazyLock;
@@ -149,32 +150,119 @@ fn advice(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// The error of a restore: which line, what stands there, what had been done before.
-pub(crate) fn of_restore(doing: &str, text: &str, output: &Output) -> Error {
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    let said = message(&stderr);
-    let lines: Vec<&str> = text.lines().collect();
-    let at = |number: usize| number.checked_sub(1).and_then(|index| lines.get(index)).copied();
-    let mut number = line_number(&stderr);
-    let (table, committed) = number.map_or((None, Vec::new()), |n| tables_at(&lines, n));
-    // Found at commit, so that the number is that of the COMMIT line: look for who jumps to the missing chain.
-    if let (Some(n), Some(chain)) = (number, between(&stderr, "Chain '", "' does not exist")) {
-        let start = lines.iter().take(n).rposition(|l| l.starts_with('*')).unwrap_or(0);
-        let names_it = |line: &str| crate::rule::Rule::parse(line).is_ok_and(|rule| rule.target() == Some(chain));
-        let culprit = lines.iter().enumerate().take(n).skip(start).find(|(_, line)| names_it(line));
-        number = culprit.map_or(number, |(index, _)| index.checked_add(1));
+/// Commands that name a chain which must be there.
+const NAMING: [&str; 5] = ["-A", "-I", "-D", "-F", "-X"];
+
+/// The command of a line of restore text, and the chain it is for.
+fn command_of(line: &str) -> (&str, &str) {
+    let mut words = line.split(' ').skip_while(|w| w.starts_with('['));
+    (words.next().unwrap_or_default(), words.next().unwrap_or_default())
+}
+
+/// Where the rule in a line of restore text jumps.
+fn jump_of(line: &str) -> Option<String> {
+    Rule::parse(line).ok()?.target().map(str::to_owned)
+}
+
+/// What is known of a failed restore.
+#[derive(Debug)]
+pub(crate) struct Diagnosis<'t> {
+    lines: Vec<&'t str>,
+    kind: ErrorKind,
+    number: Option<usize>,
+    table: Option<TableName>,
+    committed: Vec<TableName>,
+    said: String,
+}
+
+impl<'t> Diagnosis<'t> {
+    /// From the text it was given and what it printed.
+    pub(crate) fn new(text: &'t str, output: &Output) -> Self {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<&str> = text.lines().collect();
+        let number = line_number(&stderr);
+        let (table, committed) = number.map_or((None, Vec::new()), |n| tables_at(&lines, n));
+        let kind = match kind_of(&stderr) {
+            ErrorKind::Other if number.is_some() => ErrorKind::Rejected,
+            kind => kind,
+        };
+        let mut diagnosis = Self { lines, kind, number, table, committed, said: message(&stderr) };
+        // Found at commit, so that the number is that of the COMMIT line: look for who jumps to the missing chain.
+        if let Some(chain) = between(&stderr, "Chain '", "' does not exist") {
+            diagnosis.blame(|line| jump_of(line).is_some_and(|target| target == chain));
+        }
+        diagnosis
     }
-    let line = number.and_then(at);
-    let mut kind = kind_of(&stderr);
-    if kind == ErrorKind::Other && number.is_some() {
-        kind = ErrorKind::Rejected;
+
+    pub(crate) fn kind(&self) -> ErrorKind {
+        self.kind
     }
-    let place = number.map(|n| format!(" at line {n}")).unwrap_or_default();
-    let shown = line.map(|l| format!(" \"{}\"", excerpt(l))).unwrap_or_default();
-    let undone = table.as_ref().map(|t| format!(", nothing of table {t} was applied")).unwrap_or_default();
-    let text = format!("{doing} failed{place}{shown}{undone}: {}{}", excerpt(&said), advice(kind));
-    let line = line.map(str::to_owned);
-    Error::new(kind, text).with_failure(RestoreFailure { line: number, text: line, table, committed, message: said })
+
+    pub(crate) fn table(&self) -> Option<&TableName> {
+        self.table.as_ref()
+    }
+
+    /// Reasons of another kind found by other means.
+    pub(crate) fn set_kind(&mut self, kind: ErrorKind) {
+        self.kind = kind;
+    }
+
+    /// Finds the reason that the program did not give (the legacy one never does) from the refused line and the chains that the
+    /// table has.
+    pub(crate) fn find_reason(&mut self, in_kernel: impl Fn(&str) -> bool) {
+        let lines = self.lines.clone();
+        let declares =
+            |line: &&str, chain: &str| line.strip_prefix(':').and_then(|l| l.split(' ').next()) == Some(chain);
+        let exists = |chain: &str| in_kernel(chain) || lines.iter().any(|line| declares(line, chain));
+        let Some((command, chain)) = self.line().map(command_of) else { return };
+        // A command for a missing chain, or a jump to one: seen by some programs only at commit.
+        let names_missing = |line: &str| {
+            let (command, chain) = command_of(line);
+            let jump = jump_of(line).filter(|target| !TARGETS.contains(&target.as_str()));
+            NAMING.contains(&command) && (!exists(chain) || jump.is_some_and(|target| !exists(&target)))
+        };
+        self.kind = match command {
+            _ if NAMING.contains(&command) && !exists(chain) => ErrorKind::ChainMissing,
+            "-D" => ErrorKind::RuleMissing,
+            "-X" => ErrorKind::ChainInUse,
+            "COMMIT" if self.blame(names_missing) => ErrorKind::ChainMissing,
+            _ => self.kind,
+        };
+    }
+
+    /// Looks for the first line of the failed table of which this is true, and blames it.
+    fn blame(&mut self, is_culprit: impl Fn(&str) -> bool) -> bool {
+        let Some(end) = self.number else { return false };
+        let start = self.lines.iter().take(end).rposition(|l| l.starts_with('*')).unwrap_or(0);
+        let found = self.lines.iter().enumerate().take(end).skip(start).find(|(_, line)| is_culprit(line));
+        match found {
+            Some((index, _)) => {
+                self.number = index.checked_add(1);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn line(&self) -> Option<&'t str> {
+        self.lines.get(self.number?.checked_sub(1)?).copied()
+    }
+
+    /// The error: which line, what stands there, what had been done before.
+    pub(crate) fn into_error(self, doing: &str) -> Error {
+        let line = self.line();
+        let place = self.number.map(|n| format!(" at line {n}")).unwrap_or_default();
+        let shown = line.map(|l| format!(" \"{}\"", excerpt(l))).unwrap_or_default();
+        let undone = self.table.as_ref().map(|t| format!(", nothing of table {t} was applied")).unwrap_or_default();
+        let text = format!("{doing} failed{place}{shown}{undone}: {}{}", excerpt(&self.said), advice(self.kind));
+        Error::new(self.kind, text).with_failure(RestoreFailure {
+            line: self.number,
+            text: line.map(str::to_owned),
+            table: self.table,
+            committed: self.committed,
+            message: self.said,
+        })
+    }
 }
 
 /// The table that a line belongs to, and the tables committed before it.
@@ -192,18 +280,6 @@ fn tables_at(lines: &[&str], number: usize) -> (Option<TableName>, Vec<TableName
         }
     }
     (table, committed)
-}
-
-/// Says of a legacy restore, which gives no reason, what the refused line and the table tell.
-pub(crate) fn legacy_reason(line: &str, chain_exists: impl Fn(&str) -> bool) -> ErrorKind {
-    let mut words = line.split(' ').skip_while(|w| w.starts_with('['));
-    let (command, chain) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    match command {
-        "-A" | "-I" | "-D" | "-F" | "-X" if !chain_exists(chain) => ErrorKind::ChainMissing,
-        "-D" => ErrorKind::RuleMissing,
-        "-X" => ErrorKind::ChainInUse,
-        _ => ErrorKind::Rejected,
-    }
 }
 
 #[cfg(test)]

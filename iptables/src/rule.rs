@@ -121,12 +121,11 @@ impl Rule {
         Self { tokens, counters, source: None, lossy: false }
     }
 
-    /// Remembers the text it was read from if printing would not give it back.
-    pub(crate) fn remember(mut self, source: &str, lossy: bool) -> Self {
+    /// Remembers the text it was read from if printing would not give it back. An empty text stands for a blank behind the
+    /// chain with nothing after it, which programs up to 1.8.7 print for a rule without arguments.
+    pub(crate) fn remember(mut self, source: Option<&str>, lossy: bool) -> Self {
         self.lossy = lossy;
-        if self.arguments() != source {
-            self.source = Some(source.into());
-        }
+        self.source = source.filter(|s| s.is_empty() || self.arguments() != **s).map(Into::into);
         self
     }
 
@@ -217,8 +216,11 @@ impl Rule {
         }
     }
 
-    /// Appends the arguments exactly as they were read, if they were.
+    /// Appends what stands behind the chain, exactly as it was read if it was.
     pub(crate) fn write_source(&self, out: &mut String) {
+        if self.source.is_some() || !self.tokens.is_empty() {
+            out.push(' ');
+        }
         match &self.source {
             Some(source) => out.push_str(source),
             None => self.write_arguments(out),

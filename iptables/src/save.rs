@@ -108,7 +108,8 @@ impl OpenTable {
         let Some(command) = rest.strip_prefix("-A ") else {
             return Err(line.wrong("expected \":CHAIN\", \"-A CHAIN\" or COMMIT"));
         };
-        let (chain, arguments) = command.split_once(' ').unwrap_or((command, ""));
+        let (chain, behind) = command.split_once(' ').map_or((command, None), |(chain, behind)| (chain, Some(behind)));
+        let arguments = behind.unwrap_or_default();
         let known = self.last.as_ref().is_some_and(|l| l.as_str() == chain);
         if !known {
             self.last = self.table.chain(chain).map(|c| c.name.clone());
@@ -126,7 +127,7 @@ impl OpenTable {
             source = Cow::Owned(format!("{arguments}\n{}", more.text));
             words = split(&source, Reading::Save);
         }
-        let rule = Rule::observed(words.tokens, counters).remember(&source, lossy);
+        let rule = Rule::observed(words.tokens, counters).remember(behind.map(|_| source.as_ref()), lossy);
         target.rules.push(rule);
         Ok(())
     }
@@ -248,8 +249,7 @@ impl fmt::Display for Table {
                     write!(f, "{counters} ")?;
                 }
                 rule.write_source(&mut line);
-                let gap = if line.is_empty() { "" } else { " " };
-                writeln!(f, "-A {}{gap}{line}", chain.name)?;
+                writeln!(f, "-A {}{line}", chain.name)?;
             }
         }
         writeln!(f, "COMMIT")

@@ -154,6 +154,59 @@ proptest! {
     }
 }
 
+/// Six programs, one rule set.
+const CAPTURED: [&str; 6] = [
+    include_str!("fixtures/iptables-1.8.7-legacy.save"),
+    include_str!("fixtures/iptables-1.8.7-nft.save"),
+    include_str!("fixtures/iptables-1.8.9-legacy.save"),
+    include_str!("fixtures/iptables-1.8.9-nft.save"),
+    include_str!("fixtures/iptables-1.8.11-legacy.save"),
+    include_str!("fixtures/iptables-1.8.11-nft.save"),
+];
+
+#[test]
+fn captured_dumps_are_printed_byte_for_byte() {
+    for text in CAPTURED {
+        assert_eq!(Dump::parse(text).unwrap().to_string(), text);
+    }
+}
+
+#[test]
+fn captured_dumps_mean_the_same() {
+    let first = Dump::parse(CAPTURED[0]).unwrap();
+    assert_eq!(first.rule_count(), CAPTURED[0].matches("] -A ").count());
+    for text in &CAPTURED[1..] {
+        let dump = Dump::parse(text).unwrap();
+        for table in &first.tables {
+            let other = dump.table(table.name()).unwrap();
+            assert_eq!(table.chains().len(), other.chains().len());
+            for chain in table.chains() {
+                let other = other.chain(chain.name.as_str()).unwrap();
+                assert!(chain.same_rules(&other.rules), "{chain:?} {other:?}");
+                assert_eq!(chain.policy, other.policy);
+            }
+        }
+    }
+}
+
+/// A dump with a byte missing anywhere, or with another one in its place, is read or refused.
+#[test]
+fn damaged_dumps_are_read_or_refused() {
+    let text = CAPTURED[1].as_bytes();
+    for at in 0..text.len() {
+        let mut damaged = text.to_vec();
+        damaged.remove(at);
+        let mut changed = text.to_vec();
+        changed[at] = b'"';
+        for bytes in [damaged, changed, text[..at].to_vec()] {
+            match Dump::parse(&bytes) {
+                Ok(dump) => assert!(dump.tables.len() <= 3),
+                Err(e) => assert_eq!(e.kind(), ErrorKind::Parse),
+            }
+        }
+    }
+}
+
 #[track_caller]
 fn refused(text: &str, words: &[&str]) {
     let error = Dump::parse(text).unwrap_err();
