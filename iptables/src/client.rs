@@ -200,7 +200,7 @@ impl<R: Runner> Iptables<R> {
         };
         let limit = self.limits.lock_wait.saturating_add(self.limits.program);
         let run = Invocation::new(&self.programs.restore, args, limit).with_stdin(text.to_owned());
-        let output = self.runner.run(&run)?;
+        let output = self.runner.run(&run).map_err(|e| self.explain_delay(e, limit))?;
         if output.code == Some(0) { Ok(()) } else { Err(self.explain(text, &output)) }
     }
 
@@ -215,6 +215,15 @@ impl<R: Runner> Iptables<R> {
         let output = self.runner.run(&run)?;
         let says_version = ProgramVersion::parse(&String::from_utf8_lossy(&output.stdout)).is_ok();
         Ok(version.restore_wait(says_version, self.limits.lock_wait))
+    }
+
+    /// Programs that know `-w` without a limit wait for the lock until they are killed.
+    fn explain_delay(&self, error: Error, waited: Duration) -> Error {
+        let waits = self.backend() == Backend::Legacy && error.kind() == ErrorKind::TimedOut;
+        if waits && !lock::holders(self.runner.lock_path()).is_empty() {
+            return lock::timeout(self.runner.lock_path(), waited).with_source(error);
+        }
+        error
     }
 
     fn explain(&self, text: &str, output: &Output) -> Error {

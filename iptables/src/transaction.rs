@@ -275,3 +275,11 @@ impl fmt::Display for Transaction {
         Ok(())
     }
 }
+
+/// As its text.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Transaction {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}

@@ -232,6 +232,13 @@ fn a_held_lock_is_an_error_that_names_the_holder() {
         assert_eq!(error.kind(), ErrorKind::LockTimeout, "{error}");
         assert_eq!(error.lock_holders().first().map(|h| h.pid), Some(std::process::id()), "{error}");
         assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
+        // So is a program that would wait longer than its time limit.
+        let forever = Limits { lock_wait: Duration::from_millis(1), program: Duration::from_millis(300) };
+        let runner = System::new().with_lock_file(&path);
+        let impatient = Iptables::open(runner, Family::Ipv4, Backend::Legacy).unwrap().with_limits(forever);
+        let error = impatient.restore(&change).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::LockTimeout, "{error}");
+        assert!(std::error::Error::source(&error).is_some(), "it was killed: {error:?}");
         file.unlock().unwrap();
         iptables.restore(&change).unwrap();
         // The other back end knows no lock.

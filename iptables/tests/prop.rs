@@ -307,6 +307,9 @@ fn values_survive_json() {
     let back: Dump = serde_json::from_str(&json).unwrap();
     assert_eq!(back, dump);
     assert_eq!(back.to_string(), text);
+    let mut change = Transaction::new();
+    change.table(TableName::NAT).chain(ChainName::new("A").unwrap());
+    assert_eq!(serde_json::to_string(&change).unwrap(), "\"*nat\\n:A - [0:0]\\nCOMMIT\\n\"");
     assert!(serde_json::from_str::<ChainName>("\"-bad\"").is_err());
     assert!(serde_json::from_str::<Token>("\"a\\nb\"").is_err());
 }
