@@ -3,17 +3,22 @@
  * messages with an acknowledgement on the last, and nothing else. It sends the same bytes as the crate; `--print` writes them to
  * standard output instead (family id 0, sequence numbers from 1), so that this can be checked.
  *
- * Prints the nanoseconds from before socket() to the last acknowledgement.
+ * Makes two passes, each in a network namespace of its own, and prints the nanoseconds of the second, from before socket() to the
+ * last acknowledgement: under an emulator the first pass also pays for the translation of the program.
  */
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <linux/genetlink.h>
 #include <linux/ip_vs.h>
 #include <linux/netlink.h>
+#include <net/if.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -142,26 +147,31 @@ static void lookup(void)
 	sequence = 0;
 }
 
-int main(int argc, char **argv)
+static void fresh_namespace(void)
 {
-	struct timespec a, b;
-	if (argc < 3) {
-		fprintf(stderr, "usage: %s VIRTUAL_SERVERS REAL_SERVERS [--print]\n", argv[0]);
-		return 2;
-	}
-	uint32_t services = atoi(argv[1]), dests = atoi(argv[2]);
-	print_only = argc > 3;
-	clock_gettime(CLOCK_MONOTONIC, &a);
-	if (!print_only) {
-		struct sockaddr_nl sa = { .nl_family = AF_NETLINK };
-		int on = 1, room = 1 << 20;
-		fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_GENERIC);
-		if (fd < 0 || bind(fd, (struct sockaddr *)&sa, sizeof(sa)))
-			fail("socket");
-		setsockopt(fd, SOL_NETLINK, NETLINK_CAP_ACK, &on, sizeof(on));
-		setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof(room));
-		lookup();
-	}
+	struct ifreq lo = { .ifr_name = "lo", .ifr_flags = IFF_UP };
+	if (unshare(CLONE_NEWNET))
+		fail("unshare");
+	int inet = socket(AF_INET, SOCK_DGRAM, 0);
+	if (inet < 0 || ioctl(inet, SIOCSIFFLAGS, &lo))
+		fail("lo up");
+	close(inet);
+}
+
+static void connect_ipvs(void)
+{
+	struct sockaddr_nl sa = { .nl_family = AF_NETLINK };
+	int on = 1, room = 1 << 20;
+	fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_GENERIC);
+	if (fd < 0 || bind(fd, (struct sockaddr *)&sa, sizeof(sa)))
+		fail("socket");
+	setsockopt(fd, SOL_NETLINK, NETLINK_CAP_ACK, &on, sizeof(on));
+	setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof(room));
+	lookup();
+}
+
+static void program(uint32_t services, uint32_t dests)
+{
 	for (uint32_t s = 0; s < services; s++) {
 		uint32_t vip = htonl(0x0a600000 + s + 1), flags[2] = { 0, 0xffffffff };
 		size_t m = begin(family, IPVS_CMD_NEW_SERVICE, IPVS_GENL_VERSION), n = nest(IPVS_CMD_ATTR_SERVICE);
@@ -191,8 +201,30 @@ int main(int argc, char **argv)
 		}
 	}
 	flush();
-	clock_gettime(CLOCK_MONOTONIC, &b);
-	if (!print_only)
-		printf("%lld\n", (b.tv_sec - a.tv_sec) * 1000000000LL + (b.tv_nsec - a.tv_nsec));
+}
+
+int main(int argc, char **argv)
+{
+	struct timespec a, b;
+	if (argc < 3) {
+		fprintf(stderr, "usage: %s VIRTUAL_SERVERS REAL_SERVERS [--print]\n", argv[0]);
+		return 2;
+	}
+	uint32_t services = atoi(argv[1]), dests = atoi(argv[2]);
+	if (argc > 3) {
+		print_only = 1;
+		program(services, dests);
+		return 0;
+	}
+	for (int pass = 0; pass < 2; pass++) {
+		fresh_namespace();
+		clock_gettime(CLOCK_MONOTONIC, &a);
+		connect_ipvs();
+		program(services, dests);
+		clock_gettime(CLOCK_MONOTONIC, &b);
+		if (pass == 0)
+			close(fd);
+	}
+	printf("%lld\n", (b.tv_sec - a.tv_sec) * 1000000000LL + (b.tv_nsec - a.tv_nsec));
 	return 0;
 }

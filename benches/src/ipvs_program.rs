@@ -167,26 +167,33 @@ pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
     let (virtual_count, real_count): (u32, u32) = (virtual_servers.parse()?, real_servers.parse()?);
     // Untimed: what a running kernel has loaded already.
     Client::open()?.add_virtual_server(&VirtualServer::new(key(60_000), Scheduler::RoundRobin))?;
+    // Two passes, each in a fresh namespace, of which the second counts: under an emulator the first one also pays for the
+    // translation of the program. The C program does the same by itself; ipvsadm's share of that is below one percent.
+    let twice = |pass: &dyn Fn() -> Result<Duration, Failure>| {
+        pass()?;
+        namespace::enter_fresh()?;
+        pass()
+    };
     let took = match *way {
         "c" => {
             let output =
                 Command::new(c_program()?).args([virtual_servers, real_servers]).stderr(Stdio::inherit()).output()?;
-            Duration::from_nanos(String::from_utf8(output.stdout)?.trim().parse()?)
+            return Ok(Duration::from_nanos(String::from_utf8(output.stdout)?.trim().parse()?));
         }
-        "ours" => {
-            // Socket, batch and all: what a caller waits for.
+        // Socket, family lookup and all: what a caller waits for.
+        "ours" => twice(&|| {
             let start = Instant::now();
             Client::open()?.run(operations(virtual_count, real_count)).into_result()?;
-            start.elapsed()
-        }
-        "single" => {
+            Ok(start.elapsed())
+        })?,
+        "single" => twice(&|| {
             let start = Instant::now();
             let mut client = Client::open()?;
             for operation in operations(virtual_count, real_count) {
                 client.run([operation]).into_result()?;
             }
-            start.elapsed()
-        }
+            Ok(start.elapsed())
+        })?,
         "ipvsadm" => {
             let path = std::env::temp_dir().join(format!("ipvsadm-{}", std::process::id()));
             std::fs::write(&path, text(virtual_count, real_count))?;

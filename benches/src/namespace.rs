@@ -37,8 +37,15 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Moves this process into a network namespace that nobody has used, with `lo` up.
+pub(crate) fn enter_fresh() -> Result<(), Failure> {
+    unshare(CloneFlags::CLONE_NEWNET)
+        .map_err(|error| format!("a network namespace of its own (run as root): {error}"))?;
+    run("ip", &["link", "set", "lo", "up"])
+}
+
 /// Runs a program to its end.
-pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<(), Failure> {
+fn run(program: &str, arguments: &[&str]) -> Result<(), Failure> {
     let status = Command::new(program).args(arguments).status().map_err(|error| format!("{program}: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("{program} {arguments:?} ended with {status}").into()) }
 }
