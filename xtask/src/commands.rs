@@ -1,4 +1,6 @@
 //! The commands, one file each.
 
+pub(crate) mod bench;
 pub(crate) mod setup;
+pub(crate) mod test;
 pub(crate) mod vm;

@@ -9,6 +9,8 @@ mod commands;
 mod cpio;
 mod error;
 mod kernel;
+mod libtest;
+mod report;
 mod tools;
 mod vm;
 
@@ -22,6 +24,8 @@ const HELP: &str = "\
 Usage: cargo xtask COMMAND [OPTIONS]
 
   setup   install what the tests need and fetch kernels
+  test    run every test, those on real kernels too
+  bench   measure side by side, on real kernels
   vm      run a command, or a shell, on a real kernel in a virtual machine
 
 cargo xtask COMMAND --help says more. Exit codes: 0 done, 2 bad usage, 125 the command could not do its work.
@@ -56,6 +60,8 @@ fn dispatch(arguments: &[OsString]) -> Result<ExitCode> {
     let wants_help = own.iter().any(|argument| *argument == "--help" || *argument == "-h");
     let (help, main): (&str, Main) = match command.to_str() {
         Some("setup") => (commands::setup::HELP, commands::setup::main),
+        Some("bench") => (commands::bench::HELP, commands::bench::main),
+        Some("test") => (commands::test::HELP, commands::test::main),
         Some("vm") => (commands::vm::HELP, commands::vm::main),
         Some("--help" | "-h" | "help") => {
             print!("{HELP}");

@@ -1,0 +1,258 @@
+//! `cargo xtask test`: every test, the ones on real kernels too.
+
+mod binaries;
+mod guest;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use self::binaries::Binary;
+use crate::error::{Context as _, Error, Result};
+use crate::kernel::Series;
+use crate::libtest::Verdict;
+use crate::report::{ProgramRun, Report};
+use crate::tools;
+
+pub(crate) const HELP: &str = "\
+Usage: cargo xtask test [OPTIONS]
+
+Builds all tests once, runs them and the documentation's examples here, and then those on real kernels (test programs
+whose name starts with `kernel`) in a virtual machine, one boot for each kernel. There, a test that skips itself fails.
+Missing programs are installed with apt when this is root, else named.
+
+  --kernel K[,K]...  5.10, 6.1, 6.12, 7.x or all; 6.1,6.12 unless told
+  --filter NAME      only tests whose name contains NAME
+  -p CRATE           only this crate (may be repeated)
+  --host-only        no virtual machine
+  --strict           a test that ran nowhere is a failure, unless it needs a newer kernel (also when CI=true)
+
+The last line is `N passed, N failed, N skipped`; skipped are those that ran nowhere. Exit code 1 if any failed.
+";
+
+/// The options of the command line.
+#[derive(Debug)]
+struct Options {
+    kernels: Vec<Series>,
+    filter: Option<String>,
+    crates: Vec<String>,
+    host_only: bool,
+    strict: bool,
+}
+
+pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
+    let options = parse(arguments)?;
+    let mut report = Report::default();
+    let mut troubles = Vec::new();
+    // Without the machine's programs the tests here still run; what then ran nowhere is counted.
+    let mut ready = tools::ensure(tools::ORACLES);
+    if !options.host_only {
+        ready = ready.and(tools::ensure(tools::MACHINE));
+    }
+    if let Err(error) = &ready {
+        eprintln!("xtask: {error}");
+        troubles.push(error.to_string());
+    }
+
+    let root = repository()?;
+    let binaries = binaries::build(&root, &options.crates)?;
+    let host = format!("this machine ({})", host_release());
+    // The real-kernel tiers come last: they are the ones that can take long.
+    let (kernel, plain): (Vec<&Binary>, Vec<&Binary>) = binaries.iter().partition(|binary| binary.needs_kernel);
+    for binary in plain.iter().chain(&kernel) {
+        let run = run_here(binary, options.filter.as_deref())?;
+        report.add_program(&host, &binary.name, &run);
+    }
+    documentation_examples(&root, &options, &host, &mut report)?;
+    if !options.host_only && ready.is_ok() && !kernel.is_empty() {
+        for series in &options.kernels {
+            let place = format!("kernel {series}");
+            println!("\n=== {place} ===");
+            if let Err(error) = guest::run(*series, &kernel, options.filter.as_deref(), &mut report) {
+                eprintln!("xtask: {place}: {error}");
+                report.add(&place, "xtask", &format!("virtual machine with {place}"), Verdict::Failed);
+            }
+        }
+    }
+
+    report.print();
+    let totals = report.totals();
+    let mut failed = totals.failed > 0;
+    if options.strict {
+        let unexcused = report.unexcused().len();
+        if options.host_only {
+            troubles.push("no real kernel was asked for (--host-only)".to_owned());
+        }
+        if unexcused > 0 {
+            troubles.push(format!("{unexcused} tests ran nowhere"));
+        }
+        for trouble in &troubles {
+            println!("STRICT: {trouble}");
+        }
+        failed |= !troubles.is_empty();
+    }
+    println!("{totals}");
+    Ok(ExitCode::from(u8::from(failed)))
+}
+
+fn parse(arguments: &[OsString]) -> Result<Options> {
+    let mut options = Options {
+        kernels: vec![Series::V6_1, Series::V6_12],
+        filter: None,
+        crates: Vec::new(),
+        host_only: false,
+        strict: std::env::var_os("CI").is_some_and(|value| value == "true"),
+    };
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let mut value = || -> Result<String> {
+            let value = rest.next().and_then(|value| value.to_str());
+            value.map(str::to_owned).ok_or_else(|| Error::usage(format!("{}: a value is missing", argument.display())))
+        };
+        match argument.to_str() {
+            Some("--kernel") => {
+                let names = value()?;
+                options.kernels = if names == "all" {
+                    Series::ALL.to_vec()
+                } else {
+                    names.split(',').map(Series::parse).collect::<Result<_>>()?
+                };
+            }
+            Some("--filter") => options.filter = Some(value()?),
+            Some("-p" | "--package") => options.crates.push(value()?),
+            Some("--host-only") => options.host_only = true,
+            Some("--strict") => options.strict = true,
+            _ => return Err(Error::usage(format!("test: unknown option {}", argument.display()))),
+        }
+    }
+    Ok(options)
+}
+
+/// The root of the repository: cargo says where this crate lies.
+pub(crate) fn repository() -> Result<PathBuf> {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    here.and_then(|folder| folder.parent().map(Path::to_owned))
+        .ok_or_else(|| Error::new("start this as `cargo xtask test`: cargo says where the repository is"))
+}
+
+fn host_release() -> String {
+    fs::read_to_string("/proc/sys/kernel/osrelease").map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
+}
+
+/// Runs a test program on this machine's kernel.
+fn run_here(binary: &Binary, filter: Option<&str>) -> Result<ProgramRun> {
+    println!("\n--- {} ---", binary.name);
+    let skips = std::env::temp_dir().join(format!("ipvs-rs-skips-{}", std::process::id()));
+    drop(fs::remove_file(&skips));
+    let mut command = Command::new("sh");
+    // One stream for both outputs, so that what belongs together stays together.
+    command.args(["-c", "exec \"$0\" \"$@\" 2>&1"]).arg(&binary.executable).args(binary.arguments(filter));
+    command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).env("TESTKIT_SKIPPED", &skips);
+    let mut run = ProgramRun::default();
+    let exit = stream(&mut command, |line| run.line(line))?;
+    run.exit(exit);
+    for line in fs::read_to_string(&skips).unwrap_or_default().lines() {
+        println!("SKIPPED {}", line.replace('\t', ": "));
+        run.skipped(line);
+    }
+    drop(fs::remove_file(&skips));
+    Ok(run)
+}
+
+/// The examples in the documentation, which only cargo knows how to build.
+fn documentation_examples(root: &Path, options: &Options, place: &str, report: &mut Report) -> Result<()> {
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$0\" \"$@\" 2>&1"]).arg(binaries::cargo());
+    command.args(["test", "--doc", "--all-features", "--no-fail-fast"]).args(binaries::selection(&options.crates));
+    command.arg("--").args(options.filter.as_deref()).current_dir(root);
+    println!("\n--- documentation's examples ---");
+    let mut program = "documentation".to_owned();
+    let mut runs: Vec<(String, ProgramRun)> = Vec::new();
+    let exit = stream(&mut command, |line| {
+        if let Some(name) = line.trim_start().strip_prefix("Doc-tests ") {
+            program = format!("{name} documentation");
+            runs.push((program.clone(), ProgramRun::default()));
+        } else if let Some((_, run)) = runs.last_mut() {
+            run.line(line);
+        }
+    })?;
+    // A crate without a library has no such examples, and cargo says so: no failure.
+    let mut any_failed = false;
+    for (program, mut run) in runs {
+        run.exit(Some(0));
+        any_failed |= run.failed();
+        report.add_program(place, &program, &run);
+    }
+    if exit != Some(0) && !any_failed && !only_programs(&options.crates) {
+        report.add(place, "documentation", "(cargo test --doc)", Verdict::Failed);
+    }
+    Ok(())
+}
+
+/// Whether the crates asked for are ones without a library.
+fn only_programs(crates: &[String]) -> bool {
+    !crates.is_empty() && crates.iter().all(|name| name == "xtask")
+}
+
+/// Runs a command, prints what it prints and hands each line on.
+fn stream(command: &mut Command, mut line: impl FnMut(&str)) -> Result<Option<i32>> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context(|| format!("cannot start {}", command.get_program().display()))?;
+    if let Some(pipe) = child.stdout.take() {
+        let mut reader = BufReader::new(pipe);
+        let mut bytes = Vec::new();
+        loop {
+            bytes.clear();
+            let length = reader.read_until(b'\n', &mut bytes).or_else(|error| match error.kind() {
+                io::ErrorKind::Interrupted => Ok(0),
+                _ => Err(error),
+            });
+            if length.context(|| "cannot read a test program's output".to_owned())? == 0 {
+                break;
+            }
+            let text = String::from_utf8_lossy(&bytes);
+            print!("{text}");
+            line(text.trim_end_matches('\n'));
+        }
+    }
+    Ok(child.wait().context(|| "cannot wait for a test program".to_owned())?.code())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::{parse, stream};
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn kernels_come_in_a_list() {
+        let options = parse(&words("--kernel 5.10,7.x -p ipvs -p ipset --filter drain --strict")).unwrap();
+        let names: Vec<&str> = options.kernels.iter().map(|series| series.name()).collect();
+        assert_eq!(names, ["5.10", "7.x"]);
+        assert_eq!(options.crates, ["ipvs", "ipset"]);
+        assert_eq!(options.filter.as_deref(), Some("drain"));
+        assert!(options.strict);
+        assert_eq!(parse(&words("--kernel all")).unwrap().kernels.len(), 4);
+        assert!(parse(&words("--kernel 6.1,4.4")).is_err());
+        assert!(parse(&words("ipvs")).is_err());
+    }
+
+    #[test]
+    fn lines_are_handed_on_with_the_exit_code() {
+        let mut lines = Vec::new();
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "printf 'one\\n\\377two\\nthree'; exit 3"]);
+        let exit = stream(&mut command, |line| lines.push(line.to_owned())).unwrap();
+        assert_eq!(exit, Some(3));
+        assert_eq!(lines, ["one", "\u{fffd}two", "three"]);
+    }
+}

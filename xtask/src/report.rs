@@ -1,0 +1,242 @@
+//! Which test ran where, and how it ended.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::libtest::{Verdict, parse_count, parse_line};
+
+/// A test by the program it belongs to and its own name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Test {
+    program: String,
+    name: String,
+}
+
+impl fmt::Display for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.program, self.name)
+    }
+}
+
+/// All tests on all kernels.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// The kernels in the order in which they were used.
+    places: Vec<String>,
+    tests: BTreeMap<Test, Vec<(usize, Verdict)>>,
+}
+
+/// How many tests there are, each counted once wherever it ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) passed: usize,
+    /// Failed somewhere.
+    pub(crate) failed: usize,
+    /// Ran nowhere.
+    pub(crate) skipped: usize,
+}
+
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+}
+
+impl Report {
+    /// Notes one result.
+    pub(crate) fn add(&mut self, place: &str, program: &str, name: &str, verdict: Verdict) {
+        let place = self.places.iter().position(|known| known == place).unwrap_or_else(|| {
+            self.places.push(place.to_owned());
+            self.places.len() - 1
+        });
+        let test = Test { program: program.to_owned(), name: name.to_owned() };
+        self.tests.entry(test).or_default().push((place, verdict));
+    }
+
+    /// Notes the results of one test program.
+    pub(crate) fn add_program(&mut self, place: &str, program: &str, run: &ProgramRun) {
+        for (name, verdict) in run.verdicts() {
+            self.add(place, program, &name, verdict);
+        }
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        let mut totals = Totals { passed: 0, failed: 0, skipped: 0 };
+        for results in self.tests.values() {
+            if results.iter().any(|(_, verdict)| *verdict == Verdict::Failed) {
+                totals.failed += 1;
+            } else if results.iter().any(|(_, verdict)| *verdict == Verdict::Passed) {
+                totals.passed += 1;
+            } else {
+                totals.skipped += 1;
+            }
+        }
+        totals
+    }
+
+    /// Tests that ran nowhere although a kernel of the right age would have done: test and reason.
+    pub(crate) fn unexcused(&self) -> Vec<(String, String)> {
+        self.nowhere().filter(|(_, reason)| !reason.contains(" or newer")).collect()
+    }
+
+    fn nowhere(&self) -> impl Iterator<Item = (String, String)> {
+        self.tests.iter().filter_map(|(test, results)| {
+            let reasons: Vec<&str> = results
+                .iter()
+                .map(|(_, verdict)| match verdict {
+                    Verdict::Skipped(reason) => Some(reason.as_str()),
+                    Verdict::Passed | Verdict::Failed => None,
+                })
+                .collect::<Option<_>>()?;
+            Some((test.to_string(), reasons.last().copied().unwrap_or_default().to_owned()))
+        })
+    }
+
+    /// A table of the kernels, the tests that failed and those that ran nowhere.
+    pub(crate) fn print(&self) {
+        println!("\n{:<44} {:>8} {:>8} {:>8}", "kernel", "passed", "failed", "not run");
+        for (number, place) in self.places.iter().enumerate() {
+            let mut counts = [0_usize; 3];
+            for (_, verdict) in self.tests.values().flatten().filter(|(at, _)| *at == number) {
+                match verdict {
+                    Verdict::Passed => counts[0] += 1,
+                    Verdict::Failed => counts[1] += 1,
+                    Verdict::Skipped(_) => counts[2] += 1,
+                }
+            }
+            println!("{place:<44} {:>8} {:>8} {:>8}", counts[0], counts[1], counts[2]);
+        }
+        for (test, results) in &self.tests {
+            for (place, _) in results.iter().filter(|(_, verdict)| *verdict == Verdict::Failed) {
+                println!("FAILED {test} (on {})", self.places.get(*place).map_or("", String::as_str));
+            }
+        }
+        for (test, reason) in self.nowhere() {
+            println!("RAN NOWHERE {test}: {reason}");
+        }
+    }
+}
+
+/// What is known about one run of one test program.
+#[derive(Debug, Default)]
+pub(crate) struct ProgramRun {
+    announced: usize,
+    results: Vec<(String, Verdict)>,
+    /// Tests that passed as libtest sees it, but said themselves that they could not run.
+    skips: BTreeMap<String, String>,
+    exit: Option<i32>,
+}
+
+impl ProgramRun {
+    /// A line of its output.
+    pub(crate) fn line(&mut self, line: &str) {
+        if let Some(count) = parse_count(line) {
+            self.announced += count;
+        } else if let Some(result) = parse_line(line) {
+            self.results.push(result);
+        }
+    }
+
+    /// A line of the file `TESTKIT_SKIPPED`: test, tab, reason.
+    pub(crate) fn skipped(&mut self, line: &str) {
+        if let Some((test, reason)) = line.split_once('\t') {
+            self.skips.insert(test.to_owned(), reason.trim_end().to_owned());
+        }
+    }
+
+    /// Its exit code, when it ended.
+    pub(crate) fn exit(&mut self, code: Option<i32>) {
+        self.exit = code;
+    }
+
+    /// Whether anything in it failed.
+    pub(crate) fn failed(&self) -> bool {
+        self.verdicts().iter().any(|(_, verdict)| *verdict == Verdict::Failed)
+    }
+
+    fn verdicts(&self) -> Vec<(String, Verdict)> {
+        let mut verdicts: Vec<(String, Verdict)> = self
+            .results
+            .iter()
+            .map(|(name, verdict)| match (verdict, self.skips.get(name)) {
+                (Verdict::Passed, Some(reason)) => (name.clone(), Verdict::Skipped(reason.clone())),
+                _ => (name.clone(), verdict.clone()),
+            })
+            .collect();
+        // A skip under a name that no test has (a thread of its own) must not get lost.
+        for (name, reason) in &self.skips {
+            if !self.results.iter().any(|(known, _)| known == name) {
+                verdicts.push((name.clone(), Verdict::Skipped(reason.clone())));
+            }
+        }
+        let failures = self.results.iter().filter(|(_, verdict)| *verdict == Verdict::Failed).count();
+        let without_result = self.announced.saturating_sub(self.results.len());
+        if without_result > 0 {
+            verdicts.push((format!("({without_result} tests without a result)"), Verdict::Failed));
+        } else if self.exit != Some(0) && failures == 0 {
+            let name = match self.exit {
+                Some(code) => format!("(the program itself: exit code {code})"),
+                None => "(the program itself: it did not end by itself)".to_owned(),
+            };
+            verdicts.push((name, Verdict::Failed));
+        }
+        verdicts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ProgramRun, Report, Totals};
+    use crate::libtest::Verdict;
+
+    fn run(lines: &[&str], exit: i32) -> ProgramRun {
+        let mut run = ProgramRun::default();
+        for line in lines {
+            run.line(line);
+        }
+        run.exit(Some(exit));
+        run
+    }
+
+    #[test]
+    fn a_test_counts_once_and_a_failure_anywhere_wins() {
+        let mut report = Report::default();
+        let skip = || Verdict::Skipped("no IPVS".into());
+        for (place, name, verdict) in [
+            ("host", "a", skip()),
+            ("6.1", "a", Verdict::Passed),
+            ("host", "b", Verdict::Passed),
+            ("6.1", "b", Verdict::Failed),
+            ("host", "c", skip()),
+            ("6.1", "d", Verdict::Skipped("no kernel 6.12 or newer: this is 6.1".into())),
+        ] {
+            report.add(place, "ipvs kernel", name, verdict);
+        }
+        assert_eq!(report.totals(), Totals { passed: 1, failed: 1, skipped: 2 });
+        assert_eq!(report.totals().to_string(), "1 passed, 1 failed, 2 skipped");
+        assert_eq!(report.unexcused(), [("ipvs kernel c".to_owned(), "no IPVS".to_owned())]);
+    }
+
+    #[test]
+    fn a_skip_turns_a_pass_into_not_run() {
+        let mut run = run(&["running 2 tests", "test a ... ok", "test b ... ok"], 0);
+        run.skipped("b\tno IPVS: not there");
+        let mut report = Report::default();
+        report.add_program("host", "p", &run);
+        assert_eq!(report.totals(), Totals { passed: 1, failed: 0, skipped: 1 });
+    }
+
+    #[test]
+    fn a_program_that_dies_is_a_failure() {
+        for (lines, exit) in [
+            (vec!["running 2 tests", "test a ... ok"], 134),
+            (vec!["running 2 tests", "test a ... ok"], 0),
+            (vec!["running 1 test", "test a ... ok"], 1),
+            (vec![], 101),
+        ] {
+            let mut report = Report::default();
+            report.add_program("host", "p", &run(&lines, exit));
+            assert_eq!(report.totals().failed, 1, "{lines:?}");
+        }
+    }
+}
