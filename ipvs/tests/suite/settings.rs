@@ -1,0 +1,135 @@
+use ipvs::model::{DaemonState, Family, Name, SyncDaemon, Timeouts, TimeoutsUpdate};
+use ipvs::{ErrorKind, ForwardingMethod, VirtualServerKey};
+
+use super::{World, real, round_robin, tcp, with_server};
+
+pub(crate) fn timeouts_one_by_one(world: &dyn World) {
+    let mut client = world.client();
+    let timeouts = |tcp_secs, tcp_fin_secs, udp_secs| Timeouts { tcp_secs, tcp_fin_secs, udp_secs };
+    assert_eq!(client.timeouts().unwrap(), timeouts(900, 120, 300));
+    let none = TimeoutsUpdate::default();
+    client.set_timeouts(&none).unwrap();
+    client.set_timeouts(&TimeoutsUpdate { tcp_secs: Some(901), ..none }).unwrap();
+    assert_eq!(client.timeouts().unwrap(), timeouts(901, 120, 300));
+    client.set_timeouts(&TimeoutsUpdate { tcp_fin_secs: Some(121), ..none }).unwrap();
+    assert_eq!(client.timeouts().unwrap(), timeouts(901, 121, 300));
+    client.set_timeouts(&TimeoutsUpdate { udp_secs: Some(301), ..none }).unwrap();
+    assert_eq!(client.timeouts().unwrap(), timeouts(901, 121, 301));
+    let zero = TimeoutsUpdate { tcp_secs: Some(0), tcp_fin_secs: Some(0), udp_secs: Some(0) };
+    client.set_timeouts(&zero).unwrap();
+    assert_eq!(client.timeouts().unwrap(), timeouts(901, 121, 301));
+}
+
+pub(crate) fn impossible_timeouts_change_nothing(world: &dyn World) {
+    let mut client = world.client();
+    let before = client.timeouts().unwrap();
+    for secs in [u32::MAX, 1 << 31, 1 << 30] {
+        let update = TimeoutsUpdate { tcp_secs: Some(77), tcp_fin_secs: None, udp_secs: Some(secs) };
+        let error = client.set_timeouts(&update).unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
+        assert_eq!(client.timeouts().unwrap(), before);
+    }
+}
+
+pub(crate) fn version_and_size(world: &dyn World) {
+    let info = world.client().info().unwrap();
+    assert_eq!(info.version, 0x01_02_01);
+    assert!(info.connection_table_size.is_power_of_two(), "{info}");
+}
+
+pub(crate) fn daemons(world: &dyn World) {
+    let mut client = world.client();
+    let lo = Name::new("lo").unwrap();
+    assert_eq!(client.list_daemons().unwrap(), []);
+    for state in [DaemonState::Master, DaemonState::Backup] {
+        let error = client.stop_daemon(state).unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::DaemonNotRunning, "{error}");
+        assert!(error.is_not_found());
+    }
+    let absent = SyncDaemon::new(DaemonState::Master, Name::new("nosuch0").unwrap(), 1);
+    let error = client.start_daemon(&absent).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::InterfaceNotFound, "{error}");
+
+    client.start_daemon(&SyncDaemon::new(DaemonState::Backup, lo, 42)).unwrap();
+    let error = client.start_daemon(&SyncDaemon::new(DaemonState::Backup, lo, 43)).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::DaemonRunning, "{error}");
+    assert!(error.is_already_exists());
+    client.start_daemon(&SyncDaemon::new(DaemonState::Master, lo, 41)).unwrap();
+
+    // What was not said comes back as the kernel's defaults; the master first.
+    let listed = client.list_daemons().unwrap();
+    let filled = |state, sync_id, max_length| SyncDaemon {
+        max_length: Some(max_length),
+        group: Some("224.0.0.81".parse().unwrap()),
+        port: Some(8848),
+        ttl: Some(1),
+        ..SyncDaemon::new(state, lo, sync_id)
+    };
+    assert_eq!(listed, [filled(DaemonState::Master, 41, 1472), filled(DaemonState::Backup, 42, 65_507)]);
+    client.stop_daemon(DaemonState::Master).unwrap();
+    assert_eq!(client.list_daemons().unwrap(), listed[1..]);
+    client.stop_daemon(DaemonState::Backup).unwrap();
+    assert_eq!(client.list_daemons().unwrap(), []);
+}
+
+pub(crate) fn daemons_with_everything_said(world: &dyn World) {
+    let mut client = world.client();
+    let lo = Name::new("lo").unwrap();
+    let said = |state, group: &str, max_length| SyncDaemon {
+        state,
+        interface: lo,
+        sync_id: 255,
+        max_length: Some(max_length),
+        group: Some(group.parse().unwrap()),
+        port: Some(0x1234),
+        ttl: Some(7),
+    };
+    let master = said(DaemonState::Master, "224.1.2.3", 512);
+    client.start_daemon(&master).unwrap();
+    assert_eq!(client.list_daemons().unwrap(), [master]);
+    client.stop_daemon(DaemonState::Master).unwrap();
+    let backup = said(DaemonState::Backup, "ff02::1234", 2000);
+    client.start_daemon(&backup).unwrap();
+    assert_eq!(client.list_daemons().unwrap(), [backup]);
+    client.stop_daemon(DaemonState::Backup).unwrap();
+    // A backup takes at least 1024 bytes.
+    client.start_daemon(&said(DaemonState::Backup, "224.1.2.3", 100)).unwrap();
+    assert_eq!(client.list_daemons().unwrap(), [said(DaemonState::Backup, "224.1.2.3", 1024)]);
+    client.stop_daemon(DaemonState::Backup).unwrap();
+    for group in ["10.0.0.1", "fd00::1"] {
+        let error = client.start_daemon(&said(DaemonState::Master, group, 512)).unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
+    }
+}
+
+pub(crate) fn daemons_and_mixed_families_exclude_each_other(world: &dyn World) {
+    let mut client = world.client();
+    let daemon = SyncDaemon::new(DaemonState::Master, Name::new("lo").unwrap(), 1);
+    let key = with_server(&mut client);
+    let tunnel = ForwardingMethod::Tunnel(ipvs::model::Tunnel::IPIP);
+    let mixed = real("[fd01::1]:80").with_forwarding_method(tunnel);
+    client.add_real_server(&key, &mixed).unwrap();
+    let error = client.start_daemon(&daemon).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
+    client.delete_real_server(&key, &mixed.key).unwrap();
+    client.start_daemon(&daemon).unwrap();
+    let error = client.add_real_server(&key, &mixed).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
+    client.stop_daemon(DaemonState::Master).unwrap();
+    client.add_real_server(&key, &mixed).unwrap();
+}
+
+/// Without traffic there is nothing to see but that it is allowed; `tests/kernel_traffic.rs` has counters to zero.
+pub(crate) fn counters_can_be_zeroed(world: &dyn World) {
+    let mut client = world.client();
+    client.zero_all().unwrap();
+    let key = with_server(&mut client);
+    client.add_real_server(&key, &real("10.1.0.1:80")).unwrap();
+    client.zero_virtual_server(&key).unwrap();
+    client.zero_all().unwrap();
+    let mark = VirtualServerKey::fwmark(Family::V4, 7).unwrap();
+    assert!(client.zero_virtual_server(&mark).unwrap_err().is_not_found());
+    client.add_virtual_server(&round_robin(mark)).unwrap();
+    client.zero_virtual_server(&mark).unwrap();
+    assert!(client.zero_virtual_server(&tcp("10.0.0.2:80")).unwrap_err().is_not_found());
+}
