@@ -4,6 +4,7 @@
 //! everything and runs this program in a virtual machine; `README.md` beside this crate says what that distorts.
 
 mod compare;
+mod ipset_fill;
 mod ipvs_program;
 mod namespace;
 mod snapshot;
@@ -17,6 +18,7 @@ const USAGE: &str = "usage: benches BENCH [--rounds N] [--json FILE] [--smoke]
 
 benches:
   ipvs-program   1,000 virtual servers x 10 real servers: a C program, the ipvs crate, ipvsadm --restore  (P1, P2)
+  ipset-fill     20,000 entries into a set: the ipset crate, ipset restore  (P3)
   ipvs-snapshot  reading 2,000 virtual servers x 10 real servers: ways compared";
 
 /// How a bench is to run.
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
     };
     match bench.as_str() {
         "ipvs-program" => end(ipvs_program::run(&options)),
+        "ipset-fill" => end(ipset_fill::run(&options)),
         "ipvs-snapshot" => end(snapshot::run(&options)),
         other => {
             eprintln!("there is no bench {other:?}\n{USAGE}");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
 
-use crate::{Failure, ipvs_program, snapshot};
+use crate::{Failure, ipset_fill, ipvs_program, snapshot};
 
 /// Starts this program again for one side, and reads the nanoseconds that it prints.
 pub(crate) fn measure(side: &[&str]) -> Result<Duration, Failure> {
@@ -30,6 +30,7 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let took = match arguments.as_slice() {
         ["ipvs-program", rest @ ..] => ipvs_program::side(rest)?,
+        ["ipset-fill", rest @ ..] => ipset_fill::side(rest)?,
         ["ipvs-snapshot", rest @ ..] => snapshot::side(rest)?,
         other => return Err(format!("no such side: {other:?}").into()),
     };
