@@ -186,6 +186,7 @@ struct Target {
     spec: SetSpec,
     /// One for each element, in the order given.
     entries: Vec<Entry>,
+    /// Where the entry of each identity is.
     places: HashMap<Element, usize>,
 }
 
@@ -217,10 +218,11 @@ impl Target {
         let mut places = HashMap::with_capacity(expanded.len());
         let mut entries: Vec<Entry> = Vec::with_capacity(expanded.len());
         for entry in expanded {
-            if let Some(earlier) = places.get(&entry.element).and_then(|place: &usize| entries.get_mut(*place)) {
+            let identity = entry.element.identity(set.set_type).into_owned();
+            if let Some(earlier) = places.get(&identity).and_then(|place: &usize| entries.get_mut(*place)) {
                 *earlier = entry;
             } else {
-                places.insert(entry.element.clone(), entries.len());
+                places.insert(identity, entries.len());
                 entries.push(entry);
             }
         }
@@ -238,7 +240,7 @@ impl Target {
         let mut difference = Difference::default();
         let mut seen = vec![false; self.entries.len()];
         for have in &observed.entries {
-            let place = self.places.get(&have.element).copied();
+            let place = self.places.get(&*have.element.identity(self.spec.set_type)).copied();
             let Some((place, want)) = place.and_then(|place| Some((place, self.entries.get(place)?))) else {
                 difference.delete.push(Entry::new(have.element.clone()));
                 continue;
@@ -247,7 +249,9 @@ impl Target {
                 *seen = true;
             }
             difference.rebuild |= want.options.wildcard != have.options.wildcard;
-            if differs(&want.options, &have.options) {
+            // A MAC address that is not asked for may be any: the first packet fills it in.
+            let other_mac = want.element != have.element && !matches!(want.element, Element::IpMac(_, None));
+            if other_mac || differs(&want.options, &have.options) {
                 let mut update = want.clone();
                 update.options.timeout = update.options.timeout.or(have.options.timeout);
                 difference.update.push(update);
@@ -299,7 +303,7 @@ impl Target {
         let timing = self.spec.options.timeout.is_some() && self.spec.options.timeout == observed.spec.options.timeout;
         let mut entries = self.entries.clone();
         for have in &observed.entries {
-            let place = self.places.get(&have.element);
+            let place = self.places.get(&*have.element.identity(self.spec.set_type));
             let Some(entry) = place.and_then(|place| entries.get_mut(*place)) else {
                 continue;
             };

@@ -3,12 +3,12 @@
 
 #[macro_use]
 mod suite;
-mod support;
 
 use ipset::Client;
+use testkit::{Need, kernel_test};
 
 fn run(case: fn(&mut Client)) {
-    support::in_namespace(|| case(&mut Client::open().unwrap()));
+    kernel_test(&[Need::Root, Need::Ipset("hash:ip")], || case(&mut Client::open().unwrap()));
 }
 
 suite_tests!(run);

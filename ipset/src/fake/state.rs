@@ -79,6 +79,14 @@ impl FakeSet {
             && a.flags & flags == b.flags & flags
     }
 
+    /// The stored element that the kernel takes for this one.
+    fn key(&self, element: &Element) -> Option<Element> {
+        if self.spec.set_type != SetType::BitmapIpMac {
+            return self.entries.contains_key(element).then(|| element.clone());
+        }
+        self.entries.keys().find(|stored| stored.spans() == element.spans()).cloned()
+    }
+
     fn is_full(&self) -> bool {
         let limit = self.spec.options.maxelem.filter(|_| self.spec.set_type.is_hash());
         limit.is_some_and(|limit| u32::try_from(self.entries.len()).unwrap_or(u32::MAX) >= limit)
@@ -254,7 +262,8 @@ impl State {
         let entries = Self::expand(set, bytes)?;
         let set = self.at_mut(index)?;
         for entry in entries {
-            let old = set.entries.get(&entry.element);
+            let stored = set.key(&entry.element);
+            let old = stored.as_ref().and_then(|stored| set.entries.get(stored));
             if old.is_some() && exclusive {
                 return Err(uapi::IPSET_ERR_EXIST);
             }
@@ -265,7 +274,15 @@ impl State {
                 }
                 set.entries.pop_first();
             }
-            set.entries.insert(entry.element, options);
+            match (stored, &entry.element) {
+                // An address without MAC address leaves the one it has.
+                (Some(stored), Element::IpMac(_, None)) => set.entries.insert(stored, options),
+                (Some(stored), _) => {
+                    set.entries.remove(&stored);
+                    set.entries.insert(entry.element, options)
+                }
+                (None, _) => set.entries.insert(entry.element, options),
+            };
         }
         Ok(())
     }
@@ -278,9 +295,11 @@ impl State {
         let entries = Self::expand(set, bytes)?;
         let set = self.at_mut(index)?;
         for entry in entries {
-            if set.entries.remove(&entry.element).is_none() && exclusive {
-                return Err(uapi::IPSET_ERR_EXIST);
-            }
+            match set.key(&entry.element) {
+                Some(stored) => set.entries.remove(&stored),
+                None if exclusive => return Err(uapi::IPSET_ERR_EXIST),
+                None => None,
+            };
         }
         Ok(())
     }

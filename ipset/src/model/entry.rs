@@ -1,8 +1,9 @@
 //! Entries: what is in a set.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use super::{Comment, Family, Interface, IpSpan, MacAddr, PortRange, Ports, SetName, Shape, Timeout};
+use super::{Comment, Family, Interface, IpSpan, MacAddr, PortRange, Ports, SetName, SetType, Shape, Timeout};
 
 /// What identifies an entry. Prints in `ipset`'s own syntax.
 ///
@@ -75,6 +76,17 @@ impl Element {
         match self.spans() {
             (Some(first), Some(second)) if first.family() != second.family() => None,
             (first, _) => first.map(|span| span.family()),
+        }
+    }
+
+    /// What the kernel tells entries of this type apart by: a bitmap:ip,mac has one MAC address for each address
+    /// (net/netfilter/ipset/ip_set_bitmap_ipmac.c).
+    pub(crate) fn identity(&self, set_type: SetType) -> Cow<'_, Element> {
+        match self {
+            Element::IpMac(span, Some(_)) if set_type == SetType::BitmapIpMac => {
+                Cow::Owned(Element::IpMac(*span, None))
+            }
+            other => Cow::Borrowed(other),
         }
     }
 

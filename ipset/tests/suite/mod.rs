@@ -56,7 +56,7 @@ suite! {
     ranges_become_their_entries, networks_hold_addresses_but_for_nomatch, members_of_a_list_have_places,
     the_null_entry_is_refused, all_sets_are_flushed_and_destroyed, old_kernels_rules_for_masks,
     sync_creates_changes_and_then_writes_nothing, sync_swaps_when_options_differ, sync_grows_beyond_maxelem,
-    sync_swaps_when_old_and_new_do_not_fit_together, sync_keeps_counters_and_timeouts, sync_orders_lists,
+    sync_swaps_when_old_and_new_do_not_fit_together, sync_keeps_counters_and_timeouts, sync_orders_lists, sync_changes_mac_addresses,
     sync_writes_nothing_when_an_entry_is_invalid, sync_clears_what_an_interrupted_one_left, sync_of_a_type_that_cannot_be_swapped,
     saved_text_is_read_back, ten_thousand_entries,
 }
@@ -557,6 +557,19 @@ pub(crate) fn sync_orders_lists(client: &mut Client) {
     assert!(report.swapped, "{report:?}");
     assert_eq!(order(client), "c a");
     assert!(!client.sync(&list, &entries(&list, &["c", "a"])).unwrap().is_changed());
+}
+
+/// The kernel deletes from bitmap:ip,mac by address alone, and keeps one MAC address for each.
+pub(crate) fn sync_changes_mac_addresses(client: &mut Client) {
+    let set = spec("create a bitmap:ip,mac range 10.0.0.0/24");
+    client.sync(&set, &entries(&set, &["10.0.0.1,02:00:00:00:00:01", "10.0.0.2,02:00:00:00:00:02"])).unwrap();
+    let wanted = entries(&set, &["10.0.0.1,02:00:00:00:00:0A", "10.0.0.2", "10.0.0.3"]);
+    let report = client.sync(&set, &wanted).unwrap();
+    assert_eq!((report.added, report.updated, report.deleted, report.unchanged), (1, 1, 0, 1));
+    assert_eq!(elements(client, &set), ["10.0.0.1,02:00:00:00:00:0A", "10.0.0.2,02:00:00:00:00:02", "10.0.0.3"]);
+    assert!(!client.sync(&set, &wanted).unwrap().is_changed());
+    client.delete_entry(&set.name, &entry(&set, "10.0.0.1")).unwrap();
+    assert_eq!(elements(client, &set), ["10.0.0.2,02:00:00:00:00:02", "10.0.0.3"]);
 }
 
 pub(crate) fn sync_writes_nothing_when_an_entry_is_invalid(client: &mut Client) {

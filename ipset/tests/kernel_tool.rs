@@ -1,0 +1,397 @@
+//! Against the tool `ipset`, both ways: what it writes we read, what we write it prints, byte for byte.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+
+use ipset::{Client, Entry, ErrorKind, IfPresent, SavedSet, SetSpec, SetType, parse_save};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use testkit::{Need, kernel_test, oracle};
+
+fn tool(arguments: &[&str], input: &str) -> Result<String, String> {
+    oracle::run("ipset", arguments, Some(input)).map(|output| output.stdout).map_err(|error| error.to_string())
+}
+
+/// `ipset` 7.17 forgets `forceadd` when it prints.
+fn without_forceadd(text: &str) -> String {
+    text.replace(" forceadd", "")
+}
+
+/// The lines in order, without what differs each time: the tool takes the newest revision, which reports its random seed.
+fn sorted(text: &str) -> Vec<String> {
+    let steady = |line: &str| match line.split_once(" bucketsize 12 initval ") {
+        Some((before, seed)) => format!("{before}{}", seed.get(10..).unwrap_or_default()),
+        None => line.to_owned(),
+    };
+    let mut lines: Vec<String> = text.lines().map(steady).collect();
+    lines.sort();
+    lines
+}
+
+/// Both print the same, and what one prints the other restores.
+fn compare(client: &mut Client) {
+    let theirs = tool(&["save"], "").unwrap();
+    let ours = client.save().unwrap();
+    assert_eq!(without_forceadd(&ours), theirs);
+    let listed: Vec<SavedSet> = client.list_sets().unwrap().into_iter().map(SavedSet::from).collect();
+    assert_eq!(parse_save(&ours).unwrap(), listed, "text says all that the listing says");
+    destroy(client, &listed);
+    tool(&["restore"], &theirs).unwrap();
+    assert_eq!(sorted(&without_forceadd(&client.save().unwrap())), sorted(&theirs));
+    destroy(client, &listed);
+    client.restore(&parse_save(&theirs).unwrap()).unwrap();
+    assert_eq!(sorted(&tool(&["save"], "").unwrap()), sorted(&theirs));
+    destroy(client, &listed);
+}
+
+/// Lists first, since they hold the others.
+fn destroy(client: &mut Client, sets: &[SavedSet]) {
+    for set in sets.iter().rev() {
+        client.destroy_set(&set.spec.name).unwrap();
+    }
+}
+
+fn need(set_type: SetType) -> [Need; 2] {
+    [Need::Root, Need::Ipset(set_type.name())]
+}
+
+/// Lines for the tool: every option of the type, spelt in ways that are not the normal form.
+fn lines(set_type: SetType) -> &'static [&'static str] {
+    match set_type {
+        SetType::HashIp => &[
+            "create a hash:ip hashsize 64 maxelem 100 netmask 24 timeout 100000 counters comment skbinfo",
+            "add a 10.0.0.5 timeout 0 packets 5 bytes 7 comment \"two words\" skbmark 0x1234/0xff00 skbprio 1:10 skbqueue 9",
+            "create b hash:ip family inet6",
+            "add b 2001:DB8:0:0::1/128",
+        ],
+        SetType::HashIpMark => &[
+            "create a hash:ip,mark markmask 0xff00 timeout 0 counters comment skbinfo",
+            "add a 10.0.0.5,0x123456 comment x skbmark 0x1",
+            "create b hash:ip,mark family inet6 forceadd",
+            "add b ::1,7",
+        ],
+        SetType::HashIpPort => &[
+            "create a hash:ip,port counters comment timeout 0 skbinfo",
+            "add a 10.0.0.5,80 packets 1",
+            "add a 10.0.0.6,icmp:ping",
+            "add a 10.0.0.6,icmp:77/3",
+            "add a 10.0.0.7,sctp:5-7 skbqueue 3",
+            "add a 10.0.0.8,ospf:0",
+            "add a 10.0.0.8,99:0",
+            "create b hash:ip,port family inet6",
+            "add b 2001:db8::0:1,udplite:9",
+            "add b ::1,icmpv6:no-route",
+            "add b ::1,icmpv6:137/0",
+            "add b ::1,gre:0",
+        ],
+        SetType::HashIpPortIp => &[
+            "create a hash:ip,port,ip timeout 0 comment",
+            "add a 10.0.0.5,tcp:80,1.1.1.1 comment hello",
+            "create b hash:ip,port,ip family inet6",
+            "add b ::5,tcp:80,fd00::1",
+        ],
+        SetType::HashIpPortNet => &[
+            "create a hash:ip,port,net timeout 0 comment",
+            "add a 10.0.0.5,tcp:80,1.1.1.77/24 nomatch comment hello",
+            "add a 10.0.0.5,tcp:80,1.1.1.77/32",
+            "create b hash:ip,port,net family inet6",
+            "add b ::5,tcp:80,fd00::7/64",
+        ],
+        SetType::HashIpMac => &[
+            "create a hash:ip,mac timeout 0 comment counters",
+            "add a 10.0.0.5,aa:bb:cc:00:0d:01 comment x",
+            "create b hash:ip,mac family inet6",
+            "add b ::5,aa:bb:cc:00:0d:01",
+        ],
+        SetType::HashMac => {
+            &["create a hash:mac timeout 0 comment skbinfo", "add a aa:bb:cc:00:0d:01 skbmark 0x10/0x10"]
+        }
+        SetType::HashNet => &[
+            "create a hash:net timeout 0 comment counters skbinfo",
+            "add a 10.0.0.5/8 nomatch packets 5 comment x skbprio a:b",
+            "add a 10.9.0.1-10.9.0.9",
+            "add a 10.0.0.5/32",
+            "create b hash:net family inet6",
+            "add b 2001:db8::7/33",
+        ],
+        SetType::HashNetNet => &[
+            "create a hash:net,net timeout 0 comment",
+            "add a 10.0.0.5/8,1.1.1.7/24 nomatch comment x",
+            "add a 10.0.0.5,0.0.0.0/0",
+            "create b hash:net,net family inet6",
+            "add b ::1,fd00::/8",
+        ],
+        SetType::HashNetIface => &[
+            "create a hash:net,iface timeout 0 comment",
+            "add a 10.0.0.5/8,eth0 nomatch comment x",
+            "add a 10.0.0.0/8,physdev:br0",
+            "add a 0.0.0.0/0,veth wildcard",
+            "create b hash:net,iface family inet6",
+            "add b ::/0,lo",
+        ],
+        SetType::HashNetPort => &[
+            "create a hash:net,port timeout 0 comment",
+            "add a 10.0.0.5/8,udp:7 nomatch comment x",
+            "create b hash:net,port family inet6",
+            "add b fd00::/8,tcp:1-3",
+        ],
+        SetType::HashNetPortNet => &[
+            "create a hash:net,port,net timeout 0 comment",
+            "add a 10.0.0.5/8,udp:7,1.2.3.4/30 nomatch comment x",
+            "create b hash:net,port,net family inet6",
+            "add b 2001:db8::/33,tcp:1-3,::/0",
+        ],
+        SetType::BitmapIp => &[
+            "create a bitmap:ip range 10.0.0.0/16 netmask 24 timeout 0 counters comment skbinfo",
+            "add a 10.0.5.9 comment x skbmark 0x7",
+            "create b bitmap:ip range 10.0.0.1-10.0.0.77",
+            "add b 10.0.0.7-10.0.0.9",
+        ],
+        SetType::BitmapIpMac => &[
+            "create a bitmap:ip,mac range 10.0.0.0/24 timeout 0 comment",
+            "add a 10.0.0.3,aa:bb:cc:00:0d:01 comment x",
+            "create b bitmap:ip,mac range 10.0.0.0/24",
+            "add b 10.0.0.4",
+        ],
+        SetType::BitmapPort => &[
+            "create a bitmap:port range 100-2000 timeout 0 counters comment skbinfo",
+            "add a 100-102 packets 7 comment x",
+            "create b bitmap:port range 0-65535",
+            "add b 0",
+            "add b tcp:65535",
+        ],
+        SetType::ListSet => &[
+            "create x hash:ip",
+            "create y bitmap:port range 0-5",
+            "create l list:set size 9 timeout 0 counters comment skbinfo",
+            "add l x packets 5 comment hello",
+            "add l y before x",
+            "create m list:set",
+        ],
+        _ => &[],
+    }
+}
+
+fn theirs_to_ours(set_type: SetType) {
+    kernel_test(&need(set_type), || {
+        let mut client = Client::open().unwrap();
+        for line in lines(set_type) {
+            tool(&["restore"], &format!("{line}\n")).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+        compare(&mut client);
+    });
+}
+
+fn ours_to_theirs(set_type: SetType) {
+    kernel_test(&need(set_type), || {
+        let mut client = Client::open().unwrap();
+        let mut sets: Vec<SetSpec> = Vec::new();
+        for line in lines(set_type) {
+            if let Some(rest) = line.strip_prefix("add ") {
+                let (name, text) = rest.split_once(' ').unwrap();
+                let set = sets.iter().find(|set| set.name.as_str() == name).unwrap();
+                let entry = Entry::parse(set.set_type, text).unwrap_or_else(|error| panic!("{line}: {error}"));
+                client.add_entry(&set.name, &entry).unwrap_or_else(|error| panic!("{line}: {error}"));
+            } else {
+                let set: SetSpec = line.parse().unwrap_or_else(|error| panic!("{line}: {error}"));
+                client.create_set(&set).unwrap_or_else(|error| panic!("{line}: {error}"));
+                sets.push(set);
+            }
+        }
+        compare(&mut client);
+    });
+}
+
+fn address(six: bool) -> BoxedStrategy<String> {
+    if six {
+        (1_u16..5, 1_u16..300).prop_map(|(a, b)| format!("fd00:{a:x}::{b:x}")).boxed()
+    } else {
+        (1_u8..5, 1_u8..255).prop_map(|(a, b)| format!("10.{a}.0.{b}")).boxed()
+    }
+}
+
+fn network(six: bool) -> BoxedStrategy<String> {
+    let prefix = if six { 1_u8..=128 } else { 1_u8..=32 };
+    (address(six), prefix).prop_map(|(address, prefix)| format!("{address}/{prefix}")).boxed()
+}
+
+fn ports(six: bool) -> BoxedStrategy<String> {
+    let icmp = if six { "icmpv6" } else { "icmp" };
+    prop_oneof![
+        (prop_oneof!["tcp", "udp", "sctp", "udplite"], any::<u16>()).prop_map(|(name, port)| format!("{name}:{port}")),
+        (any::<u8>(), any::<u8>()).prop_map(move |(kind, code)| format!("{icmp}:{kind}/{code}")),
+        (2_u8..5).prop_map(|number| format!("{number}:0")),
+        any::<u16>().prop_map(|port| port.to_string()),
+    ]
+    .boxed()
+}
+
+fn mac() -> BoxedStrategy<String> {
+    any::<[u8; 5]>().prop_map(|[a, b, c, d, e]| format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02X}:{e:02x}")).boxed()
+}
+
+/// An element of the type, as text.
+fn element(set_type: SetType, six: bool) -> BoxedStrategy<String> {
+    let join = |(a, b): (String, String)| format!("{a},{b}");
+    let join3 = |((a, b), c): ((String, String), String)| format!("{a},{b},{c}");
+    match set_type {
+        SetType::HashIp => address(six),
+        SetType::HashNet => network(six),
+        SetType::HashIpMark => {
+            (address(six), any::<u32>().prop_map(|mark| format!("{mark:#x}"))).prop_map(join).boxed()
+        }
+        SetType::HashIpPort => (address(six), ports(six)).prop_map(join).boxed(),
+        SetType::HashNetPort => (network(six), ports(six)).prop_map(join).boxed(),
+        SetType::HashIpPortIp => ((address(six), ports(six)), address(six)).prop_map(join3).boxed(),
+        SetType::HashIpPortNet => ((address(six), ports(six)), network(six)).prop_map(join3).boxed(),
+        SetType::HashNetPortNet => ((network(six), ports(six)), network(six)).prop_map(join3).boxed(),
+        SetType::HashIpMac => (address(six), mac()).prop_map(join).boxed(),
+        SetType::HashMac => mac(),
+        SetType::HashNetNet => (network(six), network(six)).prop_map(join).boxed(),
+        SetType::HashNetIface => {
+            let interface = prop_oneof!["eth[0-9]", "physdev:br[0-9]", "lo"];
+            (network(six), interface).prop_map(join).boxed()
+        }
+        SetType::BitmapIp => (0_u8..=255).prop_map(|last| format!("10.0.0.{last}")).boxed(),
+        SetType::BitmapIpMac => ((0_u8..=255).prop_map(|last| format!("10.0.0.{last}")), mac()).prop_map(join).boxed(),
+        _ => (0_u16..1000).prop_map(|port| port.to_string()).boxed(),
+    }
+}
+
+fn entry(set_type: SetType, six: bool) -> BoxedStrategy<String> {
+    let option = |text: BoxedStrategy<String>| proptest::option::of(text).prop_map(Option::unwrap_or_default);
+    let nomatch = if set_type.has_nomatch() { "( nomatch)?" } else { "" };
+    let skb = (any::<u32>(), any::<u32>(), any::<u16>(), any::<u16>(), any::<u16>()).prop_map(
+        |(mark, mask, major, minor, queue)| {
+            format!(" skbmark {mark:#x}/{mask:#x} skbprio {major:x}:{minor:x} skbqueue {queue}")
+        },
+    );
+    let counters = (any::<u64>(), any::<u64>()).prop_map(|(packets, bytes)| {
+        // The kernel keeps a counter that is given as all ones as it is.
+        format!(" packets {} bytes {}", packets >> 1, bytes >> 1)
+    });
+    let comment = "[a-zA-Z0-9 .,;:_'-]{1,40}".prop_map(|text| format!(" comment \"{text}\""));
+    (element(set_type, six), nomatch, option(counters.boxed()), option(comment.boxed()), option(skb.boxed()))
+        .prop_map(|(element, nomatch, counters, comment, skb)| format!("{element}{nomatch}{counters}{comment}{skb}"))
+        .boxed()
+}
+
+/// Sets of this type made by us from random entries print the same, and come back from both texts.
+fn random(set_type: SetType) {
+    kernel_test(&need(set_type), || {
+        let six = if set_type.has_family() { any::<bool>().boxed() } else { Just(false).boxed() };
+        let strategy = six.prop_flat_map(|six| (Just(six), proptest::collection::vec(entry(set_type, six), 0..30)));
+        let mut runner =
+            TestRunner::new(Config { cases: 12, failure_persistence: None, max_shrink_iters: 0, ..Config::default() });
+        let outcome = runner.run(&strategy, |(six, texts)| {
+            let mut client = Client::open().unwrap();
+            client.destroy_all_sets().unwrap();
+            let mut line = format!("create random {set_type}");
+            line.push_str(match set_type {
+                SetType::BitmapPort => " range 0-999",
+                SetType::BitmapIp | SetType::BitmapIpMac => " range 10.0.0.0/24",
+                _ if six => " family inet6",
+                _ => "",
+            });
+            line.push_str(" timeout 0 counters comment skbinfo");
+            let set: SetSpec = line.parse().unwrap();
+            client.create_set(&set).unwrap();
+            let entries: Vec<Entry> = texts.iter().map(|text| Entry::parse(set_type, text).unwrap()).collect();
+            let report = client.add_entries(&set.name, &entries, IfPresent::Update);
+            prop_assert!(report.is_done(), "{report:?}");
+            let listed = client.get_set(&set.name).unwrap().entries;
+            for entry in &entries {
+                let stored = entry.expand(&set, 1000).unwrap();
+                for stored in stored {
+                    // A bitmap holds one MAC address for an address: the last.
+                    let identity = |entry: &Entry| match set_type {
+                        SetType::BitmapIpMac => entry.element.to_string().split(',').next().map(str::to_owned),
+                        _ => Some(entry.element.to_string()),
+                    };
+                    let is_listed = listed.iter().any(|found| identity(found) == identity(&stored));
+                    prop_assert!(is_listed, "{stored} is not listed");
+                }
+            }
+            compare(&mut client);
+            Ok(())
+        });
+        outcome.unwrap();
+    });
+}
+
+macro_rules! types {
+    ($($module:ident = $set_type:ident;)*) => { $(
+        mod $module {
+            use super::*;
+            #[test]
+            fn what_the_tool_writes_we_read() {
+                theirs_to_ours(SetType::$set_type);
+            }
+            #[test]
+            fn what_we_write_the_tool_prints() {
+                ours_to_theirs(SetType::$set_type);
+            }
+            #[test]
+            fn random_entries() {
+                if SetType::$set_type != SetType::ListSet {
+                    random(SetType::$set_type);
+                }
+            }
+        }
+    )* };
+}
+types! {
+    hash_ip = HashIp;
+    hash_ip_mark = HashIpMark;
+    hash_ip_port = HashIpPort;
+    hash_ip_port_ip = HashIpPortIp;
+    hash_ip_port_net = HashIpPortNet;
+    hash_ip_mac = HashIpMac;
+    hash_mac = HashMac;
+    hash_net = HashNet;
+    hash_net_net = HashNetNet;
+    hash_net_iface = HashNetIface;
+    hash_net_port = HashNetPort;
+    hash_net_port_net = HashNetPortNet;
+    bitmap_ip = BitmapIp;
+    bitmap_ip_mac = BitmapIpMac;
+    bitmap_port = BitmapPort;
+    list_set = ListSet;
+}
+
+/// Options that only newer kernels have, in the order in which the tool prints them.
+#[test]
+fn options_of_newer_kernels() {
+    kernel_test(&[Need::Root, Need::Ipset("hash:ip")], || {
+        let mut client = Client::open().unwrap();
+        for line in [
+            "create a hash:ip bucketsize 5 initval 0x1234abcd netmask 20",
+            "create a hash:ip bitmask 255.0.255.0 timeout 0",
+            "create a hash:ip family inet6 bitmask ffff::ffff:0",
+            "create a hash:ip,port netmask 24 counters",
+            "create a hash:ip,port bitmask 255.0.255.0 bucketsize 4",
+            "create a hash:net,net netmask 24",
+            "create a hash:net,net bitmask 255.255.0.0",
+            "create a hash:net initval 7 forceadd",
+        ] {
+            let set: SetSpec = line.parse().unwrap();
+            match client.create_set(&set) {
+                Ok(()) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::OptionUnsupported(_) | ErrorKind::TypeUnsupported) => {
+                    eprintln!("not on this kernel: {error}");
+                    continue;
+                }
+                Err(error) => panic!("{line}: {error}"),
+            }
+            let text = match set.set_type {
+                SetType::HashIpPort => "10.1.2.3,80",
+                SetType::HashNetNet => "10.1.2.3/28,10.9.8.7",
+                _ if line.contains("inet6") => "fd00::1:2:3",
+                _ => "10.1.2.3",
+            };
+            let entry = Entry::parse(set.set_type, text).unwrap();
+            client.add_entry(&set.name, &entry).unwrap();
+            let stored = client.get_set(&set.name).unwrap().entries.remove(0);
+            assert_eq!(stored.element, entry.expand(&set, 1).unwrap().remove(0).element, "{line}");
+            compare(&mut client);
+        }
+    });
+}
