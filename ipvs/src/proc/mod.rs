@@ -98,13 +98,15 @@ impl Proc {
 
     /// Counters and rates of all virtual servers together, also of deleted ones (`ip_vs_stats`).
     ///
+    /// The kernel adds them up every two seconds, unless `net.ipv4.vs.run_estimation` is off.
+    ///
     /// # Errors
     /// [`ErrorKind::Absent`] without IPVS in the kernel.
     pub fn stats(&self) -> Result<Stats, Error> {
         stats::stats(&mut self.lines("ip_vs_stats")?)
     }
 
-    /// The same for each CPU (`ip_vs_stats_percpu`).
+    /// The same for each CPU (`ip_vs_stats_percpu`); the CPUs' own counters are those of this moment.
     ///
     /// # Errors
     /// [`ErrorKind::Absent`] without IPVS in the kernel.

@@ -6,8 +6,7 @@
 //! use ipvs::text::Ruleset;
 //!
 //! let rules: Ruleset = "
-//!     # two web servers
-//!     -A -t 10.0.0.1:80 -s rr -p 300
+//!     -A -t 10.0.0.1:80 -s rr -p 300     # two web servers
 //!     -a -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 3
 //!     --add-server --tcp-service 10.0.0.1:80 --real-server 10.1.0.2:8080 --masquerading
 //! "
@@ -47,8 +46,8 @@
 //!
 //! All that, and what people write: long options, `--option=value`, `-w5`, any order of options, comments from `#` to the end of
 //! a line, empty lines, a leading `ipvsadm`. Left out, an option has ipvsadm's default: scheduler `wlc`, direct routing, weight
-//! 1, `-p` 300 seconds, the port of a real server as its virtual server's. As in ipvsadm, `-g` and `-i` give the real server
-//! the virtual server's port, whatever was said.
+//! 1, `-p` 360 seconds (its manual says 300), the port of a real server as its virtual server's. As in ipvsadm, `-g` and `-i`
+//! give the real server the virtual server's port, whatever was said.
 //!
 //! It is stricter than ipvsadm where ipvsadm drops a value (`-M` or `--pe` without `-p`) and more lenient where the kernel is
 //! (thresholds and timeouts of any size, `-o` for TCP, port 0 said aloud without `-p`).

@@ -191,8 +191,10 @@ impl<'a> Iterator for Words<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Given<'a> {
     pub(super) opt: Opt,
-    /// As it was written, without the value: `-t`, `--tcp-service`.
+    /// The long name, without dashes.
     pub(super) name: &'static str,
+    /// The word it stands in, as it was written.
+    pub(super) written: &'a str,
     /// The byte at which it starts.
     pub(super) at: usize,
     pub(super) value: Option<&'a str>,
@@ -215,7 +217,7 @@ pub(super) fn scan<'a>(line: &Line<'a>) -> Result<Vec<Given<'a>>, Error> {
         }
         if let Some(long) = word.text.strip_prefix("--").filter(|long| !long.is_empty()) {
             given.push(scan_long(line, word, long, &mut words)?);
-        } else if word.text.starts_with('-') && word.text.len() > 1 {
+        } else if word.text.starts_with('-') && word.text.len() > 1 && word.text != "--" {
             scan_short(line, word, &mut words, &mut given)?;
         } else {
             return Err(line.error(ErrorKind::UnexpectedWord, word.at, word.text, "an option such as -A, -a or -r"));
@@ -244,12 +246,14 @@ fn scan_short<'a>(
     given: &mut Vec<Given<'a>>,
 ) -> Result<(), Error> {
     for (offset, letter) in word.text.char_indices().skip(1) {
-        let at = word.at.saturating_add(offset);
+        let letter_at = word.at.saturating_add(offset);
+        // The first letter starts with its dash.
+        let at = if offset == 1 { word.at } else { letter_at };
         let spec = SPECS
             .iter()
             .find(|spec| spec.short == Some(letter))
             .ok_or_else(|| line.error(ErrorKind::UnknownOption, word.at, word.text, "an option of ipvsadm"))?;
-        let rest_at = at.saturating_add(letter.len_utf8());
+        let rest_at = letter_at.saturating_add(letter.len_utf8());
         let rest = word.text.get(offset.saturating_add(letter.len_utf8())..).unwrap_or_default();
         if spec.takes == Takes::Nothing || rest.is_empty() {
             given.push(take_value(line, spec, at, word.text, None, words)?);
@@ -268,12 +272,12 @@ fn take_value<'a>(
     line: &Line<'a>,
     spec: &'static Spec,
     at: usize,
-    written: &str,
+    written: &'a str,
     attached: Option<(&'a str, usize)>,
     words: &mut Words<'a>,
 ) -> Result<Given<'a>, Error> {
     let name = spec.long;
-    let bare = Given { opt: spec.opt, name, at, value: None, value_at: at };
+    let bare = Given { opt: spec.opt, name, written, at, value: None, value_at: at };
     let with = |value, value_at| Given { value: Some(value), value_at, ..bare };
     match (spec.takes, attached) {
         (Takes::Nothing, None) => Ok(bare),
@@ -312,12 +316,12 @@ mod tests {
         assert_eq!(
             told,
             [
-                ("add-service", 10, None, 10),
+                ("add-service", 9, None, 9),
                 ("tcp-service", 11, Some("10.0.0.1:80"), 13),
                 ("scheduler", 25, Some("rr"), 37),
-                ("weight", 41, Some("5"), 42),
-                ("persistent", 45, None, 45),
-                ("ops", 48, None, 48),
+                ("weight", 40, Some("5"), 42),
+                ("persistent", 44, None, 44),
+                ("ops", 47, None, 47),
             ]
         );
     }

@@ -14,8 +14,8 @@ use crate::model::{
     VirtualServerConfig, VirtualServerKey, Weight,
 };
 
-/// ipvsadm's default of `-p`, in seconds.
-const PERSISTENCE_SECS: u32 = 300;
+/// ipvsadm's default of `-p`, in seconds. Its manual says 300; it does 360.
+const PERSISTENCE_SECS: u32 = 360;
 
 /// A port as a number: 0 to 65535.
 const PORT: &str = "a port from 0 to 65535";
@@ -36,12 +36,12 @@ struct Options<'a> {
 pub(super) fn statement(number: usize, text: &str) -> Result<Option<(Statement, Place)>, Error> {
     let line = Line { number, text };
     let given = scan(&line)?;
-    let Some(first) = given.first() else { return Ok(None) };
-    let options = Options { line, given: given.clone() };
+    let Some(first_at) = given.first().map(|first| first.at) else { return Ok(None) };
+    let options = Options { line, given };
     let command = options.command()?;
     options.check(command)?;
     let statement = options.statement(command)?;
-    let at = options.service_option().map_or(first.at, |service| service.value_at);
+    let at = options.service_option().map_or(first_at, |service| service.value_at);
     Ok(Some((statement, Place { at })))
 }
 
@@ -102,7 +102,7 @@ impl<'a> Options<'a> {
     }
 
     fn conflict(&self, given: &Given<'a>, expected: impl Into<String>) -> Error {
-        self.line.error(ErrorKind::Conflict, given.at, &format!("--{}", given.name), expected)
+        self.line.error(ErrorKind::Conflict, given.at, given.written, expected)
     }
 
     /// The one command of the line.
@@ -110,7 +110,7 @@ impl<'a> Options<'a> {
         if let Some(given) = self.given.iter().find(|given| given.opt == Opt::Unsupported) {
             let expected =
                 "-A, -E, -D, -C, -Z, -a, -e or -d with their options; other commands are not text of this kind";
-            return Err(self.line.error(ErrorKind::Unsupported, given.at, &format!("--{}", given.name), expected));
+            return Err(self.line.error(ErrorKind::Unsupported, given.at, given.written, expected));
         }
         self.given
             .iter()
@@ -129,7 +129,7 @@ impl<'a> Options<'a> {
             };
             if let Some(other) = before.iter().find(same) {
                 let expected = format!("no --{} after --{}", given.name, other.name);
-                return Err(self.line.error(ErrorKind::Repeated, given.at, &format!("--{}", given.name), expected));
+                return Err(self.line.error(ErrorKind::Repeated, given.at, given.written, expected));
             }
             if !is_command(given.opt) && !belongs(given.opt, command) {
                 let name = self.find(command).map_or("", |command| command.name);

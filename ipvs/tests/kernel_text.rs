@@ -1,0 +1,214 @@
+//! ipvsadm's text against ipvsadm: what we write it reads, what it prints we would have written, what people write means the
+//! same to both.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+
+mod text_tables;
+
+use ipvs::text::{Ruleset, Statement, parse_batch};
+use ipvs::{Batch, Client, Scheduler};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use testkit::{Need, kernel_test, missing, oracle};
+use text_tables::ruleset_of_ipvsadm;
+
+const NEEDS: &[Need] = &[Need::Root, Need::IpVs, Need::Tool("ipvsadm")];
+
+/// Lines of `ipvsadm -S -n`, in an order of their own.
+fn saved() -> Vec<String> {
+    sorted(&oracle::ipvsadm_save().unwrap())
+}
+
+fn sorted(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+fn clear() {
+    oracle::ipvsadm_restore("-C\n").unwrap();
+}
+
+/// Schedulers of this kernel.
+fn schedulers() -> Vec<Scheduler> {
+    let mut schedulers = Scheduler::KNOWN.to_vec();
+    if missing(Need::Kernel(5, 13)).is_some() {
+        schedulers.retain(|scheduler| *scheduler != Scheduler::PowerOfTwoChoices);
+    }
+    schedulers
+}
+
+/// The same without thresholds, which ipvsadm does not print.
+fn without_thresholds(rules: &Ruleset) -> Ruleset {
+    let mut rules = rules.clone();
+    for real in rules.entries.iter_mut().flat_map(|entry| &mut entry.real_servers) {
+        real.config.thresholds = ipvs::model::Thresholds::NONE;
+    }
+    rules
+}
+
+fn in_order(mut rules: Ruleset) -> Ruleset {
+    rules.sort();
+    rules
+}
+
+fn kernel_has() -> Ruleset {
+    in_order(Ruleset::from(&Client::open().unwrap().snapshot().unwrap()))
+}
+
+#[test]
+fn ipvsadm_reads_what_we_write_and_prints_the_same() {
+    kernel_test(NEEDS, || {
+        let mut runner = TestRunner::new(Config { cases: 24, failure_persistence: None, ..Config::default() });
+        let outcome = runner.run(&ruleset_of_ipvsadm(schedulers()), |rules| {
+            clear();
+            let text = rules.to_string();
+            oracle::ipvsadm_restore(&text).map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
+            let expected = sorted(&without_thresholds(&rules).to_string());
+            prop_assert_eq!(saved(), expected.clone(), "ipvsadm read our text\n{}", text);
+            prop_assert_eq!(kernel_has(), in_order(rules.clone()), "with thresholds, by netlink\n{}", text);
+
+            clear();
+            let batch = parse_batch(&text).unwrap();
+            prop_assert_eq!(&batch, &Batch::from(&rules));
+            Client::open()
+                .unwrap()
+                .run(&batch)
+                .into_result()
+                .map_err(|error| TestCaseError::fail(error.to_string()))?;
+            prop_assert_eq!(saved(), expected, "we read our text\n{}", text);
+            Ok(())
+        });
+        outcome.unwrap();
+    });
+}
+
+/// What both make of a text, as ipvsadm prints it with thresholds.
+fn both(text: &str) -> [(Vec<String>, Ruleset); 2] {
+    clear();
+    oracle::ipvsadm_restore(text).unwrap_or_else(|error| panic!("{text}\n{error}"));
+    let theirs = (saved(), kernel_has());
+    clear();
+    let batch = parse_batch(text).unwrap_or_else(|error| panic!("{text}\n{error}"));
+    Client::open().unwrap().run(&batch).into_result().unwrap_or_else(|error| panic!("{text}\n{error}"));
+    [theirs, (saved(), kernel_has())]
+}
+
+#[test]
+fn what_people_write_means_the_same_to_both() {
+    kernel_test(NEEDS, || {
+        for text in [
+            "--add-service --tcp-service 10.0.0.1:80\n--add-server --tcp-service 10.0.0.1:80 --real-server 10.1.0.1",
+            "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:8080",
+            "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:8080 -i\n-a -t 10.0.0.1:80 -r 10.1.0.2:8080 -m",
+            "-A -t 10.0.0.1 -p\n-a -t 10.0.0.1 -r 10.1.0.1 -m",
+            "-A -t 10.0.0.1:80 -p -M 255.0.255.0",
+            "-A -p 60 -t 10.0.0.1:80 -s wrr",
+            "-A -u 10.0.0.1:53 -o -p 10 --pe sip -s sh -b sh-port,sh-fallback",
+            "-A -t 10.0.0.1:80 -s mh -b flag-1,mh-port",
+            "-A -t 10.0.0.1:80 -s sh -b flag-3,sh-port",
+            "-A -t [fd00::1]:80 -p 9 -M 64\n-a -t [fd00::1]:80 -r [fd00::2]:81 -m -x 9 -y 3",
+            "-A -t fd00::1 -p\n-a -t fd00::1 -r fd00::2 -m",
+            "-A -f 7\n-a -f 7 -r 10.1.0.1\n-a -f 7 -r 10.1.0.2:80 -g\n-A -f 7 -6 -p -M 48\n-a -f 7 -6 -r fd00::2 -m",
+            "-A -f 4000000000",
+            "-A --sctp-service 10.0.0.1:36412 -s lc\n-a --sctp-service 10.0.0.1:36412 -r 10.1.0.1:1 -mw5",
+            "-At 10.0.0.1:80 -srr\n-at10.0.0.1:80 -r=10.1.0.1 -w=0 -m",
+            "ipvsadm -A -t 10.0.0.1:80 --scheduler=fo\r\n\n   \tipvsadm -a -t 10.0.0.1:80 -r 10.1.0.1:80 -x 5",
+            "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue --tun-port 6080 --tun-remcsum",
+            "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gre --tun-csum\n-a -t 10.0.0.1:80 -r fd00::9 -i",
+            "-A -t 10.0.0.1:80 -p 60 -b flag-2\n-E -t 10.0.0.1:80 -s rr",
+            "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1 -m -w 9 -x 8\n-e -t 10.0.0.1:80 -r 10.1.0.1 -m",
+            "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1:81 -m\n-a -t 10.0.0.1:80 -r 10.1.0.2 -m\n-d -t 10.0.0.1:80 -r 10.1.0.1:81",
+            "-A -t 10.0.0.1:80\n-A -t 10.0.0.2:80\n-D -t 10.0.0.1:80\n-Z -t 10.0.0.2:80",
+            "-A -t 10.0.0.1:80 -s none",
+        ] {
+            let [theirs, ours] = both(&format!("{text}\n"));
+            assert_eq!(theirs, ours, "{text}");
+            assert!(!ours.0.is_empty(), "{text}");
+        }
+    });
+}
+
+#[test]
+fn what_ipvsadm_refuses_we_refuse() {
+    kernel_test(NEEDS, || {
+        for text in [
+            "-A -t 10.0.0.1:80 --nope",
+            "-A -t 10.0.0.1:80 stray",
+            "-A -t 10.0.0.1",
+            "-A -t 80",
+            "-A -t [fd00::1:80",
+            "-A -t 10.0.0.1:99999",
+            "-A -t 10.0.0.1:80 -6",
+            "-A -f 0",
+            "-A -f 4294967296",
+            "-A -t 10.0.0.1:80 -p soon",
+            "-A -t [fd00::1]:80 -p -M 129",
+            "-A -t 10.0.0.1:80 -b sh-port",
+            "-A -t 10.0.0.1:80 -s sh -b mh-port",
+            "-A -t 10.0.0.1:80 -b nope",
+            "-A -t 10.0.0.1:80 -s rr -s wrr",
+            "-A -t 10.0.0.1:80 -u 10.0.0.1:80",
+            "-A -t 10.0.0.1:80 -w 1",
+            "-D -t 10.0.0.1:80 -s rr",
+            "-a -t 10.0.0.1:80",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1 -w -1",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1 -w 2147483648",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1 -g -m",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1 -m --tun-type gre",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue --tun-port 0",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-port 9",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type vxlan",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gre --tun-csum --tun-nocsum",
+        ] {
+            let refused = oracle::ipvsadm_restore(&format!("{text}\n"));
+            assert!(refused.is_err(), "ipvsadm takes it: {text}");
+            assert!(text.parse::<Statement>().is_err(), "we take it: {text}");
+        }
+        assert!(saved().is_empty());
+    });
+}
+
+#[test]
+fn our_own_words_are_refused_loudly_by_ipvsadm() {
+    kernel_test(NEEDS, || {
+        for text in [
+            "-A --other-service 47/10.0.0.1:80 -s rr",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1:81 --forward route -w 1",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 --forward local -w 1",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type gre --tun-remcsum",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type gue --tun-port 1 --tun-csum --tun-remcsum",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type ipip --tun-csum",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type gre --tun-flags 4",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type 7 --tun-port 0",
+            "-a -t 10.0.0.1:80 -r [fd00::1]:80 -g -w 1",
+            "-A -t 10.0.0.1:80 -s rr -p 2678401",
+            "-A -t 10.0.0.1:80 -s rr -p 0",
+            "-A -t 10.0.0.1:0 -s rr",
+            "-A -t 10.0.0.1:80 -s rr -o",
+            "-a -f 7 -r 10.1.0.1:80 -m -w 1 -x 2147483648",
+        ] {
+            let statement: Statement = text.parse().unwrap();
+            assert_eq!(statement.to_string(), text);
+            assert!(!statement.is_readable_by_ipvsadm(), "{text}");
+            assert!(oracle::ipvsadm_restore(&format!("{text}\n")).is_err(), "ipvsadm takes it: {text}");
+        }
+        assert!(saved().is_empty());
+    });
+}
+
+#[test]
+fn a_table_of_the_kernel_comes_back_exactly_through_our_text() {
+    kernel_test(NEEDS, || {
+        // Direct routing to another port: ipvsadm's own save and restore would lose it.
+        let text = "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:81 --forward route -w 1\n-a -t 10.0.0.1:80 -r 10.1.0.2:80 --forward local -w 2\n";
+        let rules: Ruleset = text.parse().unwrap();
+        let mut client = Client::open().unwrap();
+        client.run(&Batch::from(&rules)).into_result().unwrap();
+        let read = kernel_has();
+        assert_eq!(read, in_order(rules));
+        clear();
+        client.run(&Batch::from(&read.to_string().parse::<Ruleset>().unwrap())).into_result().unwrap();
+        assert_eq!(kernel_has(), read);
+    });
+}

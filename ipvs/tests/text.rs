@@ -1,0 +1,191 @@
+//! What people write in ipvsadm's text, and what they get wrong.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+
+use ipvs::text::{ErrorKind, Ruleset, Statement, parse, parse_batch};
+
+/// The text as it is understood, one statement a line.
+fn told(text: &str) -> String {
+    let statements = parse(text).unwrap_or_else(|error| panic!("{text}\n{error}"));
+    statements.iter().map(Statement::to_string).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn long_options_are_the_short_ones() {
+    for (long, short) in [
+        (
+            "--add-service --tcp-service 10.0.0.1:80 --scheduler wrr --persistent 600 --netmask 255.255.0.0",
+            "-A -t 10.0.0.1:80 -s wrr -p 600 -M 255.255.0.0",
+        ),
+        ("--edit-service --udp-service [fd00::1]:53 --ops --scheduler=rr", "-E -u [fd00::1]:53 -s rr -o"),
+        ("--add-service --fwmark-service 7 --ipv6 --sched-flags sh-port --scheduler sh", "-A -f 7 -6 -s sh -b sh-port"),
+        ("--delete-service --sctp-service 10.0.0.1:36412", "-D --sctp-service 10.0.0.1:36412"),
+        ("--clear", "-C"),
+        ("--zero", "-Z"),
+        ("--zero --fwmark-service=9", "-Z -f 9"),
+        (
+            "--add-server --tcp-service 10.0.0.1:80 --real-server 10.1.0.1 --ipip --tun-type gue --tun-port 6080 --tun-csum",
+            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type gue --tun-port 6080 --tun-csum",
+        ),
+        (
+            "--edit-server --tcp-service 10.0.0.1:80 --real-server 10.1.0.1:81 --masquerading --weight 5 --u-threshold 9 --l-threshold 3",
+            "-e -t 10.0.0.1:80 -r 10.1.0.1:81 -m -w 5 -x 9 -y 3",
+        ),
+        ("--delete-server --tcp-service 10.0.0.1:80 --real-server 10.1.0.1:81", "-d -t 10.0.0.1:80 -r 10.1.0.1:81"),
+        ("--add-server -f 7 --real-server 10.1.0.1 --gatewaying", "-a -f 7 -r 10.1.0.1:0 -g -w 1"),
+    ] {
+        assert_eq!(told(long), short);
+        assert_eq!(told(short), short);
+    }
+}
+
+#[test]
+fn what_is_left_out_has_ipvsadms_defaults() {
+    assert_eq!(told("-A -t 10.0.0.1:80"), "-A -t 10.0.0.1:80 -s wlc");
+    assert_eq!(told("-A -t 10.0.0.1 -p"), "-A -t 10.0.0.1:0 -s wlc -p 360");
+    assert_eq!(told("-A -p -t 10.0.0.1:80 -o"), "-A -t 10.0.0.1:80 -s wlc -p 360 -o");
+    assert_eq!(told("-a -t 10.0.0.1:80 -r 10.1.0.1"), "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -g -w 1");
+    assert_eq!(told("-a -t 10.0.0.1:80 -r 10.1.0.1 -i"), "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type ipip");
+    assert_eq!(
+        told("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gre"),
+        "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type gre --tun-nocsum"
+    );
+    // IPv6 without brackets has no port.
+    assert_eq!(told("-A -t fd00::1 -p 5"), "-A -t [fd00::1]:0 -s wlc -p 5");
+}
+
+#[test]
+fn direct_routing_and_tunnels_keep_the_port_as_ipvsadm_does() {
+    assert_eq!(told("-a -t 10.0.0.1:80 -r 10.1.0.1:8080 -g"), "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -g -w 1");
+    assert_eq!(told("-a -f 7 -r 10.1.0.1:8080 -g"), "-a -f 7 -r 10.1.0.1:8080 -g -w 1");
+    let other_port = "-a -t 10.0.0.1:80 -r 10.1.0.1:8080 --forward route -w 1";
+    assert_eq!(told(other_port), other_port);
+    assert!(!other_port.parse::<Statement>().unwrap().is_readable_by_ipvsadm());
+}
+
+#[test]
+fn people_bundle_comment_indent_and_name_the_program() {
+    let text = "# all of it\n\n  ipvsadm -At 10.0.0.1:80 -srr # the shop\r\n\tipvsadm -a -t10.0.0.1:80 -r=10.1.0.1:8080 -mw5\n";
+    assert_eq!(told(text), "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 5");
+}
+
+#[test]
+fn mistakes_are_named_with_their_place() {
+    for (text, kind, column, expected) in [
+        ("-A -t www.example.org:80", ErrorKind::HostName, 7, "host names"),
+        ("-A -t 10.0.0.1:http", ErrorKind::ServiceName, 16, "service names"),
+        ("-a -t 10.0.0.1:80 -r web1:80 -m", ErrorKind::HostName, 22, "host names"),
+        ("-A -t 10.0.0.1:99999", ErrorKind::BadValue, 16, "0 to 65535"),
+        ("-A -t 10.0.0.1:", ErrorKind::BadValue, 16, "0 to 65535"),
+        ("-A -t 10.0.0:80", ErrorKind::BadValue, 7, "an address"),
+        ("-A -t [fd00::1:80", ErrorKind::BadValue, 7, "an address"),
+        ("-A -t [10.0.0.1]:80", ErrorKind::BadValue, 7, "IPv6"),
+        ("-A -t 80", ErrorKind::BadValue, 7, "an address"),
+        ("-A -t 10.0.0.1", ErrorKind::Missing, 15, "-p"),
+        ("-A -s rr", ErrorKind::Missing, 9, "a virtual server"),
+        ("-a -t 10.0.0.1:80 -m", ErrorKind::Missing, 21, "-r"),
+        ("-t 10.0.0.1:80", ErrorKind::Missing, 15, "a command"),
+        ("-D -6", ErrorKind::Missing, 6, "a virtual server"),
+        ("-A -f 0", ErrorKind::BadValue, 7, "1 to 4294967295"),
+        ("-A -f -1", ErrorKind::BadValue, 7, "1 to 4294967295"),
+        ("-A -t 10.0.0.1:80 -6", ErrorKind::Conflict, 19, "only with -f"),
+        ("-A -t 10.0.0.1:80 -s a-name-that-is-too-long", ErrorKind::BadValue, 22, "15"),
+        ("-A -t 10.0.0.1:80 -p soon", ErrorKind::BadValue, 22, "seconds"),
+        ("-A -t 10.0.0.1:80 -p -M 24", ErrorKind::BadValue, 25, "mask"),
+        ("-A -t [fd00::1]:80 -p -M 0", ErrorKind::BadValue, 26, "1 to 128"),
+        ("-A -t [fd00::1]:80 -p -M 129", ErrorKind::BadValue, 26, "1 to 128"),
+        ("-A -t 10.0.0.1:80 -M 255.0.0.0", ErrorKind::Conflict, 19, "-p"),
+        ("-A -t 10.0.0.1:80 --pe sip", ErrorKind::Conflict, 19, "-p"),
+        ("-A -t 10.0.0.1:80 -b sh-port", ErrorKind::Conflict, 22, "wlc"),
+        ("-A -t 10.0.0.1:80 -s mh -b mh-port,nope", ErrorKind::BadValue, 28, "mh-fallback"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -w -1", ErrorKind::BadValue, 34, "2147483647"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -w 2147483648", ErrorKind::BadValue, 34, "2147483647"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -x 5 -y 6", ErrorKind::BadValue, 39, "upper"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -y 6", ErrorKind::BadValue, 34, "upper"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -m --tun-type gre", ErrorKind::Conflict, 34, "-i"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue", ErrorKind::Missing, 48, "--tun-port"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue --tun-port 0", ErrorKind::BadValue, 60, "1 to 65535"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-port 9", ErrorKind::Conflict, 34, "gue"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type vxlan", ErrorKind::BadValue, 45, "gre"),
+        (
+            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gre --tun-csum --tun-nocsum",
+            ErrorKind::Conflict,
+            60,
+            "tun-nocsum",
+        ),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -g -m", ErrorKind::Repeated, 34, "gatewaying"),
+        ("-A -t 10.0.0.1:80 -u 10.0.0.1:80", ErrorKind::Repeated, 19, "tcp-service"),
+        ("-A -t 10.0.0.1:80 -s rr -s wrr", ErrorKind::Repeated, 25, "scheduler"),
+        ("-A -D -t 10.0.0.1:80", ErrorKind::Repeated, 4, "add-service"),
+        ("-A -t 10.0.0.1:80 -w 1", ErrorKind::Conflict, 19, "add-service"),
+        ("-D -t 10.0.0.1:80 -s rr", ErrorKind::Conflict, 19, "delete-service"),
+        ("-C -t 10.0.0.1:80", ErrorKind::Conflict, 4, "clear"),
+        ("-L -n", ErrorKind::Unsupported, 1, "-A"),
+        ("--set 1 2 3", ErrorKind::UnexpectedWord, 7, "an option"),
+        ("--start-daemon master", ErrorKind::Unsupported, 1, "-A"),
+        ("-A -t 10.0.0.1:80 --schedular rr", ErrorKind::UnknownOption, 19, "an option"),
+        ("-A -t", ErrorKind::Value, 6, "a value"),
+        ("-A é", ErrorKind::UnexpectedWord, 4, "an option"),
+        ("é -A", ErrorKind::UnexpectedWord, 1, "an option"),
+    ] {
+        let error = parse(&format!("-C\n{text}\n")).expect_err(text);
+        assert_eq!((error.kind(), error.line(), error.column()), (kind, 2, column), "{text}: {error}");
+        assert!(error.expected().contains(expected), "{text}: {error}");
+        assert!(error.to_string().starts_with(&format!("line 2, column {column}: found ")), "{error}");
+    }
+}
+
+#[test]
+fn columns_count_characters() {
+    let error = parse("-A --pe ééé -t nowhere:1").unwrap_err();
+    assert_eq!((error.kind(), error.column(), error.found()), (ErrorKind::HostName, 16, "nowhere"));
+}
+
+#[test]
+fn what_was_found_is_shown_in_short() {
+    let long = "x".repeat(100_000);
+    let error = parse(&format!("-A {long}")).unwrap_err();
+    assert!(error.to_string().len() < 300, "{}", error.to_string().len());
+}
+
+#[test]
+fn a_table_holds_additions_only() {
+    let rules: Ruleset = "-C\n-A -t 10.0.0.1:80\n-A -t 10.0.0.2:80\n-a -t 10.0.0.1:80 -r 10.1.0.1\n".parse().unwrap();
+    assert_eq!(rules.entries.len(), 2);
+    assert_eq!(rules.entries[0].real_servers.len(), 1);
+    for (text, kind, line, column) in [
+        ("-A -t 10.0.0.1:80\n-A -t 10.0.0.1:80 -s rr", ErrorKind::Repeated, 2, 7),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1", ErrorKind::UnknownVirtualServer, 1, 7),
+        ("-A -t 10.0.0.1:80\n-D -t 10.0.0.1:80", ErrorKind::NotAllowedHere, 2, 7),
+        ("-A -t 10.0.0.1:80\n-C", ErrorKind::NotAllowedHere, 2, 1),
+        (
+            "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1\n-a -t 10.0.0.1:80 -r 10.1.0.1:80 -g",
+            ErrorKind::Repeated,
+            3,
+            7,
+        ),
+    ] {
+        let error = text.parse::<Ruleset>().expect_err(text);
+        assert_eq!((error.kind(), error.line(), error.column()), (kind, line, column), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_batch_has_no_commands_about_everything() {
+    assert_eq!(parse_batch("-D -t 10.0.0.1:80\n-Z -f 7\n").unwrap().len(), 2);
+    for text in ["-C", "-Z"] {
+        assert_eq!(parse_batch(text).unwrap_err().kind(), ErrorKind::NotAllowedHere);
+    }
+    assert_eq!("".parse::<Statement>().unwrap_err().kind(), ErrorKind::Missing);
+    assert_eq!("-C\n-C".parse::<Statement>().unwrap_err().kind(), ErrorKind::NotAllowedHere);
+}
+
+/// What `ipvsadm -S -n` printed on real kernels.
+#[test]
+fn what_ipvsadm_printed_comes_back_byte_for_byte() {
+    for text in
+        [include_str!("fixtures-text/linux-5.10/ipvsadm-Sn"), include_str!("fixtures-text/linux-6.1/ipvsadm-Sn")]
+    {
+        let rules: Ruleset = text.parse().unwrap();
+        assert_eq!(rules.to_string(), text);
+    }
+}
