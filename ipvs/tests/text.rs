@@ -1,6 +1,8 @@
 //! What people write in ipvsadm's text, and what they get wrong.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
+use ipvs::Batch;
+use ipvs::testing::FakeIpvs;
 use ipvs::text::{ErrorKind, Ruleset, Statement, parse, parse_batch};
 
 /// The text as it is understood, one statement a line.
@@ -188,4 +190,16 @@ fn what_ipvsadm_printed_comes_back_byte_for_byte() {
         let rules: Ruleset = text.parse().unwrap();
         assert_eq!(rules.to_string(), text);
     }
+}
+
+#[test]
+fn a_snapshot_is_a_table() {
+    let mut rules: Ruleset = include_str!("fixtures-text/linux-6.1/ipvsadm-Sn").parse().unwrap();
+    let fake = FakeIpvs::new();
+    let mut client = fake.client().unwrap();
+    client.run(&Batch::from(&rules)).into_result().unwrap();
+    let mut read = Ruleset::from(&client.snapshot().unwrap());
+    rules.sort();
+    read.sort();
+    assert_eq!(read, rules);
 }
