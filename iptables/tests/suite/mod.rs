@@ -238,7 +238,7 @@ pub(crate) fn failures_name_the_line_and_change_nothing(world: &impl World) {
         world,
         ErrorKind::Rejected,
         commit_line(world, 6, 7),
-        &edits(&[append("ONE", "-j TWO"), append("TWO", "-j ONE"), append("INPUT", "-j ONE")]),
+        &edits(&[append("INPUT", "-j ONE"), append("ONE", "-j TWO"), append("TWO", "-j ONE")]),
     );
     assert_eq!(error.failure().unwrap().table, Some(TableName::FILTER));
     // No masquerading outside nat. Found at commit.
