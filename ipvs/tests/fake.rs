@@ -48,3 +48,5 @@ macro_rules! on_the_fake {
     )* };
 }
 suite::for_each_case!(on_the_fake);
+
+mod only_here;

@@ -4,7 +4,7 @@ mod suite;
 
 use ipvs::{Client, Scheduler};
 use netlink_batch::Genl;
-use testkit::{Need, missing, oracle};
+use testkit::{Need, kernel_test, missing, oracle};
 
 const IPVS: &[Need] = &[Need::Root, Need::IpVs, Need::Tool("ipvsadm")];
 
@@ -60,3 +60,58 @@ macro_rules! on_the_kernel {
     )* };
 }
 suite::for_each_case!(on_the_kernel);
+
+/// Another network namespace has a table of its own, and a client opened there stays there.
+#[test]
+fn another_namespace_by_its_file() {
+    kernel_test(IPVS, || {
+        let other = testkit::Netns::new().unwrap();
+        let file = other.run_in(|| std::fs::File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
+        let key = suite::tcp("10.0.0.1:80");
+        let mut there = Client::open_in(std::os::fd::AsFd::as_fd(&file)).unwrap();
+        there.add_virtual_server(&suite::round_robin(key)).unwrap();
+        assert_eq!(oracle::ipvsadm_save().unwrap().trim(), "");
+        assert_eq!(Client::open().unwrap().list_virtual_servers().unwrap(), []);
+        let saved = other.run_in(oracle::ipvsadm_save).unwrap().unwrap();
+        assert_eq!(saved.trim(), "-A -t 10.0.0.1:80 -s rr");
+    });
+}
+
+/// Run in a process of its own by [`without_the_capability`]: says what the kernel answers there.
+#[test]
+fn report_permission() {
+    if std::env::var_os("IPVS_TEST_REPORT_PERMISSION").is_none() {
+        return;
+    }
+    let key = suite::tcp("10.0.0.1:80");
+    let mut client = Client::open().unwrap();
+    for result in [
+        client.list_virtual_servers().map(drop),
+        client.info().map(drop),
+        client.add_virtual_server(&suite::round_robin(key)),
+        client.delete_virtual_server(&key),
+        client.list_daemons().map(drop),
+    ] {
+        let error = result.unwrap_err();
+        assert!(error.is_permission(), "{error}");
+        assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
+    }
+}
+
+/// Root without `CAP_NET_ADMIN`, and root of a user namespace, may not even look.
+#[test]
+fn without_the_capability() {
+    kernel_test(&[Need::Root, Need::IpVs, Need::Tool("setpriv"), Need::Tool("unshare")], || {
+        let program = std::env::current_exe().unwrap();
+        let program = program.to_str().unwrap();
+        let again = ["env", "IPVS_TEST_REPORT_PERMISSION=1", program, "--exact", "report_permission"];
+        for wrapper in [
+            &["setpriv", "--bounding-set", "-net_admin", "--inh-caps", "-net_admin"][..],
+            &["unshare", "--user", "--map-root-user", "--net"],
+        ] {
+            let command: Vec<&str> = wrapper.iter().copied().chain(again).collect();
+            let output = oracle::run(command[0], &command[1..], None).unwrap();
+            assert!(output.stdout.contains("1 passed"), "{}", output.stdout);
+        }
+    });
+}

@@ -1,0 +1,193 @@
+//! Real connections through virtual servers that this crate has programmed, counted by both us and `ipvsadm`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use ipvs::model::Stats;
+use ipvs::{Client, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
+use testkit::traffic::{Connection, NameServer, ask_udp, connect_and_ask};
+use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Dummy, Need::IpVs, Need::Scheduler("rr")];
+
+/// A client and two backends, each in a namespace of its own, around the test's namespace, which has the VIPs.
+struct Net {
+    client: Netns,
+    backends: [Netns; 2],
+}
+
+impl Net {
+    fn new() -> Self {
+        let node = Netns::current().unwrap();
+        let net = Net { client: Netns::new().unwrap(), backends: [Netns::new().unwrap(), Netns::new().unwrap()] };
+        for (number, host) in [&net.client, &net.backends[0], &net.backends[1]].into_iter().enumerate() {
+            let device = format!("host{number}");
+            veth_pair((&node, &device), (host, "eth0")).unwrap();
+            node.add_address(&format!("10.1.{number}.1/24"), &device).unwrap();
+            node.add_address(&format!("fd00:1:{number}::1/64"), &device).unwrap();
+            host.add_address(&format!("10.1.{number}.2/24"), "eth0").unwrap();
+            host.add_address(&format!("fd00:1:{number}::2/64"), "eth0").unwrap();
+            host.add_route("default", &format!("10.1.{number}.1")).unwrap();
+            host.add_route("default", &format!("fd00:1:{number}::1")).unwrap();
+        }
+        node.write_sysctl("net/ipv4/ip_forward", "1").unwrap();
+        node.write_sysctl("net/ipv6/conf/all/forwarding", "1").unwrap();
+        node.ip(&["link", "add", "vips", "type", "dummy"]).unwrap();
+        node.link_up("vips").unwrap();
+        node.add_address("10.96.0.10/32", "vips").unwrap();
+        node.add_address("fd00:96::10/128", "vips").unwrap();
+        net
+    }
+
+    /// How often who answered.
+    fn ask(&self, times: usize, question: impl Fn() -> String) -> BTreeMap<String, usize> {
+        let ask = || {
+            let mut answers = BTreeMap::new();
+            for _ in 0..times {
+                *answers.entry(question()).or_default() += 1;
+            }
+            answers
+        };
+        self.client.run_in(ask).unwrap()
+    }
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn counts(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
+    expected.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+}
+
+fn program(ipvs: &mut Client, key: VirtualServerKey, backends: [&str; 2]) -> [RealServer; 2] {
+    ipvs.add_virtual_server(&VirtualServer::new(key, Scheduler::RoundRobin)).unwrap();
+    backends.map(|at| {
+        let server = RealServer::new(address(at));
+        ipvs.add_real_server(&key, &server).unwrap();
+        server
+    })
+}
+
+/// What `ipvsadm -Ln --stats --exact` says of each address: connections, packets in and out, bytes in and out.
+fn exact() -> BTreeMap<String, [u64; 5]> {
+    let text = oracle::run("ipvsadm", &["-L", "-n", "--stats", "--exact"], None).unwrap().stdout;
+    let mut found = BTreeMap::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let Some("TCP" | "UDP" | "->") = words.next() else { continue };
+        let Some(at) = words.next() else { continue };
+        let numbers: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
+        if let Ok(numbers) = <[u64; 5]>::try_from(numbers) {
+            found.insert(at.to_owned(), numbers);
+        }
+    }
+    found
+}
+
+fn ours(stats: &Stats) -> [u64; 5] {
+    [stats.connections, stats.packets_in, stats.packets_out, stats.bytes_in, stats.bytes_out]
+}
+
+/// Balanced, then drained without breaking the open connection, then counted.
+fn balanced_drained_counted(vip: &str, backends: [&str; 2]) {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        let _blue = NameServer::tcp(&net.backends[0], address(backends[0]), "blue").unwrap();
+        let _green = NameServer::tcp(&net.backends[1], address(backends[1]), "green").unwrap();
+        let mut ipvs = Client::open().unwrap();
+        let key = VirtualServerKey::tcp(address(vip));
+        let servers = program(&mut ipvs, key, backends);
+        let ask = || connect_and_ask(address(vip)).unwrap();
+        assert_eq!(net.ask(10, ask), counts(&[("blue", 5), ("green", 5)]));
+
+        let open = || Connection::open(address(vip)).unwrap();
+        let mut connections = net.client.run_in(|| [open(), open()]).unwrap();
+        let named = connections.each_mut().map(|connection| connection.ask().unwrap());
+        let blue = usize::from(named[0] != "blue");
+        assert_eq!(named[blue], "blue");
+        let active = ipvs.get_real_server(&key, &servers[0].key).unwrap().active_connections;
+        assert!(active >= 1, "{active}");
+
+        ipvs.update_real_server(&key, &servers[0].with_weight(Weight::DRAIN)).unwrap();
+        assert_eq!(net.ask(6, ask), counts(&[("green", 6)]));
+        for _ in 0..3 {
+            assert_eq!(connections[blue].ask().unwrap(), "blue");
+        }
+        // Back again by a change, not by adding it anew.
+        ipvs.update_real_server(&key, &servers[0]).unwrap();
+        let answers = net.ask(10, ask);
+        assert_eq!(answers.values().sum::<usize>(), 10);
+        assert_eq!(answers.get("blue"), Some(&5), "{answers:?}");
+
+        drop(connections);
+        counters_are_ipvsadms(&mut ipvs, vip, &key, &servers);
+    });
+}
+
+fn counters_are_ipvsadms(ipvs: &mut Client, vip: &str, key: &VirtualServerKey, servers: &[RealServer; 2]) {
+    // Connections end while we look: compare two looks with nothing between them.
+    let mut last = None;
+    let (before, virtual_stats, real_stats) = (0..50)
+        .find_map(|_| {
+            let before = exact();
+            let virtual_stats = ours(&ipvs.get_virtual_server(key).unwrap().stats);
+            let real_stats = servers.map(|server| ours(&ipvs.get_real_server(key, &server.key).unwrap().stats));
+            let found = (before, virtual_stats, real_stats);
+            let quiet = exact() == found.0;
+            last = Some(found.clone());
+            quiet.then_some(found)
+        })
+        .unwrap_or_else(|| panic!("the counters never came to rest: {last:?}"));
+    assert_eq!(before.get(vip), Some(&virtual_stats), "{before:?}");
+    for (server, stats) in servers.iter().zip(real_stats) {
+        assert_eq!(before.get(&server.key.to_string()), Some(&stats), "{before:?}");
+        assert!(stats[0] >= 10 && stats.iter().all(|count| *count > 0), "{stats:?}");
+    }
+    assert_eq!(virtual_stats[0], real_stats[0][0] + real_stats[1][0]);
+
+    // A real server that goes and comes back has its counters; zeroing takes them away.
+    ipvs.delete_real_server(key, &servers[0].key).unwrap();
+    ipvs.add_real_server(key, &servers[0]).unwrap();
+    assert_eq!(ipvs.get_real_server(key, &servers[0].key).unwrap().stats.connections, real_stats[0][0]);
+    ipvs.zero_virtual_server(key).unwrap();
+    assert_eq!(ipvs.get_virtual_server(key).unwrap().stats.connections, 0);
+    assert_eq!(ipvs.get_real_server(key, &servers[1].key).unwrap().stats.connections, 0);
+    assert_eq!(exact().get(vip).map(|numbers| numbers[0]), Some(0));
+    // Under a new virtual server of the same address it starts from nothing.
+    ipvs.delete_virtual_server(key).unwrap();
+    ipvs.add_virtual_server(&VirtualServer::new(*key, Scheduler::RoundRobin)).unwrap();
+    ipvs.add_real_server(key, &servers[0]).unwrap();
+    assert_eq!(ipvs.get_real_server(key, &servers[0].key).unwrap().stats.connections, 0);
+}
+
+#[test]
+fn tcp_is_balanced_drained_and_counted() {
+    balanced_drained_counted("10.96.0.10:80", ["10.1.1.2:8080", "10.1.2.2:8080"]);
+}
+
+#[test]
+fn tcp_over_ipv6_is_balanced_drained_and_counted() {
+    balanced_drained_counted("[fd00:96::10]:80", ["[fd00:1:1::2]:8080", "[fd00:1:2::2]:8080"]);
+}
+
+#[test]
+fn udp_is_balanced_one_packet_at_a_time() {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        let (vip, backends) = ("10.96.0.10:53", ["10.1.1.2:5353", "10.1.2.2:5353"]);
+        let _blue = NameServer::udp(&net.backends[0], address(backends[0]), "blue").unwrap();
+        let _green = NameServer::udp(&net.backends[1], address(backends[1]), "green").unwrap();
+        let mut ipvs = Client::open().unwrap();
+        let key = VirtualServerKey::udp(address(vip));
+        let servers = program(&mut ipvs, key, backends);
+        let ask = || ask_udp(address(vip)).unwrap();
+        assert_eq!(net.ask(8, ask), counts(&[("blue", 4), ("green", 4)]));
+        let server = VirtualServer::new(key, Scheduler::RoundRobin).with_one_packet();
+        ipvs.update_virtual_server(&server).unwrap();
+        let answers = net.ask(8, ask);
+        assert_eq!(answers, counts(&[("blue", 4), ("green", 4)]));
+        ipvs.update_real_server(&key, &servers[1].with_weight(Weight::DRAIN)).unwrap();
+        assert_eq!(net.ask(4, ask), counts(&[("blue", 4)]));
+    });
+}
