@@ -28,10 +28,10 @@ fn clear() {
     oracle::ipvsadm_restore("-C\n").unwrap();
 }
 
-/// Schedulers of this kernel.
+/// Schedulers of this kernel: all, but `twos` only where the kernel was built with it, which is not everywhere.
 fn schedulers() -> Vec<Scheduler> {
     let mut schedulers = Scheduler::KNOWN.to_vec();
-    if missing(Need::Kernel(5, 13)).is_some() {
+    if missing(Need::Scheduler("twos")).is_some() {
         schedulers.retain(|scheduler| *scheduler != Scheduler::PowerOfTwoChoices);
     }
     schedulers

@@ -184,9 +184,11 @@ fn a_batch_has_no_commands_about_everything() {
 /// What `ipvsadm -S -n` printed on real kernels.
 #[test]
 fn what_ipvsadm_printed_comes_back_byte_for_byte() {
-    for text in
-        [include_str!("fixtures-text/linux-5.10/ipvsadm-Sn"), include_str!("fixtures-text/linux-6.1/ipvsadm-Sn")]
-    {
+    for text in [
+        include_str!("fixtures-text/linux-5.10/ipvsadm-Sn"),
+        include_str!("fixtures-text/linux-6.1/ipvsadm-Sn"),
+        include_str!("fixtures-text/linux-6.12/ipvsadm-Sn"),
+    ] {
         let rules: Ruleset = text.parse().unwrap();
         assert_eq!(rules.to_string(), text);
     }
