@@ -60,6 +60,14 @@ pub mod model;
 mod sync;
 mod text;
 pub mod uapi;
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::arithmetic_side_effects,
+    reason = "tests stop at the first surprise"
+)]
+mod uapi_tests;
 mod wire;
 mod write;
 

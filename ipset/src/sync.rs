@@ -43,6 +43,8 @@ impl SyncReport {
 const MAX_ENTRIES: usize = 1 << 22;
 /// maxelem when none is asked for (`IPSET_DEFAULT_MAXELEM`).
 const DEFAULT_MAXELEM: u32 = 65_536;
+/// hashsize when none is asked for (`IPSET_DEFAULT_HASHSIZE`).
+const DEFAULT_HASHSIZE: u32 = 1024;
 /// How often to begin anew when other programs create or destroy the set meanwhile.
 const ATTEMPTS: usize = 4;
 /// How often, and after which pause, to try again what a listing of another program holds up.
@@ -58,7 +60,7 @@ impl Client {
     /// set's name with a tilde and eight digits, and destroyed afterwards.
     ///
     /// Compared are type, family, masks, range, default timeout and flags; initval and bucketsize when asked for; not
-    /// the hash size, which the kernel adapts. `maxelem` is a lower bound: more is taken when more entries are wanted, and a
+    /// the hash size, which a new set gets to suit the entries unless it is asked for. `maxelem` is a lower bound: more is taken when more entries are wanted, and a
     /// greater one is left alone. Ranges count as the entries they stand for; of two spellings of one entry the last is taken.
     ///
     /// Of an entry's options, comment, mark, priority, queue and nomatch are compared. Counters are not, and survive. A
@@ -232,6 +234,10 @@ impl Target {
             // With headroom, so that the next few entries do not need another new set.
             let roomy = wanted.saturating_add(wanted / 4);
             spec.options.maxelem = Some(roomy.checked_next_power_of_two().unwrap_or(roomy));
+        }
+        if spec.set_type.is_hash() && spec.options.hashsize.is_none() && wanted > DEFAULT_HASHSIZE {
+            // Two entries a bucket. Growing is slow: the kernel waits each time until no packet uses the old table.
+            spec.options.hashsize = wanted.div_ceil(2).max(DEFAULT_HASHSIZE).checked_next_power_of_two();
         }
         Target { spec, entries, places }
     }

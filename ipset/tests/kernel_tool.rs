@@ -53,6 +53,7 @@ fn need(set_type: SetType) -> [Need; 2] {
     [Need::Root, Need::Ipset(set_type.name())]
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 /// Lines for the tool: every option of the type, spelt in ways that are not the normal form.
 fn lines(set_type: SetType) -> &'static [&'static str] {
     match set_type {

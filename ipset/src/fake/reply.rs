@@ -2,7 +2,7 @@
 
 use netlink_batch::header::{MessageHeader, NLM_F_EXCL, NLMSG_ERROR, NfGenHeader};
 use netlink_batch::testing::Reply;
-use netlink_batch::{Attribute, Attrs, Be16, Be32, Encoder, Errno, Message, NulStr, RawAttrs};
+use netlink_batch::{Attrs, Be16, Be32, Encoder, Errno, Message, NulStr, RawAttrs};
 
 use super::rules::{features_revisions, get_entry_checked};
 use super::state::{FakeSet, State};
@@ -297,12 +297,10 @@ fn with_number(message: &Message<'_>, errno: i32, number: u32) -> Vec<u8> {
     MessageHeader::put(message.header, &mut out);
     let header = message.payload.get(..NfGenHeader::LENGTH).unwrap_or_default();
     out.bytes(header);
-    for attr in
-        Attrs::<CmdAttr<'_>>::new(message.payload.get(NfGenHeader::LENGTH..).unwrap_or_default()).iter().flatten()
-    {
-        match attr {
-            CmdAttr::Lineno(_) => CmdAttr::Lineno(number).encode(&mut out),
-            other => other.encode(&mut out),
+    for attr in RawAttrs::new(message.payload.get(NfGenHeader::LENGTH..).unwrap_or_default()).flatten() {
+        match attr.kind() {
+            CmdAttr::LINENO => out.attr(attr.type_field, &number),
+            _ => out.attr(attr.type_field, &attr.payload),
         }
     }
     out.as_slice().to_vec()

@@ -48,7 +48,8 @@ impl fmt::Display for Range {
 pub struct SetOptions {
     /// Family of the addresses. Without effect on types that have none. Default IPv4.
     pub family: Family,
-    /// Initial number of hash buckets, rounded up to a power of two; the kernel doubles it when needed. Default 1024.
+    /// Initial number of hash buckets, rounded up to a power of two; the kernel doubles it when needed,
+    /// and takes some milliseconds each time: half the number of entries is a good value. Default 1024.
     pub hashsize: Option<u32>,
     /// Greatest number of entries of a `hash:` type. Default 65,536.
     pub maxelem: Option<u32>,

@@ -1,0 +1,236 @@
+//! Decoders and parsers against arbitrary and mutilated input; sync against any two states.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipset::fake::FakeIpset;
+use ipset::{
+    Client, Element, Entry, IfPresent, Interface, IpSpan, MacAddr, PortRange, Ports, Protocol, SetName, SetSpec,
+    SetType, parse_save,
+};
+use netlink_batch::Message;
+use netlink_batch::testing::{Reply, Responder, Simulated};
+use proptest::prelude::*;
+
+/// A kernel whose listings are replaced or cut off.
+struct Mutilated {
+    inner: FakeIpset,
+    replace: Option<Vec<u8>>,
+    keep: usize,
+}
+
+impl Responder for Mutilated {
+    fn respond(&mut self, message: &Message<'_>) -> Reply {
+        let cut = |items: Vec<(u16, Vec<u8>)>| -> Vec<(u16, Vec<u8>)> {
+            items
+                .into_iter()
+                .map(|(kind, mut body)| {
+                    if let Some(replace) = &self.replace {
+                        body.truncate(4);
+                        body.extend_from_slice(replace);
+                    }
+                    body.truncate(self.keep);
+                    (kind, body)
+                })
+                .collect()
+        };
+        let is_protocol = message.header.kind & 0xff == u16::from(ipset::uapi::IPSET_CMD_PROTOCOL);
+        match self.inner.respond(message) {
+            Reply::Dump(items) => Reply::Dump(cut(items)),
+            Reply::Data(items) if !is_protocol => Reply::Data(cut(items)),
+            other => other,
+        }
+    }
+}
+
+fn filled() -> FakeIpset {
+    let kernel = FakeIpset::new();
+    let mut client = Client::with_transport(kernel.transport()).unwrap();
+    let text = "create a hash:ip,port,net timeout 0 counters comment skbinfo\n\
+                add a 10.0.0.1,tcp:80,10.0.0.0/8 packets 1 bytes 2 comment \"x y\" skbmark 0x1/0x2 skbprio 1:2 skbqueue 3\n\
+                create b hash:net,iface family inet6\nadd b fd00::/8,physdev:eth0 nomatch\n\
+                create c bitmap:ip,mac range 10.0.0.0/24\nadd c 10.0.0.1,01:02:03:04:05:06\n\
+                create d hash:ip,mark markmask 0xff00\nadd d 10.0.0.1,0x100\ncreate e list:set\nadd e a\n";
+    client.restore(&parse_save(text).unwrap()).unwrap();
+    kernel
+}
+
+fn ask_everything(client: &mut Client) {
+    let name = SetName::new("a").unwrap();
+    let _any = client.list_sets();
+    let _any = client.list_headers();
+    let _any = client.list_names();
+    let _any = client.get_set(&name);
+    let _any = client.set_header(&name);
+    let _any = client.set_index(&name);
+    let _any = client.set_name(0);
+    let _any = client.type_revisions(SetType::HashIp, ipset::Family::Inet);
+}
+
+#[test]
+fn every_prefix_of_every_answer_is_safe() {
+    for keep in 0..600 {
+        let responder = Mutilated { inner: filled(), replace: None, keep };
+        ask_everything(&mut Client::with_transport(Simulated::new(responder)).unwrap());
+    }
+}
+
+fn address() -> impl Strategy<Value = IpAddr> {
+    prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u8; 16]>().prop_map(IpAddr::from)]
+}
+
+fn span() -> impl Strategy<Value = IpSpan> {
+    prop_oneof![
+        address().prop_map(IpSpan::host),
+        (address(), 0_u8..=128).prop_map(|(address, prefix)| {
+            IpSpan::network(address, if address.is_ipv4() { prefix.min(32) } else { prefix }).unwrap()
+        }),
+        (any::<u32>(), any::<u32>()).prop_map(|(a, b)| IpSpan::range(
+            Ipv4Addr::from(a).into(),
+            Ipv4Addr::from(b).into()
+        )
+        .unwrap()),
+    ]
+}
+
+fn ports() -> impl Strategy<Value = Ports> {
+    (1_u8..=255, any::<u16>(), any::<u16>())
+        .prop_map(|(number, a, b)| Ports::range(Protocol::from_number(number).unwrap(), PortRange::new(a, b)))
+}
+
+fn element() -> impl Strategy<Value = (SetType, Element)> {
+    let interface = "[a-z]{1,8}[0-9]{0,3}".prop_map(|name| Interface::new(&name).unwrap());
+    prop_oneof![
+        span().prop_map(|span| (SetType::HashNet, Element::Ip(span))),
+        (span(), any::<u32>()).prop_map(|(span, mark)| (SetType::HashIpMark, Element::IpMark(span, mark))),
+        (span(), ports()).prop_map(|(span, ports)| (SetType::HashIpPort, Element::IpPort(span, ports))),
+        (span(), ports(), span()).prop_map(|(a, ports, b)| (SetType::HashIpPortNet, Element::IpPortIp(a, ports, b))),
+        (span(), any::<[u8; 6]>())
+            .prop_map(|(span, mac)| (SetType::HashIpMac, Element::IpMac(span, Some(MacAddr(mac))))),
+        span().prop_map(|span| (SetType::BitmapIpMac, Element::IpMac(span, None))),
+        any::<[u8; 6]>().prop_map(|mac| (SetType::HashMac, Element::Mac(MacAddr(mac)))),
+        (span(), span()).prop_map(|(a, b)| (SetType::HashNetNet, Element::IpIp(a, b))),
+        (span(), interface, any::<bool>()).prop_map(|(network, interface, physdev)| {
+            (SetType::HashNetIface, Element::IpInterface { network, interface, physdev })
+        }),
+        (any::<u16>(), any::<u16>()).prop_map(|(a, b)| (SetType::BitmapPort, Element::Port(PortRange::new(a, b)))),
+    ]
+}
+
+fn small() -> impl Strategy<Value = Vec<(u8, bool)>> {
+    proptest::collection::vec((0_u8..40, any::<bool>()), 0..40)
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_answers_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let responder = Mutilated { inner: filled(), replace: Some(bytes), keep: usize::MAX };
+        ask_everything(&mut Client::with_transport(Simulated::new(responder)).unwrap());
+    }
+
+    #[test]
+    fn arbitrary_requests_never_panic(command in 0_u8..20, bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
+        let mut kernel = filled();
+        let mut payload = vec![2, 0, 0, 0, 5, 0, 1, 0, 7, 0, 0, 0];
+        payload.extend_from_slice(&bytes);
+        let kind = u16::from(ipset::uapi::NFNL_SUBSYS_IPSET) << 8 | u16::from(command);
+        let header = netlink_batch::header::MessageHeader { kind, ..Default::default() };
+        let _reply = kernel.respond(&Message { header, payload: &payload });
+    }
+
+    #[test]
+    fn arbitrary_text_never_panics(text in "\\PC{0,60}", words in "[a-z0-9:/,. -]{0,60}") {
+        for text in [&text, &words] {
+            let _any = text.parse::<SetSpec>();
+            let _any = parse_save(text);
+            let _any = parse_save(&format!("create a hash:ip {text}\nadd a {text}"));
+            for set_type in SetType::ALL {
+                let _any = Entry::parse(*set_type, text);
+            }
+        }
+    }
+
+    #[test]
+    fn an_element_is_read_as_it_was_printed((set_type, element) in element()) {
+        let text = element.to_string();
+        prop_assert_eq!(Element::parse(set_type, &text).unwrap(), element, "{}", text);
+    }
+
+    #[test]
+    fn networks_make_up_their_range(a in any::<u32>(), length in 0_u32..100_000) {
+        let last = a.saturating_add(length);
+        let span = IpSpan::range(Ipv4Addr::from(last).into(), Ipv4Addr::from(a).into()).unwrap();
+        let mut next = u64::from(a);
+        for network in span.networks() {
+            prop_assert!(network.prefix().is_some(), "{} is no network", network);
+            let IpAddr::V4(first) = network.first() else { panic!("not IPv4") };
+            prop_assert_eq!(u64::from(first.to_bits()), next);
+            next += u64::try_from(network.addresses()).unwrap();
+        }
+        prop_assert_eq!(next, u64::from(last) + 1);
+        prop_assert_eq!(span.addresses(), u128::from(last - a) + 1);
+    }
+
+    #[test]
+    fn a_sync_arrives_at_the_wanted_entries(before in small(), after in small(), maxelem in 30_u32..80) {
+        let kernel = FakeIpset::new();
+        let mut client = Client::with_transport(kernel.transport()).unwrap();
+        let set: SetSpec = format!("create a hash:net comment maxelem {maxelem}").parse().unwrap();
+        let entries = |numbers: &[(u8, bool)]| -> Vec<Entry> {
+            let text = |(number, nomatch): &(u8, bool)| format!("10.{number}.0.1/16{}", if *nomatch { " nomatch" } else { "" });
+            numbers.iter().map(|number| Entry::parse(set.set_type, &text(number)).unwrap()).collect()
+        };
+        client.create_set(&set).unwrap();
+        let first = client.add_entries(&set.name, &entries(&before), IfPresent::Update);
+        prop_assert!(first.is_done() || before.len() > 30, "{:?}", first);
+        let report = client.sync(&set, &entries(&after)).unwrap();
+        let wanted: std::collections::BTreeMap<u8, bool> = after.iter().copied().collect();
+        let found: Vec<String> = client.get_set(&set.name).unwrap().entries.iter().map(ToString::to_string).collect();
+        let mut expected: Vec<String> = wanted
+            .iter()
+            .map(|(number, nomatch)| format!("10.{number}.0.0/16{}", if *nomatch { " nomatch" } else { "" }))
+            .collect();
+        let mut sorted = found.clone();
+        sorted.sort();
+        expected.sort();
+        prop_assert_eq!(sorted, expected);
+        prop_assert_eq!(report.added + report.updated + report.unchanged, wanted.len());
+        prop_assert!(!client.sync(&set, &entries(&after)).unwrap().is_changed());
+    }
+}
+
+#[test]
+fn values_beyond_their_range_are_refused_at_once() {
+    for name in ["", "a b", "a\nb", "a\"b", "a-name-of-exactly-thirty-two-byte"] {
+        assert!(SetName::new(name).is_err(), "{name:?}");
+    }
+    assert!(SetName::new("a-name-of-exactly-thirty-1-bytes").is_err());
+    assert!(SetName::new("a-name-of-thirty-one-bytes-here").is_ok());
+    for text in ["10.0.0.0/33", "::/129", "10.0.0.1-::1", "10.0.0", "10.0.0.0/+8", "10.0.0.0/", "::1-::2", ""] {
+        assert!(text.parse::<IpSpan>().is_err(), "{text}");
+    }
+    for text in ["65536", "-1", "1-", "-1-2", "+1", "", "1-65536", "http"] {
+        assert!(text.parse::<PortRange>().is_err(), "{text}");
+    }
+    assert_eq!("0-65535".parse::<PortRange>().unwrap(), PortRange::ALL);
+    for text in ["tcp:", "nosuch:1", "0:1", "256:0", "icmp:8", "icmp:256/0"] {
+        assert!(text.parse::<Ports>().is_err(), "{text}");
+    }
+    assert!(ipset::Timeout::from_secs(2_147_483).is_ok());
+    assert!(ipset::Timeout::from_secs(2_147_484).is_err());
+    assert!(ipset::Comment::new(&"x".repeat(255)).is_ok());
+    assert!(ipset::Comment::new(&"x".repeat(256)).is_err());
+    assert!(ipset::Comment::new("say \"hello\"").is_err());
+    assert!(Interface::new("a-name-of-sixteen").is_err());
+}
+
+#[test]
+fn a_broken_line_is_named() {
+    let error = parse_save("create a hash:ip\nadd a 10.0.0.1\nadd a 10.0.0.256\n").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "reading saved sets: line 3: \"10.0.0.256\" is not an address, a network or a range of addresses"
+    );
+    assert!(parse_save("add absent 10.0.0.1").is_err());
+    assert!(parse_save("swap a b").is_err());
+}
