@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ipvs::Client;
+use ipvs::{Client, VirtualServerKey};
 
 use crate::compare::{Side, compare};
 use crate::{Failure, Options, ipvs_program, namespace};
@@ -15,6 +15,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         options,
         vec![
             Side::new("snapshot(): one dump a virtual server", side("snapshot")),
+            Side::new("the same, two sockets in two threads", side("two")),
             Side::new("virtual servers only", side("virtual")),
             Side::new("/proc/net/ip_vs, read and dropped", side("proc")),
             Side::new("ipvsadm --save -n", side("ipvsadm")),
@@ -30,6 +31,25 @@ pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
     let start = Instant::now();
     let found = match *way {
         "snapshot" => client.snapshot()?.entries.len(),
+        "two" => {
+            // Each thread reads the real servers of every second virtual server over a socket of its own.
+            let keys: Vec<VirtualServerKey> =
+                client.list_virtual_servers()?.iter().map(|observed| observed.server.key).collect();
+            let read = |first: usize| -> Result<usize, ipvs::Error> {
+                let mut client = Client::open()?;
+                let mut read = 0;
+                for key in keys.iter().skip(first).step_by(2) {
+                    client.list_real_servers(key)?;
+                    read += 1;
+                }
+                Ok(read)
+            };
+            let (one, other) = std::thread::scope(|scope| {
+                let other = scope.spawn(|| read(1));
+                (read(0), other.join())
+            });
+            one? + other.map_err(|_panic| "the second thread panicked")??
+        }
         "virtual" => client.list_virtual_servers()?.len(),
         "proc" => {
             let text = std::fs::read("/proc/thread-self/net/ip_vs")?;

@@ -202,6 +202,9 @@ impl<'a> BatchWriter<'a> {
                     if self.read_answers(length, last, refused)? {
                         return Ok(());
                     }
+                    if Instant::now() >= deadline {
+                        return Err(Error::new(ErrorKind::Timeout, CONTEXT));
+                    }
                 }
                 Ok(None) => return Err(Error::new(ErrorKind::Timeout, CONTEXT)),
                 Err(error) => {
@@ -222,10 +225,12 @@ impl<'a> BatchWriter<'a> {
         let mut now = limits;
         now.timeout = std::time::Duration::from_millis(1);
         self.connection.set_limits(now);
+        let deadline = after(limits.timeout);
         loop {
             match self.connection.receive_until(Instant::now(), CONTEXT) {
                 Ok(Some(length)) => {
-                    if !matches!(self.read_answers(length, last, refused), Ok(false)) {
+                    let finished = !matches!(self.read_answers(length, last, refused), Ok(false));
+                    if finished || Instant::now() >= deadline {
                         break;
                     }
                 }

@@ -318,8 +318,9 @@ impl Connection {
         mut step: impl FnMut(&Answer<'_>, Content<'_>) -> Result<Step, Error>,
     ) -> Result<(), Error> {
         let mut datagram = 0_usize;
+        // Only what answers the request earns more time: a stream of other messages cannot keep this waiting for ever.
+        let mut deadline = after(self.limits.timeout);
         loop {
-            let deadline = after(self.limits.timeout);
             let length =
                 self.receive_until(deadline, context)?.ok_or_else(|| Error::new(ErrorKind::Timeout, context))?;
             let Some(bytes) = self.buffer.get(..length) else {
@@ -328,12 +329,14 @@ impl Connection {
                 return Err(Error::new(ErrorKind::Interrupted, context));
             };
             datagram = datagram.saturating_add(1);
+            let mut ours = false;
             for message in Messages::new(bytes) {
                 let malformed = |error| Error::new(ErrorKind::Malformed(error), context);
                 let message = message.map_err(malformed)?;
                 if message.header.sequence != sequence || message.header.port != self.transport.port() {
                     continue; // an answer to something that was given up, or not meant for this socket
                 }
+                ours = true;
                 match message.content().map_err(malformed)? {
                     Content::Error { errno, extended, echo } => {
                         let error = kernel_error(errno, extended, echo, self.encoder.as_slice(), header);
@@ -351,14 +354,19 @@ impl Connection {
                     }
                 }
             }
+            if ours {
+                deadline = after(self.limits.timeout);
+            } else if Instant::now() >= deadline {
+                return Err(Error::new(ErrorKind::Timeout, context));
+            }
         }
     }
 
     /// Reads away what is left of a dump, so that the next one can start.
     fn drain(&mut self, sequence: u32) -> Result<(), Error> {
         const CONTEXT: &str = "netlink dump";
+        let deadline = after(self.limits.timeout);
         loop {
-            let deadline = after(self.limits.timeout);
             let length = match self.receive_until(deadline, CONTEXT) {
                 Ok(Some(length)) => length,
                 Ok(None) => return Err(Error::new(ErrorKind::Timeout, CONTEXT)),
@@ -371,6 +379,9 @@ impl Connection {
                 if matches!(message.content(), Ok(Content::Done { .. } | Content::Error { .. }) | Err(_)) {
                     return Ok(());
                 }
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::new(ErrorKind::Timeout, CONTEXT));
             }
         }
     }

@@ -56,6 +56,8 @@ pub struct Faults {
     pub lost: u32,
     /// Never send the end of a dump.
     pub lose_end: bool,
+    /// Send nothing but messages that answer something else, for ever.
+    pub flood: bool,
     /// Send stale and foreign messages before each true answer.
     pub noise: bool,
     /// Messages of a dump in one datagram; 0 means 16.
@@ -159,6 +161,10 @@ impl<R: Responder> Transport for Simulated<R> {
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         if take(&mut faults.signals) {
             return Err(io::ErrorKind::Interrupted.into());
+        }
+        if faults.flood {
+            self.queue.clear();
+            self.queue.push_back(frame(NLMSG_DONE, 0, 0, &[0; 4]));
         }
         if take(&mut faults.no_buffers) {
             // The kernel drops what does not fit; the end of a dump still comes, since the kernel waits for room there.

@@ -180,6 +180,18 @@ fn silence_is_a_timeout() {
 }
 
 #[test]
+fn a_flood_of_other_messages_is_a_timeout_too() {
+    let (mut connection, faults) = connection();
+    faults.lock().unwrap().flood = true;
+    assert_eq!(*connection.request(SET, 0, &[0], |_| {}).unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(*entries(&mut connection).unwrap_err().kind(), ErrorKind::Timeout);
+    let mut batch = connection.batch();
+    batch.push(SET, 0, &[0], |_| {});
+    let report = batch.finish();
+    assert_eq!(*report.stopped.as_ref().unwrap().kind(), ErrorKind::Timeout);
+}
+
+#[test]
 fn what_cannot_be_written_is_never_sent() {
     let (mut connection, _) = connection();
     let long = vec![0_u8; 70_000];
