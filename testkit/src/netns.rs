@@ -31,16 +31,18 @@ impl NetnsGuard {
     /// # Errors
     /// Without `CAP_SYS_ADMIN`, or when the program `ip` cannot bring `lo` up.
     pub fn new() -> io::Result<Self> {
-        let guard = Self { previous: File::open(OWN_NAMESPACE)?, not_send: PhantomData };
+        let previous = File::open(OWN_NAMESPACE)?;
         unshare(CloneFlags::CLONE_NEWNET)?;
+        // From here on there is a way back to go.
+        let guard = Self { previous, not_send: PhantomData };
         oracle::run("ip", &["link", "set", "lo", "up"], None).map_err(io::Error::other)?;
         Ok(guard)
     }
 
     fn enter(namespace: &File) -> io::Result<Self> {
-        let guard = Self { previous: File::open(OWN_NAMESPACE)?, not_send: PhantomData };
+        let previous = File::open(OWN_NAMESPACE)?;
         setns(namespace, CloneFlags::CLONE_NEWNET)?;
-        Ok(guard)
+        Ok(Self { previous, not_send: PhantomData })
     }
 }
 
