@@ -116,7 +116,7 @@ fn lines(set_type: SetType) -> &'static [&'static str] {
         SetType::HashNetNet => &[
             "create a hash:net,net timeout 0 comment",
             "add a 10.0.0.5/8,1.1.1.7/24 nomatch comment x",
-            "add a 10.0.0.5,0.0.0.0/0",
+            "add a 10.0.0.5,128.0.0.0/1",
             "create b hash:net,net family inet6",
             "add b ::1,fd00::/8",
         ],
