@@ -3,6 +3,11 @@
 //! IPVS does not set `NLM_F_DUMP_INTR`. A dump that comes in one datagram is one state, since the kernel fills it under its
 //! lock; one that takes several may miss or repeat entries when the table changes in between, and a table of virtual servers
 //! may change between the dumps of their real servers.
+//!
+//! So a list is believed when reading it again gives the same. A gap is an entry that went away, with everything behind it moving
+//! up: for two readings to have the same gap, that same entry must have been put back at its old place between them, and taken
+//! away again. A program that flips one entry faster than a list of more than 80 can be read twice can bring that about; nothing
+//! that the kernel offers would show it.
 
 use std::collections::BTreeSet;
 

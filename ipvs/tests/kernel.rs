@@ -1,4 +1,5 @@
 //! The suite on a real kernel, each case in a network namespace of its own, with `ipvsadm` as the second opinion.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 mod suite;
 

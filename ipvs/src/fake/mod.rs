@@ -27,6 +27,7 @@ use crate::error::Error;
 use crate::fake::table::Namespace;
 use crate::fake::wire::{AF_INET, AF_INET6, List};
 use crate::model::{RealServerKey, Snapshot, Stats, VirtualServerKey};
+use crate::text::{Ruleset, parse_batch};
 
 /// Messages of a dump in one datagram: a real server takes about 400 bytes of the kernel's 32 KiB.
 const DATAGRAM: usize = 80;
@@ -170,6 +171,28 @@ impl FakeIpvs {
     /// As [`Client::snapshot`], when IPVS is not present.
     pub fn snapshot(&self) -> Result<Snapshot, Error> {
         self.connect(false)?.0.snapshot()
+    }
+
+    /// What the table holds in the words of `ipvsadm --save --numeric`, sorted by key.
+    ///
+    /// # Errors
+    /// As [`FakeIpvs::snapshot`].
+    pub fn dump(&self) -> Result<String, Error> {
+        let mut rules = Ruleset::from(&self.snapshot()?);
+        rules.sort();
+        Ok(rules.to_string())
+    }
+
+    /// Carries out the operations of a text in the words of ipvsadm, behind the clients' back.
+    ///
+    /// # Errors
+    /// The text's first mistake, or the first operation that is refused with its error number; those before it are done.
+    pub fn load(&self, text: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        for operation in parse_batch(text)?.operations() {
+            let errno = |errno| format!("{operation}: {}", Errno(errno));
+            self.apply(operation).map_err(errno)?;
+        }
+        Ok(())
     }
 
     /// Carries out an operation behind the clients' back, as another program would.

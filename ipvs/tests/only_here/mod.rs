@@ -286,3 +286,19 @@ fn a_snapshot_of_a_table_that_never_rests_is_an_error() {
     });
     assert_eq!(*client.snapshot().unwrap_err().kind(), ErrorKind::Interrupted);
 }
+
+#[test]
+fn the_table_as_text() {
+    let kernel = FakeIpvs::new();
+    let text = "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 3\n-A -u 10.0.0.1:53 -s wlc -p 300\n";
+    kernel.load(text).unwrap();
+    assert_eq!(kernel.dump().unwrap(), text);
+    let mut client = kernel.client().unwrap();
+    let key = tcp("10.0.0.1:80");
+    assert_eq!(client.get_real_server(&key, &real("10.1.0.1:8080").key).unwrap().server.config.weight.get(), 3);
+    client.delete_virtual_server(&key).unwrap();
+    assert_eq!(kernel.dump().unwrap(), "-A -u 10.0.0.1:53 -s wlc -p 300\n");
+    let error = kernel.load("-A -u 10.0.0.1:53 -s rr").unwrap_err().to_string();
+    assert!(error.contains("UDP 10.0.0.1:53") && error.contains("EEXIST"), "{error}");
+    assert!(kernel.load("-A -t nonsense").is_err());
+}

@@ -4,10 +4,8 @@
 //! `ipvsadm --save --numeric` says, in words written down here by hand.
 #![allow(
     dead_code,
-    clippy::unwrap_used,
-    clippy::panic,
     clippy::expect_used,
-    reason = "each test program uses the cases that are its own; tests stop at the first surprise"
+    reason = "each test program uses what is its own; tests stop at the first surprise"
 )]
 
 pub(crate) mod batches;
