@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::model::{
-    Element, Entry, EntryOptions, ObservedSet, SetFlags, SetName, SetSpec, SetType, SkbMark, SkbPriority,
+    Element, Entry, EntryOptions, Identity, ObservedSet, SetFlags, SetName, SetSpec, SetType, SkbMark, SkbPriority,
 };
 use crate::write::{IfAbsent, IfPresent};
 
@@ -188,8 +188,6 @@ struct Target {
     spec: SetSpec,
     /// One for each element, in the order given.
     entries: Vec<Entry>,
-    /// Where the entry of each identity is.
-    places: HashMap<Element, usize>,
 }
 
 /// What is to be done.
@@ -217,17 +215,7 @@ impl Difference<'_> {
 
 impl Target {
     fn new(set: &SetSpec, expanded: Vec<Entry>) -> Self {
-        let mut places = HashMap::with_capacity(expanded.len());
-        let mut entries: Vec<Entry> = Vec::with_capacity(expanded.len());
-        for entry in expanded {
-            let identity = entry.element.identity(set.set_type).into_owned();
-            if let Some(earlier) = places.get(&identity).and_then(|place: &usize| entries.get_mut(*place)) {
-                *earlier = entry;
-            } else {
-                places.insert(identity, entries.len());
-                entries.push(entry);
-            }
-        }
+        let entries = last_of_each(set.set_type, expanded);
         let mut spec = set.clone();
         let wanted = u32::try_from(entries.len()).unwrap_or(u32::MAX);
         if spec.set_type.is_hash() && wanted > spec.options.maxelem.unwrap_or(DEFAULT_MAXELEM) {
@@ -239,14 +227,21 @@ impl Target {
             // Two entries a bucket. Growing is slow: the kernel waits each time until no packet uses the old table.
             spec.options.hashsize = wanted.div_ceil(2).max(DEFAULT_HASHSIZE).checked_next_power_of_two();
         }
-        Target { spec, entries, places }
+        Target { spec, entries }
+    }
+
+    /// Where the entry of each identity is.
+    fn places(&self) -> HashMap<Identity<'_>, usize> {
+        places(self.spec.set_type, &self.entries)
     }
 
     fn difference(&self, observed: &ObservedSet) -> Difference<'_> {
         let mut difference = Difference::default();
+        let places = self.places();
+        let identity = |element| Identity::new(self.spec.set_type, element);
         let mut seen = vec![false; self.entries.len()];
         for have in &observed.entries {
-            let place = self.places.get(&*have.element.identity(self.spec.set_type)).copied();
+            let place = places.get(&identity(&have.element)).copied();
             let Some((place, want)) = place.and_then(|place| Some((place, self.entries.get(place)?))) else {
                 difference.delete.push(Entry::new(have.element.clone()));
                 continue;
@@ -267,8 +262,11 @@ impl Target {
         }
         difference.add = self.entries.iter().zip(&seen).filter(|(_, seen)| !**seen).map(|(entry, _)| entry).collect();
         if self.spec.set_type == SetType::ListSet {
-            let kept =
-                observed.entries.iter().map(|entry| &entry.element).filter(|element| self.places.contains_key(element));
+            let kept = observed
+                .entries
+                .iter()
+                .map(|entry| &entry.element)
+                .filter(|element| places.contains_key(&identity(element)));
             let after = kept.chain(difference.add.iter().map(|entry| &entry.element));
             difference.rebuild |= !after.eq(self.entries.iter().map(|entry| &entry.element));
         }
@@ -308,8 +306,9 @@ impl Target {
         let counting = self.spec.options.flags.contains(counters) && observed.spec.options.flags.contains(counters);
         let timing = self.spec.options.timeout.is_some() && self.spec.options.timeout == observed.spec.options.timeout;
         let mut entries = self.entries.clone();
+        let places = self.places();
         for have in &observed.entries {
-            let place = self.places.get(&*have.element.identity(self.spec.set_type));
+            let place = places.get(&Identity::new(self.spec.set_type, &have.element));
             let Some(entry) = place.and_then(|place| entries.get_mut(*place)) else {
                 continue;
             };
@@ -323,6 +322,27 @@ impl Target {
         }
         entries
     }
+}
+
+fn places(set_type: SetType, entries: &[Entry]) -> HashMap<Identity<'_>, usize> {
+    entries.iter().enumerate().map(|(place, entry)| (Identity::new(set_type, &entry.element), place)).collect()
+}
+
+/// One entry of each identity: the last, at the place of the first.
+fn last_of_each(set_type: SetType, entries: Vec<Entry>) -> Vec<Entry> {
+    if places(set_type, &entries).len() == entries.len() {
+        return entries;
+    }
+    let mut first: HashMap<Identity<'_>, usize> = HashMap::with_capacity(entries.len());
+    let mut kept: Vec<&Entry> = Vec::with_capacity(entries.len());
+    for entry in &entries {
+        let place = *first.entry(Identity::new(set_type, &entry.element)).or_insert(kept.len());
+        match kept.get_mut(place) {
+            Some(earlier) => *earlier = entry,
+            None => kept.push(entry),
+        }
+    }
+    kept.into_iter().cloned().collect()
 }
 
 fn timeout_differs(want: &EntryOptions, have: &EntryOptions) -> bool {

@@ -1,7 +1,7 @@
 //! Entries: what is in a set.
 
-use std::borrow::Cow;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use super::{Comment, Family, Interface, IpSpan, MacAddr, PortRange, Ports, SetName, SetType, Shape, Timeout};
 
@@ -79,23 +79,39 @@ impl Element {
         }
     }
 
-    /// What the kernel tells entries of this type apart by: a bitmap:ip,mac has one MAC address for each address
-    /// (net/netfilter/ipset/ip_set_bitmap_ipmac.c).
-    pub(crate) fn identity(&self, set_type: SetType) -> Cow<'_, Element> {
-        match self {
-            Element::IpMac(span, Some(_)) if set_type == SetType::BitmapIpMac => {
-                Cow::Owned(Element::IpMac(*span, None))
-            }
-            other => Cow::Borrowed(other),
-        }
-    }
-
     /// The protocol and ports.
     pub(crate) fn ports(&self) -> Option<Ports> {
         match self {
             Element::IpPort(_, ports) | Element::IpPortIp(_, ports, _) => Some(*ports),
             _ => None,
         }
+    }
+}
+
+/// An element as the kernel tells entries apart: a bitmap:ip,mac has one MAC address for each address
+/// (net/netfilter/ipset/ip_set_bitmap_ipmac.c).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity<'a> {
+    element: &'a Element,
+    by_address: bool,
+}
+
+impl<'a> Identity<'a> {
+    pub(crate) fn new(set_type: SetType, element: &'a Element) -> Self {
+        Identity { element, by_address: set_type == SetType::BitmapIpMac }
+    }
+}
+
+impl PartialEq for Identity<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        if self.by_address { self.element.spans() == other.element.spans() } else { self.element == other.element }
+    }
+}
+impl Eq for Identity<'_> {}
+
+impl Hash for Identity<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        if self.by_address { self.element.spans().hash(state) } else { self.element.hash(state) }
     }
 }
 

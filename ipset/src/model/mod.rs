@@ -10,6 +10,7 @@ mod set;
 mod set_type;
 
 pub use address::{IpSpan, Nets};
+pub(crate) use entry::Identity;
 pub use entry::{Element, Entry, EntryOptions, Position, SkbMark, SkbPriority};
 pub use name::{Comment, Interface, MacAddr, SetName, Timeout};
 pub use port::{PortRange, Ports, Protocol};

@@ -57,6 +57,7 @@ suite! {
     the_null_entry_is_refused, all_sets_are_flushed_and_destroyed, old_kernels_rules_for_masks,
     sync_creates_changes_and_then_writes_nothing, sync_swaps_when_options_differ, sync_grows_beyond_maxelem,
     sync_swaps_when_old_and_new_do_not_fit_together, sync_keeps_counters_and_timeouts, sync_orders_lists, sync_changes_mac_addresses,
+    sync_takes_the_last_of_two_spellings,
     sync_writes_nothing_when_an_entry_is_invalid, sync_clears_what_an_interrupted_one_left, sync_of_a_type_that_cannot_be_swapped,
     saved_text_is_read_back, ten_thousand_entries,
 }
@@ -557,6 +558,16 @@ pub(crate) fn sync_orders_lists(client: &mut Client) {
     assert!(report.swapped, "{report:?}");
     assert_eq!(order(client), "c a");
     assert!(!client.sync(&list, &entries(&list, &["c", "a"])).unwrap().is_changed());
+}
+
+pub(crate) fn sync_takes_the_last_of_two_spellings(client: &mut Client) {
+    let set = spec("create a hash:net family inet6 comment");
+    let wanted = entries(&set, &["2001:DB8::7/64 comment one", "fd00::/8", "2001:db8:0:0::/64 comment two"]);
+    let report = client.sync(&set, &wanted).unwrap();
+    assert_eq!(report.added, 2);
+    let found = client.get_set(&set.name).unwrap().entries;
+    assert!(found.contains(&entry(&set, "2001:db8::/64 comment two")), "{found:?}");
+    assert!(!client.sync(&set, &wanted).unwrap().is_changed());
 }
 
 /// The kernel deletes from bitmap:ip,mac by address alone, and keeps one MAC address for each.
