@@ -1,5 +1,5 @@
 use ipvs::model::{DaemonState, Family, Name, SyncDaemon, Timeouts, TimeoutsUpdate};
-use ipvs::{ErrorKind, ForwardingMethod, VirtualServerKey};
+use ipvs::{Client, ErrorKind, ForwardingMethod, Limits, VirtualServerKey};
 
 use super::{World, real, round_robin, tcp, with_server};
 
@@ -37,8 +37,18 @@ pub(crate) fn version_and_size(world: &dyn World) {
     assert!(info.connection_table_size.is_power_of_two(), "{info}");
 }
 
-pub(crate) fn daemons(world: &dyn World) {
+/// The kernel waits for a daemon's threads to end before it answers, which may take longer than anything else it does: beyond the
+/// ten seconds of the default on an emulated machine.
+fn patient(world: &dyn World) -> Client {
     let mut client = world.client();
+    let mut limits = Limits::default();
+    limits.timeout = std::time::Duration::from_secs(60);
+    client.set_limits(limits);
+    client
+}
+
+pub(crate) fn daemons(world: &dyn World) {
+    let mut client = patient(world);
     let lo = Name::new("lo").unwrap();
     assert_eq!(client.list_daemons().unwrap(), []);
     for state in [DaemonState::Master, DaemonState::Backup] {
@@ -73,7 +83,7 @@ pub(crate) fn daemons(world: &dyn World) {
 }
 
 pub(crate) fn daemons_with_everything_said(world: &dyn World) {
-    let mut client = world.client();
+    let mut client = patient(world);
     let lo = Name::new("lo").unwrap();
     let said = |state, group: &str, max_length| SyncDaemon {
         state,
@@ -103,7 +113,7 @@ pub(crate) fn daemons_with_everything_said(world: &dyn World) {
 }
 
 pub(crate) fn daemons_and_mixed_families_exclude_each_other(world: &dyn World) {
-    let mut client = world.client();
+    let mut client = patient(world);
     let daemon = SyncDaemon::new(DaemonState::Master, Name::new("lo").unwrap(), 1);
     let key = with_server(&mut client);
     let tunnel = ForwardingMethod::Tunnel(ipvs::model::Tunnel::IPIP);
