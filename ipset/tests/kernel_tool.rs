@@ -1,7 +1,7 @@
 //! Against the tool `ipset`, both ways: what it writes we read, what we write it prints, byte for byte.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
-use ipset::{Client, Entry, ErrorKind, IfPresent, SavedSet, SetSpec, SetType, parse_save};
+use ipset::{Client, Entry, ErrorKind, IfPresent, SavedSet, SetName, SetSpec, SetType, parse_save};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use testkit::{Need, kernel_test, oracle};
@@ -394,5 +394,24 @@ fn options_of_newer_kernels() {
             assert_eq!(stored.element, entry.expand(&set, 1).unwrap().remove(0).element, "{line}");
             compare(&mut client);
         }
+    });
+}
+
+/// Other programs may give sets names that no line of text can hold. They do not keep the others from being listed.
+#[test]
+fn odd_names_of_other_programs_are_listed() {
+    kernel_test(&[Need::Root, Need::Ipset("hash:ip")], || {
+        tool(&["create", "a b", "hash:ip"], "").unwrap();
+        tool(&["add", "a b", "10.0.0.1"], "").unwrap();
+        tool(&["create", "plain", "hash:ip"], "").unwrap();
+        let mut client = Client::open().unwrap();
+        let sets = client.list_sets().unwrap();
+        let names: Vec<&str> = sets.iter().map(|set| set.spec.name.as_str()).collect();
+        assert_eq!(names, ["a b", "plain"]);
+        assert_eq!(sets[0].entries.len(), 1);
+        assert!(SetName::new("a b").is_err());
+        // The name as it was listed addresses the set.
+        client.destroy_set(&sets[0].spec.name).unwrap();
+        assert_eq!(tool(&["list", "-n"], "").unwrap(), "plain\n");
     });
 }

@@ -70,7 +70,8 @@ text! {
     /// A set's name: 1 to 31 bytes.
     ///
     /// The kernel takes any bytes but NUL; blanks, quotes and control characters are refused here, since no line of
-    /// `ipset save` could hold them. Sets that other programs named so can be listed, not addressed.
+    /// `ipset save` could hold them. Sets that other programs named so are listed all the same, and the name as listed
+    /// addresses them.
     SetName
 }
 

@@ -57,7 +57,7 @@ suite! {
     the_null_entry_is_refused, all_sets_are_flushed_and_destroyed, old_kernels_rules_for_masks,
     sync_creates_changes_and_then_writes_nothing, sync_swaps_when_options_differ, sync_grows_beyond_maxelem,
     sync_swaps_when_old_and_new_do_not_fit_together, sync_keeps_counters_and_timeouts, sync_orders_lists, sync_changes_mac_addresses,
-    sync_takes_the_last_of_two_spellings,
+    sync_takes_the_last_of_two_spellings, sync_changes_wildcards,
     sync_writes_nothing_when_an_entry_is_invalid, sync_clears_what_an_interrupted_one_left, sync_of_a_type_that_cannot_be_swapped,
     saved_text_is_read_back, ten_thousand_entries,
 }
@@ -567,6 +567,18 @@ pub(crate) fn sync_takes_the_last_of_two_spellings(client: &mut Client) {
     assert_eq!(report.added, 2);
     let found = client.get_set(&set.name).unwrap().entries;
     assert!(found.contains(&entry(&set, "2001:db8::/64 comment two")), "{found:?}");
+    assert!(!client.sync(&set, &wanted).unwrap().is_changed());
+}
+
+/// Adding an entry that is there leaves its wildcard as it is, so a new set is needed.
+pub(crate) fn sync_changes_wildcards(client: &mut Client) {
+    let set = spec("create a hash:net,iface");
+    client.sync(&set, &entries(&set, &["10.0.0.0/8,eth", "10.0.0.0/8,lo"])).unwrap();
+    let wanted = entries(&set, &["10.0.0.0/8,eth wildcard", "10.0.0.0/8,lo"]);
+    let report = client.sync(&set, &wanted).unwrap();
+    assert!(report.swapped, "{report:?}");
+    let found = client.get_set(&set.name).unwrap().entries;
+    assert!(wanted.iter().all(|entry| found.contains(entry)) && found.len() == 2, "{found:?}");
     assert!(!client.sync(&set, &wanted).unwrap().is_changed());
 }
 
