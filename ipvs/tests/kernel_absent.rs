@@ -1,0 +1,59 @@
+//! A kernel without IPVS, and one whose IPVS is unloaded and loaded again while a client is open.
+#![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
+
+use std::time::Duration;
+
+use ipvs::{Batch, Client, MissingModule, Scheduler, VirtualServer, VirtualServerKey};
+use testkit::{Need, kernel_test, missing, oracle};
+
+/// Everything that `ip_vs` is held by.
+const MODULES: [&str; 4] = ["xt_ipvs", "ip_vs_rr", "ip_vs_ftp", "ip_vs"];
+
+fn unload() {
+    // Namespaces of tests that have ended are torn down a little later.
+    for _ in 0..100 {
+        if !std::path::Path::new("/sys/module/ip_vs").exists() {
+            return;
+        }
+        let loaded = std::fs::read_to_string("/proc/modules").unwrap();
+        let schedulers =
+            loaded.lines().filter_map(|line| line.split(' ').next()).filter(|name| name.starts_with("ip_vs_"));
+        for module in schedulers.chain(MODULES) {
+            oracle::run("rmmod", &[module], None).map_or_else(drop, drop);
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert!(!std::path::Path::new("/sys/module/ip_vs").exists(), "ip_vs cannot be unloaded");
+}
+
+#[test]
+fn the_missing_module_is_named_and_a_client_survives_its_coming_back() {
+    kernel_test(&[Need::Root], || {
+        let absent = |error: &ipvs::Error| {
+            assert_eq!(error.module_missing(), Some(MissingModule::Ipvs), "{error}");
+            assert!(error.to_string().contains("modprobe ip_vs"), "{error}");
+        };
+        if missing(Need::IpVs).is_some() {
+            absent(&Client::open().unwrap_err());
+            return;
+        }
+        // Only a machine that is there for tests may lose its modules for a moment.
+        if std::env::var_os("TESTKIT_REQUIRE").is_none_or(|value| value != "all") {
+            Client::open().unwrap().info().unwrap();
+            return;
+        }
+        let mut client = Client::open().unwrap();
+        client.info().unwrap();
+        unload();
+        absent(&Client::open().unwrap_err());
+        absent(&client.info().unwrap_err());
+        absent(&client.list_virtual_servers().unwrap_err());
+        oracle::run("modprobe", &["ip_vs"], None).unwrap();
+        let key = VirtualServerKey::tcp("10.0.0.1:80".parse().unwrap());
+        let mut batch = Batch::new();
+        batch.add_virtual_server(VirtualServer::new(key, Scheduler::RoundRobin));
+        let report = client.run(&batch);
+        assert!(report.is_done(), "{report:?}");
+        assert_eq!(oracle::ipvsadm_save().unwrap().trim(), "-A -t 10.0.0.1:80 -s rr");
+    });
+}
