@@ -1,1 +1,90 @@
-//! Kubernetes Services in, IPVS virtual servers out, at the cost of the change
+//! Kubernetes Services in, IPVS virtual servers out, at the cost of the change.
+//!
+//! What kube-proxy's IPVS mode does, as functions on values. [`Store`] keeps the checked Services and EndpointSlices of a cluster as
+//! seen from one node; [`compile`](mod@compile) turns one Service into Frontends; [`Desired`] keeps what all Services together come to:
+//! virtual servers with their real servers, addresses on the dummy device, entries of the seventeen ipset sets of each family, health
+//! checks. One changed EndpointSlice costs one Service, with ten Services or fifty thousand, and [`Touched`] names the places that
+//! changed.
+//!
+//! ```text
+//!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──▶ Touched
+//!                       └─▶ Rejections                    └─▶ Conflicts, health checks
+//! ```
+//!
+//! # Example
+//!
+//! ```
+//! use proxier_core::compile::Facts;
+//! use proxier_core::config::Config;
+//! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+//! use proxier_core::snapshot::{HostAddresses, Node, Store};
+//! use proxier_core::state::Desired;
+//!
+//! let service: ServiceObject = serde_json::from_str(r#"{
+//!     "metadata": {"namespace": "demo", "name": "web"},
+//!     "spec": {"clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}]}
+//! }"#)?;
+//! let slice: EndpointSliceObject = serde_json::from_str(r#"{
+//!     "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+//!     "addressType": "IPv4",
+//!     "ports": [{"name": "http", "port": 8080}],
+//!     "endpoints": [{"addresses": ["10.244.1.7"]}]
+//! }"#)?;
+//!
+//! let mut store = Store::new("node-a");
+//! let facts = Facts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+//! let mut desired = Desired::new();
+//!
+//! let touched = store.upsert_service(&service);
+//! desired.refresh(&store, &facts, &touched);
+//! let web = "TCP 10.96.0.10:80".parse()?;
+//! assert!(desired.frontend(&web).is_some_and(|frontend| frontend.real_servers.is_empty()));
+//!
+//! let touched = store.upsert_slice(&slice);
+//! let touched = desired.refresh(&store, &facts, &touched);
+//! assert_eq!(Vec::from_iter(&touched.virtual_servers), [&web]);
+//! assert!(touched.addresses.is_empty());
+//! let servers = &desired.frontend(&web).ok_or("gone")?.real_servers;
+//! assert_eq!(servers[0].key.to_string(), "10.244.1.7:8080");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What it does not do
+//!
+//! It knows no clock, randomness, file, socket, process, log or lock: the same input gives the same output. It has no type of a
+//! Kubernetes client: [`objects`] are plain structs that `serde` reads from what an API server or `kubectl get -o json` prints.
+//!
+//! Nothing fails: an impossible field is left out, the rest of the object counts, and a [`Rejection`] says what and why. So
+//! there is no error type.
+//!
+//! **Not here yet**: iptables rules; the comparison with what the kernel holds (diff), plans, draining, and applying them.
+//! `Desired` is where this half ends.
+//!
+//! # Decisions a reader may question
+//!
+//! * Where kube-proxy 1.28 is known to do harm, this does not follow: `internalTrafficPolicy: Local` without local endpoints has no
+//!   endpoints, whatever else the Service has; a source range of `/0` lifts the restriction where kube-proxy locks everybody
+//!   out; the addresses of `kube-ipvs0` are not node addresses; two Services that claim one address and port are decided by age.
+//! * `externalTrafficPolicy: Local` without local endpoints falls back to the cluster's, as there, unless
+//!   [`LocalFallback::Refuse`](config::LocalFallback::Refuse) is set.
+//! * Loopback, multicast and other impossible addresses are refused as addresses of Services and endpoints.
+//! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by its cluster IP.
+//!
+//! [`Store`]: snapshot::Store
+//! [`Rejection`]: snapshot::Rejection
+//! [`Desired`]: state::Desired
+//! [`Touched`]: state::Touched
+#![forbid(unsafe_code)]
+#![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
+
+pub mod compile;
+pub mod config;
+pub mod objects;
+pub mod sets;
+pub mod snapshot;
+pub mod state;
+
+/// The README's example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,152 @@
+//! Which endpoints traffic gets.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use ipvs::RealServer;
+use ipvs::model::Family;
+
+use super::Facts;
+use crate::config::Topology;
+use crate::snapshot::{EndpointFlags, EndpointSlice, Service, ServicePort};
+
+/// An endpoint of one Service port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate<'a> {
+    pub(super) address: IpAddr,
+    pub(super) port: u16,
+    flags: EndpointFlags,
+    zones: Option<&'a Arc<[Box<str>]>>,
+}
+
+impl Candidate<'_> {
+    fn is(&self, flags: EndpointFlags) -> bool {
+        self.flags.contains(flags)
+    }
+
+    pub(super) fn is_local(&self) -> bool {
+        self.is(EndpointFlags::LOCAL)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.is(EndpointFlags::READY)
+    }
+
+    /// Stopping, but still answering: better than nothing.
+    fn is_last_resort(&self) -> bool {
+        self.is(EndpointFlags::SERVING | EndpointFlags::TERMINATING)
+    }
+
+    fn is_for_zone(&self, zone: &str) -> bool {
+        self.zones.is_some_and(|zones| zones.iter().any(|hinted| **hinted == *zone))
+    }
+}
+
+/// The endpoints of a Service port, each address and port once, sorted.
+///
+/// An endpoint that moves between slices is in both for a moment: the one that is not stopping counts, then the ready one, the
+/// serving one, the local one, whatever the slices are called.
+pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, family: Family) -> Vec<Candidate<'a>> {
+    let mut candidates = Vec::new();
+    for slice in slices.iter().filter(|slice| slice.family == family) {
+        let ports = slice.ports.iter().filter(|of| *of.name == *port.name && of.protocol == port.protocol);
+        for number in ports.map(|of| of.port) {
+            candidates.extend(slice.endpoints.iter().map(|endpoint| Candidate {
+                address: endpoint.address,
+                port: number,
+                flags: endpoint.flags,
+                zones: endpoint.zones.as_ref(),
+            }));
+        }
+    }
+    let worse = |candidate: &Candidate<'_>| {
+        let lacks = |flag| !candidate.is(flag);
+        let state = (lacks(EndpointFlags::READY), lacks(EndpointFlags::SERVING), lacks(EndpointFlags::LOCAL));
+        (candidate.is(EndpointFlags::TERMINATING), state)
+    };
+    candidates.sort_by(|a, b| {
+        let by_place = (a.address, a.port).cmp(&(b.address, b.port));
+        by_place.then_with(|| worse(a).cmp(&worse(b))).then_with(|| a.zones.cmp(&b.zones))
+    });
+    candidates.dedup_by_key(|candidate| (candidate.address, candidate.port));
+    candidates
+}
+
+/// The endpoints for each kind of traffic to a Service port.
+#[derive(Debug)]
+pub(super) struct Choice {
+    /// For traffic that may go to any node.
+    pub(super) cluster: Arc<[RealServer]>,
+    /// For traffic that has to stay on this node.
+    pub(super) local: Arc<[RealServer]>,
+}
+
+impl Choice {
+    /// Whether endpoints exist, but none on this node.
+    pub(super) fn is_elsewhere_only(&self, candidates: &[Candidate<'_>]) -> bool {
+        let usable = |candidate: &Candidate<'_>| candidate.is_ready() || candidate.is_last_resort();
+        self.local.is_empty() && candidates.iter().any(usable)
+    }
+}
+
+/// Ready endpoints, those that hints leave; if there are none, the stopping ones that still serve. Hints do not count for traffic that has to
+/// stay on this node.
+pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, facts: &Facts) -> Choice {
+    let ready: Vec<&Candidate<'_>> = candidates.iter().filter(|candidate| candidate.is_ready()).collect();
+    let near = match facts.config.topology {
+        Topology::AnnotatedHints if !service.topology_annotation => None,
+        Topology::AnnotatedHints => in_zone(&ready, facts),
+        Topology::Hints => on_node(&ready).or_else(|| in_zone(&ready, facts)),
+    };
+    let cluster = match near {
+        Some(near) => real_servers(near.into_iter()),
+        None if !ready.is_empty() => real_servers(ready.iter().copied()),
+        None => real_servers(candidates.iter().filter(|candidate| candidate.is_last_resort())),
+    };
+    let local = real_servers(ready.iter().copied().filter(|candidate| candidate.is_local()));
+    let local = if local.is_empty() {
+        real_servers(candidates.iter().filter(|candidate| candidate.is_local() && candidate.is_last_resort()))
+    } else {
+        local
+    };
+    Choice { cluster, local }
+}
+
+/// Those meant for this node: only if all are meant for certain nodes, and some for this one.
+fn on_node<'a, 'b>(ready: &[&'b Candidate<'a>]) -> Option<Vec<&'b Candidate<'a>>> {
+    let here = keep(ready, |candidate| candidate.is(EndpointFlags::HINTED_HERE));
+    let all = ready.iter().all(|candidate| candidate.is(EndpointFlags::NODE_HINTS));
+    (all && !here.is_empty()).then_some(here)
+}
+
+/// Those meant for this node's zone: only if all are meant for certain zones, and some for this one.
+fn in_zone<'a, 'b>(ready: &[&'b Candidate<'a>], facts: &Facts) -> Option<Vec<&'b Candidate<'a>>> {
+    let zone = facts.zone.as_deref()?;
+    if ready.iter().any(|candidate| candidate.zones.is_none()) {
+        return None;
+    }
+    let here = keep(ready, |candidate| candidate.is_for_zone(zone));
+    (!here.is_empty()).then_some(here)
+}
+
+fn keep<'a, 'b>(ready: &[&'b Candidate<'a>], wanted: impl Fn(&Candidate<'a>) -> bool) -> Vec<&'b Candidate<'a>> {
+    ready.iter().copied().filter(|candidate| wanted(candidate)).collect()
+}
+
+fn real_servers<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>) -> Arc<[RealServer]> {
+    candidates.map(|candidate| RealServer::new(SocketAddr::new(candidate.address, candidate.port))).collect()
+}
+
+/// How many ready endpoints run on this node. A pod with two families has two addresses and counts once, so the families are
+/// counted apart and the larger number is taken.
+pub(super) fn count_ready_local(slices: &[&EndpointSlice]) -> usize {
+    let mut addresses: BTreeSet<IpAddr> = BTreeSet::new();
+    for slice in slices.iter().filter(|slice| !slice.ports.is_empty()) {
+        let wanted = EndpointFlags::READY | EndpointFlags::LOCAL;
+        let ready = slice.endpoints.iter().filter(|endpoint| endpoint.flags.contains(wanted));
+        addresses.extend(ready.map(|endpoint| endpoint.address));
+    }
+    let v4 = addresses.iter().filter(|address| address.is_ipv4()).count();
+    v4.max(addresses.len().saturating_sub(v4))
+}

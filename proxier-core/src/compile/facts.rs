@@ -1,0 +1,91 @@
+//! What is the same for every Service: addresses of this host, worked out once.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipvs::model::{Family, Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
+
+use crate::config::{Config, NodePortAddresses};
+use crate::snapshot::{HostAddresses, Node};
+
+/// What compiling needs besides the Service: made again when configuration, Node object or addresses of the host change; when
+/// the result differs, every Service has to be compiled again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    pub(crate) config: Config,
+    pub(crate) zone: Option<Box<str>>,
+    node_addresses: Vec<IpAddr>,
+    on_interfaces: BTreeSet<IpAddr>,
+    node_port_addresses: BTreeSet<IpAddr>,
+}
+
+impl Facts {
+    /// Works them out.
+    pub fn new(config: &Config, node: &Node, host: &HostAddresses) -> Self {
+        let on_interfaces: BTreeSet<IpAddr> = host
+            .interfaces
+            .iter()
+            .filter(|(interface, _)| *interface != Config::DUMMY_DEVICE)
+            .flat_map(|(_, addresses)| addresses)
+            .map(IpAddr::to_canonical)
+            .filter(|address| is_reachable(*address))
+            .collect();
+        let node_port_addresses = match &config.node_port_addresses {
+            NodePortAddresses::All => on_interfaces.clone(),
+            NodePortAddresses::Primary => node.addresses.iter().copied().collect(),
+            NodePortAddresses::Within(networks) => {
+                let inside = |address: &IpAddr| {
+                    let mut of_family =
+                        networks.iter().filter(|network| network.first().is_ipv4() == address.is_ipv4()).peekable();
+                    let all = of_family.peek().is_none() && !networks.is_empty();
+                    all || of_family.any(|network| network.contains(*address))
+                };
+                on_interfaces.iter().copied().filter(inside).collect()
+            }
+        };
+        Facts {
+            config: config.clone(),
+            zone: node.zone.as_deref().map(Box::from),
+            node_addresses: node.addresses.clone(),
+            on_interfaces,
+            node_port_addresses,
+        }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Addresses on which node ports of a family are served, sorted.
+    pub fn node_port_addresses(&self, family: Family) -> impl Iterator<Item = IpAddr> {
+        self.node_port_addresses.iter().copied().filter(move |address| Family::of(*address) == family)
+    }
+
+    /// The node's own address of a family, as the Node object has it.
+    pub fn node_address(&self, family: Family) -> Option<IpAddr> {
+        self.node_addresses.iter().copied().find(|address| Family::of(*address) == family)
+    }
+
+    /// Whether an interface other than the dummy device has this address. Binding it a second time and removing it later would
+    /// take the node off the network, so such an address is served but never bound.
+    pub fn is_on_interface(&self, address: IpAddr) -> bool {
+        self.on_interfaces.contains(&address)
+    }
+
+    /// Configuration of a virtual server with this affinity.
+    pub(crate) fn virtual_server_config(&self, affinity_secs: Option<u32>) -> VirtualServerConfig {
+        let mut config = VirtualServerConfig::new(self.config.scheduler);
+        if config.scheduler == Scheduler::MaglevHashing {
+            config.scheduler_flags = SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK;
+        }
+        config.persistence = affinity_secs.map(Persistence::new);
+        config
+    }
+}
+
+/// Whether others can reach the host at the address.
+fn is_reachable(address: IpAddr) -> bool {
+    let link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+    !address.is_loopback() && !address.is_unspecified() && !link_local
+}

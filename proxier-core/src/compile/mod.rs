@@ -1,0 +1,204 @@
+//! From one Service and its slices to what has to be programmed for it.
+
+mod endpoints;
+mod facts;
+mod frontends;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipset::{Element, IpSpan, Ports};
+use ipvs::model::{Family, VirtualServerConfig};
+use ipvs::{RealServer, VirtualServerKey};
+
+pub use facts::Facts;
+pub use frontends::{Frontend, Roles};
+
+use crate::config::LocalFallback;
+use crate::sets::{SetKey, SetKind};
+use crate::snapshot::{Created, EndpointSlice, ObjectKey, Service, ServicePort, TrafficPolicy};
+use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
+
+/// The port on which a node tells load balancers whether a Service has endpoints here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub struct HealthCheck {
+    /// The port.
+    pub port: u16,
+    /// Ready endpoints on this node; the answer is "healthy" when there are some. Stopping ones do not count.
+    pub local_endpoints: usize,
+}
+
+/// Whether a Service with policy `Local` has endpoints, but none on this node
+/// (metric `sync_proxy_rules_no_local_endpoints_total`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NoLocalEndpoints {
+    /// Of a port, for `internalTrafficPolicy`.
+    pub internal: bool,
+    /// Of a port that is reachable from outside, for `externalTrafficPolicy`.
+    pub external: bool,
+}
+
+/// What has to be programmed for one Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Compiled {
+    /// The Service.
+    pub service: ObjectKey,
+    /// When it was made; decides between Services that claim one Frontend.
+    pub created: Created,
+    /// Its Frontends, by key of the virtual server.
+    pub frontends: BTreeMap<VirtualServerKey, Arc<Frontend>>,
+    /// Entries that belong to no Frontend: hairpin and health check.
+    pub entries: BTreeSet<(SetKey, Element)>,
+    /// Its health check.
+    pub health_check: Option<HealthCheck>,
+    /// For the metric.
+    pub no_local_endpoints: NoLocalEndpoints,
+}
+
+/// Compiles a Service with its slices, which may come in any order.
+///
+/// A Service without endpoints has its virtual servers all the same: clients are refused rather than left waiting.
+pub fn compile<'a>(service: &Service, slices: impl IntoIterator<Item = &'a EndpointSlice>, facts: &Facts) -> Compiled {
+    let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
+    let mut compiled = Compiled {
+        service: service.key.clone(),
+        created: service.created,
+        frontends: BTreeMap::new(),
+        entries: BTreeSet::new(),
+        health_check: None,
+        no_local_endpoints: NoLocalEndpoints::default(),
+    };
+    let config = facts.virtual_server_config(service.affinity_secs);
+    for family in facts.config.families.iter() {
+        let Some(cluster_ip) = service.cluster_ip(family) else { continue };
+        for port in &service.ports {
+            let candidates = gather(&slices, port, family);
+            let choice = choose(&candidates, service, facts);
+            add_hairpin(&mut compiled, &candidates, port);
+            for row in table(service, port, cluster_ip, facts) {
+                let row = Row { elsewhere_only: choice.is_elsewhere_only(&candidates), ..row };
+                row.add_to(&mut compiled, &choice, &Context { service, port, facts, config });
+            }
+        }
+        if let Some(port) = service.health_check_node_port {
+            let set = SetKey::new(family, SetKind::HealthCheckNodePort);
+            compiled.entries.insert((set, Element::Port(port.into())));
+            let local_endpoints = count_ready_local(&slices);
+            compiled.health_check = Some(HealthCheck { port, local_endpoints });
+        }
+    }
+    compiled
+}
+
+/// Endpoints on this node, in any state: a connection that an endpoint opens to its own Service may come back to it.
+fn add_hairpin(compiled: &mut Compiled, candidates: &[Candidate<'_>], port: &ServicePort) {
+    for candidate in candidates.iter().filter(|candidate| candidate.is_local()) {
+        let set = SetKey::new(Family::of(candidate.address), SetKind::LoopBack);
+        let host = IpSpan::host(candidate.address);
+        let ports = Ports::port(port.protocol.into(), candidate.port);
+        compiled.entries.insert((set, Element::IpPortIp(host, ports, host)));
+    }
+}
+
+/// A row of the table of Frontends: addresses that are treated alike.
+struct Row {
+    role: Roles,
+    addresses: Vec<IpAddr>,
+    port: u16,
+    policy: TrafficPolicy,
+    elsewhere_only: bool,
+}
+
+/// What a row's Frontends have in common.
+struct Context<'a> {
+    service: &'a Service,
+    port: &'a ServicePort,
+    facts: &'a Facts,
+    config: VirtualServerConfig,
+}
+
+/// The one table that says on which addresses and ports a Service port is served in a family, and by which policy.
+fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &Facts) -> [Row; 4] {
+    let family = Family::of(cluster_ip);
+    let of_family = |addresses: &[IpAddr]| -> Vec<IpAddr> {
+        addresses.iter().copied().filter(|address| Family::of(*address) == family).collect()
+    };
+    let on_node = port.node_port.map(|_| facts.node_port_addresses(family).collect());
+    let row = |role, addresses, port, policy| Row { role, addresses, port, policy, elsewhere_only: false };
+    let (internal, external) = (service.internal_policy, service.external_policy);
+    [
+        row(Roles::CLUSTER_IP, vec![cluster_ip], port.port, internal),
+        row(Roles::EXTERNAL_IP, of_family(&service.external_ips), port.port, external),
+        row(Roles::LOAD_BALANCER, of_family(&service.load_balancer_ips), port.port, external),
+        row(Roles::NODE_PORT, on_node.unwrap_or_default(), port.node_port.unwrap_or_default(), external),
+    ]
+}
+
+impl Row {
+    fn add_to(self, compiled: &mut Compiled, choice: &Choice, context: &Context<'_>) {
+        if self.policy == TrafficPolicy::Local && self.elsewhere_only && !self.addresses.is_empty() {
+            let missing = &mut compiled.no_local_endpoints;
+            let seen = if self.role == Roles::CLUSTER_IP { &mut missing.internal } else { &mut missing.external };
+            *seen = true;
+        }
+        for address in &self.addresses {
+            let new = self.frontend(*address, choice, context);
+            match compiled.frontends.get_mut(&new.key()) {
+                // Listed twice, say as external IP and as the load balancer's: one virtual server, entries of both.
+                Some(known) => merge(known, &new),
+                None => {
+                    compiled.frontends.insert(new.key(), Arc::new(new));
+                }
+            }
+        }
+    }
+
+    fn frontend(&self, address: IpAddr, choice: &Choice, context: &Context<'_>) -> Frontend {
+        let (service, facts) = (context.service, context.facts);
+        let family = Family::of(address);
+        let ranges = service.source_ranges.restriction(family).filter(|_| self.role == Roles::LOAD_BALANCER);
+        let node = facts.node_address(family);
+        let in_ranges = |node| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(node)));
+        Frontend {
+            roles: self.role,
+            address,
+            protocol: context.port.protocol,
+            port: self.port,
+            config: context.config,
+            real_servers: self.real_servers(choice, facts),
+            bound: match self.role {
+                Roles::CLUSTER_IP => true,
+                Roles::NODE_PORT => false,
+                _ => !facts.is_on_interface(address),
+            },
+            policy: self.policy,
+            source_ranges: ranges.cloned(),
+            node_may_use: node.is_some_and(in_ranges),
+        }
+    }
+
+    fn real_servers(&self, choice: &Choice, facts: &Facts) -> Arc<[RealServer]> {
+        let fall_back = self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster;
+        match self.policy {
+            TrafficPolicy::Local if fall_back && choice.local.is_empty() => choice.cluster.clone(),
+            TrafficPolicy::Local => choice.local.clone(),
+            TrafficPolicy::Cluster => choice.cluster.clone(),
+        }
+    }
+}
+
+/// Adds what the later row says of the address. The earlier row decides on real servers; only source ranges, which restrict,
+/// come from whichever has them.
+fn merge(known: &mut Arc<Frontend>, new: &Frontend) {
+    let known = Arc::make_mut(known);
+    known.roles |= new.roles;
+    known.bound |= new.bound;
+    if known.source_ranges.is_none() {
+        known.source_ranges.clone_from(&new.source_ranges);
+        known.node_may_use = new.node_may_use;
+    }
+}

@@ -1,0 +1,137 @@
+//! Configuration that decides what is programmed.
+
+use ipset::IpSpan;
+use ipvs::model::{Family, Scheduler};
+
+use crate::objects::ConfigObject;
+use crate::snapshot::{ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
+
+/// Families to program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Families {
+    /// IPv4 only.
+    V4,
+    /// IPv6 only.
+    V6,
+    /// Both. Default.
+    #[default]
+    Dual,
+}
+
+impl Families {
+    /// The families it stands for.
+    pub fn iter(self) -> impl Iterator<Item = Family> {
+        [Family::V4, Family::V6].into_iter().filter(move |family| match self {
+            Families::V4 => *family == Family::V4,
+            Families::V6 => *family == Family::V6,
+            Families::Dual => true,
+        })
+    }
+}
+
+/// On which of this host's addresses node ports are served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// All but loopback, IPv6 link-local and the dummy device's. Default.
+    #[default]
+    All,
+    /// Those of the Node object.
+    Primary,
+    /// Of those of [`All`](NodePortAddresses::All), the ones in these networks. A family without a network here gets all, unless the
+    /// list is empty: then neither gets any.
+    Within(Vec<IpSpan>),
+}
+
+/// What decides on hints of endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Topology {
+    /// Hints alone, for nodes before zones: kube-proxy from 1.35. It serves `trafficDistribution` and topology annotations alike,
+    /// since the control plane writes hints for both. Default.
+    #[default]
+    Hints,
+    /// Hints for zones, of Services with a topology annotation: kube-proxy up to 1.30.
+    AnnotatedHints,
+}
+
+/// What external traffic to a Service with `externalTrafficPolicy: Local` gets on a node without local endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LocalFallback {
+    /// The cluster's endpoints, as with kube-proxy, so that pods on this node can use the address. A client outside gets answers from
+    /// an address it has not asked. Default.
+    #[default]
+    Cluster,
+    /// Nothing: the connection is refused.
+    Refuse,
+}
+
+/// What decides how Services are compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Config {
+    /// Families to program. Default both.
+    pub families: Families,
+    /// Scheduler of every virtual server. Default `rr`. For `mh` the flags `mh-port` and `mh-fallback` are set; without the
+    /// second, new connections are lost while a real server drains.
+    pub scheduler: Scheduler,
+    /// Where node ports are served.
+    pub node_port_addresses: NodePortAddresses,
+    /// What decides on hints.
+    pub topology: Topology,
+    /// Nodes without local endpoints.
+    pub local_fallback: LocalFallback,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            families: Families::default(),
+            scheduler: Scheduler::RoundRobin,
+            node_port_addresses: NodePortAddresses::default(),
+            topology: Topology::default(),
+            local_fallback: LocalFallback::default(),
+        }
+    }
+}
+
+impl Config {
+    /// The name of the device that addresses are bound to.
+    pub const DUMMY_DEVICE: &str = "kube-ipvs0";
+
+    /// Checks a configuration. What is impossible is left out and reported; whether to go on then is the caller's decision.
+    ///
+    /// A `nodePortAddresses` of which nothing could be read serves no node port at all.
+    pub fn check(object: &ConfigObject, rejections: &mut Vec<Rejection>) -> Self {
+        let report =
+            &mut Reporter::new(ObjectKind::Configuration, ObjectKey::new("", "KubeProxyConfiguration"), rejections);
+        let mut config = Config::default();
+        if let Some(name) = object.ipvs.scheduler.as_deref().filter(|name| !name.is_empty()) {
+            match name.parse() {
+                Ok(scheduler) => config.scheduler = scheduler,
+                Err(_) => report.reject("ipvs.scheduler", name, "not a scheduler's name; taken as rr"),
+            }
+        }
+        config.node_port_addresses = check_node_port_addresses(&object.node_port_addresses, report);
+        config
+    }
+}
+
+fn check_node_port_addresses(texts: &[String], report: &mut Reporter<'_>) -> NodePortAddresses {
+    if texts.is_empty() {
+        return NodePortAddresses::All;
+    }
+    if let [only] = texts
+        && only == "primary"
+    {
+        return NodePortAddresses::Primary;
+    }
+    let mut networks = Vec::new();
+    for (index, text) in texts.iter().enumerate() {
+        let network = parse_network(text);
+        if network.is_none() {
+            let field = format!("nodePortAddresses[{index}]");
+            report.reject(field, text, "not a network (ADDRESS/PREFIX); left out");
+        }
+        networks.extend(network);
+    }
+    NodePortAddresses::Within(networks)
+}

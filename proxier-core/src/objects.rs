@@ -1,0 +1,247 @@
+//! Kubernetes objects as an API server prints them: only the fields that decide what is programmed.
+//!
+//! Everything is optional and as wide as JSON allows (texts for addresses, 64-bit numbers for ports), so that an impossible
+//! value is not an unreadable object. [`Service::check`](crate::snapshot::Service::check) and its siblings turn objects into checked values and say what
+//! they left out. `null` is the same as absent everywhere.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// The default for `null`: Go prints empty lists and maps so.
+fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+macro_rules! objects {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        pub struct $name {
+            $(
+                $(#[$field_doc])*
+                #[serde(deserialize_with = "null_is_default", skip_serializing_if = "is_default")]
+                pub $field: $type,
+            )*
+        }
+    )*};
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+objects! {
+    /// `metadata` of any object.
+    Metadata {
+        /// Name.
+        name: String,
+        /// Namespace; without one, `default` is meant, as for kubectl.
+        namespace: String,
+        /// `creationTimestamp` (RFC 3339, UTC): the older of two Services that claim one address and port gets it.
+        creation_timestamp: Option<String>,
+        /// Labels.
+        labels: BTreeMap<String, String>,
+        /// Annotations.
+        annotations: BTreeMap<String, String>,
+    }
+
+    /// A Service (`v1`).
+    ServiceObject {
+        /// Name, labels, annotations.
+        metadata: Metadata,
+        /// What is asked for.
+        spec: ServiceSpec,
+        /// What load balancers have answered.
+        status: ServiceStatus,
+    }
+
+    /// `spec` of a Service.
+    ServiceSpec {
+        /// `ClusterIP` (also when absent), `NodePort`, `LoadBalancer`, `ExternalName`.
+        #[serde(rename = "type")]
+        service_type: Option<String>,
+        /// First cluster IP, `None` for headless Services.
+        #[serde(rename = "clusterIP")]
+        cluster_ip: Option<String>,
+        /// Cluster IPs, one for each of `ipFamilies`.
+        #[serde(rename = "clusterIPs")]
+        cluster_ips: Vec<String>,
+        /// `IPv4`, `IPv6`.
+        ip_families: Vec<String>,
+        /// Ports.
+        ports: Vec<ServicePortObject>,
+        /// Addresses routed to the nodes by someone else.
+        #[serde(rename = "externalIPs")]
+        external_ips: Vec<String>,
+        /// `None` or `ClientIP`.
+        session_affinity: Option<String>,
+        /// How long affinity lasts.
+        session_affinity_config: Option<SessionAffinityConfig>,
+        /// `Cluster` or `Local`.
+        external_traffic_policy: Option<String>,
+        /// `Cluster` or `Local`.
+        internal_traffic_policy: Option<String>,
+        /// Port on which the node says whether it has local endpoints.
+        health_check_node_port: Option<i64>,
+        /// Networks that may use the load balancer's addresses; empty: everybody.
+        load_balancer_source_ranges: Vec<String>,
+    }
+
+    /// A port of a Service.
+    ServicePortObject {
+        /// Name; may be empty when it is the only one.
+        name: Option<String>,
+        /// `TCP` (also when absent), `UDP`, `SCTP`.
+        protocol: Option<String>,
+        /// Port on the Service's addresses.
+        port: i64,
+        /// Port on the nodes' addresses.
+        node_port: Option<i64>,
+    }
+
+    /// `sessionAffinityConfig` of a Service.
+    SessionAffinityConfig {
+        /// Affinity by client address.
+        #[serde(rename = "clientIP")]
+        client_ip: Option<ClientIpConfig>,
+    }
+
+    /// `clientIP` of a session affinity.
+    ClientIpConfig {
+        /// Seconds, 1 to 86,400; 10,800 when absent.
+        timeout_seconds: Option<i64>,
+    }
+
+    /// `status` of a Service.
+    ServiceStatus {
+        /// What the load balancer has answered.
+        load_balancer: LoadBalancerStatus,
+    }
+
+    /// `loadBalancer` of a Service's status.
+    LoadBalancerStatus {
+        /// Its ways in.
+        ingress: Vec<LoadBalancerIngress>,
+    }
+
+    /// A load balancer's way in.
+    LoadBalancerIngress {
+        /// Its address; those with a host name only are not programmed.
+        ip: Option<String>,
+        /// `VIP` (also when absent): packets arrive with this address. `Proxy`: they do not, and the address is not programmed.
+        ip_mode: Option<String>,
+    }
+
+    /// An EndpointSlice (`discovery.k8s.io/v1`).
+    EndpointSliceObject {
+        /// Name and the label that says of which Service.
+        metadata: Metadata,
+        /// `IPv4`, `IPv6`; slices of `FQDN` are not programmed.
+        address_type: String,
+        /// Ports that all its endpoints have.
+        ports: Vec<EndpointPortObject>,
+        /// Endpoints.
+        endpoints: Vec<EndpointObject>,
+    }
+
+    /// A port of an EndpointSlice.
+    EndpointPortObject {
+        /// Name of the Service's port; a port without one (not: with an empty one) is not programmed.
+        name: Option<String>,
+        /// `TCP` (also when absent), `UDP`, `SCTP`.
+        protocol: Option<String>,
+        /// Number; a port without one is not programmed.
+        port: Option<i64>,
+    }
+
+    /// An endpoint.
+    EndpointObject {
+        /// Its addresses, of which the first counts (the API's contract: all mean the same).
+        addresses: Vec<String>,
+        /// What it is ready for.
+        conditions: EndpointConditions,
+        /// The node it runs on.
+        node_name: Option<String>,
+        /// For whom it is meant.
+        hints: Option<EndpointHints>,
+    }
+
+    /// Conditions of an endpoint.
+    EndpointConditions {
+        /// Takes connections; absent: yes.
+        ready: Option<bool>,
+        /// Would take connections were it not terminating; absent: yes.
+        serving: Option<bool>,
+        /// Is being stopped; absent: no.
+        terminating: Option<bool>,
+    }
+
+    /// Hints of an endpoint.
+    EndpointHints {
+        /// Zones whose nodes should use it.
+        for_zones: Vec<HintTarget>,
+        /// Nodes that should use it.
+        for_nodes: Vec<HintTarget>,
+    }
+
+    /// A zone or node an endpoint is meant for.
+    HintTarget {
+        /// Its name.
+        name: String,
+    }
+
+    /// A Node (`v1`).
+    NodeObject {
+        /// Name and labels.
+        metadata: Metadata,
+        /// What it is to be.
+        spec: NodeSpec,
+        /// Its addresses.
+        status: NodeStatus,
+    }
+
+    /// `spec` of a Node.
+    NodeSpec {
+        /// Networks of its pods.
+        #[serde(rename = "podCIDRs")]
+        pod_cidrs: Vec<String>,
+        /// The first of them.
+        #[serde(rename = "podCIDR")]
+        pod_cidr: Option<String>,
+    }
+
+    /// `status` of a Node.
+    NodeStatus {
+        /// Its addresses.
+        addresses: Vec<NodeAddress>,
+    }
+
+    /// An address of a Node.
+    NodeAddress {
+        /// `InternalIP`, `ExternalIP`; others are names.
+        #[serde(rename = "type")]
+        address_type: String,
+        /// The address.
+        address: String,
+    }
+
+    /// The part of `KubeProxyConfiguration` (`kubeproxy.config.k8s.io/v1alpha1`) that decides what is programmed.
+    ConfigObject {
+        /// Networks whose addresses get node ports; empty: all addresses; `["primary"]`: those of the Node object.
+        node_port_addresses: Vec<String>,
+        /// Settings of IPVS mode.
+        ipvs: IpvsConfigObject,
+    }
+
+    /// `ipvs` of `KubeProxyConfiguration`.
+    IpvsConfigObject {
+        /// The kernel's name of the scheduler; `rr` when empty.
+        scheduler: Option<String>,
+    }
+}

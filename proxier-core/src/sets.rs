@@ -1,0 +1,175 @@
+//! The ipset sets that rules refer to: seventeen for each family, with kube-proxy's names.
+
+use std::fmt;
+
+use ipset::{InvalidValue, PortRange, Range, SetSpec, SetType};
+use ipvs::model::Family;
+
+macro_rules! sets {
+    ($($(#[$doc:meta])* $kind:ident = $v4:literal, $v6:literal, $set_type:ident, $comment:literal;)*) => {
+        /// Which of the seventeen sets.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum SetKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl SetKind {
+            /// All of them, in the order of this type.
+            pub const ALL: [SetKind; 17] = [$(SetKind::$kind),*];
+
+            /// The set's type.
+            pub fn set_type(self) -> SetType {
+                match self {
+                    $(SetKind::$kind => SetType::$set_type,)*
+                }
+            }
+
+            /// What kube-proxy writes as comment to the rules that use it.
+            pub fn comment(self) -> &'static str {
+                match self {
+                    $(SetKind::$kind => $comment,)*
+                }
+            }
+
+            fn names(self) -> (&'static str, &'static str) {
+                match self {
+                    $(SetKind::$kind => ($v4, $v6),)*
+                }
+            }
+        }
+    };
+}
+
+// The IPv6 names are the IPv4 ones with `KUBE-6-` in front, cut to the kernel's 31 bytes.
+sets! {
+    /// Endpoints on this node with themselves as source: hairpin traffic, which has to be masqueraded.
+    LoopBack = "KUBE-LOOP-BACK", "KUBE-6-LOOP-BACK", HashIpPortIp,
+        "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose";
+    /// Cluster IPs with their ports.
+    ClusterIp = "KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", HashIpPort,
+        "Kubernetes service cluster ip + port for masquerade purpose";
+    /// External IPs of Services whose external traffic may go to any node.
+    ExternalIp = "KUBE-EXTERNAL-IP", "KUBE-6-EXTERNAL-IP", HashIpPort,
+        "Kubernetes service external ip + port for masquerade and filter purpose";
+    /// External IPs of Services with `externalTrafficPolicy: Local`.
+    ExternalIpLocal = "KUBE-EXTERNAL-IP-LOCAL", "KUBE-6-EXTERNAL-IP-LOCAL", HashIpPort,
+        "Kubernetes service external ip + port with externalTrafficPolicy=local";
+    /// Addresses of load balancers.
+    LoadBalancer = "KUBE-LOAD-BALANCER", "KUBE-6-LOAD-BALANCER", HashIpPort, "Kubernetes service lb portal";
+    /// Those of Services with `externalTrafficPolicy: Local`; in the set above too.
+    LoadBalancerLocal = "KUBE-LOAD-BALANCER-LOCAL", "KUBE-6-LOAD-BALANCER-LOCAL", HashIpPort,
+        "Kubernetes service load balancer ip + port with externalTrafficPolicy=local";
+    /// Those with source ranges.
+    LoadBalancerFirewall = "KUBE-LOAD-BALANCER-FW", "KUBE-6-LOAD-BALANCER-FW", HashIpPort,
+        "Kubernetes service load balancer ip + port for load balancer with sourceRange";
+    /// Those that this node itself may use, with themselves as source.
+    LoadBalancerSourceIp = "KUBE-LOAD-BALANCER-SOURCE-IP", "KUBE-6-LOAD-BALANCER-SOURCE-IP", HashIpPortIp,
+        "Kubernetes service load balancer ip + port + source IP for packet filter purpose";
+    /// Those with the networks that may use them.
+    LoadBalancerSourceCidr = "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-LOAD-BALANCER-SOURCE-CID", HashIpPortNet,
+        "Kubernetes service load balancer ip + port + source cidr for packet filter purpose";
+    /// TCP node ports.
+    NodePortTcp = "KUBE-NODE-PORT-TCP", "KUBE-6-NODE-PORT-TCP", BitmapPort,
+        "Kubernetes nodeport TCP port for masquerade purpose";
+    /// Those of Services with `externalTrafficPolicy: Local`; in the set above too.
+    NodePortLocalTcp = "KUBE-NODE-PORT-LOCAL-TCP", "KUBE-6-NODE-PORT-LOCAL-TCP", BitmapPort,
+        "Kubernetes nodeport TCP port with externalTrafficPolicy=local";
+    /// UDP node ports.
+    NodePortUdp = "KUBE-NODE-PORT-UDP", "KUBE-6-NODE-PORT-UDP", BitmapPort,
+        "Kubernetes nodeport UDP port for masquerade purpose";
+    /// Those of Services with `externalTrafficPolicy: Local`; in the set above too.
+    NodePortLocalUdp = "KUBE-NODE-PORT-LOCAL-UDP", "KUBE-6-NODE-PORT-LOCAL-UDP", BitmapPort,
+        "Kubernetes nodeport UDP port with externalTrafficPolicy=local";
+    /// SCTP node ports, with each node address: a bitmap of ports cannot tell protocols apart by itself.
+    NodePortSctp = "KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH", HashIpPort,
+        "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'";
+    /// Those of Services with `externalTrafficPolicy: Local`; in the set above too.
+    NodePortLocalSctp = "KUBE-NODE-PORT-LOCAL-SCTP-HASH", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS", HashIpPort,
+        "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'";
+    /// Ports on which nodes say whether they have local endpoints.
+    HealthCheckNodePort = "KUBE-HEALTH-CHECK-NODE-PORT", "KUBE-6-HEALTH-CHECK-NODE-PORT", BitmapPort,
+        "Kubernetes health check node port";
+    /// The addresses bound to the dummy device.
+    IpvsIps = "KUBE-IPVS-IPS", "KUBE-6-IPVS-IPS", HashIp, "Addresses on the ipvs interface";
+}
+
+/// One set: which, and of which family. Prints as its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SetKey {
+    /// Family of its addresses; the port bitmaps are kept for each family too.
+    pub family: Family,
+    /// Which set.
+    pub kind: SetKind,
+}
+
+impl SetKey {
+    /// This set of this family.
+    pub fn new(family: Family, kind: SetKind) -> Self {
+        SetKey { family, kind }
+    }
+
+    /// The sets of a family.
+    pub fn all(family: Family) -> impl Iterator<Item = SetKey> {
+        SetKind::ALL.into_iter().map(move |kind| SetKey { family, kind })
+    }
+
+    /// The set's name in the kernel.
+    pub fn name(self) -> &'static str {
+        let (v4, v6) = self.kind.names();
+        match self.family {
+            Family::V4 => v4,
+            Family::V6 => v6,
+        }
+    }
+
+    /// How to create it: as kube-proxy does, with 1,024 buckets and at most 65,536 entries; bitmaps for every port.
+    ///
+    /// # Errors
+    /// None in practice: every name in the table fits.
+    pub fn spec(self) -> Result<SetSpec, InvalidValue> {
+        let set_type = self.kind.set_type();
+        let mut spec = SetSpec::new(self.name().parse()?, set_type);
+        if set_type.is_bitmap() {
+            spec.options.range = Some(Range::Ports(PortRange::ALL));
+        } else {
+            spec.options.family = match self.family {
+                Family::V4 => ipset::Family::Inet,
+                Family::V6 => ipset::Family::Inet6,
+            };
+            spec.options.hashsize = Some(1024);
+            spec.options.maxelem = Some(65_536);
+        }
+        Ok(spec)
+    }
+}
+
+impl fmt::Display for SetKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_follow_the_rule_and_fit() {
+        let mut seen = BTreeSet::new();
+        for kind in SetKind::ALL {
+            let v4 = SetKey::new(Family::V4, kind).name();
+            let v6 = SetKey::new(Family::V6, kind).name();
+            let expected: String = v4.replacen("KUBE-", "KUBE-6-", 1).chars().take(31).collect();
+            assert_eq!(v6, expected);
+            assert!(seen.insert(v4) && seen.insert(v6));
+            for family in [Family::V4, Family::V6] {
+                let spec = SetKey::new(family, kind).spec().unwrap();
+                spec.check().unwrap();
+                assert!(spec.to_string().starts_with(&format!("create {} ", SetKey::new(family, kind))));
+            }
+        }
+        assert_eq!(seen.len(), 34);
+    }
+}

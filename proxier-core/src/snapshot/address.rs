@@ -1,0 +1,99 @@
+//! Addresses and networks as Kubernetes writes them.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipset::IpSpan;
+
+/// An address. IPv4 with leading zeros (`010.0.0.1`) is read as decimal, and IPv4 in IPv6 (`::ffff:10.0.0.1`) is IPv4, as
+/// kube-proxy does: old API servers have stored such texts.
+pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
+    match text.parse::<IpAddr>() {
+        Ok(address) => Some(address.to_canonical()),
+        Err(_) => parse_decimal(text).map(IpAddr::V4),
+    }
+}
+
+fn parse_decimal(text: &str) -> Option<Ipv4Addr> {
+    let mut octets = [0; 4];
+    let mut parts = text.split('.');
+    for octet in &mut octets {
+        let part = parts.next()?;
+        if part.is_empty() || !part.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        *octet = part.parse().ok()?;
+    }
+    parts.next().is_none().then(|| octets.into())
+}
+
+/// Whether a virtual server or a real server can have this address: not unspecified, loopback, multicast, broadcast or, for
+/// IPv6, link-local, which would mean another machine on each link.
+pub(crate) fn is_usable(address: IpAddr) -> bool {
+    let never = address.is_unspecified() || address.is_loopback() || address.is_multicast();
+    match address {
+        IpAddr::V4(address) => !never && !address.is_broadcast(),
+        IpAddr::V6(address) => !never && !address.is_unicast_link_local(),
+    }
+}
+
+/// A network with prefix length. Blanks around it do not count; host bits are cleared.
+pub(crate) fn parse_network(text: &str) -> Option<IpSpan> {
+    let (address, prefix) = text.trim().split_once('/')?;
+    if prefix.is_empty() || !prefix.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let plain = address.parse::<IpAddr>().ok().or_else(|| parse_decimal(address).map(IpAddr::V4))?;
+    let prefix = prefix.parse::<u8>().ok()?;
+    match plain.to_canonical() {
+        // A network of IPv4 addresses within IPv6.
+        IpAddr::V4(address) if plain.is_ipv6() => IpSpan::network(address.into(), prefix.checked_sub(96)?).ok(),
+        address => IpSpan::network(address, prefix).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let good = [("10.0.0.1", "10.0.0.1"), ("010.000.0.01", "10.0.0.1"), ("::ffff:10.0.0.1", "10.0.0.1")];
+        for (text, address) in good.into_iter().chain([("FD00:0::1", "fd00::1")]) {
+            assert_eq!(parse_address(text), Some(address.parse().unwrap()), "{text}");
+        }
+        for text in
+            ["", "None", "10.0.0", "10.0.0.256", "10.0.0.1.1", "10.0.0.+1", " 10.0.0.1", "10.0.0.1/32", "fe80::1%eth0"]
+        {
+            assert_eq!(parse_address(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn networks() {
+        let good = [
+            (" 10.1.2.3/8 ", "10.0.0.0/8"),
+            ("010.0.0.0/8", "10.0.0.0/8"),
+            ("::ffff:10.0.0.0/104", "10.0.0.0/8"),
+            ("2001:DB8::1/32", "2001:db8::/32"),
+            ("0.0.0.0/0", "0.0.0.0/0"),
+        ];
+        for (text, network) in good {
+            assert_eq!(parse_network(text), Some(network.parse().unwrap()), "{text}");
+        }
+        for text in
+            ["10.0.0.1", "10.0.0.0/33", "::/129", "10.0.0.0/+8", "10.0.0.0/", "/8", "10.0.0.0/8/8", "::ffff:10.0.0.0/8"]
+        {
+            assert_eq!(parse_network(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn unusable() {
+        for text in ["0.0.0.0", "::", "127.0.0.1", "::1", "224.0.0.1", "ff02::1", "255.255.255.255", "fe80::1"] {
+            assert!(!is_usable(text.parse().unwrap()), "{text}");
+        }
+        for text in ["10.0.0.1", "169.254.20.10", "fd00::1", "2001:db8::1"] {
+            assert!(is_usable(text.parse().unwrap()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The input, checked: Services, EndpointSlices, facts about this node, and the [`Store`] that keeps them.
+
+mod address;
+mod node;
+mod rejection;
+mod service;
+mod slice;
+mod store;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use node::{HostAddresses, Node};
+pub use rejection::{ObjectKind, Rejection};
+pub use service::{Created, Service, ServicePort, ServiceType, SourceRanges, TrafficPolicy};
+pub use slice::{Endpoint, EndpointFlags, EndpointPort, EndpointSlice};
+pub use store::Store;
+
+pub(crate) use address::{is_usable, parse_address, parse_network};
+pub(crate) use rejection::Reporter;
+
+use crate::objects::Metadata;
+
+/// Namespace and name of an object. Prints as `namespace/name`; the clone is cheap.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey {
+    /// Namespace; empty for objects that have none, such as Nodes.
+    pub namespace: Arc<str>,
+    /// Name.
+    pub name: Arc<str>,
+}
+
+impl ObjectKey {
+    /// This namespace and name.
+    pub fn new(namespace: &str, name: &str) -> Self {
+        ObjectKey { namespace: namespace.into(), name: name.into() }
+    }
+
+    /// The key of an object in a namespace: `default` when it names none.
+    pub fn of(metadata: &Metadata) -> Self {
+        let namespace = if metadata.namespace.is_empty() { "default" } else { &metadata.namespace };
+        Self::new(namespace, &metadata.name)
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() { f.write_str(&self.name) } else { write!(f, "{}/{}", self.namespace, self.name) }
+    }
+}
+
+/// Transport protocol of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// TCP. Default.
+    #[default]
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+impl Protocol {
+    pub(crate) fn check(text: Option<&str>) -> Option<Self> {
+        match text {
+            None | Some("" | "TCP") => Some(Protocol::Tcp),
+            Some("UDP") => Some(Protocol::Udp),
+            Some("SCTP") => Some(Protocol::Sctp),
+            Some(_) => None,
+        }
+    }
+}
+
+impl From<Protocol> for ipvs::model::Protocol {
+    fn from(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Tcp => ipvs::model::Protocol::Tcp,
+            Protocol::Udp => ipvs::model::Protocol::Udp,
+            Protocol::Sctp => ipvs::model::Protocol::Sctp,
+        }
+    }
+}
+
+impl From<Protocol> for ipset::Protocol {
+    fn from(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Tcp => ipset::Protocol::TCP,
+            Protocol::Udp => ipset::Protocol::UDP,
+            Protocol::Sctp => ipset::Protocol::SCTP,
+        }
+    }
+}
+
+/// `TCP`, `UDP`, `SCTP`.
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        ipvs::model::Protocol::from(*self).fmt(f)
+    }
+}
+
+/// A port number that exists: 1 to 65,535.
+pub(crate) fn check_port(number: i64) -> Option<u16> {
+    u16::try_from(number).ok().filter(|port| *port != 0)
+}

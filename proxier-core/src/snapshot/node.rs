@@ -1,0 +1,78 @@
+//! Facts about the node the proxy runs on.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipset::IpSpan;
+use ipvs::model::Family;
+
+use super::{ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network};
+use crate::objects::NodeObject;
+
+/// What the Node object says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Node {
+    /// Its name; endpoints with this `nodeName` are local.
+    pub name: String,
+    /// Its zone (label `topology.kubernetes.io/zone`), unless empty.
+    pub zone: Option<String>,
+    /// Its addresses, at most one of each family: internal ones before external ones.
+    pub addresses: Vec<IpAddr>,
+    /// Networks of its pods.
+    pub pod_cidrs: Vec<IpSpan>,
+}
+
+impl Node {
+    /// A node of which nothing but the name is known.
+    pub fn new(name: &str) -> Self {
+        Node { name: name.to_owned(), ..Node::default() }
+    }
+
+    /// Checks a Node object. What is impossible is left out and reported; the rest counts.
+    pub fn check(object: &NodeObject, rejections: &mut Vec<Rejection>) -> Self {
+        let key = ObjectKey::new("", &object.metadata.name);
+        let report = &mut Reporter::new(ObjectKind::Node, key, rejections);
+        let mut node = Node::new(&object.metadata.name);
+        let zone = object.metadata.labels.get("topology.kubernetes.io/zone");
+        node.zone = zone.filter(|zone| !zone.is_empty()).cloned();
+        for wanted in ["InternalIP", "ExternalIP"] {
+            for (index, address) in object.status.addresses.iter().enumerate() {
+                if address.address_type != wanted {
+                    continue;
+                }
+                match parse_address(&address.address).filter(|address| !address.is_unspecified()) {
+                    Some(address) if node.address(Family::of(address)).is_none() => node.addresses.push(address),
+                    Some(_) => {}
+                    None => report.reject(
+                        format!("status.addresses[{index}].address"),
+                        &address.address,
+                        "not an address; left out",
+                    ),
+                }
+            }
+        }
+        let listed = &object.spec.pod_cidrs;
+        let cidrs = if listed.is_empty() { object.spec.pod_cidr.as_slice() } else { listed };
+        for (index, text) in cidrs.iter().enumerate() {
+            match parse_network(text) {
+                Some(network) => node.pod_cidrs.push(network),
+                None => report.reject(format!("spec.podCIDRs[{index}]"), text, "not a network; left out"),
+            }
+        }
+        node
+    }
+
+    /// Its address of a family.
+    pub fn address(&self, family: Family) -> Option<IpAddr> {
+        self.addresses.iter().copied().find(|address| Family::of(*address) == family)
+    }
+}
+
+/// The addresses of this host by interface, as the kernel has them. They decide where node ports are served and which external
+/// addresses are bound to the dummy device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostAddresses {
+    /// Addresses by name of the interface. The dummy device's own may be among them and do not count.
+    pub interfaces: BTreeMap<String, Vec<IpAddr>>,
+}

@@ -1,0 +1,88 @@
+//! What was left out of an object, and why.
+
+use std::fmt;
+
+use super::ObjectKey;
+
+/// The kind of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum ObjectKind {
+    /// A Service.
+    Service,
+    /// An EndpointSlice.
+    EndpointSlice,
+    /// A Node.
+    Node,
+    /// The proxy's configuration.
+    Configuration,
+}
+
+impl fmt::Display for ObjectKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            ObjectKind::Service => "Service",
+            ObjectKind::EndpointSlice => "EndpointSlice",
+            ObjectKind::Node => "Node",
+            ObjectKind::Configuration => "configuration",
+        })
+    }
+}
+
+/// A field that was left out because its value is impossible. The rest of the object counts.
+///
+/// Prints on one line: `Service demo/web: spec.ports[1].port 70000: not a port (1 to 65535); the port is left out`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub struct Rejection {
+    /// Kind of the object.
+    pub kind: ObjectKind,
+    /// Which object.
+    pub key: ObjectKey,
+    /// Path of the field, as kubectl writes it: `spec.ports[1].port`.
+    pub field: String,
+    /// The value; at most 64 characters of it, control characters escaped.
+    pub value: String,
+    /// Why it is impossible and what was done.
+    pub reason: &'static str,
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {} {}: {}", self.kind, self.key, self.field, self.value, self.reason)
+    }
+}
+
+/// Collects what is rejected of one object.
+#[derive(Debug)]
+pub(crate) struct Reporter<'a> {
+    pub(crate) kind: ObjectKind,
+    pub(crate) key: ObjectKey,
+    pub(crate) rejections: &'a mut Vec<Rejection>,
+}
+
+impl<'a> Reporter<'a> {
+    pub(crate) fn new(kind: ObjectKind, key: ObjectKey, rejections: &'a mut Vec<Rejection>) -> Self {
+        Reporter { kind, key, rejections }
+    }
+
+    pub(crate) fn reject(&mut self, field: impl Into<String>, value: impl fmt::Display, reason: &'static str) {
+        const SHOWN: usize = 64;
+        let text = value.to_string();
+        let mut value: String = text.chars().take(SHOWN).flat_map(shown).collect();
+        if text.chars().nth(SHOWN).is_some() {
+            value.push('…');
+        }
+        if value.is_empty() {
+            value.push_str("\"\"");
+        }
+        self.rejections.push(Rejection { kind: self.kind, key: self.key.clone(), field: field.into(), value, reason });
+    }
+}
+
+/// The character, or its escape when it would spoil a line.
+fn shown(c: char) -> impl Iterator<Item = char> {
+    let escape = c.is_control().then(|| c.escape_default());
+    let plain = escape.is_none().then_some(c);
+    escape.into_iter().flatten().chain(plain)
+}

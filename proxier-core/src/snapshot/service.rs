@@ -1,0 +1,398 @@
+//! A Service with every value checked.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipset::IpSpan;
+use ipvs::model::Family;
+
+use super::{
+    ObjectKey, ObjectKind, Protocol, Rejection, Reporter, check_port, is_usable, parse_address, parse_network,
+};
+use crate::objects::{ServiceObject, ServicePortObject, ServiceSpec};
+
+/// How far a Service is published. Headless and ExternalName Services have nothing to program and no value here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ServiceType {
+    /// On its cluster IPs. Default.
+    #[default]
+    ClusterIp,
+    /// On a port of each node too.
+    NodePort,
+    /// On load balancers too.
+    LoadBalancer,
+}
+
+/// Which endpoints traffic may reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TrafficPolicy {
+    /// Those of the whole cluster. Default.
+    #[default]
+    Cluster,
+    /// Those on this node.
+    Local,
+}
+
+/// A port of a Service. Its endpoints are those of slice ports with the same name and protocol, whatever `targetPort` says.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub struct ServicePort {
+    /// Name; may be empty.
+    pub name: Box<str>,
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Port on cluster, external and load-balancer addresses.
+    pub port: u16,
+    /// Port on the nodes' addresses.
+    pub node_port: Option<u16>,
+}
+
+/// When an object was made; orders Services that claim one address and port. Two that do not say are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Created(u64);
+
+impl Created {
+    /// Later than every date: objects without one.
+    pub const UNKNOWN: Created = Created(u64::MAX);
+
+    /// From `2026-01-31T23:59:59Z`, with or without a fraction of a second.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.strip_suffix('Z')?;
+        let whole = text.split_once('.').map_or(text, |(whole, _fraction)| whole);
+        let shape = whole.bytes().zip(*b"0000-00-00T00:00:00").all(|(byte, pattern)| match pattern {
+            b'0' => byte.is_ascii_digit(),
+            _ => byte == pattern,
+        });
+        let digits: String = whole.chars().filter(char::is_ascii_digit).collect();
+        (shape && digits.len() == 14 && whole.len() == 19).then(|| digits.parse().map(Created).ok()).flatten()
+    }
+}
+
+/// The networks that may use a load balancer's addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceRanges {
+    v4: Restriction,
+    v6: Restriction,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Restriction(Option<Arc<[IpSpan]>>);
+
+impl SourceRanges {
+    /// The networks of this family; `None` when everybody may.
+    ///
+    /// Everybody may when no range is of this family, or one has prefix length 0. When no range at all could be read, nobody
+    /// may: what was meant to restrict must not open.
+    pub fn restriction(&self, family: Family) -> Option<&Arc<[IpSpan]>> {
+        match family {
+            Family::V4 => self.v4.0.as_ref(),
+            Family::V6 => self.v6.0.as_ref(),
+        }
+    }
+
+    fn check(texts: &[String], report: &mut Reporter<'_>) -> Self {
+        let mut ranges = Vec::new();
+        for (index, text) in texts.iter().enumerate() {
+            match parse_network(text) {
+                Some(range) => ranges.push(range),
+                None => report.reject(
+                    format!("spec.loadBalancerSourceRanges[{index}]"),
+                    text,
+                    "not a network (ADDRESS/PREFIX); no client is let in by it",
+                ),
+            }
+        }
+        ranges.sort_unstable();
+        ranges.dedup();
+        let nobody = ranges.is_empty() && !texts.is_empty();
+        let of = |family| {
+            let of: Arc<[IpSpan]> = ranges.iter().filter(|range| range.family() == family).copied().collect();
+            let everybody = of.iter().any(|range| range.prefix() == Some(0)) || of.is_empty() && !nobody;
+            Restriction((!everybody).then_some(of))
+        };
+        SourceRanges { v4: of(ipset::Family::Inet), v6: of(ipset::Family::Inet6) }
+    }
+}
+
+/// A Service that has something to program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Service {
+    /// Namespace and name.
+    pub key: ObjectKey,
+    /// When it was made.
+    pub created: Created,
+    /// How far it is published.
+    pub service_type: ServiceType,
+    /// Cluster IPs, at most one of each family. A family without one is not programmed at all.
+    pub cluster_ips: Vec<IpAddr>,
+    /// Addresses routed to the nodes by someone else, sorted.
+    pub external_ips: Vec<IpAddr>,
+    /// Addresses of load balancers whose packets arrive with them as destination (`ipMode` `VIP`), sorted.
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// Ports. No two have the same protocol and number, or the same protocol and name.
+    pub ports: Vec<ServicePort>,
+    /// Seconds for which a client stays with its endpoint after its last connection: 1 to 86,400.
+    pub affinity_secs: Option<u32>,
+    /// For external addresses and node ports. `Local` counts for types NodePort and LoadBalancer, and for ClusterIP with external
+    /// IPs (Kubernetes 1.29).
+    pub external_policy: TrafficPolicy,
+    /// For cluster IPs.
+    pub internal_policy: TrafficPolicy,
+    /// Who may use the load balancer's addresses.
+    pub source_ranges: SourceRanges,
+    /// Port on which this node says whether it has local endpoints: type LoadBalancer with external policy `Local`.
+    pub health_check_node_port: Option<u16>,
+    /// Annotated with `service.kubernetes.io/topology-mode` or its predecessor; see
+    /// [`Topology::AnnotatedHints`](crate::config::Topology).
+    pub topology_annotation: bool,
+}
+
+/// Services with this label, whatever its value, belong to another proxy.
+pub(super) const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
+
+const DEFAULT_AFFINITY_SECS: u32 = 10_800;
+const MAX_AFFINITY_SECS: u32 = 86_400;
+
+impl Service {
+    /// Checks a Service. `None` when there is nothing to program: it is headless, an ExternalName, another proxy's, or has no
+    /// usable cluster IP.
+    ///
+    /// What is impossible is left out and reported; the rest counts.
+    pub fn check(object: &ServiceObject, rejections: &mut Vec<Rejection>) -> Option<Self> {
+        let key = ObjectKey::of(&object.metadata);
+        let report = &mut Reporter::new(ObjectKind::Service, key.clone(), rejections);
+        let spec = &object.spec;
+        if object.metadata.labels.contains_key(PROXY_NAME_LABEL) || is_headless(spec) {
+            return None;
+        }
+        let service_type = check_type(spec, report)?;
+        let cluster_ips = check_cluster_ips(spec, report);
+        if cluster_ips.is_empty() {
+            return None;
+        }
+        let external_ips = check_addresses(&spec.external_ips, |index| format!("spec.externalIPs[{index}]"), report);
+        let publishes = service_type != ServiceType::ClusterIp || !external_ips.is_empty();
+        let asked = check_policy(spec.external_traffic_policy.as_deref(), "spec.externalTrafficPolicy", report);
+        let external_policy = if publishes { asked } else { TrafficPolicy::Cluster };
+        Some(Service {
+            key,
+            created: check_created(object, report),
+            service_type,
+            cluster_ips,
+            external_ips,
+            load_balancer_ips: check_ingress(object, report),
+            ports: check_ports(&spec.ports, report),
+            affinity_secs: check_affinity(spec, report),
+            external_policy,
+            internal_policy: check_policy(
+                spec.internal_traffic_policy.as_deref(),
+                "spec.internalTrafficPolicy",
+                report,
+            ),
+            source_ranges: SourceRanges::check(&spec.load_balancer_source_ranges, report),
+            health_check_node_port: check_health_port(spec, service_type, external_policy, report),
+            topology_annotation: has_topology_annotation(object),
+        })
+    }
+
+    /// The cluster IP of a family.
+    pub fn cluster_ip(&self, family: Family) -> Option<IpAddr> {
+        self.cluster_ips.iter().copied().find(|address| Family::of(*address) == family)
+    }
+}
+
+fn is_headless(spec: &ServiceSpec) -> bool {
+    let first = spec.cluster_ip.as_deref().or(spec.cluster_ips.first().map(String::as_str));
+    matches!(first, None | Some("" | "None"))
+}
+
+fn check_type(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Option<ServiceType> {
+    match spec.service_type.as_deref() {
+        None | Some("" | "ClusterIP") => Some(ServiceType::ClusterIp),
+        Some("NodePort") => Some(ServiceType::NodePort),
+        Some("LoadBalancer") => Some(ServiceType::LoadBalancer),
+        Some("ExternalName") => None,
+        Some(other) => {
+            report.reject("spec.type", other, "not a type of Service; taken as ClusterIP");
+            Some(ServiceType::ClusterIp)
+        }
+    }
+}
+
+/// With `ipFamilies`, `clusterIPs[i]` is of family `ipFamilies[i]`; without (objects older than dual stack), `clusterIP` counts.
+fn check_cluster_ips(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Vec<IpAddr> {
+    let legacy = spec.ip_families.is_empty() || spec.cluster_ips.is_empty();
+    let listed = if legacy { spec.cluster_ip.as_slice() } else { &spec.cluster_ips };
+    let mut cluster_ips: Vec<IpAddr> = Vec::new();
+    for (index, text) in listed.iter().enumerate() {
+        let field = || if legacy { "spec.clusterIP".to_owned() } else { format!("spec.clusterIPs[{index}]") };
+        let Some(address) = parse_address(text).filter(|address| is_usable(*address)) else {
+            report.reject(field(), text, "not an address a Service can have; left out");
+            continue;
+        };
+        let family = Family::of(address);
+        let named = if family == Family::V4 { "IPv4" } else { "IPv6" };
+        if !legacy && spec.ip_families.get(index).is_none_or(|family| family != named) {
+            report.reject(field(), text, "not of the family in spec.ipFamilies; left out");
+        } else if cluster_ips.iter().any(|earlier| Family::of(*earlier) == family) {
+            report.reject(field(), text, "a second address of its family; left out");
+        } else {
+            cluster_ips.push(address);
+        }
+    }
+    cluster_ips
+}
+
+fn check_addresses(texts: &[String], field: impl Fn(usize) -> String, report: &mut Reporter<'_>) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for (index, text) in texts.iter().enumerate() {
+        match parse_address(text).filter(|address| is_usable(*address)) {
+            Some(address) => addresses.push(address),
+            None => report.reject(field(index), text, "not an address a Service can have; left out"),
+        }
+    }
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
+}
+
+fn check_ingress(object: &ServiceObject, report: &mut Reporter<'_>) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for (index, ingress) in object.status.load_balancer.ingress.iter().enumerate() {
+        let field = |name: &str| format!("status.loadBalancer.ingress[{index}].{name}");
+        let Some(text) = ingress.ip.as_deref().filter(|text| !text.is_empty()) else { continue };
+        match ingress.ip_mode.as_deref() {
+            None | Some("" | "VIP") => {}
+            Some("Proxy") => continue,
+            Some(other) => {
+                report.reject(field("ipMode"), other, "neither VIP nor Proxy; the address is left out");
+                continue;
+            }
+        }
+        match parse_address(text).filter(|address| is_usable(*address)) {
+            Some(address) => addresses.push(address),
+            None => report.reject(field("ip"), text, "not an address a Service can have; left out"),
+        }
+    }
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
+}
+
+fn check_ports(objects: &[ServicePortObject], report: &mut Reporter<'_>) -> Vec<ServicePort> {
+    let mut ports: Vec<ServicePort> = Vec::with_capacity(objects.len());
+    for (index, object) in objects.iter().enumerate() {
+        let field = |name: &str| format!("spec.ports[{index}].{name}");
+        let Some(protocol) = Protocol::check(object.protocol.as_deref()) else {
+            let text = object.protocol.as_deref().unwrap_or_default();
+            report.reject(field("protocol"), text, "not TCP, UDP or SCTP; the port is left out");
+            continue;
+        };
+        let Some(port) = check_port(object.port) else {
+            report.reject(field("port"), object.port, "not a port (1 to 65535); the port is left out");
+            continue;
+        };
+        let node_port = object.node_port.filter(|number| *number != 0);
+        let checked = node_port.and_then(check_port);
+        if let Some(number) = node_port.filter(|_| checked.is_none()) {
+            report.reject(field("nodePort"), number, "not a port (1 to 65535); the node port is left out");
+        }
+        let name = object.name.as_deref().unwrap_or_default();
+        let new = ServicePort { name: name.into(), protocol, port, node_port: checked };
+        let same = |earlier: &ServicePort| earlier.protocol == protocol;
+        if let Some(earlier) = ports.iter_mut().find(|earlier| same(earlier) && *earlier.name == *name) {
+            // What kube-proxy does; the API server accepts no such Service.
+            report.reject(field("name"), name, "the name of an earlier port, which this one replaces");
+            *earlier = new;
+        } else if ports.iter().any(|earlier| same(earlier) && earlier.port == port) {
+            report.reject(field("port"), port, "the number of an earlier port of this protocol; the port is left out");
+        } else {
+            ports.push(new);
+        }
+    }
+    ports
+}
+
+fn check_affinity(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Option<u32> {
+    match spec.session_affinity.as_deref() {
+        None | Some("" | "None") => None,
+        Some("ClientIP") => {
+            let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+            let Some(asked) = config.and_then(|client_ip| client_ip.timeout_seconds) else {
+                return Some(DEFAULT_AFFINITY_SECS);
+            };
+            let secs = u32::try_from(asked).ok().filter(|secs| (1..=MAX_AFFINITY_SECS).contains(secs));
+            if secs.is_none() {
+                let field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
+                report.reject(field, asked, "not 1 to 86400 seconds; taken as 10800");
+            }
+            secs.or(Some(DEFAULT_AFFINITY_SECS))
+        }
+        Some(other) => {
+            report.reject("spec.sessionAffinity", other, "neither None nor ClientIP; taken as None");
+            None
+        }
+    }
+}
+
+fn check_policy(text: Option<&str>, field: &str, report: &mut Reporter<'_>) -> TrafficPolicy {
+    match text {
+        None | Some("" | "Cluster") => TrafficPolicy::Cluster,
+        Some("Local") => TrafficPolicy::Local,
+        Some(other) => {
+            report.reject(field, other, "neither Cluster nor Local; taken as Cluster");
+            TrafficPolicy::Cluster
+        }
+    }
+}
+
+fn check_health_port(
+    spec: &ServiceSpec,
+    service_type: ServiceType,
+    external_policy: TrafficPolicy,
+    report: &mut Reporter<'_>,
+) -> Option<u16> {
+    if service_type != ServiceType::LoadBalancer || external_policy != TrafficPolicy::Local {
+        return None;
+    }
+    let number = spec.health_check_node_port.unwrap_or(0);
+    let port = check_port(number);
+    if port.is_none() {
+        let reason = "not a port (1 to 65535), though externalTrafficPolicy is Local; no health check is served";
+        report.reject("spec.healthCheckNodePort", number, reason);
+    }
+    port
+}
+
+fn check_created(object: &ServiceObject, report: &mut Reporter<'_>) -> Created {
+    let Some(text) = object.metadata.creation_timestamp.as_deref() else { return Created::UNKNOWN };
+    Created::parse(text).unwrap_or_else(|| {
+        report.reject("metadata.creationTimestamp", text, "not a time (RFC 3339, UTC); taken as the newest");
+        Created::UNKNOWN
+    })
+}
+
+/// The older annotation counts first, even when it is empty; any text but `disabled` switches hints on.
+fn has_topology_annotation(object: &ServiceObject) -> bool {
+    let annotations = &object.metadata.annotations;
+    let hints = annotations.get("service.kubernetes.io/topology-aware-hints");
+    let mode = hints.or_else(|| annotations.get("service.kubernetes.io/topology-mode"));
+    mode.is_some_and(|mode| !matches!(mode.as_str(), "" | "disabled" | "Disabled"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_order_and_hostile_texts_do_not_pass() {
+        let at = |text| Created::parse(text).unwrap();
+        assert!(at("2023-12-31T23:59:59Z") < at("2024-01-01T00:00:00Z"));
+        assert!(at("2024-01-01T00:00:00.5Z") < Created::UNKNOWN);
+        for text in ["", "Z", "2024-01-01", "2024-01-01T00:00:00", "2024-01-01T00:00:00+01:00", "٢024-01-01T00:00:00Z"]
+        {
+            assert_eq!(Created::parse(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! An EndpointSlice with every value checked.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use bitflags::bitflags;
+use ipvs::model::Family;
+
+use super::service::PROXY_NAME_LABEL;
+use super::{ObjectKey, ObjectKind, Protocol, Rejection, Reporter, check_port, is_usable, parse_address};
+use crate::objects::{EndpointObject, EndpointPortObject, EndpointSliceObject};
+
+bitflags! {
+    /// What is known of an endpoint, seen from this node.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub struct EndpointFlags: u8 {
+        /// Takes connections.
+        const READY = 1;
+        /// Would take connections were it not terminating.
+        const SERVING = 2;
+        /// Is being stopped.
+        const TERMINATING = 4;
+        /// Runs on this node.
+        const LOCAL = 8;
+        /// Is meant for certain nodes.
+        const NODE_HINTS = 16;
+        /// This node is one of them.
+        const HINTED_HERE = 32;
+    }
+}
+
+/// A port of a slice's endpoints.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub struct EndpointPort {
+    /// Name of the Service's port; may be empty.
+    pub name: Box<str>,
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Number.
+    pub port: u16,
+}
+
+/// An endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Endpoint {
+    /// Its address.
+    pub address: IpAddr,
+    /// What is known of it.
+    pub flags: EndpointFlags,
+    /// Zones it is meant for; `None` when it says nothing.
+    pub zones: Option<Arc<[Box<str>]>>,
+}
+
+/// An EndpointSlice: endpoints of one Service and one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EndpointSlice {
+    /// Namespace and name of the slice.
+    pub key: ObjectKey,
+    /// The Service.
+    pub service: ObjectKey,
+    /// Family of the addresses.
+    pub family: Family,
+    /// Ports that all endpoints have.
+    pub ports: Vec<EndpointPort>,
+    /// Endpoints, in the order of the object.
+    pub endpoints: Vec<Endpoint>,
+}
+
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
+
+impl EndpointSlice {
+    /// Checks a slice as seen from the node of this name. `None` when there is nothing to program: it is of no Service, of a headless one, of
+    /// another proxy's, or holds names in place of addresses.
+    ///
+    /// What is impossible is left out and reported; the rest counts.
+    pub fn check(object: &EndpointSliceObject, node_name: &str, rejections: &mut Vec<Rejection>) -> Option<Self> {
+        let key = ObjectKey::of(&object.metadata);
+        let report = &mut Reporter::new(ObjectKind::EndpointSlice, key.clone(), rejections);
+        let labels = &object.metadata.labels;
+        if labels.contains_key(PROXY_NAME_LABEL) || labels.contains_key(HEADLESS_LABEL) {
+            return None;
+        }
+        let service = labels.get(SERVICE_NAME_LABEL).filter(|name| !name.is_empty())?;
+        let service = ObjectKey { namespace: key.namespace.clone(), name: service.as_str().into() };
+        let family = match object.address_type.as_str() {
+            "IPv4" => Family::V4,
+            "IPv6" => Family::V6,
+            "FQDN" => return None,
+            other => {
+                report.reject("addressType", other, "not IPv4, IPv6 or FQDN; the slice is left out");
+                return None;
+            }
+        };
+        let ports = check_ports(&object.ports, report);
+        let mut endpoints = Vec::with_capacity(object.endpoints.len());
+        let mut zones = Zones::default();
+        for (index, endpoint) in object.endpoints.iter().enumerate() {
+            let field = || format!("endpoints[{index}].addresses[0]");
+            let Some(text) = endpoint.addresses.first() else {
+                report.reject(format!("endpoints[{index}].addresses"), "", "empty; the endpoint is left out");
+                continue;
+            };
+            let Some(address) = parse_address(text).filter(|address| is_usable(*address)) else {
+                report.reject(field(), text, "not an address an endpoint can have; the endpoint is left out");
+                continue;
+            };
+            if Family::of(address) != family {
+                report.reject(field(), text, "not of the slice's addressType; the endpoint is left out");
+                continue;
+            }
+            endpoints.push(Endpoint { address, flags: flags_of(endpoint, node_name), zones: zones.of(endpoint) });
+        }
+        Some(EndpointSlice { key, service, family, ports, endpoints })
+    }
+}
+
+fn check_ports(objects: &[EndpointPortObject], report: &mut Reporter<'_>) -> Vec<EndpointPort> {
+    let mut ports = Vec::with_capacity(objects.len());
+    for (index, object) in objects.iter().enumerate() {
+        // Absent means "all ports" in the API, which no Service has.
+        let (Some(name), Some(number)) = (object.name.as_deref(), object.port) else { continue };
+        let field = |name: &str| format!("ports[{index}].{name}");
+        let Some(protocol) = Protocol::check(object.protocol.as_deref()) else {
+            let text = object.protocol.as_deref().unwrap_or_default();
+            report.reject(field("protocol"), text, "not TCP, UDP or SCTP; the port is left out");
+            continue;
+        };
+        match check_port(number) {
+            Some(port) => ports.push(EndpointPort { name: name.into(), protocol, port }),
+            None => report.reject(field("port"), number, "not a port (1 to 65535); the port is left out"),
+        }
+    }
+    ports
+}
+
+fn flags_of(endpoint: &EndpointObject, node_name: &str) -> EndpointFlags {
+    let conditions = &endpoint.conditions;
+    let for_nodes = endpoint.hints.as_ref().map_or(&[][..], |hints| &hints.for_nodes);
+    let mut flags = EndpointFlags::empty();
+    flags.set(EndpointFlags::READY, conditions.ready.unwrap_or(true));
+    flags.set(EndpointFlags::SERVING, conditions.serving.unwrap_or(true));
+    flags.set(EndpointFlags::TERMINATING, conditions.terminating.unwrap_or(false));
+    flags.set(EndpointFlags::LOCAL, endpoint.node_name.as_deref() == Some(node_name));
+    flags.set(EndpointFlags::NODE_HINTS, !for_nodes.is_empty());
+    flags.set(EndpointFlags::HINTED_HERE, for_nodes.iter().any(|node| node.name == node_name));
+    flags
+}
+
+/// The zone lists seen in a slice: most endpoints share one.
+#[derive(Default)]
+struct Zones(Vec<Arc<[Box<str>]>>);
+
+impl Zones {
+    fn of(&mut self, endpoint: &EndpointObject) -> Option<Arc<[Box<str>]>> {
+        let asked = endpoint.hints.as_ref().map(|hints| &hints.for_zones).filter(|zones| !zones.is_empty())?;
+        let same = |zones: &&Arc<[Box<str>]>| zones.iter().map(|zone| &**zone).eq(asked.iter().map(|zone| &*zone.name));
+        // Searched only as far as is quick; a list too many costs memory, nothing else.
+        if let Some(known) = self.0.iter().take(16).find(same) {
+            return Some(known.clone());
+        }
+        let new: Arc<[Box<str>]> = asked.iter().map(|zone| zone.name.as_str().into()).collect();
+        self.0.push(new.clone());
+        Some(new)
+    }
+}

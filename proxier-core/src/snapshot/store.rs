@@ -1,0 +1,141 @@
+//! Services and slices, and which slice is of which Service.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{EndpointSlice, ObjectKey, ObjectKind, Rejection, Service};
+use crate::objects::{EndpointSliceObject, ServiceObject};
+
+/// The checked Services and EndpointSlices of a cluster, as seen from one node.
+///
+/// Each change costs what the object costs, however many others there are, and returns the Services that have to be compiled
+/// again: none when the object says what it said before.
+///
+/// ```
+/// use proxier_core::objects::ServiceObject;
+/// use proxier_core::snapshot::Store;
+///
+/// let mut store = Store::new("node-a");
+/// let mut web = ServiceObject::default();
+/// web.metadata.name = "web".into();
+/// web.spec.cluster_ip = Some("10.96.0.1".into());
+/// let touched = store.upsert_service(&web);
+/// assert_eq!(touched[0].to_string(), "default/web");
+/// assert!(store.upsert_service(&web).is_empty());
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Store {
+    node_name: String,
+    services: BTreeMap<ObjectKey, Service>,
+    /// Slices by Service, then by the slice's name: they share the namespace.
+    slices: BTreeMap<ObjectKey, BTreeMap<Arc<str>, EndpointSlice>>,
+    /// The Service of each slice.
+    owners: BTreeMap<ObjectKey, ObjectKey>,
+    rejections: BTreeMap<(ObjectKind, ObjectKey), Vec<Rejection>>,
+}
+
+impl Store {
+    /// An empty store for the node of this name: `nodeName` of local endpoints.
+    pub fn new(node_name: &str) -> Self {
+        Store { node_name: node_name.to_owned(), ..Store::default() }
+    }
+
+    /// Takes a new or changed Service. One that has nothing to program any more is removed.
+    pub fn upsert_service(&mut self, object: &ServiceObject) -> Vec<ObjectKey> {
+        let mut rejections = Vec::new();
+        let key = ObjectKey::of(&object.metadata);
+        let checked = Service::check(object, &mut rejections);
+        self.note(ObjectKind::Service, &key, rejections);
+        let changed = match checked {
+            Some(service) if self.services.get(&key) == Some(&service) => false,
+            Some(service) => {
+                self.services.insert(key.clone(), service);
+                true
+            }
+            None => self.services.remove(&key).is_some(),
+        };
+        changed.then_some(key).into_iter().collect()
+    }
+
+    /// Removes a Service. Its slices stay until they are deleted themselves, in case it comes back.
+    pub fn delete_service(&mut self, key: &ObjectKey) -> Vec<ObjectKey> {
+        self.note(ObjectKind::Service, key, Vec::new());
+        self.services.remove(key).map(|service| service.key).into_iter().collect()
+    }
+
+    /// Takes a new or changed slice. When its label names another Service now, both are returned.
+    pub fn upsert_slice(&mut self, object: &EndpointSliceObject) -> Vec<ObjectKey> {
+        let mut rejections = Vec::new();
+        let key = ObjectKey::of(&object.metadata);
+        let checked = EndpointSlice::check(object, &self.node_name, &mut rejections);
+        self.note(ObjectKind::EndpointSlice, &key, rejections);
+        let Some(slice) = checked else { return self.remove_slice(&key) };
+        let mut touched = Vec::new();
+        if self.owners.get(&key).is_some_and(|owner| *owner != slice.service) {
+            touched.extend(self.remove_slice(&key));
+        }
+        let service = slice.service.clone();
+        let slices = self.slices.entry(service.clone()).or_default();
+        if slices.get(&key.name) != Some(&slice) {
+            slices.insert(key.name.clone(), slice);
+            self.owners.insert(key, service.clone());
+            touched.extend(self.services.contains_key(&service).then_some(service));
+        }
+        touched
+    }
+
+    /// Removes a slice.
+    pub fn delete_slice(&mut self, key: &ObjectKey) -> Vec<ObjectKey> {
+        self.note(ObjectKind::EndpointSlice, key, Vec::new());
+        self.remove_slice(key)
+    }
+
+    fn remove_slice(&mut self, key: &ObjectKey) -> Vec<ObjectKey> {
+        let Some(service) = self.owners.remove(key) else { return Vec::new() };
+        if let Some(slices) = self.slices.get_mut(&service) {
+            slices.remove(&key.name);
+            if slices.is_empty() {
+                self.slices.remove(&service);
+            }
+        }
+        self.services.contains_key(&service).then_some(service).into_iter().collect()
+    }
+
+    fn note(&mut self, kind: ObjectKind, key: &ObjectKey, rejections: Vec<Rejection>) {
+        if rejections.is_empty() {
+            self.rejections.remove(&(kind, key.clone()));
+        } else {
+            self.rejections.insert((kind, key.clone()), rejections);
+        }
+    }
+
+    /// The name of the node whose view this is.
+    pub fn node_name(&self) -> &str {
+        &self.node_name
+    }
+
+    /// A Service.
+    pub fn service(&self, key: &ObjectKey) -> Option<&Service> {
+        self.services.get(key)
+    }
+
+    /// All Services, by key.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.values()
+    }
+
+    /// The slices of a Service, by name.
+    pub fn slices_of(&self, key: &ObjectKey) -> impl Iterator<Item = &EndpointSlice> + Clone {
+        self.slices.get(key).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// What was left out of the objects that are there now, by object.
+    pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
+        self.rejections.values().flatten()
+    }
+
+    /// What was left out of one object.
+    pub fn rejections_of(&self, kind: ObjectKind, key: &ObjectKey) -> &[Rejection] {
+        self.rejections.get(&(kind, key.clone())).map_or(&[], Vec::as_slice)
+    }
+}

@@ -1,0 +1,300 @@
+//! What has to be programmed for all Services together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipset::Element;
+use ipvs::VirtualServerKey;
+
+use crate::compile::{Compiled, Facts, Frontend, HealthCheck, NoLocalEndpoints, compile};
+use crate::sets::SetKey;
+use crate::snapshot::{Created, ObjectKey, Store};
+
+/// What has to be programmed, kept up to date at the cost of the Services that change.
+///
+/// Services share: two may use one load-balancer address with different ports, and one pod may be in many. What is shared is
+/// counted and goes when its last user goes. One address, protocol and port has one owner: of Services that claim the same,
+/// the older one gets it (then the first by name), with its entries and address; see [`Desired::conflicts`].
+///
+/// Two values that have the same Services compare equal, whatever way they came to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Desired {
+    services: BTreeMap<ObjectKey, Compiled>,
+    claims: BTreeMap<VirtualServerKey, Claims>,
+    addresses: BTreeMap<IpAddr, usize>,
+    sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
+}
+
+/// The Services that claim a Frontend, the owner first.
+type Claims = BTreeMap<(Created, ObjectKey), Arc<Frontend>>;
+
+/// What an update changed, by name: the places where the kernel may have to follow.
+///
+/// What an update leaves as it was is not in here, even when its Service was compiled again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Touched {
+    /// Virtual servers that are new, gone, or have another configuration or other real servers. One that several Services claim
+    /// may be in here unchanged when more than one of them was refreshed at once.
+    pub virtual_servers: BTreeSet<VirtualServerKey>,
+    /// Addresses on the dummy device that are new or gone.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Entries that are new or gone.
+    pub entries: BTreeSet<(SetKey, Element)>,
+    /// Services whose health check is new, gone or different.
+    pub health_checks: BTreeSet<ObjectKey>,
+}
+
+impl Touched {
+    /// Whether nothing has to follow.
+    pub fn is_empty(&self) -> bool {
+        *self == Touched::default()
+    }
+}
+
+/// Inserts what is not there and removes what is: what changes twice has not changed.
+fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
+    if !set.remove(&value) {
+        set.insert(value);
+    }
+}
+
+/// A Frontend that a Service claims and does not get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Conflict<'a> {
+    /// The address, protocol and port.
+    pub key: VirtualServerKey,
+    /// The Service that has it.
+    pub owner: &'a ObjectKey,
+    /// The Service that does not get it.
+    pub refused: &'a ObjectKey,
+}
+
+impl Desired {
+    /// Nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Everything in the store.
+    pub fn build(store: &Store, facts: &Facts) -> Self {
+        let mut desired = Desired::new();
+        desired.refresh_all(store, facts);
+        desired
+    }
+
+    /// Compiles these Services again; those that are not in the store any more go.
+    pub fn refresh<'a>(
+        &mut self,
+        store: &Store,
+        facts: &Facts,
+        services: impl IntoIterator<Item = &'a ObjectKey>,
+    ) -> Touched {
+        let mut touched = Touched::default();
+        for key in services {
+            let compiled = store.service(key).map(|service| compile(service, store.slices_of(key), facts));
+            self.replace(key, compiled, &mut touched);
+        }
+        touched
+    }
+
+    /// Compiles every Service again: after the facts have changed, or with another store.
+    pub fn refresh_all(&mut self, store: &Store, facts: &Facts) -> Touched {
+        let mut all: BTreeSet<ObjectKey> = self.services.keys().cloned().collect();
+        all.extend(store.services().map(|service| service.key.clone()));
+        self.refresh(store, facts, &all)
+    }
+
+    /// Puts what was compiled for a Service in place of what was there; `None` removes it.
+    pub fn update(&mut self, key: &ObjectKey, compiled: Option<Compiled>) -> Touched {
+        let mut touched = Touched::default();
+        self.replace(key, compiled, &mut touched);
+        touched
+    }
+
+    fn replace(&mut self, key: &ObjectKey, compiled: Option<Compiled>, touched: &mut Touched) {
+        let old = self.services.remove(key);
+        if old == compiled {
+            self.services.extend(old.map(|old| (key.clone(), old)));
+            return;
+        }
+        if old.as_ref().and_then(|old| old.health_check) != compiled.as_ref().and_then(|new| new.health_check) {
+            touched.health_checks.insert(key.clone());
+        }
+        let no_entries = BTreeSet::new();
+        let old_entries = old.as_ref().map_or(&no_entries, |old| &old.entries);
+        let new_entries = compiled.as_ref().map_or(&no_entries, |new| &new.entries);
+        for (set, element) in new_entries.difference(old_entries) {
+            self.count_entry(*set, element, touched);
+        }
+        for (set, element) in old_entries.difference(new_entries) {
+            self.uncount_entry(*set, element, touched);
+        }
+        let new_frontend =
+            |frontend| compiled.as_ref().and_then(|new| Some((new.created, new.frontends.get(frontend)?)));
+        for (frontend, claimed) in old.iter().flat_map(|old| &old.frontends) {
+            let created = old.as_ref().map(|old| old.created);
+            if new_frontend(frontend).is_none_or(|(new, claim)| Some(new) != created || claim != claimed) {
+                let rank = (created.unwrap_or(Created::UNKNOWN), key.clone());
+                let new = new_frontend(frontend).map(|(created, claim)| ((created, key.clone()), claim.clone()));
+                self.claim(*frontend, Some(rank), new, touched);
+            }
+        }
+        for (frontend, claim) in compiled.iter().flat_map(|new| &new.frontends) {
+            if old.as_ref().is_none_or(|old| !old.frontends.contains_key(frontend)) {
+                let created = compiled.as_ref().map_or(Created::UNKNOWN, |new| new.created);
+                self.claim(*frontend, None, Some(((created, key.clone()), claim.clone())), touched);
+            }
+        }
+        self.services.extend(compiled.map(|new| (key.clone(), new)));
+    }
+
+    /// Changes one Service's claim to a Frontend, and what follows if the owner's Frontend is another one then.
+    fn claim(
+        &mut self,
+        key: VirtualServerKey,
+        old: Option<(Created, ObjectKey)>,
+        new: Option<((Created, ObjectKey), Arc<Frontend>)>,
+        touched: &mut Touched,
+    ) {
+        let claims = self.claims.entry(key).or_default();
+        let before = claims.values().next().cloned();
+        if let Some(rank) = old {
+            claims.remove(&rank);
+        }
+        claims.extend(new);
+        let after = claims.values().next().cloned();
+        if claims.is_empty() {
+            self.claims.remove(&key);
+        }
+        if before == after {
+            return;
+        }
+        let programmed = |frontend: &Arc<Frontend>| (frontend.config, frontend.real_servers.clone());
+        if before.as_ref().map(programmed) != after.as_ref().map(programmed) {
+            touched.virtual_servers.insert(key);
+        }
+        // First what comes, then what goes: what stays never counts zero.
+        if let Some(frontend) = after {
+            if frontend.bound {
+                let count = self.addresses.entry(frontend.address).or_default();
+                *count = count.saturating_add(1);
+                if *count == 1 {
+                    toggle(&mut touched.addresses, frontend.address);
+                }
+            }
+            for (set, element) in frontend.entries() {
+                self.count_entry(set, &element, touched);
+            }
+        }
+        if let Some(frontend) = before {
+            if frontend.bound && uncount(&mut self.addresses, &frontend.address) {
+                toggle(&mut touched.addresses, frontend.address);
+            }
+            for (set, element) in frontend.entries() {
+                self.uncount_entry(set, &element, touched);
+            }
+        }
+    }
+
+    fn count_entry(&mut self, set: SetKey, element: &Element, touched: &mut Touched) {
+        let count = self.sets.entry(set).or_default().entry(element.clone()).or_default();
+        *count = count.saturating_add(1);
+        if *count == 1 {
+            toggle(&mut touched.entries, (set, element.clone()));
+        }
+    }
+
+    fn uncount_entry(&mut self, set: SetKey, element: &Element, touched: &mut Touched) {
+        let Some(elements) = self.sets.get_mut(&set) else { return };
+        if uncount(elements, element) {
+            toggle(&mut touched.entries, (set, element.clone()));
+        }
+        if elements.is_empty() {
+            self.sets.remove(&set);
+        }
+    }
+
+    /// All virtual servers, each as its owner wants it.
+    pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
+        self.claims.values().filter_map(|claims| claims.values().next()).map(Arc::as_ref)
+    }
+
+    /// A virtual server, as its owner wants it.
+    pub fn frontend(&self, key: &VirtualServerKey) -> Option<&Frontend> {
+        self.claims.get(key)?.values().next().map(Arc::as_ref)
+    }
+
+    /// The Service a virtual server belongs to.
+    pub fn owner(&self, key: &VirtualServerKey) -> Option<&ObjectKey> {
+        self.claims.get(key)?.keys().next().map(|(_, service)| service)
+    }
+
+    /// Addresses to be bound to the dummy device, sorted.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.keys().copied()
+    }
+
+    /// Whether an address has to be bound to the dummy device.
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        self.addresses.contains_key(&address)
+    }
+
+    /// The entries of a set, sorted; none for a set that has to be empty.
+    pub fn entries(&self, set: SetKey) -> impl Iterator<Item = &Element> {
+        self.sets.get(&set).into_iter().flat_map(BTreeMap::keys)
+    }
+
+    /// Whether a set has to have an entry.
+    pub fn has_entry(&self, set: SetKey, element: &Element) -> bool {
+        self.sets.get(&set).is_some_and(|elements| elements.contains_key(element))
+    }
+
+    /// The sets that are not empty: which rules are written depends on it.
+    pub fn sets(&self) -> impl Iterator<Item = SetKey> {
+        self.sets.keys().copied()
+    }
+
+    /// Health checks by Service.
+    pub fn health_checks(&self) -> impl Iterator<Item = (&ObjectKey, HealthCheck)> {
+        self.services.iter().filter_map(|(key, compiled)| Some((key, compiled.health_check?)))
+    }
+
+    /// The health check of a Service.
+    pub fn health_check(&self, service: &ObjectKey) -> Option<HealthCheck> {
+        self.services.get(service)?.health_check
+    }
+
+    /// Services with endpoints elsewhere only, though a policy says `Local`.
+    pub fn no_local_endpoints(&self) -> impl Iterator<Item = (&ObjectKey, NoLocalEndpoints)> {
+        let missing = |(key, compiled): (_, &Compiled)| Some((key, compiled.no_local_endpoints));
+        self.services.iter().filter_map(missing).filter(|(_, missing)| *missing != NoLocalEndpoints::default())
+    }
+
+    /// Claims that came too late.
+    pub fn conflicts(&self) -> impl Iterator<Item = Conflict<'_>> {
+        self.claims.iter().flat_map(|(key, claims)| {
+            let mut services = claims.keys().map(|(_, service)| service);
+            let owner = services.next();
+            services.filter_map(move |refused| Some(Conflict { key: *key, owner: owner?, refused }))
+        })
+    }
+
+    /// What one Service comes to.
+    pub fn compiled(&self, service: &ObjectKey) -> Option<&Compiled> {
+        self.services.get(service)
+    }
+}
+
+/// Counts one less, and says whether none is left.
+fn uncount<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
+    let Some(count) = counts.get_mut(key) else { return false };
+    *count = count.saturating_sub(1);
+    let gone = *count == 0;
+    if gone {
+        counts.remove(key);
+    }
+    gone
+}
