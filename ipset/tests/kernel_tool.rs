@@ -281,7 +281,7 @@ fn random(set_type: SetType) {
         let six = if set_type.has_family() { any::<bool>().boxed() } else { Just(false).boxed() };
         let strategy = six.prop_flat_map(|six| (Just(six), proptest::collection::vec(entry(set_type, six), 0..30)));
         let mut runner =
-            TestRunner::new(Config { cases: 12, failure_persistence: None, max_shrink_iters: 0, ..Config::default() });
+            TestRunner::new(Config { cases: 6, failure_persistence: None, max_shrink_iters: 0, ..Config::default() });
         let outcome = runner.run(&strategy, |(six, texts)| {
             let mut client = Client::open().unwrap();
             client.destroy_all_sets().unwrap();
