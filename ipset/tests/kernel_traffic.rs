@@ -109,7 +109,8 @@ fn sync_under_connections(maxelem: u32, swaps: bool) {
         let connected = connecting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         assert!(connected > 0, "nobody connected");
         assert_eq!(oracle::run("ipset", &["list", "-n"], None).unwrap().stdout, "guard\n");
-        assert_eq!(oracle::ipset_save().unwrap().lines().count(), 10_002);
+        // Unsorted: the tool's own sorting takes minutes in emulation.
+        assert_eq!(oracle::run("ipset", &["save"], None).unwrap().stdout.lines().count(), 10_002);
     });
 }
 
