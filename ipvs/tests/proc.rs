@@ -9,7 +9,7 @@ use ipvs::model::Protocol;
 use ipvs::proc::{Connection, Connections, ErrorKind, Origin, Proc, State, Target};
 use proptest::prelude::*;
 
-const KERNELS: [&str; 3] = ["5.10", "6.1", "6.12"];
+const KERNELS: [&str; 4] = ["5.10", "6.1", "6.12", "7.2"];
 
 fn fixtures(kernel: &str) -> std::path::PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures-text/linux-{kernel}"))

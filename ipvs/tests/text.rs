@@ -188,6 +188,7 @@ fn what_ipvsadm_printed_comes_back_byte_for_byte() {
         include_str!("fixtures-text/linux-5.10/ipvsadm-Sn"),
         include_str!("fixtures-text/linux-6.1/ipvsadm-Sn"),
         include_str!("fixtures-text/linux-6.12/ipvsadm-Sn"),
+        include_str!("fixtures-text/linux-7.2/ipvsadm-Sn"),
     ] {
         let rules: Ruleset = text.parse().unwrap();
         assert_eq!(rules.to_string(), text);
