@@ -198,7 +198,7 @@ fn the_table_of_settings_is_the_kernels() {
                 assert_eq!(*error.kind(), ErrorKind::Absent, "{error}");
                 continue;
             }
-            if let Some(default) = description.default {
+            if let Some(default) = knob.default_in_new_namespace() {
                 assert_eq!(values[knob].to_string(), default, "{knob} in a fresh network namespace");
             }
             knob.check(&values[knob]).unwrap();

@@ -73,7 +73,8 @@ pub struct Description {
     pub value_type: ValueType,
     /// Unit of the value, when it has one.
     pub unit: Option<&'static str>,
-    /// What it is in a fresh network namespace, as the kernel prints it; `None` where that depends on the machine.
+    /// What it is in the initial network namespace after boot, as the kernel prints it; `None` where that depends on the
+    /// machine. See [`Knob::default_in_new_namespace`] for the others.
     pub default: Option<&'static str>,
     /// The kernel that brought it; `None` for older than 5.10.
     pub since: Option<KernelVersion>,
@@ -210,6 +211,16 @@ impl Knob {
     /// Name below `net.ipv4.vs`.
     pub fn name(self) -> &'static str {
         self.describe().name
+    }
+
+    /// What it is in a network namespace that was made later; `None` where that depends on the machine.
+    ///
+    /// Kernel: `ip_vs_conn_default_load_factor`, `ip_vs_svc_default_load_factor`, which take smaller tables there.
+    pub fn default_in_new_namespace(self) -> Option<&'static str> {
+        match self {
+            Knob::ConnLfactor | Knob::SvcLfactor => Some("-2"),
+            _ => self.describe().default,
+        }
     }
 
     /// Whether a kernel of this version has it, given what [`Description::requires`] says. Distributions' kernels may have
