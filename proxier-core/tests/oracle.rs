@@ -80,7 +80,7 @@ fn facts(scenario: &Scenario) -> Facts {
     config.topology = Topology::AnnotatedHints;
 
     let mut node = NodeObject::default();
-    node.metadata.name = value["node"]["name"].as_str().unwrap().to_owned();
+    node.metadata.name = value["node"]["name"].as_str().unwrap().into();
     if let Some(labels) = value["node"].get("labels") {
         node.metadata.labels = serde_json::from_value(labels.clone()).unwrap();
     }

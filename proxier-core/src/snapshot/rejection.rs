@@ -49,7 +49,8 @@ pub struct Rejection {
 
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}: {} {}: {}", self.kind, self.key, self.field, self.value, self.reason)
+        let key: String = self.key.to_string().chars().flat_map(shown).collect();
+        write!(f, "{} {key}: {} {}: {}", self.kind, self.field, self.value, self.reason)
     }
 }
 

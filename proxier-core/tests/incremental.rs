@@ -1,0 +1,208 @@
+//! Whatever the order of events, the state is the one that a fresh start would reach, and what is said to be touched is what
+//! changed. Objects come from the oracle corpus, where the same names mean other things in each scenario; then from noise.
+#![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read as _;
+use std::net::IpAddr;
+use std::sync::OnceLock;
+
+use ipset::Element;
+use ipvs::VirtualServerKey;
+use ipvs::model::{RealServer, VirtualServerConfig};
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proxier_core::compile::{Facts, HealthCheck};
+use proxier_core::config::Config;
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::sets::SetKey;
+use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
+use proxier_core::state::{Desired, Touched};
+use serde_json::{Value, json};
+
+struct Universe {
+    services: Vec<ServiceObject>,
+    slices: Vec<EndpointSliceObject>,
+}
+
+fn universe() -> &'static Universe {
+    static UNIVERSE: OnceLock<Universe> = OnceLock::new();
+    UNIVERSE.get_or_init(|| {
+        let mut text = String::new();
+        let compressed = include_bytes!("oracle/corpus.jsonl.gz");
+        flate2::read::GzDecoder::new(&compressed[..]).read_to_string(&mut text).unwrap();
+        let mut universe = Universe { services: Vec::new(), slices: Vec::new() };
+        for line in text.lines() {
+            let mut scenario: Value = serde_json::from_str(line).unwrap();
+            let mut take = |field: &str| scenario[field].take();
+            universe.services.extend(serde_json::from_value::<Vec<ServiceObject>>(take("services")).unwrap());
+            universe.slices.extend(serde_json::from_value::<Vec<EndpointSliceObject>>(take("endpointSlices")).unwrap());
+        }
+        // Some say when they were made: of Services that claim one address and port, these win.
+        for service in &mut universe.services {
+            service.metadata.creation_timestamp =
+                (service.metadata.name == "s1").then(|| "2024-01-01T00:00:00Z".to_owned());
+        }
+        universe
+    })
+}
+
+fn facts() -> Facts {
+    let mut node = Node::new("node-a");
+    node.zone = Some("zone-a".into());
+    node.addresses = vec!["192.168.0.10".parse().unwrap(), "2001:db8:1::10".parse().unwrap()];
+    let interfaces = BTreeMap::from([("eth0".to_owned(), node.addresses.clone())]);
+    Facts::new(&Config::default(), &node, &HostAddresses { interfaces })
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Service(Index),
+    Slice(Index),
+    DeleteService(Index),
+    DeleteSlice(Index),
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        4 => any::<Index>().prop_map(Event::Service),
+        6 => any::<Index>().prop_map(Event::Slice),
+        1 => any::<Index>().prop_map(Event::DeleteService),
+        1 => any::<Index>().prop_map(Event::DeleteSlice),
+    ];
+    proptest::collection::vec(event, 1..60)
+}
+
+fn happen(store: &mut Store, event: &Event) -> Vec<ObjectKey> {
+    let Universe { services, slices } = universe();
+    match event {
+        Event::Service(index) => store.upsert_service(index.get(services)),
+        Event::Slice(index) => store.upsert_slice(index.get(slices)),
+        Event::DeleteService(index) => store.delete_service(&ObjectKey::of(&index.get(services).metadata)),
+        Event::DeleteSlice(index) => store.delete_slice(&ObjectKey::of(&index.get(slices).metadata)),
+    }
+}
+
+/// What has to be in the kernel and in the health servers.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Programmed {
+    virtual_servers: BTreeMap<VirtualServerKey, (VirtualServerConfig, Vec<RealServer>)>,
+    addresses: BTreeSet<IpAddr>,
+    entries: BTreeSet<(SetKey, Element)>,
+    health_checks: BTreeMap<ObjectKey, HealthCheck>,
+}
+
+impl Programmed {
+    fn of(desired: &Desired) -> Self {
+        let server = |key| desired.frontend(&key).map(|of| (key, (of.config, of.real_servers.to_vec())));
+        Programmed {
+            virtual_servers: desired.frontends().filter_map(|frontend| server(frontend.key())).collect(),
+            addresses: desired.addresses().collect(),
+            entries: desired.sets().flat_map(|set| desired.entries(set).map(move |of| (set, of.clone()))).collect(),
+            health_checks: desired.health_checks().map(|(key, check)| (key.clone(), check)).collect(),
+        }
+    }
+
+    /// What differs, by name.
+    fn changes(&self, after: &Self) -> Touched {
+        let mut touched = Touched::default();
+        touched.virtual_servers = changed_keys(&self.virtual_servers, &after.virtual_servers);
+        touched.addresses = &self.addresses ^ &after.addresses;
+        touched.entries = &self.entries ^ &after.entries;
+        touched.health_checks = changed_keys(&self.health_checks, &after.health_checks);
+        touched
+    }
+}
+
+fn changed_keys<K: Ord + Clone, V: PartialEq>(before: &BTreeMap<K, V>, after: &BTreeMap<K, V>) -> BTreeSet<K> {
+    before.keys().chain(after.keys()).filter(|key| before.get(key) != after.get(key)).cloned().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn events_in_any_order_end_where_a_fresh_start_ends(events in events()) {
+        let facts = facts();
+        let mut store = Store::new("node-a");
+        let mut desired = Desired::new();
+        let mut before = Programmed::default();
+        for event in &events {
+            let changed = happen(&mut store, event);
+            let touched = desired.refresh(&store, &facts, &changed);
+            let after = Programmed::of(&desired);
+            // One Service changed, or the two between which a slice moved.
+            if changed.len() == 1 {
+                prop_assert_eq!(&touched, &before.changes(&after));
+            } else {
+                prop_assert!(touched.virtual_servers.is_superset(&before.changes(&after).virtual_servers));
+            }
+            prop_assert!(happen(&mut store, event).is_empty(), "the same event again changes nothing");
+            before = after;
+        }
+        prop_assert_eq!(&desired, &Desired::build(&store, &facts));
+        prop_assert!(desired.refresh_all(&store, &facts).is_empty());
+
+        // Everything goes, and nothing is left.
+        let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
+        let touched = desired.refresh(&Store::new("node-a"), &facts, &all);
+        prop_assert_eq!(desired, Desired::new());
+        prop_assert_eq!(touched, before.changes(&Programmed::default()));
+    }
+
+    /// Refreshing many at once ends where one at a time ends, and says at least what changed.
+    #[test]
+    fn events_may_be_gathered(events in events()) {
+        let facts = facts();
+        let mut store = Store::new("node-a");
+        let mut desired = Desired::new();
+        for part in events.chunks(20) {
+            let before = Programmed::of(&desired);
+            let changed: BTreeSet<ObjectKey> = part.iter().flat_map(|event| happen(&mut store, event)).collect();
+            let touched = desired.refresh(&store, &facts, &changed);
+            let exact = before.changes(&Programmed::of(&desired));
+            prop_assert!(touched.virtual_servers.is_superset(&exact.virtual_servers));
+            prop_assert_eq!((&touched.addresses, &touched.entries), (&exact.addresses, &exact.entries));
+        }
+        prop_assert_eq!(desired, Desired::build(&store, &facts));
+    }
+
+    /// Texts that no API server lets through do no harm, and every object prints and reads back.
+    #[test]
+    fn noise_is_left_out(
+        texts in proptest::collection::vec("[0-9a-f:./ %Z-]{0,12}|(?s).{0,80}|10\\.0\\.[0-9]{1,3}\\.1(/[0-9]{1,2})?", 10),
+        numbers in proptest::collection::vec(any::<i64>(), 5),
+    ) {
+        let service = json!({
+            "metadata": {"namespace": texts[0], "name": texts[1], "creationTimestamp": texts[2]},
+            "spec": {
+                "clusterIP": texts[3], "clusterIPs": [texts[3], texts[4]], "ipFamilies": ["IPv4", texts[5]], "type": texts[6],
+                "externalIPs": [texts[4], texts[7]], "loadBalancerSourceRanges": texts,
+                "ports": [{"name": texts[8], "port": numbers[0], "nodePort": numbers[1], "protocol": texts[9]}, {"port": 80}],
+                "sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": numbers[2]}},
+                "externalTrafficPolicy": texts[9], "healthCheckNodePort": numbers[3],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": texts[3], "ipMode": texts[5]}, {"ip": texts[4]}]}},
+        });
+        let slice = json!({
+            "metadata": {"namespace": texts[0], "name": "s", "labels": {"kubernetes.io/service-name": texts[1]}},
+            "addressType": "IPv4",
+            "ports": [{"name": "", "port": numbers[4]}, {"name": "", "port": 80}],
+            "endpoints": [{"addresses": [texts[7]], "nodeName": "node-a"}, {"addresses": ["10.0.0.1"], "nodeName": texts[8]}],
+        });
+        let service: ServiceObject = serde_json::from_value(service).unwrap();
+        let slice: EndpointSliceObject = serde_json::from_value(slice).unwrap();
+        let again: ServiceObject = serde_json::from_str(&serde_json::to_string(&service).unwrap()).unwrap();
+        prop_assert_eq!(&again, &service);
+        let mut store = Store::new("node-a");
+        store.upsert_service(&service);
+        store.upsert_slice(&slice);
+        let desired = Desired::build(&store, &facts());
+        for rejection in store.rejections() {
+            prop_assert_eq!(rejection.to_string().lines().count(), 1, "{}", rejection);
+        }
+        // A Service with a usable cluster IP serves the one port that is right.
+        let served = desired.frontends().filter(|frontend| frontend.port == 80).count();
+        prop_assert!(served >= store.services().map(|service| service.cluster_ips.len()).sum::<usize>());
+    }
+}

@@ -1,0 +1,436 @@
+//! What Services mean, case by case: where the corpus has no scenario, or where this crate differs from kube-proxy 1.28.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+#![allow(clippy::needless_pass_by_value, reason = "json!(…) as an argument reads better than &json!(…)")]
+
+mod world;
+
+use std::collections::BTreeMap;
+
+use proxier_core::config::{LocalFallback, NodePortAddresses, Topology};
+use proxier_core::sets::SetKind;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
+use serde_json::{Value, json};
+use world::{World, cluster_ip, endpoint, stopping};
+
+const WEB: &str = "TCP 10.96.0.1:80";
+
+/// `spec` with these fields added.
+fn with(mut spec: Value, more: Value) -> Value {
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    spec
+}
+
+#[test]
+fn services_without_anything_to_program() {
+    let mut world = World::new();
+    let ignored = [
+        json!({"clusterIP": "None", "ports": [{"port": 80}]}),
+        json!({"clusterIP": "", "ports": [{"port": 80}]}),
+        json!({"ports": [{"port": 80}]}),
+        json!({"type": "ExternalName", "clusterIP": "10.96.0.1", "ports": [{"port": 80}]}),
+    ];
+    for spec in ignored {
+        // Something was there, and goes.
+        world.service("web", cluster_ip("10.96.0.1"));
+        assert_eq!(world.frontends(), [WEB]);
+        world.service("web", spec);
+        assert_eq!(world.frontends(), [""; 0]);
+        assert_eq!(world.addresses(), [""; 0]);
+    }
+    world.service("web", cluster_ip("10.96.0.1"));
+    assert_eq!(world.frontends(), [WEB]);
+    let labels = json!({"service.kubernetes.io/service-proxy-name": ""});
+    let metadata = json!({"namespace": "demo", "name": "web", "labels": labels});
+    world.service_object(json!({"metadata": metadata, "spec": cluster_ip("10.96.0.1")}));
+    assert_eq!(world.frontends(), [""; 0]);
+    assert_eq!(world.store.rejections().count(), 0);
+}
+
+#[test]
+fn slices_of_headless_services_and_other_proxies_do_not_count() {
+    for label in ["service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"] {
+        let mut world = World::new();
+        world.service("web", cluster_ip("10.96.0.1"));
+        world.slice("web-1", "web", json!([endpoint("10.244.0.1", "node-b")]));
+        assert_eq!(world.servers(WEB), ["10.244.0.1:8080"]);
+        world.slice_object(json!({
+            "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web", label: ""}},
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "port": 8080}],
+            "endpoints": [endpoint("10.244.0.1", "node-b")],
+        }));
+        assert_eq!(world.servers(WEB), [""; 0], "{label}");
+    }
+}
+
+#[test]
+fn an_impossible_field_stops_nothing_else() {
+    let mut world = World::new();
+    let ports = json!([
+        {"name": "a", "port": 70000},
+        {"name": "b", "port": 0},
+        {"name": "c", "port": 81, "protocol": "ICMP"},
+        {"name": "d", "port": 82, "nodePort": -1},
+        {"name": "http", "port": 80, "protocol": null},
+        {"name": "e", "port": 80},
+    ]);
+    let ingress = json!([{"ip": "nonsense"}, {"ip": "198.51.100.1", "ipMode": "Magic"}, {"ip": "198.51.100.2"}, {"hostname": "lb"}]);
+    world.service(
+        "web",
+        json!({
+            "type": "LoadBalancer", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1", "10.96.0.2"],
+            "ipFamilies": ["IPv4", "IPv4", "IPv4"], "ports": ports,
+            "externalIPs": ["127.0.0.1", "0.0.0.0", "224.0.0.1", "203.0.113.1"],
+            "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Nearby", "healthCheckNodePort": 123_456,
+            "sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 0}},
+            "status": {"loadBalancer": {"ingress": ingress}},
+        }),
+    );
+    let rejected = world.rejected(ObjectKind::Service, "web");
+    let expected = [
+        "spec.clusterIPs[1]",
+        "spec.clusterIPs[2]",
+        "spec.externalIPs[0]",
+        "spec.externalIPs[1]",
+        "spec.externalIPs[2]",
+        "status.loadBalancer.ingress[0].ip",
+        "status.loadBalancer.ingress[1].ipMode",
+        "spec.ports[0].port",
+        "spec.ports[1].port",
+        "spec.ports[2].protocol",
+        "spec.ports[3].nodePort",
+        "spec.ports[5].port",
+        "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+        "spec.internalTrafficPolicy",
+        "spec.healthCheckNodePort",
+    ];
+    let sorted =
+        |fields: &[&str]| fields.iter().map(|field| (*field).to_owned()).collect::<std::collections::BTreeSet<_>>();
+    assert_eq!(sorted(&rejected), sorted(&expected));
+    let text = world.store.rejections().map(ToString::to_string).find(|text| text.contains("70000")).unwrap();
+    assert_eq!(text, "Service demo/web: spec.ports[0].port 70000: not a port (1 to 65535); the port is left out");
+    let expected = [
+        "TCP 10.96.0.1:80",
+        "TCP 10.96.0.1:82",
+        "TCP 198.51.100.2:80",
+        "TCP 198.51.100.2:82",
+        "TCP 203.0.113.1:80",
+        "TCP 203.0.113.1:82",
+    ];
+    assert_eq!(world.frontends(), expected);
+
+    world.slice_object(json!({
+        "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 99999}, {"name": "http", "port": 8080}, {"name": "http"}, {"port": 1}],
+        "endpoints": [
+            endpoint("fd00::1", "b"), endpoint("10.244.0.999", "b"), endpoint("127.0.0.1", "b"), {"addresses": []},
+            endpoint("10.244.0.5", "b"),
+        ],
+    }));
+    let expected = [
+        "ports[0].port",
+        "endpoints[0].addresses[0]",
+        "endpoints[1].addresses[0]",
+        "endpoints[2].addresses[0]",
+        "endpoints[3].addresses",
+    ];
+    assert_eq!(world.rejected(ObjectKind::EndpointSlice, "web-1"), expected);
+    assert_eq!(world.servers(WEB), ["10.244.0.5:8080"]);
+
+    // Nothing is remembered of what is gone.
+    world.delete_service("web");
+    world.store.delete_slice(&ObjectKey::new("demo", "web-1"));
+    assert_eq!(world.store.rejections().count(), 0);
+}
+
+/// kube-proxy gives the cluster IP the whole cluster's endpoints as soon as the Service has a node port (behaviour Q45).
+#[test]
+fn internal_policy_local_never_leaves_the_node() {
+    let mut world = World::new();
+    let ports = json!([{"name": "http", "port": 80, "nodePort": 30080}]);
+    let spec = json!({"type": "NodePort", "internalTrafficPolicy": "Local", "ports": ports});
+    world.service("web", with(cluster_ip("10.96.0.1"), spec));
+    world.slice("web-1", "web", json!([endpoint("10.244.1.1", "node-b")]));
+    assert_eq!(world.servers(WEB), [""; 0]);
+    assert_eq!(world.servers("TCP 192.168.0.10:30080"), ["10.244.1.1:8080"]);
+    let missing: Vec<_> = world.desired.no_local_endpoints().collect();
+    assert!(matches!(missing[..], [(_, missing)] if missing.internal && !missing.external));
+
+    world.slice("web-2", "web", json!([endpoint("10.244.0.1", "node-a")]));
+    assert_eq!(world.servers(WEB), ["10.244.0.1:8080"]);
+    assert_eq!(world.servers("TCP 192.168.0.10:30080"), ["10.244.0.1:8080", "10.244.1.1:8080"]);
+    assert_eq!(world.desired.no_local_endpoints().count(), 0);
+}
+
+#[test]
+fn external_policy_local_falls_back_unless_told_to_refuse() {
+    let mut world = World::new();
+    let spec = json!({"externalIPs": ["203.0.113.1"], "externalTrafficPolicy": "Local"});
+    world.service("web", with(cluster_ip("10.96.0.1"), spec));
+    world.slice("web-1", "web", json!([endpoint("10.244.1.1", "node-b")]));
+    assert_eq!(world.servers("TCP 203.0.113.1:80"), ["10.244.1.1:8080"]);
+    assert_eq!(world.set(SetKind::ExternalIpLocal), ["203.0.113.1,tcp:80"]);
+    assert_eq!(world.set(SetKind::ExternalIp), [""; 0]);
+
+    world.config.local_fallback = LocalFallback::Refuse;
+    let touched = world.refresh_all();
+    assert_eq!(Vec::from_iter(&touched.virtual_servers), [&"TCP 203.0.113.1:80".parse().unwrap()]);
+    assert_eq!(world.servers("TCP 203.0.113.1:80"), [""; 0]);
+    assert_eq!(world.servers(WEB), ["10.244.1.1:8080"]);
+    assert!(world.desired.no_local_endpoints().all(|(_, missing)| missing.external && !missing.internal));
+}
+
+#[test]
+fn stopping_endpoints_are_the_last_resort() {
+    let mut world = World::new();
+    world.service("web", cluster_ip("10.96.0.1"));
+    let unready = json!({"addresses": ["10.244.1.3"], "conditions": {"ready": false, "serving": false}});
+    world.slice("web-1", "web", json!([stopping("10.244.1.1", "node-b"), unready]));
+    assert_eq!(world.servers(WEB), ["10.244.1.1:8080"]);
+    world.slice("web-2", "web", json!([endpoint("10.244.1.2", "node-b")]));
+    assert_eq!(world.servers(WEB), ["10.244.1.2:8080"]);
+    // publishNotReadyAddresses: ready although it is stopping.
+    let published =
+        json!({"addresses": ["10.244.1.1"], "conditions": {"ready": true, "serving": false, "terminating": true}});
+    world.slice("web-1", "web", json!([published]));
+    assert_eq!(world.servers(WEB), ["10.244.1.1:8080", "10.244.1.2:8080"]);
+}
+
+/// Behaviour Q55: with kube-proxy 1.28 the winner depends on the order of a map.
+#[test]
+fn an_endpoint_in_two_slices_counts_once_and_as_it_runs() {
+    for (stopped, runs) in [("a", "b"), ("b", "a")] {
+        let mut world = World::new();
+        world.service("web", cluster_ip("10.96.0.1"));
+        world.slice(stopped, "web", json!([stopping("10.244.1.1", "node-b"), endpoint("10.244.1.2", "node-b")]));
+        assert_eq!(world.servers(WEB), ["10.244.1.2:8080"]);
+        world.slice(runs, "web", json!([endpoint("10.244.1.1", "node-b")]));
+        assert_eq!(world.servers(WEB), ["10.244.1.1:8080", "10.244.1.2:8080"]);
+    }
+}
+
+fn hinted(address: &str, zone: &str, node: Option<&str>) -> Value {
+    let nodes: Vec<Value> = node.iter().map(|name| json!({"name": name})).collect();
+    json!({"addresses": [address], "hints": {"forZones": [{"name": zone}], "forNodes": nodes}})
+}
+
+#[test]
+fn hints_keep_traffic_near() {
+    let mut world = World::new();
+    world.service("web", cluster_ip("10.96.0.1"));
+    let zones = json!([hinted("10.244.0.1", "zone-a", None), hinted("10.244.0.2", "zone-b", None)]);
+    world.slice("web-1", "web", zones);
+    assert_eq!(world.servers(WEB), ["10.244.0.1:8080"]);
+
+    // One endpoint without a hint: hints are not complete yet, and none counts.
+    world.slice("web-2", "web", json!([endpoint("10.244.0.3", "node-b")]));
+    assert_eq!(world.servers(WEB).len(), 3);
+
+    // Node hints go first, as long as all endpoints have them and one is for this node.
+    let nodes = json!([
+        hinted("10.244.0.1", "zone-a", Some("node-c")),
+        hinted("10.244.0.2", "zone-b", Some("node-a")),
+        hinted("10.244.0.3", "zone-a", Some("node-b")),
+    ]);
+    world.slice("web-1", "web", nodes);
+    world.slice("web-2", "web", json!([]));
+    assert_eq!(world.servers(WEB), ["10.244.0.2:8080"]);
+
+    // Without a zone, zone hints say nothing to this node; in the old mode they need an annotation.
+    world.slice("web-1", "web", json!([hinted("10.244.0.1", "zone-a", None), hinted("10.244.0.2", "zone-b", None)]));
+    world.config.topology = Topology::AnnotatedHints;
+    world.refresh_all();
+    assert_eq!(world.servers(WEB).len(), 2);
+    let annotated = |mode: &str| json!({"namespace": "demo", "name": "web", "annotations": {"service.kubernetes.io/topology-mode": mode}});
+    world.service_object(json!({"metadata": annotated("aUto"), "spec": cluster_ip("10.96.0.1")}));
+    assert_eq!(world.servers(WEB), ["10.244.0.1:8080"]);
+    world.service_object(json!({"metadata": annotated("disabled"), "spec": cluster_ip("10.96.0.1")}));
+    assert_eq!(world.servers(WEB).len(), 2);
+    world.config.topology = Topology::Hints;
+    world.node.zone = None;
+    world.refresh_all();
+    assert_eq!(world.servers(WEB).len(), 2);
+}
+
+fn balanced(ranges: Value) -> Value {
+    json!({
+        "type": "LoadBalancer", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"],
+        "ipFamilies": ["IPv4", "IPv6"], "ports": [{"name": "http", "port": 80}], "loadBalancerSourceRanges": ranges,
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}, {"ip": "2001:db8:f::1"}]}},
+    })
+}
+
+#[test]
+fn source_ranges() {
+    let mut world = World::new();
+    world.service("web", balanced(json!([" 10.1.2.3/8 ", "2001:db8::/32"])));
+    assert_eq!(world.set(SetKind::LoadBalancerFirewall), ["198.51.100.1,tcp:80", "2001:db8:f::1,tcp:80"]);
+    let cidrs = ["198.51.100.1,tcp:80,10.0.0.0/8", "2001:db8:f::1,tcp:80,2001:db8::/32"];
+    assert_eq!(world.set(SetKind::LoadBalancerSourceCidr), cidrs);
+    // The node's IPv6 address is in the range, its IPv4 address is not.
+    assert_eq!(world.set(SetKind::LoadBalancerSourceIp), ["2001:db8:f::1,tcp:80,2001:db8:f::1"]);
+    let barred = world.desired.frontends().filter(|frontend| frontend.is_barred_from_node());
+    assert_eq!(barred.map(|frontend| frontend.key().to_string()).collect::<Vec<_>>(), ["TCP 198.51.100.1:80"]);
+
+    // A range of everything lifts the restriction; kube-proxy locks everybody out (behaviour Q13).
+    world.service("web", balanced(json!(["10.0.0.0/8", "0.0.0.0/0", "2001:db8:9::/64"])));
+    assert_eq!(world.set(SetKind::LoadBalancerFirewall), ["2001:db8:f::1,tcp:80"]);
+
+    // What was meant to restrict and cannot be read lets nobody in.
+    world.service("web", balanced(json!(["10.0.0.0-10.0.0.9"])));
+    assert_eq!(world.set(SetKind::LoadBalancerFirewall).len(), 2);
+    assert_eq!(world.set(SetKind::LoadBalancerSourceCidr), [""; 0]);
+    assert_eq!(world.rejected(ObjectKind::Service, "web"), ["spec.loadBalancerSourceRanges[0]"]);
+
+    world.service("web", balanced(json!([])));
+    assert_eq!(world.set(SetKind::LoadBalancerFirewall), [""; 0]);
+    assert_eq!(world.set(SetKind::LoadBalancer).len(), 2);
+}
+
+#[test]
+fn node_ports_are_served_on_addresses_of_the_host_only() {
+    let mut world = World::new();
+    let ports = json!([{"name": "http", "port": 80, "nodePort": 30080}, {"name": "s", "port": 81, "nodePort": 30081, "protocol": "SCTP"}]);
+    world.service("web", with(cluster_ip("10.96.0.1"), json!({"type": "NodePort", "ports": ports})));
+    let served =
+        |world: &World| -> Vec<String> { world.frontends().into_iter().filter(|key| key.contains(":3008")).collect() };
+    // Not on loopback, link-local or the dummy device's addresses (behaviour Q43).
+    assert_eq!(served(&world), ["TCP 192.168.0.10:30080", "SCTP 192.168.0.10:30081"]);
+    assert_eq!(world.set(SetKind::NodePortTcp), ["30080"]);
+    assert_eq!(world.set(SetKind::NodePortSctp), ["192.168.0.10,sctp:30081"]);
+    assert_eq!(world.addresses(), ["10.96.0.1"]);
+
+    world.config.node_port_addresses = NodePortAddresses::Within(vec!["10.0.0.0/8".parse().unwrap()]);
+    world.refresh_all();
+    assert_eq!(served(&world), [""; 0]);
+    assert_eq!(world.set(SetKind::NodePortTcp), [""; 0]);
+
+    world.config.node_port_addresses = NodePortAddresses::Primary;
+    world.host.interfaces = BTreeMap::new();
+    world.refresh_all();
+    assert_eq!(served(&world).len(), 2);
+}
+
+#[test]
+fn an_address_of_the_host_is_served_and_not_bound() {
+    let mut world = World::new();
+    let spec = json!({"externalIPs": ["192.168.0.10", "203.0.113.1"]});
+    world.service("web", with(cluster_ip("10.96.0.1"), spec));
+    assert_eq!(world.frontends(), [WEB, "TCP 192.168.0.10:80", "TCP 203.0.113.1:80"]);
+    assert_eq!(world.addresses(), ["10.96.0.1", "203.0.113.1"]);
+    assert_eq!(world.set(SetKind::IpvsIps), ["10.96.0.1", "203.0.113.1"]);
+    assert_eq!(world.set(SetKind::ExternalIp).len(), 2);
+}
+
+#[test]
+fn external_ip_and_load_balancer_ip_may_be_one() {
+    let mut world = World::new();
+    let mut spec = balanced(json!(["10.0.0.0/8"]));
+    spec["externalIPs"] = json!(["198.51.100.1", "198.51.100.1"]);
+    world.service("web", spec);
+    assert_eq!(world.set(SetKind::ExternalIp), ["198.51.100.1,tcp:80"]);
+    assert_eq!(world.set(SetKind::LoadBalancer), ["198.51.100.1,tcp:80", "2001:db8:f::1,tcp:80"]);
+    assert_eq!(world.set(SetKind::LoadBalancerFirewall), ["198.51.100.1,tcp:80"]);
+}
+
+#[test]
+fn the_older_service_gets_a_contested_address() {
+    let mut world = World::new();
+    let service = |name: &str, created: &str, cluster: &str, local: &str| {
+        let spec = json!({
+            "type": "LoadBalancer", "clusterIP": cluster, "ports": [{"name": "http", "port": 80}],
+            "externalIPs": ["203.0.113.1"], "externalTrafficPolicy": local, "healthCheckNodePort": 30001,
+        });
+        json!({"metadata": {"namespace": "demo", "name": name, "creationTimestamp": created}, "spec": spec})
+    };
+    world.service_object(service("a-younger", "2025-01-01T00:00:00Z", "10.96.0.1", "Local"));
+    world.slice("a-1", "a-younger", json!([endpoint("10.244.0.1", "node-a")]));
+    assert_eq!(world.servers("TCP 203.0.113.1:80"), ["10.244.0.1:8080"]);
+    assert_eq!(world.set(SetKind::ExternalIpLocal), ["203.0.113.1,tcp:80"]);
+
+    let touched = world.service_object(service("b-older", "2024-01-01T00:00:00Z", "10.96.0.2", "Cluster"));
+    assert!(touched.virtual_servers.contains(&"TCP 203.0.113.1:80".parse().unwrap()));
+    assert!(!touched.addresses.contains(&"203.0.113.1".parse().unwrap()));
+    assert_eq!(world.servers("TCP 203.0.113.1:80"), [""; 0]);
+    // Entries of the one that lost would contradict the virtual server.
+    assert_eq!(world.set(SetKind::ExternalIpLocal), [""; 0]);
+    assert_eq!(world.set(SetKind::ExternalIp), ["203.0.113.1,tcp:80"]);
+    let conflicts: Vec<_> =
+        world.desired.conflicts().map(|conflict| (conflict.owner.to_string(), conflict.refused.to_string())).collect();
+    assert_eq!(conflicts, [("demo/b-older".to_owned(), "demo/a-younger".to_owned())]);
+
+    world.delete_service("b-older");
+    assert_eq!(world.servers("TCP 203.0.113.1:80"), ["10.244.0.1:8080"]);
+    assert_eq!(world.set(SetKind::ExternalIp), [""; 0]);
+    assert_eq!(world.desired.conflicts().count(), 0);
+}
+
+#[test]
+fn a_shared_address_stays_until_its_last_service_goes() {
+    let mut world = World::new();
+    let service = |cluster: &str, port: u16| {
+        let ingress = json!([{"ip": "198.51.100.1"}]);
+        json!({
+            "type": "LoadBalancer", "clusterIP": cluster, "ports": [{"name": "http", "port": port}],
+            "status": {"loadBalancer": {"ingress": ingress}},
+        })
+    };
+    let shared = "198.51.100.1".parse().unwrap();
+    assert!(world.service("a", service("10.96.0.1", 80)).addresses.contains(&shared));
+    assert!(!world.service("b", service("10.96.0.2", 443)).addresses.contains(&shared));
+    assert!(!world.delete_service("a").addresses.contains(&shared));
+    assert_eq!(world.addresses(), ["10.96.0.2", "198.51.100.1"]);
+    assert_eq!(world.set(SetKind::LoadBalancer), ["198.51.100.1,tcp:443"]);
+    assert!(world.delete_service("b").addresses.contains(&shared));
+    assert_eq!(world.desired, proxier_core::state::Desired::new());
+}
+
+#[test]
+fn health_checks_count_pods_not_addresses() {
+    let mut world = World::new();
+    let mut spec = balanced(json!([]));
+    spec["externalTrafficPolicy"] = json!("Local");
+    spec["healthCheckNodePort"] = json!(30001);
+    world.service("web", spec);
+    let v4 =
+        json!([endpoint("10.244.0.1", "node-a"), stopping("10.244.0.2", "node-a"), endpoint("10.244.1.1", "node-b")]);
+    world.slice("v4", "web", v4);
+    let touched = world.slice("v6", "web", json!([endpoint("fd00:244::1", "node-a")]));
+    let key = ObjectKey::new("demo", "web");
+    let health = world.desired.health_check(&key).unwrap();
+    assert_eq!((health.port, health.local_endpoints), (30001, 1));
+    assert!(touched.health_checks.is_empty());
+    assert_eq!(world.set(SetKind::HealthCheckNodePort), ["30001", "30001"]);
+    let touched = world.slice("v4-2", "web", json!([endpoint("10.244.0.7", "node-a")]));
+    assert_eq!(Vec::from_iter(touched.health_checks), [key]);
+}
+
+#[test]
+fn settings_of_virtual_servers() {
+    let mut world = World::new();
+    world.service("web", with(cluster_ip("10.96.0.1"), json!({"sessionAffinity": "ClientIP"})));
+    let config = |world: &World| world.desired.frontend(&WEB.parse().unwrap()).unwrap().config;
+    assert_eq!(config(&world).persistence.unwrap().timeout_secs, 10_800);
+    assert_eq!(config(&world).scheduler.name(), "rr");
+    world.config.scheduler = "mh".parse().unwrap();
+    assert_eq!(world.refresh_all().virtual_servers.len(), 1);
+    let flags = config(&world).scheduler_flags;
+    assert_eq!(flags.names(config(&world).scheduler), ["mh-fallback", "mh-port"]);
+}
+
+#[test]
+fn a_slice_that_changes_its_service_leaves_the_old_one() {
+    let mut world = World::new();
+    world.service("a", cluster_ip("10.96.0.1"));
+    world.service("b", cluster_ip("10.96.0.2"));
+    world.slice("s", "a", json!([endpoint("10.244.0.1", "node-a")]));
+    assert_eq!(world.servers(WEB), ["10.244.0.1:8080"]);
+    world.slice("s", "b", json!([endpoint("10.244.0.1", "node-a")]));
+    assert_eq!(world.servers(WEB), [""; 0]);
+    assert_eq!(world.servers("TCP 10.96.0.2:80"), ["10.244.0.1:8080"]);
+    // A slice may come before its Service, and outlive it.
+    world.delete_service("b");
+    world.service("b", cluster_ip("10.96.0.2"));
+    assert_eq!(world.servers("TCP 10.96.0.2:80"), ["10.244.0.1:8080"]);
+}

@@ -1,0 +1,125 @@
+//! A small cluster to put Services into: two zones, this node is `node-a` in `zone-a`.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use proxier_core::compile::Facts;
+use proxier_core::config::Config;
+use proxier_core::sets::{SetKey, SetKind};
+use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Store};
+use proxier_core::state::{Desired, Touched};
+use serde_json::{Value, json};
+
+pub(crate) struct World {
+    pub(crate) store: Store,
+    pub(crate) config: Config,
+    pub(crate) node: Node,
+    pub(crate) host: HostAddresses,
+    pub(crate) desired: Desired,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let mut node = Node::new("node-a");
+        node.zone = Some("zone-a".into());
+        node.addresses = vec!["192.168.0.10".parse().unwrap(), "2001:db8:1::10".parse().unwrap()];
+        let addresses = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let interfaces = BTreeMap::from([
+            ("lo".to_owned(), addresses(&["127.0.0.1", "::1"])),
+            ("eth0".to_owned(), addresses(&["192.168.0.10", "2001:db8:1::10", "fe80::10"])),
+            ("kube-ipvs0".to_owned(), addresses(&["10.96.0.77"])),
+        ]);
+        World {
+            store: Store::new("node-a"),
+            config: Config::default(),
+            node,
+            host: HostAddresses { interfaces },
+            desired: Desired::new(),
+        }
+    }
+
+    pub(crate) fn facts(&self) -> Facts {
+        Facts::new(&self.config, &self.node, &self.host)
+    }
+
+    /// A Service in namespace demo with these fields of spec (`status` is taken out of them).
+    pub(crate) fn service(&mut self, name: &str, spec: Value) -> Touched {
+        let mut spec = spec;
+        let status = spec.as_object_mut().unwrap().remove("status").unwrap_or(Value::Null);
+        self.service_object(json!({"metadata": {"namespace": "demo", "name": name}, "spec": spec, "status": status}))
+    }
+
+    pub(crate) fn service_object(&mut self, object: Value) -> Touched {
+        let touched = self.store.upsert_service(&serde_json::from_value(object).unwrap());
+        self.desired.refresh(&self.store, &self.facts(), &touched)
+    }
+
+    /// A slice of a Service in namespace demo with ports `http` (TCP 8080) and these endpoints.
+    pub(crate) fn slice(&mut self, name: &str, service: &str, endpoints: Value) -> Touched {
+        let v6 = endpoints[0]["addresses"][0].as_str().is_some_and(|address| address.contains(':'));
+        self.slice_object(json!({
+            "metadata": {"namespace": "demo", "name": name, "labels": {"kubernetes.io/service-name": service}},
+            "addressType": if v6 { "IPv6" } else { "IPv4" },
+            "ports": [{"name": "http", "port": 8080}],
+            "endpoints": endpoints,
+        }))
+    }
+
+    pub(crate) fn slice_object(&mut self, object: Value) -> Touched {
+        let touched = self.store.upsert_slice(&serde_json::from_value(object).unwrap());
+        self.desired.refresh(&self.store, &self.facts(), &touched)
+    }
+
+    pub(crate) fn delete_service(&mut self, name: &str) -> Touched {
+        let touched = self.store.delete_service(&ObjectKey::new("demo", name));
+        self.desired.refresh(&self.store, &self.facts(), &touched)
+    }
+
+    pub(crate) fn refresh_all(&mut self) -> Touched {
+        self.desired.refresh_all(&self.store, &self.facts())
+    }
+
+    /// The real servers of `TCP 10.96.0.1:80` and the like.
+    pub(crate) fn servers(&self, key: &str) -> Vec<String> {
+        let frontend = self.desired.frontend(&key.parse().unwrap());
+        let servers = &frontend.unwrap_or_else(|| panic!("no virtual server {key}")).real_servers;
+        servers.iter().map(|server| server.key.to_string()).collect()
+    }
+
+    pub(crate) fn frontends(&self) -> Vec<String> {
+        self.desired.frontends().map(|frontend| frontend.key().to_string()).collect()
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.desired.addresses().map(|address| address.to_string()).collect()
+    }
+
+    /// The entries of the IPv4 set and the IPv6 set, as ipset prints them.
+    pub(crate) fn set(&self, kind: SetKind) -> Vec<String> {
+        let families = [ipvs::model::Family::V4, ipvs::model::Family::V6];
+        let entries = families.into_iter().flat_map(|family| self.desired.entries(SetKey::new(family, kind)));
+        entries.map(ToString::to_string).collect()
+    }
+
+    /// The fields rejected of a Service or slice.
+    pub(crate) fn rejected(&self, kind: ObjectKind, name: &str) -> Vec<&str> {
+        let rejections = self.store.rejections_of(kind, &ObjectKey::new("demo", name));
+        rejections.iter().map(|rejection| &*rejection.field).collect()
+    }
+}
+
+/// An endpoint on a node, ready.
+pub(crate) fn endpoint(address: &str, node: &str) -> Value {
+    json!({"addresses": [address], "nodeName": node})
+}
+
+/// An endpoint that is stopping and still serves.
+pub(crate) fn stopping(address: &str, node: &str) -> Value {
+    let conditions = json!({"ready": false, "serving": true, "terminating": true});
+    json!({"addresses": [address], "nodeName": node, "conditions": conditions})
+}
+
+/// A ClusterIP Service's spec with port http.
+pub(crate) fn cluster_ip(address: &str) -> Value {
+    json!({"clusterIP": address, "ports": [{"name": "http", "port": 80}]})
+}
