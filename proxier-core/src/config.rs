@@ -79,6 +79,8 @@ pub struct Config {
     pub topology: Topology,
     /// Nodes without local endpoints.
     pub local_fallback: LocalFallback,
+    /// Networks in which no virtual server is ever deleted, as one that another program made. Default none.
+    pub exclude_cidrs: Vec<IpSpan>,
 }
 
 impl Default for Config {
@@ -89,6 +91,7 @@ impl Default for Config {
             node_port_addresses: NodePortAddresses::default(),
             topology: Topology::default(),
             local_fallback: LocalFallback::default(),
+            exclude_cidrs: Vec::new(),
         }
     }
 }
@@ -111,6 +114,7 @@ impl Config {
             }
         }
         config.node_port_addresses = check_node_port_addresses(&object.node_port_addresses, report);
+        config.exclude_cidrs = check_networks(&object.ipvs.exclude_cidrs, "ipvs.excludeCIDRs", report);
         config
     }
 }
@@ -124,14 +128,17 @@ fn check_node_port_addresses(texts: &[String], report: &mut Reporter<'_>) -> Nod
     {
         return NodePortAddresses::Primary;
     }
-    let mut networks = Vec::new();
+    NodePortAddresses::Within(check_networks(texts, "nodePortAddresses", report))
+}
+
+fn check_networks(texts: &[String], field: &str, report: &mut Reporter<'_>) -> Vec<IpSpan> {
+    let mut networks = Vec::with_capacity(texts.len());
     for (index, text) in texts.iter().enumerate() {
         let network = parse_network(text);
         if network.is_none() {
-            let field = format!("nodePortAddresses[{index}]");
-            report.reject(field, text, "not a network (ADDRESS/PREFIX); left out");
+            report.reject(format!("{field}[{index}]"), text, "not a network (ADDRESS/PREFIX); left out");
         }
         networks.extend(network);
     }
-    NodePortAddresses::Within(networks)
+    networks
 }

@@ -1,14 +1,17 @@
 //! Kubernetes Services in, IPVS virtual servers out, at the cost of the change.
 //!
-//! What kube-proxy's IPVS mode does, as functions on values. [`Store`] keeps the checked Services and EndpointSlices of a cluster as
-//! seen from one node; [`compile`](mod@compile) turns one Service into Frontends; [`Desired`] keeps what all Services together come to:
-//! virtual servers with their real servers, addresses on the dummy device, entries of the seventeen ipset sets of each family, health
-//! checks. One changed EndpointSlice costs one Service, with ten Services or fifty thousand, and [`Touched`] names the places that
-//! changed.
+//! What kube-proxy's IPVS mode does, as functions on values. [`Store`] keeps the checked Services and EndpointSlices of a
+//! cluster as seen from one node; [`compile`](mod@compile) turns one Service into Frontends; [`Desired`] keeps what all
+//! Services together come to: virtual servers with their real servers, addresses on the dummy device, entries of the seventeen
+//! ipset sets of each family, health checks. [`diff`](mod@diff) compares that with what the kernel holds.
+//!
+//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Touched`] names the places that changed,
+//! and only these are compared.
 //!
 //! ```text
-//!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──▶ Touched
-//!                       └─▶ Rejections                    └─▶ Conflicts, health checks
+//!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──▶ Touched ┐
+//!                       └─▶ Rejections                    └─▶ Conflicts    ├─diff──▶ Changes
+//!                                             the kernel, read ──▶ Observed ┘
 //! ```
 //!
 //! # Example
@@ -16,7 +19,9 @@
 //! ```
 //! use proxier_core::compile::Facts;
 //! use proxier_core::config::Config;
+//! use proxier_core::diff::diff;
 //! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+//! use proxier_core::observed::Observed;
 //! use proxier_core::snapshot::{HostAddresses, Node, Store};
 //! use proxier_core::state::Desired;
 //!
@@ -46,6 +51,11 @@
 //! assert!(touched.addresses.is_empty());
 //! let servers = &desired.frontend(&web).ok_or("gone")?.real_servers;
 //! assert_eq!(servers[0].key.to_string(), "10.244.1.7:8080");
+//!
+//! // What a kernel with nothing in it lacks.
+//! let changes = diff(&desired, &Observed::new(), facts.config());
+//! assert!(changes.virtual_servers.contains_key(&web));
+//! assert_eq!(changes.create_sets.len(), 34);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -57,8 +67,8 @@
 //! Nothing fails: an impossible field is left out, the rest of the object counts, and a [`Rejection`] says what and why. So
 //! there is no error type.
 //!
-//! **Not here yet**: iptables rules; the comparison with what the kernel holds (diff), plans, draining, and applying them.
-//! `Desired` is where this half ends.
+//! **Not here yet**: iptables rules; plans (the order of the changes, draining); reading the kernel and applying a plan.
+//! [`Changes`](diff::Changes) is where this half ends.
 //!
 //! # Decisions a reader may question
 //!
@@ -79,7 +89,9 @@
 
 pub mod compile;
 pub mod config;
+pub mod diff;
 pub mod objects;
+pub mod observed;
 pub mod sets;
 pub mod snapshot;
 pub mod state;

@@ -243,5 +243,8 @@ objects! {
     IpvsConfigObject {
         /// The kernel's name of the scheduler; `rr` when empty.
         scheduler: Option<String>,
+        /// Networks in which no virtual server is deleted.
+        #[serde(rename = "excludeCIDRs")]
+        exclude_cidrs: Vec<String>,
     }
 }

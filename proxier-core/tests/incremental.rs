@@ -2,86 +2,22 @@
 //! changed. Objects come from the oracle corpus, where the same names mean other things in each scenario; then from noise.
 #![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
+mod universe;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read as _;
 use std::net::IpAddr;
-use std::sync::OnceLock;
 
 use ipset::Element;
 use ipvs::VirtualServerKey;
 use ipvs::model::{RealServer, VirtualServerConfig};
 use proptest::prelude::*;
-use proptest::sample::Index;
-use proxier_core::compile::{Facts, HealthCheck};
-use proxier_core::config::Config;
+use proxier_core::compile::HealthCheck;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::sets::SetKey;
-use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
+use proxier_core::snapshot::{ObjectKey, Store};
 use proxier_core::state::{Desired, Touched};
-use serde_json::{Value, json};
-
-struct Universe {
-    services: Vec<ServiceObject>,
-    slices: Vec<EndpointSliceObject>,
-}
-
-fn universe() -> &'static Universe {
-    static UNIVERSE: OnceLock<Universe> = OnceLock::new();
-    UNIVERSE.get_or_init(|| {
-        let mut text = String::new();
-        let compressed = include_bytes!("oracle/corpus.jsonl.gz");
-        flate2::read::GzDecoder::new(&compressed[..]).read_to_string(&mut text).unwrap();
-        let mut universe = Universe { services: Vec::new(), slices: Vec::new() };
-        for line in text.lines() {
-            let mut scenario: Value = serde_json::from_str(line).unwrap();
-            let mut take = |field: &str| scenario[field].take();
-            universe.services.extend(serde_json::from_value::<Vec<ServiceObject>>(take("services")).unwrap());
-            universe.slices.extend(serde_json::from_value::<Vec<EndpointSliceObject>>(take("endpointSlices")).unwrap());
-        }
-        // Some say when they were made: of Services that claim one address and port, these win.
-        for service in &mut universe.services {
-            service.metadata.creation_timestamp =
-                (service.metadata.name == "s1").then(|| "2024-01-01T00:00:00Z".to_owned());
-        }
-        universe
-    })
-}
-
-fn facts() -> Facts {
-    let mut node = Node::new("node-a");
-    node.zone = Some("zone-a".into());
-    node.addresses = vec!["192.168.0.10".parse().unwrap(), "2001:db8:1::10".parse().unwrap()];
-    let interfaces = BTreeMap::from([("eth0".to_owned(), node.addresses.clone())]);
-    Facts::new(&Config::default(), &node, &HostAddresses { interfaces })
-}
-
-#[derive(Clone, Debug)]
-enum Event {
-    Service(Index),
-    Slice(Index),
-    DeleteService(Index),
-    DeleteSlice(Index),
-}
-
-fn events() -> impl Strategy<Value = Vec<Event>> {
-    let event = prop_oneof![
-        4 => any::<Index>().prop_map(Event::Service),
-        6 => any::<Index>().prop_map(Event::Slice),
-        1 => any::<Index>().prop_map(Event::DeleteService),
-        1 => any::<Index>().prop_map(Event::DeleteSlice),
-    ];
-    proptest::collection::vec(event, 1..60)
-}
-
-fn happen(store: &mut Store, event: &Event) -> Vec<ObjectKey> {
-    let Universe { services, slices } = universe();
-    match event {
-        Event::Service(index) => store.upsert_service(index.get(services)),
-        Event::Slice(index) => store.upsert_slice(index.get(slices)),
-        Event::DeleteService(index) => store.delete_service(&ObjectKey::of(&index.get(services).metadata)),
-        Event::DeleteSlice(index) => store.delete_slice(&ObjectKey::of(&index.get(slices).metadata)),
-    }
-}
+use serde_json::json;
+use universe::{events, facts, happen};
 
 /// What has to be in the kernel and in the health servers.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,0 +1,206 @@
+//! What has to change in the kernel: a pure comparison, in no order. When and how each change is made is a plan's business.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipset::Element;
+use ipvs::model::{Family, VirtualServerConfig};
+use ipvs::{RealServer, RealServerKey, VirtualServerKey};
+
+use crate::compile::Frontend;
+use crate::config::Config;
+use crate::observed::{Observed, ObservedServer};
+use crate::sets::SetKey;
+use crate::snapshot::is_usable;
+use crate::state::{Desired, Touched};
+
+/// What has to become of a virtual server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VirtualServerChange {
+    /// It has to be made.
+    Add {
+        /// Its configuration.
+        config: VirtualServerConfig,
+        /// Its real servers.
+        real_servers: Vec<RealServer>,
+    },
+    /// It is there and has to be changed in place.
+    Update {
+        /// Its configuration, when that differs.
+        config: Option<VirtualServerConfig>,
+        /// Real servers that are not there.
+        add: Vec<RealServer>,
+        /// Real servers that are there with other weight, method or limits: one that drains and is wanted again is among them.
+        set: Vec<RealServer>,
+        /// Real servers that are not wanted any more. A plan may let them drain first.
+        remove: Vec<RealServerKey>,
+    },
+    /// It is not wanted any more.
+    Delete,
+}
+
+/// What has to change in the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Changes {
+    /// Sets that do not exist.
+    pub create_sets: BTreeSet<SetKey>,
+    /// Entries that are not there.
+    pub add_entries: BTreeSet<(SetKey, Element)>,
+    /// Entries that are not wanted any more.
+    pub delete_entries: BTreeSet<(SetKey, Element)>,
+    /// Addresses that the dummy device lacks.
+    pub add_addresses: BTreeSet<IpAddr>,
+    /// Addresses of the dummy device that are not wanted any more.
+    pub delete_addresses: BTreeSet<IpAddr>,
+    /// Virtual servers.
+    pub virtual_servers: BTreeMap<VirtualServerKey, VirtualServerChange>,
+}
+
+impl Changes {
+    /// Whether the kernel is as it has to be.
+    pub fn is_empty(&self) -> bool {
+        *self == Changes::default()
+    }
+}
+
+/// Compares everything.
+///
+/// Families that are not configured are left alone. A virtual server that is not wanted is deleted only if it is ours
+/// ([`Observed::owns`]) and outside of [`Config::exclude_cidrs`]; see [`foreign`] for the others. Everything on the dummy device is ours, but for
+/// addresses that no Service can have, such as its link-local one.
+pub fn diff(desired: &Desired, observed: &Observed, config: &Config) -> Changes {
+    let mut diff = Diff { desired, observed, config, changes: Changes::default() };
+    for set in config.families.iter().flat_map(SetKey::all) {
+        match observed.sets.get(&set) {
+            Some(elements) => elements.iter().for_each(|element| diff.entry(set, element)),
+            None => {
+                diff.changes.create_sets.insert(set);
+            }
+        }
+        desired.entries(set).for_each(|element| diff.entry(set, element));
+    }
+    desired.addresses().chain(observed.addresses.iter().copied()).for_each(|address| diff.address(address));
+    for frontend in desired.frontends() {
+        diff.wanted(frontend.key(), frontend);
+    }
+    for key in observed.virtual_servers.keys() {
+        if desired.frontend(key).is_none() {
+            diff.unwanted(*key);
+        }
+    }
+    diff.changes
+}
+
+/// Compares only what was touched, at the cost of that. Sets are taken to exist or are created when an entry has to go in.
+pub fn diff_touched(desired: &Desired, observed: &Observed, touched: &Touched, config: &Config) -> Changes {
+    let mut diff = Diff { desired, observed, config, changes: Changes::default() };
+    for (set, element) in &touched.entries {
+        diff.entry(*set, element);
+        if diff.changes.add_entries.contains(&(*set, element.clone())) && !observed.sets.contains_key(set) {
+            diff.changes.create_sets.insert(*set);
+        }
+    }
+    touched.addresses.iter().for_each(|address| diff.address(*address));
+    for key in &touched.virtual_servers {
+        match desired.frontend(key) {
+            Some(frontend) => diff.wanted(*key, frontend),
+            None => diff.unwanted(*key),
+        }
+    }
+    diff.changes
+}
+
+/// Virtual servers of somebody else: not wanted, and not ours to delete. Sorted.
+pub fn foreign<'a>(
+    desired: &'a Desired,
+    observed: &'a Observed,
+    config: &'a Config,
+) -> impl Iterator<Item = VirtualServerKey> + 'a {
+    let keys = observed.virtual_servers.keys().copied();
+    keys.filter(|key| desired.frontend(key).is_none() && !may_delete(key, observed, config))
+}
+
+fn may_delete(key: &VirtualServerKey, observed: &Observed, config: &Config) -> bool {
+    let VirtualServerKey::Address { addr, .. } = *key else { return false };
+    let excluded = config.exclude_cidrs.iter().any(|network| network.contains(addr));
+    in_scope(config, key.family()) && !excluded && observed.owns(key)
+}
+
+fn in_scope(config: &Config, family: Family) -> bool {
+    config.families.iter().any(|configured| configured == family)
+}
+
+struct Diff<'a> {
+    desired: &'a Desired,
+    observed: &'a Observed,
+    config: &'a Config,
+    changes: Changes,
+}
+
+impl Diff<'_> {
+    fn entry(&mut self, set: SetKey, element: &Element) {
+        if !in_scope(self.config, set.family) {
+            return;
+        }
+        let wanted = self.desired.has_entry(set, element);
+        let there = self.observed.has_entry(set, element);
+        if wanted && !there {
+            self.changes.add_entries.insert((set, element.clone()));
+        } else if there && !wanted {
+            self.changes.delete_entries.insert((set, element.clone()));
+        }
+    }
+
+    fn address(&mut self, address: IpAddr) {
+        if !in_scope(self.config, Family::of(address)) || !is_usable(address) {
+            return;
+        }
+        let wanted = self.desired.has_address(address);
+        let there = self.observed.addresses.contains(&address);
+        if wanted && !there {
+            self.changes.add_addresses.insert(address);
+        } else if there && !wanted {
+            self.changes.delete_addresses.insert(address);
+        }
+    }
+
+    fn wanted(&mut self, key: VirtualServerKey, frontend: &Frontend) {
+        if !in_scope(self.config, key.family()) {
+            return;
+        }
+        let add = || VirtualServerChange::Add { config: frontend.config, real_servers: frontend.real_servers.to_vec() };
+        let there = self.observed.virtual_servers.get(&key);
+        let change = there.map_or_else(|| Some(add()), |there| update(frontend, there));
+        self.changes.virtual_servers.extend(change.map(|change| (key, change)));
+    }
+
+    fn unwanted(&mut self, key: VirtualServerKey) {
+        if self.observed.virtual_servers.contains_key(&key) && may_delete(&key, self.observed, self.config) {
+            self.changes.virtual_servers.insert(key, VirtualServerChange::Delete);
+        }
+    }
+}
+
+fn update(wanted: &Frontend, there: &ObservedServer) -> Option<VirtualServerChange> {
+    let config = (wanted.config != there.config).then_some(wanted.config);
+    if config.is_none() && *wanted.real_servers == *there.real_servers {
+        return None;
+    }
+    let (mut add, mut set, mut remove) = (Vec::new(), Vec::new(), Vec::new());
+    // Both are sorted: one pass over the two.
+    let mut rest = there.real_servers.iter().peekable();
+    for server in wanted.real_servers.iter() {
+        while let Some(gone) = rest.next_if(|there| there.key < server.key) {
+            remove.push(gone.key);
+        }
+        match rest.next_if(|there| there.key == server.key) {
+            Some(same) if same.config == server.config => {}
+            Some(_) => set.push(*server),
+            None => add.push(*server),
+        }
+    }
+    remove.extend(rest.map(|gone| gone.key));
+    Some(VirtualServerChange::Update { config, add, set, remove })
+}

@@ -1,0 +1,124 @@
+//! What the kernel holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipset::{Element, IpSpan, Ports};
+use ipvs::model::{Family, Protocol, VirtualServerConfig};
+use ipvs::{RealServer, VirtualServer, VirtualServerKey};
+
+use crate::diff::{Changes, VirtualServerChange};
+use crate::sets::{SetKey, SetKind};
+
+/// A virtual server as the kernel holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ObservedServer {
+    /// Its configuration.
+    pub config: VirtualServerConfig,
+    /// Its real servers, sorted.
+    pub real_servers: Vec<RealServer>,
+}
+
+/// What the kernel holds: of everybody, as far as IPVS goes; of ours, as far as addresses and sets go.
+///
+/// Filled by who reads the kernel. An empty part means that the kernel was asked and has nothing: a failed listing must not end up
+/// here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Observed {
+    /// All virtual servers.
+    pub virtual_servers: BTreeMap<VirtualServerKey, ObservedServer>,
+    /// Addresses of the dummy device.
+    pub addresses: BTreeSet<IpAddr>,
+    /// The sets that exist, with their entries.
+    pub sets: BTreeMap<SetKey, BTreeSet<Element>>,
+}
+
+impl Observed {
+    /// A kernel with nothing in it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Notes a virtual server with its real servers, in any order.
+    pub fn insert(&mut self, server: &VirtualServer, real_servers: impl IntoIterator<Item = RealServer>) {
+        let mut real_servers: Vec<RealServer> = real_servers.into_iter().collect();
+        real_servers.sort_unstable();
+        self.virtual_servers.insert(server.key, ObservedServer { config: server.config, real_servers });
+    }
+
+    /// Whether a set exists and has an entry.
+    pub fn has_entry(&self, set: SetKey, element: &Element) -> bool {
+        self.sets.get(&set).is_some_and(|elements| elements.contains(element))
+    }
+
+    /// Whether a virtual server was made by this proxy, or one with the same sets: its address is on the dummy device, or it is in a set
+    /// of addresses with ports, or its port is a node port. Firewall marks never are.
+    ///
+    /// No file is needed to know this after a crash, as long as a virtual server goes before its entries and its address do.
+    pub fn owns(&self, key: &VirtualServerKey) -> bool {
+        let VirtualServerKey::Address { protocol, addr, port } = *key else { return false };
+        let family = Family::of(addr);
+        let has = |kind, element: &Element| self.has_entry(SetKey::new(family, kind), element);
+        let node_port = match protocol {
+            Protocol::Tcp => has(SetKind::NodePortTcp, &Element::Port(port.into())),
+            Protocol::Udp => has(SetKind::NodePortUdp, &Element::Port(port.into())),
+            _ => false,
+        };
+        let number = ipset::Protocol::from_number(protocol.number());
+        let in_a_set = number.is_ok_and(|protocol| {
+            let at = Element::IpPort(IpSpan::host(addr), Ports::port(protocol, port));
+            let kinds = [
+                SetKind::ClusterIp,
+                SetKind::ExternalIp,
+                SetKind::ExternalIpLocal,
+                SetKind::LoadBalancer,
+                SetKind::NodePortSctp,
+            ];
+            kinds.into_iter().any(|kind| has(kind, &at))
+        });
+        self.addresses.contains(&addr) || node_port || in_a_set
+    }
+
+    /// Takes changes as made.
+    pub fn apply(&mut self, changes: &Changes) {
+        for set in &changes.create_sets {
+            self.sets.entry(*set).or_default();
+        }
+        for (set, element) in &changes.add_entries {
+            self.sets.entry(*set).or_default().insert(element.clone());
+        }
+        for (set, element) in &changes.delete_entries {
+            if let Some(elements) = self.sets.get_mut(set) {
+                elements.remove(element);
+            }
+        }
+        self.addresses.extend(&changes.add_addresses);
+        for address in &changes.delete_addresses {
+            self.addresses.remove(address);
+        }
+        for (key, change) in &changes.virtual_servers {
+            self.apply_virtual_server(*key, change);
+        }
+    }
+
+    fn apply_virtual_server(&mut self, key: VirtualServerKey, change: &VirtualServerChange) {
+        match change {
+            VirtualServerChange::Add { config, real_servers } => {
+                self.insert(&VirtualServer { key, config: *config }, real_servers.iter().copied());
+            }
+            VirtualServerChange::Delete => {
+                self.virtual_servers.remove(&key);
+            }
+            VirtualServerChange::Update { config, add, set, remove } => {
+                let Some(server) = self.virtual_servers.get_mut(&key) else { return };
+                server.config = config.unwrap_or(server.config);
+                let stays = |of: &RealServer| !remove.contains(&of.key) && set.iter().all(|new| new.key != of.key);
+                server.real_servers.retain(stays);
+                server.real_servers.extend(add.iter().chain(set));
+                server.real_servers.sort_unstable();
+            }
+        }
+    }
+}

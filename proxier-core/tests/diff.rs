@@ -1,0 +1,255 @@
+//! Whatever the kernel holds, making the changes leaves nothing to change, and what is somebody else's as it was.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+#![allow(clippy::needless_pass_by_value, reason = "json!(…) as an argument reads better than &json!(…)")]
+
+mod universe;
+#[allow(dead_code, reason = "other tests use more of it")]
+mod world;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipset::Element;
+use ipvs::model::{Family, Weight};
+use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proxier_core::compile::Facts;
+use proxier_core::config::{Config, Families};
+use proxier_core::diff::{Changes, VirtualServerChange, diff, diff_touched, foreign};
+use proxier_core::observed::Observed;
+use proxier_core::sets::{SetKey, SetKind};
+use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
+use proxier_core::state::Desired;
+use serde_json::json;
+use universe::{Event, events, facts, happen};
+use world::{World, cluster_ip, endpoint};
+
+fn reach(events: &[Event]) -> Desired {
+    let mut store = Store::new("node-a");
+    for event in events {
+        happen(&mut store, event);
+    }
+    Desired::build(&store, &facts())
+}
+
+/// A kernel that was brought to what is desired, from nothing.
+fn programmed(desired: &Desired) -> Observed {
+    let mut observed = Observed::new();
+    observed.apply(&diff(desired, &observed, &Config::default()));
+    observed
+}
+
+/// Something done to the kernel behind the proxy's back.
+#[derive(Clone, Debug)]
+enum Damage {
+    Weight(Index, u32),
+    LoseRealServers(Index),
+    ExtraRealServer(Index),
+    LoseVirtualServer(Index),
+    Scheduler(Index),
+    LoseAddress(Index),
+    ExtraAddress(u8),
+    LoseSet(Index),
+    ExtraEntry(u16),
+}
+
+fn damages() -> impl Strategy<Value = Vec<Damage>> {
+    let damage = prop_oneof![
+        (any::<Index>(), 0..3_u32).prop_map(|(index, weight)| Damage::Weight(index, weight)),
+        any::<Index>().prop_map(Damage::LoseRealServers),
+        any::<Index>().prop_map(Damage::ExtraRealServer),
+        any::<Index>().prop_map(Damage::LoseVirtualServer),
+        any::<Index>().prop_map(Damage::Scheduler),
+        any::<Index>().prop_map(Damage::LoseAddress),
+        any::<u8>().prop_map(Damage::ExtraAddress),
+        any::<Index>().prop_map(Damage::LoseSet),
+        any::<u16>().prop_map(Damage::ExtraEntry),
+    ];
+    proptest::collection::vec(damage, 0..8)
+}
+
+fn pick<T: Clone>(index: Index, from: impl Iterator<Item = T>) -> Option<T> {
+    let all: Vec<T> = from.collect();
+    (!all.is_empty()).then(|| index.get(&all).clone())
+}
+
+fn harm(observed: &mut Observed, damage: &Damage) {
+    let server = |observed: &Observed, index: &Index| pick(*index, observed.virtual_servers.keys().copied());
+    match damage {
+        Damage::Weight(index, weight) => {
+            let Some(server) = server(observed, index).and_then(|key| observed.virtual_servers.get_mut(&key)) else {
+                return;
+            };
+            server.real_servers.iter_mut().for_each(|of| of.config.weight = Weight::new(*weight).unwrap());
+        }
+        Damage::LoseRealServers(index) => {
+            let Some(server) = server(observed, index).and_then(|key| observed.virtual_servers.get_mut(&key)) else {
+                return;
+            };
+            server.real_servers.truncate(1);
+        }
+        Damage::ExtraRealServer(index) => {
+            let Some(server) = server(observed, index).and_then(|key| observed.virtual_servers.get_mut(&key)) else {
+                return;
+            };
+            server.real_servers.push(RealServer::new("10.244.9.9:9".parse().unwrap()));
+            server.real_servers.sort_unstable();
+        }
+        Damage::LoseVirtualServer(index) => {
+            if let Some(key) = server(observed, index) {
+                observed.virtual_servers.remove(&key);
+            }
+        }
+        Damage::Scheduler(index) => {
+            let Some(server) = server(observed, index).and_then(|key| observed.virtual_servers.get_mut(&key)) else {
+                return;
+            };
+            server.config.scheduler = Scheduler::LeastConnection;
+        }
+        Damage::LoseAddress(index) => {
+            if let Some(address) = pick(*index, observed.addresses.iter().copied()) {
+                observed.addresses.remove(&address);
+            }
+        }
+        Damage::ExtraAddress(number) => {
+            observed.addresses.insert([10, 96, 200, *number].into());
+        }
+        Damage::LoseSet(index) => {
+            if let Some(set) = pick(*index, observed.sets.keys().copied()) {
+                observed.sets.remove(&set);
+            }
+        }
+        Damage::ExtraEntry(port) => {
+            let set = SetKey::new(Family::V4, SetKind::NodePortUdp);
+            observed.sets.entry(set).or_default().insert(Element::Port((*port).into()));
+        }
+    }
+}
+
+/// Virtual servers that are nobody's business: outside of every address and port the corpus has.
+fn strangers() -> [VirtualServerKey; 2] {
+    ["TCP 10.200.0.1:7".parse().unwrap(), "FWM 3".parse().unwrap()]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_changes_leave_nothing_to_change(before in events(), after in events(), damages in damages()) {
+        let config = Config::default();
+        let desired = reach(&after);
+        let mut observed = programmed(&reach(&before));
+        for damage in &damages {
+            harm(&mut observed, damage);
+        }
+        for key in strangers() {
+            observed.insert(&VirtualServer::new(key, Scheduler::RoundRobin), []);
+        }
+        let not_ours: BTreeSet<_> = foreign(&desired, &observed, &config).collect();
+        // Sets that somebody has destroyed do not say any more what is ours; else everything is known again.
+        if damages.iter().all(|damage| !matches!(damage, Damage::LoseSet(_))) {
+            prop_assert_eq!(&not_ours, &BTreeSet::from(strangers()));
+        }
+        let kept = observed.clone();
+
+        let changes = diff(&desired, &observed, &config);
+        prop_assert!(changes.add_entries.is_disjoint(&changes.delete_entries));
+        observed.apply(&changes);
+        prop_assert_eq!(diff(&desired, &observed, &config), Changes::default());
+
+        // What is wanted is there as it is wanted, and nothing besides but what is somebody else's.
+        for frontend in desired.frontends() {
+            let server = &observed.virtual_servers[&frontend.key()];
+            prop_assert_eq!((&server.config, &server.real_servers[..]), (&frontend.config, &frontend.real_servers[..]));
+        }
+        prop_assert_eq!(observed.virtual_servers.len(), desired.frontends().count() + not_ours.len());
+        for key in not_ours {
+            prop_assert_eq!(observed.virtual_servers.get(&key), kept.virtual_servers.get(&key));
+        }
+        prop_assert!(strangers().iter().all(|key| observed.virtual_servers.contains_key(key)));
+        prop_assert!(observed.addresses.iter().copied().eq(desired.addresses()));
+        prop_assert_eq!(observed.sets.len(), 34);
+        for (set, elements) in &observed.sets {
+            prop_assert!(elements.iter().eq(desired.entries(*set)), "{set}");
+        }
+    }
+
+    /// With nothing damaged, comparing only what was touched says the same as comparing everything.
+    #[test]
+    fn a_small_comparison_says_what_the_full_one_says(events in events()) {
+        let (config, facts) = (Config::default(), facts());
+        let mut store = Store::new("node-a");
+        let mut desired = Desired::new();
+        let mut observed = programmed(&desired);
+        for part in events.chunks(4) {
+            let changed: BTreeSet<ObjectKey> = part.iter().flat_map(|event| happen(&mut store, event)).collect();
+            let touched = desired.refresh(&store, &facts, &changed);
+            let small = diff_touched(&desired, &observed, &touched, &config);
+            prop_assert_eq!(&small, &diff(&desired, &observed, &config));
+            observed.apply(&small);
+        }
+    }
+
+    /// A proxy for one family leaves the other one's state alone, whatever that is.
+    #[test]
+    fn the_other_family_is_left_alone(before in events(), after in events()) {
+        let mut config = Config::default();
+        config.families = Families::V6;
+        let mut store = Store::new("node-a");
+        for event in &after {
+            happen(&mut store, event);
+        }
+        let facts = Facts::new(&config, &Node::default(), &HostAddresses::default());
+        let desired = Desired::build(&store, &facts);
+        let kept = programmed(&reach(&before));
+        let mut observed = kept.clone();
+        observed.apply(&diff(&desired, &observed, &config));
+        let v4 = |of: &Observed| {
+            let mut of = of.clone();
+            of.virtual_servers.retain(|key, _| key.family() == Family::V4);
+            of.addresses.retain(IpAddr::is_ipv4);
+            of.sets.retain(|set, _| set.family == Family::V4);
+            of
+        };
+        prop_assert_eq!(v4(&observed), v4(&kept));
+        prop_assert!(diff(&desired, &observed, &config).is_empty());
+    }
+}
+
+/// An endpoint that drains (weight 0) and comes back gets its weight back; it is never deleted and added, which cuts connections.
+#[test]
+fn a_draining_endpoint_that_returns_is_set() {
+    let mut world = World::new();
+    world.service("web", cluster_ip("10.96.0.1"));
+    world.slice("web-1", "web", json!([endpoint("10.244.0.1", "node-a"), endpoint("10.244.0.2", "node-a")]));
+    let mut observed = programmed(&world.desired);
+    let key = "TCP 10.96.0.1:80".parse().unwrap();
+    let server = observed.virtual_servers.get_mut(&key).unwrap();
+    server.real_servers.first_mut().unwrap().config.weight = Weight::DRAIN;
+    let changes = diff(&world.desired, &observed, &world.config);
+    let wanted = RealServer::new("10.244.0.1:8080".parse().unwrap());
+    let change = VirtualServerChange::Update { config: None, add: vec![], set: vec![wanted], remove: vec![] };
+    assert_eq!(Vec::from_iter(changes.virtual_servers.clone()), [(key, change)]);
+    let mut rest = changes;
+    rest.virtual_servers.clear();
+    assert!(rest.is_empty());
+}
+
+#[test]
+fn excluded_networks_and_odd_addresses_stay() {
+    let mut world = World::new();
+    world.service("web", cluster_ip("10.96.0.1"));
+    let mut observed = programmed(&world.desired);
+    observed.addresses.extend(["fe80::1".parse::<IpAddr>().unwrap(), "10.96.0.2".parse().unwrap()]);
+    let stale: VirtualServerKey = "TCP 10.96.0.2:80".parse().unwrap();
+    observed.insert(&VirtualServer::new(stale, Scheduler::RoundRobin), []);
+    let changes = diff(&world.desired, &observed, &world.config);
+    assert_eq!(Vec::from_iter(changes.virtual_servers), [(stale, VirtualServerChange::Delete)]);
+    assert_eq!(Vec::from_iter(changes.delete_addresses), ["10.96.0.2".parse::<IpAddr>().unwrap()]);
+
+    world.config.exclude_cidrs = vec!["10.96.0.2/32".parse().unwrap()];
+    let changes = diff(&world.desired, &observed, &world.config);
+    assert!(changes.virtual_servers.is_empty());
+    assert!(foreign(&world.desired, &observed, &world.config).eq([stale]));
+}
