@@ -97,7 +97,7 @@ impl Client {
     /// As [`Client::info`], and [`ErrorKind::Interrupted`].
     #[doc(alias = "IPVS_CMD_GET_SERVICE")]
     pub fn list_virtual_servers(&mut self) -> Result<Vec<ObservedVirtualServer>, Error> {
-        Ok(self.dump_virtual_servers()?.items)
+        snapshot::list_virtual_servers(self)
     }
 
     pub(crate) fn dump_virtual_servers(&mut self) -> Result<Dump<ObservedVirtualServer>, Error> {

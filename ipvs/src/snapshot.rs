@@ -11,29 +11,49 @@
 
 use std::collections::BTreeSet;
 
+use netlink_batch::Dump;
+
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Subject};
-use crate::model::{ObservedRealServer, Snapshot, SnapshotEntry, VirtualServer, VirtualServerKey};
+use crate::model::{
+    ObservedRealServer, ObservedVirtualServer, Snapshot, SnapshotEntry, VirtualServer, VirtualServerKey,
+};
 
 /// How often a table is read before it is given up as too restless.
 const ATTEMPTS: usize = 8;
 
-/// The real servers of one virtual server, as one state.
-pub(crate) fn list_real_servers(client: &mut Client, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, Error> {
-    let mut dump = client.dump_real_servers(key)?;
+/// A list that two readings agree on, or one that came in a single datagram; nothing in it twice.
+fn agreed<T, K: Ord>(
+    mut read: impl FnMut() -> Result<Dump<T>, Error>,
+    key: impl Fn(&T) -> K,
+) -> Result<Option<Vec<T>>, Error> {
+    let mut dump = read()?;
     for _ in 0..ATTEMPTS {
-        if dump.datagrams <= 1 {
-            return Ok(dump.items);
+        let keys: Vec<K> = dump.items.iter().map(&key).collect();
+        let unique = keys.iter().collect::<BTreeSet<_>>().len() == keys.len();
+        if unique && dump.datagrams <= 1 {
+            return Ok(Some(dump.items));
         }
-        // More than about 80 real servers: believe a list when reading it again gives the same keys in the same order.
-        let again = client.dump_real_servers(key)?;
-        let keys = |items: &[ObservedRealServer]| items.iter().map(|item| item.server).collect::<Vec<_>>();
-        if keys(&dump.items) == keys(&again.items) {
-            return Ok(again.items);
+        let again = read()?;
+        if unique && again.items.iter().map(&key).eq(keys) {
+            return Ok(Some(again.items));
         }
         dump = again;
     }
-    Err(Error::new(ErrorKind::Interrupted, "listing the real servers of", Subject::VirtualServer(*key)))
+    Ok(None)
+}
+
+/// The real servers of one virtual server, as one state.
+pub(crate) fn list_real_servers(client: &mut Client, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, Error> {
+    agreed(|| client.dump_real_servers(key), |observed| observed.server)?
+        .ok_or_else(|| Error::new(ErrorKind::Interrupted, "listing the real servers of", Subject::VirtualServer(*key)))
+}
+
+/// The virtual servers, as one state. Since Linux 7.0 the kernel moves them to a bigger table some time after many were added:
+/// until it has done so, a list of several datagrams may have one of them twice and lack another.
+pub(crate) fn list_virtual_servers(client: &mut Client) -> Result<Vec<ObservedVirtualServer>, Error> {
+    agreed(|| client.dump_virtual_servers(), |observed| observed.server)?
+        .ok_or_else(|| Error::new(ErrorKind::Interrupted, "listing the virtual servers of", Subject::Ipvs))
 }
 
 pub(crate) fn snapshot(client: &mut Client) -> Result<Snapshot, Error> {

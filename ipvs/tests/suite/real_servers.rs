@@ -105,7 +105,7 @@ pub(crate) fn weights_and_thresholds(world: &dyn World) {
         server(1, Weight::DRAIN, 0, 0),
         server(2, Weight::MAX, 100, 50),
         server(3, Weight::new(0x0102_0304).unwrap(), 7, 7),
-        server(4, Weight::ONE, u32::MAX, 0),
+        server(4, Weight::ONE, 0x7fff_ffff, 0),
     ];
     for server in servers {
         client.add_real_server(&key, &server).unwrap();
@@ -119,7 +119,13 @@ pub(crate) fn weights_and_thresholds(world: &dyn World) {
         "-a -t 10.0.0.1:80 -r 10.1.0.4:80 -m -w 1",
     ]);
     // What ipvsadm saves lacks the thresholds; it lists them.
-    world.expect_thresholds(&["10.1.0.1:80 0 0", "10.1.0.2:80 100 50", "10.1.0.3:80 7 7", "10.1.0.4:80 4294967295 0"]);
+    world.expect_thresholds(&["10.1.0.1:80 0 0", "10.1.0.2:80 100 50", "10.1.0.3:80 7 7", "10.1.0.4:80 2147483647 0"]);
+    // Above that, kernels since 7.0 refuse and older ones take it.
+    let beyond = server(5, Weight::ONE, u32::MAX, 0);
+    match client.add_real_server(&key, &beyond) {
+        Ok(()) => assert_eq!(client.get_real_server(&key, &beyond.key).unwrap().server, beyond),
+        Err(error) => assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}"),
+    }
 }
 
 pub(crate) fn the_last_added_comes_first(world: &dyn World) {

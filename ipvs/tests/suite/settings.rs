@@ -32,7 +32,12 @@ pub(crate) fn impossible_timeouts_change_nothing(world: &dyn World) {
 }
 
 pub(crate) fn version_and_size(world: &dyn World) {
-    let info = world.client().info().unwrap();
+    let mut client = world.client();
+    // Since Linux 7.0 there is no table before the first virtual server, and its size is said to be 0.
+    let size = client.info().unwrap().connection_table_size;
+    assert!(size == 0 || size.is_power_of_two(), "{size}");
+    with_server(&mut client);
+    let info = client.info().unwrap();
     assert_eq!(info.version, 0x01_02_01);
     assert!(info.connection_table_size.is_power_of_two(), "{info}");
 }
