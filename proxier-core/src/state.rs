@@ -26,8 +26,16 @@ pub struct Desired {
     sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
 }
 
-/// The Services that claim a Frontend, the owner first.
-type Claims = BTreeMap<(Created, ObjectKey), Arc<Frontend>>;
+/// A Service's claim to a Frontend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Claim {
+    created: Created,
+    service: ObjectKey,
+    frontend: Arc<Frontend>,
+}
+
+/// The Services that claim a Frontend, the owner first. Nearly always one.
+type Claims = Vec<Claim>;
 
 /// What an update changed, by name: the places where the kernel may have to follow.
 ///
@@ -132,40 +140,40 @@ impl Desired {
         for (set, element) in old_entries.difference(new_entries) {
             self.uncount_entry(*set, element, touched);
         }
-        let new_frontend =
-            |frontend| compiled.as_ref().and_then(|new| Some((new.created, new.frontends.get(frontend)?)));
-        for (frontend, claimed) in old.iter().flat_map(|old| &old.frontends) {
-            let created = old.as_ref().map(|old| old.created);
-            if new_frontend(frontend).is_none_or(|(new, claim)| Some(new) != created || claim != claimed) {
-                let rank = (created.unwrap_or(Created::UNKNOWN), key.clone());
-                let new = new_frontend(frontend).map(|(created, claim)| ((created, key.clone()), claim.clone()));
-                self.claim(*frontend, Some(rank), new, touched);
+        let claim_of = |of: &Option<Compiled>, frontend: &VirtualServerKey| {
+            let compiled = of.as_ref()?;
+            let frontend = compiled.frontend(frontend)?.clone();
+            Some(Claim { created: compiled.created, service: key.clone(), frontend })
+        };
+        for frontend in old.iter().flat_map(|old| &old.frontends) {
+            let frontend = frontend.key();
+            let (before, after) = (claim_of(&old, &frontend), claim_of(&compiled, &frontend));
+            if before != after {
+                self.claim(frontend, key, after, touched);
             }
         }
-        for (frontend, claim) in compiled.iter().flat_map(|new| &new.frontends) {
-            if old.as_ref().is_none_or(|old| !old.frontends.contains_key(frontend)) {
-                let created = compiled.as_ref().map_or(Created::UNKNOWN, |new| new.created);
-                self.claim(*frontend, None, Some(((created, key.clone()), claim.clone())), touched);
+        for frontend in compiled.iter().flat_map(|new| &new.frontends) {
+            let frontend = frontend.key();
+            if old.as_ref().is_none_or(|old| old.frontend(&frontend).is_none()) {
+                self.claim(frontend, key, claim_of(&compiled, &frontend), touched);
             }
         }
         self.services.extend(compiled.map(|new| (key.clone(), new)));
     }
 
     /// Changes one Service's claim to a Frontend, and what follows if the owner's Frontend is another one then.
-    fn claim(
-        &mut self,
-        key: VirtualServerKey,
-        old: Option<(Created, ObjectKey)>,
-        new: Option<((Created, ObjectKey), Arc<Frontend>)>,
-        touched: &mut Touched,
-    ) {
+    fn claim(&mut self, key: VirtualServerKey, service: &ObjectKey, new: Option<Claim>, touched: &mut Touched) {
         let claims = self.claims.entry(key).or_default();
-        let before = claims.values().next().cloned();
-        if let Some(rank) = old {
-            claims.remove(&rank);
+        let owned = |claims: &Claims| claims.first().map(|claim| claim.frontend.clone());
+        let before = owned(claims);
+        claims.retain(|claim| claim.service != *service);
+        if let Some(new) = new {
+            let older = |claim: &Claim| (claim.created, &claim.service) < (new.created, &new.service);
+            let place = claims.partition_point(older);
+            claims.reserve_exact(1);
+            claims.insert(place, new);
         }
-        claims.extend(new);
-        let after = claims.values().next().cloned();
+        let after = owned(claims);
         if claims.is_empty() {
             self.claims.remove(&key);
         }
@@ -219,17 +227,17 @@ impl Desired {
 
     /// All virtual servers, each as its owner wants it.
     pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
-        self.claims.values().filter_map(|claims| claims.values().next()).map(Arc::as_ref)
+        self.claims.values().filter_map(|claims| claims.first()).map(|claim| &*claim.frontend)
     }
 
     /// A virtual server, as its owner wants it.
     pub fn frontend(&self, key: &VirtualServerKey) -> Option<&Frontend> {
-        self.claims.get(key)?.values().next().map(Arc::as_ref)
+        self.claims.get(key)?.first().map(|claim| &*claim.frontend)
     }
 
     /// The Service a virtual server belongs to.
     pub fn owner(&self, key: &VirtualServerKey) -> Option<&ObjectKey> {
-        self.claims.get(key)?.keys().next().map(|(_, service)| service)
+        self.claims.get(key)?.first().map(|claim| &claim.service)
     }
 
     /// Addresses to be bound to the dummy device, sorted.
@@ -276,7 +284,7 @@ impl Desired {
     /// Claims that came too late.
     pub fn conflicts(&self) -> impl Iterator<Item = Conflict<'_>> {
         self.claims.iter().flat_map(|(key, claims)| {
-            let mut services = claims.keys().map(|(_, service)| service);
+            let mut services = claims.iter().map(|claim| &claim.service);
             let owner = services.next();
             services.filter_map(move |refused| Some(Conflict { key: *key, owner: owner?, refused }))
         })

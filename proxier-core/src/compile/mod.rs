@@ -4,6 +4,7 @@ mod endpoints;
 mod facts;
 mod frontends;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -49,14 +50,22 @@ pub struct Compiled {
     pub service: ObjectKey,
     /// When it was made; decides between Services that claim one Frontend.
     pub created: Created,
-    /// Its Frontends, by key of the virtual server.
-    pub frontends: BTreeMap<VirtualServerKey, Arc<Frontend>>,
+    /// Its Frontends, sorted by key of the virtual server.
+    pub frontends: Vec<Arc<Frontend>>,
     /// Entries that belong to no Frontend: hairpin and health check.
     pub entries: BTreeSet<(SetKey, Element)>,
     /// Its health check.
     pub health_check: Option<HealthCheck>,
     /// For the metric.
     pub no_local_endpoints: NoLocalEndpoints,
+}
+
+impl Compiled {
+    /// Its Frontend with this key.
+    pub fn frontend(&self, key: &VirtualServerKey) -> Option<&Arc<Frontend>> {
+        let place = self.frontends.binary_search_by(|frontend| frontend.key().cmp(key)).ok()?;
+        self.frontends.get(place)
+    }
 }
 
 /// Compiles a Service with its slices, which may come in any order.
@@ -67,11 +76,12 @@ pub fn compile<'a>(service: &Service, slices: impl IntoIterator<Item = &'a Endpo
     let mut compiled = Compiled {
         service: service.key.clone(),
         created: service.created,
-        frontends: BTreeMap::new(),
+        frontends: Vec::new(),
         entries: BTreeSet::new(),
         health_check: None,
         no_local_endpoints: NoLocalEndpoints::default(),
     };
+    let mut frontends = BTreeMap::new();
     let config = facts.virtual_server_config(service.affinity_secs);
     for family in facts.config.families.iter() {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
@@ -81,7 +91,8 @@ pub fn compile<'a>(service: &Service, slices: impl IntoIterator<Item = &'a Endpo
             add_hairpin(&mut compiled, &candidates, port);
             for row in table(service, port, cluster_ip, facts) {
                 let row = Row { elsewhere_only: choice.is_elsewhere_only(&candidates), ..row };
-                row.add_to(&mut compiled, &choice, &Context { service, port, facts, config });
+                row.note_missing(&mut compiled.no_local_endpoints);
+                row.add_to(&mut frontends, &choice, &Context { service, port, facts, config });
             }
         }
         if let Some(port) = service.health_check_node_port {
@@ -91,6 +102,7 @@ pub fn compile<'a>(service: &Service, slices: impl IntoIterator<Item = &'a Endpo
             compiled.health_check = Some(HealthCheck { port, local_endpoints });
         }
     }
+    compiled.frontends = frontends.into_values().map(Arc::new).collect();
     compiled
 }
 
@@ -139,19 +151,21 @@ fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &Fact
 }
 
 impl Row {
-    fn add_to(self, compiled: &mut Compiled, choice: &Choice, context: &Context<'_>) {
+    fn note_missing(&self, missing: &mut NoLocalEndpoints) {
         if self.policy == TrafficPolicy::Local && self.elsewhere_only && !self.addresses.is_empty() {
-            let missing = &mut compiled.no_local_endpoints;
             let seen = if self.role == Roles::CLUSTER_IP { &mut missing.internal } else { &mut missing.external };
             *seen = true;
         }
+    }
+
+    fn add_to(&self, frontends: &mut BTreeMap<VirtualServerKey, Frontend>, choice: &Choice, context: &Context<'_>) {
         for address in &self.addresses {
             let new = self.frontend(*address, choice, context);
-            match compiled.frontends.get_mut(&new.key()) {
+            match frontends.entry(new.key()) {
                 // Listed twice, say as external IP and as the load balancer's: one virtual server, entries of both.
-                Some(known) => merge(known, &new),
-                None => {
-                    compiled.frontends.insert(new.key(), Arc::new(new));
+                Entry::Occupied(mut known) => merge(known.get_mut(), &new),
+                Entry::Vacant(place) => {
+                    place.insert(new);
                 }
             }
         }
@@ -193,8 +207,7 @@ impl Row {
 
 /// Adds what the later row says of the address. The earlier row decides on real servers; only source ranges, which restrict,
 /// come from whichever has them.
-fn merge(known: &mut Arc<Frontend>, new: &Frontend) {
-    let known = Arc::make_mut(known);
+fn merge(known: &mut Frontend, new: &Frontend) {
     known.roles |= new.roles;
     known.bound |= new.bound;
     if known.source_ranges.is_none() {

@@ -1,7 +1,6 @@
 //! Services and slices, and which slice is of which Service.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use super::{EndpointSlice, ObjectKey, ObjectKind, Rejection, Service};
 use crate::objects::{EndpointSliceObject, ServiceObject};
@@ -26,9 +25,10 @@ use crate::objects::{EndpointSliceObject, ServiceObject};
 #[derive(Clone, Debug, Default)]
 pub struct Store {
     node_name: String,
-    services: BTreeMap<ObjectKey, Service>,
-    /// Slices by Service, then by the slice's name: they share the namespace.
-    slices: BTreeMap<ObjectKey, BTreeMap<Arc<str>, EndpointSlice>>,
+    /// Boxed, since a map keeps room for more values than it has.
+    services: BTreeMap<ObjectKey, Box<Service>>,
+    /// Slices by Service, each list sorted by the slice's key. Most Services have one.
+    slices: BTreeMap<ObjectKey, Vec<EndpointSlice>>,
     /// The Service of each slice.
     owners: BTreeMap<ObjectKey, ObjectKey>,
     rejections: BTreeMap<(ObjectKind, ObjectKey), Vec<Rejection>>,
@@ -47,9 +47,9 @@ impl Store {
         let checked = Service::check(object, &mut rejections);
         self.note(ObjectKind::Service, &key, rejections);
         let changed = match checked {
-            Some(service) if self.services.get(&key) == Some(&service) => false,
+            Some(service) if self.service(&key) == Some(&service) => false,
             Some(service) => {
-                self.services.insert(key.clone(), service);
+                self.services.insert(key.clone(), Box::new(service));
                 true
             }
             None => self.services.remove(&key).is_some(),
@@ -76,11 +76,18 @@ impl Store {
         }
         let service = slice.service.clone();
         let slices = self.slices.entry(service.clone()).or_default();
-        if slices.get(&key.name) != Some(&slice) {
-            slices.insert(key.name.clone(), slice);
-            self.owners.insert(key, service.clone());
-            touched.extend(self.services.contains_key(&service).then_some(service));
+        match slices.binary_search_by(|known| known.key.cmp(&key)) {
+            Ok(place) => match slices.get_mut(place) {
+                Some(known) if *known != slice => *known = slice,
+                _ => return touched,
+            },
+            Err(place) => {
+                slices.reserve_exact(1);
+                slices.insert(place, slice);
+            }
         }
+        self.owners.insert(key, service.clone());
+        touched.extend(self.services.contains_key(&service).then_some(service));
         touched
     }
 
@@ -93,7 +100,7 @@ impl Store {
     fn remove_slice(&mut self, key: &ObjectKey) -> Vec<ObjectKey> {
         let Some(service) = self.owners.remove(key) else { return Vec::new() };
         if let Some(slices) = self.slices.get_mut(&service) {
-            slices.remove(&key.name);
+            slices.retain(|slice| slice.key != *key);
             if slices.is_empty() {
                 self.slices.remove(&service);
             }
@@ -116,17 +123,17 @@ impl Store {
 
     /// A Service.
     pub fn service(&self, key: &ObjectKey) -> Option<&Service> {
-        self.services.get(key)
+        self.services.get(key).map(Box::as_ref)
     }
 
     /// All Services, by key.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
-        self.services.values()
+        self.services.values().map(Box::as_ref)
     }
 
     /// The slices of a Service, by name.
     pub fn slices_of(&self, key: &ObjectKey) -> impl Iterator<Item = &EndpointSlice> + Clone {
-        self.slices.get(key).into_iter().flat_map(BTreeMap::values)
+        self.slices.get(key).into_iter().flatten()
     }
 
     /// What was left out of the objects that are there now, by object.
