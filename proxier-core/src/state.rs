@@ -1,5 +1,6 @@
 //! What has to be programmed for all Services together.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -68,6 +69,35 @@ fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
     }
 }
 
+/// Where changes are noted; nowhere when nobody asks, since noting costs as much as changing.
+struct Notes<'a>(Option<&'a mut Touched>);
+
+impl Notes<'_> {
+    fn virtual_server(&mut self, key: VirtualServerKey) {
+        if let Some(touched) = &mut self.0 {
+            touched.virtual_servers.insert(key);
+        }
+    }
+
+    fn address(&mut self, address: IpAddr) {
+        if let Some(touched) = &mut self.0 {
+            toggle(&mut touched.addresses, address);
+        }
+    }
+
+    fn entry(&mut self, set: SetKey, element: &Element) {
+        if let Some(touched) = &mut self.0 {
+            toggle(&mut touched.entries, (set, element.clone()));
+        }
+    }
+
+    fn health_check(&mut self, service: &ObjectKey) {
+        if let Some(touched) = &mut self.0 {
+            touched.health_checks.insert(service.clone());
+        }
+    }
+}
+
 /// A Frontend that a Service claims and does not get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -89,7 +119,10 @@ impl Desired {
     /// Everything in the store.
     pub fn build(store: &Store, facts: &Facts) -> Self {
         let mut desired = Desired::new();
-        desired.refresh_all(store, facts);
+        for service in store.services() {
+            let compiled = compile(service, store.slices_of(&service.key), facts);
+            desired.replace(&service.key, Some(compiled), &mut Notes(None));
+        }
         desired
     }
 
@@ -103,7 +136,7 @@ impl Desired {
         let mut touched = Touched::default();
         for key in services {
             let compiled = store.service(key).map(|service| compile(service, store.slices_of(key), facts));
-            self.replace(key, compiled, &mut touched);
+            self.replace(key, compiled, &mut Notes(Some(&mut touched)));
         }
         touched
     }
@@ -118,27 +151,27 @@ impl Desired {
     /// Puts what was compiled for a Service in place of what was there; `None` removes it.
     pub fn update(&mut self, key: &ObjectKey, compiled: Option<Compiled>) -> Touched {
         let mut touched = Touched::default();
-        self.replace(key, compiled, &mut touched);
+        self.replace(key, compiled, &mut Notes(Some(&mut touched)));
         touched
     }
 
-    fn replace(&mut self, key: &ObjectKey, compiled: Option<Compiled>, touched: &mut Touched) {
+    fn replace(&mut self, key: &ObjectKey, compiled: Option<Compiled>, notes: &mut Notes<'_>) {
         let old = self.services.remove(key);
         if old == compiled {
             self.services.extend(old.map(|old| (key.clone(), old)));
             return;
         }
         if old.as_ref().and_then(|old| old.health_check) != compiled.as_ref().and_then(|new| new.health_check) {
-            touched.health_checks.insert(key.clone());
+            notes.health_check(key);
         }
         let no_entries = BTreeSet::new();
         let old_entries = old.as_ref().map_or(&no_entries, |old| &old.entries);
         let new_entries = compiled.as_ref().map_or(&no_entries, |new| &new.entries);
         for (set, element) in new_entries.difference(old_entries) {
-            self.count_entry(*set, element, touched);
+            self.count_entry(*set, element.clone(), notes);
         }
         for (set, element) in old_entries.difference(new_entries) {
-            self.uncount_entry(*set, element, touched);
+            self.uncount_entry(*set, element, notes);
         }
         let claim_of = |of: &Option<Compiled>, frontend: &VirtualServerKey| {
             let compiled = of.as_ref()?;
@@ -149,20 +182,20 @@ impl Desired {
             let frontend = frontend.key();
             let (before, after) = (claim_of(&old, &frontend), claim_of(&compiled, &frontend));
             if before != after {
-                self.claim(frontend, key, after, touched);
+                self.claim(frontend, key, after, notes);
             }
         }
         for frontend in compiled.iter().flat_map(|new| &new.frontends) {
             let frontend = frontend.key();
             if old.as_ref().is_none_or(|old| old.frontend(&frontend).is_none()) {
-                self.claim(frontend, key, claim_of(&compiled, &frontend), touched);
+                self.claim(frontend, key, claim_of(&compiled, &frontend), notes);
             }
         }
         self.services.extend(compiled.map(|new| (key.clone(), new)));
     }
 
     /// Changes one Service's claim to a Frontend, and what follows if the owner's Frontend is another one then.
-    fn claim(&mut self, key: VirtualServerKey, service: &ObjectKey, new: Option<Claim>, touched: &mut Touched) {
+    fn claim(&mut self, key: VirtualServerKey, service: &ObjectKey, new: Option<Claim>, notes: &mut Notes<'_>) {
         let claims = self.claims.entry(key).or_default();
         let owned = |claims: &Claims| claims.first().map(|claim| claim.frontend.clone());
         let before = owned(claims);
@@ -182,7 +215,7 @@ impl Desired {
         }
         let programmed = |frontend: &Arc<Frontend>| (frontend.config, frontend.real_servers.clone());
         if before.as_ref().map(programmed) != after.as_ref().map(programmed) {
-            touched.virtual_servers.insert(key);
+            notes.virtual_server(key);
         }
         // First what comes, then what goes: what stays never counts zero.
         if let Some(frontend) = after {
@@ -190,35 +223,37 @@ impl Desired {
                 let count = self.addresses.entry(frontend.address).or_default();
                 *count = count.saturating_add(1);
                 if *count == 1 {
-                    toggle(&mut touched.addresses, frontend.address);
+                    notes.address(frontend.address);
                 }
             }
             for (set, element) in frontend.entries() {
-                self.count_entry(set, &element, touched);
+                self.count_entry(set, element, notes);
             }
         }
         if let Some(frontend) = before {
             if frontend.bound && uncount(&mut self.addresses, &frontend.address) {
-                toggle(&mut touched.addresses, frontend.address);
+                notes.address(frontend.address);
             }
             for (set, element) in frontend.entries() {
-                self.uncount_entry(set, &element, touched);
+                self.uncount_entry(set, &element, notes);
             }
         }
     }
 
-    fn count_entry(&mut self, set: SetKey, element: &Element, touched: &mut Touched) {
-        let count = self.sets.entry(set).or_default().entry(element.clone()).or_default();
-        *count = count.saturating_add(1);
-        if *count == 1 {
-            toggle(&mut touched.entries, (set, element.clone()));
+    fn count_entry(&mut self, set: SetKey, element: Element, notes: &mut Notes<'_>) {
+        match self.sets.entry(set).or_default().entry(element) {
+            Entry::Occupied(mut count) => *count.get_mut() = count.get().saturating_add(1),
+            Entry::Vacant(place) => {
+                notes.entry(set, place.key());
+                place.insert(1);
+            }
         }
     }
 
-    fn uncount_entry(&mut self, set: SetKey, element: &Element, touched: &mut Touched) {
+    fn uncount_entry(&mut self, set: SetKey, element: &Element, notes: &mut Notes<'_>) {
         let Some(elements) = self.sets.get_mut(&set) else { return };
         if uncount(elements, element) {
-            toggle(&mut touched.entries, (set, element.clone()));
+            notes.entry(set, element);
         }
         if elements.is_empty() {
             self.sets.remove(&set);
