@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::netns::Netns;
 
 /// A client waits this long for a connection and for each answer. Emulated machines are slow.
-pub const TIME_LIMIT: Duration = Duration::from_secs(5);
+pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// How often a server looks whether it is to stop.
 const TICK: Duration = Duration::from_millis(20);

@@ -100,11 +100,8 @@ impl Kernel {
         let release = fs::read_to_string(folder.join("release")).ok()?.trim().to_owned();
         let modules = folder.join("lib/modules").join(&release);
         let image = folder.join("vmlinuz");
-        (!release.is_empty() && image.is_file() && modules.join("modules.dep").is_file()).then_some(Self {
-            release,
-            image,
-            modules,
-        })
+        let indexes = ["modules.dep", "modules.builtin"].iter().all(|name| modules.join(name).is_file());
+        (!release.is_empty() && image.is_file() && indexes).then_some(Self { release, image, modules })
     }
 }
 
@@ -165,8 +162,8 @@ struct Choice {
 
 /// The kernels of a series among the package names, oldest first.
 ///
-/// Up to 6.12 one package holds image and modules; later ones are split into binary and modules, and `linux-image-*`
-/// is empty.
+/// Up to 6.12 one package holds image and modules; later ones are split into base (the list of what is built in), binary and
+/// modules, and `linux-image-*` is empty.
 fn releases(series: Series, names: &[String]) -> Vec<Choice> {
     let release_of = |name: &str, prefix: &str| -> Option<String> {
         let release = name.strip_prefix(prefix)?;
@@ -183,9 +180,9 @@ fn releases(series: Series, names: &[String]) -> Vec<Choice> {
         .iter()
         .filter_map(|name| {
             let release = release_of(name, "linux-image-")?;
-            let [binary, modules] = [format!("linux-binary-{release}"), format!("linux-modules-{release}")];
-            let split = names.contains(&binary) && names.contains(&modules);
-            Some(Choice { packages: if split { vec![binary, modules] } else { vec![name.clone()] }, release })
+            let parts = ["linux-base", "linux-binary", "linux-modules"].map(|part| format!("{part}-{release}"));
+            let split = parts.iter().all(|part| names.contains(part));
+            Some(Choice { packages: if split { parts.to_vec() } else { vec![name.clone()] }, release })
         })
         .collect();
     choices.sort_by(|a, b| compare_versions(&a.release, &b.release));
@@ -252,9 +249,7 @@ fn unpack(release: &str, packages: &[PathBuf], work: &Path) -> Result<()> {
     let to = work.join("lib/modules").join(release);
     fs::create_dir_all(&to).context(|| format!("cannot create {}", to.display()))?;
     for name in ["modules.builtin", "modules.builtin.modinfo", "modules.order"] {
-        if from.join(name).exists() {
-            fs::rename(from.join(name), to.join(name)).context(|| format!("cannot move {name}"))?;
-        }
+        fs::rename(from.join(name), to.join(name)).context(|| format!("the package has no {name}"))?;
     }
     for name in UNNEEDED_FOLDERS {
         drop(fs::remove_dir_all(from.join("kernel").join(name)));
@@ -360,7 +355,10 @@ mod tests {
         ]);
         let choices = releases(Series::V7, &names);
         assert_eq!(choices.len(), 1);
-        assert_eq!(choices[0].packages, ["linux-binary-7.2.13+deb14-amd64", "linux-modules-7.2.13+deb14-amd64"]);
+        assert_eq!(
+            choices[0].packages,
+            ["linux-base-7.2.13+deb14-amd64", "linux-binary-7.2.13+deb14-amd64", "linux-modules-7.2.13+deb14-amd64"]
+        );
     }
 
     #[test]
