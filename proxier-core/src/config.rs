@@ -37,16 +37,16 @@ pub enum NodePortAddresses {
     All,
     /// Those of the Node object.
     Primary,
-    /// Of those of [`All`](NodePortAddresses::All), the ones in these networks. A family without a network here gets all, unless the
-    /// list is empty: then neither gets any.
+    /// Of those of [`All`](NodePortAddresses::All), the ones in these networks. A family without a network here gets
+    /// all, unless the list is empty: then neither gets any.
     Within(Vec<IpSpan>),
 }
 
 /// What decides on hints of endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Topology {
-    /// Hints alone, for nodes before zones: kube-proxy from 1.35. It serves `trafficDistribution` and topology annotations alike,
-    /// since the control plane writes hints for both. Default.
+    /// Hints alone, for nodes before zones: kube-proxy from 1.35. It serves `trafficDistribution` and topology
+    /// annotations alike, since the control plane writes hints for both. Default.
     #[default]
     Hints,
     /// Hints for zones, of Services with a topology annotation: kube-proxy up to 1.30.
@@ -56,8 +56,8 @@ pub enum Topology {
 /// What external traffic to a Service with `externalTrafficPolicy: Local` gets on a node without local endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LocalFallback {
-    /// The cluster's endpoints, as with kube-proxy, so that pods on this node can use the address. A client outside gets answers from
-    /// an address it has not asked. Default.
+    /// The cluster's endpoints, as with kube-proxy, so that pods on this node can use the address. A client outside
+    /// gets answers from an address it has not asked. Default.
     #[default]
     Cluster,
     /// Nothing: the connection is refused.
@@ -70,8 +70,8 @@ pub enum LocalFallback {
 pub struct Config {
     /// Families to program. Default both.
     pub families: Families,
-    /// Scheduler of every virtual server. Default `rr`. For `mh` the flags `mh-port` and `mh-fallback` are set; without the
-    /// second, new connections are lost while a real server drains.
+    /// Scheduler of every virtual server. Default `rr`. For `mh` the flags `mh-port` and `mh-fallback` are set; without
+    /// the second, new connections are lost while a real server drains.
     pub scheduler: Scheduler,
     /// Where node ports are served.
     pub node_port_addresses: NodePortAddresses,
@@ -100,7 +100,8 @@ impl Config {
     /// The name of the device that addresses are bound to.
     pub const DUMMY_DEVICE: &str = "kube-ipvs0";
 
-    /// Checks a configuration. What is impossible is left out and reported; whether to go on then is the caller's decision.
+    /// Checks a configuration. What is impossible is left out and reported; whether to go on then is the caller's
+    /// decision.
     ///
     /// A `nodePortAddresses` of which nothing could be read serves no node port at all.
     pub fn check(object: &ConfigObject, rejections: &mut Vec<Rejection>) -> Self {

@@ -1,4 +1,5 @@
-//! What has to change in the kernel: a pure comparison, in no order. When and how each change is made is a plan's business.
+//! What has to change in the kernel: a pure comparison, in no order. When and how each change is made is a plan's
+//! business.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -31,7 +32,8 @@ pub enum VirtualServerChange {
         config: Option<VirtualServerConfig>,
         /// Real servers that are not there.
         add: Vec<RealServer>,
-        /// Real servers that are there with other weight, method or limits: one that drains and is wanted again is among them.
+        /// Real servers that are there with other weight, method or limits: one that drains and is wanted again is
+        /// among them.
         set: Vec<RealServer>,
         /// Real servers that are not wanted any more. A plan may let them drain first.
         remove: Vec<RealServerKey>,
@@ -68,8 +70,8 @@ impl Changes {
 /// Compares everything.
 ///
 /// Families that are not configured are left alone. A virtual server that is not wanted is deleted only if it is ours
-/// ([`Observed::owns`]) and outside of [`Config::exclude_cidrs`]; see [`foreign`] for the others. Everything on the dummy device is ours, but for
-/// addresses that no Service can have, such as its link-local one.
+/// ([`Observed::owns`]) and outside of [`Config::exclude_cidrs`]; see [`foreign`] for the others. Everything on the
+/// dummy device is ours, but for addresses that no Service can have, such as its link-local one.
 pub fn diff(desired: &Desired, observed: &Observed, config: &Config) -> Changes {
     let mut diff = Diff { desired, observed, config, changes: Changes::default() };
     for set in config.families.iter().flat_map(SetKey::all) {
@@ -93,7 +95,8 @@ pub fn diff(desired: &Desired, observed: &Observed, config: &Config) -> Changes 
     diff.changes
 }
 
-/// Compares only what was touched, at the cost of that. Sets are taken to exist or are created when an entry has to go in.
+/// Compares only what was touched, at the cost of that. Sets are taken to exist or are created when an entry has to go
+/// in.
 pub fn diff_touched(desired: &Desired, observed: &Observed, touched: &Touched, config: &Config) -> Changes {
     let mut diff = Diff { desired, observed, config, changes: Changes::default() };
     for (set, element) in &touched.entries {

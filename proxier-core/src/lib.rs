@@ -1,12 +1,12 @@
 //! Kubernetes Services in, IPVS virtual servers out, at the cost of the change.
 //!
-//! What kube-proxy's IPVS mode does, as functions on values. [`Store`] keeps the checked Services and EndpointSlices of a
-//! cluster as seen from one node; [`compile`](mod@compile) turns one Service into Frontends; [`Desired`] keeps what all
-//! Services together come to: virtual servers with their real servers, addresses on the dummy device, entries of the seventeen
-//! ipset sets of each family, health checks. [`diff`](mod@diff) compares that with what the kernel holds.
+//! What kube-proxy's IPVS mode does, as functions on values. [`Store`] keeps the checked Services and EndpointSlices of
+//! a cluster as seen from one node; [`compile`](mod@compile) turns one Service into Frontends; [`Desired`] keeps what
+//! all Services together come to: virtual servers with their real servers, addresses on the dummy device, entries of
+//! the seventeen ipset sets of each family, health checks. [`diff`](mod@diff) compares that with what the kernel holds.
 //!
-//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Touched`] names the places that changed,
-//! and only these are compared.
+//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Touched`] names the places that
+//! changed, and only these are compared.
 //!
 //! ```text
 //!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──▶ Touched ┐
@@ -61,24 +61,27 @@
 //!
 //! # What it does not do
 //!
-//! It knows no clock, randomness, file, socket, process, log or lock: the same input gives the same output. It has no type of a
-//! Kubernetes client: [`objects`] are plain structs that `serde` reads from what an API server or `kubectl get -o json` prints.
+//! It knows no clock, randomness, file, socket, process, log or lock: the same input gives the same output. It has no
+//! type of a Kubernetes client: [`objects`] are plain structs that `serde` reads from what an API server or `kubectl
+//! get -o json` prints.
 //!
-//! Nothing fails: an impossible field is left out, the rest of the object counts, and a [`Rejection`] says what and why. So
-//! there is no error type.
+//! Nothing fails: an impossible field is left out, the rest of the object counts, and a [`Rejection`] says what and
+//! why. So there is no error type.
 //!
-//! **Not here yet**: iptables rules; plans (the order of the changes, draining); reading the kernel and applying a plan.
-//! [`Changes`](diff::Changes) is where this half ends.
+//! **Not here yet**: iptables rules; plans (the order of the changes, draining); reading the kernel and applying a
+//! plan. [`Changes`](diff::Changes) is where this half ends.
 //!
 //! # Decisions a reader may question
 //!
-//! * Where kube-proxy 1.28 is known to do harm, this does not follow: `internalTrafficPolicy: Local` without local endpoints has no
-//!   endpoints, whatever else the Service has; a source range of `/0` lifts the restriction where kube-proxy locks everybody
-//!   out; the addresses of `kube-ipvs0` are not node addresses; two Services that claim one address and port are decided by age.
+//! * Where kube-proxy 1.28 is known to do harm, this does not follow: `internalTrafficPolicy: Local` without local
+//!   endpoints has no endpoints, whatever else the Service has; a source range of `/0` lifts the restriction where
+//!   kube-proxy locks everybody out; the addresses of `kube-ipvs0` are not node addresses; two Services that claim one
+//!   address and port are decided by age.
 //! * `externalTrafficPolicy: Local` without local endpoints falls back to the cluster's, as there, unless
 //!   [`LocalFallback::Refuse`](config::LocalFallback::Refuse) is set.
 //! * Loopback, multicast and other impossible addresses are refused as addresses of Services and endpoints.
-//! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by its cluster IP.
+//! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by
+//!   its cluster IP.
 //!
 //! [`Store`]: snapshot::Store
 //! [`Rejection`]: snapshot::Rejection

@@ -1,8 +1,8 @@
 //! Kubernetes objects as an API server prints them: only the fields that decide what is programmed.
 //!
-//! Everything is optional and as wide as JSON allows (texts for addresses, 64-bit numbers for ports), so that an impossible
-//! value is not an unreadable object. [`Service::check`](crate::snapshot::Service::check) and its siblings turn objects into checked values and say what
-//! they left out. `null` is the same as absent everywhere.
+//! Everything is optional and as wide as JSON allows (texts for addresses, 64-bit numbers for ports), so that an
+//! impossible value is not an unreadable object. [`Service::check`](crate::snapshot::Service::check) and its siblings
+//! turn objects into checked values and say what they left out. `null` is the same as absent everywhere.
 
 use std::collections::BTreeMap;
 
@@ -134,7 +134,8 @@ objects! {
     LoadBalancerIngress {
         /// Its address; those with a host name only are not programmed.
         ip: Option<String>,
-        /// `VIP` (also when absent): packets arrive with this address. `Proxy`: they do not, and the address is not programmed.
+        /// `VIP` (also when absent): packets arrive with this address. `Proxy`: they do not, and the address is not
+        /// programmed.
         ip_mode: Option<String>,
     }
 

@@ -22,8 +22,8 @@ pub struct ObservedServer {
 
 /// What the kernel holds: of everybody, as far as IPVS goes; of ours, as far as addresses and sets go.
 ///
-/// Filled by who reads the kernel. An empty part means that the kernel was asked and has nothing: a failed listing must not end up
-/// here.
+/// Filled by who reads the kernel. An empty part means that the kernel was asked and has nothing: a failed listing must
+/// not end up here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Observed {
@@ -53,10 +53,11 @@ impl Observed {
         self.sets.get(&set).is_some_and(|elements| elements.contains(element))
     }
 
-    /// Whether a virtual server was made by this proxy, or one with the same sets: its address is on the dummy device, or it is in a set
-    /// of addresses with ports, or its port is a node port. Firewall marks never are.
+    /// Whether a virtual server was made by this proxy, or one with the same sets: its address is on the dummy device,
+    /// or it is in a set of addresses with ports, or its port is a node port. Firewall marks never are.
     ///
-    /// No file is needed to know this after a crash, as long as a virtual server goes before its entries and its address do.
+    /// No file is needed to know this after a crash, as long as a virtual server goes before its entries and its
+    /// address do.
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
         let VirtualServerKey::Address { protocol, addr, port } = *key else { return false };
         let family = Family::of(addr);

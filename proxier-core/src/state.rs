@@ -14,9 +14,10 @@ use crate::snapshot::{Created, ObjectKey, Store};
 
 /// What has to be programmed, kept up to date at the cost of the Services that change.
 ///
-/// Services share: two may use one load-balancer address with different ports, and one pod may be in many. What is shared is
-/// counted and goes when its last user goes. One address, protocol and port has one owner: of Services that claim the same,
-/// the older one gets it (then the first by name), with its entries and address; see [`Desired::conflicts`].
+/// Services share: two may use one load-balancer address with different ports, and one pod may be in many. What is
+/// shared is counted and goes when its last user goes. One address, protocol and port has one owner: of Services that
+/// claim the same, the older one gets it (then the first by name), with its entries and address; see
+/// [`Desired::conflicts`].
 ///
 /// Two values that have the same Services compare equal, whatever way they came to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,8 +45,8 @@ type Claims = Vec<Claim>;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Touched {
-    /// Virtual servers that are new, gone, or have another configuration or other real servers. One that several Services claim
-    /// may be in here unchanged when more than one of them was refreshed at once.
+    /// Virtual servers that are new, gone, or have another configuration or other real servers. One that several
+    /// Services claim may be in here unchanged when more than one of them was refreshed at once.
     pub virtual_servers: BTreeSet<VirtualServerKey>,
     /// Addresses on the dummy device that are new or gone.
     pub addresses: BTreeSet<IpAddr>,

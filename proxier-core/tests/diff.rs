@@ -217,7 +217,8 @@ proptest! {
     }
 }
 
-/// An endpoint that drains (weight 0) and comes back gets its weight back; it is never deleted and added, which cuts connections.
+/// An endpoint that drains (weight 0) and comes back gets its weight back; it is never deleted and added, which cuts
+/// connections.
 #[test]
 fn a_draining_endpoint_that_returns_is_set() {
     let mut world = World::new();

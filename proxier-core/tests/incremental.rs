@@ -1,5 +1,6 @@
-//! Whatever the order of events, the state is the one that a fresh start would reach, and what is said to be touched is what
-//! changed. Objects come from the oracle corpus, where the same names mean other things in each scenario; then from noise.
+//! Whatever the order of events, the state is the one that a fresh start would reach, and what is said to be touched is
+//! what changed. Objects come from the oracle corpus, where the same names mean other things in each scenario; then
+//! from noise.
 #![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 mod universe;

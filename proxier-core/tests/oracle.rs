@@ -1,4 +1,5 @@
-//! Every scenario of the corpus (see `oracle/README.md`) through the pure part, compared with what kube-proxy 1.28 arrives at.
+//! Every scenario of the corpus (see `oracle/README.md`) through the pure part, compared with what kube-proxy 1.28
+//! arrives at.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,5 @@
-//! What Services mean, case by case: where the corpus has no scenario, or where this crate differs from kube-proxy 1.28.
+//! What Services mean, case by case: where the corpus has no scenario, or where this crate differs from kube-proxy
+//! 1.28.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 #![allow(clippy::needless_pass_by_value, reason = "json!(…) as an argument reads better than &json!(…)")]
 
@@ -144,7 +145,8 @@ fn an_impossible_field_stops_nothing_else() {
     assert_eq!(world.store.rejections().count(), 0);
 }
 
-/// kube-proxy gives the cluster IP the whole cluster's endpoints as soon as the Service has a node port (behaviour Q45).
+/// kube-proxy gives the cluster IP the whole cluster's endpoints as soon as the Service has a node port (behaviour
+/// Q45).
 #[test]
 fn internal_policy_local_never_leaves_the_node() {
     let mut world = World::new();
@@ -433,4 +435,32 @@ fn a_slice_that_changes_its_service_leaves_the_old_one() {
     world.delete_service("b");
     world.service("b", cluster_ip("10.96.0.2"));
     assert_eq!(world.servers("TCP 10.96.0.2:80"), ["10.244.0.1:8080"]);
+}
+
+/// A named target port may be another number in each pod: the slices say which, and the port's name and protocol join
+/// them.
+#[test]
+fn ports_are_joined_by_name_and_protocol() {
+    let mut world = World::new();
+    let ports = json!([
+        {"name": "dns", "port": 53, "protocol": "UDP", "targetPort": "dns"},
+        {"name": "dns", "port": 53, "targetPort": 9999},
+        {"name": "metrics", "port": 9153, "protocol": "TCP"},
+    ]);
+    world.service("web", json!({"clusterIP": "10.96.0.1", "ports": ports}));
+    let slice = |name: &str, address: &str, udp: u16| {
+        json!({
+            "metadata": {"namespace": "demo", "name": name, "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4",
+            "ports": [{"name": "dns", "port": udp, "protocol": "UDP"}, {"name": "dns", "port": 53}],
+            "endpoints": [endpoint(address, "node-a")],
+        })
+    };
+    world.slice_object(slice("a", "10.244.0.1", 5353));
+    world.slice_object(slice("b", "10.244.0.2", 1053));
+    assert_eq!(world.servers("UDP 10.96.0.1:53"), ["10.244.0.1:5353", "10.244.0.2:1053"]);
+    assert_eq!(world.servers("TCP 10.96.0.1:53"), ["10.244.0.1:53", "10.244.0.2:53"]);
+    assert_eq!(world.servers("TCP 10.96.0.1:9153"), [""; 0]);
+    assert_eq!(world.set(SetKind::LoopBack).len(), 4);
+    assert_eq!(world.store.rejections().count(), 0);
 }

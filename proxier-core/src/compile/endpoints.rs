@@ -45,8 +45,8 @@ impl Candidate<'_> {
 
 /// The endpoints of a Service port, each address and port once, sorted.
 ///
-/// An endpoint that moves between slices is in both for a moment: the one that is not stopping counts, then the ready one, the
-/// serving one, the local one, whatever the slices are called.
+/// An endpoint that moves between slices is in both for a moment: the one that is not stopping counts, then the ready
+/// one, the serving one, the local one, whatever the slices are called.
 pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, family: Family) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
@@ -90,8 +90,8 @@ impl Choice {
     }
 }
 
-/// Ready endpoints, those that hints leave; if there are none, the stopping ones that still serve. Hints do not count for traffic that has to
-/// stay on this node.
+/// Ready endpoints, those that hints leave; if there are none, the stopping ones that still serve. Hints do not count
+/// for traffic that has to stay on this node.
 pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, facts: &Facts) -> Choice {
     let ready: Vec<&Candidate<'_>> = candidates.iter().filter(|candidate| candidate.is_ready()).collect();
     let near = match facts.config.topology {
@@ -138,8 +138,8 @@ fn real_servers<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>)
     candidates.map(|candidate| RealServer::new(SocketAddr::new(candidate.address, candidate.port))).collect()
 }
 
-/// How many ready endpoints run on this node. A pod with two families has two addresses and counts once, so the families are
-/// counted apart and the larger number is taken.
+/// How many ready endpoints run on this node. A pod with two families has two addresses and counts once, so the
+/// families are counted apart and the larger number is taken.
 pub(super) fn count_ready_local(slices: &[&EndpointSlice]) -> usize {
     let mut addresses: BTreeSet<IpAddr> = BTreeSet::new();
     for slice in slices.iter().filter(|slice| !slice.ports.is_empty()) {

@@ -8,8 +8,8 @@ use ipvs::model::{Family, Persistence, Scheduler, SchedulerFlags, VirtualServerC
 use crate::config::{Config, NodePortAddresses};
 use crate::snapshot::{HostAddresses, Node};
 
-/// What compiling needs besides the Service: made again when configuration, Node object or addresses of the host change; when
-/// the result differs, every Service has to be compiled again.
+/// What compiling needs besides the Service: made again when configuration, Node object or addresses of the host
+/// change; when the result differs, every Service has to be compiled again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     pub(crate) config: Config,
@@ -67,8 +67,8 @@ impl Facts {
         self.node_addresses.iter().copied().find(|address| Family::of(*address) == family)
     }
 
-    /// Whether an interface other than the dummy device has this address. Binding it a second time and removing it later would
-    /// take the node off the network, so such an address is served but never bound.
+    /// Whether an interface other than the dummy device has this address. Binding it a second time and removing it
+    /// later would take the node off the network, so such an address is served but never bound.
     pub fn is_on_interface(&self, address: IpAddr) -> bool {
         self.on_interfaces.contains(&address)
     }

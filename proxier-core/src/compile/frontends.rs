@@ -63,8 +63,8 @@ impl Frontend {
         VirtualServer { key: self.key(), config: self.config }
     }
 
-    /// Whether traffic of this node itself to it has to be dropped (chain `KUBE-IPVS-OUT-FILTER`): the load balancer's address
-    /// is local here, so its source would be that address and pass every source range.
+    /// Whether traffic of this node itself to it has to be dropped (chain `KUBE-IPVS-OUT-FILTER`): the load balancer's
+    /// address is local here, so its source would be that address and pass every source range.
     pub fn is_barred_from_node(&self) -> bool {
         self.source_ranges.is_some() && !self.node_may_use
     }

@@ -205,8 +205,8 @@ impl Row {
     }
 }
 
-/// Adds what the later row says of the address. The earlier row decides on real servers; only source ranges, which restrict,
-/// come from whichever has them.
+/// Adds what the later row says of the address. The earlier row decides on real servers; only source ranges, which
+/// restrict, come from whichever has them.
 fn merge(known: &mut Frontend, new: &Frontend) {
     known.roles |= new.roles;
     known.bound |= new.bound;

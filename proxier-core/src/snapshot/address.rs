@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipset::IpSpan;
 
-/// An address. IPv4 with leading zeros (`010.0.0.1`) is read as decimal, and IPv4 in IPv6 (`::ffff:10.0.0.1`) is IPv4, as
-/// kube-proxy does: old API servers have stored such texts.
+/// An address. IPv4 with leading zeros (`010.0.0.1`) is read as decimal, and IPv4 in IPv6 (`::ffff:10.0.0.1`) is IPv4,
+/// as kube-proxy does: old API servers have stored such texts.
 pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(address) => Some(address.to_canonical()),
@@ -26,8 +26,8 @@ fn parse_decimal(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| octets.into())
 }
 
-/// Whether a virtual server or a real server can have this address: not unspecified, loopback, multicast, broadcast or, for
-/// IPv6, link-local, which would mean another machine on each link.
+/// Whether a virtual server or a real server can have this address: not unspecified, loopback, multicast, broadcast or,
+/// for IPv6, link-local, which would mean another machine on each link.
 pub(crate) fn is_usable(address: IpAddr) -> bool {
     let never = address.is_unspecified() || address.is_loopback() || address.is_multicast();
     match address {

@@ -69,8 +69,8 @@ impl Node {
     }
 }
 
-/// The addresses of this host by interface, as the kernel has them. They decide where node ports are served and which external
-/// addresses are bound to the dummy device.
+/// The addresses of this host by interface, as the kernel has them. They decide where node ports are served and which
+/// external addresses are bound to the dummy device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostAddresses {
     /// Addresses by name of the interface. The dummy device's own may be among them and do not count.

@@ -33,7 +33,8 @@ pub enum TrafficPolicy {
     Local,
 }
 
-/// A port of a Service. Its endpoints are those of slice ports with the same name and protocol, whatever `targetPort` says.
+/// A port of a Service. Its endpoints are those of slice ports with the same name and protocol, whatever `targetPort`
+/// says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct ServicePort {
@@ -81,8 +82,8 @@ struct Restriction(Option<Arc<[IpSpan]>>);
 impl SourceRanges {
     /// The networks of this family; `None` when everybody may.
     ///
-    /// Everybody may when no range is of this family, or one has prefix length 0. When no range at all could be read, nobody
-    /// may: what was meant to restrict must not open.
+    /// Everybody may when no range is of this family, or one has prefix length 0. When no range at all could be read,
+    /// nobody may: what was meant to restrict must not open.
     pub fn restriction(&self, family: Family) -> Option<&Arc<[IpSpan]>> {
         match family {
             Family::V4 => self.v4.0.as_ref(),
@@ -134,8 +135,8 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// Seconds for which a client stays with its endpoint after its last connection: 1 to 86,400.
     pub affinity_secs: Option<u32>,
-    /// For external addresses and node ports. `Local` counts for types NodePort and LoadBalancer, and for ClusterIP with external
-    /// IPs (Kubernetes 1.29).
+    /// For external addresses and node ports. `Local` counts for types NodePort and LoadBalancer, and for ClusterIP
+    /// with external IPs (Kubernetes 1.29).
     pub external_policy: TrafficPolicy,
     /// For cluster IPs.
     pub internal_policy: TrafficPolicy,
@@ -155,8 +156,8 @@ const DEFAULT_AFFINITY_SECS: u32 = 10_800;
 const MAX_AFFINITY_SECS: u32 = 86_400;
 
 impl Service {
-    /// Checks a Service. `None` when there is nothing to program: it is headless, an ExternalName, another proxy's, or has no
-    /// usable cluster IP.
+    /// Checks a Service. `None` when there is nothing to program: it is headless, an ExternalName, another proxy's, or
+    /// has no usable cluster IP.
     ///
     /// What is impossible is left out and reported; the rest counts.
     pub fn check(object: &ServiceObject, rejections: &mut Vec<Rejection>) -> Option<Self> {
@@ -220,7 +221,8 @@ fn check_type(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Option<ServiceTy
     }
 }
 
-/// With `ipFamilies`, `clusterIPs[i]` is of family `ipFamilies[i]`; without (objects older than dual stack), `clusterIP` counts.
+/// With `ipFamilies`, `clusterIPs[i]` is of family `ipFamilies[i]`; without (objects older than dual stack),
+/// `clusterIP` counts.
 fn check_cluster_ips(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Vec<IpAddr> {
     let legacy = spec.ip_families.is_empty() || spec.cluster_ips.is_empty();
     let listed = if legacy { spec.cluster_ip.as_slice() } else { &spec.cluster_ips };

@@ -73,8 +73,8 @@ const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
 impl EndpointSlice {
-    /// Checks a slice as seen from the node of this name. `None` when there is nothing to program: it is of no Service, of a headless one, of
-    /// another proxy's, or holds names in place of addresses.
+    /// Checks a slice as seen from the node of this name. `None` when there is nothing to program: it is of no Service,
+    /// of a headless one, of another proxy's, or holds names in place of addresses.
     ///
     /// What is impossible is left out and reported; the rest counts.
     pub fn check(object: &EndpointSliceObject, node_name: &str, rejections: &mut Vec<Rejection>) -> Option<Self> {

@@ -7,8 +7,8 @@ use crate::objects::{EndpointSliceObject, ServiceObject};
 
 /// The checked Services and EndpointSlices of a cluster, as seen from one node.
 ///
-/// Each change costs what the object costs, however many others there are, and returns the Services that have to be compiled
-/// again: none when the object says what it said before.
+/// Each change costs what the object costs, however many others there are, and returns the Services that have to be
+/// compiled again: none when the object says what it said before.
 ///
 /// ```
 /// use proxier_core::objects::ServiceObject;
