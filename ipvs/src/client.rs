@@ -7,7 +7,7 @@ use ipvs_sys::{
     Command, DelDaemon, Flush, GetConfig, GetDaemon, GetDest, GetInfo, GetService, NewDaemon, Query, SetConfig, Zero,
     uapi,
 };
-use netlink_batch::{Dump, Genl, Limits, Transport};
+use netlink_batch::{Dump, Genl, Limits, Outcome, Transport};
 
 use crate::batch::{Operation, Report, run};
 use crate::convert;
@@ -267,7 +267,37 @@ impl Client {
     /// [`ErrorKind::DaemonNotRunning`].
     #[doc(alias = "IPVS_CMD_DEL_DAEMON")]
     pub fn stop_daemon(&mut self, state: DaemonState) -> Result<(), Error> {
-        self.execute(&DelDaemon { daemon: &state }, "stopping", Subject::Daemon)
+        const DOING: &str = "stopping";
+        // A daemon whose thread has not run yet is stopped with EINTR, and to EINTR the kernel sends no answer at all
+        // (net/netfilter/ipvs/ip_vs_sync.c, `stop_sync_thread`; net/netlink/af_netlink.c, `netlink_rcv_skb`). So what is
+        // acknowledged is a second request, which sets no timeout; a refusal of the first is reported all the same.
+        let mut failed = None;
+        let none = TimeoutsUpdate::default();
+        let sent = self.genl.batch(
+            [true, false],
+            |stop| if *stop { DelDaemon::<&DaemonState>::NUMBER } else { SetConfig::<&TimeoutsUpdate>::NUMBER },
+            |stop, out| {
+                if *stop {
+                    DelDaemon { daemon: &state }.encode(out);
+                } else {
+                    SetConfig { config: &none }.encode(out);
+                }
+            },
+            |stop, outcome| {
+                if stop {
+                    failed = Some(outcome);
+                }
+            },
+        );
+        match (failed, sent) {
+            (Some(Outcome::Refused(kernel)), _) => {
+                let meaning = DelDaemon::<&DaemonState>::classify(kernel.errno);
+                Err(Error::refused(*kernel, meaning, MissingModule::Ipvs, DOING, Subject::Daemon))
+            }
+            (_, Err(error)) => Err(below(error, DOING, Subject::Daemon)),
+            (Some(_), Ok(())) => Err(Error::new(ErrorKind::StateUnknown, DOING, Subject::Daemon)),
+            (None, Ok(())) => Ok(()),
+        }
     }
 
     /// All virtual servers with all their real servers: complete, or an error.

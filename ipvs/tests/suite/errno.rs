@@ -244,6 +244,8 @@ fn daemons_and_timeouts(sender: &mut Sender) {
     // The interface is looked for before the state.
     let absent = daemon(backup, "nosuch0");
     sender.refused(&NewDaemon { daemon: &absent[..] }, Errno::ENODEV, Failure::InterfaceMissing);
+    // Stopped before its thread has run, it would end without an answer.
+    std::thread::sleep(std::time::Duration::from_secs(1));
     sender.taken(&DelDaemon { daemon: &[DaemonAttr::State(backup)][..] });
     for config in [CmdAttr::TimeoutTcp(u32::MAX), CmdAttr::TimeoutTcpFin(1 << 31), CmdAttr::TimeoutUdp(1 << 30)] {
         sender.refused(&SetConfig { config: &[config][..] }, Errno::EINVAL, invalid);

@@ -105,6 +105,7 @@ macro_rules! for_each_case {
                 version_and_size,
                 daemons,
                 daemons_with_everything_said,
+                a_daemon_can_be_stopped_at_once,
                 daemons_and_mixed_families_exclude_each_other,
                 counters_can_be_zeroed,
             }

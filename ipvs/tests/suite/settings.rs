@@ -1,5 +1,5 @@
 use ipvs::model::{DaemonState, Family, Name, SyncDaemon, Timeouts, TimeoutsUpdate};
-use ipvs::{Client, ErrorKind, ForwardingMethod, Limits, VirtualServerKey};
+use ipvs::{ErrorKind, ForwardingMethod, VirtualServerKey};
 
 use super::{World, real, round_robin, tcp, with_server};
 
@@ -42,18 +42,8 @@ pub(crate) fn version_and_size(world: &dyn World) {
     assert!(info.connection_table_size.is_power_of_two(), "{info}");
 }
 
-/// The kernel waits for a daemon's threads to end before it answers, which may take longer than anything else it does: beyond the
-/// ten seconds of the default on an emulated machine.
-fn patient(world: &dyn World) -> Client {
-    let mut client = world.client();
-    let mut limits = Limits::default();
-    limits.timeout = std::time::Duration::from_secs(60);
-    client.set_limits(limits);
-    client
-}
-
 pub(crate) fn daemons(world: &dyn World) {
-    let mut client = patient(world);
+    let mut client = world.client();
     let lo = Name::new("lo").unwrap();
     assert_eq!(client.list_daemons().unwrap(), []);
     for state in [DaemonState::Master, DaemonState::Backup] {
@@ -88,7 +78,7 @@ pub(crate) fn daemons(world: &dyn World) {
 }
 
 pub(crate) fn daemons_with_everything_said(world: &dyn World) {
-    let mut client = patient(world);
+    let mut client = world.client();
     let lo = Name::new("lo").unwrap();
     let said = |state, group: &str, max_length| SyncDaemon {
         state,
@@ -118,7 +108,7 @@ pub(crate) fn daemons_with_everything_said(world: &dyn World) {
 }
 
 pub(crate) fn daemons_and_mixed_families_exclude_each_other(world: &dyn World) {
-    let mut client = patient(world);
+    let mut client = world.client();
     let daemon = SyncDaemon::new(DaemonState::Master, Name::new("lo").unwrap(), 1);
     let key = with_server(&mut client);
     let tunnel = ForwardingMethod::Tunnel(ipvs::model::Tunnel::IPIP);
@@ -132,6 +122,19 @@ pub(crate) fn daemons_and_mixed_families_exclude_each_other(world: &dyn World) {
     assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
     client.stop_daemon(DaemonState::Master).unwrap();
     client.add_real_server(&key, &mixed).unwrap();
+}
+
+/// Stopped before its thread has run, a daemon ends without an answer from the kernel: there must be no waiting for one.
+pub(crate) fn a_daemon_can_be_stopped_at_once(world: &dyn World) {
+    let mut client = world.client();
+    let started = std::time::Instant::now();
+    for number in 0..10 {
+        let state = if number % 2 == 0 { DaemonState::Master } else { DaemonState::Backup };
+        client.start_daemon(&SyncDaemon::new(state, Name::new("lo").unwrap(), number)).unwrap();
+        client.stop_daemon(state).unwrap();
+        assert_eq!(client.list_daemons().unwrap(), []);
+    }
+    assert!(started.elapsed() < std::time::Duration::from_secs(60), "{:?}", started.elapsed());
 }
 
 /// Without traffic there is nothing to see but that it is allowed; `tests/kernel_traffic.rs` has counters to zero.
