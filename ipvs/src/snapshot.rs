@@ -10,6 +10,7 @@
 //! that the kernel offers would show it.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use netlink_batch::Dump;
 
@@ -19,8 +20,9 @@ use crate::model::{
     ObservedRealServer, ObservedVirtualServer, Snapshot, SnapshotEntry, VirtualServer, VirtualServerKey,
 };
 
-/// How often a table is read before it is given up as too restless.
-const ATTEMPTS: usize = 8;
+/// How long to let a restless table be before it is read again; after the last one it is given up. Moving virtual servers to a bigger
+/// table takes Linux 7.2 some milliseconds, which reading again at once would not outlast.
+const PAUSES: [Duration; 8] = [0, 1, 2, 5, 10, 20, 50, 100].map(Duration::from_millis);
 
 /// A list that two readings agree on, or one that came in a single datagram; nothing in it twice.
 fn agreed<T, K: Ord>(
@@ -28,7 +30,7 @@ fn agreed<T, K: Ord>(
     key: impl Fn(&T) -> K,
 ) -> Result<Option<Vec<T>>, Error> {
     let mut dump = read()?;
-    for _ in 0..ATTEMPTS {
+    for pause in PAUSES {
         let keys: Vec<K> = dump.items.iter().map(&key).collect();
         let unique = keys.iter().collect::<BTreeSet<_>>().len() == keys.len();
         if unique && dump.datagrams <= 1 {
@@ -38,7 +40,8 @@ fn agreed<T, K: Ord>(
         if unique && again.items.iter().map(&key).eq(keys) {
             return Ok(Some(again.items));
         }
-        dump = again;
+        std::thread::sleep(pause);
+        dump = read()?;
     }
     Ok(None)
 }
@@ -58,7 +61,7 @@ pub(crate) fn list_virtual_servers(client: &mut Client) -> Result<Vec<ObservedVi
 
 pub(crate) fn snapshot(client: &mut Client) -> Result<Snapshot, Error> {
     let mut virtual_servers = client.dump_virtual_servers()?.items;
-    for _ in 0..ATTEMPTS {
+    for pause in PAUSES {
         let mut entries = Vec::with_capacity(virtual_servers.len());
         for virtual_server in &virtual_servers {
             let real_servers = list_real_servers(client, &virtual_server.server.key)?;
@@ -70,7 +73,8 @@ pub(crate) fn snapshot(client: &mut Client) -> Result<Snapshot, Error> {
         if unique.len() == servers.len() && servers.iter().copied().eq(again.iter().map(|observed| &observed.server)) {
             return Ok(Snapshot { entries });
         }
-        virtual_servers = again;
+        std::thread::sleep(pause);
+        virtual_servers = client.dump_virtual_servers()?.items;
     }
     Err(Error::new(ErrorKind::Interrupted, "reading a snapshot of", Subject::Ipvs))
 }
