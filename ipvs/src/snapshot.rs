@@ -22,7 +22,7 @@ use crate::model::{
 
 /// How long to let a restless table be before it is read again; after the last one it is given up. Moving virtual servers to a bigger
 /// table takes Linux 7.2 some milliseconds, which reading again at once would not outlast.
-const PAUSES: [Duration; 8] = [0, 1, 2, 5, 10, 20, 50, 100].map(Duration::from_millis);
+const PAUSES_MS: [u64; 8] = [0, 1, 2, 5, 10, 20, 50, 100];
 
 /// A list that two readings agree on, or one that came in a single datagram; nothing in it twice.
 fn agreed<T, K: Ord>(
@@ -30,7 +30,7 @@ fn agreed<T, K: Ord>(
     key: impl Fn(&T) -> K,
 ) -> Result<Option<Vec<T>>, Error> {
     let mut dump = read()?;
-    for pause in PAUSES {
+    for pause in PAUSES_MS {
         let keys: Vec<K> = dump.items.iter().map(&key).collect();
         let unique = keys.iter().collect::<BTreeSet<_>>().len() == keys.len();
         if unique && dump.datagrams <= 1 {
@@ -40,7 +40,7 @@ fn agreed<T, K: Ord>(
         if unique && again.items.iter().map(&key).eq(keys) {
             return Ok(Some(again.items));
         }
-        std::thread::sleep(pause);
+        std::thread::sleep(Duration::from_millis(pause));
         dump = read()?;
     }
     Ok(None)
@@ -61,7 +61,7 @@ pub(crate) fn list_virtual_servers(client: &mut Client) -> Result<Vec<ObservedVi
 
 pub(crate) fn snapshot(client: &mut Client) -> Result<Snapshot, Error> {
     let mut virtual_servers = client.dump_virtual_servers()?.items;
-    for pause in PAUSES {
+    for pause in PAUSES_MS {
         let mut entries = Vec::with_capacity(virtual_servers.len());
         for virtual_server in &virtual_servers {
             let real_servers = list_real_servers(client, &virtual_server.server.key)?;
@@ -73,7 +73,7 @@ pub(crate) fn snapshot(client: &mut Client) -> Result<Snapshot, Error> {
         if unique.len() == servers.len() && servers.iter().copied().eq(again.iter().map(|observed| &observed.server)) {
             return Ok(Snapshot { entries });
         }
-        std::thread::sleep(pause);
+        std::thread::sleep(Duration::from_millis(pause));
         virtual_servers = client.dump_virtual_servers()?.items;
     }
     Err(Error::new(ErrorKind::Interrupted, "reading a snapshot of", Subject::Ipvs))
