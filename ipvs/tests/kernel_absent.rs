@@ -47,7 +47,7 @@ fn the_missing_module_is_named_and_a_client_survives_its_coming_back() {
         }
         let mut client = Client::open().unwrap();
         client.info().unwrap();
-        // Since some kernel before 6.12 IPVS is loaded when it is looked up: not while it has no program to do so.
+        // The kernel loads IPVS when it is looked up: not while it has no program to do so.
         let loader = std::fs::read_to_string(LOADER).unwrap();
         std::fs::write(LOADER, "/bin/false\n").unwrap();
         unload();
