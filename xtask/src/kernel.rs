@@ -100,7 +100,7 @@ impl Kernel {
         let release = fs::read_to_string(folder.join("release")).ok()?.trim().to_owned();
         let modules = folder.join("lib/modules").join(&release);
         let image = folder.join("vmlinuz");
-        let indexes = ["modules.dep", "modules.builtin"].iter().all(|name| modules.join(name).is_file());
+        let indexes = ["modules.dep", "modules.builtin", "config"].iter().all(|name| modules.join(name).is_file());
         (!release.is_empty() && image.is_file() && indexes).then_some(Self { release, image, modules })
     }
 }
@@ -251,6 +251,12 @@ fn unpack(release: &str, packages: &[PathBuf], work: &Path) -> Result<()> {
     for name in ["modules.builtin", "modules.builtin.modinfo", "modules.order"] {
         fs::rename(from.join(name), to.join(name)).context(|| format!("the package has no {name}"))?;
     }
+    // Where distributions without a /boot keep it: this machine's own /boot is what the guest sees.
+    let config = [tree.join("boot").join(format!("config-{release}")), from.join("config")]
+        .into_iter()
+        .find(|path| path.is_file())
+        .ok_or_else(|| Error::new(format!("the package holds no configuration of {release}")))?;
+    fs::rename(&config, to.join("config")).context(|| format!("cannot move {}", config.display()))?;
     for name in UNNEEDED_FOLDERS {
         drop(fs::remove_dir_all(from.join("kernel").join(name)));
     }
