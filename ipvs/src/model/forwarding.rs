@@ -13,8 +13,7 @@ pub enum ForwardingMethod {
     #[default]
     #[doc(alias = "NAT")]
     Masquerade,
-    /// The real server is this host. The kernel chooses it by itself for a local address, whatever was asked for; it is here
-    /// because it may be asked for.
+    /// The real server is this host: packets are delivered locally, unchanged.
     Local,
     /// The packet is wrapped unchanged (`ipvsadm -i`).
     Tunnel(Tunnel),

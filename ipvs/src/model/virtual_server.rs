@@ -58,7 +58,7 @@ impl Granularity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Persistence {
-    /// Seconds after the client's last connection. ipvsadm's default is 300, Kubernetes' 10800.
+    /// Seconds after the client's last connection. ipvsadm's default is 360, Kubernetes' 10800.
     pub timeout_secs: u32,
     /// Which clients count as one.
     pub granularity: Granularity,
