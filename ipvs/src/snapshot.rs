@@ -4,6 +4,9 @@
 //! lock; one that takes several may miss or repeat entries when the table changes in between, and a table of virtual servers
 //! may change between the dumps of their real servers.
 //!
+//! Before Linux 7 the table of virtual servers is shared by all network namespaces and a dump counts its way through all of it, so a
+//! change in any other namespace disturbs a long list too.
+//!
 //! So a list is believed when reading it again gives the same. A gap is an entry that went away, with everything behind it moving
 //! up: for two readings to have the same gap, that same entry must have been put back at its old place between them, and taken
 //! away again. A program that flips one entry faster than a list of more than 80 can be read twice can bring that about; nothing
