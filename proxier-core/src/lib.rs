@@ -95,6 +95,7 @@ pub mod config;
 pub mod diff;
 pub mod objects;
 pub mod observed;
+pub mod ports;
 pub mod sets;
 pub mod snapshot;
 pub mod state;

@@ -1,0 +1,266 @@
+//! What a pass needs of the outside world: one small trait for each part of the kernel, with just the methods used.
+//!
+//! With feature `kernel` the clients of this family implement them; with feature `testing` there are fakes that keep
+//! the kernel's rules and pass the same tests. Every method blocks until the kernel has answered. None of them logs,
+//! retries for long or decides: what fails comes back as [`PortError`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use ipset::Element;
+use ipvs::model::{Family, ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
+use ipvs::{Operation, VirtualServerKey};
+
+use crate::sets::SetKey;
+use crate::snapshot::HostAddresses;
+
+/// Why the kernel, or the program that speaks to it, did not do what was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum PortErrorKind {
+    /// What it is about does not exist (ENOENT, ESRCH, ENODEV, EADDRNOTAVAIL).
+    NotFound,
+    /// It exists already (EEXIST).
+    AlreadyExists,
+    /// The process may not do this: CAP_NET_ADMIN or CAP_NET_RAW is missing (EPERM, EACCES).
+    Permission,
+    /// This kernel cannot do it as it is: a module, a family, a set type or a program is missing.
+    Unavailable,
+    /// Something holds it at the moment; the same call may succeed soon (EBUSY, EAGAIN, EINTR, ENOBUFS, ENOMEM, the
+    /// lock of iptables).
+    Busy,
+    /// It takes no more: a set is full (ENOSPC, IPSET_ERR_HASH_FULL).
+    Full,
+    /// Something of this name has another type or form, or a value is refused (EINVAL and others).
+    Invalid,
+    /// It was not tried, because something it depends on failed.
+    Skipped,
+    /// It was sent, and whether it was done is not known.
+    Unknown,
+    /// Everything else.
+    Other,
+}
+
+/// A failed call, or a failed part of one.
+///
+/// Prints as one line that says what failed, on what and why, as the client below says it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct PortError {
+    kind: PortErrorKind,
+    message: Box<str>,
+}
+
+impl PortError {
+    /// An error of a kind. The message says what failed, on what, why, and what to do.
+    pub fn new(kind: PortErrorKind, message: impl fmt::Display) -> Self {
+        PortError { kind, message: message.to_string().into() }
+    }
+
+    /// An error of a client with its causes, on one line.
+    pub fn from_error(kind: PortErrorKind, error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut message = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            let text = cause.to_string();
+            // Some libraries print their cause themselves.
+            if !message.contains(&text) {
+                message.push_str(": ");
+                message.push_str(&text);
+            }
+            source = cause.source();
+        }
+        PortError::new(kind, message)
+    }
+
+    /// The kind.
+    pub fn kind(&self) -> PortErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for PortError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.message)
+    }
+}
+
+impl std::error::Error for PortError {}
+
+/// One item of a call with many that was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ItemFailure {
+    /// Its place among the items given.
+    pub index: usize,
+    /// Why.
+    pub error: PortError,
+}
+
+/// The items of a call that were not carried out, by place. All others were.
+pub type ItemFailures = Vec<ItemFailure>;
+
+/// Virtual and real servers.
+pub trait Ipvs {
+    /// Everything, of everybody, complete.
+    ///
+    /// # Errors
+    /// When it could not be read as a whole. A kernel without the module `ip_vs` is [`PortErrorKind::Unavailable`].
+    fn snapshot(&mut self) -> Result<Snapshot, PortError>;
+
+    /// The real servers of one virtual server with their connections.
+    ///
+    /// # Errors
+    /// [`PortErrorKind::NotFound`] if the virtual server does not exist.
+    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError>;
+
+    /// Carries out operations in order. A refused one does not stop those behind it.
+    fn run(&mut self, operations: &[Operation]) -> ItemFailures;
+
+    /// Timeouts of connections.
+    ///
+    /// # Errors
+    /// When they could not be read.
+    fn timeouts(&mut self) -> Result<Timeouts, PortError>;
+
+    /// Changes timeouts.
+    ///
+    /// # Errors
+    /// When the kernel refused.
+    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError>;
+}
+
+/// The sets that rules refer to. Only sets of [`SetKey`] are ever read or written.
+pub trait Sets {
+    /// The entries of a set; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// [`PortErrorKind::Invalid`] when a set of this name has another type or family: it is not ours to fill.
+    fn entries(&mut self, set: SetKey) -> Result<Option<BTreeSet<Element>>, PortError>;
+
+    /// Creates a set, with room for this many entries at least; done if one of this type and family exists.
+    ///
+    /// # Errors
+    /// [`PortErrorKind::Invalid`] when it exists with another type, [`PortErrorKind::Unavailable`] without the module.
+    fn create(&mut self, set: SetKey, room: usize) -> Result<(), PortError>;
+
+    /// Adds entries; one that is there counts as added.
+    fn add(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures;
+
+    /// Deletes entries; one that is not there counts as deleted.
+    fn delete(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures;
+
+    /// Brings a set to exactly these entries, as one step for packets, with more room when it needs that: rules that
+    /// refer to it stay valid, and no wanted entry that is there is missing for a moment.
+    ///
+    /// # Errors
+    /// As [`Sets::create`]; no wanted entry that was there is missing after an error.
+    fn replace(&mut self, set: SetKey, elements: &[&Element]) -> Result<(), PortError>;
+
+    /// Destroys a set; done if it does not exist.
+    ///
+    /// # Errors
+    /// [`PortErrorKind::Busy`] while a rule refers to it.
+    fn destroy(&mut self, set: SetKey) -> Result<(), PortError>;
+}
+
+/// Rules of both families, over iptables-save and iptables-restore.
+pub trait Rules {
+    /// Whether the program masquerades with random ports (`--random-fully`).
+    ///
+    /// # Errors
+    /// [`PortErrorKind::Unavailable`] when there is no program for this family.
+    fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError>;
+
+    /// Tables nat and filter, whoever made the rules.
+    ///
+    /// # Errors
+    /// [`PortErrorKind::Unavailable`] when there is no program for this family or no table nat.
+    fn dump(&mut self, family: Family) -> Result<iptables::Dump, PortError>;
+
+    /// Carries out a transaction; of a table it is done as a whole or not at all.
+    ///
+    /// # Errors
+    /// The line that was refused and why; [`PortErrorKind::Busy`] when another program held the lock too long.
+    fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError>;
+}
+
+/// The dummy device and the addresses of this host.
+pub trait Links {
+    /// Creates the dummy device; done if it exists. It stays down: its addresses count all the same.
+    ///
+    /// # Errors
+    /// [`PortErrorKind::Invalid`] when something else has its name, [`PortErrorKind::Unavailable`] without the module.
+    fn create_device(&mut self, name: &str) -> Result<(), PortError>;
+
+    /// Deletes the dummy device with its addresses; done if it does not exist.
+    ///
+    /// # Errors
+    /// [`PortErrorKind::Invalid`] when what has the name is no dummy device.
+    fn delete_device(&mut self, name: &str) -> Result<(), PortError>;
+
+    /// The addresses of every interface, an interface without any included.
+    ///
+    /// # Errors
+    /// When they could not be read as a whole.
+    fn addresses(&mut self) -> Result<HostAddresses, PortError>;
+
+    /// Adds addresses to the device, as `/32` or `/128`; one that is there counts as added.
+    fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures;
+
+    /// Deletes addresses from the device; one that is not there counts as deleted.
+    fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures;
+}
+
+/// Values below `/proc/sys`.
+pub trait Sysctls {
+    /// Reads one, without white space around it. `path` as in `net/ipv4/ip_forward`.
+    ///
+    /// # Errors
+    /// [`PortErrorKind::NotFound`] if this kernel does not have it.
+    fn get(&mut self, path: &str) -> Result<String, PortError>;
+
+    /// Writes one.
+    ///
+    /// # Errors
+    /// [`PortErrorKind::NotFound`], [`PortErrorKind::Permission`].
+    fn set(&mut self, path: &str, value: &str) -> Result<(), PortError>;
+}
+
+/// UDP flows that have to be forgotten, by what the client sent to.
+///
+/// A flow counts when its original destination is one of the keys, with its protocol UDP, and the endpoint that
+/// answers is not among the value's addresses.
+pub type UdpServices = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
+
+/// Tracked connections.
+pub trait Conntrack {
+    /// Deletes the UDP flows to these places that no endpoint listed there answers; says how many there were. One
+    /// listing of the kernel's table, whatever the number of places.
+    ///
+    /// # Errors
+    /// [`PortErrorKind::Unavailable`] without the module; when the table could not be listed.
+    fn forget_udp(&mut self, services: &UdpServices) -> Result<usize, PortError>;
+}
+
+/// Everything a pass works on.
+pub struct Ports<'a> {
+    /// Virtual and real servers.
+    pub ipvs: &'a mut dyn Ipvs,
+    /// Sets.
+    pub sets: &'a mut dyn Sets,
+    /// Rules.
+    pub rules: &'a mut dyn Rules,
+    /// Dummy device and addresses.
+    pub links: &'a mut dyn Links,
+    /// Values below `/proc/sys`.
+    pub sysctls: &'a mut dyn Sysctls,
+    /// Tracked connections.
+    pub conntrack: &'a mut dyn Conntrack,
+}
+
+impl fmt::Debug for Ports<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ports")
+    }
+}
