@@ -1,7 +1,11 @@
 //! Configuration that decides what is programmed.
 
+mod masquerade;
+
 use ipset::IpSpan;
 use ipvs::model::{Family, Scheduler};
+
+pub use masquerade::{InterfaceName, LocalTraffic, MarkBit};
 
 use crate::objects::ConfigObject;
 use crate::snapshot::{ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
@@ -81,6 +85,12 @@ pub struct Config {
     pub local_fallback: LocalFallback,
     /// Networks in which no virtual server is ever deleted, as one that another program made. Default none.
     pub exclude_cidrs: Vec<IpSpan>,
+    /// Whether all traffic to cluster IPs is masqueraded, whatever its source. Default no.
+    pub masquerade_all: bool,
+    /// The bit of the packet mark that means "masquerade this".
+    pub masquerade_bit: MarkBit,
+    /// How traffic of this node's own pods is told. Default: it cannot be told.
+    pub local_traffic: LocalTraffic,
 }
 
 impl Default for Config {
@@ -92,6 +102,9 @@ impl Default for Config {
             topology: Topology::default(),
             local_fallback: LocalFallback::default(),
             exclude_cidrs: Vec::new(),
+            masquerade_all: false,
+            masquerade_bit: MarkBit::default(),
+            local_traffic: LocalTraffic::default(),
         }
     }
 }
@@ -103,7 +116,8 @@ impl Config {
     /// Checks a configuration. What is impossible is left out and reported; whether to go on then is the caller's
     /// decision.
     ///
-    /// A `nodePortAddresses` of which nothing could be read serves no node port at all.
+    /// A `nodePortAddresses` of which nothing could be read serves no node port at all. `iptables.localhostNodePorts` does
+    /// not count, as with kube-proxy: IPVS serves no node port on loopback addresses.
     pub fn check(object: &ConfigObject, rejections: &mut Vec<Rejection>) -> Self {
         let report =
             &mut Reporter::new(ObjectKind::Configuration, ObjectKey::new("", "KubeProxyConfiguration"), rejections);
@@ -116,6 +130,9 @@ impl Config {
         }
         config.node_port_addresses = check_node_port_addresses(&object.node_port_addresses, report);
         config.exclude_cidrs = check_networks(&object.ipvs.exclude_cidrs, "ipvs.excludeCIDRs", report);
+        config.masquerade_all = object.ipvs.masquerade_all.unwrap_or(object.iptables.masquerade_all);
+        config.masquerade_bit = masquerade::check_masquerade_bit(object, report);
+        config.local_traffic = LocalTraffic::check(object, report);
         config
     }
 }

@@ -236,8 +236,34 @@ objects! {
     ConfigObject {
         /// Networks whose addresses get node ports; empty: all addresses; `["primary"]`: those of the Node object.
         node_port_addresses: Vec<String>,
+        /// Networks of the cluster's pods: one, or one of each family with a comma between.
+        #[serde(rename = "clusterCIDR")]
+        cluster_cidr: String,
+        /// How traffic of this node's pods is told: `ClusterCIDR` (also when empty), `NodeCIDR`, `BridgeInterface`,
+        /// `InterfaceNamePrefix`.
+        detect_local_mode: Option<String>,
+        /// Names for the last two of these.
+        detect_local: DetectLocalObject,
+        /// Settings of iptables mode, of which those of masquerading count in IPVS mode too.
+        iptables: IptablesConfigObject,
         /// Settings of IPVS mode.
         ipvs: IpvsConfigObject,
+    }
+
+    /// `detectLocal` of `KubeProxyConfiguration`.
+    DetectLocalObject {
+        /// The bridge that this node's pods are on.
+        bridge_interface: String,
+        /// What the names of this node's pods' devices begin with.
+        interface_name_prefix: String,
+    }
+
+    /// `iptables` of `KubeProxyConfiguration`.
+    IptablesConfigObject {
+        /// Bit of the packet mark, 0 to 31; 14 when absent.
+        masquerade_bit: Option<i64>,
+        /// Whether all traffic to cluster IPs is masqueraded.
+        masquerade_all: bool,
     }
 
     /// `ipvs` of `KubeProxyConfiguration`.
@@ -247,5 +273,9 @@ objects! {
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
+        /// Counts before `iptables.masqueradeBit`. kube-proxy does not know it.
+        masquerade_bit: Option<i64>,
+        /// Counts before `iptables.masqueradeAll`. kube-proxy does not know it.
+        masquerade_all: Option<bool>,
     }
 }

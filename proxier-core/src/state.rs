@@ -26,6 +26,7 @@ pub struct Desired {
     claims: BTreeMap<VirtualServerKey, Claims>,
     addresses: BTreeMap<IpAddr, usize>,
     sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
+    barred: BTreeSet<VirtualServerKey>,
 }
 
 /// A Service's claim to a Frontend.
@@ -218,6 +219,12 @@ impl Desired {
         if before.as_ref().map(programmed) != after.as_ref().map(programmed) {
             notes.virtual_server(key);
         }
+        let barred = |frontend: &Option<Arc<Frontend>>| frontend.as_ref().is_some_and(|of| of.is_barred_from_node());
+        match (barred(&before), barred(&after)) {
+            (false, true) => drop(self.barred.insert(key)),
+            (true, false) => drop(self.barred.remove(&key)),
+            _ => {}
+        }
         // First what comes, then what goes: what stays never counts zero.
         if let Some(frontend) = after {
             if frontend.bound {
@@ -299,6 +306,12 @@ impl Desired {
     /// The sets that are not empty: which rules are written depends on it.
     pub fn sets(&self) -> impl Iterator<Item = SetKey> {
         self.sets.keys().copied()
+    }
+
+    /// Virtual servers to which traffic of this node itself has to be dropped, sorted; see
+    /// [`Frontend::is_barred_from_node`].
+    pub fn barred_from_node(&self) -> impl Iterator<Item = VirtualServerKey> {
+        self.barred.iter().copied()
     }
 
     /// Health checks by Service.

@@ -69,8 +69,8 @@ fn facts(scenario: &Scenario) -> Facts {
         match name.as_str() {
             "nodePortAddresses" => object.node_port_addresses = objects(setting),
             "scheduler" => object.ipvs.scheduler = setting.as_str().map(str::to_owned),
-            // These decide on rules only.
-            "clusterCIDR" | "masqueradeAll" => {}
+            "clusterCIDR" => object.cluster_cidr = setting.as_str().unwrap().to_owned(),
+            "masqueradeAll" => object.iptables.masquerade_all = setting.as_bool().unwrap(),
             other => panic!("{other}"),
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipset::IpSpan;
 use ipvs::model::{Family, Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 
 use crate::config::{Config, NodePortAddresses};
@@ -17,6 +18,7 @@ pub struct Facts {
     node_addresses: Vec<IpAddr>,
     on_interfaces: BTreeSet<IpAddr>,
     node_port_addresses: BTreeSet<IpAddr>,
+    pod_cidrs: Vec<IpSpan>,
 }
 
 impl Facts {
@@ -49,6 +51,7 @@ impl Facts {
             node_addresses: node.addresses.clone(),
             on_interfaces,
             node_port_addresses,
+            pod_cidrs: node.pod_cidrs.clone(),
         }
     }
 
@@ -65,6 +68,11 @@ impl Facts {
     /// The node's own address of a family, as the Node object has it.
     pub fn node_address(&self, family: Family) -> Option<IpAddr> {
         self.node_addresses.iter().copied().find(|address| Family::of(*address) == family)
+    }
+
+    /// The network of this node's pods of a family: the first that the Node object has.
+    pub fn pod_cidr(&self, family: Family) -> Option<IpSpan> {
+        self.pod_cidrs.iter().copied().find(|network| Family::of(network.first()) == family)
     }
 
     /// Whether an interface other than the dummy device has this address. Binding it a second time and removing it

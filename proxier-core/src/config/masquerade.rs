@@ -1,0 +1,155 @@
+//! Which traffic has its source replaced by the node's, and how it is marked.
+
+use std::fmt;
+
+use ipset::IpSpan;
+use ipvs::model::Family;
+
+use crate::objects::ConfigObject;
+use crate::snapshot::{Reporter, parse_network};
+
+/// The bit of the packet mark that means "masquerade this". Default 14, which is `0x00004000`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MarkBit(u8);
+
+impl MarkBit {
+    /// This bit, 0 to 31; `None` for others.
+    pub fn new(bit: u8) -> Option<Self> {
+        (bit < 32).then_some(MarkBit(bit))
+    }
+
+    /// Its number, 0 to 31.
+    pub fn get(self) -> u8 {
+        self.0
+    }
+
+    /// The mark with only this bit set.
+    pub fn mask(self) -> u32 {
+        1_u32.wrapping_shl(self.0.into())
+    }
+}
+
+impl Default for MarkBit {
+    fn default() -> Self {
+        MarkBit(14)
+    }
+}
+
+/// The mask as kube-proxy writes it: `0x00004000`.
+impl fmt::Display for MarkBit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#010x}", self.mask())
+    }
+}
+
+/// The name of a network device: at most 15 bytes, no `/`, `:` or blank (`dev_valid_name` in `net/core/dev.c`), and no `+`
+/// at its end, which iptables takes for "and whatever follows".
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InterfaceName(Box<str>);
+
+impl InterfaceName {
+    /// The longest name, in bytes (`IFNAMSIZ` less the NUL).
+    pub const MAX_LEN: usize = 15;
+
+    /// This name; `None` if no device can have it, or iptables would take it for a pattern.
+    pub fn new(name: &str) -> Option<Self> {
+        let bad = |c: char| matches!(c, '/' | ':') || c.is_whitespace() || c.is_control();
+        let good =
+            !name.is_empty() && name.len() <= Self::MAX_LEN && !matches!(name, "." | "..") && !name.contains(bad);
+        (good && !name.ends_with('+')).then(|| InterfaceName(name.into()))
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for InterfaceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// How traffic of this node's own pods is told (`detectLocalMode`). Other traffic to cluster IPs is masqueraded.
+///
+/// Where it cannot be told, only traffic whose source is a cluster IP is masqueraded: that of programs on this node for
+/// which the kernel has chosen such a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LocalTraffic {
+    /// By source, in the cluster's pod network of the family, of which the first counts. Without one it cannot be told.
+    ClusterCidrs(Vec<IpSpan>),
+    /// By source, in this node's pod network of the family. It cannot be told while the Node has none.
+    NodeCidr,
+    /// It comes in by this bridge.
+    BridgeInterface(InterfaceName),
+    /// It comes in by devices whose names begin so.
+    InterfaceNamePrefix(InterfaceName),
+}
+
+impl Default for LocalTraffic {
+    /// It cannot be told.
+    fn default() -> Self {
+        LocalTraffic::ClusterCidrs(Vec::new())
+    }
+}
+
+impl LocalTraffic {
+    pub(super) fn check(object: &ConfigObject, report: &mut Reporter<'_>) -> Self {
+        let mut by_name = |field: &str, name: &str, make: fn(InterfaceName) -> LocalTraffic| {
+            let checked = InterfaceName::new(name);
+            if checked.is_none() {
+                let why = "not a device's name (1 to 15 bytes, no '+' at the end); local traffic cannot be told";
+                report.reject(format!("detectLocal.{field}"), name, why);
+            }
+            checked.map(make).unwrap_or_default()
+        };
+        let names = &object.detect_local;
+        match object.detect_local_mode.as_deref().unwrap_or_default() {
+            "NodeCIDR" => LocalTraffic::NodeCidr,
+            "BridgeInterface" => by_name("bridgeInterface", &names.bridge_interface, LocalTraffic::BridgeInterface),
+            "InterfaceNamePrefix" => {
+                by_name("interfaceNamePrefix", &names.interface_name_prefix, LocalTraffic::InterfaceNamePrefix)
+            }
+            mode => {
+                if !matches!(mode, "" | "ClusterCIDR") {
+                    let why = "not ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix; taken as ClusterCIDR";
+                    report.reject("detectLocalMode", mode, why);
+                }
+                LocalTraffic::ClusterCidrs(check_cluster_cidrs(&object.cluster_cidr, report))
+            }
+        }
+    }
+}
+
+/// One network, or one of each family with a comma between.
+fn check_cluster_cidrs(text: &str, report: &mut Reporter<'_>) -> Vec<IpSpan> {
+    let mut networks: Vec<IpSpan> = Vec::new();
+    for text in text.split(',').filter(|_| !text.is_empty()) {
+        let Some(network) = parse_network(text) else {
+            report.reject("clusterCIDR", text, "not a network (ADDRESS/PREFIX); left out");
+            continue;
+        };
+        let family = Family::of(network.first());
+        if networks.iter().any(|earlier| Family::of(earlier.first()) == family) {
+            report.reject("clusterCIDR", text, "a second network of its family; left out");
+        } else {
+            networks.push(network);
+        }
+    }
+    networks
+}
+
+/// The bit, from the section `ipvs` or else from `iptables`, where kube-proxy has it.
+pub(super) fn check_masquerade_bit(object: &ConfigObject, report: &mut Reporter<'_>) -> MarkBit {
+    let (field, number) = match (object.ipvs.masquerade_bit, object.iptables.masquerade_bit) {
+        (Some(number), _) => ("ipvs.masqueradeBit", number),
+        (None, Some(number)) => ("iptables.masqueradeBit", number),
+        (None, None) => return MarkBit::default(),
+    };
+    let bit = u8::try_from(number).ok().and_then(MarkBit::new);
+    if bit.is_none() {
+        report.reject(field, number, "not a bit of the mark (0 to 31); taken as 14");
+    }
+    bit.unwrap_or_default()
+}
