@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipset::{Element, IpSpan, Ports};
 use ipvs::model::{Family, Protocol, VirtualServerConfig};
-use ipvs::{RealServer, VirtualServer, VirtualServerKey};
+use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::diff::{Changes, VirtualServerChange};
 use crate::sets::{SetKey, SetKind};
@@ -16,8 +17,16 @@ use crate::sets::{SetKey, SetKind};
 pub struct ObservedServer {
     /// Its configuration.
     pub config: VirtualServerConfig,
-    /// Its real servers, sorted.
-    pub real_servers: Vec<RealServer>,
+    /// Its real servers, sorted. Shared with what is wanted when both are equal.
+    pub real_servers: Arc<[RealServer]>,
+}
+
+impl ObservedServer {
+    /// Its real server with this key.
+    pub fn real_server(&self, key: &RealServerKey) -> Option<&RealServer> {
+        let place = self.real_servers.binary_search_by(|server| server.key.cmp(key)).ok()?;
+        self.real_servers.get(place)
+    }
 }
 
 /// What the kernel holds: of everybody, as far as IPVS goes; of ours, as far as addresses and sets go.
@@ -45,6 +54,7 @@ impl Observed {
     pub fn insert(&mut self, server: &VirtualServer, real_servers: impl IntoIterator<Item = RealServer>) {
         let mut real_servers: Vec<RealServer> = real_servers.into_iter().collect();
         real_servers.sort_unstable();
+        let real_servers = real_servers.into();
         self.virtual_servers.insert(server.key, ObservedServer { config: server.config, real_servers });
     }
 
@@ -116,9 +126,10 @@ impl Observed {
                 let Some(server) = self.virtual_servers.get_mut(&key) else { return };
                 server.config = config.unwrap_or(server.config);
                 let stays = |of: &RealServer| !remove.contains(&of.key) && set.iter().all(|new| new.key != of.key);
-                server.real_servers.retain(stays);
-                server.real_servers.extend(add.iter().chain(set));
-                server.real_servers.sort_unstable();
+                let mut real_servers: Vec<RealServer> = server.real_servers.iter().copied().filter(stays).collect();
+                real_servers.extend(add.iter().chain(set));
+                real_servers.sort_unstable();
+                server.real_servers = real_servers.into();
             }
         }
     }

@@ -81,20 +81,22 @@ fn harm(observed: &mut Observed, damage: &Damage) {
             let Some(server) = server(observed, index).and_then(|key| observed.virtual_servers.get_mut(&key)) else {
                 return;
             };
-            server.real_servers.iter_mut().for_each(|of| of.config.weight = Weight::new(*weight).unwrap());
+            let weight = Weight::new(*weight).unwrap();
+            server.real_servers = server.real_servers.iter().map(|of| of.with_weight(weight)).collect();
         }
         Damage::LoseRealServers(index) => {
             let Some(server) = server(observed, index).and_then(|key| observed.virtual_servers.get_mut(&key)) else {
                 return;
             };
-            server.real_servers.truncate(1);
+            server.real_servers = server.real_servers.iter().take(1).copied().collect();
         }
         Damage::ExtraRealServer(index) => {
             let Some(server) = server(observed, index).and_then(|key| observed.virtual_servers.get_mut(&key)) else {
                 return;
             };
-            server.real_servers.push(RealServer::new("10.244.9.9:9".parse().unwrap()));
-            server.real_servers.sort_unstable();
+            let extra = RealServer::new("10.244.9.9:9".parse().unwrap());
+            let all: BTreeSet<RealServer> = server.real_servers.iter().copied().chain([extra]).collect();
+            server.real_servers = all.into_iter().collect();
         }
         Damage::LoseVirtualServer(index) => {
             if let Some(key) = server(observed, index) {
@@ -227,7 +229,9 @@ fn a_draining_endpoint_that_returns_is_set() {
     let mut observed = programmed(&world.desired);
     let key = "TCP 10.96.0.1:80".parse().unwrap();
     let server = observed.virtual_servers.get_mut(&key).unwrap();
-    server.real_servers.first_mut().unwrap().config.weight = Weight::DRAIN;
+    let mut real_servers = server.real_servers.to_vec();
+    real_servers.first_mut().unwrap().config.weight = Weight::DRAIN;
+    server.real_servers = real_servers.into();
     let changes = diff(&world.desired, &observed, &world.config);
     let wanted = RealServer::new("10.244.0.1:8080".parse().unwrap());
     let change = VirtualServerChange::Update { config: None, add: vec![], set: vec![wanted], remove: vec![] };
