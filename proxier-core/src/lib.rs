@@ -96,6 +96,7 @@ pub mod diff;
 pub mod objects;
 pub mod observed;
 pub mod ports;
+pub mod rules;
 pub mod sets;
 pub mod snapshot;
 pub mod state;

@@ -1,0 +1,238 @@
+//! From what the kernel has to what it has to have.
+
+use std::fmt;
+
+use iptables::{Chain, ChainName, Dump, Edit, Rule, Table, TableName, Transaction};
+use serde::Serialize;
+
+use super::{Rules, names};
+
+/// A table of which `iptables-save` could not say what is in it, because it holds what only `nft` can express. Rules that
+/// are there cannot be found again, so nothing is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableTable {
+    table: TableName,
+}
+
+impl UnreadableTable {
+    /// The table.
+    pub fn table(&self) -> &TableName {
+        &self.table
+    }
+}
+
+impl fmt::Display for UnreadableTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = &self.table;
+        write!(
+            f,
+            "table {table} has rules that iptables-save cannot show, so those of Services cannot be compared and are left \
+             as they are; find them with `nft list ruleset` and remove what was not made by iptables"
+        )
+    }
+}
+
+impl std::error::Error for UnreadableTable {}
+
+/// Whether a line comes or goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum LineChange {
+    /// It is added.
+    Added,
+    /// It is removed.
+    Removed,
+}
+
+/// A line of `iptables-save` that comes or goes. Prints as `+ nat -A KUBE-SERVICES …`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[non_exhaustive]
+pub struct RuleLine {
+    /// Comes or goes.
+    pub change: LineChange,
+    /// The table.
+    pub table: String,
+    /// `:CHAIN` for a chain, `-A CHAIN …` for a rule.
+    pub line: String,
+}
+
+impl fmt::Display for RuleLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.change == LineChange::Added { '+' } else { '-' };
+        write!(f, "{sign} {} {}", self.table, self.line)
+    }
+}
+
+/// What has to change in the tables of a family. Prints as lines that come and go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuleChanges {
+    transaction: Transaction,
+    lines: Vec<RuleLine>,
+}
+
+impl RuleChanges {
+    /// Whether the kernel is as it has to be.
+    pub fn is_empty(&self) -> bool {
+        self.transaction.is_empty()
+    }
+
+    /// The input of `iptables-restore --noflush`; empty when nothing has to change.
+    pub fn transaction(&self) -> &Transaction {
+        &self.transaction
+    }
+
+    /// The same, to keep; `None` when nothing has to change.
+    pub fn into_transaction(self) -> Option<Transaction> {
+        (!self.transaction.is_empty()).then_some(self.transaction)
+    }
+
+    /// The lines that come and go.
+    pub fn lines(&self) -> &[RuleLine] {
+        &self.lines
+    }
+
+    fn line(&mut self, change: LineChange, table: &TableName, line: String) {
+        self.lines.push(RuleLine { change, table: table.to_string(), line });
+    }
+
+    fn rule(&mut self, change: LineChange, table: &TableName, chain: &ChainName, rule: &Rule) {
+        self.line(change, table, format!("-A {chain} {}", rule.arguments()));
+    }
+
+    /// Notes how one list of rules becomes another: what both begin and end with stays.
+    fn rules(&mut self, table: &TableName, chain: &ChainName, old: &[Rule], new: &[Rule]) {
+        let same = |(a, b): &(&Rule, &Rule)| a.same_as(b);
+        let head = old.iter().zip(new).take_while(same).count();
+        let (old, new) = (old.get(head..).unwrap_or_default(), new.get(head..).unwrap_or_default());
+        let tail = old.iter().rev().zip(new.iter().rev()).take_while(same).count();
+        let but_tail = |list: &'_ [Rule]| list.len().saturating_sub(tail);
+        for rule in old.iter().take(but_tail(old)) {
+            self.rule(LineChange::Removed, table, chain, rule);
+        }
+        for rule in new.iter().take(but_tail(new)) {
+            self.rule(LineChange::Added, table, chain, rule);
+        }
+    }
+}
+
+impl fmt::Display for RuleChanges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.lines.iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+}
+
+/// What is to be done to get from the dump to these rules, or to none.
+pub(super) fn compare(wanted: Option<&Rules>, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
+    let unreadable = observed.incompatible_tables();
+    let mut changes = RuleChanges::default();
+    for table in names::TABLES {
+        if unreadable.contains(&table.as_str()) {
+            return Err(UnreadableTable { table });
+        }
+        compare_table(&table, wanted, observed.table(&table), &mut changes);
+    }
+    Ok(changes)
+}
+
+fn compare_table(name: &TableName, wanted: Option<&Rules>, observed: Option<&Table>, changes: &mut RuleChanges) {
+    let chains = wanted.map_or(&[][..], |rules| rules.chains(name));
+    for chain in chains {
+        let there = observed.and_then(|table| table.chain(chain.name.as_str()));
+        if changes.transaction.table(name.clone()).replace_chain_if_different(observed, &chain.name, &chain.rules) {
+            if there.is_none() {
+                changes.line(LineChange::Added, name, format!(":{}", chain.name));
+            }
+            changes.rules(name, &chain.name, there.map_or(&[][..], |there| &there.rules), &chain.rules);
+        }
+    }
+    let Some(observed) = observed else {
+        place_all_jumps(name, wanted, changes);
+        return;
+    };
+    for from in observed.chains().iter().filter(|chain| is_builtin(name, chain)) {
+        let wanted = jumps(name, wanted, from.name.as_str());
+        place_jumps(name, from, &wanted, changes);
+    }
+    // A built-in chain that nobody has used may be missing from what the nft programs print.
+    for from in name.builtin_chains() {
+        if observed.chain(from).is_none() {
+            insert_jumps(name, &jumps(name, wanted, from), changes);
+        }
+    }
+    remove_chains(name, chains, observed, changes);
+}
+
+fn is_builtin(table: &TableName, chain: &Chain) -> bool {
+    chain.policy.is_some() || table.builtin_chains().contains(&chain.name.as_str())
+}
+
+fn jumps<'r>(table: &TableName, wanted: Option<&'r Rules>, from: &str) -> Vec<&'r super::Jump> {
+    let all = wanted.map_or(&[][..], Rules::jumps);
+    all.iter().filter(|jump| jump.table == *table && jump.from == *from).collect()
+}
+
+fn place_all_jumps(table: &TableName, wanted: Option<&Rules>, changes: &mut RuleChanges) {
+    for from in table.builtin_chains() {
+        insert_jumps(table, &jumps(table, wanted, from), changes);
+    }
+}
+
+/// Leaves the jumps of a chain as they are when they are all there in order; else removes what is there of them, and makes
+/// them the chain's first rules.
+fn place_jumps(table: &TableName, from: &Chain, wanted: &[&super::Jump], changes: &mut RuleChanges) {
+    let there: Vec<&Rule> = from.rules.iter().filter(|rule| names::is_jump_of_ours(table, rule)).collect();
+    if there.len() == wanted.len() && there.iter().zip(wanted).all(|(there, wanted)| there.same_as(&wanted.rule)) {
+        return;
+    }
+    for rule in there {
+        changes.rule(LineChange::Removed, table, &from.name, rule);
+        changes.transaction.table(table.clone()).edit(Edit::Delete(from.name.clone(), rule.clone()));
+    }
+    insert_jumps(table, wanted, changes);
+}
+
+fn insert_jumps(table: &TableName, wanted: &[&super::Jump], changes: &mut RuleChanges) {
+    for jump in wanted {
+        changes.rule(LineChange::Added, table, &jump.from, &jump.rule);
+        let insert = Edit::Insert(jump.from.clone(), jump.position, jump.rule.clone());
+        changes.transaction.table(table.clone()).edit(insert);
+    }
+}
+
+/// Removes chains of ours that are not wanted: all of them when cleaning up, those of older versions else.
+fn remove_chains(name: &TableName, wanted: &[Chain], observed: &Table, changes: &mut RuleChanges) {
+    let is_wanted = |chain: &str| wanted.iter().any(|wanted| wanted.name == *chain);
+    let unwanted = |chain: &str| names::owned(name).contains(&chain) && !is_wanted(chain);
+    let going: Vec<&Chain> = observed.chains().iter().filter(|chain| unwanted(chain.name.as_str())).collect();
+    // Somebody else's rule. Those of our chains go or are replaced, and our jumps go.
+    let is_foreign = |chain: &Chain, rule: &Rule| {
+        let in_ours = names::owned(name).contains(&chain.name.as_str());
+        let is_jump = is_builtin(name, chain) && names::is_jump_of_ours(name, rule);
+        !in_ours && !is_jump
+    };
+    let is_used = |chain: &Chain| observed.references(chain.name.as_str()).any(|(from, rule)| is_foreign(from, rule));
+    let edits = changes.transaction.table(name.clone());
+    let mut lines = Vec::new();
+    let mut deleted = Vec::new();
+    for chain in going {
+        let used = is_used(chain);
+        if used && chain.name == *names::MARK_MASQ {
+            continue;
+        }
+        if !chain.rules.is_empty() {
+            edits.edit(Edit::Flush(chain.name.clone()));
+            lines.extend(chain.rules.iter().map(|rule| format!("-A {} {}", chain.name, rule.arguments())));
+        }
+        if !used {
+            deleted.push(chain.name.clone());
+        }
+    }
+    // Only now that no rule of ours jumps to them any more.
+    for chain in deleted {
+        lines.push(format!(":{chain}"));
+        edits.edit(Edit::DeleteChain(chain));
+    }
+    for line in lines {
+        changes.line(LineChange::Removed, name, line);
+    }
+}

@@ -1,0 +1,155 @@
+//! What rules depend on: little, and cheap to compare.
+
+use std::fmt;
+
+use ipset::IpSpan;
+use ipvs::VirtualServerKey;
+use ipvs::model::Family;
+
+use crate::compile::Facts;
+use crate::config::{InterfaceName, LocalTraffic, MarkBit};
+use crate::sets::SetKind;
+use crate::state::Desired;
+
+/// What iptables and the kernel can do, of what some rules need. All of it by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// `MASQUERADE --random-fully`: iptables from 1.6.2 (`iptables::ProgramVersion::has_random_fully`). Without it, two
+    /// connections masqueraded at the same moment may get the same port, and one is lost.
+    pub random_fully: bool,
+    /// The match `physdev` (`CONFIG_NETFILTER_XT_MATCH_PHYSDEV`). A kernel without it has no packets for which it would
+    /// say that they came over a bridge port, so the match is left out of rules and they mean the same.
+    pub physdev: bool,
+    /// The match `ipvs` (`CONFIG_NETFILTER_XT_MATCH_IPVS`). Without it this node's own traffic cannot be kept from load
+    /// balancers whose source ranges leave it out: see [`Inputs::not_enforced`].
+    pub ipvs: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Capabilities { random_fully: true, physdev: true, ipvs: true }
+    }
+}
+
+/// Whose traffic to cluster IPs is masqueraded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MasqueradeSources {
+    /// Everybody's (`masqueradeAll`).
+    All,
+    /// That from outside of this network.
+    OutsideNetwork(IpSpan),
+    /// That which comes in by other devices than this one.
+    OutsideInterface(InterfaceName),
+    /// That which comes in by devices whose names do not begin so.
+    OutsidePrefix(InterfaceName),
+    /// That whose source is a cluster IP: nothing tells which traffic is this node's pods'.
+    ClusterIps,
+    /// Nobody's: every address is a pod's.
+    Nobody,
+}
+
+impl MasqueradeSources {
+    fn of(facts: &Facts, family: Family) -> Self {
+        let config = facts.config();
+        let outside = |network: Option<IpSpan>| match network {
+            None => MasqueradeSources::ClusterIps,
+            Some(network) if network.prefix() == Some(0) => MasqueradeSources::Nobody,
+            Some(network) => MasqueradeSources::OutsideNetwork(network),
+        };
+        if config.masquerade_all {
+            return MasqueradeSources::All;
+        }
+        match &config.local_traffic {
+            LocalTraffic::ClusterCidrs(networks) => {
+                outside(networks.iter().copied().find(|network| Family::of(network.first()) == family))
+            }
+            LocalTraffic::NodeCidr => outside(facts.pod_cidr(family)),
+            LocalTraffic::BridgeInterface(name) => MasqueradeSources::OutsideInterface(name.clone()),
+            LocalTraffic::InterfaceNamePrefix(name) => MasqueradeSources::OutsidePrefix(name.clone()),
+        }
+    }
+}
+
+/// Everything that the rules of a family depend on. Equal inputs have equal rules.
+///
+/// Worked out in the number of sets and of load balancers that this node may not use, however many Services there are:
+/// compare it with the last one after each update, and compile rules only when it differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inputs {
+    family: Family,
+    /// Sets with entries, sorted; only those that decide on rules.
+    filled: Vec<SetKind>,
+    barred: Vec<VirtualServerKey>,
+    sources: MasqueradeSources,
+    bit: MarkBit,
+    capabilities: Capabilities,
+}
+
+impl Inputs {
+    /// What the rules of this family depend on now.
+    pub fn new(family: Family, desired: &Desired, facts: &Facts, capabilities: Capabilities) -> Self {
+        let of_family = desired.sets().filter(|set| set.family == family).map(|set| set.kind);
+        Inputs {
+            family,
+            filled: of_family.filter(|kind| decides(*kind)).collect(),
+            barred: desired.barred_from_node().filter(|key| key.family() == family).collect(),
+            sources: MasqueradeSources::of(facts, family),
+            bit: facts.config().masquerade_bit,
+            capabilities,
+        }
+    }
+
+    /// The family.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Whether a set has entries. `false` for the two sets whose rules are always there.
+    pub fn is_filled(&self, kind: SetKind) -> bool {
+        self.filled.binary_search(&kind).is_ok()
+    }
+
+    /// Load balancers to which this node's own traffic is dropped, sorted.
+    pub fn barred_from_node(&self) -> &[VirtualServerKey] {
+        &self.barred
+    }
+
+    /// Whose traffic to cluster IPs is masqueraded.
+    pub fn sources(&self) -> &MasqueradeSources {
+        &self.sources
+    }
+
+    /// The bit that marks what is to be masqueraded.
+    pub fn masquerade_bit(&self) -> MarkBit {
+        self.bit
+    }
+
+    /// What iptables and the kernel can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    /// Load balancers that this node's own traffic can reach, though it is in none of their source ranges, because the
+    /// kernel lacks the match `ipvs`. To be told to the administrator.
+    pub fn not_enforced(&self) -> &[VirtualServerKey] {
+        if self.capabilities.ipvs { &[] } else { &self.barred }
+    }
+}
+
+/// Whether a rule comes and goes with the first entry of the set.
+fn decides(kind: SetKind) -> bool {
+    !matches!(kind, SetKind::HealthCheckNodePort | SetKind::IpvsIps)
+}
+
+/// `IPv4: KUBE-CLUSTER-IP, …`: what a log line wants to say of why rules are written.
+impl fmt::Display for Inputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = if self.family == Family::V4 { "IPv4" } else { "IPv6" };
+        write!(f, "{family}: sets in use:")?;
+        for kind in &self.filled {
+            write!(f, " {}", crate::sets::SetKey::new(self.family, *kind))?;
+        }
+        write!(f, "; {} load balancers barred from this node; mark {}", self.barred.len(), self.bit)
+    }
+}
