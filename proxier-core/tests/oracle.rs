@@ -8,11 +8,13 @@ use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
 
 use ipset::{Element, Entry};
+use iptables::{Rule, TableName};
 use ipvs::model::{Family, Protocol, RealServerKey, Scheduler, SchedulerFlags};
 use ipvs::{VirtualServerKey, Weight};
 use proxier_core::compile::Facts;
 use proxier_core::config::{Config, Families, Topology};
 use proxier_core::objects::{ConfigObject, EndpointSliceObject, NodeAddress, NodeObject, ServiceObject};
+use proxier_core::rules::{Capabilities, Inputs, compile};
 use proxier_core::sets::{SetKey, SetKind};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use proxier_core::state::Desired;
@@ -24,7 +26,11 @@ struct State {
     virtual_servers: BTreeMap<VirtualServerKey, VirtualServerState>,
     addresses: BTreeSet<IpAddr>,
     sets: BTreeMap<SetKey, BTreeSet<Element>>,
+    rules: BTreeMap<ChainKey, Vec<String>>,
 }
+
+/// Family, table, chain.
+type ChainKey = (Family, String, String);
 
 #[derive(Debug, PartialEq, Eq)]
 struct VirtualServerState {
@@ -129,6 +135,34 @@ fn state_of(desired: &Desired) -> State {
     state
 }
 
+/// Rules in canonical form, without comments: the corpus has none.
+fn rules_of(desired: &Desired, facts: &Facts) -> BTreeMap<ChainKey, Vec<String>> {
+    let mut chains = BTreeMap::new();
+    for family in facts.config().families.iter() {
+        let rules = compile(&Inputs::new(family, desired, facts, Capabilities::default())).unwrap();
+        for table in [TableName::NAT, TableName::FILTER] {
+            for chain in rules.chains(&table) {
+                let lines = chain.rules.iter().map(|rule| {
+                    let comment = rule.comment().map(|text| Rule::builder().comment(text).build().unwrap().to_string());
+                    let text = rule.to_string();
+                    canonical(&comment.map_or(text.clone(), |comment| text.replace(&comment, "")))
+                });
+                let mut lines: Vec<String> = lines.collect();
+                if chain.name == "KUBE-IPVS-OUT-FILTER" {
+                    // All of them drop: any order is the same.
+                    lines.sort();
+                }
+                chains.insert((family, table.to_string(), chain.name.to_string()), lines);
+            }
+        }
+    }
+    chains
+}
+
+fn canonical(rule: &str) -> String {
+    Rule::parse(rule).unwrap().canonical().to_string()
+}
+
 fn virtual_server_key(text: &str) -> VirtualServerKey {
     let (at, protocol) = text.split_once('/').unwrap();
     VirtualServerKey::new(protocol.parse::<Protocol>().unwrap(), at.parse().unwrap())
@@ -163,6 +197,12 @@ fn expected(scenario: &Scenario) -> State {
             });
             state.sets.insert(set, parsed.collect());
         }
+        for (table, chains) in expect["iptables"].as_object().unwrap() {
+            for (chain, rules) in chains.as_object().unwrap() {
+                let rules = objects::<String>(rules).iter().map(|rule| canonical(rule)).collect();
+                state.rules.insert((family, table.clone(), chain.clone()), rules);
+            }
+        }
     }
     state
 }
@@ -188,7 +228,53 @@ const DIFFERENCES: &[Difference] = &[
         apply: open_health_checks,
         shows_in: 8,
     },
+    Difference {
+        name: "external IPs of Services with policy Local are not rejected (fixed in 1.30; behaviour Q21)",
+        apply: |_, state| {
+            for ((family, _, chain), rules) in &mut state.rules {
+                if chain == "KUBE-IPVS-FILTER" {
+                    let after = return_for(*family, SetKind::ExternalIp);
+                    let place = rules.iter().position(|rule| *rule == after).unwrap();
+                    rules.insert(place + 1, return_for(*family, SetKind::ExternalIpLocal));
+                }
+            }
+        },
+        shows_in: 497,
+    },
+    Difference {
+        name: "this node's own traffic does not get around source ranges (KUBE-IPVS-OUT-FILTER, from 1.29)",
+        apply: |scenario, state| {
+            for family in scenario.families.iter() {
+                let key = (family, "filter".to_owned(), "KUBE-IPVS-OUT-FILTER".to_owned());
+                let rules = barred(family, state);
+                state.rules.insert(key, rules);
+            }
+        },
+        shows_in: 497,
+    },
 ];
+
+fn return_for(family: Family, kind: SetKind) -> String {
+    canonical(&format!("-m set --match-set {} dst,dst -j RETURN", SetKey::new(family, kind)))
+}
+
+/// Load balancers with source ranges of which none has the node's address in it, from what the corpus says of the sets.
+fn barred(family: Family, state: &State) -> Vec<String> {
+    let entries = |kind| state.sets.get(&SetKey::new(family, kind)).into_iter().flatten();
+    let mut rules = Vec::new();
+    for balancer in entries(SetKind::LoadBalancerFirewall) {
+        let Element::IpPort(address, ports) = balancer else { panic!("{balancer}") };
+        let itself = Element::IpPortIp(*address, *ports, *address);
+        if entries(SetKind::LoadBalancerSourceIp).all(|entry| *entry != itself) {
+            let text = balancer.to_string();
+            let (protocol, port) = text.split_once(',').unwrap().1.split_once(':').unwrap();
+            rules.push(format!("-s {address} -m ipvs --vaddr {address} --vproto {protocol} --vport {port} -j DROP"));
+        }
+    }
+    let mut rules: Vec<String> = rules.iter().map(|rule| canonical(rule)).collect();
+    rules.sort();
+    rules
+}
 
 fn open_health_checks(scenario: &Scenario, state: &mut State) {
     for service in objects::<ServiceObject>(&scenario.value["services"]) {
@@ -233,6 +319,13 @@ fn compare(scenario: &Scenario, ours: &State, theirs: &State, report: &mut Strin
             writeln!(report, "  {set}\n    ours     {a:?}\n    expected {b:?}").unwrap();
         }
     }
+    let chains: BTreeSet<_> = ours.rules.keys().chain(theirs.rules.keys()).collect();
+    for chain in chains {
+        let (a, b) = (ours.rules.get(chain), theirs.rules.get(chain));
+        if a != b {
+            writeln!(report, "  {chain:?}\n    ours     {a:#?}\n    expected {b:#?}").unwrap();
+        }
+    }
 }
 
 #[test]
@@ -246,7 +339,9 @@ fn every_scenario_ends_as_the_reference_says() {
         // A LoadBalancer with policy Local and no health-check port is said to be odd; the reference logs it too.
         let odd: Vec<_> = store.rejections().filter(|odd| odd.field != "spec.healthCheckNodePort").collect();
         assert!(odd.is_empty(), "{}: {odd:?}", scenario.id);
-        let ours = state_of(&Desired::build(&store, &facts(scenario)));
+        let facts = facts(scenario);
+        let desired = Desired::build(&store, &facts);
+        let ours = State { rules: rules_of(&desired, &facts), ..state_of(&desired) };
         let mut theirs = expected(scenario);
         for (difference, shown) in DIFFERENCES.iter().zip(&mut shown) {
             let before = format!("{theirs:?}");
@@ -265,6 +360,7 @@ fn every_scenario_ends_as_the_reference_says() {
 #[test]
 fn the_corpus_is_varied() {
     let (mut servers, mut real_servers, mut set_entries) = (0, 0, 0);
+    let mut rules = BTreeSet::new();
     let mut schedulers = BTreeSet::new();
     let mut sets = BTreeSet::new();
     for scenario in corpus() {
@@ -274,7 +370,11 @@ fn the_corpus_is_varied() {
         set_entries += state.sets.values().map(BTreeSet::len).sum::<usize>();
         schedulers.extend(state.virtual_servers.into_values().map(|server| server.scheduler));
         sets.extend(state.sets.into_keys());
+        rules.extend(
+            state.rules.into_iter().flat_map(|(chain, rules)| rules.into_iter().map(move |r| (chain.clone(), r))),
+        );
     }
+    assert_eq!(rules.len(), 75, "kinds of rules");
     assert!(servers > 2000 && real_servers > 2000 && set_entries > 5000, "{servers} {real_servers} {set_entries}");
     assert!(schedulers.contains(&Scheduler::MaglevHashing.to_string()) && schedulers.len() >= 5, "{schedulers:?}");
     let all: BTreeSet<SetKey> = SetKey::all(Family::V4).chain(SetKey::all(Family::V6)).collect();
