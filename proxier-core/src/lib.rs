@@ -90,13 +90,15 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
+pub mod backoff;
 pub mod compile;
 pub mod config;
 pub mod diff;
+pub mod drain;
 pub mod objects;
 pub mod observed;
 pub mod ports;
-pub mod rules;
+pub mod schedule;
 pub mod sets;
 pub mod snapshot;
 pub mod state;
