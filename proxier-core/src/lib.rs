@@ -98,6 +98,7 @@ pub mod drain;
 pub mod objects;
 pub mod observed;
 pub mod ports;
+pub mod rules;
 pub mod schedule;
 pub mod sets;
 pub mod snapshot;
