@@ -1,0 +1,168 @@
+use std::time::Duration;
+
+use super::*;
+
+fn read(line: &str) -> Result<Invocation, Ending> {
+    parse(std::iter::once("proxier-demo").chain(line.split_whitespace()).map(OsString::from))
+}
+
+fn configured(line: &str) -> Configured {
+    read(line).and_then(|invocation| invocation.configure()).unwrap_or_else(|ending| panic!("{line}: {ending}"))
+}
+
+fn refused(line: &str) -> String {
+    let ending = read(line).and_then(|invocation| invocation.configure()).expect_err(line);
+    assert_eq!(ending.code, 2, "{line}");
+    ending.text
+}
+
+#[test]
+fn clap_finds_no_fault() {
+    clap().debug_assert();
+}
+
+#[test]
+fn every_command() {
+    let command = |line| read(line).unwrap().command;
+    assert_eq!(command("run --manifests x"), Command::Run { once: false, init_only: false });
+    assert_eq!(command("run --once --manifests x"), Command::Run { once: true, init_only: false });
+    assert_eq!(command("plan"), Command::Plan(Output::Text));
+    assert_eq!(command("show -o json"), Command::Show(Output::Json));
+    assert_eq!(command("probe --output=json"), Command::Probe(Output::Json));
+    assert_eq!(command("cleanup"), Command::Cleanup);
+    assert_eq!(command("run --write-config-to out.yaml"), Command::WriteConfig("out.yaml".into()));
+}
+
+#[test]
+fn kube_proxys_own_way_to_start() {
+    let line = "--cluster_cidr=10.244.0.0/16 --hostname-override=Node-A --v=4 --proxy-mode=ipvs";
+    let configured = configured(line);
+    assert_eq!(read(line).unwrap().command, Command::Run { once: false, init_only: false });
+    assert_eq!(configured.settings.object.cluster_cidr, "10.244.0.0/16");
+    assert_eq!(configured.settings.node_name, "node-a");
+    assert_eq!(configured.settings.verbosity, 4);
+    assert_eq!(configured.warnings, Vec::<String>::new());
+    assert_eq!(read("--cleanup").unwrap().command, Command::Cleanup);
+    assert_eq!(read("--cleanup=").unwrap_err().code, 2);
+    assert_eq!(read("--write-config-to=c").unwrap().command, Command::WriteConfig("c".into()));
+    assert_eq!(read("--init-only").unwrap().command, Command::Run { once: false, init_only: true });
+}
+
+#[test]
+fn help_and_version_are_no_failures() {
+    for line in ["--help", "run --help", "-h", "--version", "-V", "run --version"] {
+        assert_eq!(read(line).unwrap_err().code, 0, "{line}");
+    }
+    assert_eq!(read("run --version").unwrap_err().text, format!("proxier-demo {}", env!("CARGO_PKG_VERSION")));
+    let help = read("run --help").unwrap_err().text;
+    for flag in ["--manifests", "--once", "--config", "--nodeport-addresses", "--ipvs-scheduler", "--masquerade-all"] {
+        assert!(help.contains(flag), "{flag} is not in the help");
+    }
+}
+
+#[test]
+fn bad_usage_is_one_line_that_says_what_to_do() {
+    for (line, expected) in [
+        ("", "'proxier-demo' requires a subcommand but one was not provided"),
+        ("frob", "unrecognized subcommand 'frob'"),
+        ("run --manifest x", "unexpected argument '--manifest' found; a similar argument exists: '--manifests'"),
+        ("plan --once", "unexpected argument '--once' found"),
+        ("show -o yaml", "invalid value 'yaml' for '--output <output>'; [possible values: text, json]"),
+        (
+            "run --ipvs-sync-period 30",
+            "invalid value '30' for '--ipvs-sync-period <DURATION>': \"30\" is not a duration; write",
+        ),
+        ("run --oom-score-adj much", "invalid value 'much' for '--oom-score-adj <N>': write a whole number"),
+        ("run --masquerade-all=maybe", "invalid value 'maybe' for '--masquerade-all[=<BOOL>]': write true or false"),
+        ("run --feature-gates A", "invalid value 'A' for '--feature-gates <A=true,…>': write NAME=true"),
+        ("run --manifests x --kubeconfig y", "the argument '--manifests <FILE|DIR>' cannot be used with"),
+        ("run stray", "unexpected argument 'stray' found"),
+        ("run --manifests", "a value is required for '--manifests <FILE|DIR>' but none was supplied"),
+    ] {
+        let text = refused(line);
+        assert!(text.starts_with(&format!("proxier-demo: {expected}")), "{line}: {text}");
+        assert!(text.ends_with("see proxier-demo --help"), "{line}: {text}");
+        assert_eq!(text.lines().count(), 1, "{line}: {text}");
+    }
+}
+
+#[test]
+fn impossible_values_name_the_flag() {
+    for (line, expected) in [
+        ("run --cluster-cidr 10.0.0.0/33", "--cluster-cidr: \"10.0.0.0/33\" is not a network (ADDRESS/PREFIX)"),
+        ("run --nodeport-addresses 10.0.0.0/8,x", "--nodeport-addresses: \"x\" is not a network (ADDRESS/PREFIX)"),
+        ("run --metrics-bind-address nowhere", "--metrics-bind-address: \"nowhere\" is not ADDRESS:PORT"),
+        ("run --healthz-port 70000", "--healthz-bind-address: \"0.0.0.0:70000\" is not ADDRESS:PORT"),
+        ("run --ipvs-min-sync-period 1m", "--ipvs-min-sync-period: longer than ipvs.syncPeriod (30s)"),
+        ("run --oom-score-adj -1001", "--oom-score-adj: -1001 is not from -1000 to 1000"),
+        ("run --hostname-override a/b", "--hostname-override: \"a/b\" cannot be a Node's name"),
+        ("run --config /nonexistent", "/nonexistent: cannot be read (No such file or directory (os error 2))"),
+    ] {
+        let text = refused(line);
+        assert!(text.starts_with(&format!("proxier-demo: {expected}")), "{line}: {text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn flags_set_the_fields_of_a_configuration_file() {
+    let configured = configured(
+        "run --ipvs-scheduler wlc --ipvs-min-sync-period 200ms --ipvs-sync-period=1m --ipvs-strict-arp \
+         --ipvs-exclude-cidrs 10.0.0.0/8,fd00::/8 --ipvs-exclude-cidrs 192.0.2.0/24 --nodeport-addresses primary \
+         --masquerade-all=true --iptables-masquerade-bit 20 --bind-address :: --oom-score-adj -500 \
+         --ipvs-tcp-timeout 15m --conntrack-min 0 --feature-gates A=true,B=false --detect-local-mode InterfaceNamePrefix \
+         --pod-interface-name-prefix cali",
+    );
+    let (settings, object) = (&configured.settings, &configured.settings.object);
+    assert_eq!(object.ipvs.scheduler, "wlc");
+    assert_eq!(settings.min_sync_period, Duration::from_millis(200));
+    assert_eq!(settings.sync_period, Duration::from_secs(60));
+    assert!(settings.strict_arp && object.iptables.masquerade_all);
+    assert_eq!(object.ipvs.exclude_cidrs, ["10.0.0.0/8", "fd00::/8", "192.0.2.0/24"]);
+    assert_eq!(settings.core.node_port_addresses, proxier_core::config::NodePortAddresses::Primary);
+    assert_eq!(object.iptables.masquerade_bit, Some(20));
+    assert_eq!(settings.healthz, Some("[::]:10256".parse().unwrap()));
+    assert_eq!(settings.metrics, Some("[::1]:10249".parse().unwrap()));
+    assert_eq!(settings.oom_score_adj, -500);
+    assert_eq!(settings.timeouts.tcp_secs, Some(900));
+    assert_eq!(settings.conntrack.min, 0);
+    assert_eq!(object.feature_gates.len(), 2);
+    assert_eq!(object.detect_local.interface_name_prefix, "cali");
+    assert_eq!(configured.warnings, ["accepted, without effect: --feature-gates"]);
+}
+
+#[test]
+fn of_two_values_the_last_counts() {
+    assert_eq!(configured("run --ipvs-scheduler rr --ipvs-scheduler sh").settings.object.ipvs.scheduler, "sh");
+}
+
+#[test]
+fn only_an_empty_address_or_port_0_switches_a_server_off() {
+    let servers = |args: &[&str]| {
+        let args = ["proxier-demo", "run"].iter().chain(args).map(OsString::from);
+        let settings = parse(args).and_then(|invocation| invocation.configure()).unwrap().settings;
+        (settings.healthz.map(|address| address.to_string()), settings.metrics.map(|address| address.to_string()))
+    };
+    let some = |text: &str| Some(text.to_owned());
+    assert_eq!(servers(&[]), (some("0.0.0.0:10256"), some("127.0.0.1:10249")));
+    assert_eq!(servers(&["--healthz-bind-address=", "--metrics-bind-address", ""]), (None, None));
+    assert_eq!(servers(&["--healthz-port=0", "--metrics-port=9"]), (None, some("127.0.0.1:9")));
+    assert_eq!(servers(&["--healthz-bind-address", "::1", "--healthz-port=0"]).0, some("[::1]:10256"));
+}
+
+#[test]
+fn sources() {
+    let source = |line| configured(line).source;
+    assert_eq!(source("run --manifests a --manifests b"), Source::Manifests(vec!["a".into(), "b".into()]));
+    assert_eq!(source("run"), Source::Cluster { kubeconfig: None, master: None });
+    assert_eq!(
+        source("plan --kubeconfig k --master http://192.0.2.1:8080"),
+        Source::Cluster { kubeconfig: Some("k".into()), master: Some("http://192.0.2.1:8080".into()) }
+    );
+}
+
+#[test]
+fn flags_of_kube_proxy_that_mean_nothing_here_are_said_once() {
+    let configured = configured("--logtostderr --vmodule=a=1 --kube-api-qps 50 --v 2");
+    assert_eq!(configured.warnings, ["accepted, without effect: --kube-api-qps, --logtostderr, --vmodule"]);
+}

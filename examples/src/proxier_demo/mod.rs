@@ -1,0 +1,8 @@
+//! The parts of `proxier-demo`, a Kubernetes service proxy, that do not touch the kernel.
+
+pub mod cli;
+pub mod duration;
+pub mod kubeproxyconfig;
+pub mod problem;
+pub mod settings;
+pub mod yaml;

@@ -1,0 +1,96 @@
+//! Bad input, named so that it can be found: which file, which document, which object, which field, and why.
+
+use std::fmt;
+
+/// Something in the input that cannot be used. Prints on one line:
+/// `web.yaml: document 2: Service demo/web: spec.ports[0].port: invalid type: string "http", expected i64`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Problem {
+    /// The file, the flag, or the server it came from.
+    pub origin: String,
+    /// Which document of the file, counted from 1.
+    pub document: Option<usize>,
+    /// Kind and name of the object, as far as they could be read.
+    pub object: Option<String>,
+    /// Path of the field; empty when no single field is at fault.
+    pub field: String,
+    /// What is wrong, and what to do.
+    pub reason: String,
+}
+
+impl Problem {
+    /// A problem of a whole file or flag.
+    pub fn new(origin: impl Into<String>, reason: impl Into<String>) -> Self {
+        Problem { origin: origin.into(), reason: reason.into(), ..Problem::default() }
+    }
+
+    /// The same, in this document.
+    #[must_use]
+    pub fn in_document(mut self, number: usize) -> Self {
+        self.document = Some(number);
+        self
+    }
+
+    /// The same, at this field.
+    #[must_use]
+    pub fn at(mut self, field: impl Into<String>) -> Self {
+        self.field = field.into();
+        self
+    }
+
+    /// The same, of this object.
+    #[must_use]
+    pub fn of(mut self, object: impl Into<String>) -> Self {
+        self.object = Some(object.into());
+        self
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let document = self.document.map(|number| format!("document {number}"));
+        let field = Some(self.field.as_str()).filter(|field| !field.is_empty());
+        let origin = Some(self.origin.as_str()).filter(|origin| !origin.is_empty());
+        let parts = [origin, document.as_deref(), self.object.as_deref(), field];
+        for part in parts.into_iter().flatten() {
+            write!(f, "{}: ", OneLine(part))?;
+        }
+        OneLine(&self.reason).fmt(f)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+/// Text of somebody else's, at most 400 characters of it, that cannot break a line or steer a terminal.
+#[derive(Clone, Copy, Debug)]
+pub struct OneLine<'a>(pub &'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 400;
+        let mut before_was_space = false;
+        for c in self.0.trim().chars().take(SHOWN) {
+            let space = matches!(c, ' ' | '\n' | '\r' | '\t');
+            match c {
+                _ if space && before_was_space => {}
+                _ if space => f.write_str(" ")?,
+                _ if c.is_control() => write!(f, "{}", c.escape_default())?,
+                _ => write!(f, "{c}")?,
+            }
+            before_was_space = space;
+        }
+        if self.0.trim().chars().nth(SHOWN).is_some() { f.write_str("…") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_whatever_the_text() {
+        let problem = Problem::new("a\nb.yaml", "x\u{1b}[2J\n\n  y").in_document(2).of("Service demo/web").at("spec");
+        assert_eq!(problem.to_string(), "a b.yaml: document 2: Service demo/web: spec: x\\u{1b}[2J y");
+        assert!(Problem::new("", "é".repeat(10_000)).to_string().chars().count() <= 401);
+    }
+}

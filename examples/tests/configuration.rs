@@ -1,0 +1,129 @@
+//! The configuration of `proxier-demo`, from a command line to checked values.
+#![cfg(feature = "proxier-demo")]
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use examples::proxier_demo::cli::{Configured, Ending, Source, parse};
+
+/// What kubeadm puts into the ConfigMap `kube-proxy` of a new cluster.
+const KUBEADM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kubeadm-config.conf");
+
+fn configured(args: &[&str]) -> Result<Configured, Ending> {
+    let args = std::iter::once(&"proxier-demo").chain(args).map(OsString::from);
+    parse(args).and_then(|invocation| invocation.configure())
+}
+
+#[test]
+fn kubeadms_own_file_is_read_without_a_warning() {
+    let configured = configured(&["--config", KUBEADM, "--hostname-override=node-a"]).unwrap();
+    assert_eq!(configured.warnings, Vec::<String>::new());
+    assert_eq!(
+        configured.source,
+        Source::Cluster { kubeconfig: Some("/var/lib/kube-proxy/kubeconfig.conf".into()), master: None }
+    );
+    let settings = configured.settings;
+    assert_eq!(settings.node_name, "node-a");
+    assert_eq!(settings.healthz, Some("0.0.0.0:10256".parse().unwrap()));
+    assert_eq!(settings.metrics, Some("127.0.0.1:10249".parse().unwrap()));
+    assert_eq!((settings.sync_period, settings.min_sync_period), (Duration::from_secs(30), Duration::ZERO));
+    assert_eq!(settings.oom_score_adj, -999);
+    assert_eq!(settings.conntrack.max_per_core, Some(32_768));
+    assert_eq!(settings.conntrack.min, 131_072);
+    assert_eq!(settings.conntrack.tcp_established_secs, Some(86_400));
+    assert_eq!(settings.conntrack.tcp_close_wait_secs, Some(3_600));
+    assert_eq!(settings.conntrack.udp_secs, None);
+    assert_eq!(settings.core.masquerade_bit.get(), 14);
+    assert_eq!(
+        settings.core.local_traffic,
+        proxier_core::config::LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()])
+    );
+}
+
+#[test]
+fn beside_a_file_flags_count_as_with_kube_proxy() {
+    let line = [
+        "run",
+        "--config",
+        KUBEADM,
+        "--ipvs-scheduler=wlc",
+        "--cluster-cidr=10.0.0.0/8",
+        "-v=5",
+        "--hostname-override=node-a",
+        "--kubeconfig=mine",
+    ];
+    let configured = configured(&line).unwrap();
+    assert_eq!(configured.settings.object.ipvs.scheduler, "rr");
+    assert_eq!(configured.settings.object.cluster_cidr, "10.244.0.0/16");
+    assert_eq!(configured.settings.verbosity, 5);
+    assert_eq!(configured.source, Source::Cluster { kubeconfig: Some("mine".into()), master: None });
+    assert_eq!(configured.warnings, ["accepted, without effect beside --config: --cluster-cidr, --ipvs-scheduler"]);
+}
+
+#[test]
+fn a_bad_file_is_bad_input_with_file_and_field() {
+    let dir = TempDir::new("bad");
+    for (name, text, expected) in [
+        ("kind", "kind: ConfigMap\napiVersion: v1\n", "kind: \"ConfigMap\"; should be KubeProxyConfiguration"),
+        ("yaml", "a: b: c\n", "not YAML or JSON: "),
+        ("field", "ipvs: {syncPeriod: soon}\n", "ipvs.syncPeriod: \"soon\" is not a duration"),
+        ("cidr", "ipvs: {excludeCIDRs: [10.0.0.0/40]}\n", "ipvs.excludeCIDRs[0]: \"10.0.0.0/40\" is not a network"),
+    ] {
+        let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+        let whole = matches!(name, "kind" | "yaml");
+        let path = dir.write(name, &if whole { text.to_owned() } else { format!("{head}{text}") });
+        let ending = configured(&["run", "--config", path.to_str().unwrap()]).unwrap_err();
+        assert_eq!(ending.code, 2);
+        let expected = format!("proxier-demo: {}: {expected}", path.display());
+        assert!(ending.text.starts_with(&expected), "{}\n{expected}", ending.text);
+        assert_eq!(ending.text.lines().count(), 1);
+    }
+}
+
+#[test]
+fn the_effective_configuration_is_written_and_reads_back_the_same() {
+    let dir = TempDir::new("written");
+    let first = configured(&["run", "--config", KUBEADM, "--hostname-override=node-a"]).unwrap().settings;
+    let path = dir.0.join("effective.yaml");
+    first.write(&path).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    for line in [
+        "kind: KubeProxyConfiguration",
+        "clusterCIDR: 10.244.0.0/16",
+        "mode: ipvs",
+        "  scheduler: rr",
+        "  tcpEstablishedTimeout: 24h0m0s",
+        "oomScoreAdj: -999",
+        "configSyncPeriod: 15m0s",
+    ] {
+        assert!(text.lines().any(|written| written.replace('"', "") == line), "{line}\n{text}");
+    }
+    let second = configured(&["run", "--config", path.to_str().unwrap()]).unwrap();
+    assert_eq!(second.warnings, Vec::<String>::new());
+    assert_eq!(second.settings.object, first.object);
+    let problem = first.write(Path::new("/nonexistent/file")).unwrap_err().to_string();
+    assert!(problem.starts_with("/nonexistent/file: cannot be written (No such file"), "{problem}");
+}
+
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("proxier-demo-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        TempDir(path)
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(&self.0));
+    }
+}
