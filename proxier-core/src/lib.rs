@@ -95,6 +95,10 @@ pub mod compile;
 pub mod config;
 pub mod diff;
 pub mod drain;
+#[cfg(feature = "testing")]
+pub mod fake;
+#[cfg(feature = "kernel")]
+pub mod kernel;
 pub mod objects;
 pub mod observed;
 pub mod ports;

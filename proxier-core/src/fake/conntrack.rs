@@ -1,0 +1,38 @@
+//! Tracked connections.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use ipvs::model::Protocol;
+
+use crate::ports::UdpServices;
+
+/// A tracked connection, seen from the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Flow {
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The client.
+    pub client: SocketAddr,
+    /// What the client sent to.
+    pub destination: SocketAddr,
+    /// Who answers: an endpoint, or the destination itself when nothing was translated.
+    pub endpoint: SocketAddr,
+}
+
+impl Flow {
+    /// A UDP flow.
+    pub fn udp(client: SocketAddr, destination: SocketAddr, endpoint: SocketAddr) -> Self {
+        Flow { protocol: Protocol::Udp, client, destination, endpoint }
+    }
+}
+
+pub(super) fn forget_udp(flows: &mut BTreeSet<Flow>, services: &UdpServices) -> usize {
+    let before = flows.len();
+    flows.retain(|flow| {
+        let stale = flow.protocol == Protocol::Udp
+            && services.get(&flow.destination).is_some_and(|endpoints| !endpoints.contains(&flow.endpoint));
+        !stale
+    });
+    before.saturating_sub(flows.len())
+}

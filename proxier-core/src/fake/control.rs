@@ -1,0 +1,341 @@
+//! What goes wrong and when, and what was written.
+
+use crate::ports::{PortError, PortErrorKind};
+use ipvs::model::Family;
+
+/// A method of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Call {
+    /// [`Ipvs::snapshot`](crate::ports::Ipvs::snapshot).
+    IpvsSnapshot,
+    /// [`Ipvs::real_servers`](crate::ports::Ipvs::real_servers).
+    IpvsRealServers,
+    /// [`Ipvs::run`](crate::ports::Ipvs::run); its items are the operations.
+    IpvsRun,
+    /// [`Ipvs::timeouts`](crate::ports::Ipvs::timeouts).
+    IpvsTimeouts,
+    /// [`Ipvs::set_timeouts`](crate::ports::Ipvs::set_timeouts).
+    IpvsSetTimeouts,
+    /// [`Sets::entries`](crate::ports::Sets::entries).
+    SetsEntries,
+    /// [`Sets::create`](crate::ports::Sets::create).
+    SetsCreate,
+    /// [`Sets::add`](crate::ports::Sets::add); its items are the entries.
+    SetsAdd,
+    /// [`Sets::delete`](crate::ports::Sets::delete); its items are the entries.
+    SetsDelete,
+    /// [`Sets::replace`](crate::ports::Sets::replace).
+    SetsReplace,
+    /// [`Sets::destroy`](crate::ports::Sets::destroy).
+    SetsDestroy,
+    /// [`Rules::has_random_fully`](crate::ports::Rules::has_random_fully).
+    RulesHasRandomFully,
+    /// [`Rules::dump`](crate::ports::Rules::dump).
+    RulesDump,
+    /// [`Rules::restore`](crate::ports::Rules::restore).
+    RulesRestore,
+    /// [`Links::create_device`](crate::ports::Links::create_device).
+    LinksCreateDevice,
+    /// [`Links::delete_device`](crate::ports::Links::delete_device).
+    LinksDeleteDevice,
+    /// [`Links::addresses`](crate::ports::Links::addresses).
+    LinksAddresses,
+    /// [`Links::bind`](crate::ports::Links::bind); its items are the addresses.
+    LinksBind,
+    /// [`Links::unbind`](crate::ports::Links::unbind); its items are the addresses.
+    LinksUnbind,
+    /// [`Sysctls::get`](crate::ports::Sysctls::get).
+    SysctlsGet,
+    /// [`Sysctls::set`](crate::ports::Sysctls::set).
+    SysctlsSet,
+    /// [`Conntrack::forget_udp`](crate::ports::Conntrack::forget_udp).
+    ConntrackForgetUdp,
+}
+
+impl Call {
+    /// All of them.
+    pub const ALL: [Call; 22] = [
+        Call::IpvsSnapshot,
+        Call::IpvsRealServers,
+        Call::IpvsRun,
+        Call::IpvsTimeouts,
+        Call::IpvsSetTimeouts,
+        Call::SetsEntries,
+        Call::SetsCreate,
+        Call::SetsAdd,
+        Call::SetsDelete,
+        Call::SetsReplace,
+        Call::SetsDestroy,
+        Call::RulesHasRandomFully,
+        Call::RulesDump,
+        Call::RulesRestore,
+        Call::LinksCreateDevice,
+        Call::LinksDeleteDevice,
+        Call::LinksAddresses,
+        Call::LinksBind,
+        Call::LinksUnbind,
+        Call::SysctlsGet,
+        Call::SysctlsSet,
+        Call::ConntrackForgetUdp,
+    ];
+
+    /// Whether it changes something.
+    pub fn is_write(self) -> bool {
+        !matches!(
+            self,
+            Call::IpvsSnapshot
+                | Call::IpvsRealServers
+                | Call::IpvsTimeouts
+                | Call::SetsEntries
+                | Call::RulesHasRandomFully
+                | Call::RulesDump
+                | Call::LinksAddresses
+                | Call::SysctlsGet
+        )
+    }
+}
+
+/// Which time a fault happens, counted from when it was set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Nth {
+    Call(u64),
+    Item(u64),
+    Every,
+}
+
+/// A failure to come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "it does nothing until it is given to FakeKernel::fail"]
+pub struct Fault {
+    call: Call,
+    kind: PortErrorKind,
+    nth: Nth,
+    takes_effect: bool,
+    family: Option<Family>,
+}
+
+impl Fault {
+    /// The next call of this method fails as a whole, with nothing done.
+    pub fn new(call: Call, kind: PortErrorKind) -> Self {
+        Fault { call, kind, nth: Nth::Call(0), takes_effect: false, family: None }
+    }
+
+    /// Not the next call, but the one after so many others.
+    pub fn after_calls(mut self, calls: u64) -> Self {
+        self.nth = Nth::Call(calls);
+        self
+    }
+
+    /// Just one item, after so many others have gone by, in this call or later ones. A method without items takes each call
+    /// for one.
+    pub fn item(mut self, items_before: u64) -> Self {
+        self.nth = Nth::Item(items_before);
+        self
+    }
+
+    /// Every call, until [`FakeKernel::clear_faults`](super::FakeKernel::clear_faults).
+    pub fn every(mut self) -> Self {
+        self.nth = Nth::Every;
+        self
+    }
+
+    /// It is done all the same: what a lost answer looks like, with kind [`PortErrorKind::Unknown`].
+    pub fn takes_effect(mut self) -> Self {
+        self.takes_effect = true;
+        self
+    }
+
+    /// Only calls about this family count; for methods of rules and sets.
+    pub fn family(mut self, family: Family) -> Self {
+        self.family = Some(family);
+        self
+    }
+}
+
+/// Writes asked for, by port; done before or refused counts too. A call without items is one, but for `restore`, which counts
+/// its tables, and `replace`, which counts at least one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Writes {
+    /// Operations on virtual and real servers, and changes of timeouts.
+    pub ipvs: u64,
+    /// Entries added and deleted, sets created, replaced and destroyed.
+    pub sets: u64,
+    /// Tables of transactions.
+    pub rules: u64,
+    /// Addresses bound and unbound, devices created and deleted.
+    pub links: u64,
+    /// Values written below `/proc/sys`.
+    pub sysctls: u64,
+    /// Calls that look for flows to forget.
+    pub conntrack: u64,
+}
+
+impl Writes {
+    /// All ports together.
+    pub fn total(&self) -> u64 {
+        [self.ipvs, self.sets, self.rules, self.links, self.sysctls, self.conntrack]
+            .iter()
+            .fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    fn of(&mut self, call: Call) -> &mut u64 {
+        match call {
+            Call::IpvsSnapshot | Call::IpvsRealServers | Call::IpvsRun | Call::IpvsTimeouts | Call::IpvsSetTimeouts => {
+                &mut self.ipvs
+            }
+            Call::SetsEntries
+            | Call::SetsCreate
+            | Call::SetsAdd
+            | Call::SetsDelete
+            | Call::SetsReplace
+            | Call::SetsDestroy => &mut self.sets,
+            Call::RulesHasRandomFully | Call::RulesDump | Call::RulesRestore => &mut self.rules,
+            Call::LinksCreateDevice
+            | Call::LinksDeleteDevice
+            | Call::LinksAddresses
+            | Call::LinksBind
+            | Call::LinksUnbind => &mut self.links,
+            Call::SysctlsGet | Call::SysctlsSet => &mut self.sysctls,
+            Call::ConntrackForgetUdp => &mut self.conntrack,
+        }
+    }
+}
+
+/// What shall become of one call.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// As the kernel decides.
+    Plain,
+    /// Fails as a whole; `true` if it is done all the same.
+    Fail(PortError, bool),
+    /// Some items have a fate of their own.
+    Items(Vec<Fate>),
+}
+
+/// What shall become of one item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Plain,
+    Fail(PortError),
+    DoneAndFail(PortError),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Control {
+    faults: Vec<Fault>,
+    /// Writes left until the process dies.
+    left: Option<u64>,
+    crashed: bool,
+    pub(super) writes: Writes,
+}
+
+fn injected(call: Call, kind: PortErrorKind) -> PortError {
+    PortError::new(kind, format!("{call:?}: a fault was injected"))
+}
+
+fn dead() -> PortError {
+    PortError::new(PortErrorKind::Other, "the process has crashed: make a new engine and call FakeKernel::restart")
+}
+
+impl Control {
+    pub(super) fn add(&mut self, fault: Fault) {
+        self.faults.push(fault);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.faults.clear();
+    }
+
+    pub(super) fn crash_after(&mut self, writes: u64) {
+        self.left = Some(writes);
+    }
+
+    pub(super) fn restart(&mut self) {
+        self.left = None;
+        self.crashed = false;
+    }
+
+    pub(super) fn has_crashed(&self) -> bool {
+        self.crashed
+    }
+
+    /// Whether a crash is to come, so that writes must be taken one by one.
+    pub(super) fn is_armed(&self) -> bool {
+        self.left.is_some()
+    }
+
+    /// Takes one write from what is left; `false` when the process is dead.
+    pub(super) fn spend(&mut self) -> bool {
+        match &mut self.left {
+            _ if self.crashed => false,
+            Some(0) => {
+                self.crashed = true;
+                false
+            }
+            Some(left) => {
+                *left = left.saturating_sub(1);
+                true
+            }
+            None => true,
+        }
+    }
+
+    /// Counts a call of so many items and decides what becomes of it. `spends` says that its writes are counted below.
+    pub(super) fn decide(&mut self, call: Call, family: Option<Family>, items: usize, spends: bool) -> Verdict {
+        if self.crashed {
+            return Verdict::Fail(dead(), false);
+        }
+        if call.is_write() {
+            let count = self.writes.of(call);
+            *count = count.saturating_add(u64::try_from(items).unwrap_or(u64::MAX));
+        }
+        let spends = spends && call.is_write() && self.left.is_some();
+        if self.faults.is_empty() && !spends {
+            return Verdict::Plain;
+        }
+        let mut fates = vec![Fate::Plain; items];
+        let mut whole = None;
+        self.faults.retain_mut(|fault| {
+            if fault.call != call || fault.family.is_some_and(|wanted| Some(wanted) != family) {
+                return true;
+            }
+            match &mut fault.nth {
+                Nth::Every => {
+                    whole.get_or_insert((injected(call, fault.kind), fault.takes_effect));
+                    true
+                }
+                Nth::Call(0) => {
+                    whole.get_or_insert((injected(call, fault.kind), fault.takes_effect));
+                    false
+                }
+                Nth::Call(left) => {
+                    *left = left.saturating_sub(1);
+                    true
+                }
+                Nth::Item(left) => {
+                    let place = usize::try_from(*left).ok().and_then(|place| fates.get_mut(place));
+                    if let Some(fate) = place {
+                        let error = injected(call, fault.kind);
+                        *fate = if fault.takes_effect { Fate::DoneAndFail(error) } else { Fate::Fail(error) };
+                        return false;
+                    }
+                    *left = left.saturating_sub(u64::try_from(items).unwrap_or(u64::MAX));
+                    true
+                }
+            }
+        });
+        if let Some((error, done)) = whole {
+            return Verdict::Fail(error, done);
+        }
+        if spends {
+            for fate in &mut fates {
+                if !matches!(fate, Fate::Fail(_)) && !self.spend() {
+                    *fate = Fate::Fail(dead());
+                }
+            }
+        }
+        if fates.iter().all(|fate| *fate == Fate::Plain) { Verdict::Plain } else { Verdict::Items(fates) }
+    }
+}

@@ -1,0 +1,122 @@
+//! Interfaces and their addresses.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind};
+use crate::snapshot::HostAddresses;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Interface {
+    dummy: bool,
+    addresses: Vec<IpAddr>,
+}
+
+/// The interfaces of a namespace, with the rules of net/core/rtnetlink.c, net/ipv4/devinet.c and net/ipv6/addrconf.c: an address
+/// is on a device once, may be on several, and goes with its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Interfaces {
+    interfaces: BTreeMap<String, Interface>,
+    pub(super) has_dummy: bool,
+    pub(super) has_ipv6: bool,
+}
+
+/// What fits `IFNAMSIZ` with its NUL.
+const LONGEST_NAME: usize = 15;
+
+impl Default for Interfaces {
+    fn default() -> Self {
+        let addresses = vec![IpAddr::from([127, 0, 0, 1]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];
+        let lo = Interface { dummy: false, addresses };
+        Interfaces { interfaces: [("lo".to_owned(), lo)].into(), has_dummy: true, has_ipv6: true }
+    }
+}
+
+fn missing(doing: &str, device: &str) -> PortError {
+    PortError::new(PortErrorKind::NotFound, format!("{doing} {device}: there is no such device"))
+}
+
+impl Interfaces {
+    /// Gives an interface that is no dummy device exactly these addresses, creating it if need be.
+    pub(super) fn set(&mut self, name: &str, addresses: &[IpAddr]) {
+        self.interfaces.entry(name.to_owned()).or_default().addresses = addresses.to_vec();
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> bool {
+        self.interfaces.remove(name).is_some()
+    }
+
+    pub(super) fn all(&self) -> BTreeMap<String, Vec<IpAddr>> {
+        self.interfaces.iter().map(|(name, interface)| (name.clone(), interface.addresses.clone())).collect()
+    }
+
+    pub(super) fn create(&mut self, name: &str) -> Result<(), PortError> {
+        if name.is_empty() || name.len() > LONGEST_NAME || name.contains(['/', ':', ' ']) || name == "." || name == ".."
+        {
+            return Err(PortError::new(PortErrorKind::Invalid, format!("creating device {name:?}: impossible name")));
+        }
+        match self.interfaces.get(name) {
+            Some(Interface { dummy: true, .. }) => Ok(()),
+            Some(_) => {
+                let message = format!("creating device {name}: something else has this name and is no dummy device");
+                Err(PortError::new(PortErrorKind::Invalid, message))
+            }
+            None if !self.has_dummy => {
+                let message = format!("creating device {name}: this kernel has no dummy devices");
+                Err(PortError::new(PortErrorKind::Unavailable, message))
+            }
+            None => {
+                self.interfaces.insert(name.to_owned(), Interface { dummy: true, addresses: Vec::new() });
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn delete(&mut self, name: &str) -> Result<(), PortError> {
+        match self.interfaces.get(name) {
+            None => Ok(()),
+            Some(Interface { dummy: true, .. }) => {
+                self.interfaces.remove(name);
+                Ok(())
+            }
+            Some(_) => {
+                let message = format!("deleting device {name}: it is no dummy device");
+                Err(PortError::new(PortErrorKind::Invalid, message))
+            }
+        }
+    }
+
+    pub(super) fn addresses(&self) -> HostAddresses {
+        HostAddresses { interfaces: self.all() }
+    }
+
+    pub(super) fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
+        let has_ipv6 = self.has_ipv6;
+        let mut interface = self.interfaces.get_mut(device);
+        let mut bind = |address: IpAddr| {
+            let doing = || format!("adding {address} to");
+            let Some(interface) = &mut interface else { return Err(missing(&doing(), device)) };
+            if address.is_ipv6() && !has_ipv6 {
+                let message = format!("{} {device}: this kernel has no IPv6", doing());
+                return Err(PortError::new(PortErrorKind::Unavailable, message));
+            }
+            if address.is_multicast() || address.is_ipv6() && (address.is_unspecified() || address.is_loopback()) {
+                let message = format!("{} {device}: the kernel refuses the address", doing());
+                return Err(PortError::new(PortErrorKind::Invalid, message));
+            }
+            if !interface.addresses.contains(&address) {
+                interface.addresses.push(address);
+            }
+            Ok(())
+        };
+        let outcomes = addresses.iter().enumerate().map(|(index, address)| (index, bind(*address)));
+        outcomes.filter_map(|(index, outcome)| outcome.err().map(|error| ItemFailure { index, error })).collect()
+    }
+
+    pub(super) fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
+        if let Some(interface) = self.interfaces.get_mut(device) {
+            interface.addresses.retain(|address| !addresses.contains(address));
+        }
+        Vec::new()
+    }
+}

@@ -1,0 +1,312 @@
+//! The ports of the fake kernel: those of the real one where there are bytes to speak, with failures arranged in front.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipset::Element;
+use ipset::fake::FakeIpset;
+use iptables::{BackendChoice, Dump, Limits, Transaction};
+use ipvs::model::{Family, ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
+use ipvs::testing::FakeIpvs;
+use ipvs::{Operation, VirtualServerKey};
+
+use super::conntrack::{Flow, forget_udp};
+use super::control::{Call, Control, Fate, Verdict};
+use super::host::Host;
+use super::links::Interfaces;
+use super::shared::Shared;
+use super::transport::Mortal;
+use crate::kernel::{IpvsPort, RulesPort, SetsPort};
+use crate::ports::{
+    Conntrack, Ipvs, ItemFailure, ItemFailures, Links, PortError, PortErrorKind, Ports, Rules, Sets, Sysctls,
+    UdpServices,
+};
+use crate::sets::SetKey;
+use crate::snapshot::HostAddresses;
+
+pub(super) struct FakePorts {
+    ipvs: FakeIpvsPort,
+    sets: FakeSetsPort,
+    rules: FakeRulesPort,
+    links: FakeLinksPort,
+    sysctls: FakeSysctlsPort,
+    conntrack: FakeConntrackPort,
+}
+
+type Rest<'a> = (&'a Shared<BTreeMap<String, String>>, &'a Shared<BTreeSet<Flow>>, &'a Shared<Control>);
+
+impl FakePorts {
+    pub(super) fn new(
+        ipvs: &FakeIpvs,
+        sets: &FakeIpset,
+        host: &Host,
+        links: &Shared<Interfaces>,
+        (sysctls, flows, control): Rest<'_>,
+    ) -> Self {
+        let gate = || Gate(control.clone());
+        let (ipvs, sets, counting) = (ipvs.clone(), sets.clone(), Shared::new(false));
+        let (control, noticing) = (control.clone(), counting.clone());
+        let open_sets =
+            move || ipset::Client::with_transport(Mortal::new(sets.transport(), control.clone(), noticing.clone()));
+        let rules = RulesPort::new(host.clone(), BackendChoice::Detect, Limits::default());
+        FakePorts {
+            ipvs: FakeIpvsPort { gate: gate(), port: IpvsPort::new(move || ipvs.client()) },
+            sets: FakeSetsPort { gate: gate(), port: SetsPort::new(open_sets), counting },
+            rules: FakeRulesPort { gate: gate(), port: rules, host: host.clone(), seen: BTreeMap::new() },
+            links: FakeLinksPort { gate: gate(), links: links.clone() },
+            sysctls: FakeSysctlsPort { gate: gate(), values: sysctls.clone() },
+            conntrack: FakeConntrackPort { gate: gate(), flows: flows.clone() },
+        }
+    }
+
+    pub(super) fn lend(&mut self) -> Ports<'_> {
+        Ports {
+            ipvs: &mut self.ipvs,
+            sets: &mut self.sets,
+            rules: &mut self.rules,
+            links: &mut self.links,
+            sysctls: &mut self.sysctls,
+            conntrack: &mut self.conntrack,
+        }
+    }
+}
+
+/// Where arranged failures happen.
+struct Gate(Shared<Control>);
+
+impl Gate {
+    /// A call without items.
+    fn call<T>(
+        &self,
+        call: Call,
+        family: Option<Family>,
+        ask: impl FnOnce() -> Result<T, PortError>,
+    ) -> Result<T, PortError> {
+        self.weighing(call, family, 1, true, ask)
+    }
+
+    fn weighing<T>(
+        &self,
+        call: Call,
+        family: Option<Family>,
+        writes: usize,
+        spends: bool,
+        ask: impl FnOnce() -> Result<T, PortError>,
+    ) -> Result<T, PortError> {
+        let verdict = self.0.lock().decide(call, family, writes, spends);
+        let (error, done) = match verdict {
+            Verdict::Plain => return ask(),
+            Verdict::Fail(error, done) => (error, done),
+            Verdict::Items(fates) => match fates.into_iter().next() {
+                Some(Fate::Fail(error)) => (error, false),
+                Some(Fate::DoneAndFail(error)) => (error, true),
+                _ => return ask(),
+            },
+        };
+        if done {
+            // Nobody hears what the kernel said.
+            drop(ask());
+        }
+        Err(error)
+    }
+
+    /// A call with items.
+    fn items<T: Clone>(
+        &self,
+        call: Call,
+        family: Option<Family>,
+        items: &[T],
+        write: impl FnOnce(&[T]) -> ItemFailures,
+    ) -> ItemFailures {
+        let verdict = self.0.lock().decide(call, family, items.len(), true);
+        let fates = match verdict {
+            Verdict::Plain => return write(items),
+            Verdict::Fail(error, true) => vec![Fate::DoneAndFail(error); items.len()],
+            Verdict::Fail(error, false) => vec![Fate::Fail(error); items.len()],
+            Verdict::Items(fates) => fates,
+        };
+        let sent = fates.iter().enumerate().filter(|(_, fate)| !matches!(fate, Fate::Fail(_)));
+        let (places, sent): (Vec<usize>, Vec<T>) =
+            sent.filter_map(|(place, _)| Some((place, items.get(place)?.clone()))).unzip();
+        let mut failures = BTreeMap::new();
+        if !sent.is_empty() {
+            for failure in write(&sent) {
+                if let Some(place) = places.get(failure.index) {
+                    failures.insert(*place, failure.error);
+                }
+            }
+        }
+        for (place, fate) in fates.into_iter().enumerate() {
+            if let Fate::Fail(error) | Fate::DoneAndFail(error) = fate {
+                failures.insert(place, error);
+            }
+        }
+        failures.into_iter().map(|(index, error)| ItemFailure { index, error }).collect()
+    }
+}
+
+struct FakeIpvsPort {
+    gate: Gate,
+    port: IpvsPort,
+}
+
+impl Ipvs for FakeIpvsPort {
+    fn snapshot(&mut self) -> Result<Snapshot, PortError> {
+        self.gate.call(Call::IpvsSnapshot, None, || self.port.snapshot())
+    }
+
+    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
+        self.gate.call(Call::IpvsRealServers, None, || self.port.real_servers(key))
+    }
+
+    fn run(&mut self, operations: &[Operation]) -> ItemFailures {
+        self.gate.items(Call::IpvsRun, None, operations, |operations| self.port.run(operations))
+    }
+
+    fn timeouts(&mut self) -> Result<Timeouts, PortError> {
+        self.gate.call(Call::IpvsTimeouts, None, || self.port.timeouts())
+    }
+
+    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
+        self.gate.call(Call::IpvsSetTimeouts, None, || self.port.set_timeouts(timeouts))
+    }
+}
+
+struct FakeSetsPort {
+    gate: Gate,
+    port: SetsPort,
+    /// Whether the messages of a replacement are counted, one by one.
+    counting: Shared<bool>,
+}
+
+impl Sets for FakeSetsPort {
+    fn entries(&mut self, set: SetKey) -> Result<Option<BTreeSet<Element>>, PortError> {
+        self.gate.call(Call::SetsEntries, Some(set.family), || self.port.entries(set))
+    }
+
+    fn create(&mut self, set: SetKey, room: usize) -> Result<(), PortError> {
+        self.gate.call(Call::SetsCreate, Some(set.family), || self.port.create(set, room))
+    }
+
+    fn add(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures {
+        self.gate.items(Call::SetsAdd, Some(set.family), elements, |elements| self.port.add(set, elements))
+    }
+
+    fn delete(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures {
+        self.gate.items(Call::SetsDelete, Some(set.family), elements, |elements| self.port.delete(set, elements))
+    }
+
+    fn replace(&mut self, set: SetKey, elements: &[&Element]) -> Result<(), PortError> {
+        let counting = &self.counting;
+        self.gate.weighing(Call::SetsReplace, Some(set.family), elements.len().max(1), false, || {
+            *counting.lock() = self.gate.0.lock().is_armed();
+            let outcome = self.port.replace(set, elements);
+            *counting.lock() = false;
+            outcome
+        })
+    }
+
+    fn destroy(&mut self, set: SetKey) -> Result<(), PortError> {
+        self.gate.call(Call::SetsDestroy, Some(set.family), || self.port.destroy(set))
+    }
+}
+
+struct FakeRulesPort {
+    gate: Gate,
+    port: RulesPort<Host>,
+    host: Host,
+    /// What was read last, by family, and when: text takes its time to be written and read.
+    seen: BTreeMap<Family, (u64, Dump)>,
+}
+
+impl Rules for FakeRulesPort {
+    fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError> {
+        self.gate.call(Call::RulesHasRandomFully, Some(family), || self.port.has_random_fully(family))
+    }
+
+    fn dump(&mut self, family: Family) -> Result<Dump, PortError> {
+        let (host, seen, port) = (&self.host, &mut self.seen, &mut self.port);
+        self.gate.call(Call::RulesDump, Some(family), || {
+            let generation = host.generation();
+            if let Some((_, dump)) = seen.get(&family).filter(|(at, _)| *at == generation) {
+                return Ok(dump.clone());
+            }
+            let dump = port.dump(family)?;
+            seen.insert(family, (generation, dump.clone()));
+            Ok(dump)
+        })
+    }
+
+    fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        // Every table ends in one; what cannot be written is refused below.
+        let text = transaction.to_restore_text().unwrap_or_default();
+        let tables = text.lines().filter(|line| *line == "COMMIT").count();
+        self.gate.weighing(Call::RulesRestore, Some(family), tables, false, || self.port.restore(family, transaction))
+    }
+}
+
+struct FakeLinksPort {
+    gate: Gate,
+    links: Shared<Interfaces>,
+}
+
+impl Links for FakeLinksPort {
+    fn create_device(&mut self, name: &str) -> Result<(), PortError> {
+        self.gate.call(Call::LinksCreateDevice, None, || self.links.lock().create(name))
+    }
+
+    fn delete_device(&mut self, name: &str) -> Result<(), PortError> {
+        self.gate.call(Call::LinksDeleteDevice, None, || self.links.lock().delete(name))
+    }
+
+    fn addresses(&mut self) -> Result<HostAddresses, PortError> {
+        self.gate.call(Call::LinksAddresses, None, || Ok(self.links.lock().addresses()))
+    }
+
+    fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
+        self.gate.items(Call::LinksBind, None, addresses, |addresses| self.links.lock().bind(device, addresses))
+    }
+
+    fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
+        self.gate.items(Call::LinksUnbind, None, addresses, |addresses| self.links.lock().unbind(device, addresses))
+    }
+}
+
+struct FakeSysctlsPort {
+    gate: Gate,
+    values: Shared<BTreeMap<String, String>>,
+}
+
+fn no_sysctl(path: &str) -> PortError {
+    PortError::new(PortErrorKind::NotFound, format!("{path}: this kernel does not have it"))
+}
+
+impl Sysctls for FakeSysctlsPort {
+    fn get(&mut self, path: &str) -> Result<String, PortError> {
+        self.gate.call(Call::SysctlsGet, None, || self.values.lock().get(path).cloned().ok_or_else(|| no_sysctl(path)))
+    }
+
+    fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
+        self.gate.call(Call::SysctlsSet, None, || {
+            let mut values = self.values.lock();
+            let Some(place) = values.get_mut(path) else { return Err(no_sysctl(path)) };
+            let value = value.trim();
+            if value.parse::<i64>().is_err() {
+                return Err(PortError::new(PortErrorKind::Invalid, format!("{path}: {value:?} is not a number")));
+            }
+            value.clone_into(place);
+            Ok(())
+        })
+    }
+}
+
+struct FakeConntrackPort {
+    gate: Gate,
+    flows: Shared<BTreeSet<Flow>>,
+}
+
+impl Conntrack for FakeConntrackPort {
+    fn forget_udp(&mut self, services: &UdpServices) -> Result<usize, PortError> {
+        self.gate.call(Call::ConntrackForgetUdp, None, || Ok(forget_udp(&mut self.flows.lock(), services)))
+    }
+}

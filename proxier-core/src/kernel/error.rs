@@ -1,0 +1,90 @@
+//! What the clients' errors mean to a pass, decided by their kinds and numbers, never by their words.
+
+use std::error::Error as StdError;
+use std::fmt::Display;
+use std::io;
+
+use netlink_batch::{Errno, Outcome};
+
+use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind};
+
+/// What an error number means where the call gives it no meaning of its own.
+pub(crate) fn errno_kind(errno: i32) -> PortErrorKind {
+    use nix::errno::Errno as E;
+    match E::from_raw(errno) {
+        E::ENOENT | E::ESRCH | E::ENODEV | E::EADDRNOTAVAIL | E::ENXIO => PortErrorKind::NotFound,
+        E::EEXIST => PortErrorKind::AlreadyExists,
+        E::EPERM | E::EACCES | E::EROFS => PortErrorKind::Permission,
+        E::EOPNOTSUPP | E::EPROTONOSUPPORT | E::EAFNOSUPPORT | E::ENOSYS => PortErrorKind::Unavailable,
+        E::EBUSY | E::EAGAIN | E::EINTR | E::ENOBUFS | E::ENOMEM | E::EMFILE | E::ENFILE => PortErrorKind::Busy,
+        E::ENOSPC => PortErrorKind::Full,
+        E::EINVAL | E::ERANGE | E::EMSGSIZE | E::ENAMETOOLONG => PortErrorKind::Invalid,
+        _ => PortErrorKind::Other,
+    }
+}
+
+/// The kind of a failed system call somewhere below an error.
+pub(crate) fn io_kind(error: &(dyn StdError + 'static)) -> PortErrorKind {
+    let mut below = Some(error);
+    while let Some(error) = below {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return error.raw_os_error().map_or(PortErrorKind::Other, errno_kind);
+        }
+        below = error.source();
+    }
+    PortErrorKind::Other
+}
+
+/// A failed exchange with the kernel; the second part says whether the socket should be opened anew.
+pub(crate) fn netlink(error: &netlink_batch::Error, doing: impl Display) -> (PortError, bool) {
+    use netlink_batch::ErrorKind as Kind;
+    let (kind, fatal) = match error.kind() {
+        Kind::Kernel(refusal) => (errno_kind(refusal.errno.0), false),
+        Kind::FamilyMissing => (PortErrorKind::Unavailable, false),
+        Kind::Timeout | Kind::StateUnknown => (PortErrorKind::Unknown, true),
+        Kind::Interrupted => (PortErrorKind::Busy, false),
+        Kind::Unsendable(_) => (PortErrorKind::Invalid, false),
+        Kind::Malformed(_) => (PortErrorKind::Other, true),
+        Kind::Io => (io_kind(error), true),
+        _ => (PortErrorKind::Other, true),
+    };
+    let cause = PortError::from_error(kind, error);
+    (PortError::new(kind, format!("{doing}: {cause}")), fatal)
+}
+
+/// The refused items of a batch. `classify` decides what a refusal means; `None` counts it as done.
+pub(crate) fn batch(
+    report: netlink_batch::BatchReport,
+    doing: impl Fn(usize) -> String,
+    classify: impl Fn(Errno) -> Option<PortErrorKind>,
+) -> ItemFailures {
+    let stopped = report.stopped.map(|error| PortError::from_error(PortErrorKind::Skipped, &error));
+    let failure = |(index, outcome)| {
+        let doing = doing(index);
+        let error = match outcome {
+            Outcome::Done => return None,
+            Outcome::Refused(refusal) => PortError::new(classify(refusal.errno)?, format!("{doing}: {refusal}")),
+            Outcome::Unsendable(error) => PortError::new(PortErrorKind::Invalid, format!("{doing}: {error}")),
+            Outcome::Unknown => unknown(&doing),
+            _ => skipped(&doing, stopped.as_ref()),
+        };
+        Some(ItemFailure { index, error })
+    };
+    report.failures.into_iter().filter_map(failure).collect()
+}
+
+/// Sent, and its answer was lost.
+pub(crate) fn unknown(doing: impl Display) -> PortError {
+    PortError::new(PortErrorKind::Unknown, format!("{doing}: its answer was lost; read the state again"))
+}
+
+/// Not sent, because the work stopped before it.
+pub(crate) fn skipped(doing: impl Display, why: Option<&PortError>) -> PortError {
+    let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+    PortError::new(PortErrorKind::Skipped, format!("{doing}: not tried{why}"))
+}
+
+/// The same reason for each item.
+pub(crate) fn all(items: usize, error: &PortError) -> ItemFailures {
+    (0..items).map(|index| ItemFailure { index, error: error.clone() }).collect()
+}

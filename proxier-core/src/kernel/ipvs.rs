@@ -1,0 +1,118 @@
+//! Virtual and real servers over [`ipvs::Client`].
+
+use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
+use ipvs::{Client, Error, ErrorKind, Operation, Outcome, VirtualServerKey};
+
+use super::error::{all, io_kind, skipped, unknown};
+use super::lazy::Lazy;
+use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind};
+
+/// The port over a client.
+#[derive(Debug)]
+pub struct IpvsPort {
+    client: Lazy<Client, Error>,
+}
+
+fn kind_of(error: &Error) -> PortErrorKind {
+    match error.kind() {
+        ErrorKind::VirtualServerNotFound | ErrorKind::RealServerNotFound | ErrorKind::InterfaceNotFound => {
+            PortErrorKind::NotFound
+        }
+        ErrorKind::DaemonNotRunning => PortErrorKind::NotFound,
+        ErrorKind::VirtualServerExists | ErrorKind::RealServerExists | ErrorKind::DaemonRunning => {
+            PortErrorKind::AlreadyExists
+        }
+        ErrorKind::ModuleMissing(_) | ErrorKind::FamilyUnsupported => PortErrorKind::Unavailable,
+        ErrorKind::Permission => PortErrorKind::Permission,
+        ErrorKind::OutOfRange(_) | ErrorKind::Invalid => PortErrorKind::Invalid,
+        ErrorKind::OutOfMemory | ErrorKind::Interrupted => PortErrorKind::Busy,
+        ErrorKind::Timeout | ErrorKind::StateUnknown => PortErrorKind::Unknown,
+        ErrorKind::Io => io_kind(error),
+        ErrorKind::Other => error.errno().map_or(PortErrorKind::Other, super::error::errno_kind),
+        _ => PortErrorKind::Other,
+    }
+}
+
+fn port_error(error: &Error) -> PortError {
+    PortError::from_error(kind_of(error), error)
+}
+
+/// Whether the next call should begin with a new socket.
+fn is_broken(error: &Error) -> bool {
+    use ErrorKind::{Io, Malformed, ModuleMissing, StateUnknown, Timeout};
+    matches!(error.kind(), Io | Malformed | StateUnknown | Timeout | ModuleMissing(ipvs::MissingModule::Ipvs))
+}
+
+impl IpvsPort {
+    /// A port that opens its client this way, when it is first needed and after each failure of the socket.
+    pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
+        IpvsPort { client: Lazy::new(open) }
+    }
+
+    fn call<T>(&mut self, ask: impl FnOnce(&mut Client) -> Result<T, Error>) -> Result<T, PortError> {
+        let answer = self.client.get().and_then(ask);
+        answer.map_err(|error| {
+            if is_broken(&error) {
+                self.client.close();
+            }
+            port_error(&error)
+        })
+    }
+}
+
+impl Ipvs for IpvsPort {
+    fn snapshot(&mut self) -> Result<Snapshot, PortError> {
+        self.call(Client::snapshot)
+    }
+
+    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
+        self.call(|client| {
+            let servers = client.list_real_servers(key)?;
+            if servers.is_empty() {
+                // The kernel lists nothing for a virtual server that does not exist.
+                client.get_virtual_server(key)?;
+            }
+            Ok(servers)
+        })
+    }
+
+    fn run(&mut self, operations: &[Operation]) -> ItemFailures {
+        let report = match self.client.get() {
+            Ok(client) => client.run(operations),
+            Err(error) => return all(operations.len(), &port_error(&error)),
+        };
+        let mut stopped = report.stopped.as_ref().map(port_error);
+        if report.stopped.as_ref().is_some_and(is_broken) {
+            self.client.close();
+        }
+        let mut failures = Vec::new();
+        for ((index, outcome), operation) in report.outcomes.iter().enumerate().zip(operations) {
+            let error = match outcome {
+                Outcome::Done => continue,
+                Outcome::Failed(error) => {
+                    if is_broken(error) {
+                        self.client.close();
+                    }
+                    port_error(error)
+                }
+                Outcome::Unknown => unknown(operation),
+                Outcome::NotSent => match &mut stopped {
+                    // Nothing was sent at all: this is the reason itself, not a consequence.
+                    Some(why) if index == 0 => why.clone(),
+                    why => skipped(operation, why.as_ref()),
+                },
+                _ => PortError::new(PortErrorKind::Other, format!("{operation}: {outcome:?}")),
+            };
+            failures.push(ItemFailure { index, error });
+        }
+        failures
+    }
+
+    fn timeouts(&mut self) -> Result<Timeouts, PortError> {
+        self.call(Client::timeouts)
+    }
+
+    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
+        self.call(|client| client.set_timeouts(timeouts))
+    }
+}

@@ -1,0 +1,116 @@
+//! Rules over [`iptables::Iptables`].
+
+use std::fmt;
+
+use iptables::{Backend, BackendChoice, Dump, Error, ErrorKind, Iptables, Limits, Runner, TableName, Transaction};
+use ipvs::model::Family;
+
+use crate::ports::{PortError, PortErrorKind, Rules};
+
+/// The port over the programs of both families.
+///
+/// They are looked for when they are first needed: without those of one family, calls for the other go on. Both use one back
+/// end: the one that the host uses.
+pub struct RulesPort<R> {
+    runner: R,
+    choice: BackendChoice,
+    limits: Limits,
+    v4: Option<Iptables<R>>,
+    v6: Option<Iptables<R>>,
+}
+
+impl<R> fmt::Debug for RulesPort<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RulesPort").field("choice", &self.choice).field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+fn kind_of(error: &Error) -> PortErrorKind {
+    match error.kind() {
+        ErrorKind::ChainMissing | ErrorKind::RuleMissing | ErrorKind::SetMissing => PortErrorKind::NotFound,
+        ErrorKind::ChainInUse | ErrorKind::LockTimeout => PortErrorKind::Busy,
+        ErrorKind::Permission => PortErrorKind::Permission,
+        ErrorKind::ProgramMissing
+        | ErrorKind::UnsupportedProgram
+        | ErrorKind::NoKernelSupport
+        | ErrorKind::ExtensionMissing
+        | ErrorKind::MixedBackends => PortErrorKind::Unavailable,
+        ErrorKind::InvalidName | ErrorKind::InvalidToken | ErrorKind::Rejected => PortErrorKind::Invalid,
+        ErrorKind::TimedOut => PortErrorKind::Unknown,
+        ErrorKind::Io => super::error::io_kind(error),
+        _ => PortErrorKind::Other,
+    }
+}
+
+impl<R: Runner + Clone> RulesPort<R> {
+    /// A port over the programs that this runner finds.
+    pub fn new(runner: R, choice: BackendChoice, limits: Limits) -> Self {
+        RulesPort { runner, choice, limits, v4: None, v6: None }
+    }
+
+    /// The back end in use, once one was looked for and found.
+    pub fn backend(&self) -> Option<Backend> {
+        self.v4.as_ref().or(self.v6.as_ref()).map(Iptables::backend)
+    }
+
+    fn open(&self, family: Family) -> Result<Iptables<R>, Error> {
+        let family = match family {
+            Family::V4 => iptables::Family::Ipv4,
+            Family::V6 => iptables::Family::Ipv6,
+        };
+        let opened = match self.backend() {
+            None => Iptables::detect(self.runner.clone(), family, self.choice)?,
+            Some(backend) => {
+                let opened = Iptables::open(self.runner.clone(), family, backend)?;
+                opened.check_kernel()?;
+                opened
+            }
+        };
+        Ok(opened.with_limits(self.limits))
+    }
+
+    fn call<T>(&mut self, family: Family, ask: impl FnOnce(&Iptables<R>) -> Result<T, Error>) -> Result<T, PortError> {
+        let port_error = |error: &Error| PortError::from_error(kind_of(error), error);
+        let place = |port: &mut Self| match family {
+            Family::V4 => port.v4.take(),
+            Family::V6 => port.v6.take(),
+        };
+        let iptables = match place(self) {
+            Some(iptables) => iptables,
+            None => self.open(family).map_err(|error| port_error(&error))?,
+        };
+        let answer = ask(&iptables).map_err(|error| port_error(&error));
+        // Programs that are gone, or of another back end now, are looked for again.
+        if !matches!(&answer, Err(error) if error.kind() == PortErrorKind::Unavailable) {
+            match family {
+                Family::V4 => self.v4 = Some(iptables),
+                Family::V6 => self.v6 = Some(iptables),
+            }
+        }
+        answer
+    }
+}
+
+impl<R: Runner + Clone> Rules for RulesPort<R> {
+    fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError> {
+        self.call(family, |iptables| Ok(iptables.version().has_random_fully()))
+    }
+
+    fn dump(&mut self, family: Family) -> Result<Dump, PortError> {
+        self.call(family, |iptables| {
+            let mut dump = iptables.dump()?;
+            dump.tables.retain(|table| [TableName::NAT, TableName::FILTER].contains(table.name()));
+            // A table that nobody has used yet is not in the listing; asking for it says whether the kernel has it.
+            for name in [TableName::NAT, TableName::FILTER] {
+                if dump.table(&name).is_none() {
+                    dump.tables.push(iptables.dump_table(&name)?);
+                }
+            }
+            Ok(dump)
+        })
+    }
+
+    fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        self.call(family, |iptables| iptables.restore(transaction))
+    }
+}

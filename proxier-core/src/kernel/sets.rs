@@ -1,0 +1,283 @@
+//! Sets over [`ipset::Client`].
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use ipset::{
+    Client, Element, Entry, EntryReport, Error, ErrorKind, Family, IfAbsent, IfPresent, SetFlags, SetName, SetSpec,
+};
+
+use super::error::{all, errno_kind, io_kind, skipped, unknown};
+use super::lazy::Lazy;
+use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Sets};
+use crate::sets::SetKey;
+
+/// The port over a client.
+#[derive(Debug)]
+pub struct SetsPort {
+    client: Lazy<Client, Error>,
+}
+
+/// Entries that a set has room for at least; what kube-proxy asks for.
+const LEAST_ROOM: u32 = 65_536;
+/// Buckets that a set begins with at least; what kube-proxy asks for.
+const LEAST_BUCKETS: u32 = 1024;
+
+fn kind_of(error: &Error) -> PortErrorKind {
+    match error.kind() {
+        ErrorKind::SetMissing
+        | ErrorKind::SecondSetMissing
+        | ErrorKind::ElementMissing
+        | ErrorKind::MemberMissing
+        | ErrorKind::PositionMissing => PortErrorKind::NotFound,
+        ErrorKind::SetExists | ErrorKind::ElementExists => PortErrorKind::AlreadyExists,
+        ErrorKind::SetFull | ErrorKind::TooManySets => PortErrorKind::Full,
+        ErrorKind::InUse | ErrorKind::NoMemory | ErrorKind::Interrupted => PortErrorKind::Busy,
+        ErrorKind::TypeUnsupported
+        | ErrorKind::OptionUnsupported(_)
+        | ErrorKind::ProtocolMismatch
+        | ErrorKind::Unsupported => PortErrorKind::Unavailable,
+        ErrorKind::Permission => PortErrorKind::Permission,
+        ErrorKind::TypeMismatch
+        | ErrorKind::MemberIsList
+        | ErrorKind::OutOfRange
+        | ErrorKind::ExtensionMissing(_)
+        | ErrorKind::OptionInvalid(_)
+        | ErrorKind::EntryInvalid(_)
+        | ErrorKind::Invalid(_)
+        | ErrorKind::Line(..) => PortErrorKind::Invalid,
+        ErrorKind::Timeout | ErrorKind::StateUnknown => PortErrorKind::Unknown,
+        ErrorKind::Io => io_kind(error),
+        ErrorKind::Other(errno) => errno_kind(errno.0),
+        _ => PortErrorKind::Other,
+    }
+}
+
+fn port_error(error: &Error) -> PortError {
+    PortError::from_error(kind_of(error), error)
+}
+
+/// Whether the next call should begin with a new socket.
+fn is_broken(error: &Error) -> bool {
+    use ErrorKind::{Io, Malformed, StateUnknown, Timeout};
+    matches!(error.kind(), Io | Malformed(_) | StateUnknown | Timeout)
+}
+
+/// How to create a set with room for so many entries.
+fn spec(set: SetKey, room: usize) -> Result<SetSpec, PortError> {
+    let mut spec = set.spec().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+    if spec.set_type.is_hash() {
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        let power = |value: u32| value.checked_next_power_of_two().unwrap_or(1 << 31);
+        spec.options.maxelem = Some(power(room.max(LEAST_ROOM)));
+        // Two entries a bucket, for sets that begin large: growing waits each time until no packet uses the old table.
+        spec.options.hashsize = Some(power((room / 2).max(LEAST_BUCKETS)));
+    }
+    Ok(spec)
+}
+
+fn foreign(set: SetKey, wanted: &SetSpec, found: &str) -> PortError {
+    let family = match wanted.options.family {
+        Family::Inet6 => " family inet6",
+        _ if wanted.set_type.has_family() => " family inet",
+        _ => "",
+    };
+    PortError::new(
+        PortErrorKind::Invalid,
+        format!("set {set} exists but is {found} instead of {}{family}; destroy or rename it", wanted.set_type),
+    )
+}
+
+/// What keeps a set of the right type from holding our entries as they are.
+fn unfit(wanted: &SetSpec, found: &SetSpec) -> Option<&'static str> {
+    let (want, have) = (&wanted.options, &found.options);
+    if have.timeout.is_some() {
+        Some("lets its entries time out")
+    } else if have.netmask.is_some() || have.bitmask.is_some() {
+        Some("masks its entries")
+    } else if have.flags.contains(SetFlags::FORCEADD) {
+        Some("throws entries out when it is full (forceadd)")
+    } else if wanted.set_type.is_bitmap() && have.range != want.range {
+        Some("does not hold every port")
+    } else {
+        None
+    }
+}
+
+impl SetsPort {
+    /// A port that opens its client this way, when it is first needed and after each failure of the socket.
+    pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
+        SetsPort { client: Lazy::new(open) }
+    }
+
+    fn call<T>(&mut self, ask: impl FnOnce(&mut Client) -> Result<T, Error>) -> Result<T, PortError> {
+        let answer = self.client.get().and_then(ask);
+        answer.map_err(|error| {
+            if is_broken(&error) {
+                self.client.close();
+            }
+            port_error(&error)
+        })
+    }
+
+    /// Whether the set exists, with our type and family.
+    fn exists(&mut self, set: SetKey, wanted: &SetSpec) -> Result<bool, PortError> {
+        let header = self.call(|client| match client.set_header(&wanted.name) {
+            Err(error) if *error.kind() == ErrorKind::SetMissing => Ok(None),
+            header => header.map(Some),
+        })?;
+        match header {
+            None => Ok(false),
+            Some((set_type, family, _))
+                if set_type == wanted.set_type
+                    && (family == wanted.options.family || !wanted.set_type.has_family()) =>
+            {
+                Ok(true)
+            }
+            Some((set_type, family, _)) => Err(foreign(set, wanted, &format!("{set_type} family {family}"))),
+        }
+    }
+
+    fn write(
+        &mut self,
+        set: SetKey,
+        elements: &[&Element],
+        write: impl FnOnce(&mut Client, &SetName, &[Entry]) -> EntryReport,
+        doing: &str,
+    ) -> ItemFailures {
+        if elements.is_empty() {
+            return Vec::new();
+        }
+        let name = match spec(set, 0) {
+            Ok(spec) => spec.name,
+            Err(error) => return all(elements.len(), &error),
+        };
+        let entries: Vec<Entry> = elements.iter().map(|element| Entry::new((*element).clone())).collect();
+        let report = match self.client.get() {
+            Ok(client) => write(client, &name, &entries),
+            Err(error) => return all(elements.len(), &port_error(&error)),
+        };
+        if report.stopped.iter().chain(report.failures.iter().map(|failure| &failure.error)).any(is_broken) {
+            self.client.close();
+        }
+        item_failures(&report, elements, |element| format!("{doing} {element} of set {set}"))
+    }
+}
+
+/// One failure for each entry that was not written.
+fn item_failures(report: &EntryReport, elements: &[&Element], doing: impl Fn(Cow<'_, str>) -> String) -> ItemFailures {
+    let doing = |index: usize| doing(elements.get(index).map_or(Cow::Borrowed("an entry"), |e| e.to_string().into()));
+    let mut failures: ItemFailures = report
+        .failures
+        .iter()
+        .map(|failure| ItemFailure { index: failure.index, error: port_error(&failure.error) })
+        .collect();
+    // What concerned the whole set stopped the rest, for the same reason.
+    let stopped = report.stopped.as_ref().map(port_error);
+    let cause = failures.last().filter(|_| stopped.is_none()).map(|failure| failure.error.kind());
+    let why = stopped.as_ref().or(failures.last().map(|failure| &failure.error)).cloned();
+    let indices = |ranges: &[std::ops::Range<usize>]| ranges.iter().cloned().flatten().collect::<Vec<usize>>();
+    for index in indices(&report.not_attempted) {
+        let error = match (cause, &why) {
+            (Some(kind), Some(why)) => PortError::new(kind, format!("{}: {why}", doing(index))),
+            _ => skipped(doing(index), why.as_ref()),
+        };
+        failures.push(ItemFailure { index, error });
+    }
+    let lost = indices(&report.unknown).into_iter().map(|index| ItemFailure { index, error: unknown(doing(index)) });
+    failures.extend(lost);
+    failures.sort_by_key(|failure| failure.index);
+    failures.dedup_by_key(|failure| failure.index);
+    failures
+}
+
+impl Sets for SetsPort {
+    fn entries(&mut self, set: SetKey) -> Result<Option<BTreeSet<Element>>, PortError> {
+        let wanted = spec(set, 0)?;
+        let found = self.call(|client| match client.get_set(&wanted.name) {
+            Err(error) if *error.kind() == ErrorKind::SetMissing => Ok(None),
+            found => found.map(Some),
+        })?;
+        let Some(found) = found else { return Ok(None) };
+        let same_family = found.spec.options.family == wanted.options.family || !wanted.set_type.has_family();
+        if found.spec.set_type != wanted.set_type || !same_family {
+            let found = format!("{} family {}", found.type_name, found.spec.options.family);
+            return Err(foreign(set, &wanted, &found));
+        }
+        if let Some(why) = unfit(&wanted, &found.spec) {
+            let message = format!("set {set} {why}, so it cannot hold Services; destroy it, it is made anew");
+            return Err(PortError::new(PortErrorKind::Invalid, message));
+        }
+        Ok(Some(found.entries.into_iter().map(|entry| entry.element).collect()))
+    }
+
+    fn create(&mut self, set: SetKey, room: usize) -> Result<(), PortError> {
+        let wanted = spec(set, room)?;
+        // Twice: another program may create it meanwhile.
+        for _ in 0..2 {
+            if self.exists(set, &wanted)? {
+                return Ok(());
+            }
+            match self.call(|client| client.create_set(&wanted)) {
+                Err(error) if error.kind() == PortErrorKind::AlreadyExists => {}
+                outcome => return outcome,
+            }
+        }
+        Err(PortError::new(PortErrorKind::Busy, format!("set {set} comes and goes while it is created")))
+    }
+
+    fn add(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures {
+        self.write(
+            set,
+            elements,
+            |client, name, entries| client.add_entries(name, entries, IfPresent::Update),
+            "adding entry",
+        )
+    }
+
+    fn delete(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures {
+        let mut failures = self.write(
+            set,
+            elements,
+            |client, name, entries| client.delete_entries(name, entries, IfAbsent::Ignore),
+            "deleting entry",
+        );
+        // What is in a set that does not exist is not there.
+        failures.retain(|failure| failure.error.kind() != PortErrorKind::NotFound);
+        failures
+    }
+
+    fn replace(&mut self, set: SetKey, elements: &[&Element]) -> Result<(), PortError> {
+        let mut wanted = spec(set, elements.len())?;
+        self.exists(set, &wanted)?;
+        // Chosen to suit the entries, with headroom; more is kept.
+        wanted.options.hashsize = None;
+        let entries: Vec<Entry> = elements.iter().map(|element| Entry::new((*element).clone())).collect();
+        self.call(|client| client.sync(&wanted, &entries)).map(drop)
+    }
+
+    fn destroy(&mut self, set: SetKey) -> Result<(), PortError> {
+        let wanted = spec(set, 0)?;
+        if self.exists(set, &wanted)? {
+            match self.call(|client| client.destroy_set(&wanted.name)) {
+                Err(error) if error.kind() == PortErrorKind::NotFound => {}
+                outcome => outcome?,
+            }
+        }
+        // A process that was killed while it replaced a large set left the new one beside it.
+        for name in self.call(Client::list_names)?.iter().filter(|name| is_shadow(name, &wanted.name)) {
+            match self.call(|client| client.destroy_set(name)) {
+                Err(error) if error.kind() != PortErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether [`Client::sync`] gives this name to a set that it builds beside another.
+fn is_shadow(name: &SetName, of: &SetName) -> bool {
+    let Some((stem, digits)) = name.as_str().rsplit_once('~') else { return false };
+    let hex = digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    hex && stem == of.as_str().get(..21).unwrap_or(of.as_str())
+}

@@ -1,0 +1,68 @@
+//! Values below `/proc/sys`.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::path::{Component, Path, PathBuf};
+
+use super::error::errno_kind;
+use crate::ports::{PortError, PortErrorKind, Sysctls};
+
+/// The port over a folder of files: `/proc/sys`, or another where it is mounted elsewhere.
+///
+/// `net/` below it is that of the calling thread's network namespace.
+#[derive(Clone, Debug)]
+pub struct SysctlsPort {
+    root: PathBuf,
+}
+
+impl SysctlsPort {
+    /// The values below this folder.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        SysctlsPort { root: root.into() }
+    }
+
+    fn file(&self, path: &str) -> Result<PathBuf, PortError> {
+        // Whatever the path says, nothing outside the folder is read or written.
+        if path.is_empty() || !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
+            return Err(PortError::new(
+                PortErrorKind::Invalid,
+                format!("sysctl {path:?}: not a path like net/ipv4/ip_forward"),
+            ));
+        }
+        Ok(self.root.join(path))
+    }
+}
+
+fn failed(doing: &str, file: &Path, error: &io::Error) -> PortError {
+    let kind = error.raw_os_error().map_or(PortErrorKind::Other, errno_kind);
+    let advice = match kind {
+        PortErrorKind::NotFound => "; this kernel does not have it, or its module is not loaded",
+        PortErrorKind::Permission => "; is /proc/sys mounted read-only?",
+        _ => "",
+    };
+    PortError::new(kind, format!("{doing} {}: {error}{advice}", file.display()))
+}
+
+impl Sysctls for SysctlsPort {
+    fn get(&mut self, path: &str) -> Result<String, PortError> {
+        let file = self.file(path)?;
+        let mut text = String::new();
+        OpenOptions::new()
+            .read(true)
+            .open(&file)
+            .and_then(|mut open| open.read_to_string(&mut text))
+            .map_err(|error| failed("reading", &file, &error))?;
+        Ok(text.trim().to_owned())
+    }
+
+    fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
+        let file = self.file(path)?;
+        // One write: the kernel takes each for a whole value.
+        OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(&file)
+            .and_then(|mut open| open.write_all(format!("{value}\n").as_bytes()))
+            .map_err(|error| failed(&format!("writing {value:?} to"), &file, &error))
+    }
+}
