@@ -20,6 +20,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "apiserver")]
+pub mod apiserver;
 mod hexdiff;
 mod netns;
 pub mod oracle;

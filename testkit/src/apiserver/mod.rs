@@ -1,0 +1,530 @@
+//! A stand-in for an API server: lists in pages, watches, and every way they go wrong.
+//!
+//! It speaks plain HTTP on a loopback address, knows Services, EndpointSlices and Nodes, and takes Events. It answers
+//! as a real one does; the recorded answers it is compared with are in [`recorded`]. What goes wrong is asked for by
+//! the test: [`ApiServer::fail_next`], [`ApiServer::cut_watches`], [`ApiServer::compact`], [`ApiServer::send_raw`].
+//!
+//! ```
+//! use serde_json::json;
+//! use testkit::apiserver::ApiServer;
+//!
+//! let server = ApiServer::start();
+//! server.put(&json!({"kind": "Service", "metadata": {"namespace": "demo", "name": "web"}, "spec": {}}));
+//! assert!(server.url().starts_with("http://127.0.0.1:"));
+//! ```
+//!
+//! What it does not do: check objects, namespaces in paths (but for Events), TLS, writes other than of Events.
+
+#![expect(clippy::panic, clippy::expect_used, reason = "a test's own mistake ends the test")]
+
+mod http;
+mod resource;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, BufReader};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+pub use self::http::Request;
+use self::resource::{Change, KINDS, Kind, Resource, Selector, bookmark, forbidden, status, with_version};
+
+/// Answers recorded from a kube-apiserver v1.23, with the selector
+/// `!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless`.
+pub mod recorded {
+    /// The first of two pages of Services, with `limit=3`.
+    pub const SERVICES_PAGE_1: &str = include_str!("recorded/services-page1.json");
+    /// The second.
+    pub const SERVICES_PAGE_2: &str = include_str!("recorded/services-page2.json");
+    /// The Services of a small shop.
+    pub const SERVICES: &str = include_str!("recorded/services-shop.json");
+    /// Their EndpointSlices.
+    pub const ENDPOINT_SLICES: &str = include_str!("recorded/endpointslices-shop.json");
+    /// A list with one Node, `n1`.
+    pub const NODE: &str = include_str!("recorded/node-n1.json");
+    /// A body, and its HTTP status on the last line.
+    pub const NOT_FOUND: &str = include_str!("recorded/not-found.json");
+    /// A body, and its HTTP status on the last line.
+    pub const UNAUTHORIZED: &str = include_str!("recorded/unauthorized.json");
+    /// Events of Services, one a line: a change, the label of another proxy added (DELETED) and removed (ADDED), a
+    /// deletion, a bookmark.
+    pub const WATCH_SERVICES: &str = include_str!("recorded/watch-services.jsonl");
+    /// Events of EndpointSlices, one a line.
+    pub const WATCH_ENDPOINT_SLICES: &str = include_str!("recorded/watch-endpointslices.jsonl");
+}
+
+/// Something that goes wrong with one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// This status, with a `Status` object as the body, and `Retry-After` in seconds.
+    Status(u16, Option<u32>),
+    /// The answer comes this much later.
+    Late(Duration),
+    /// The answer comes 64 bytes at a time, with this pause before each.
+    Slow(Duration),
+    /// The connection ends after this many bytes of the answer.
+    Cut(usize),
+    /// This text in place of the answer, with status 200.
+    Text(String),
+    /// So many blanks before the answer.
+    Padded(usize),
+    /// No answer at all; the connection stays.
+    Silence,
+}
+
+#[derive(Debug)]
+enum ToWatch {
+    Line(String),
+    HalfALine(String),
+    End,
+}
+
+#[derive(Debug)]
+struct Watch {
+    kind: Kind,
+    selector: Selector,
+    to: Sender<ToWatch>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    version: u64,
+    compacted: u64,
+    resources: BTreeMap<&'static str, Resource>,
+    /// What is left of lists in pages, by continue token.
+    pages: BTreeMap<String, (u64, VecDeque<Value>)>,
+    watches: Vec<Watch>,
+    faults: Vec<(&'static str, bool, Fault)>,
+    forbidden: Vec<&'static str>,
+    token: Option<String>,
+    requests: Vec<Request>,
+    events: Vec<Value>,
+    stopped: bool,
+}
+
+/// A running server. It ends when it is dropped.
+#[derive(Debug)]
+pub struct ApiServer {
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+/// What is asked for in a fault: lists or watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Lists.
+    List,
+    /// Watches.
+    Watch,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn kind_of(object: &Value) -> Kind {
+    let kind = object["kind"].as_str().unwrap_or_default();
+    *KINDS.iter().find(|known| known.name == kind).unwrap_or_else(|| panic!("no such kind here: {kind:?}"))
+}
+
+fn plural(plural: &str) -> Kind {
+    *KINDS.iter().find(|known| known.plural == plural).unwrap_or_else(|| panic!("no such resource here: {plural:?}"))
+}
+
+fn key_of(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+impl ApiServer {
+    /// Starts a server on a free port of 127.0.0.1.
+    ///
+    /// # Panics
+    ///
+    /// Without a loopback address.
+    pub fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let state = Arc::new(Mutex::new(State { version: 1000, ..State::default() }));
+        let shared = state.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                if lock(&shared).stopped {
+                    return;
+                }
+                let (Ok(stream), shared) = (stream, shared.clone()) else { continue };
+                thread::spawn(move || drop(serve(stream, &shared)));
+            }
+        });
+        ApiServer { address, state }
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// A kubeconfig for it, with the token of this file, if any.
+    pub fn kubeconfig(&self, token_file: Option<&std::path::Path>) -> String {
+        let user = token_file.map_or_else(|| json!({}), |path| json!({"tokenFile": path}));
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": self.url()}}],
+            "users": [{"name": "test", "user": user}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        })
+        .to_string()
+    }
+
+    /// Creates or replaces an object and tells the watches. Returns its new version.
+    ///
+    /// # Panics
+    ///
+    /// For kinds other than Service, EndpointSlice and Node.
+    pub fn put(&self, object: &Value) -> u64 {
+        let kind = kind_of(object);
+        let mut object = object.clone();
+        if let Some(fields) = object.as_object_mut() {
+            fields.remove("kind");
+            fields.remove("apiVersion");
+        }
+        let text = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_owned();
+        let key = key_of(&text("namespace"), &text("name"));
+        lock(&self.state).change(kind, key, Some(object))
+    }
+
+    /// Puts all items of a list as the server prints it: `ServiceList` and the like.
+    ///
+    /// # Panics
+    ///
+    /// If the text is no list of a kind known here.
+    pub fn put_list(&self, text: &str) {
+        let list: Value = serde_json::from_str(text).expect("JSON");
+        let kind = list["kind"].as_str().unwrap_or_default().trim_end_matches("List").to_owned();
+        for item in list["items"].as_array().expect("items") {
+            let mut item = item.clone();
+            item["kind"] = kind.clone().into();
+            self.put(&item);
+        }
+    }
+
+    /// Deletes an object and tells the watches. `namespace` is empty for Nodes.
+    ///
+    /// # Panics
+    ///
+    /// For an unknown resource.
+    pub fn delete(&self, resource: &str, namespace: &str, name: &str) {
+        lock(&self.state).change(plural(resource), key_of(namespace, name), None);
+    }
+
+    /// The same, but watches are not told: what a watch that was cut has missed.
+    ///
+    /// # Panics
+    ///
+    /// For an unknown resource.
+    pub fn delete_silently(&self, resource: &str, namespace: &str, name: &str) {
+        let mut state = lock(&self.state);
+        state.version += 1;
+        let resource = state.resources.entry(plural(resource).plural).or_default();
+        resource.objects.remove(&key_of(namespace, name));
+    }
+
+    /// Sends every watch a bookmark.
+    pub fn bookmark(&self) {
+        let mut state = lock(&self.state);
+        let version = state.version;
+        state.watches.retain(|watch| watch.to.send(ToWatch::Line(line(&bookmark(watch.kind, version)))).is_ok());
+    }
+
+    /// Forgets what happened before now: watches from then and lists in pages get 410.
+    pub fn compact(&self) {
+        let mut state = lock(&self.state);
+        state.compacted = state.version;
+        state.version += 1;
+        state.pages.clear();
+        state.resources.values_mut().for_each(|resource| resource.history.clear());
+    }
+
+    /// Ends every watch in the middle of a line, as a broken connection does.
+    pub fn cut_watches(&self) {
+        for watch in lock(&self.state).watches.drain(..) {
+            drop(watch.to.send(ToWatch::HalfALine("{\"type\":\"MODIFIED\",\"object\":{\"kind\":\"Ser".repeat(2))));
+        }
+    }
+
+    /// Ends every watch in good order, as a server does after a while.
+    pub fn end_watches(&self) {
+        for watch in lock(&self.state).watches.drain(..) {
+            drop(watch.to.send(ToWatch::End));
+        }
+    }
+
+    /// Sends a line to the watches of a resource, whatever it says, in pieces of this many bytes.
+    pub fn send_raw(&self, resource: &str, text: &str) {
+        let mut state = lock(&self.state);
+        let send = |watch: &Watch| watch.to.send(ToWatch::Line(format!("{text}\n"))).is_ok();
+        state.watches.retain(|watch| watch.kind.plural != resource || send(watch));
+    }
+
+    /// The next request of this kind fails so. Several are taken in their order.
+    ///
+    /// # Panics
+    ///
+    /// For an unknown resource.
+    pub fn fail_next(&self, resource: &str, verb: Verb, fault: Fault) {
+        lock(&self.state).faults.push((plural(resource).plural, verb == Verb::Watch, fault));
+    }
+
+    /// Forbids a resource, or allows it again.
+    ///
+    /// # Panics
+    ///
+    /// For an unknown resource.
+    pub fn forbid(&self, resource: &str, forbidden: bool) {
+        let resource = plural(resource).plural;
+        let mut state = lock(&self.state);
+        state.forbidden.retain(|other| *other != resource);
+        if forbidden {
+            state.forbidden.push(resource);
+        }
+    }
+
+    /// Demands this token from now on.
+    pub fn demand_token(&self, token: &str) {
+        lock(&self.state).token = Some(token.to_owned());
+    }
+
+    /// All requests so far.
+    pub fn requests(&self) -> Vec<Request> {
+        lock(&self.state).requests.clone()
+    }
+
+    /// How many watches of a resource there are.
+    pub fn watches(&self, resource: &str) -> usize {
+        lock(&self.state).watches.iter().filter(|watch| watch.kind.plural == resource).count()
+    }
+
+    /// All Events (of `events.k8s.io/v1`) so far.
+    pub fn events(&self) -> Vec<Value> {
+        lock(&self.state).events.clone()
+    }
+
+    /// The version of the last change.
+    pub fn version(&self) -> u64 {
+        lock(&self.state).version
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        lock(&self.state).stopped = true;
+        self.end_watches();
+        // Wakes the thread that waits for connections.
+        drop(TcpStream::connect(self.address));
+    }
+}
+
+impl State {
+    fn change(&mut self, kind: Kind, key: String, object: Option<Value>) -> u64 {
+        self.version += 1;
+        let version = self.version;
+        let resource = self.resources.entry(kind.plural).or_default();
+        let after = object.map(|object| with_version(object, version));
+        let before = match &after {
+            Some(object) => resource.objects.insert(key, object.clone()),
+            None => resource.objects.remove(&key),
+        };
+        let change = Change { version, before, after };
+        self.watches.retain(|watch| {
+            let event = Some(watch).filter(|watch| watch.kind.plural == kind.plural);
+            let event = event.and_then(|watch| change.event(kind, &watch.selector));
+            event.is_none_or(|event| watch.to.send(ToWatch::Line(line(&event))).is_ok())
+        });
+        resource.history.push(change);
+        version
+    }
+
+    fn fault(&mut self, kind: Kind, watch: bool) -> Option<Fault> {
+        let at = self.faults.iter().position(|(plural, of_watch, _)| *plural == kind.plural && *of_watch == watch)?;
+        Some(self.faults.remove(at).2)
+    }
+
+    /// A list or a page of one. Version 0 means "whatever is at hand", and then a limit does not count.
+    fn list(&mut self, kind: Kind, request: &Request) -> Result<Value, u16> {
+        let selector = selector(request);
+        let limit = request.parameter("limit").and_then(|text| text.parse::<usize>().ok()).filter(|limit| *limit > 0);
+        let limit = limit.filter(|_| request.parameter("resourceVersion") != Some("0"));
+        let token = request.parameter("continue").filter(|token| !token.is_empty());
+        let (version, mut items) = if let Some(token) = token {
+            self.pages.remove(token).ok_or(410_u16)?
+        } else {
+            let objects = self.resources.entry(kind.plural).or_default().objects.values();
+            (self.version, objects.filter(|object| selector.matches(object)).cloned().collect())
+        };
+        let rest = items.split_off(limit.unwrap_or(items.len()).min(items.len()));
+        let mut metadata = json!({"resourceVersion": version.to_string()});
+        if !rest.is_empty() {
+            let token = format!("page-{}-{}", version, rest.len());
+            metadata["continue"] = token.clone().into();
+            if selector.is_empty() {
+                metadata["remainingItemCount"] = rest.len().into();
+            }
+            self.pages.insert(token, (version, rest));
+        }
+        Ok(json!({
+            "kind": format!("{}List", kind.name), "apiVersion": kind.api_version, "metadata": metadata, "items": items,
+        }))
+    }
+
+    /// A watch and what it has missed.
+    fn watch(&mut self, kind: Kind, request: &Request) -> (Receiver<ToWatch>, Vec<String>) {
+        let (to, from) = channel();
+        let selector = selector(request);
+        let version: u64 = request.parameter("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
+        let mut missed = Vec::new();
+        if version != 0 && version < self.compacted {
+            missed.push(line(&json!({"type": "ERROR", "object": status(410)})));
+            drop(to.send(ToWatch::End));
+            return (from, missed);
+        }
+        let resource = self.resources.entry(kind.plural).or_default();
+        if version == 0 {
+            let all = resource.objects.values().map(|object| Change {
+                version: 0,
+                before: None,
+                after: Some(object.clone()),
+            });
+            missed.extend(all.filter_map(|change| change.event(kind, &selector)).map(|event| line(&event)));
+        } else {
+            let since = resource.history.iter().filter(|change| change.version > version);
+            missed.extend(since.filter_map(|change| change.event(kind, &selector)).map(|event| line(&event)));
+        }
+        self.watches.push(Watch { kind, selector, to });
+        (from, missed)
+    }
+}
+
+fn selector(request: &Request) -> Selector {
+    let parameter = |name| request.parameter(name).unwrap_or_default();
+    Selector::new(parameter("labelSelector"), parameter("fieldSelector"))
+}
+
+fn line(event: &Value) -> String {
+    format!("{event}\n")
+}
+
+const JSON: (&str, &str) = ("Content-Type", "application/json");
+
+/// One connection, until it ends.
+fn serve(stream: TcpStream, state: &Mutex<State>) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let mut stream = stream;
+    while let Some(request) = Request::read(&mut reader)? {
+        respond(&mut stream, &request, state)?;
+    }
+    Ok(())
+}
+
+fn respond(stream: &mut TcpStream, request: &Request, state: &Mutex<State>) -> io::Result<()> {
+    let json = [(JSON.0, JSON.1.to_owned())];
+    let fail = |stream: &mut TcpStream, code: u16, body: &Value| {
+        http::answer(stream, code, &json, body.to_string().as_bytes(), None, None)
+    };
+    let (kind, fault) = {
+        let mut state = lock(state);
+        if state.stopped {
+            return Err(io::Error::other("stopped"));
+        }
+        state.requests.push(request.clone());
+        if state.token.is_some() && state.token != request.token {
+            drop(state);
+            return fail(stream, 401, &status(401));
+        }
+        if request.method == "POST" && request.path.ends_with("/events") {
+            state.events.extend(serde_json::from_str::<Value>(&request.body));
+            drop(state);
+            return fail(stream, 201, &json!({}));
+        }
+        let Some(kind) = KINDS.iter().copied().find(|kind| kind.path == request.path) else {
+            drop(state);
+            return fail(stream, 404, &status(404));
+        };
+        if state.forbidden.contains(&kind.plural) {
+            drop(state);
+            let verb = if request.is_watch() { "watch" } else { "list" };
+            return fail(stream, 403, &forbidden(kind.plural, verb));
+        }
+        (kind, state.fault(kind, request.is_watch()))
+    };
+    let (mut cut, mut pause, mut padding) = (None, None, 0);
+    match fault {
+        Some(Fault::Status(code, retry_after)) => {
+            let mut headers = json.to_vec();
+            headers.extend(retry_after.map(|secs| ("Retry-After", secs.to_string())));
+            return http::answer(stream, code, &headers, status(code).to_string().as_bytes(), None, None);
+        }
+        Some(Fault::Text(text)) => return http::answer(stream, 200, &json, text.as_bytes(), None, None),
+        Some(Fault::Silence) => {
+            let started = Instant::now();
+            while !lock(state).stopped && started.elapsed() < Duration::from_secs(60) {
+                thread::sleep(Duration::from_millis(20));
+            }
+            return Err(io::Error::other("silent"));
+        }
+        Some(Fault::Late(time)) => thread::sleep(time),
+        Some(Fault::Slow(time)) => pause = Some(time),
+        Some(Fault::Cut(bytes)) => cut = Some(bytes),
+        Some(Fault::Padded(blanks)) => padding = blanks,
+        None => {}
+    }
+    if request.is_watch() {
+        let (from, missed) = lock(state).watch(kind, request);
+        return serve_watch(stream, request, &from, missed, cut);
+    }
+    let list = lock(state).list(kind, request);
+    match list {
+        Ok(list) => {
+            let body = format!("{}{list}", " ".repeat(padding));
+            http::answer(stream, 200, &json, body.as_bytes(), cut, pause)
+        }
+        Err(code) => fail(stream, code, &status(code)),
+    }
+}
+
+fn serve_watch(
+    stream: &mut TcpStream,
+    request: &Request,
+    from: &Receiver<ToWatch>,
+    missed: Vec<String>,
+    cut: Option<usize>,
+) -> io::Result<()> {
+    http::start_chunks(stream)?;
+    if cut.is_some() {
+        http::half_a_chunk(stream, "{\"type\":\"ADDED\",\"object\":{}}\n")?;
+        return Err(io::Error::other("cut"));
+    }
+    for line in missed {
+        http::chunk(stream, &line)?;
+    }
+    let seconds = request.parameter("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(1800);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    loop {
+        match from.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(ToWatch::Line(line)) => http::chunk(stream, &line)?,
+            Ok(ToWatch::HalfALine(line)) => {
+                http::half_a_chunk(stream, &line)?;
+                return Err(io::Error::other("cut"));
+            }
+            Ok(ToWatch::End) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                return http::end_chunks(stream);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,176 @@
+//! One kind of object: what there is, what happened, and what a selector lets through.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+/// A kind the server knows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    pub(super) api_version: &'static str,
+    /// Path of the list of all namespaces.
+    pub(super) path: &'static str,
+    pub(super) plural: &'static str,
+}
+
+pub(super) const KINDS: [Kind; 3] = [
+    Kind { name: "Service", api_version: "v1", path: "/api/v1/services", plural: "services" },
+    Kind {
+        name: "EndpointSlice",
+        api_version: "discovery.k8s.io/v1",
+        path: "/apis/discovery.k8s.io/v1/endpointslices",
+        plural: "endpointslices",
+    },
+    Kind { name: "Node", api_version: "v1", path: "/api/v1/nodes", plural: "nodes" },
+];
+
+/// A change: an object before and after.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    pub(super) version: u64,
+    pub(super) before: Option<Value>,
+    pub(super) after: Option<Value>,
+}
+
+impl Change {
+    /// The event that a watch with this selector gets, if any: an object that a selector does not let through any more
+    /// is deleted, for that watch.
+    pub(super) fn event(&self, kind: Kind, selector: &Selector) -> Option<Value> {
+        let before = self.before.as_ref().filter(|object| selector.matches(object));
+        let after = self.after.as_ref().filter(|object| selector.matches(object));
+        let (what, object) = match (before, after) {
+            (None, None) => return None,
+            (None, Some(object)) => ("ADDED", object.clone()),
+            (Some(_), Some(object)) => ("MODIFIED", object.clone()),
+            // The last state that the watch knew, with the version of the change.
+            (Some(object), None) => ("DELETED", with_version(object.clone(), self.version)),
+        };
+        Some(json!({"type": what, "object": with_kind(object, kind)}))
+    }
+}
+
+/// Objects of one kind and their history.
+#[derive(Debug, Default)]
+pub(super) struct Resource {
+    pub(super) objects: BTreeMap<String, Value>,
+    pub(super) history: Vec<Change>,
+}
+
+/// Label and field selectors.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Selector(Vec<Term>);
+
+#[derive(Clone, Debug)]
+struct Term {
+    path: Vec<String>,
+    is: Is,
+}
+
+#[derive(Clone, Debug)]
+enum Is {
+    There,
+    Absent,
+    Equal(String),
+    Other(String),
+}
+
+impl Selector {
+    pub(super) fn new(labels: &str, fields: &str) -> Self {
+        let terms = |text: &str| text.split(',').map(str::to_owned).filter(|term| !term.is_empty()).collect::<Vec<_>>();
+        let label = |name: &str| vec!["metadata".to_owned(), "labels".to_owned(), name.to_owned()];
+        let field = |name: &str| name.split('.').map(str::to_owned).collect::<Vec<_>>();
+        let labels = terms(labels).into_iter().map(|text| Term::new(&text, label));
+        let fields = terms(fields).into_iter().map(|text| Term::new(&text, field));
+        Selector(labels.chain(fields).collect())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn matches(&self, object: &Value) -> bool {
+        self.0.iter().all(|term| {
+            let value = term.path.iter().try_fold(object, |place, name| place.get(name)).and_then(Value::as_str);
+            match &term.is {
+                Is::There => value.is_some(),
+                Is::Absent => value.is_none(),
+                Is::Equal(wanted) => value == Some(wanted),
+                Is::Other(unwanted) => value != Some(unwanted),
+            }
+        })
+    }
+}
+
+impl Term {
+    fn new(text: &str, path: impl Fn(&str) -> Vec<String>) -> Self {
+        if let Some(name) = text.strip_prefix('!') {
+            return Term { path: path(name), is: Is::Absent };
+        }
+        if let Some((name, value)) = text.split_once("!=") {
+            return Term { path: path(name), is: Is::Other(value.to_owned()) };
+        }
+        match text.split_once('=') {
+            Some((name, value)) => Term { path: path(name), is: Is::Equal(value.trim_start_matches('=').to_owned()) },
+            None => Term { path: path(text), is: Is::There },
+        }
+    }
+}
+
+pub(super) fn with_version(mut object: Value, version: u64) -> Value {
+    object["metadata"]["resourceVersion"] = Value::from(version.to_string());
+    object
+}
+
+/// Events name kind and version of the object; items of a list do not.
+fn with_kind(mut object: Value, kind: Kind) -> Value {
+    object["kind"] = kind.name.into();
+    object["apiVersion"] = kind.api_version.into();
+    object
+}
+
+pub(super) fn bookmark(kind: Kind, version: u64) -> Value {
+    let metadata = json!({"resourceVersion": version.to_string(), "creationTimestamp": null});
+    let mut object = match kind.name {
+        "EndpointSlice" => json!({"addressType": "", "endpoints": null, "ports": null}),
+        _ => {
+            json!({"spec": {}, "status": if kind.name == "Service" { json!({"loadBalancer": {}}) } else { json!({}) }})
+        }
+    };
+    object["metadata"] = metadata;
+    json!({"type": "BOOKMARK", "object": with_kind(object, kind)})
+}
+
+/// A failure as the server words it.
+pub(super) fn status(code: u16) -> Value {
+    let (reason, message) = match code {
+        401 => ("Unauthorized", "Unauthorized"),
+        404 => ("NotFound", "the server could not find the requested resource"),
+        410 => ("Expired", "The provided continue parameter is too old or the version is no longer there."),
+        429 => ("TooManyRequests", "Too many requests, please try again later."),
+        503 => ("ServiceUnavailable", "the server is currently unable to handle the request"),
+        504 => ("Timeout", "request did not complete within the allotted timeout"),
+        _ => ("InternalError", "Internal error occurred"),
+    };
+    let mut status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": message, "reason": reason, "code": code,
+    });
+    if code == 404 {
+        status["details"] = json!({});
+    }
+    status
+}
+
+pub(super) fn forbidden(plural: &str, verb: &str) -> Value {
+    let group = if plural == "endpointslices" { "discovery.k8s.io" } else { "" };
+    let resource = if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") };
+    json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": format!(
+            "{resource} is forbidden: User \"system:serviceaccount:kube-system:kube-proxy\" cannot {verb} resource \
+             \"{plural}\" in API group \"{group}\" at the cluster scope"
+        ),
+        "reason": "Forbidden", "details": {"group": group, "kind": plural}, "code": 403,
+    })
+}
