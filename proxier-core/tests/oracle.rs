@@ -75,7 +75,7 @@ fn facts(scenario: &Scenario) -> Facts {
         match name.as_str() {
             "nodePortAddresses" => object.node_port_addresses = objects(setting),
             "scheduler" => object.ipvs.scheduler = setting.as_str().map(str::to_owned),
-            "clusterCIDR" => object.cluster_cidr = setting.as_str().unwrap().to_owned(),
+            "clusterCIDR" => setting.as_str().unwrap().clone_into(&mut object.cluster_cidr),
             "masqueradeAll" => object.iptables.masquerade_all = setting.as_bool().unwrap(),
             other => panic!("{other}"),
         }
