@@ -40,6 +40,18 @@ pub enum Operation {
 type Classify = fn(Errno) -> Option<Failure>;
 
 impl Operation {
+    /// The virtual server that it is about, or whose real server it is about.
+    pub fn virtual_server(&self) -> VirtualServerKey {
+        match self {
+            Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => server.key,
+            Operation::DeleteVirtualServer(key)
+            | Operation::ZeroVirtualServer(key)
+            | Operation::AddRealServer(key, _)
+            | Operation::UpdateRealServer(key, _)
+            | Operation::DeleteRealServer(key, _) => *key,
+        }
+    }
+
     /// What it is about.
     pub fn subject(&self) -> Subject {
         match self {

@@ -90,7 +90,9 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
+pub mod apply;
 pub mod backoff;
+pub mod cleanup;
 pub mod compile;
 pub mod config;
 pub mod diff;
@@ -100,13 +102,21 @@ pub mod fake;
 #[cfg(feature = "kernel")]
 pub mod kernel;
 pub mod objects;
+pub mod observe;
 pub mod observed;
+pub mod plan;
 pub mod ports;
+pub mod proxier;
+pub mod report;
 pub mod rules;
 pub mod schedule;
 pub mod sets;
 pub mod snapshot;
 pub mod state;
+pub mod step;
+pub mod sysctls;
+pub mod totals;
+pub mod udp;
 
 /// The README's example is a test.
 #[cfg(doctest)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bitflags::bitflags;
 use ipset::{Element, IpSpan, Ports};
 use ipvs::model::{Family, VirtualServerConfig};
-use ipvs::{RealServer, VirtualServer, VirtualServerKey};
+use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::sets::{SetKey, SetKind};
 use crate::snapshot::{Protocol, TrafficPolicy};
@@ -56,6 +56,11 @@ impl Frontend {
     /// What identifies the virtual server.
     pub fn key(&self) -> VirtualServerKey {
         VirtualServerKey::Address { protocol: self.protocol.into(), addr: self.address, port: self.port }
+    }
+
+    /// Whether this is one of its real servers.
+    pub fn has_real_server(&self, key: &RealServerKey) -> bool {
+        self.real_servers.binary_search_by(|server| server.key.cmp(key)).is_ok()
     }
 
     /// The virtual server.

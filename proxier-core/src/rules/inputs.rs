@@ -130,6 +130,15 @@ impl Inputs {
         self.capabilities
     }
 
+    /// Whether these rules are those of `before` with some taken away: sets that have no entries any more, load balancers
+    /// that are not barred any more. Such rules may wait until what they guarded is gone.
+    pub fn only_relaxes(&self, before: &Inputs) -> bool {
+        let rest = |inputs: &Inputs| (inputs.family, inputs.sources.clone(), inputs.bit, inputs.capabilities);
+        let fewer_sets = self.filled.iter().all(|kind| before.is_filled(*kind));
+        let fewer_barred = self.barred.iter().all(|key| before.barred.binary_search(key).is_ok());
+        self != before && fewer_sets && fewer_barred && rest(self) == rest(before)
+    }
+
     /// Load balancers that this node's own traffic can reach, though it is in none of their source ranges, because the
     /// kernel lacks the match `ipvs`. To be told to the administrator.
     pub fn not_enforced(&self) -> &[VirtualServerKey] {

@@ -1,6 +1,6 @@
 //! Services and slices, and which slice is of which Service.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{EndpointSlice, ObjectKey, ObjectKind, Rejection, Service};
 use crate::objects::{EndpointSliceObject, ServiceObject};
@@ -114,6 +114,13 @@ impl Store {
         } else {
             self.rejections.insert((kind, key.clone()), rejections);
         }
+    }
+
+    /// Services and slices that are known, those with nothing to program among them when something of them was rejected.
+    pub fn keys(&self) -> BTreeSet<(ObjectKind, ObjectKey)> {
+        let services = self.services.keys().map(|key| (ObjectKind::Service, key.clone()));
+        let slices = self.owners.keys().map(|key| (ObjectKind::EndpointSlice, key.clone()));
+        services.chain(slices).chain(self.rejections.keys().cloned()).collect()
     }
 
     /// The name of the node whose view this is.

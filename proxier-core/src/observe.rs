@@ -1,0 +1,140 @@
+//! Reading what the kernel holds.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipvs::model::{Snapshot, TimeoutsUpdate};
+use ipvs::{RealServer, VirtualServerKey};
+
+use crate::config::Config;
+use crate::observed::{Observed, ObservedServer};
+use crate::ports::{Ipvs, Links, PortErrorKind, Ports, Sysctls};
+use crate::report::Unread;
+use crate::sets::SetKey;
+use crate::snapshot::HostAddresses;
+use crate::state::Desired;
+use crate::sysctls::{HostSettings, OSRELEASE, SysctlChange, wanted};
+
+/// Reads virtual servers, sets and the dummy device's addresses: what the proxy itself wrote and what tells it apart.
+///
+/// Lists of real servers that are as wanted are shared with `desired` and take no memory of their own.
+///
+/// # Errors
+/// The parts that could not be read. Nothing may be changed then: what is missing in half a reading would be made again,
+/// and what is ours could not be told.
+pub fn read(
+    ports: &mut Ports<'_>,
+    host: &HostAddresses,
+    config: &Config,
+    desired: &Desired,
+) -> Result<Observed, Vec<Unread>> {
+    let (observed, unread) = read_parts(ports, host, config, desired);
+    if unread.is_empty() { Ok(observed) } else { Err(unread) }
+}
+
+/// As [`read`], but a part that this kernel does not have at all counts as empty.
+///
+/// # Errors
+/// The parts that are there and could not be read.
+pub fn read_what_there_is(
+    ports: &mut Ports<'_>,
+    host: &HostAddresses,
+    config: &Config,
+    desired: &Desired,
+) -> Result<Observed, Vec<Unread>> {
+    let (observed, mut unread) = read_parts(ports, host, config, desired);
+    unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
+    if unread.is_empty() { Ok(observed) } else { Err(unread) }
+}
+
+fn read_parts(
+    ports: &mut Ports<'_>,
+    host: &HostAddresses,
+    config: &Config,
+    desired: &Desired,
+) -> (Observed, Vec<Unread>) {
+    let mut unread = Vec::new();
+    let mut observed = Observed::new();
+    observed.addresses = device_addresses(host).collect();
+    match ports.ipvs.snapshot() {
+        Ok(snapshot) => observed.virtual_servers = take(snapshot, desired),
+        Err(error) => unread.push(Unread::new("virtual servers", error)),
+    }
+    for set in config.families.iter().flat_map(SetKey::all) {
+        match ports.sets.entries(set) {
+            Ok(Some(entries)) => {
+                observed.sets.insert(set, entries);
+            }
+            Ok(None) => {}
+            Err(error) => unread.push(Unread::new(format_args!("set {set}"), error)),
+        }
+    }
+    (observed, unread)
+}
+
+fn take(snapshot: Snapshot, desired: &Desired) -> BTreeMap<VirtualServerKey, ObservedServer> {
+    let mut servers = Vec::with_capacity(snapshot.entries.len());
+    let mut scratch: Vec<RealServer> = Vec::new();
+    for entry in snapshot.entries {
+        let server = entry.virtual_server.server;
+        scratch.clear();
+        scratch.extend(entry.real_servers.iter().map(|real| real.server));
+        scratch.sort_unstable();
+        let wanted = desired.frontend(&server.key).map(|frontend| &frontend.real_servers);
+        let real_servers: Arc<[RealServer]> = match wanted {
+            Some(wanted) if **wanted == *scratch => wanted.clone(),
+            _ => scratch.as_slice().into(),
+        };
+        servers.push((server.key, ObservedServer { config: server.config, real_servers }));
+    }
+    servers.into_iter().collect()
+}
+
+/// Reads the addresses of this host, the dummy device's among them.
+///
+/// # Errors
+/// When the kernel could not list them.
+pub fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
+    links.addresses().map_err(|error| Unread::new("addresses", error))
+}
+
+/// The addresses of the dummy device.
+pub fn device_addresses(host: &HostAddresses) -> impl Iterator<Item = IpAddr> {
+    host.interfaces.get(Config::DUMMY_DEVICE).into_iter().flatten().map(IpAddr::to_canonical)
+}
+
+/// Whether the dummy device exists.
+pub fn has_device(host: &HostAddresses) -> bool {
+    host.interfaces.contains_key(Config::DUMMY_DEVICE)
+}
+
+/// The values below `/proc/sys` that are not as they have to be. One that cannot be read is written all the same: the
+/// attempt says more than the failed reading.
+pub fn sysctl_changes(sysctls: &mut dyn Sysctls, settings: &HostSettings) -> Vec<SysctlChange> {
+    let release = sysctls.get(OSRELEASE).unwrap_or_default();
+    let mut changes = Vec::new();
+    for wanted in wanted(settings, &release) {
+        let there = sysctls.get(wanted.path).ok();
+        changes.extend(wanted.change(there.as_deref()));
+    }
+    changes
+}
+
+/// The timeouts of IPVS that are not as they have to be.
+///
+/// # Errors
+/// When they could not be read.
+pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<Option<TimeoutsUpdate>, Unread> {
+    let asked = |secs: Option<u32>| secs.filter(|secs| *secs != 0);
+    if [wanted.tcp_secs, wanted.tcp_fin_secs, wanted.udp_secs].into_iter().all(|secs| asked(secs).is_none()) {
+        return Ok(None);
+    }
+    let there = ipvs.timeouts().map_err(|error| Unread::new("timeouts of IPVS", error))?;
+    let update = TimeoutsUpdate {
+        tcp_secs: asked(wanted.tcp_secs).filter(|secs| *secs != there.tcp_secs),
+        tcp_fin_secs: asked(wanted.tcp_fin_secs).filter(|secs| *secs != there.tcp_fin_secs),
+        udp_secs: asked(wanted.udp_secs).filter(|secs| *secs != there.udp_secs),
+    };
+    Ok((update != TimeoutsUpdate::default()).then_some(update))
+}

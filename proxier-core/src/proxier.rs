@@ -1,0 +1,503 @@
+//! The reconciler: objects in, a kernel that serves them out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipvs::Operation;
+use ipvs::model::{Family, TimeoutsUpdate};
+
+use crate::apply::apply;
+use crate::compile::Facts;
+use crate::config::Config;
+use crate::diff::{diff, diff_touched, foreign};
+use crate::drain::{self, Drains};
+use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use crate::observe;
+use crate::observed::Observed;
+use crate::plan::{Plan, RulesChange, plan};
+use crate::ports::{PortError, PortErrorKind, Ports, Rules};
+use crate::report::{Foreign, Report, Unread};
+use crate::rules;
+use crate::schedule::{Limits, Moment, Pass, Schedule};
+use crate::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
+use crate::state::{Desired, Touched};
+use crate::step::{Action, Names, Part, Step, family_name};
+use crate::sysctls::HostSettings;
+use crate::totals::Totals;
+use crate::udp;
+
+/// How a [`Proxier`] works.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Options {
+    /// What Services mean.
+    pub config: Config,
+    /// Settings of the host.
+    pub host: HostSettings,
+    /// Timeouts of IPVS. Default: left alone.
+    pub timeouts: TimeoutsUpdate,
+    /// How real servers drain.
+    pub drain: drain::Policy,
+    /// How often passes run.
+    pub limits: Limits,
+    /// What iptables and the kernel can do; what the program iptables says of itself counts as well.
+    pub capabilities: rules::Capabilities,
+    /// Keeps the nodes of a cluster from trying again together: any number that differs from node to node.
+    pub seed: u64,
+}
+
+/// The reconciler of one node: keeps what is wanted, knows what the kernel holds, and brings the second to the first.
+///
+/// A state machine: it does something only when it is called, and time comes in as `now`. Objects go in as they change;
+/// [`Proxier::pass`] works them off. A pass for changes costs what the changes cost; a full one reads the kernel, at
+/// the start, every [`Limits::max_interval`], after a failure and when asked for.
+///
+/// Before [`Proxier::start`] nothing is touched: half a list of Services would remove the other half.
+#[derive(Debug)]
+pub struct Proxier {
+    options: Options,
+    store: Store,
+    node: Node,
+    node_rejections: Vec<Rejection>,
+    host: HostAddresses,
+    facts: Facts,
+    /// Services to compile again.
+    pending: BTreeSet<ObjectKey>,
+    desired: Desired,
+    /// What the kernel holds as far as is known; `None` before it was read.
+    observed: Option<Observed>,
+    /// The addresses of the host may have changed.
+    host_stale: bool,
+    /// The inputs of the rules that the kernel holds.
+    rules: BTreeMap<Family, rules::Inputs>,
+    drains: Drains,
+    schedule: Schedule,
+    started: bool,
+    /// A full pass has succeeded.
+    settled: bool,
+    totals: Totals,
+}
+
+impl Proxier {
+    /// The reconciler of the node of this name (`nodeName` of endpoints). `now` is the origin of its time.
+    pub fn new(node_name: &str, options: Options, now: Moment) -> Self {
+        let node = Node::new(node_name);
+        let host = HostAddresses::default();
+        Proxier {
+            store: Store::new(node_name),
+            node_rejections: Vec::new(),
+            facts: Facts::new(&options.config, &node, &host),
+            node,
+            host,
+            pending: BTreeSet::new(),
+            desired: Desired::new(),
+            observed: None,
+            host_stale: true,
+            rules: BTreeMap::new(),
+            drains: Drains::new(options.drain.clone()),
+            schedule: Schedule::new(options.limits, options.seed, now),
+            started: false,
+            settled: false,
+            totals: Totals::default(),
+            options,
+        }
+    }
+
+    /// Takes a new or changed Service.
+    pub fn upsert_service(&mut self, object: &ServiceObject, now: Moment) {
+        self.totals.service_changes = self.totals.service_changes.saturating_add(1);
+        let touched = self.store.upsert_service(object);
+        self.touch(touched, now);
+    }
+
+    /// Removes a Service.
+    pub fn delete_service(&mut self, key: &ObjectKey, now: Moment) {
+        self.totals.service_changes = self.totals.service_changes.saturating_add(1);
+        let touched = self.store.delete_service(key);
+        self.touch(touched, now);
+    }
+
+    /// Takes a new or changed EndpointSlice.
+    pub fn upsert_slice(&mut self, object: &EndpointSliceObject, now: Moment) {
+        self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
+        let touched = self.store.upsert_slice(object);
+        self.touch(touched, now);
+    }
+
+    /// Removes an EndpointSlice.
+    pub fn delete_slice(&mut self, key: &ObjectKey, now: Moment) {
+        self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
+        let touched = self.store.delete_slice(key);
+        self.touch(touched, now);
+    }
+
+    /// Takes complete lists in place of all that was known: what is in neither is deleted, what is as before costs
+    /// nothing.
+    pub fn replace_objects<'a>(
+        &mut self,
+        services: impl IntoIterator<Item = &'a ServiceObject>,
+        slices: impl IntoIterator<Item = &'a EndpointSliceObject>,
+        now: Moment,
+    ) {
+        let mut gone = self.store.keys();
+        for object in services {
+            gone.remove(&(ObjectKind::Service, ObjectKey::of(&object.metadata)));
+            self.upsert_service(object, now);
+        }
+        for object in slices {
+            gone.remove(&(ObjectKind::EndpointSlice, ObjectKey::of(&object.metadata)));
+            self.upsert_slice(object, now);
+        }
+        for (kind, key) in gone {
+            match kind {
+                ObjectKind::Service => self.delete_service(&key, now),
+                _ => self.delete_slice(&key, now),
+            }
+        }
+    }
+
+    /// Takes the Node object of this node.
+    pub fn set_node(&mut self, object: &NodeObject, now: Moment) {
+        self.node_rejections.clear();
+        let node = Node::check(object, &mut self.node_rejections);
+        if node != self.node {
+            self.node = node;
+            self.refresh_facts();
+            self.schedule.request(now);
+        }
+    }
+
+    /// The lists are complete: passes may begin.
+    pub fn start(&mut self, now: Moment) {
+        if !self.started {
+            self.started = true;
+            self.schedule.request_full(now);
+        }
+    }
+
+    /// An address or a device of this host changed: the next pass reads them again.
+    pub fn host_changed(&mut self, now: Moment) {
+        self.host_stale = true;
+        self.schedule.request(now);
+    }
+
+    /// The next pass reads the kernel again, and runs as soon as it may.
+    pub fn request_full(&mut self, now: Moment) {
+        self.schedule.request_full(now);
+    }
+
+    fn touch(&mut self, services: Vec<ObjectKey>, now: Moment) {
+        if !services.is_empty() {
+            self.pending.extend(services);
+            self.schedule.request(now);
+        }
+    }
+
+    /// Works out the facts again, and every Service if they differ.
+    fn refresh_facts(&mut self) {
+        let facts = Facts::new(&self.options.config, &self.node, &self.host);
+        if facts != self.facts {
+            self.facts = facts;
+            self.pending.extend(self.store.services().map(|service| service.key.clone()));
+        }
+    }
+
+    /// When [`Proxier::pass`] has something to do: now, when it has passed. `None` before [`Proxier::start`].
+    pub fn next_wake(&self) -> Option<Moment> {
+        let next = self.schedule.next().filter(|_| self.started)?;
+        Some(self.drains.next_check().map_or(next.at, |check| check.min(next.at)))
+    }
+
+    /// Does what is due. `None` when nothing is.
+    ///
+    /// `clock` tells the time, on the scale of the other methods; it is asked again when the pass ends, since pauses count
+    /// from there.
+    pub fn pass(&mut self, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Option<Report> {
+        if !self.started {
+            return None;
+        }
+        let now = clock();
+        if self.drains.next_check().is_some_and(|check| check <= now) {
+            self.schedule.request(now);
+        }
+        let pass = self.schedule.start(now)?;
+        let Prepared { plan, inputs, mut report, ready } = self.prepare(pass, now, ports);
+        if ready {
+            self.carry_out(&plan, inputs, &mut report, now, ports);
+        }
+        let end = clock();
+        self.settled |= report.full && report.is_done();
+        self.schedule.done(end, report.is_done());
+        self.totals.add(&report, end);
+        Some(report)
+    }
+
+    /// What a full pass would do now, without doing it.
+    pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
+        let drains = self.drains.clone();
+        let prepared = self.prepare(Pass::Full, now, ports);
+        self.drains = drains;
+        self.observed = None;
+        self.rules.clear();
+        self.schedule.request_full(now);
+        (prepared.plan, prepared.report)
+    }
+
+    /// Compiles what changed, reads what has to be read, and makes the plan.
+    fn prepare(&mut self, pass: Pass, now: Moment, ports: &mut Ports<'_>) -> Prepared {
+        let mut report = Report { full: pass == Pass::Full || self.observed.is_none(), ..Report::default() };
+        if report.full || self.host_stale {
+            match observe::read_host(ports.links) {
+                Ok(host) => report.full |= self.take_host(host),
+                Err(error) => report.unread.push(error),
+            }
+        }
+        let pending = std::mem::take(&mut self.pending);
+        let touched = self.desired.refresh(&self.store, &self.facts, &pending);
+        if report.full && report.unread.is_empty() {
+            match observe::read(ports, &self.host, &self.options.config, &self.desired) {
+                Ok(observed) => self.observed = Some(observed),
+                Err(errors) => report.unread.extend(errors),
+            }
+        }
+        if !report.unread.is_empty() {
+            // Everything is compared when it can be read: what was touched until then counts no less.
+            self.observed = None;
+            return Prepared { report, ..Prepared::default() };
+        }
+        self.make_plan(&touched, report, now, ports)
+    }
+
+    /// Says whether the dummy device is not as it is taken to be.
+    fn take_host(&mut self, host: HostAddresses) -> bool {
+        self.host_stale = false;
+        self.host = host;
+        self.refresh_facts();
+        let Some(observed) = &self.observed else { return true };
+        let there: BTreeSet<_> = observe::device_addresses(&self.host).collect();
+        !observe::has_device(&self.host) || there != observed.addresses
+    }
+
+    fn make_plan(&mut self, touched: &Touched, mut report: Report, now: Moment, ports: &mut Ports<'_>) -> Prepared {
+        let Some(observed) = &self.observed else { return Prepared { report, ..Prepared::default() } };
+        let config = &self.options.config;
+        let changes = if report.full {
+            diff(&self.desired, observed, config)
+        } else {
+            diff_touched(&self.desired, observed, touched, config)
+        };
+        if report.full {
+            report.foreign = Foreign { virtual_servers: foreign(&self.desired, observed, config).collect() };
+        }
+        let mut flows = udp::stale(&changes, &self.desired, &self.drains);
+        if report.full && !self.settled {
+            for (place, answering) in udp::all(&self.desired, &self.drains) {
+                flows.entry(place).or_insert(answering);
+            }
+        }
+        let mut plan = plan(changes, &self.desired, observed, &self.drains);
+        plan.forget = flows;
+        self.plan_drains(&mut plan, now, ports);
+        if report.full {
+            plan.create_device = !observe::has_device(&self.host);
+            plan.sysctls = observe::sysctl_changes(ports.sysctls, &self.options.host);
+            match observe::timeout_changes(ports.ipvs, &self.options.timeouts) {
+                Ok(timeouts) => plan.timeouts = timeouts,
+                Err(error) => report.unread.push(error),
+            }
+        }
+        let mut inputs = BTreeMap::new();
+        for family in self.options.config.families.iter() {
+            match self.plan_rules(family, report.full, &mut plan, ports.rules) {
+                Ok(None) => {}
+                Ok(Some(new)) => {
+                    inputs.insert(family, new);
+                }
+                Err(error) => report.unread.push(error),
+            }
+        }
+        if report.full && self.settled && self.schedule.failures() == 0 {
+            report.drift = self.drift(&plan, touched, &inputs);
+        }
+        Prepared { plan, inputs, report, ready: true }
+    }
+
+    /// Adds what comes of looking at the real servers that drain.
+    fn plan_drains(&mut self, plan: &mut Plan, now: Moment, ports: &mut Ports<'_>) {
+        for key in self.drains.due(now) {
+            let verdicts = match ports.ipvs.real_servers(&key) {
+                Ok(listed) => self.drains.observe(&key, &listed, now),
+                Err(_) => self.drains.observe_failed(&key, now),
+            };
+            let frontend = self.desired.frontend(&key);
+            for finished in verdicts.finished {
+                if frontend.is_some_and(|frontend| frontend.has_real_server(&finished.real)) {
+                    self.drains.cancel(&key, &finished.real);
+                } else if frontend.is_some() {
+                    plan.retire.push(Operation::DeleteRealServer(key, finished.real));
+                }
+            }
+        }
+    }
+
+    /// Adds the change of a family's rules, when there is one. Returns the inputs of the rules when the kernel has to
+    /// have them after this pass and is not known to have them already.
+    fn plan_rules(
+        &self,
+        family: Family,
+        full: bool,
+        plan: &mut Plan,
+        port: &mut dyn Rules,
+    ) -> Result<Option<rules::Inputs>, Unread> {
+        let unread = |error| Unread::new(format_args!("rules of {}", family_name(family)), error);
+        let mut capabilities = self.options.capabilities;
+        let written = self.rules.get(&family);
+        if let (false, Some(written)) = (full, written) {
+            capabilities = written.capabilities();
+        } else {
+            capabilities.random_fully &= port.has_random_fully(family).map_err(unread)?;
+        }
+        let inputs = rules::Inputs::new(family, &self.desired, &self.facts, capabilities);
+        if !full && written == Some(&inputs) {
+            return Ok(None);
+        }
+        let dump = port.dump(family).map_err(unread)?;
+        let invalid =
+            |error: &(dyn std::error::Error + 'static)| unread(PortError::from_error(PortErrorKind::Invalid, error));
+        let rules = rules::compile(&inputs).map_err(|error| invalid(&error))?;
+        let changes = rules.changes(&dump).map_err(|error| invalid(&error))?;
+        if !changes.is_empty() {
+            let late = written.is_some_and(|written| inputs.only_relaxes(written));
+            let stage = if late { &mut plan.relax } else { &mut plan.rules };
+            stage.push(RulesChange::new(family, changes));
+        }
+        Ok(Some(inputs))
+    }
+
+    /// What somebody else changed: operations on what the input did not touch.
+    fn drift(&self, plan: &Plan, touched: &Touched, inputs: &BTreeMap<Family, rules::Inputs>) -> Vec<Step> {
+        let names = Names::new(&self.store, &self.desired);
+        let mut drift = Vec::new();
+        drift.extend(plan.create_device.then(Step::device));
+        drift.extend(plan.sysctls.iter().map(Step::sysctl));
+        drift.extend(plan.timeouts.iter().map(Step::timeouts));
+        drift.extend(plan.create_sets.iter().copied().map(Step::create_set));
+        for (action, entries) in [(Action::Add, &plan.add_entries), (Action::Delete, &plan.delete_entries)] {
+            for (set, elements) in entries {
+                let others = elements.iter().filter(|element| !touched.entries.contains(&(*set, (*element).clone())));
+                drift.extend(others.map(|element| Step::entry(action, *set, element)));
+            }
+        }
+        for change in plan.rules.iter().chain(&plan.relax) {
+            let same = self.rules.get(&change.family) == inputs.get(&change.family);
+            drift.extend(same.then(|| Step::rules(change)));
+        }
+        for (action, addresses) in [(Action::Add, &plan.bind), (Action::Delete, &plan.unbind)] {
+            let others = addresses.iter().filter(|address| !touched.addresses.contains(address));
+            drift.extend(others.map(|address| Step::address(action, *address)));
+        }
+        for operation in plan.serve.iter().chain(&plan.retire) {
+            let key = operation.virtual_server();
+            let ended =
+                matches!(operation, Operation::DeleteRealServer(key, real) if self.drains.is_draining(key, real));
+            if !ended && !touched.virtual_servers.contains(&key) {
+                drift.push(Step::operation(operation, &names));
+            }
+        }
+        drift
+    }
+
+    fn carry_out(
+        &mut self,
+        plan: &Plan,
+        inputs: BTreeMap<Family, rules::Inputs>,
+        report: &mut Report,
+        now: Moment,
+        ports: &mut Ports<'_>,
+    ) {
+        let Some(observed) = &mut self.observed else { return };
+        let names = Names::new(&self.store, &self.desired);
+        let applied = apply(plan, &self.desired, observed, &names, ports);
+        for (key, real) in applied.drained.iter().chain(&plan.adopt_drains) {
+            self.drains.begin(*key, *real, now);
+        }
+        for (key, real) in &applied.settled {
+            self.drains.deleted(key, real);
+        }
+        for key in &applied.deleted {
+            self.drains.forget_virtual_server(key);
+        }
+        let failed: BTreeSet<&str> = applied
+            .failures
+            .iter()
+            .filter(|failure| failure.step.part == Part::Rules)
+            .map(|failure| &*failure.step.name)
+            .collect();
+        for (family, inputs) in inputs {
+            if failed.contains(family_name(family)) {
+                self.rules.remove(&family);
+            } else {
+                self.rules.insert(family, inputs);
+            }
+        }
+        if applied.failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Unknown) {
+            self.observed = None;
+        }
+        report.draining = self.drains.len();
+        report.applied = applied;
+    }
+
+    /// The name of the node.
+    pub fn node_name(&self) -> &str {
+        self.store.node_name()
+    }
+
+    /// The objects.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// What is wanted, as of the last pass.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// What the kernel holds, as far as is known.
+    pub fn observed(&self) -> Option<&Observed> {
+        self.observed.as_ref()
+    }
+
+    /// What compiling needs besides the Services.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Real servers that drain.
+    pub fn drains(&self) -> &Drains {
+        &self.drains
+    }
+
+    /// When passes run; for health checks, [`Schedule::pending_since`].
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// Counters over all passes.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// What was left out of the objects that are there now: of Services and slices, then of the Node.
+    pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
+        self.store.rejections().chain(&self.node_rejections)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Prepared {
+    plan: Plan,
+    /// Inputs of the rules that the kernel has after this.
+    inputs: BTreeMap<Family, rules::Inputs>,
+    report: Report,
+    /// The plan may be carried out: the kernel could be read, and no interlock stopped.
+    ready: bool,
+}

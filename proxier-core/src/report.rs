@@ -1,0 +1,168 @@
+//! What became of a pass.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipvs::model::Family;
+use ipvs::{RealServerKey, VirtualServerKey};
+
+use crate::ports::PortError;
+use crate::step::{Action, Part, Step};
+
+/// How many operations of each kind.
+pub type Counts = BTreeMap<(Part, Action), u64>;
+
+/// An operation that was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Failure {
+    /// The operation.
+    pub step: Step,
+    /// Why.
+    pub error: PortError,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut step = self.step.clone();
+        step.lines.clear();
+        write!(f, "{step}: {}", self.error)
+    }
+}
+
+/// Part of the kernel that could not be read, so that nothing of it was changed.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Unread {
+    /// Which part, in words: `virtual servers`, `set KUBE-CLUSTER-IP`, `rules of IPv6`.
+    pub what: String,
+    /// Why.
+    pub error: PortError,
+}
+
+impl Unread {
+    /// A part that could not be read.
+    pub fn new(what: impl fmt::Display, error: PortError) -> Self {
+        Unread { what: what.to_string(), error }
+    }
+}
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "reading {}: {}", self.what, self.error)
+    }
+}
+
+/// What carrying out a plan came to: an outcome for every operation.
+///
+/// Operations that were done are counted, those that were not are listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Applied {
+    /// Operations that were carried out.
+    pub done: Counts,
+    /// Operations that were not.
+    pub failures: Vec<Failure>,
+    /// UDP flows that were forgotten.
+    pub flows: usize,
+    /// Real servers that drain from now on.
+    pub drained: Vec<(VirtualServerKey, RealServerKey)>,
+    /// Real servers that are served again, or that went: they do not drain any more.
+    pub settled: Vec<(VirtualServerKey, RealServerKey)>,
+    /// Families whose rules were restored.
+    pub restored: Vec<Family>,
+    /// Virtual servers that went.
+    pub deleted: Vec<VirtualServerKey>,
+}
+
+impl Applied {
+    pub(crate) fn count(&mut self, part: Part, action: Action, number: usize) {
+        if number > 0 {
+            let count = self.done.entry((part, action)).or_default();
+            *count = count.saturating_add(u64::try_from(number).unwrap_or(u64::MAX));
+        }
+    }
+
+    pub(crate) fn fail(&mut self, step: Step, error: PortError) {
+        self.failures.push(Failure { step, error });
+    }
+
+    /// Takes the outcome of one call for one operation.
+    pub(crate) fn note(&mut self, step: impl FnOnce() -> Step, outcome: Result<(), PortError>) -> bool {
+        match outcome {
+            Ok(()) => {
+                let step = step();
+                self.count(step.part, step.action, 1);
+                true
+            }
+            Err(error) => {
+                self.fail(step(), error);
+                false
+            }
+        }
+    }
+}
+
+/// Addresses that are shown and not touched.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Foreign {
+    /// Virtual servers of somebody else.
+    pub virtual_servers: Vec<VirtualServerKey>,
+}
+
+/// What a pass found and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// The kernel was read as a whole; otherwise only what changed in the input was looked at.
+    pub full: bool,
+    /// Parts that could not be read.
+    pub unread: Vec<Unread>,
+    /// What was carried out and what was not.
+    pub applied: Applied,
+    /// Differences that a full pass found although no input had changed: made by others, and repaired.
+    pub drift: Vec<Step>,
+    /// What is somebody else's; known after a full pass.
+    pub foreign: Foreign,
+    /// Virtual servers that are not served, and why.
+    pub refused: Vec<Refused>,
+    /// Why the pass stopped before it wrote anything.
+    pub stopped: Option<Arc<str>>,
+    /// Real servers that drain now.
+    pub draining: usize,
+}
+
+/// A virtual server that a Service asks for and that is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refused {
+    /// The Service, `namespace/name`.
+    pub service: String,
+    /// Address, protocol and port.
+    pub key: VirtualServerKey,
+    /// Why, and what to do.
+    pub reason: String,
+}
+
+impl Report {
+    /// Whether the kernel holds what is wanted, as far as this pass looked.
+    pub fn is_done(&self) -> bool {
+        self.unread.is_empty() && self.applied.failures.is_empty() && self.stopped.is_none()
+    }
+
+    /// How many operations were carried out: 0 when nothing differed.
+    pub fn writes(&self) -> u64 {
+        self.applied.done.values().sum()
+    }
+}
+
+/// Address as text for messages.
+pub(crate) fn bound_too_early(address: IpAddr) -> PortError {
+    PortError::new(
+        crate::ports::PortErrorKind::Skipped,
+        format_args!("{address} is not bound, because none of its virtual servers could be made"),
+    )
+}

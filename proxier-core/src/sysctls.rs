@@ -1,0 +1,164 @@
+//! Values below `/proc/sys` that serving needs.
+
+use std::fmt;
+
+/// A value to write.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SysctlChange {
+    /// Path below `/proc/sys`, as in `net/ipv4/ip_forward`.
+    pub path: String,
+    /// What it is now; `None` when it could not be read.
+    pub from: Option<String>,
+    /// What it has to be.
+    pub to: String,
+}
+
+/// Settings of the host that the operator may change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostSettings {
+    /// Answer ARP only on the interface that has the address, and announce only its own (`ipvs.strictARP`): for load
+    /// balancers that announce VIPs by ARP themselves. Default off.
+    pub strict_arp: bool,
+    /// Connections that are tracked at most, at least this many (`conntrack.maxPerCore`, `conntrack.min`); never lowered.
+    /// Default: left alone.
+    pub conntrack_max: Option<u32>,
+    /// Seconds an idle established TCP connection is tracked. Default: left alone.
+    pub tcp_established_secs: Option<u32>,
+    /// Seconds a half-closed TCP connection is tracked. Default: left alone.
+    pub tcp_close_wait_secs: Option<u32>,
+    /// Do not take packets outside of a connection's window for invalid. Default: left alone.
+    pub tcp_be_liberal: bool,
+    /// Seconds an UDP flow without answer is tracked. Default: left alone.
+    pub udp_secs: Option<u32>,
+    /// Seconds an UDP flow with answers is tracked. Default: left alone.
+    pub udp_stream_secs: Option<u32>,
+}
+
+/// A value that has to be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Path below `/proc/sys`.
+    pub path: &'static str,
+    /// The value.
+    pub value: u32,
+    /// A greater number does as well.
+    pub at_least: bool,
+}
+
+impl Wanted {
+    fn exactly(path: &'static str, value: u32) -> Self {
+        Wanted { path, value, at_least: false }
+    }
+
+    /// What to write, given what is there.
+    pub fn change(&self, there: Option<&str>) -> Option<SysctlChange> {
+        let number = there.and_then(|text| text.trim().parse::<u64>().ok());
+        let fits = number.is_some_and(|number| {
+            let value = u64::from(self.value);
+            number == value || self.at_least && number > value
+        });
+        (!fits).then(|| SysctlChange {
+            path: self.path.to_owned(),
+            from: there.map(|text| text.trim().to_owned()),
+            to: self.value.to_string(),
+        })
+    }
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} = {}", self.path, self.value)
+    }
+}
+
+/// The values that serving needs on a kernel of this release (`/proc/sys/kernel/osrelease`).
+///
+/// * `net/ipv4/vs/conntrack`: without it the packets of IPVS are not masqueraded.
+/// * `net/ipv4/vs/conn_reuse_mode`: 1 delays every connection that uses a port again by a second on Linux 4.1 to 5.8
+///   when connections are tracked; mended in 5.9, where the value is left alone. A release that says nothing counts as
+///   a new one.
+/// * `net/ipv4/vs/expire_nodest_conn`: a connection to a deleted real server ends at its next packet.
+/// * `net/ipv4/vs/expire_quiescent_template`: a client with affinity leaves a real server that drains.
+/// * `net/ipv4/ip_forward`: packets to real servers on other hosts. IPv6 forwarding is the business of the network
+///   plugin, as with kube-proxy.
+pub fn wanted(settings: &HostSettings, release: &str) -> Vec<Wanted> {
+    let mut all = vec![Wanted::exactly("net/ipv4/vs/conntrack", 1)];
+    if release_number(release).is_some_and(|release| ((4, 1)..(5, 9)).contains(&release)) {
+        all.push(Wanted::exactly("net/ipv4/vs/conn_reuse_mode", 0));
+    }
+    all.push(Wanted::exactly("net/ipv4/vs/expire_nodest_conn", 1));
+    all.push(Wanted::exactly("net/ipv4/vs/expire_quiescent_template", 1));
+    all.push(Wanted::exactly("net/ipv4/ip_forward", 1));
+    if settings.strict_arp {
+        all.push(Wanted::exactly("net/ipv4/conf/all/arp_ignore", 1));
+        all.push(Wanted::exactly("net/ipv4/conf/all/arp_announce", 2));
+    }
+    if let Some(value) = settings.conntrack_max {
+        all.push(Wanted { path: "net/netfilter/nf_conntrack_max", value, at_least: true });
+    }
+    let secs = [
+        ("net/netfilter/nf_conntrack_tcp_timeout_established", settings.tcp_established_secs),
+        ("net/netfilter/nf_conntrack_tcp_timeout_close_wait", settings.tcp_close_wait_secs),
+        ("net/netfilter/nf_conntrack_tcp_be_liberal", settings.tcp_be_liberal.then_some(1)),
+        ("net/netfilter/nf_conntrack_udp_timeout", settings.udp_secs),
+        ("net/netfilter/nf_conntrack_udp_timeout_stream", settings.udp_stream_secs),
+    ];
+    all.extend(secs.into_iter().filter_map(|(path, value)| value.map(|value| Wanted::exactly(path, value))));
+    all
+}
+
+/// Where the kernel says its release.
+pub const OSRELEASE: &str = "kernel/osrelease";
+
+/// The first two numbers of a release: `6.1.0-50-amd64` is (6, 1).
+fn release_number(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.trim().split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse::<u32>().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases() {
+        for (text, number) in [
+            ("6.1.0-50-amd64", Some((6, 1))),
+            ("5.9.0", Some((5, 9))),
+            ("4.18.0-553.el8_10.x86_64", Some((4, 18))),
+            ("5.8-rc1\n", Some((5, 8))),
+            ("", None),
+            ("6", None),
+            ("v6.1", None),
+            ("99999999999.1", None),
+        ] {
+            assert_eq!(release_number(text), number, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn connections_are_reused_without_delay_where_the_kernel_would_delay_them() {
+        let has = |release| {
+            wanted(&HostSettings::default(), release).iter().any(|wanted| wanted.path.ends_with("conn_reuse_mode"))
+        };
+        assert!(!has("3.10.0-1160.el7.x86_64"));
+        assert!(has("4.1.0"));
+        assert!(has("4.18.0-553.el8_10.x86_64"));
+        assert!(has("5.8.18"));
+        assert!(!has("5.9.0"));
+        assert!(!has("unknown"));
+    }
+
+    #[test]
+    fn a_limit_is_only_raised_and_a_switch_is_exact() {
+        let limit = Wanted { path: "net/netfilter/nf_conntrack_max", value: 131_072, at_least: true };
+        assert_eq!(limit.change(Some("262144\n")), None);
+        assert_eq!(limit.change(Some("65536")).unwrap().to, "131072");
+        let switch = Wanted::exactly("net/ipv4/ip_forward", 1);
+        assert_eq!(switch.change(Some("1")), None);
+        assert_eq!(switch.change(Some("2")).unwrap().from.as_deref(), Some("2"));
+        assert_eq!(switch.change(None).unwrap().from, None);
+    }
+}

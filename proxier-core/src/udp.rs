@@ -1,0 +1,100 @@
+//! Which UDP flows have to be forgotten.
+//!
+//! # What is kept where
+//!
+//! A UDP client that keeps sending from one port is one flow, for as long as its packets come: nothing tells the kernel
+//! that it is another conversation. Two tables remember it.
+//!
+//! * **IPVS** (`/proc/net/ip_vs_conn`) remembers the real server. A flow whose real server was deleted is not sent on:
+//!   its packets are dropped until the entry expires (`ip_vs_in_hook`), by default 5 minutes after the last one that
+//!   was sent on. With `net.ipv4.vs.expire_nodest_conn`, which this proxy sets, the first such packet ends the entry,
+//!   and since Linux 5.9 the deletion itself does (`ip_vs_expire_nodest_conn_flush`). A real server with weight 0 keeps
+//!   its flows.
+//! * **Connection tracking** (`nf_conntrack`) remembers for each flow what its answers look like, and whether and how
+//!   it is translated. IPVS tells it which real server answers when it sees the first packet
+//!   (`ip_vs_update_conntrack`), and ends the entry with its own (`ip_vs_conn_drop_conntrack`), as long as
+//!   `net.ipv4.vs.conntrack` is on, which this proxy sets.
+//!
+//! So with both settings on, most flows of a deleted real server end by themselves. What is left is a tracked flow that
+//! IPVS has no entry for, or has a newer one for. Its first packet came before there was a virtual server (while this
+//! proxy was not running, or the Service was not there yet), and was routed or translated some other way; or the entry
+//! of IPVS ended and tracking's did not, on older kernels and with one of the settings off. As soon as the flow is
+//! tracked, tracking does not change any more: answers of the new real server do not fit, and the flow is not
+//! masqueraded when it has to be, as rules of table nat see the first packet only. A DNS client on a fixed port then
+//! waits in vain until it has been silent for `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the
+//! next packet a first one.
+//!
+//! Only the flows to one place, by address and port, count, and of these only the ones that nobody answers who may:
+//! kube-proxy up to 1.31 ends all UDP flows of an address.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use ipvs::model::Protocol;
+use ipvs::{RealServerKey, VirtualServerKey};
+
+use crate::diff::{Changes, VirtualServerChange};
+use crate::drain::Drains;
+use crate::ports::UdpServices;
+use crate::state::Desired;
+
+/// The flows to forget after these changes were made, by place, with the endpoints that may answer there from now on.
+///
+/// These places count:
+/// * a virtual server that is new: nothing that was tracked before knows its real servers;
+/// * one that is deleted, or has no real servers any more: nobody may answer;
+/// * one that loses real servers, or gets its first: those that stay may answer.
+///
+/// One that only gets more real servers, or another configuration, has no flow to forget. Real servers that drain may
+/// answer; call [`answering`] for their place once they are deleted. TCP and SCTP never count: their clients notice.
+///
+/// `desired` and `drains` are those the changes were made from. The cost is that of the changes.
+pub fn stale(changes: &Changes, desired: &Desired, drains: &Drains) -> UdpServices {
+    let mut services = UdpServices::new();
+    for (key, change) in &changes.virtual_servers {
+        let Some(place) = udp_place(key) else { continue };
+        let mut answering = answering(key, desired, drains);
+        match change {
+            VirtualServerChange::Add { .. } => {}
+            VirtualServerChange::Delete => answering.clear(),
+            VirtualServerChange::Update { add, set, remove, .. } => {
+                let stay = if drains.policy().drains(key) { remove.as_slice() } else { &[] };
+                let wanted = desired.frontend(key).map_or(0, |frontend| frontend.real_servers.len());
+                let new = add.len().saturating_add(set.len());
+                let first = new > 0 && new == wanted;
+                if stay.len() == remove.len() && !first {
+                    continue;
+                }
+                answering.extend(stay.iter().map(place_of));
+            }
+        }
+        services.insert(place, answering);
+    }
+    services
+}
+
+/// Every UDP place, with the endpoints that may answer there: at the start, when what happened before is not known.
+/// Join it with [`stale`], which names the places that are not wanted any more.
+pub fn all(desired: &Desired, drains: &Drains) -> UdpServices {
+    let keys = desired.frontends().map(crate::compile::Frontend::key);
+    keys.filter_map(|key| Some((udp_place(&key)?, answering(&key, desired, drains)))).collect()
+}
+
+/// The endpoints that may answer for a virtual server: its real servers, and those that drain.
+pub fn answering(key: &VirtualServerKey, desired: &Desired, drains: &Drains) -> BTreeSet<SocketAddr> {
+    let wanted = desired.frontend(key).into_iter().flat_map(|frontend| frontend.real_servers.iter());
+    let draining = drains.of(key);
+    wanted.map(|server| place_of(&server.key)).chain(draining.map(|real| place_of(&real))).collect()
+}
+
+/// Where a virtual server takes UDP packets.
+pub fn udp_place(key: &VirtualServerKey) -> Option<SocketAddr> {
+    match *key {
+        VirtualServerKey::Address { protocol: Protocol::Udp, addr, port } => Some(SocketAddr::new(addr, port)),
+        _ => None,
+    }
+}
+
+fn place_of(real: &RealServerKey) -> SocketAddr {
+    SocketAddr::new(real.addr, real.port)
+}
