@@ -56,7 +56,7 @@ pub fn parse_save(text: &str) -> Result<Vec<SavedSet>, Error> {
         let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match command {
             "create" | "-N" => {
-                let spec: SetSpec = rest.parse().map_err(fail)?;
+                let spec = SetSpec::parse_arguments(rest).map_err(fail)?;
                 places.insert(spec.name.clone(), sets.len());
                 sets.push(SavedSet { spec, entries: Vec::new() });
             }

@@ -234,3 +234,21 @@ fn a_broken_line_is_named() {
     assert!(parse_save("add absent 10.0.0.1").is_err());
     assert!(parse_save("swap a b").is_err());
 }
+
+#[test]
+fn names_that_look_like_something_else() {
+    let text = "create create hash:ip family inet\nadd create 10.0.0.1\ncreate hash:ip hash:ip family inet\n\
+                create a,b list:set\nadd a,b create\nadd a,b hash:ip\ncreate #c list:set\nadd #c a,b before create\n";
+    let sets = parse_save(text).unwrap();
+    assert_eq!(ipset::save(&sets), text);
+    for set in &sets {
+        assert_eq!(set.spec.to_string().parse::<SetSpec>().unwrap(), set.spec);
+    }
+    let named_create: SetSpec = "create hash:ip".parse().unwrap();
+    assert_eq!(named_create, "create create hash:ip".parse().unwrap());
+    assert_eq!("create create".parse::<SetSpec>().unwrap_err().to_string(), "option \"type\" needs a value");
+    // Options come in any order.
+    let six: SetSpec = "a hash:ip netmask 64 family inet6".parse().unwrap();
+    assert_eq!(six.to_string(), "create a hash:ip family inet6 netmask 64");
+    assert!("a hash:ip netmask 64 family inet".parse::<SetSpec>().is_err());
+}

@@ -122,7 +122,8 @@ impl Element {
                 // ipset takes a protocol here and drops it.
                 Element::Port(text.rsplit_once(':').map_or(text, |(_, ports)| ports).parse()?)
             }
-            Shape::Set => Element::Set(SetName::new(next()?)?),
+            // A set's name may have commas.
+            Shape::Set => return SetName::new(text).map(Element::Set),
             Shape::Unknown => return Err(shape()),
         };
         if parts.next().is_some() {
@@ -174,12 +175,29 @@ impl Entry {
     }
 }
 
-/// Reads a `create` line, with or without the word itself.
+/// Reads a `create` line, with or without the word itself. (A set may be named `create`, too.)
 impl FromStr for SetSpec {
     type Err = InvalidValue;
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let mut words = words(text).peekable();
-        words.next_if_eq(&"create");
+        let mut behind = words(text);
+        let is_command = behind.next() == Some("create");
+        let names_type = |text: &str| text.parse::<SetType>().is_ok();
+        if is_command
+            && (behind.clone().nth(1).is_some_and(names_type) || !behind.clone().next().is_some_and(names_type))
+        {
+            return SetSpec::read(behind);
+        }
+        SetSpec::read(words(text))
+    }
+}
+
+impl SetSpec {
+    /// Reads what stands behind the word `create`.
+    pub(crate) fn parse_arguments(text: &str) -> Result<Self, InvalidValue> {
+        Self::read(words(text))
+    }
+
+    fn read(mut words: Words<'_>) -> Result<Self, InvalidValue> {
         let missing = |what: &str| InvalidValue::OptionValue(what.to_owned());
         let name = SetName::new(words.next().ok_or_else(|| missing("create"))?)?;
         let set_type: SetType = words.next().ok_or_else(|| missing("type"))?.parse()?;
@@ -191,7 +209,8 @@ impl FromStr for SetSpec {
                 "family" => options.family = value()?.parse()?,
                 "hashsize" => options.hashsize = Some(number32("hashsize", value()?)?),
                 "maxelem" => options.maxelem = Some(number32("maxelem", value()?)?),
-                "netmask" => options.netmask = Some(number8("netmask", value()?, options.family.bits())?),
+                // The family may stand behind it; the check at the end knows.
+                "netmask" => options.netmask = Some(number8("netmask", value()?, Family::Inet6.bits())?),
                 "bitmask" => {
                     let text = value()?;
                     let mask = text.parse().map_err(|_not_a_mask| InvalidValue::Address(text.to_owned()))?;
