@@ -112,6 +112,13 @@ fn lines(set_type: SetType) -> &'static [&'static str] {
             "add a 10.0.0.5/32",
             "create b hash:net family inet6",
             "add b 2001:db8::7/33",
+            "add b ::1.2.3.4",
+            "add b ::1.2.0.0/112",
+            "add b ::0:102",
+            "add b ::ffff:1.2.3.4",
+            "add b ::ffff:0:0/96",
+            "add b ::1:0:0:0/80",
+            "add b 64:ff9b::1.2.3.4",
         ],
         SetType::HashNetNet => &[
             "create a hash:net,net timeout 0 comment",
@@ -371,6 +378,8 @@ fn options_of_newer_kernels() {
             "create a hash:ip,port bitmask 255.0.255.0 bucketsize 4",
             "create a hash:net,net netmask 24",
             "create a hash:net,net bitmask 255.255.0.0",
+            "create a hash:net,net family inet6 netmask 40 timeout 0",
+            "create a hash:net,net family inet6 bitmask ::ff:ffff comment",
             "create a hash:net initval 7 forceadd",
         ] {
             let set: SetSpec = line.parse().unwrap();
@@ -384,6 +393,7 @@ fn options_of_newer_kernels() {
             }
             let text = match set.set_type {
                 SetType::HashIpPort => "10.1.2.3,80",
+                SetType::HashNetNet if line.contains("inet6") => "fd00:1:2::3:4/112,fd00::7:8",
                 SetType::HashNetNet => "10.1.2.3/28,10.9.8.7",
                 _ if line.contains("inet6") => "fd00::1:2:3",
                 _ => "10.1.2.3",

@@ -216,11 +216,26 @@ impl From<Ipv6Addr> for IpSpan {
 
 impl fmt::Display for IpSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.first())?;
+        write!(f, "{}", AsTool(self.first()))?;
         match self.prefix() {
             _ if self.is_host() => Ok(()),
             Some(prefix) => write!(f, "/{prefix}"),
             None => write!(f, "-{}", self.last()),
+        }
+    }
+}
+
+/// An address as `ipset save` prints it, which is how glibc's `inet_ntop` does: `::1.2.3.4`, where std has `::102:304`.
+pub(crate) struct AsTool(pub(crate) IpAddr);
+
+impl fmt::Display for AsTool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            IpAddr::V6(address) => match (address.to_bits(), u32::try_from(address.to_bits())) {
+                (0x1_0000.., Ok(last)) => write!(f, "::{}", Ipv4Addr::from_bits(last)),
+                _ => address.fmt(f),
+            },
+            IpAddr::V4(address) => address.fmt(f),
         }
     }
 }

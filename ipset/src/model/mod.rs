@@ -9,6 +9,7 @@ mod port;
 mod set;
 mod set_type;
 
+pub(crate) use address::AsTool;
 pub use address::{IpSpan, Nets};
 pub(crate) use entry::Identity;
 pub use entry::{Element, Entry, EntryOptions, Position, SkbMark, SkbPriority};

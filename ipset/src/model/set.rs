@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::{Entry, Family, InvalidValue, IpSpan, PortRange, SetName, SetType, Timeout};
+use super::{AsTool, Entry, Family, InvalidValue, IpSpan, PortRange, SetName, SetType, Timeout};
 
 bitflags::bitflags! {
     /// What the entries of a set can carry, and how it behaves when full.
@@ -194,7 +194,7 @@ impl fmt::Display for SetSpec {
         let early = matches!(self.set_type, SetType::HashIp | SetType::BitmapIp);
         let masks = |f: &mut fmt::Formatter<'_>| {
             options.netmask.map_or(Ok(()), |prefix| write!(f, " netmask {prefix}"))?;
-            options.bitmask.map_or(Ok(()), |mask| write!(f, " bitmask {mask}"))
+            options.bitmask.map_or(Ok(()), |mask| write!(f, " bitmask {}", AsTool(mask)))
         };
         if early {
             masks(f)?;
