@@ -275,7 +275,7 @@ impl Target {
 
     /// Whether the set can be changed in place: it has the options, and room for old and new entries together.
     fn fits(&self, observed: &ObservedSet, difference: &Difference<'_>) -> bool {
-        let (want, have) = (&self.spec.options, &observed.spec.options);
+        let (want, have) = (&self.spec.reported_options(), &observed.spec.options);
         let bucketsize = |size: u8| size.clamp(2, 12).next_multiple_of(2);
         let same = observed.spec.set_type == self.spec.set_type
             && (have.family == want.family || !self.spec.set_type.has_family())

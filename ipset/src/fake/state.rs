@@ -56,11 +56,10 @@ impl FakeSet {
             if spec.set_type == SetType::HashIpMark {
                 options.markmask = options.markmask.or(Some(u32::MAX));
             }
-            // A mask of all ones is none.
-            options.netmask = options.netmask.filter(|prefix| *prefix != options.family.bits());
         } else if spec.set_type == SetType::ListSet {
             options.size = Some(options.size.unwrap_or(8).max(4));
         }
+        spec.options = spec.reported_options();
         Ok(FakeSet { spec, revision, entries: BTreeMap::new(), members: Vec::new() })
     }
 

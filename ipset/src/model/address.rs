@@ -150,6 +150,14 @@ impl IpSpan {
         }
     }
 
+    /// The same range begun at the first address of the network of this length that holds its first.
+    pub(crate) fn widened_down(self, prefix: u8) -> Self {
+        match self.0 {
+            Repr::V4 { first, last } => IpSpan(Repr::V4 { first: first & mask4(prefix), last }),
+            Repr::V6 { .. } => self,
+        }
+    }
+
     /// How many addresses it holds; `u128::MAX` for `::/0`.
     pub fn addresses(&self) -> u128 {
         match self.0 {

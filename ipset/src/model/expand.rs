@@ -6,7 +6,12 @@ use super::{Element, Entry, Family, InvalidValue, IpSpan, PortRange, Ports, Prot
 impl Entry {
     /// The entries the kernel will hold after adding this one to the set: what a listing shows.
     ///
-    /// Ranges become their addresses or networks, ranges of ports their ports; netmask, bitmask and markmask are applied.
+    /// Ranges become their addresses or networks, ranges of ports their ports; netmask, bitmask and markmask are applied. With
+    /// netmask these are all networks that the range touches.
+    ///
+    /// Where a set has a mask the kernel itself is not so exact about ranges: it cuts the first address only (hash:ip with
+    /// bitmask, hash:ip,port, hash:net,net) or leaves out the last network (bitmap:ip). Add these entries then instead of the
+    /// range, as [`Client::sync`](crate::Client::sync) does.
     ///
     /// # Errors
     /// [`InvalidValue::Shape`] and [`InvalidValue::EntryFamily`] when the entry does not belong into such a set,
@@ -127,6 +132,7 @@ impl Spread {
         }
         // With a netmask one address stands for its whole network.
         let host_bits = u32::from(span.family().bits().saturating_sub(netmask.unwrap_or(span.family().bits())));
+        let span = netmask.map_or(span, |prefix| span.widened_down(prefix));
         let step = 1_u32.checked_shl(host_bits).unwrap_or(u32::MAX);
         let count = span.addresses().div_ceil(step.into());
         let left = u32::try_from(count).unwrap_or(u32::MAX);

@@ -53,9 +53,12 @@ pub struct SetOptions {
     pub hashsize: Option<u32>,
     /// Greatest number of entries of a `hash:` type. Default 65,536.
     pub maxelem: Option<u32>,
-    /// Addresses are cut to this prefix length. hash:ip and bitmap:ip; since Linux 6.2 hash:ip,port and hash:net,net.
+    /// Addresses are cut to this prefix length: one entry stands for its whole network. hash:ip and bitmap:ip; since Linux 6.2
+    /// hash:ip,port, and hash:net,net where both networks' addresses are cut and their prefix lengths stay. 1 to 32 or 128; the
+    /// greatest is the default, and not reported.
     pub netmask: Option<u8>,
-    /// Addresses are cut to this mask. hash:ip, hash:ip,port and hash:net,net, since Linux 6.2. Excludes netmask.
+    /// Addresses are cut to this mask, whose ones need not be in front. hash:ip, hash:ip,port and hash:net,net (both
+    /// networks), since Linux 6.2. Excludes netmask. All ones are the default, and not reported.
     pub bitmask: Option<IpAddr>,
     /// Marks are cut to this mask. hash:ip,mark. Default `0xffffffff`.
     pub markmask: Option<u32>,
@@ -140,7 +143,23 @@ impl SetSpec {
         Ok(())
     }
 
-    /// The mask that addresses of the set's first part are cut to, when it has one.
+    /// The options as a listing would show them: masks that change nothing are not reported, and a bitmap's range grows to
+    /// whole networks (`mtype_head`, `bitmap_ip_create`).
+    pub(crate) fn reported_options(&self) -> SetOptions {
+        let mut options = self.options.clone();
+        let bits = options.family.bits();
+        options.netmask = options.netmask.filter(|prefix| *prefix != bits);
+        options.bitmask = options.bitmask.filter(|mask| *mask != IpSpan::mask_of(options.family, bits));
+        if let (Some(Range::Addresses(span)), Some(netmask)) = (options.range, options.netmask)
+            && let (Ok(low), Ok(high)) = (IpSpan::network(span.first(), netmask), IpSpan::network(span.last(), netmask))
+            && let Ok(whole) = IpSpan::range(low.first(), high.last())
+        {
+            options.range = Some(Range::Addresses(whole));
+        }
+        options
+    }
+
+    /// The mask that addresses are cut to, when it has one.
     pub(crate) fn mask(&self) -> Option<IpAddr> {
         let netmask = self.options.netmask.map(|prefix| IpSpan::mask_of(self.options.family, prefix));
         netmask.or(self.options.bitmask)

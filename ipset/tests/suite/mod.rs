@@ -57,7 +57,8 @@ suite! {
     the_null_entry_is_refused, all_sets_are_flushed_and_destroyed, old_kernels_rules_for_masks,
     sync_creates_changes_and_then_writes_nothing, sync_swaps_when_options_differ, sync_grows_beyond_maxelem,
     sync_swaps_when_old_and_new_do_not_fit_together, sync_keeps_counters_and_timeouts, sync_orders_lists, sync_changes_mac_addresses,
-    sync_takes_the_last_of_two_spellings, sync_changes_wildcards,
+    sync_takes_the_last_of_two_spellings, sync_changes_wildcards, sync_takes_options_as_they_are_reported,
+    sync_cuts_addresses_to_the_mask,
     sync_writes_nothing_when_an_entry_is_invalid, sync_clears_what_an_interrupted_one_left, sync_of_a_type_that_cannot_be_swapped,
     saved_text_is_read_back, ten_thousand_entries,
 }
@@ -493,6 +494,88 @@ pub(crate) fn sync_swaps_when_options_differ(client: &mut Client) {
     }
     assert_eq!(elements(client, &old), ["10.0.0.0", "10.0.1.0"]);
     assert_eq!(client.list_names().unwrap().len(), 2, "nothing is left over");
+}
+
+/// A type without its module, or an option of newer kernels.
+fn is_not_on_this_kernel(error: &ipset::Error) -> bool {
+    matches!(error.kind(), ErrorKind::OptionUnsupported("netmask" | "bitmask") | ErrorKind::TypeUnsupported)
+}
+
+/// What the kernel reports otherwise than it was asked for is no difference.
+pub(crate) fn sync_takes_options_as_they_are_reported(client: &mut Client) {
+    for (line, text) in [
+        ("create a hash:ip netmask 32", "10.0.0.5"),
+        ("create a hash:ip family inet6 netmask 128", "fd00::5"),
+        ("create a bitmap:ip range 10.0.0.5-10.0.1.7 netmask 24", "10.0.1.9"),
+        ("create a bitmap:ip range 10.0.0.0/24 netmask 32", "10.0.0.9"),
+        ("create a hash:ip,mark markmask 0xffffffff", "10.0.0.5,7"),
+        ("create a hash:ip bitmask 255.255.255.255", "10.0.0.5"),
+        ("create a hash:ip family inet6 bitmask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fd00::5"),
+        ("create a hash:ip bitmask 255.255.255.0", "10.0.0.5"),
+        ("create a hash:ip,port netmask 32", "10.0.0.5,80"),
+        ("create a hash:net,net netmask 32", "10.0.0.0/24,10.1.0.0/16"),
+        ("create a hash:net,net family inet6 netmask 128", "fd00::/24,fd01::/16"),
+    ] {
+        let set = spec(line);
+        let wanted = entries(&set, &[text]);
+        let made = client.sync(&set, &wanted);
+        if let Err(error) = &made {
+            assert!(is_not_on_this_kernel(error), "{line}: {error}");
+            continue;
+        }
+        assert!(made.unwrap().created);
+        assert!(!client.sync(&set, &wanted).unwrap().is_changed(), "{line}");
+        client.ensure_set(&set).unwrap();
+        client.destroy_set(&set.name).unwrap();
+    }
+}
+
+pub(crate) fn sync_cuts_addresses_to_the_mask(client: &mut Client) {
+    let cases: [(&str, &[&str], &[&str]); 9] = [
+        ("create a hash:ip netmask 24", &["10.0.0.77-10.0.2.3"], &["10.0.0.0", "10.0.1.0", "10.0.2.0"]),
+        ("create a hash:ip bitmask 255.0.255.0", &["10.1.2.254-10.1.3.1", "10.9.2.7"], &["10.0.2.0", "10.0.3.0"]),
+        (
+            "create a bitmap:ip range 10.0.0.0/16 netmask 24",
+            &["10.0.0.77-10.0.2.3"],
+            &["10.0.0.0", "10.0.1.0", "10.0.2.0"],
+        ),
+        (
+            "create a hash:ip,port netmask 24",
+            &["10.0.0.255-10.0.1.0,7-8"],
+            &["10.0.0.0,tcp:7", "10.0.0.0,tcp:8", "10.0.1.0,tcp:7", "10.0.1.0,tcp:8"],
+        ),
+        ("create a hash:ip,port family inet6 bitmask ffff::ffff", &["fd00::1:2,7"], &["fd00::2,tcp:7"]),
+        (
+            "create a hash:net,net netmask 16",
+            &["10.1.2.0/28,10.9.8.7", "10.1.2.16/28,10.9.1.1"],
+            &["10.1.0.0/28,10.9.0.0"],
+        ),
+        (
+            "create a hash:net,net bitmask 255.0.255.0",
+            &["10.1.2.0-10.1.2.9,10.9.8.7"],
+            &["10.0.2.0/29,10.0.8.0", "10.0.2.0/31,10.0.8.0"],
+        ),
+        (
+            "create a hash:net,net family inet6 netmask 32",
+            &["fd00:1:2::/48,fd01:2:3::4 nomatch"],
+            &["fd00:1::/48,fd01:2::"],
+        ),
+        ("create a hash:net,net family inet6 bitmask ffff::ffff", &["fd00:1::1:2,fd00::/8"], &["fd00::2,fd00::/8"]),
+    ];
+    for (line, texts, expected) in cases {
+        let set = spec(line);
+        let wanted = entries(&set, texts);
+        if let Err(error) = client.sync(&set, &wanted) {
+            assert!(is_not_on_this_kernel(&error), "{line}: {error}");
+            continue;
+        }
+        assert_eq!(elements(client, &set), expected, "{line}");
+        let found = client.get_header(&set.name).unwrap().spec.options;
+        assert_eq!((found.netmask, found.bitmask), (set.options.netmask, set.options.bitmask), "{line}");
+        assert!(!client.sync(&set, &wanted).unwrap().is_changed(), "{line}");
+        assert_eq!(client.sync::<Entry>(&set, &[]).unwrap().deleted, expected.len(), "{line}");
+        client.destroy_set(&set.name).unwrap();
+    }
 }
 
 pub(crate) fn sync_grows_beyond_maxelem(client: &mut Client) {
