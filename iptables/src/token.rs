@@ -105,7 +105,7 @@ impl From<Token> for String {
 /// What splitting a line came to.
 pub(crate) struct Split {
     pub(crate) tokens: Vec<Token>,
-    /// A quotation that began an argument was still open at the end.
+    /// A quotation was still open at the end.
     pub(crate) open_quote: bool,
 }
 
@@ -124,14 +124,12 @@ pub(crate) fn split(line: &str, reading: Reading) -> Split {
     let mut current = String::new();
     let mut in_quotes = false;
     let mut chars = line.chars();
-    let mut open_quote = false;
     while let Some(c) = chars.next() {
         if in_quotes {
             match c {
                 '\\' => current.extend(chars.next()),
                 '"' => {
                     in_quotes = false;
-                    open_quote = false;
                     tokens.push(Token::observed(std::mem::take(&mut current)));
                 }
                 other => current.push(other),
@@ -140,7 +138,6 @@ pub(crate) fn split(line: &str, reading: Reading) -> Split {
             match c {
                 '"' if reading == Reading::Restore || current.is_empty() => {
                     in_quotes = true;
-                    open_quote = current.is_empty();
                 }
                 ' ' | '\t' | '\n' => {
                     if !current.is_empty() {
@@ -154,7 +151,7 @@ pub(crate) fn split(line: &str, reading: Reading) -> Split {
     if !current.is_empty() {
         tokens.push(Token::observed(current));
     }
-    Split { tokens, open_quote }
+    Split { tokens, open_quote: in_quotes }
 }
 
 #[cfg(test)]
@@ -178,7 +175,8 @@ mod tests {
         assert_eq!(words(r#""a\"b\\c\'d\n""#), [r#"a"b\c'dn"#]);
         assert_eq!(words("'a b' $(x) `y` #z"), ["'a", "b'", "$(x)", "`y`", "#z"]);
         assert!(split("x \"open", Reading::Restore).open_quote);
-        assert!(!split("x y\"open", Reading::Restore).open_quote);
+        assert!(split("x y\"open", Reading::Restore).open_quote);
+        assert!(!split("x y\"open", Reading::Save).open_quote);
     }
 
     #[test]

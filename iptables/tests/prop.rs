@@ -259,6 +259,14 @@ fn tables_that_only_nft_can_show_are_named() {
     assert_eq!(dump.to_string(), text);
 }
 
+/// The restore program would read on for the closing quote, wherever in an argument the quotation was opened.
+#[test]
+fn an_open_quotation_is_refused() {
+    for text in ["\"open", "-m x\"open", "-\"\"\"\"--log-level\" m"] {
+        assert_eq!(Rule::parse(text).unwrap_err().kind(), ErrorKind::InvalidToken, "{text}");
+    }
+}
+
 #[test]
 fn a_rule_to_delete_is_not_a_number() {
     let mut change = Transaction::new();
