@@ -4,6 +4,7 @@ mod options;
 mod values;
 
 use crate::rule::Rule;
+use crate::token::Token;
 use options::{Known, Place};
 use std::collections::VecDeque;
 use std::fmt;
@@ -38,9 +39,14 @@ pub(crate) struct Extension {
 ///
 /// The order of matches counts, comments and the protocol's own match apart: some matches have side effects. Options of
 /// extensions not known here are compared as they are written. Names from `/etc/services`, host names, several addresses in
-/// one `-s`, and abbreviated long options are not resolved.
+/// one `-s`, and abbreviated long options are not resolved. Arguments that no program would take (an option without its
+/// argument, a word that belongs to no option, a second target) are compared as they stand.
+///
+/// What is printed reads as a rule of the same canonical form.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CanonicalRule {
+    /// The arguments of a rule that no program would take; the rest is empty then.
+    literal: Vec<String>,
     packet: Vec<Opt>,
     comments: Vec<String>,
     matches: Vec<Extension>,
@@ -50,11 +56,23 @@ pub struct CanonicalRule {
 
 impl CanonicalRule {
     pub(crate) fn of(rule: &Rule) -> Self {
+        Self::understood(rule).unwrap_or_else(|| {
+            let literal = rule.tokens().iter().map(|token| token.as_str().to_owned()).collect();
+            Self { literal, ..Self::default() }
+        })
+    }
+
+    /// `None` for a rule that no program would take.
+    fn understood(rule: &Rule) -> Option<Self> {
         let mut reader = Reader::new(rule);
         let mut out = Self::default();
         let mut protocol = None;
-        while let Some(opt) = reader.next_option() {
+        while !reader.words.is_empty() {
+            let opt = reader.next_option()?;
             match opt.name.as_str() {
+                "-m" | "-j" | "-g" | "-4" | "-6" | "-c" if opt.negated => return None,
+                "-j" | "-g" if !out.target.name.is_empty() => return None,
+                "-m" | "-j" | "-g" if opt.args.concat().is_empty() => return None,
                 "-m" => out.matches.push(Extension { name: opt.args.concat(), options: Vec::new() }),
                 "-j" | "-g" => {
                     out.goto = opt.name == "-g";
@@ -67,32 +85,34 @@ impl CanonicalRule {
                 }
                 "-4" | "-6" | "-c" => {}
                 "-s" | "-d" | "-i" | "-o" | "-f" => out.packet.push(values::normal("", opt)),
-                _ => out.place(opt, protocol.as_deref()),
+                _ => out.place(opt, protocol.as_deref(), &reader.latest)?,
             }
         }
         out.tidy();
-        out
+        Some(out)
     }
 
-    /// Puts an option of an extension where it belongs: to a target it is known for, to the latest match that takes it, to
-    /// the match its protocol implies, or else to what came last.
-    fn place(&mut self, opt: Opt, protocol: Option<&str>) {
-        let place = options::place(&opt.name, &self.target.name);
-        let slot = match place {
+    /// Puts an option of an extension where it belongs: to the latest match that takes it, to the match its protocol implies,
+    /// to the target, or, when it is not known, to what was named last. `None` if the match it needs is not there.
+    fn place(&mut self, opt: Opt, protocol: Option<&str>, latest: &Latest) -> Option<()> {
+        let slot = match options::place(&opt.name) {
             Place::Match(names) => {
                 let at = self.matches.iter().rposition(|m| names.contains(&m.name.as_str()));
                 if at.is_none() {
                     let implied = protocol.and_then(values::protocol_match).filter(|p| names.contains(p));
-                    let name = implied.or(names.first().copied()).unwrap_or_default().to_owned();
-                    self.matches.push(Extension { name, options: Vec::new() });
+                    self.matches.push(Extension { name: implied?.to_owned(), options: Vec::new() });
                 }
                 match at {
                     Some(at) => self.matches.get_mut(at),
                     None => self.matches.last_mut(),
                 }
             }
-            Place::Last if self.target.name.is_empty() => self.matches.last_mut(),
-            Place::Last | Place::Target => Some(&mut self.target),
+            Place::Target if !self.target.name.is_empty() => Some(&mut self.target),
+            Place::Target | Place::Last => match latest {
+                Latest::Nothing => None,
+                Latest::Match(name) => self.matches.iter_mut().rfind(|m| m.name == *name),
+                Latest::Target => Some(&mut self.target),
+            },
         };
         match slot {
             Some(extension) => {
@@ -101,6 +121,7 @@ impl CanonicalRule {
             }
             None => self.packet.push(opt),
         }
+        Some(())
     }
 
     fn tidy(&mut self) {
@@ -113,7 +134,9 @@ impl CanonicalRule {
             values::drop_defaults(&mut one);
             one.options.sort();
             match one.name.as_str() {
-                "comment" => self.comments.extend(one.options.into_iter().flat_map(|o| o.args)),
+                "comment" if one.options.iter().all(|o| o.name == "--comment" && !o.negated) => {
+                    self.comments.extend(one.options.into_iter().flat_map(|o| o.args));
+                }
                 name if values::is_protocol_match(name) => protocol_matches.push(one),
                 _ => others.push(one),
             }
@@ -131,7 +154,7 @@ impl CanonicalRule {
 
 impl fmt::Display for CanonicalRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut words: Vec<String> = Vec::new();
+        let mut words: Vec<String> = self.literal.clone();
         let push = |words: &mut Vec<String>, opt: &Opt| {
             if opt.negated {
                 words.push("!".to_owned());
@@ -156,7 +179,7 @@ impl fmt::Display for CanonicalRule {
             if !line.is_empty() {
                 line.push(' ');
             }
-            crate::token::Token::observed(word).quote_into(&mut line);
+            Token::observed(word).quote_into(&mut line);
         }
         f.write_str(&line)
     }
@@ -165,13 +188,23 @@ impl fmt::Display for CanonicalRule {
 /// Takes a rule's arguments apart into options.
 struct Reader<'r> {
     words: VecDeque<&'r str>,
+    latest: Latest,
+}
+
+/// The extension named last. A comment is none: it has no options but its text, and may stand between another match and its
+/// options.
+enum Latest {
+    Nothing,
+    Match(String),
+    Target,
 }
 
 impl<'r> Reader<'r> {
     fn new(rule: &'r Rule) -> Self {
-        Self { words: rule.tokens().iter().map(AsRef::as_ref).collect() }
+        Self { words: rule.tokens().iter().map(AsRef::as_ref).collect(), latest: Latest::Nothing }
     }
 
+    /// `None` at the end, and for words that no program would take.
     fn next_option(&mut self) -> Option<Opt> {
         let mut word = self.words.pop_front()?;
         let mut negated = false;
@@ -183,24 +216,26 @@ impl<'r> Reader<'r> {
             Some((name, value)) if name.starts_with("--") => (name, Some(value)),
             _ => (word, None),
         };
-        let (name, arity) = match options::lookup(word) {
-            Some(Known { name, arity }) => (*name, Some(*arity)),
-            None => (word, None),
-        };
+        let known = options::lookup(word).filter(|_| !self.is_foreign(word));
+        let name = known.map_or(word, |known| known.name);
         let mut args: Vec<String> = glued.map(str::to_owned).into_iter().collect();
         // Old programs had the exclamation mark behind the option.
         if args.is_empty() && options::takes_inner_negation(name) && self.words.front() == Some(&"!") {
             self.words.pop_front();
             negated = !negated;
         }
-        match arity {
-            Some(arity) => {
-                while args.len() < arity
-                    && let Some(word) = self.words.pop_front()
-                {
-                    args.push(word.to_owned());
+        match known {
+            Some(Known { arity, .. }) => {
+                while args.len() < *arity {
+                    args.push(self.words.pop_front()?.to_owned());
+                }
+                if args.len() > *arity {
+                    return None;
                 }
             }
+            // A word that belongs to no option, or an option that cannot be told from its value.
+            None if !name.starts_with("--") => return None,
+            None if glued.is_some_and(|value| value == "!" || self.starts_option(value)) => return None,
             None => {
                 while let Some(word) = self.words.front()
                     && !self.starts_option(word)
@@ -208,9 +243,28 @@ impl<'r> Reader<'r> {
                     args.push((*word).to_owned());
                     self.words.pop_front();
                 }
+                if args.last().is_some_and(|last| last == "!") {
+                    return None;
+                }
             }
         }
+        match name {
+            "-m" if args.concat() != "comment" => self.latest = Latest::Match(args.concat()),
+            "-j" | "-g" => self.latest = Latest::Target,
+            _ => {}
+        }
         Some(Opt { name: name.to_owned(), negated, args })
+    }
+
+    /// Whether a spelling means something else here: `-m policy --proto esp` is not `-p esp`, and `-m recent --set` has no
+    /// arguments.
+    fn is_foreign(&self, spelling: &str) -> bool {
+        let latest = if let Latest::Match(name) = &self.latest { name.as_str() } else { "" };
+        match spelling {
+            "--proto" => latest == "policy",
+            "--set" => latest != "set",
+            _ => false,
+        }
     }
 
     /// Whether the word in front begins a new option, as far as one can tell without knowing the option before it.
@@ -291,6 +345,37 @@ mod tests {
         different("-p tcp --dport 80", "-p tcp --sport 80");
         different("-j MASQUERADE", "-j MASQUERADE --random-fully");
         different("-i eth0", "-i eth+");
+    }
+
+    #[test]
+    fn options_of_the_same_spelling_in_other_matches() {
+        different("-m policy --pol ipsec --proto esp", "-p esp -m policy --pol ipsec");
+        different("-m recent --set --name A -j DROP", "-m recent --set --name A -j ACCEPT");
+        same("-m recent --set -j DROP -s 1.2.3.4", "-s 1.2.3.4/32 -m recent --set -j DROP");
+        same("-m set --set A dst", "-m set --match-set A dst");
+    }
+
+    #[test]
+    fn a_comment_between_a_match_and_its_options() {
+        different("-m foo -m comment --comment x --one v", "-m foo -m comment --comment x --other v");
+        same("-m foo -m comment --comment x --one v", "-m foo --one v -m comment --comment x");
+        different("-m comment --one v", "-m comment --comment v");
+    }
+
+    /// What is not a rule is the same as itself only, and what is printed for it reads the same.
+    #[test]
+    fn arguments_no_program_would_take() {
+        for text in
+            ["-g", "-p", "! -j X", "-j A -j B", "stray", "--dport", "--comment", "--syn=1", "-m foo --bar=--baz", "!"]
+        {
+            let rule = Rule::parse(text).unwrap();
+            assert_eq!(rule.canonical().to_string(), text);
+            assert!(rule.same_as(&rule));
+            different(text, "-j X");
+            different(text, "");
+        }
+        different("-g", "-j");
+        same("-m foo --bar=baz", "-m foo --bar baz");
     }
 
     #[test]

@@ -10,18 +10,17 @@ pub(super) struct Known {
 
 /// Whose option it is.
 pub(super) enum Place {
-    /// The target's.
+    /// The target's, or when none is named yet, that of the match named last.
     Target,
     /// The latest match of one of these names.
     Match(&'static [&'static str]),
-    /// That of the extension named last.
+    /// That of the extension named last: the option is not known here.
     Last,
 }
 
 const PORTS: &[&str] = &["tcp", "udp", "udplite", "sctp", "dccp"];
 
-/// Spelling, canonical name, number of arguments, and the matches that have it (none: a packet or target option, or of
-/// whatever extension stands before it).
+/// Spelling, canonical name, number of arguments, and the matches that have it (none: a packet or target option).
 const OPTIONS: &[(&[&str], usize, &[&str])] = &[
     (&["-s", "--source", "--src"], 1, &[]),
     (&["-d", "--destination", "--dst"], 1, &[]),
@@ -96,7 +95,7 @@ const OPTIONS: &[(&[&str], usize, &[&str])] = &[
     (&["--probability"], 1, &["statistic"]),
     (&["--string"], 1, &["string"]),
     (&["--hex-string"], 1, &["string"]),
-    // Targets'. The empty list sends them to what was named last, which is the target.
+    // Targets'.
     (&["--to-ports"], 1, &[]),
     (&["--to-destination"], 1, &[]),
     (&["--to-source"], 1, &[]),
@@ -135,18 +134,14 @@ pub(super) fn lookup(spelling: &str) -> Option<&'static Known> {
     BY_SPELLING.get(spelling).map(|(known, _)| known)
 }
 
-/// Whose option it is, given the target named so far.
-pub(super) fn place(name: &str, target: &str) -> Place {
-    match BY_SPELLING.get(name) {
-        // `-j SET`, `-j CT` and the like have options of the same names as matches, and stand last.
-        Some((_, owners)) if owners.is_empty() || target == "SET" => Place::Last,
+/// Whose option it is.
+pub(super) fn place(name: &str) -> Place {
+    match BY_SPELLING.get(name).filter(|(known, _)| known.name == name) {
+        Some((_, [])) => Place::Target,
         Some((_, owners)) => Place::Match(owners),
-        None if TARGETS_WITH_OPTIONS.contains(&target) => Place::Target,
         None => Place::Last,
     }
 }
-
-const TARGETS_WITH_OPTIONS: &[&str] = &["MARK", "CONNMARK", "LOG", "REJECT", "MASQUERADE", "DNAT", "SNAT", "REDIRECT"];
 
 /// Packet options that had the exclamation mark behind them before iptables 1.4.3.
 pub(super) fn takes_inner_negation(name: &str) -> bool {
