@@ -68,7 +68,7 @@
 //! Nothing fails: an impossible field is left out, the rest of the object counts, and a [`Rejection`] says what and
 //! why. So there is no error type.
 //!
-//! **Not here yet**: iptables rules; plans (the order of the changes, draining); reading the kernel and applying a
+//! **Not here yet**: plans (the order of the changes, draining); reading the kernel and applying a
 //! plan. [`Changes`](diff::Changes) is where this half ends.
 //!
 //! # Decisions a reader may question
@@ -79,6 +79,8 @@
 //!   address and port are decided by age.
 //! * `externalTrafficPolicy: Local` without local endpoints falls back to the cluster's, as there, unless
 //!   [`LocalFallback::Refuse`](config::LocalFallback::Refuse) is set.
+//! * Rules for iptables say in packet terms what kube-proxy's say, are written only when something differs, and close
+//!   two of its gaps: see [`rules`], which lists every difference.
 //! * Loopback, multicast and other impossible addresses are refused as addresses of Services and endpoints.
 //! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by
 //!   its cluster IP.
