@@ -7,6 +7,7 @@ use ipvs::model::{Family, Scheduler};
 
 pub use masquerade::{InterfaceName, LocalTraffic, MarkBit};
 
+use crate::interlock::Reserved;
 use crate::objects::ConfigObject;
 use crate::snapshot::{ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
 
@@ -85,6 +86,8 @@ pub struct Config {
     pub local_fallback: LocalFallback,
     /// Networks in which no virtual server is ever deleted, as one that another program made. Default none.
     pub exclude_cidrs: Vec<IpSpan>,
+    /// Places that no virtual server may take. Default: ports of the kubelet and of this proxy on this node.
+    pub reserved: Reserved,
     /// Whether all traffic to cluster IPs is masqueraded, whatever its source. Default no.
     pub masquerade_all: bool,
     /// The bit of the packet mark that means "masquerade this".
@@ -102,6 +105,7 @@ impl Default for Config {
             topology: Topology::default(),
             local_fallback: LocalFallback::default(),
             exclude_cidrs: Vec::new(),
+            reserved: Reserved::default(),
             masquerade_all: false,
             masquerade_bit: MarkBit::default(),
             local_traffic: LocalTraffic::default(),

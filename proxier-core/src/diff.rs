@@ -12,7 +12,7 @@ use crate::compile::Frontend;
 use crate::config::Config;
 use crate::observed::{Observed, ObservedServer};
 use crate::sets::SetKey;
-use crate::snapshot::is_usable;
+use crate::snapshot::is_usable_by_service;
 use crate::state::{Desired, Touched};
 
 /// What has to become of a virtual server.
@@ -105,7 +105,7 @@ pub fn diff_touched(desired: &Desired, observed: &Observed, touched: &Touched, c
             diff.changes.create_sets.insert(*set);
         }
     }
-    touched.addresses.iter().for_each(|address| diff.address(*address));
+    touched.addresses.union(&touched.elsewhere).for_each(|address| diff.address(*address));
     for key in &touched.virtual_servers {
         match desired.frontend(key) {
             Some(frontend) => diff.wanted(*key, frontend),
@@ -157,14 +157,14 @@ impl Diff<'_> {
     }
 
     fn address(&mut self, address: IpAddr) {
-        if !in_scope(self.config, Family::of(address)) || !is_usable(address) {
+        if !in_scope(self.config, Family::of(address)) || !is_usable_by_service(address) {
             return;
         }
         let wanted = self.desired.has_address(address);
         let there = self.observed.addresses.contains(&address);
         if wanted && !there {
             self.changes.add_addresses.insert(address);
-        } else if there && !wanted {
+        } else if there && !wanted && !self.desired.is_elsewhere(address) {
             self.changes.delete_addresses.insert(address);
         }
     }

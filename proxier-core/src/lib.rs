@@ -101,6 +101,7 @@ pub mod diff;
 pub mod drain;
 #[cfg(feature = "testing")]
 pub mod fake;
+pub mod interlock;
 #[cfg(feature = "kernel")]
 pub mod kernel;
 pub mod objects;

@@ -9,6 +9,7 @@ use ipset::Element;
 use ipvs::VirtualServerKey;
 
 use crate::compile::{Compiled, Facts, Frontend, HealthCheck, NoLocalEndpoints, compile};
+use crate::interlock::Refusal;
 use crate::sets::SetKey;
 use crate::snapshot::{Created, ObjectKey, Store};
 
@@ -25,6 +26,7 @@ pub struct Desired {
     services: BTreeMap<ObjectKey, Compiled>,
     claims: BTreeMap<VirtualServerKey, Claims>,
     addresses: BTreeMap<IpAddr, usize>,
+    elsewhere: BTreeMap<IpAddr, usize>,
     sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
     barred: BTreeSet<VirtualServerKey>,
 }
@@ -51,6 +53,9 @@ pub struct Touched {
     pub virtual_servers: BTreeSet<VirtualServerKey>,
     /// Addresses on the dummy device that are new or gone.
     pub addresses: BTreeSet<IpAddr>,
+    /// Addresses that another interface has, newly or no more, or that are newly or no more asked for; see
+    /// [`Desired::is_elsewhere`].
+    pub elsewhere: BTreeSet<IpAddr>,
     /// Entries that are new or gone.
     pub entries: BTreeSet<(SetKey, Element)>,
     /// Services whose health check is new, gone or different.
@@ -84,6 +89,12 @@ impl Notes<'_> {
     fn address(&mut self, address: IpAddr) {
         if let Some(touched) = &mut self.0 {
             toggle(&mut touched.addresses, address);
+        }
+    }
+
+    fn elsewhere(&mut self, address: IpAddr) {
+        if let Some(touched) = &mut self.0 {
+            toggle(&mut touched.elsewhere, address);
         }
     }
 
@@ -234,6 +245,13 @@ impl Desired {
                     notes.address(frontend.address);
                 }
             }
+            if frontend.is_elsewhere() {
+                let count = self.elsewhere.entry(frontend.address).or_default();
+                *count = count.saturating_add(1);
+                if *count == 1 {
+                    notes.elsewhere(frontend.address);
+                }
+            }
             for (set, element) in frontend.entries() {
                 self.count_entry(set, element, notes);
             }
@@ -241,6 +259,9 @@ impl Desired {
         if let Some(frontend) = before {
             if frontend.bound && uncount(&mut self.addresses, &frontend.address) {
                 notes.address(frontend.address);
+            }
+            if frontend.is_elsewhere() && uncount(&mut self.elsewhere, &frontend.address) {
+                notes.elsewhere(frontend.address);
             }
             for (set, element) in frontend.entries() {
                 self.uncount_entry(set, &element, notes);
@@ -293,6 +314,13 @@ impl Desired {
         self.addresses.contains_key(&address)
     }
 
+    /// Whether an address is served that another interface has. Such a one is not bound to the dummy device; one that
+    /// is bound already, because the other interface got it later, stays. Addresses move between nodes (keepalived,
+    /// kube-vip), and this one is needed again as soon as the other interface loses it.
+    pub fn is_elsewhere(&self, address: IpAddr) -> bool {
+        self.elsewhere.contains_key(&address)
+    }
+
     /// The entries of a set, sorted; none for a set that has to be empty.
     pub fn entries(&self, set: SetKey) -> impl Iterator<Item = &Element> {
         self.sets.get(&set).into_iter().flat_map(BTreeMap::keys)
@@ -328,6 +356,11 @@ impl Desired {
     pub fn no_local_endpoints(&self) -> impl Iterator<Item = (&ObjectKey, NoLocalEndpoints)> {
         let missing = |(key, compiled): (_, &Compiled)| Some((key, compiled.no_local_endpoints));
         self.services.iter().filter_map(missing).filter(|(_, missing)| *missing != NoLocalEndpoints::default())
+    }
+
+    /// Virtual servers that are not made because their places are reserved, with the Services that ask for them.
+    pub fn refusals(&self) -> impl Iterator<Item = (&ObjectKey, &Refusal)> {
+        self.services.iter().flat_map(|(key, compiled)| compiled.refusals.iter().map(move |refusal| (key, refusal)))
     }
 
     /// Claims that came too late.

@@ -25,6 +25,7 @@ use universe::{events, facts, happen};
 struct Programmed {
     virtual_servers: BTreeMap<VirtualServerKey, (VirtualServerConfig, Vec<RealServer>)>,
     addresses: BTreeSet<IpAddr>,
+    elsewhere: BTreeSet<IpAddr>,
     entries: BTreeSet<(SetKey, Element)>,
     health_checks: BTreeMap<ObjectKey, HealthCheck>,
 }
@@ -35,6 +36,11 @@ impl Programmed {
         Programmed {
             virtual_servers: desired.frontends().filter_map(|frontend| server(frontend.key())).collect(),
             addresses: desired.addresses().collect(),
+            elsewhere: desired
+                .frontends()
+                .map(|frontend| frontend.address)
+                .filter(|address| desired.is_elsewhere(*address))
+                .collect(),
             entries: desired.sets().flat_map(|set| desired.entries(set).map(move |of| (set, of.clone()))).collect(),
             health_checks: desired.health_checks().map(|(key, check)| (key.clone(), check)).collect(),
         }
@@ -45,6 +51,7 @@ impl Programmed {
         let mut touched = Touched::default();
         touched.virtual_servers = changed_keys(&self.virtual_servers, &after.virtual_servers);
         touched.addresses = &self.addresses ^ &after.addresses;
+        touched.elsewhere = &self.elsewhere ^ &after.elsewhere;
         touched.entries = &self.entries ^ &after.entries;
         touched.health_checks = changed_keys(&self.health_checks, &after.health_checks);
         touched

@@ -75,10 +75,16 @@ impl Facts {
         self.pod_cidrs.iter().copied().find(|network| Family::of(network.first()) == family)
     }
 
-    /// Whether an interface other than the dummy device has this address. Binding it a second time and removing it
-    /// later would take the node off the network, so such an address is served but never bound.
+    /// Whether an interface other than the dummy device has this address. Such an address is served but not bound: in set
+    /// `KUBE-IPVS-IPS` all its other ports would be closed, to the node's own programs too. One that is bound already
+    /// stays so ([`Desired::is_elsewhere`](crate::state::Desired::is_elsewhere)).
     pub fn is_on_interface(&self, address: IpAddr) -> bool {
         self.on_interfaces.contains(&address)
+    }
+
+    /// Whether this node has an address: an interface other than the dummy device has it, or the Node object.
+    pub fn is_own_address(&self, address: IpAddr) -> bool {
+        self.is_on_interface(address) || self.node_addresses.contains(&address)
     }
 
     /// Configuration of a virtual server with this affinity.

@@ -42,7 +42,7 @@ pub struct Frontend {
     pub config: VirtualServerConfig,
     /// Its real servers, sorted by address and port.
     pub real_servers: Arc<[RealServer]>,
-    /// Whether the address has to be bound to the dummy device.
+    /// Whether the address has to be bound to the dummy device: it is not a node port's, and no other interface has it.
     pub bound: bool,
     /// The policy that decided on the real servers; for a cluster IP the internal one, else the external one.
     pub policy: TrafficPolicy,
@@ -61,6 +61,11 @@ impl Frontend {
     /// Whether this is one of its real servers.
     pub fn has_real_server(&self, key: &RealServerKey) -> bool {
         self.real_servers.binary_search_by(|server| server.key.cmp(key)).is_ok()
+    }
+
+    /// Whether the address would be bound if no other interface had it.
+    pub fn is_elsewhere(&self) -> bool {
+        !self.bound && self.roles != Roles::NODE_PORT
     }
 
     /// The virtual server.

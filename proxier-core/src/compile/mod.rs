@@ -17,6 +17,7 @@ pub use facts::Facts;
 pub use frontends::{Frontend, Roles};
 
 use crate::config::LocalFallback;
+use crate::interlock::Refusal;
 use crate::sets::{SetKey, SetKind};
 use crate::snapshot::{Created, EndpointSlice, ObjectKey, Service, ServicePort, TrafficPolicy};
 use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
@@ -58,6 +59,8 @@ pub struct Compiled {
     pub health_check: Option<HealthCheck>,
     /// For the metric.
     pub no_local_endpoints: NoLocalEndpoints,
+    /// Virtual servers it does not get because their places are reserved ([`Config`](crate::config::Config)).
+    pub refusals: BTreeSet<Refusal>,
 }
 
 impl Compiled {
@@ -80,6 +83,7 @@ pub fn compile<'a>(service: &Service, slices: impl IntoIterator<Item = &'a Endpo
         entries: BTreeSet::new(),
         health_check: None,
         no_local_endpoints: NoLocalEndpoints::default(),
+        refusals: BTreeSet::new(),
     };
     let mut frontends = BTreeMap::new();
     let config = facts.virtual_server_config(service.affinity_secs);
@@ -90,9 +94,11 @@ pub fn compile<'a>(service: &Service, slices: impl IntoIterator<Item = &'a Endpo
             let choice = choose(&candidates, service, facts);
             add_hairpin(&mut compiled, &candidates, port);
             for row in table(service, port, cluster_ip, facts) {
-                let row = Row { elsewhere_only: choice.is_elsewhere_only(&candidates), ..row };
+                let context = Context { service, port, facts, config };
+                let mut row = Row { elsewhere_only: choice.is_elsewhere_only(&candidates), ..row };
+                row.leave_out_reserved(&context, &mut compiled.refusals);
                 row.note_missing(&mut compiled.no_local_endpoints);
-                row.add_to(&mut frontends, &choice, &Context { service, port, facts, config });
+                row.add_to(&mut frontends, &choice, &context);
             }
         }
         if let Some(port) = service.health_check_node_port {
@@ -151,6 +157,21 @@ fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &Fact
 }
 
 impl Row {
+    /// Leaves out the addresses that are reserved at this port.
+    fn leave_out_reserved(&mut self, context: &Context<'_>, refusals: &mut BTreeSet<Refusal>) {
+        let (facts, protocol, port) = (context.facts, context.port.protocol.into(), self.port);
+        if self.role == Roles::CLUSTER_IP && context.service.key.is_kubernetes() {
+            return;
+        }
+        self.addresses.retain(|addr| {
+            let key = VirtualServerKey::Address { protocol, addr: *addr, port };
+            let refusal = facts.config.reserved.refuses(&key, facts);
+            let is_free = refusal.is_none();
+            refusals.extend(refusal);
+            is_free
+        });
+    }
+
     fn note_missing(&self, missing: &mut NoLocalEndpoints) {
         if self.policy == TrafficPolicy::Local && self.elsewhere_only && !self.addresses.is_empty() {
             let seen = if self.role == Roles::CLUSTER_IP { &mut missing.internal } else { &mut missing.external };
@@ -184,11 +205,7 @@ impl Row {
             port: self.port,
             config: context.config,
             real_servers: self.real_servers(choice, facts),
-            bound: match self.role {
-                Roles::CLUSTER_IP => true,
-                Roles::NODE_PORT => false,
-                _ => !facts.is_on_interface(address),
-            },
+            bound: self.role != Roles::NODE_PORT && !facts.is_on_interface(address),
             policy: self.policy,
             source_ranges: ranges.cloned(),
             node_may_use: node.is_some_and(in_ranges),

@@ -36,6 +36,13 @@ pub(crate) fn is_usable(address: IpAddr) -> bool {
     }
 }
 
+/// Whether a Service can have this address: as [`is_usable`], and not link-local for IPv4 either. What lives there
+/// (metadata of clouds, a node's DNS cache) is not the cluster's to give away; the API server refuses it as well.
+pub(crate) fn is_usable_by_service(address: IpAddr) -> bool {
+    let link_local = matches!(address, IpAddr::V4(address) if address.is_link_local());
+    is_usable(address) && !link_local
+}
+
 /// A network with prefix length. Blanks around it do not count; host bits are cleared.
 pub(crate) fn parse_network(text: &str) -> Option<IpSpan> {
     let (address, prefix) = text.trim().split_once('/')?;
@@ -95,5 +102,8 @@ mod tests {
         for text in ["10.0.0.1", "169.254.20.10", "fd00::1", "2001:db8::1"] {
             assert!(is_usable(text.parse().unwrap()), "{text}");
         }
+        assert!(!is_usable_by_service("169.254.169.254".parse().unwrap()));
+        assert!(is_usable_by_service("10.0.0.1".parse().unwrap()));
+        assert!(!is_usable_by_service("224.0.0.1".parse().unwrap()));
     }
 }

@@ -16,7 +16,7 @@ pub use service::{Created, Service, ServicePort, ServiceType, SourceRanges, Traf
 pub use slice::{Endpoint, EndpointFlags, EndpointPort, EndpointSlice};
 pub use store::Store;
 
-pub(crate) use address::{is_usable, parse_address, parse_network};
+pub(crate) use address::{is_usable, is_usable_by_service, parse_address, parse_network};
 pub(crate) use rejection::Reporter;
 
 use crate::objects::Metadata;
@@ -40,6 +40,11 @@ impl ObjectKey {
     pub fn of(metadata: &Metadata) -> Self {
         let namespace = if metadata.namespace.is_empty() { "default" } else { &metadata.namespace };
         Self::new(namespace, &metadata.name)
+    }
+
+    /// Whether this is `default/kubernetes`, the API server's own Service.
+    pub fn is_kubernetes(&self) -> bool {
+        *self.namespace == *"default" && *self.name == *"kubernetes"
     }
 }
 

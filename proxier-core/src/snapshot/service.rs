@@ -7,7 +7,8 @@ use ipset::IpSpan;
 use ipvs::model::Family;
 
 use super::{
-    ObjectKey, ObjectKind, Protocol, Rejection, Reporter, check_port, is_usable, parse_address, parse_network,
+    ObjectKey, ObjectKind, Protocol, Rejection, Reporter, check_port, is_usable_by_service, parse_address,
+    parse_network,
 };
 use crate::objects::{ServiceObject, ServicePortObject, ServiceSpec};
 
@@ -229,7 +230,7 @@ fn check_cluster_ips(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Vec<IpAdd
     let mut cluster_ips: Vec<IpAddr> = Vec::new();
     for (index, text) in listed.iter().enumerate() {
         let field = || if legacy { "spec.clusterIP".to_owned() } else { format!("spec.clusterIPs[{index}]") };
-        let Some(address) = parse_address(text).filter(|address| is_usable(*address)) else {
+        let Some(address) = parse_address(text).filter(|address| is_usable_by_service(*address)) else {
             report.reject(field(), text, "not an address a Service can have; left out");
             continue;
         };
@@ -249,7 +250,7 @@ fn check_cluster_ips(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Vec<IpAdd
 fn check_addresses(texts: &[String], field: impl Fn(usize) -> String, report: &mut Reporter<'_>) -> Vec<IpAddr> {
     let mut addresses = Vec::new();
     for (index, text) in texts.iter().enumerate() {
-        match parse_address(text).filter(|address| is_usable(*address)) {
+        match parse_address(text).filter(|address| is_usable_by_service(*address)) {
             Some(address) => addresses.push(address),
             None => report.reject(field(index), text, "not an address a Service can have; left out"),
         }
@@ -272,7 +273,7 @@ fn check_ingress(object: &ServiceObject, report: &mut Reporter<'_>) -> Vec<IpAdd
                 continue;
             }
         }
-        match parse_address(text).filter(|address| is_usable(*address)) {
+        match parse_address(text).filter(|address| is_usable_by_service(*address)) {
             Some(address) => addresses.push(address),
             None => report.reject(field("ip"), text, "not an address a Service can have; left out"),
         }
