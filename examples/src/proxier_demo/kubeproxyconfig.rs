@@ -58,7 +58,7 @@ objects! {
         /// Networks of the cluster's pods: one, or one of each family with a comma between.
         #[serde(rename = "clusterCIDR")]
         cluster_cidr: String,
-        /// How often everything is listed again. Default 15 minutes.
+        /// Default 15 minutes; unused.
         config_sync_period: GoDuration,
         /// Connection tracking.
         conntrack: Conntrack,

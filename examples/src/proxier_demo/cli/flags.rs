@@ -37,7 +37,7 @@ const FLAGS: &[Flag] = &[
     Flag("bind-address", Text, "bindAddress", "Address whose family is the primary one [0.0.0.0]"),
     Flag("bind-address-hard-fail", Bool, "bindAddressHardFail", "End when a health or metrics address cannot be bound"),
     Flag("cluster-cidr", Text, "clusterCIDR", "Network of the cluster's pods; two, one a family, with a comma between"),
-    Flag("config-sync-period", Duration, "configSyncPeriod", "How often everything is listed again [15m]"),
+    Flag("config-sync-period", Duration, "configSyncPeriod", "Accepted; a watch that is whole needs no second look"),
     Flag("conntrack-max-per-core", Int, "conntrack.maxPerCore", "Tracked connections for each CPU, 0: leave [32768]"),
     Flag("conntrack-min", Int, "conntrack.min", "Tracked connections at least [131072]"),
     Flag("conntrack-tcp-be-liberal", Bool, "conntrack.tcpBeLiberal", "Be liberal about TCP windows"),
@@ -121,6 +121,7 @@ const IGNORED: &[Flag] = &[
 
 /// Of the flags of the configuration, those that change nothing here.
 const WITHOUT_EFFECT: &[&str] = &[
+    "config-sync-period",
     "feature-gates",
     "iptables-localhost-nodeports",
     "iptables-min-sync-period",

@@ -1,0 +1,128 @@
+//! What a source of Services reports: one object at a time, and when the first picture is complete.
+
+use std::time::Instant;
+
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::snapshot::ObjectKey;
+use tokio::sync::mpsc;
+
+use super::problem::Problem;
+
+/// A change of the input.
+///
+/// Objects come one at a time from the first on, so that nobody has to hold a cluster's objects at once: whoever keeps
+/// them takes each into a [`Store`](proxier_core::snapshot::Store), and compiles when [`Synced`](Change::Synced) comes.
+/// Before that the picture is incomplete, and nothing may be taken away from the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Change {
+    /// A new or changed Service. It may say what it said before.
+    UpsertService(Box<ServiceObject>),
+    /// A Service is gone.
+    DeleteService(ObjectKey),
+    /// A new or changed EndpointSlice.
+    UpsertSlice(Box<EndpointSliceObject>),
+    /// An EndpointSlice is gone.
+    DeleteSlice(ObjectKey),
+    /// This node's Node, new or changed.
+    Node(Box<NodeState>),
+    /// This node's Node is gone.
+    NodeGone,
+    /// All that was there at the start has been reported. Comes once.
+    Synced,
+    /// An object, or a file, cannot be read: what it said before stays. To be logged and counted.
+    Unreadable(Problem),
+}
+
+/// A Node, and what is not in its [`NodeObject`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeState {
+    /// Labels, addresses, networks.
+    pub object: NodeObject,
+    /// Whether the Node is being deleted, or a cluster autoscaler is about to (taint
+    /// `ToBeDeletedByClusterAutoscaler`): load balancers should take no new connections here.
+    pub leaving: bool,
+}
+
+/// A change and when it arrived.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// When it arrived in this process.
+    pub at: Instant,
+    /// What it is.
+    pub change: Change,
+}
+
+/// Where changes go to.
+#[derive(Clone, Debug)]
+pub struct Changes(mpsc::Sender<Event>);
+
+/// Nobody takes changes any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closed;
+
+/// A channel for changes. It holds a few hundred: who sends waits for who receives, so that a large cluster's objects
+/// are not all in memory at once.
+pub fn channel() -> (Changes, mpsc::Receiver<Event>) {
+    let (sender, receiver) = mpsc::channel(256);
+    (Changes(sender), receiver)
+}
+
+impl Changes {
+    /// Sends a change, with the time now.
+    ///
+    /// # Errors
+    ///
+    /// The receiver is gone.
+    pub async fn send(&self, change: Change) -> Result<(), Closed> {
+        self.0.send(Event { at: Instant::now(), change }).await.map_err(|_returned| Closed)
+    }
+}
+
+/// The input as of one moment: for `plan` and `--once`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Services.
+    pub services: Vec<ServiceObject>,
+    /// EndpointSlices.
+    pub slices: Vec<EndpointSliceObject>,
+    /// This node's Node, if there is one.
+    pub node: Option<NodeState>,
+    /// What could not be read.
+    pub unreadable: Vec<Problem>,
+}
+
+impl Snapshot {
+    /// Takes changes up to [`Change::Synced`]. `None` when the source ended before.
+    pub async fn collect(changes: &mut mpsc::Receiver<Event>) -> Option<Self> {
+        let mut snapshot = Snapshot::default();
+        loop {
+            match changes.recv().await?.change {
+                Change::Synced => return Some(snapshot),
+                change => snapshot.take(change),
+            }
+        }
+    }
+
+    /// Takes one change.
+    pub fn take(&mut self, change: Change) {
+        match change {
+            Change::UpsertService(object) => {
+                let key = ObjectKey::of(&object.metadata);
+                self.services.retain(|known| ObjectKey::of(&known.metadata) != key);
+                self.services.push(*object);
+            }
+            Change::DeleteService(key) => self.services.retain(|known| ObjectKey::of(&known.metadata) != key),
+            Change::UpsertSlice(object) => {
+                let key = ObjectKey::of(&object.metadata);
+                self.slices.retain(|known| ObjectKey::of(&known.metadata) != key);
+                self.slices.push(*object);
+            }
+            Change::DeleteSlice(key) => self.slices.retain(|known| ObjectKey::of(&known.metadata) != key),
+            Change::Node(node) => self.node = Some(*node),
+            Change::NodeGone => self.node = None,
+            Change::Unreadable(problem) => self.unreadable.push(problem),
+            Change::Synced => {}
+        }
+    }
+}

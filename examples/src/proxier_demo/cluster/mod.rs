@@ -1,0 +1,183 @@
+//! A live cluster as a source: lists and watches Services, EndpointSlices and this node's Node.
+//!
+//! Each kind is listed in pages and then watched from the list's version on. Objects are read one at a time and
+//! reported at once; what stays in memory is a key and a version for each. After a break the watch goes on where it was;
+//! when that is too long ago everything is listed again, only what differs is reported, and what the list lacks is
+//! reported as deleted. No failure ends it: it tries again, each time later, up to half a minute, or when the server
+//! says.
+//!
+//! kube's own `watcher` is not used: it hides `Retry-After`, reads a page's objects before it hands out the first, and
+//! reports all objects again after a break, which this tells apart by their versions.
+
+mod client;
+mod known;
+mod objects;
+mod watch;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+pub use self::client::Connection;
+use self::objects::Resource;
+use self::watch::Watcher;
+use super::change::{Change, Changes, Closed};
+use super::problem::Problem;
+
+/// Times and sizes. The defaults are meant for clusters; tests shorten them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Objects in a page. Default 500. Less when the server's pages are too large.
+    pub page: usize,
+    /// Most bytes of a page. Default 64 MiB.
+    pub page_bytes: usize,
+    /// Longest wait for an answer's head, and then for each piece of it. Default 30 s.
+    pub patience: Duration,
+    /// Longest silence of a watch before it is taken for broken. Servers send a bookmark each minute; default 150 s.
+    pub silence: Duration,
+    /// How long a watch lasts before the server ends it. Default 5 minutes.
+    pub watch: Duration,
+    /// The first pause after a failure; it doubles. Default 0.5 s.
+    pub first_pause: Duration,
+    /// The longest pause, unless the server asks for a longer one. Default 30 s.
+    pub longest_pause: Duration,
+    /// How long the first picture waits for the Node when Services and slices are there. Default 10 s.
+    pub node_patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            page: 500,
+            page_bytes: 64 << 20,
+            patience: Duration::from_secs(30),
+            silence: Duration::from_secs(150),
+            watch: Duration::from_secs(300),
+            first_pause: Duration::from_millis(500),
+            longest_pause: Duration::from_secs(30),
+            node_patience: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What has happened between this process and the API server.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Lists that were completed.
+    pub lists: AtomicU64,
+    /// Watches that were begun.
+    pub watches: AtomicU64,
+    /// Requests that failed and watches that broke.
+    pub failures: AtomicU64,
+    /// Objects that could not be read.
+    pub unreadable: AtomicU64,
+}
+
+impl Counters {
+    fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A source that is running. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    counters: Arc<Counters>,
+    tasks: JoinSet<()>,
+}
+
+impl Cluster {
+    /// Starts to list and watch, as seen from the node of this name. Must be called within a tokio runtime.
+    ///
+    /// The server need not be there yet; a kubeconfig must.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Connection::client`].
+    pub async fn start(
+        connection: Connection,
+        node_name: &str,
+        options: Options,
+        changes: Changes,
+    ) -> Result<Self, Problem> {
+        let client = connection.client().await?;
+        let counters = Arc::new(Counters::default());
+        let gate = Arc::new(Gate::new(changes.clone()));
+        let connection = Arc::new(connection);
+        let options = Arc::new(options);
+        let mut tasks = JoinSet::new();
+        for resource in [Resource::Services, Resource::EndpointSlices, Resource::Node(node_name.to_owned())] {
+            let watcher = Watcher {
+                resource,
+                connection: connection.clone(),
+                client: client.clone(),
+                options: options.clone(),
+                changes: changes.clone(),
+                gate: gate.clone(),
+                counters: counters.clone(),
+            };
+            tasks.spawn(watcher.run());
+        }
+        tasks.spawn(async move { gate.do_without_node(options.node_patience).await });
+        Ok(Cluster { counters, tasks })
+    }
+
+    /// What has happened so far.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// Whether it still runs: it ends by itself only when nobody takes its changes any more.
+    pub fn is_running(&self) -> bool {
+        !self.tasks.is_empty()
+    }
+}
+
+/// Holds back [`Change::Synced`] until every kind was listed once.
+#[derive(Debug)]
+struct Gate {
+    /// Kinds whose first list is not complete yet.
+    outstanding: Mutex<Vec<&'static str>>,
+    only_node: tokio::sync::Notify,
+    changes: Changes,
+}
+
+const NODES: &str = "nodes";
+
+impl Gate {
+    fn new(changes: Changes) -> Self {
+        let outstanding = Mutex::new(vec!["services", "endpointslices", NODES]);
+        Gate { outstanding, only_node: tokio::sync::Notify::new(), changes }
+    }
+
+    /// A kind was listed.
+    async fn listed(&self, plural: &str) -> Result<(), Closed> {
+        let complete = {
+            let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = outstanding.len();
+            outstanding.retain(|other| *other != plural);
+            if outstanding[..] == [NODES] {
+                self.only_node.notify_one();
+            }
+            before == 1 && outstanding.is_empty()
+        };
+        if complete { self.changes.send(Change::Synced).await } else { Ok(()) }
+    }
+
+    /// Services can be served without the Node, only less well: node ports on all addresses, no zone.
+    async fn do_without_node(&self, patience: Duration) {
+        self.only_node.notified().await;
+        tokio::time::sleep(patience).await;
+        let waiting = !self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+        if waiting {
+            tracing::warn!("the Node could not be read in {} s; going on without it", patience.as_secs());
+            if self.listed(NODES).await == Err(Closed) {
+                tracing::debug!("nobody takes changes any more");
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! One kind: list, watch, and what to do when either fails.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+use tokio::time::{Instant, sleep};
+
+use super::super::change::{Change, Changes, Closed};
+use super::super::problem::Problem;
+use super::client::{Connection, Failure, FailureKind, get};
+use super::known::{Known, number};
+use super::objects::{Identity, Line, Page, Resource, Status};
+use super::{Counters, Gate, Options};
+
+/// Lists and watches one kind for ever.
+pub(super) struct Watcher {
+    pub(super) resource: Resource,
+    pub(super) connection: Arc<Connection>,
+    pub(super) client: Client,
+    pub(super) options: Arc<Options>,
+    pub(super) changes: Changes,
+    pub(super) gate: Arc<Gate>,
+    pub(super) counters: Arc<Counters>,
+}
+
+/// Why a request came to an end before its time.
+enum Stop {
+    Failed(Failure),
+    Closed,
+}
+
+impl From<Closed> for Stop {
+    fn from(Closed: Closed) -> Self {
+        Stop::Closed
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Stop::Failed(failure)
+    }
+}
+
+/// Where a kind stands.
+#[derive(Default)]
+struct Place {
+    known: Known,
+    /// To watch from; `None`: list first.
+    version: Option<String>,
+    /// Objects in a page, as far as pages were too large.
+    page: Option<usize>,
+    /// Watches that broke one after the other without bringing anything.
+    broken: u32,
+}
+
+/// A watch that breaks so often without bringing anything is not tried again from the same version.
+const BROKEN_BEFORE_LIST: u32 = 5;
+/// An object of an API server has at most 3 MiB.
+const LINE_BYTES: usize = 16 << 20;
+
+impl Watcher {
+    pub(super) async fn run(mut self) {
+        let mut place = Place::default();
+        let mut pause = Pauses::new(&self.options);
+        loop {
+            let started = Instant::now();
+            let outcome = match place.version.take() {
+                None => self.list(&mut place).await,
+                Some(version) => self.watch(&mut place, version).await,
+            };
+            match outcome {
+                Err(Stop::Closed) => return,
+                Ok(brought) => {
+                    // A server that ends watches at once is not asked again at once.
+                    if brought || started.elapsed() > Duration::from_secs(1) {
+                        pause.reset();
+                    } else {
+                        sleep(pause.next(None)).await;
+                    }
+                }
+                Err(Stop::Failed(failure)) => {
+                    Counters::count(&self.counters.failures);
+                    if started.elapsed() > self.options.longest_pause {
+                        pause.reset();
+                    }
+                    self.recover(&failure, &mut place, &mut pause).await;
+                }
+            }
+        }
+    }
+
+    async fn recover(&mut self, failure: &Failure, place: &mut Place, pauses: &mut Pauses) {
+        let plural = self.resource.plural();
+        if failure.kind == FailureKind::TooLarge {
+            let page = place.page.unwrap_or(self.options.page);
+            place.page = Some((page / 4).max(1));
+            tracing::warn!(resource = plural, "{}; asking for {} objects a page", failure.message, page / 4);
+            // One object too large for a page is no reason to hurry.
+            if page > 1 {
+                return;
+            }
+        }
+        // The first time a version is too old, that is no failure but a server's good right.
+        let at_once = failure.kind == FailureKind::Expired && pauses.is_fresh();
+        let pause = pauses.next(failure.retry_after);
+        let pause = if at_once { Duration::ZERO } else { pause };
+        let again = pause.as_secs_f32();
+        match failure.kind {
+            FailureKind::Expired => tracing::info!(resource = plural, "{}; listing again", failure.message),
+            FailureKind::Forbidden => tracing::error!(
+                resource = plural,
+                "{}; allow get, list and watch of {plural} (ClusterRole system:node-proxier does); \
+                 trying again in {again:.1} s",
+                failure.message
+            ),
+            _ => tracing::warn!(resource = plural, "{}; trying again in {again:.1} s", failure.message),
+        }
+        sleep(pause).await;
+        if failure.kind == FailureKind::Unauthorized {
+            match self.connection.client().await {
+                Ok(client) => self.client = client,
+                Err(problem) => tracing::error!(resource = plural, "{problem}"),
+            }
+        }
+    }
+
+    /// Lists everything, reports what is new and what is gone.
+    async fn list(&self, place: &mut Place) -> Result<bool, Stop> {
+        let mut version: Option<String> = None;
+        let mut next: Option<String> = None;
+        place.known.begin_list();
+        loop {
+            let limit = place.page.unwrap_or(self.options.page);
+            let mut target = format!("{}&limit={limit}", self.resource.target());
+            if let Some(token) = &next {
+                target.push_str("&continue=");
+                target.extend(token.bytes().map(encoded));
+            }
+            let body = get(&self.client, &target, self.options.patience).await?.whole(self.options.page_bytes).await?;
+            let page: Page<'_> = serde_json::from_slice(&body).map_err(|error| {
+                Failure::other(format!("the list of {} is not one: {error}", self.resource.plural()))
+            })?;
+            if page.metadata.resource_version.is_empty() {
+                return Err(Failure::other(format!("the list of {} has no version", self.resource.plural())).into());
+            }
+            for item in page.items {
+                self.take_item(&mut place.known, item.get()).await?;
+            }
+            // All pages are of one moment, which the first one names.
+            version.get_or_insert(page.metadata.resource_version);
+            next = page.metadata.next.filter(|token| !token.is_empty());
+            if next.is_none() {
+                break;
+            }
+        }
+        for key in place.known.end_list() {
+            self.changes.send(self.resource.gone(&key)).await?;
+        }
+        place.version = version;
+        place.broken = 0;
+        Counters::count(&self.counters.lists);
+        self.gate.listed(self.resource.plural()).await?;
+        Ok(true)
+    }
+
+    async fn take_item(&self, known: &mut Known, text: &str) -> Result<(), Closed> {
+        let Some(identity) = Identity::of(text).filter(Identity::is_named) else {
+            return self.unreadable("", String::new(), "an object without a name".to_owned()).await;
+        };
+        if known.list_item(&identity.key, number(&identity.version)) {
+            self.report(&identity.key, text).await
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Reports an object, or that it cannot be read: then what it said before stays.
+    async fn report(&self, key: &str, text: &str) -> Result<(), Closed> {
+        match self.resource.read(text) {
+            Ok(change) => self.changes.send(change).await,
+            Err((field, reason)) => self.unreadable(key, field, reason).await,
+        }
+    }
+
+    async fn unreadable(&self, key: &str, field: String, reason: String) -> Result<(), Closed> {
+        Counters::count(&self.counters.unreadable);
+        let problem = Problem::new("API server", reason).of(format!("{} {key}", self.resource.kind())).at(field);
+        self.changes.send(Change::Unreadable(problem)).await
+    }
+
+    /// Watches from a version on until the server ends it; whether it brought anything.
+    async fn watch(&self, place: &mut Place, version: String) -> Result<bool, Stop> {
+        let target = format!(
+            "{}&watch=1&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={}",
+            self.resource.target(),
+            // Not all nodes at once.
+            jittered(self.options.watch).as_secs().max(1),
+        );
+        let mut stream = Stream { buffer: Vec::new(), version, brought: false };
+        let outcome = self.follow(&target, place, &mut stream).await;
+        place.broken = if stream.brought { 0 } else { place.broken + u32::from(outcome.is_err()) };
+        let resume = match &outcome {
+            Err(Stop::Failed(failure)) => failure.kind != FailureKind::Expired && place.broken < BROKEN_BEFORE_LIST,
+            _ => true,
+        };
+        place.version = Some(stream.version).filter(|_| resume);
+        outcome.map(|()| stream.brought)
+    }
+
+    async fn follow(&self, target: &str, place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
+        let mut answer = get(&self.client, target, self.options.patience).await?;
+        Counters::count(&self.counters.watches);
+        while let Some(piece) = answer.piece(self.options.silence).await? {
+            let mut rest = piece.as_ref();
+            while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                let (line, after) = rest.split_at(end);
+                rest = after.get(1..).unwrap_or_default();
+                if stream.buffer.is_empty() {
+                    self.take_line(line, place, stream).await?;
+                } else {
+                    let mut whole = std::mem::take(&mut stream.buffer);
+                    whole.extend_from_slice(line);
+                    self.take_line(&whole, place, stream).await?;
+                }
+            }
+            if stream.buffer.len() + rest.len() > LINE_BYTES {
+                return Err(Failure::other(format!("a line of the watch is longer than {LINE_BYTES} bytes")).into());
+            }
+            stream.buffer.extend_from_slice(rest);
+        }
+        if stream.buffer.iter().all(u8::is_ascii_whitespace) {
+            Ok(())
+        } else {
+            Err(Failure::other("the watch broke off in the middle of a line").into())
+        }
+    }
+
+    async fn take_line(&self, line: &[u8], place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
+        if line.iter().all(u8::is_ascii_whitespace) {
+            return Ok(());
+        }
+        let event: Line<'_> = serde_json::from_slice(line)
+            .map_err(|error| Failure::other(format!("a line of the watch is not an event: {error}")))?;
+        let text = event.object.get();
+        if event.what == "ERROR" {
+            let status: Status = serde_json::from_str(text).unwrap_or_default();
+            return Err(Failure::of_status(status.code, &status).into());
+        }
+        let Some(identity) = Identity::of(text) else {
+            return Ok(self.unreadable("", String::new(), "an event about no object".to_owned()).await?);
+        };
+        stream.brought = true;
+        let version = number(&identity.version);
+        match &*event.what {
+            "BOOKMARK" => {}
+            _ if !identity.is_named() => {
+                self.unreadable("", String::new(), "an event about an object without a name".to_owned()).await?;
+            }
+            "ADDED" | "MODIFIED" => {
+                if place.known.upsert(&identity.key, version) {
+                    self.report(&identity.key, text).await?;
+                }
+            }
+            "DELETED" => {
+                if place.known.delete(&identity.key, version) {
+                    self.changes.send(self.resource.gone(&identity.key)).await?;
+                }
+            }
+            other => {
+                let reason = format!("an event of the unknown type {other:?}");
+                self.unreadable(&identity.key, String::new(), reason).await?;
+            }
+        }
+        // Late events must not take the watch back.
+        if !identity.version.is_empty() && (version == 0 || version > number(&stream.version)) {
+            stream.version = identity.version;
+        }
+        Ok(())
+    }
+}
+
+struct Stream {
+    /// The start of a line whose end has not come yet.
+    buffer: Vec<u8>,
+    version: String,
+    brought: bool,
+}
+
+/// A byte of a query's value.
+fn encoded(byte: u8) -> String {
+    if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+        char::from(byte).to_string()
+    } else {
+        format!("%{byte:02X}")
+    }
+}
+
+/// From `time` to 1.5 times that, by chance.
+fn jittered(time: Duration) -> Duration {
+    // The standard library's source of chance: every RandomState has keys of its own.
+    let chance = RandomState::new().hash_one(0_u8) % 1000;
+    time + time * u32::try_from(chance).unwrap_or(0) / 2000
+}
+
+/// Pauses that double.
+struct Pauses {
+    first: Duration,
+    longest: Duration,
+    next: Duration,
+}
+
+impl Pauses {
+    /// No server has all nodes wait longer.
+    const LONGEST_ASKED: Duration = Duration::from_secs(120);
+
+    fn new(options: &Options) -> Self {
+        Pauses { first: options.first_pause, longest: options.longest_pause, next: options.first_pause }
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.next == self.first
+    }
+
+    fn reset(&mut self) {
+        self.next = self.first;
+    }
+
+    /// The next pause: not less than the server has asked for.
+    fn next(&mut self, asked: Option<Duration>) -> Duration {
+        let pause = jittered(self.next);
+        self.next = (self.next * 2).min(self.longest);
+        pause.max(asked.unwrap_or_default().min(Self::LONGEST_ASKED))
+    }
+}

@@ -1,0 +1,543 @@
+//! The source `cluster` against a stand-in for an API server, with everything that goes wrong between the two.
+#![cfg(feature = "proxier-demo")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use examples::proxier_demo::change::{Change, Event, Snapshot, channel};
+use examples::proxier_demo::cluster::{Cluster, Connection, Options};
+use serde_json::{Value, json};
+use testkit::apiserver::{ApiServer, Fault, Verb, recorded};
+use tokio::sync::mpsc::Receiver;
+
+/// A source that watches a server, and what it reports.
+struct Watching {
+    changes: Receiver<Event>,
+    cluster: Cluster,
+}
+
+fn quick() -> Options {
+    let mut options = Options::default();
+    options.first_pause = Duration::from_millis(10);
+    options.longest_pause = Duration::from_millis(200);
+    options.patience = Duration::from_millis(500);
+    options.silence = Duration::from_secs(20);
+    options.node_patience = Duration::from_millis(300);
+    options
+}
+
+async fn watch(server: &ApiServer, options: Options) -> Watching {
+    connect(Connection { master: Some(server.url()), ..Connection::default() }, options).await
+}
+
+async fn connect(connection: Connection, options: Options) -> Watching {
+    let (sender, changes) = channel();
+    let cluster = Cluster::start(connection, "n1", options, sender).await.unwrap();
+    Watching { changes, cluster }
+}
+
+impl Watching {
+    async fn next(&mut self) -> Change {
+        let event = tokio::time::timeout(Duration::from_secs(10), self.changes.recv()).await;
+        event.expect("a change within 10 s").expect("a source that runs").change
+    }
+
+    async fn snapshot(&mut self) -> Snapshot {
+        let snapshot = tokio::time::timeout(Duration::from_secs(20), Snapshot::collect(&mut self.changes)).await;
+        snapshot.expect("a first picture within 20 s").expect("a source that runs")
+    }
+
+    /// A change as a short text.
+    async fn line(&mut self) -> String {
+        line(&self.next().await)
+    }
+
+    /// Nothing more is reported: asks for a change that is known to come last.
+    async fn ends_with(&mut self, server: &ApiServer) {
+        server.put(&service("last", 9));
+        assert_eq!(self.line().await, "+service default/last");
+    }
+
+    fn failures(&self) -> u64 {
+        self.cluster.counters().failures.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+fn line(change: &Change) -> String {
+    match change {
+        Change::UpsertService(object) => format!("+service {}/{}", object.metadata.namespace, object.metadata.name),
+        Change::UpsertSlice(object) => format!("+slice {}/{}", object.metadata.namespace, object.metadata.name),
+        Change::DeleteService(key) => format!("-service {key}"),
+        Change::DeleteSlice(key) => format!("-slice {key}"),
+        Change::Node(node) => format!("+node {} leaving {}", node.object.metadata.name, node.leaving),
+        Change::NodeGone => "-node".to_owned(),
+        Change::Synced => "synced".to_owned(),
+        Change::Unreadable(problem) => problem.to_string(),
+        _ => "other".to_owned(),
+    }
+}
+
+fn service(name: &str, port: i64) -> Value {
+    json!({
+        "kind": "Service", "apiVersion": "v1", "metadata": {"namespace": "default", "name": name},
+        "spec": {"clusterIP": "10.96.0.9", "ports": [{"port": port}]},
+    })
+}
+
+fn with_version(mut object: Value, version: u64) -> Value {
+    object["metadata"]["resourceVersion"] = version.to_string().into();
+    object
+}
+
+fn names(snapshot: &Snapshot) -> BTreeSet<String> {
+    snapshot.services.iter().map(|service| service.metadata.name.clone()).collect()
+}
+
+/// The shop, recorded from a real server.
+fn shop() -> ApiServer {
+    let server = ApiServer::start();
+    server.put_list(recorded::SERVICES);
+    server.put_list(recorded::ENDPOINT_SLICES);
+    server.put_list(recorded::NODE);
+    server
+}
+
+fn requests(server: &ApiServer, path: &str, watches: bool) -> usize {
+    let matches =
+        |request: &&testkit::apiserver::Request| request.path.ends_with(path) && request.is_watch() == watches;
+    server.requests().iter().filter(matches).count()
+}
+
+async fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < Duration::from_secs(10), "{what}: not within 10 s");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn watched(server: &ApiServer) {
+    wait_for("three watches", || {
+        ["services", "endpointslices", "nodes"].iter().all(|resource| server.watches(resource) == 1)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_recorded_cluster_is_read_whole() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    let list: Value = serde_json::from_str(recorded::SERVICES).unwrap();
+    let recorded: BTreeSet<String> = list["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(names(&snapshot), recorded);
+    let slices: Value = serde_json::from_str(testkit::apiserver::recorded::ENDPOINT_SLICES).unwrap();
+    assert_eq!(snapshot.slices.len(), slices["items"].as_array().unwrap().len());
+    let node = snapshot.node.unwrap();
+    assert_eq!(node.object.spec.pod_cidrs, ["10.244.1.0/24"]);
+    assert_eq!(node.object.metadata.labels["topology.kubernetes.io/zone"], "zone-a");
+    assert!(!node.leaving);
+    assert_eq!(snapshot.unreadable, []);
+    let kept = snapshot.services.iter().flat_map(|service| service.metadata.annotations.keys());
+    assert_eq!(kept.filter(|name| name.starts_with("kubectl")).count(), 0, "kubectl's notes are not kept");
+    assert_eq!(watching.failures(), 0);
+}
+
+#[tokio::test]
+async fn what_is_asked_for() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    for request in server.requests() {
+        let parameter = |name| request.parameter(name).unwrap_or_default();
+        match request.path.as_str() {
+            "/api/v1/services" => {
+                assert_eq!(parameter("labelSelector"), "!service.kubernetes.io/service-proxy-name");
+            }
+            "/apis/discovery.k8s.io/v1/endpointslices" => assert_eq!(
+                parameter("labelSelector"),
+                "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless"
+            ),
+            "/api/v1/nodes" => assert_eq!(parameter("fieldSelector"), "metadata.name=n1"),
+            other => panic!("{other}"),
+        }
+        if request.is_watch() {
+            assert_eq!(parameter("allowWatchBookmarks"), "true");
+            assert_eq!(parameter("resourceVersion"), server.version().to_string());
+            let seconds: u64 = parameter("timeoutSeconds").parse().unwrap();
+            assert!((300..=450).contains(&seconds), "{seconds}");
+        } else {
+            assert_eq!(parameter("limit"), "500");
+        }
+    }
+}
+
+#[tokio::test]
+async fn lists_come_in_pages() {
+    let server = ApiServer::start();
+    for number in 0..7 {
+        server.put(&service(&format!("svc-{number}"), 80));
+    }
+    let mut options = quick();
+    options.page = 3;
+    let mut watching = watch(&server, options).await;
+    assert_eq!(watching.snapshot().await.services.len(), 7);
+    assert_eq!(requests(&server, "/services", false), 3);
+}
+
+#[tokio::test]
+async fn changes_are_reported_as_they_come() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    server.put(&service("new", 80));
+    assert_eq!(watching.line().await, "+service default/new");
+    server.delete("services", "default", "new");
+    assert_eq!(watching.line().await, "-service default/new");
+    server.delete("endpointslices", "shop", "web-abc12");
+    let mut labelled = service("other", 80);
+    server.put(&labelled);
+    // Kinds do not wait for each other.
+    let both = BTreeSet::from([watching.line().await, watching.line().await]);
+    assert_eq!(both, ["+service default/other".to_owned(), "-slice shop/web-abc12".to_owned()].into());
+    labelled["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "cilium"});
+    server.put(&labelled);
+    assert_eq!(watching.line().await, "-service default/other", "now another proxy's");
+}
+
+#[tokio::test]
+async fn a_node_on_its_way_out_is_told() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    let mut node: Value = serde_json::from_str(recorded::NODE).unwrap();
+    let mut node = node["items"][0].take();
+    node["kind"] = "Node".into();
+    node["spec"]["taints"] = json!([{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]);
+    server.put(&node);
+    assert_eq!(watching.line().await, "+node n1 leaving true");
+    node["spec"]["taints"] = json!([]);
+    server.put(&node);
+    assert_eq!(watching.line().await, "+node n1 leaving false");
+    node["metadata"]["deletionTimestamp"] = "2026-11-21T04:55:24Z".into();
+    server.put(&node);
+    assert_eq!(watching.line().await, "+node n1 leaving true");
+    server.delete("nodes", "", "n1");
+    assert_eq!(watching.line().await, "-node");
+}
+
+/// A watch that ends goes on from where it was: nothing is listed again, nothing is missed.
+#[tokio::test]
+async fn after_a_break_nothing_is_lost_and_nothing_repeated() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    for round in 0..6 {
+        watched(&server).await;
+        if round % 2 == 0 {
+            server.cut_watches();
+        } else {
+            server.end_watches();
+        }
+        let name = format!("svc-{round}");
+        server.put(&service(&name, 80));
+        assert_eq!(watching.line().await, format!("+service default/{name}"));
+    }
+    assert_eq!(requests(&server, "/services", false), 1, "listed once");
+    watching.ends_with(&server).await;
+}
+
+#[tokio::test]
+async fn bookmarks_move_the_place_to_go_on_from() {
+    let server = shop();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    server.compact();
+    server.bookmark();
+    let version = server.version();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    server.end_watches();
+    watched(&server).await;
+    assert_eq!(requests(&server, "/services", false), 1, "no list: the bookmark was young enough");
+    let last = server.requests().into_iter().rfind(|request| request.path.ends_with("/services")).unwrap();
+    assert_eq!(last.parameter("resourceVersion"), Some(version.to_string().as_str()));
+    watching.ends_with(&server).await;
+}
+
+/// 410 Gone, as an event and as a status: everything is listed again, and only the difference is reported.
+#[tokio::test]
+async fn a_version_too_old_is_a_new_list_and_its_difference() {
+    let server = shop();
+    for name in ["a", "b", "c"] {
+        server.put(&service(name, 80));
+    }
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    for round in 0..2 {
+        server.cut_watches();
+        server.delete_silently("services", "default", ["a", "b"][round]);
+        server.put(&service("c", 81 + i64::try_from(round).unwrap()));
+        server.compact();
+        if round == 1 {
+            server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+        }
+        let mut lines = [watching.line().await, watching.line().await];
+        lines.sort();
+        assert_eq!(lines, ["+service default/c".to_owned(), format!("-service default/{}", ["a", "b"][round])]);
+        watched(&server).await;
+    }
+    watching.ends_with(&server).await;
+}
+
+#[tokio::test]
+async fn a_list_that_expires_between_two_pages_begins_anew() {
+    let server = ApiServer::start();
+    for number in 0..5 {
+        server.put(&service(&format!("svc-{number}"), 80));
+    }
+    let mut options = quick();
+    options.page = 2;
+    // The second page is refused once.
+    server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
+    server.fail_next("services", Verb::List, Fault::Status(410, None));
+    let mut watching = watch(&server, options).await;
+    let snapshot = watching.snapshot().await;
+    assert_eq!(snapshot.services.len(), 5);
+    assert_eq!(requests(&server, "/services", false), 2 + 3);
+}
+
+#[tokio::test]
+async fn a_busy_server_is_given_the_time_it_asks_for() {
+    let server = shop();
+    server.fail_next("services", Verb::List, Fault::Status(429, Some(1)));
+    let started = Instant::now();
+    let mut watching = watch(&server, quick()).await;
+    assert!(!watching.snapshot().await.services.is_empty());
+    assert!(started.elapsed() >= Duration::from_secs(1), "{:?}", started.elapsed());
+    watched(&server).await;
+    server.fail_next("services", Verb::Watch, Fault::Status(503, Some(1)));
+    let started = Instant::now();
+    server.end_watches();
+    wait_for("a watch again", || server.watches("services") == 1).await;
+    assert!(started.elapsed() >= Duration::from_secs(1), "{:?}", started.elapsed());
+    assert_eq!(requests(&server, "/services", false), 2, "a busy server is not asked for everything");
+}
+
+#[tokio::test]
+async fn failures_of_all_kinds_pass() {
+    let server = shop();
+    let text = |text: &str| Fault::Text(text.to_owned());
+    for fault in [
+        Fault::Status(500, None),
+        Fault::Status(502, None),
+        Fault::Status(504, None),
+        Fault::Cut(1000),
+        text(""),
+        text("<html>a proxy's own page</html>"),
+        text("{\"kind\":\"ServiceList\",\"items\":[]}"),
+        text("{\"metadata\":{\"resourceVersion\":\"5\"},\"items\":{}}"),
+        Fault::Silence,
+    ] {
+        server.fail_next("services", Verb::List, fault.clone());
+        server.fail_next("endpointslices", Verb::List, fault);
+    }
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    assert!(!snapshot.services.is_empty() && !snapshot.slices.is_empty());
+    assert_eq!(watching.failures(), 18);
+    watched(&server).await;
+    for fault in [Fault::Status(500, None), Fault::Cut(0), text("{\"type\":"), text("not an event\n"), Fault::Silence] {
+        server.fail_next("services", Verb::Watch, fault);
+        server.end_watches();
+        watched(&server).await;
+    }
+    watching.ends_with(&server).await;
+}
+
+#[tokio::test]
+async fn a_slow_server_is_waited_for() {
+    let server = shop();
+    server.fail_next("services", Verb::List, Fault::Slow(Duration::from_millis(8)));
+    let started = Instant::now();
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    assert!(started.elapsed() > Duration::from_millis(600), "longer than the patience for one piece");
+    assert_eq!(watching.failures(), 0);
+}
+
+/// A connection that is dead without a word: the kernel does not tell for hours.
+#[tokio::test]
+async fn a_silent_watch_is_taken_for_broken() {
+    let server = shop();
+    let mut options = quick();
+    options.silence = Duration::from_millis(200);
+    let mut watching = watch(&server, options).await;
+    watching.snapshot().await;
+    wait_for("three watches one after the other", || requests(&server, "/services", true) >= 3).await;
+    watching.ends_with(&server).await;
+    // Each silence brought nothing, so after some of them a list makes sure.
+    wait_for("a second list", || requests(&server, "/services", false) >= 2).await;
+}
+
+#[tokio::test]
+async fn huge_answers_are_asked_for_in_smaller_pages() {
+    let server = ApiServer::start();
+    for number in 0..20 {
+        server.put(&service(&format!("svc-{number:02}"), 80));
+    }
+    let mut options = quick();
+    options.page_bytes = 1000;
+    let mut watching = watch(&server, options).await;
+    assert_eq!(watching.snapshot().await.services.len(), 20);
+    let limits: BTreeSet<String> =
+        server.requests().iter().filter_map(|request| request.parameter("limit").map(str::to_owned)).collect();
+    assert!(limits.contains("500") && limits.contains("1") | limits.contains("7"), "{limits:?}");
+
+    server.fail_next("nodes", Verb::List, Fault::Padded(100_000));
+    let mut watching = watch(&server, quick()).await;
+    assert_eq!(watching.snapshot().await.services.len(), 20, "large, but not too large");
+}
+
+#[tokio::test]
+async fn repeated_and_late_events_change_nothing() {
+    let server = ApiServer::start();
+    let version = server.put(&service("web", 80));
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    let event = |what: &str, object: &Value| json!({"type": what, "object": object}).to_string();
+    let newer = with_version(service("web", 82), version + 10);
+    server.send_raw("services", &event("MODIFIED", &newer));
+    assert_eq!(watching.line().await, "+service default/web");
+    server.send_raw("services", &event("MODIFIED", &newer));
+    server.send_raw("services", &event("MODIFIED", &with_version(service("web", 81), version + 5)));
+    server.send_raw("services", &event("DELETED", &with_version(service("web", 81), version + 6)));
+    server.send_raw("services", &event("ADDED", &with_version(service("late", 80), version + 7)));
+    assert_eq!(watching.line().await, "+service default/late", "late, but of another object");
+    server.send_raw("services", &event("DELETED", &with_version(service("web", 82), version + 11)));
+    assert_eq!(watching.line().await, "-service default/web");
+    server.send_raw("services", &event("MODIFIED", &newer));
+    server.send_raw("services", &event("DELETED", &with_version(service("web", 82), version + 11)));
+    server.send_raw("services", &event("ADDED", &with_version(service("web", 83), version + 12)));
+    let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
+    assert_eq!(web.spec.ports[0].port, 83, "a deleted Service comes back only when it is made anew");
+}
+
+#[tokio::test]
+async fn one_bad_object_stops_no_other() {
+    let server = ApiServer::start();
+    let mut bad = service("bad", 80);
+    bad["spec"]["ports"][0]["port"] = "http".into();
+    server.put(&bad);
+    server.put(&service("good", 80));
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    assert_eq!(names(&snapshot), ["good".to_owned()].into());
+    let problems: Vec<String> = snapshot.unreadable.iter().map(ToString::to_string).collect();
+    assert_eq!(problems.len(), 1);
+    let expected = "API server: Service default/bad: spec.ports[0].port: invalid type: string \"http\", expected i64";
+    assert!(problems[0].starts_with(expected), "{problems:?}");
+
+    watched(&server).await;
+    for line in [
+        "{\"type\":\"FOO\",\"object\":{\"metadata\":{\"name\":\"x\"}}}",
+        "{\"type\":\"ADDED\",\"object\":{}}",
+        "{\"type\":\"ADDED\",\"object\":7}",
+    ] {
+        server.send_raw("services", line);
+        assert!(watching.line().await.starts_with("API server: "), "{line}");
+    }
+    server.put(&bad);
+    assert!(watching.line().await.starts_with(expected));
+    watching.ends_with(&server).await;
+}
+
+#[tokio::test]
+async fn what_is_forbidden_is_tried_again_and_the_rest_goes_on() {
+    let server = shop();
+    server.forbid("endpointslices", true);
+    server.forbid("nodes", true);
+    let mut watching = watch(&server, quick()).await;
+    wait_for("some tries", || requests(&server, "/endpointslices", false) >= 3).await;
+    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(300), watching.changes.recv()).await {
+        assert_ne!(event.change, Change::Synced, "without slices the picture is not complete");
+    }
+    server.forbid("endpointslices", false);
+    let snapshot = watching.snapshot().await;
+    assert!(!snapshot.slices.is_empty());
+    assert_eq!(snapshot.node, None, "without the Node it is, after a while");
+    server.forbid("nodes", false);
+    assert_eq!(watching.line().await, "+node n1 leaving false");
+}
+
+#[tokio::test]
+async fn a_new_token_is_read_when_the_old_one_does_not_count_any_more() {
+    let server = shop();
+    server.demand_token("first");
+    let dir = std::env::temp_dir().join(format!("proxier-demo-token-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
+    std::fs::write(&token, "first").unwrap();
+    std::fs::write(&kubeconfig, server.kubeconfig(Some(&token))).unwrap();
+    let mut watching = connect(Connection { kubeconfig: Some(kubeconfig), master: None }, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    assert_eq!(watching.failures(), 0);
+
+    server.demand_token("second");
+    server.end_watches();
+    wait_for("the old token to be refused", || watching.failures() >= 3).await;
+    std::fs::write(&token, "second").unwrap();
+    watched(&server).await;
+    watching.ends_with(&server).await;
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_yet_is_waited_for() {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let connection = Connection { master: Some(format!("http://{address}")), ..Connection::default() };
+    let watching = connect(connection, quick()).await;
+    wait_for("some tries", || watching.failures() >= 6).await;
+    assert!(watching.cluster.is_running());
+}
+
+#[tokio::test]
+async fn what_cannot_work_is_said_at_once() {
+    let (sender, _changes) = channel();
+    for (connection, expected) in [
+        (
+            Connection { kubeconfig: Some("/nonexistent".into()), master: None },
+            "/nonexistent: not a usable kubeconfig: ",
+        ),
+        (Connection { kubeconfig: None, master: Some("nowhere".into()) }, "--master: \"nowhere\" is not a URL such as"),
+        (Connection::default(), "this is not a pod of a cluster (failed to read an incluster environment variable"),
+    ] {
+        let problem = Cluster::start(connection, "n1", quick(), sender.clone()).await.unwrap_err().to_string();
+        assert!(problem.starts_with(expected), "{problem}");
+    }
+}
+
+#[tokio::test]
+async fn it_ends_when_nobody_listens() {
+    let server = shop();
+    let watching = watch(&server, quick()).await;
+    wait_for("a list", || requests(&server, "/services", false) == 1).await;
+    drop(watching);
+    server.end_watches();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let before = server.requests().len();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(server.requests().len(), before);
+}
