@@ -53,6 +53,13 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
+/// The processor's name.
+pub(crate) fn cpu() -> String {
+    let cpuinfo = read("/proc/cpuinfo");
+    let cpu = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(": unknown");
+    cpu.trim_start_matches(['\t', ' ', ':']).to_owned()
+}
+
 /// Runs the sides in turn and prints what came out.
 pub(crate) fn compare(bench: &'static str, options: &Options, mut sides: Vec<Side<'_>>) -> Result<Results, Failure> {
     let mut runs: Vec<Vec<f64>> = sides.iter().map(|_| Vec::new()).collect();
@@ -63,12 +70,10 @@ pub(crate) fn compare(bench: &'static str, options: &Options, mut sides: Vec<Sid
         }
     }
     let measured = sides.iter().zip(runs).map(|(side, runs)| measure(side.name, runs)).collect();
-    let cpuinfo = read("/proc/cpuinfo");
-    let cpu = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(": unknown");
     let results = Results {
         bench,
         kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-        cpu: cpu.trim_start_matches(['\t', ' ', ':']).to_owned(),
+        cpu: cpu(),
         smoke: options.smoke,
         sides: measured,
         ratios: Vec::new(),

@@ -7,6 +7,7 @@ mod compare;
 mod ipset_fill;
 mod ipvs_program;
 mod namespace;
+mod reconcile;
 mod snapshot;
 
 use std::process::ExitCode;
@@ -19,7 +20,8 @@ const USAGE: &str = "usage: benches BENCH [--rounds N] [--json FILE] [--smoke]
 benches:
   ipvs-program   1,000 virtual servers x 10 real servers: a C program, the ipvs crate, ipvsadm --restore  (P1, P2)
   ipset-fill     20,000 entries into a set: the ipset crate, ipset restore  (P3)
-  ipvs-snapshot  reading 2,000 virtual servers x 10 real servers: ways compared";
+  ipvs-snapshot  reading 2,000 virtual servers x 10 real servers: ways compared
+  reconcile      compile, diff and plan, in instructions; up to 50,000 Services  (P8)";
 
 /// How a bench is to run.
 struct Options {
@@ -39,6 +41,10 @@ fn main() -> ExitCode {
     if bench == "side" {
         return end(namespace::side(&arguments.collect::<Vec<_>>()));
     }
+    // One case of a count, in a process of its own.
+    if bench == "reconcile-case" {
+        return end(reconcile::case(&arguments.collect::<Vec<_>>()));
+    }
     let options = match parse(arguments) {
         Ok(options) => options,
         Err(error) => {
@@ -50,6 +56,7 @@ fn main() -> ExitCode {
         "ipvs-program" => end(ipvs_program::run(&options)),
         "ipset-fill" => end(ipset_fill::run(&options)),
         "ipvs-snapshot" => end(snapshot::run(&options)),
+        "reconcile" => end(reconcile::run(&options)),
         other => {
             eprintln!("there is no bench {other:?}\n{USAGE}");
             ExitCode::from(2)
