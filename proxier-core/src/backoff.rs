@@ -76,6 +76,7 @@ impl Backoff {
 }
 
 #[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 mod tests {
     use proptest::prelude::*;
 

@@ -52,7 +52,7 @@ fn it_is_looked_at_soon_then_less_often() {
     for _ in 0..9 {
         let now = drains.next_check().unwrap();
         at.push(now.as_secs());
-        assert_eq!(drains.due(now - Duration::from_nanos(1)), BTreeSet::new());
+        assert_eq!(drains.due(now.saturating_sub(Duration::from_nanos(1))), BTreeSet::new());
         assert_eq!(drains.due(now), BTreeSet::from([key(1)]));
         let verdicts = drains.observe(&key(1), &[listed(real(1), 0, 1, 0, 0)], now);
         assert_eq!(reals(&verdicts), [vec![], vec![real(1)], vec![]]);

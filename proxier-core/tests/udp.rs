@@ -1,5 +1,6 @@
 //! Which UDP flows are forgotten after which change.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+#![allow(clippy::needless_pass_by_value, reason = "json!(…) as an argument reads better than &json!(…)")]
 
 #[allow(dead_code, reason = "other tests use more of it")]
 mod universe;
