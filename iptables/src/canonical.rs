@@ -229,7 +229,9 @@ impl<'r> Reader<'r> {
                 while args.len() < *arity {
                     args.push(self.words.pop_front()?.to_owned());
                 }
-                if args.len() > *arity {
+                // A second exclamation mark could be either sign or value.
+                let doubtful = options::takes_inner_negation(name) && args.first().is_some_and(|arg| arg == "!");
+                if doubtful || args.len() > *arity {
                     return None;
                 }
             }
@@ -365,9 +367,20 @@ mod tests {
     /// What is not a rule is the same as itself only, and what is printed for it reads the same.
     #[test]
     fn arguments_no_program_would_take() {
-        for text in
-            ["-g", "-p", "! -j X", "-j A -j B", "stray", "--dport", "--comment", "--syn=1", "-m foo --bar=--baz", "!"]
-        {
+        for text in [
+            "-g",
+            "-p",
+            "! -j X",
+            "-j A -j B",
+            "stray",
+            "--dport",
+            "--comment",
+            "--syn=1",
+            "-m foo --bar=--baz",
+            "!",
+            "-p ! !",
+            "--source=!",
+        ] {
             let rule = Rule::parse(text).unwrap();
             assert_eq!(rule.canonical().to_string(), text);
             assert!(rule.same_as(&rule));
