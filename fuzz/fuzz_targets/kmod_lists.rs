@@ -1,0 +1,7 @@
+#![no_main]
+
+#[path = "../../kmod-probe/tests/fuzzed/mod.rs"]
+#[allow(dead_code, reason = "each target uses one of the functions")]
+mod fuzzed;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzzed::lists(data));

@@ -1,0 +1,218 @@
+//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the bytes they have found.
+//!
+//! Each function panics when the library breaks a promise; otherwise whatever it says is right.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::Duration;
+
+use ipset::fake::FakeIpset;
+use ipset::{
+    Client, Entry, EntryReport, Family, IfAbsent, IfPresent, SavedSet, SetName, SetSpec, SetType, parse_save, save,
+};
+use netlink_batch::header::{
+    MESSAGE_HEADER, MessageHeader, NLM_F_DUMP, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR, NfGenHeader,
+};
+use netlink_batch::testing::{Reply, Responder, Simulated};
+use netlink_batch::{Encoder, Message, Transport};
+
+/// What was read from text is written as text that reads the same.
+fn again(sets: &[SavedSet]) {
+    let written = save(sets);
+    match parse_save(&written) {
+        Ok(read) => assert_eq!(read, sets, "{written}"),
+        Err(error) => panic!("{error} in {written:?}, written from {sets:?}"),
+    }
+}
+
+/// Text as a whole, as one `create` line, and as one entry of each type.
+pub(crate) fn text(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match parse_save(text) {
+        Ok(sets) => again(&sets),
+        Err(error) => assert!(error.to_string().contains("line "), "{error}"),
+    }
+    if let Ok(spec) = text.parse::<SetSpec>() {
+        assert_eq!(spec.to_string().parse(), Ok(spec.clone()), "{spec}");
+        again(&[SavedSet { spec, entries: Vec::new() }]);
+    }
+    for set_type in SetType::ALL {
+        let Ok(entry) = Entry::parse(*set_type, text) else { continue };
+        assert_eq!(Entry::parse(*set_type, &entry.to_string()), Ok(entry.clone()), "{set_type} {entry}");
+        for family in [Family::Inet, Family::Inet6] {
+            stored(*set_type, family, &entry);
+        }
+    }
+}
+
+/// What an entry stands for stands for itself, and no more of it than asked for.
+fn stored(set_type: SetType, family: Family, entry: &Entry) {
+    const MOST: usize = 300;
+    let Ok(name) = SetName::new("fuzz") else { return };
+    let mut set = SetSpec::new(name, set_type);
+    set.options.family = family;
+    let Ok(entries) = entry.expand(&set, MOST) else { return };
+    assert!(!entries.is_empty() && entries.len() <= MOST, "{} of {entry}", entries.len());
+    for one in entries {
+        assert_eq!(one.expand(&set, 1), Ok(vec![one.clone()]), "{set_type} {entry}");
+    }
+}
+
+const PORT: u32 = 7;
+
+/// A kernel that answers every request but the first, for the protocol version, with the fuzzer's bytes.
+///
+/// The first two bits of each part say how it is sent: as it is, as the payload of a message that fits the request, as
+/// attributes behind the header that ipset's messages have, or as an error.
+struct Answers {
+    parts: Vec<Vec<u8>>,
+    queue: VecDeque<Vec<u8>>,
+    asked: bool,
+}
+
+fn framed(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(MESSAGE_HEADER + payload.len()).unwrap_or(u32::MAX);
+    let mut out = Encoder::new();
+    MessageHeader { length, kind, flags, sequence, port: PORT }.put(&mut out);
+    out.bytes(payload);
+    out.as_slice().to_vec()
+}
+
+fn with_header(attributes: &[u8]) -> Vec<u8> {
+    let mut payload = NfGenHeader { family: 2, version: 0, resource: 0 }.to_bytes().to_vec();
+    payload.extend_from_slice(attributes);
+    payload
+}
+
+impl Transport for Answers {
+    fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
+        let Some(request) = MessageHeader::get(datagram) else { return Err(io::ErrorKind::InvalidInput.into()) };
+        let (kind, sequence) = (request.kind, request.sequence);
+        if !self.asked {
+            self.asked = true;
+            // Versions 6 to 7.
+            let payload = with_header(&[5, 0, 1, 0, 7, 0, 0, 0, 5, 0, 10, 0, 6, 0, 0, 0]);
+            self.queue.push_back(framed(kind, 0, sequence, &payload));
+            self.queue.push_back(framed(NLMSG_ERROR, 0x100, sequence, &[0; 20]));
+            return Ok(());
+        }
+        let multi = if request.flags & NLM_F_DUMP == NLM_F_DUMP { NLM_F_MULTI } else { 0 };
+        for part in &self.parts {
+            let Some((how, rest)) = part.split_first() else { continue };
+            self.queue.push_back(match how & 3 {
+                0 => rest.to_vec(),
+                1 => framed(kind, multi, sequence, rest),
+                2 => framed(kind, multi, sequence, &with_header(rest)),
+                _ => framed(NLMSG_ERROR, 0x200, sequence, rest),
+            });
+        }
+        let end = if multi == 0 { NLMSG_ERROR } else { NLMSG_DONE };
+        self.queue.push_back(framed(end, 0x100 | multi, sequence, &[0; 20]));
+        Ok(())
+    }
+
+    fn receive(&mut self, buffer: &mut [u8], _timeout: Duration) -> io::Result<usize> {
+        let datagram = self.queue.pop_front().ok_or(io::ErrorKind::WouldBlock)?;
+        for (place, byte) in buffer.iter_mut().zip(&datagram) {
+            *place = *byte;
+        }
+        Ok(datagram.len())
+    }
+
+    fn port(&self) -> u32 {
+        PORT
+    }
+
+    fn in_flight(&self) -> usize {
+        16
+    }
+}
+
+/// Every entry given is in one place of the report.
+fn accounted(report: &EntryReport, entries: usize) {
+    let ranges = || report.not_attempted.iter().chain(&report.unknown);
+    let named = report.failures.iter().map(|failure| failure.index..failure.index + 1).chain(ranges().cloned());
+    let mut seen = vec![false; entries];
+    for index in named.flatten() {
+        assert!(index < entries && !seen[index], "{index} of {entries}: {report:?}");
+        seen[index] = true;
+    }
+    let told = seen.iter().filter(|seen| **seen).count();
+    assert_eq!(report.applied + told, entries, "{report:?}");
+    assert_eq!(report.is_done(), report.applied == entries, "{report:?}");
+}
+
+/// A client reads answers that no kernel would give: it says an error or something, and never stops.
+pub(crate) fn replies(data: &[u8]) {
+    listings(data);
+    let parts = data.split(|byte| *byte == 0xf5).take(16).map(<[u8]>::to_vec).collect();
+    let answers = Answers { parts, queue: VecDeque::new(), asked: false };
+    let Ok(mut client) = Client::with_transport(answers) else { return };
+    let mut limits = client.connection_mut().limits();
+    (limits.timeout, limits.dump_attempts) = (Duration::ZERO, 2);
+    client.connection_mut().set_limits(limits);
+    let Ok(name) = SetName::new("a") else { return };
+    let set = SetSpec::new(name.clone(), SetType::HashIp);
+    let entries: Vec<Entry> =
+        (1..9).filter_map(|last| Entry::parse(set.set_type, &format!("10.0.0.{last}")).ok()).collect();
+    accounted(&client.add_entries(&name, &entries, IfPresent::Refuse), entries.len());
+    accounted(&client.delete_entries(&name, &entries, IfAbsent::Ignore), entries.len());
+    let results = [
+        client.list_sets().err(),
+        client.list_headers().err(),
+        client.list_names().err(),
+        client.get_set(&name).err(),
+        client.get_header(&name).err(),
+        client.set_header(&name).err(),
+        client.set_index(&name).err(),
+        client.set_name(0).err(),
+        client.type_revisions(SetType::HashIp, Family::Inet).err(),
+        client.save().err(),
+        client.create_set(&set).err(),
+        client.ensure_set(&set).err(),
+        entries.first().and_then(|entry| client.test_entry(&name, entry).err()),
+        client.swap_sets(&name, &name).err(),
+        client.destroy_all_sets().err(),
+    ];
+    for error in results.iter().flatten() {
+        assert!(!error.to_string().is_empty());
+    }
+}
+
+/// The fake kernel, but for what it lists.
+struct Liar {
+    kernel: FakeIpset,
+    lists: Vec<Vec<u8>>,
+}
+
+impl Responder for Liar {
+    fn respond(&mut self, message: &Message<'_>) -> Reply {
+        match self.kernel.respond(message) {
+            Reply::Dump(_) => {
+                Reply::Dump(self.lists.iter().map(|bytes| (message.header.kind, with_header(bytes))).collect())
+            }
+            other => other,
+        }
+    }
+}
+
+/// Attributes of a listing: what can be read can be written as text and be told apart from what is wanted.
+fn listings(data: &[u8]) {
+    let lists: Vec<Vec<u8>> = data.split(|byte| *byte == 0xf5).take(16).map(<[u8]>::to_vec).collect();
+    let Ok(mut client) = Client::with_transport(Simulated::new(Liar { kernel: FakeIpset::new(), lists })) else {
+        return;
+    };
+    let Ok(sets) = client.list_sets() else { return };
+    for set in sets {
+        let _texts = (set.spec.to_string(), set.entries.iter().map(ToString::to_string).count());
+        let spec = set.spec.clone();
+        let saved = SavedSet::from(set);
+        // Names and comments that no text can hold are listed all the same, and print as they are.
+        if spec.check().is_ok() && parse_save(&save([&saved])).is_ok_and(|read| read.len() == 1) {
+            again(&parse_save(&save([&saved])).unwrap_or_default());
+        }
+        if saved.entries.len() < 300 {
+            let _report = client.sync(&spec, &saved.entries);
+        }
+    }
+}
