@@ -10,12 +10,13 @@ use crate::compile::Facts;
 use crate::config::Config;
 use crate::diff::{diff, diff_touched, foreign};
 use crate::drain::{self, Drains};
+use crate::interlock::{Guard, MassRemoval};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::observe;
 use crate::observed::Observed;
 use crate::plan::{Plan, RulesChange, plan};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules};
-use crate::report::{Foreign, Report, Unread};
+use crate::report::{Foreign, Refused, Report, Unread};
 use crate::rules;
 use crate::schedule::{Limits, Moment, Pass, Schedule};
 use crate::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
@@ -39,6 +40,8 @@ pub struct Options {
     pub drain: drain::Policy,
     /// How often passes run.
     pub limits: Limits,
+    /// When deletions are held back.
+    pub mass_removal: MassRemoval,
     /// What iptables and the kernel can do; what the program iptables says of itself counts as well.
     pub capabilities: rules::Capabilities,
     /// Keeps the nodes of a cluster from trying again together: any number that differs from node to node.
@@ -70,6 +73,7 @@ pub struct Proxier {
     /// The inputs of the rules that the kernel holds.
     rules: BTreeMap<Family, rules::Inputs>,
     drains: Drains,
+    guard: Guard,
     schedule: Schedule,
     started: bool,
     /// A full pass has succeeded.
@@ -94,6 +98,7 @@ impl Proxier {
             host_stale: true,
             rules: BTreeMap::new(),
             drains: Drains::new(options.drain.clone()),
+            guard: Guard::new(options.mass_removal),
             schedule: Schedule::new(options.limits, options.seed, now),
             started: false,
             settled: false,
@@ -104,16 +109,40 @@ impl Proxier {
 
     /// Takes a new or changed Service.
     pub fn upsert_service(&mut self, object: &ServiceObject, now: Moment) {
+        self.believe(&ObjectKey::of(&object.metadata));
+        self.take_service(object, now);
+    }
+
+    fn take_service(&mut self, object: &ServiceObject, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         let touched = self.store.upsert_service(object);
         self.touch(touched, now);
     }
 
-    /// Removes a Service.
+    /// Removes a Service: somebody deleted it. One that is merely missing from a list goes through
+    /// [`Proxier::replace_objects`].
     pub fn delete_service(&mut self, key: &ObjectKey, now: Moment) {
+        self.believe(key);
+        self.drop_service(key, now);
+    }
+
+    fn drop_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         let touched = self.store.delete_service(key);
         self.touch(touched, now);
+    }
+
+    /// What this Service has may be deleted without question.
+    fn believe(&mut self, service: &ObjectKey) {
+        if let Some(compiled) = self.desired.compiled(service) {
+            self.guard.believe(compiled.frontends.iter().map(|frontend| frontend.key()));
+        }
+    }
+
+    /// Deletions that are held back ([`Guard`]) are meant: the next pass makes them. Says how many they are.
+    pub fn confirm_removal(&mut self, now: Moment) -> usize {
+        self.schedule.request_full(now);
+        self.guard.confirm()
     }
 
     /// Takes a new or changed EndpointSlice.
@@ -141,7 +170,7 @@ impl Proxier {
         let mut gone = self.store.keys();
         for object in services {
             gone.remove(&(ObjectKind::Service, ObjectKey::of(&object.metadata)));
-            self.upsert_service(object, now);
+            self.take_service(object, now);
         }
         for object in slices {
             gone.remove(&(ObjectKind::EndpointSlice, ObjectKey::of(&object.metadata)));
@@ -149,7 +178,7 @@ impl Proxier {
         }
         for (kind, key) in gone {
             match kind {
-                ObjectKind::Service => self.delete_service(&key, now),
+                ObjectKind::Service => self.drop_service(&key, now),
                 _ => self.delete_slice(&key, now),
             }
         }
@@ -233,9 +262,9 @@ impl Proxier {
 
     /// What a full pass would do now, without doing it.
     pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
-        let drains = self.drains.clone();
+        let (drains, guard) = (self.drains.clone(), self.guard.clone());
         let prepared = self.prepare(Pass::Full, now, ports);
-        self.drains = drains;
+        (self.drains, self.guard) = (drains, guard);
         self.observed = None;
         self.rules.clear();
         self.schedule.request_full(now);
@@ -280,13 +309,18 @@ impl Proxier {
     fn make_plan(&mut self, touched: &Touched, mut report: Report, now: Moment, ports: &mut Ports<'_>) -> Prepared {
         let Some(observed) = &self.observed else { return Prepared { report, ..Prepared::default() } };
         let config = &self.options.config;
-        let changes = if report.full {
+        let mut changes = if report.full {
             diff(&self.desired, observed, config)
         } else {
             diff_touched(&self.desired, observed, touched, config)
         };
         if report.full {
             report.foreign = Foreign { virtual_servers: foreign(&self.desired, observed, config).collect() };
+            report.refused = refused(&self.desired);
+        }
+        if let Some(stopped) = self.guard.check(&changes, observed, &self.desired, now) {
+            stopped.hold(&mut changes, observed);
+            report.stopped = Some(stopped.to_string().into());
         }
         let mut flows = udp::stale(&changes, &self.desired, &self.drains);
         if report.full && !self.settled {
@@ -306,7 +340,9 @@ impl Proxier {
             }
         }
         let mut inputs = BTreeMap::new();
-        for family in self.options.config.families.iter() {
+        // Rules follow what is wanted: while something that is not is kept, what guards it has to stay.
+        let families = self.options.config.families.iter().filter(|_| report.stopped.is_none());
+        for family in families {
             match self.plan_rules(family, report.full, &mut plan, ports.rules) {
                 Ok(None) => {}
                 Ok(Some(new)) => {
@@ -490,6 +526,21 @@ impl Proxier {
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         self.store.rejections().chain(&self.node_rejections)
     }
+}
+
+/// Virtual servers that Services ask for and do not get.
+fn refused(desired: &Desired) -> Vec<Refused> {
+    let reserved = desired.refusals().map(|(service, refusal)| Refused {
+        service: service.to_string(),
+        key: refusal.key,
+        reason: format!("{} answers there; not served unless allowed", refusal.user),
+    });
+    let claimed = desired.conflicts().map(|conflict| Refused {
+        service: conflict.refused.to_string(),
+        key: conflict.key,
+        reason: format!("{} had it first", conflict.owner),
+    });
+    reserved.chain(claimed).collect()
 }
 
 #[derive(Debug, Default)]

@@ -129,7 +129,7 @@ pub struct Report {
     pub foreign: Foreign,
     /// Virtual servers that are not served, and why.
     pub refused: Vec<Refused>,
-    /// Why the pass stopped before it wrote anything.
+    /// Deletions that were held back because they were too many at once, and what to do; the rest was done.
     pub stopped: Option<Arc<str>>,
     /// Real servers that drain now.
     pub draining: usize,

@@ -194,7 +194,7 @@ fn the_share_and_the_number_both_count() {
         (20, 20, usize::MAX, 0.0, false),
     ] {
         let (mut world, mut observed) = cluster(total);
-        let mut guard = Guard::new(MassRemoval { share, at_least, patience: None });
+        let mut guard = Guard::new(MassRemoval { share, remains: 1.0, at_least, patience: None });
         remove(&mut world, 1..=gone);
         let stopped = pass(&mut guard, &world, &mut observed, secs(0));
         assert_eq!(stopped.is_some(), stops, "{gone} of {total}, at least {at_least}, share {share}");
@@ -248,7 +248,7 @@ proptest! {
         at_least in 0..40_usize,
     ) {
         let (mut world, mut observed) = cluster(25);
-        let mut guard = Guard::new(MassRemoval { share, at_least, patience: Some(secs(300)) });
+        let mut guard = Guard::new(MassRemoval { share, remains: 1.0, at_least, patience: Some(secs(300)) });
         let mut now = secs(0);
         for (numbers, goes, waits) in steps {
             now += secs(waits);

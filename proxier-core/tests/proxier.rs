@@ -68,8 +68,7 @@ impl World {
             let server = entry.virtual_server.server;
             let mut reals: Vec<_> = entry.real_servers.iter().map(|real| real.server).collect();
             reals.sort_unstable();
-            let reals: Vec<String> =
-                reals.iter().map(|real| format!(" {}*{}", real.key, real.config.weight)).collect();
+            let reals: Vec<String> = reals.iter().map(|real| format!(" {}*{}", real.key, real.config.weight)).collect();
             lines.push(format!("{}{}", server.key, reals.concat()));
         }
         lines.sort();
@@ -159,4 +158,45 @@ fn a_deleted_service_leaves_nothing() {
     world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
     assert!(world.pass().is_done());
     assert_eq!(world.kernel.state(), empty);
+}
+
+#[test]
+fn what_vanishes_from_a_list_all_at_once_is_kept_and_what_is_deleted_goes() {
+    let mut world = World::new();
+    let services: Vec<ServiceObject> = (1..=20)
+        .map(|number| {
+            serde_json::from_value(json!({
+                "metadata": {"namespace": "demo", "name": format!("web-{number}")},
+                "spec": {"clusterIP": format!("10.96.0.{number}"), "ports": [{"port": 80}]},
+            }))
+            .unwrap()
+        })
+        .collect();
+    world.proxier.replace_objects(&services, [], world.now);
+    world.proxier.start(world.now);
+    assert!(world.pass().is_done());
+    let full = world.servers();
+    world.proxier.replace_objects([], [], world.now);
+    let report = world.pass();
+    assert!(report.stopped.as_deref().is_some_and(|why| why.starts_with("20 of 20 ")), "{report:#?}");
+    assert!(!report.is_done());
+    assert_eq!(world.servers(), full);
+    // It is back, and all is well.
+    world.proxier.replace_objects(&services, [], world.now);
+    assert!(world.run(Duration::from_secs(31)).last().is_some_and(|report| report.is_done() && report.writes() == 0));
+    // Other Services in their place are no empty list.
+    let mut others = services.clone();
+    for other in &mut others {
+        other.spec.cluster_ip = other.spec.cluster_ip.take().map(|ip| ip.replace("10.96.0.", "10.96.7."));
+    }
+    world.proxier.replace_objects(&others, [], world.now);
+    assert!(world.pass().is_done());
+    assert!(!world.servers().contains("10.96.0."));
+    // One by one they may all go.
+    for service in &others {
+        world.proxier.delete_service(&ObjectKey::of(&service.metadata), world.now);
+    }
+    let report = world.pass();
+    assert!(report.is_done(), "{report:#?}");
+    assert_eq!(world.servers(), "");
 }

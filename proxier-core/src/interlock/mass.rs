@@ -22,6 +22,9 @@ pub struct MassRemoval {
     /// More than this share of our virtual servers, 0 to 1. Default 0.5. With 1 nothing is ever held back; what is not
     /// a number counts as 0.
     pub share: f64,
+    /// And only when what is still wanted is at most this share of what is there, 0 to 1: the input became empty, or
+    /// nearly so, and not just another. Default 0.5; with 0 only when nothing at all is wanted any more.
+    pub remains: f64,
     /// And at least this many. Default 10: fewer are deleted without question, so that a small cluster can lose its
     /// last Service.
     pub at_least: usize,
@@ -31,15 +34,17 @@ pub struct MassRemoval {
 
 impl Default for MassRemoval {
     fn default() -> Self {
-        MassRemoval { share: 0.5, at_least: 10, patience: Some(Duration::from_secs(5 * 60)) }
+        MassRemoval { share: 0.5, remains: 0.5, at_least: 10, patience: Some(Duration::from_secs(5 * 60)) }
     }
 }
 
 impl MassRemoval {
-    fn is_too_much(&self, delete: usize, of: usize) -> bool {
+    fn is_too_much(&self, delete: usize, of: usize, wanted: usize) -> bool {
         let number = |count: usize| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
         let share = if self.share.is_nan() { 0.0 } else { self.share };
-        delete >= self.at_least.max(1) && number(delete) > share * number(of)
+        let remains = if self.remains.is_nan() { 1.0 } else { self.remains };
+        let many = delete >= self.at_least.max(1) && number(delete) > share * number(of);
+        many && number(wanted) <= remains * number(of)
     }
 }
 
@@ -132,9 +137,10 @@ impl Needs {
 ///
 /// Services that are deleted go one by one, each with an event, and a pass works off the few that came since the last.
 /// Services that are merely missing go together: the API server was restored from an empty backup, the configuration
-/// points to another cluster, a directory of manifests is not mounted, or all of that happened while this program was
+/// points to an empty cluster, a directory of manifests is not mounted, or all of that happened while this program was
 /// not running. So what counts is what **one pass** would delete, of what the kernel holds: more than a share of our
-/// virtual servers ([`MassRemoval::share`]) and more than a few ([`MassRemoval::at_least`]).
+/// virtual servers ([`MassRemoval::share`]) and more than a few ([`MassRemoval::at_least`]), with little left that is
+/// wanted ([`MassRemoval::remains`]): other Services in their place are another input, not a missing one.
 ///
 /// A deletion that somebody has announced does not count: whoever sees the event of a single Service calls
 /// [`Guard::believe`] with its virtual servers before they are gone from [`Desired`]. With this, deleting a namespace of
@@ -243,9 +249,10 @@ impl Guard {
         if sudden.len() < self.settings.at_least {
             return None;
         }
+        let wanted = desired.frontends().count();
         let kept = desired.frontends().filter(|of| observed.virtual_servers.contains_key(&of.key())).count();
         let of = kept.saturating_add(all.len());
-        if !self.settings.is_too_much(sudden.len(), of) {
+        if !self.settings.is_too_much(sudden.len(), of, wanted) {
             return None;
         }
         for key in &sudden {
