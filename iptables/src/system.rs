@@ -124,7 +124,8 @@ struct Pipes {
 
 /// Feeds and reads a child until it ends; `None` when its time is over.
 fn converse(child: &mut Child, invocation: &Invocation) -> io::Result<Option<Output>> {
-    let deadline = Instant::now() + invocation.time_limit;
+    // Not a moment in time: that of Duration::MAX cannot be told.
+    let start = Instant::now();
     let mut pipes = Pipes { stdin: child.stdin.take(), stdout: child.stdout.take(), stderr: child.stderr.take() };
     if let Some(pipe) = &pipes.stdin {
         unblock(pipe)?;
@@ -144,7 +145,7 @@ fn converse(child: &mut Child, invocation: &Invocation) -> io::Result<Option<Out
         if pipes.stdin.is_none() && pipes.stdout.is_none() && pipes.stderr.is_none() {
             break;
         }
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = invocation.time_limit.saturating_sub(start.elapsed());
         if left.is_zero() {
             return Ok(None);
         }
@@ -172,7 +173,7 @@ fn converse(child: &mut Child, invocation: &Invocation) -> io::Result<Option<Out
             output.code = status.code();
             return Ok(Some(output));
         }
-        if Instant::now() >= deadline {
+        if start.elapsed() >= invocation.time_limit {
             return Ok(None);
         }
         sleep(pause);
@@ -247,6 +248,12 @@ mod tests {
         let error = run("sleep", &["60"], "", Duration::from_millis(200)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert!(start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn no_limit_is_a_limit_too() {
+        let output = run("true", &[], "", Duration::MAX).unwrap();
+        assert_eq!(output.code, Some(0));
     }
 
     #[test]
