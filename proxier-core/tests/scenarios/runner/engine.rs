@@ -1,0 +1,149 @@
+//! A scenario through the reconciler, on a kernel in memory or a real one.
+
+use std::time::Duration;
+
+use proxier_core::ports::Ports;
+use proxier_core::proxier::{Options, Proxier};
+use proxier_core::report::Report;
+use proxier_core::snapshot::{HostAddresses, Rejection};
+
+use super::format::KernelEdit;
+use super::world::World;
+use super::{Change, Printed, Subject};
+
+/// A machine for the reconciler to work on, with others at work on it too.
+pub(crate) trait Machine {
+    /// What the reconciler works on.
+    fn ports(&mut self) -> Ports<'_>;
+
+    /// Gives the host these interfaces and addresses.
+    fn set_host(&mut self, host: &HostAddresses);
+
+    /// Does what others do to the kernel.
+    fn edit(&mut self, edit: &KernelEdit);
+
+    /// Opens connections; see [`Step::connections`](super::format::Step).
+    fn connect(&mut self, connections: &str);
+
+    /// What the tools print.
+    fn print(&mut self, printed: &mut Printed);
+}
+
+/// Long enough for a real server without connections to have drained, too short for the next full pass.
+const USUAL: Duration = Duration::from_secs(5);
+
+/// The reconciler on a machine.
+pub(crate) struct Engine<M> {
+    machine: M,
+    proxier: Proxier,
+    started: bool,
+    now: Duration,
+    rejections: Vec<Rejection>,
+    wrote: bool,
+    trouble: Vec<String>,
+}
+
+impl<M: Machine + 'static> Engine<M> {
+    pub(crate) fn boxed(world: &World, machine: M) -> Box<dyn Subject> {
+        Box::new(Engine {
+            machine,
+            proxier: proxier(world, Duration::ZERO),
+            started: false,
+            now: Duration::ZERO,
+            rejections: Vec::new(),
+            wrote: false,
+            trouble: Vec::new(),
+        })
+    }
+
+    fn pass(&mut self) {
+        let now = self.now;
+        let Some(report) = self.proxier.pass(&|| now, &mut self.machine.ports()) else {
+            self.trouble.push(format!("no pass at {now:?}, though one was due"));
+            return;
+        };
+        self.wrote |= report.writes() > 0;
+        self.trouble.extend(trouble(&report));
+    }
+
+    fn run(&mut self, time: Duration) {
+        let end = self.now.saturating_add(time);
+        // Far more passes than any scenario takes.
+        for _ in 0..1000 {
+            let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) else { break };
+            self.now = self.now.max(at);
+            self.pass();
+        }
+        self.now = end;
+    }
+
+    /// A full comparison finds nothing to do.
+    fn check_settled(&mut self) {
+        let wrote = std::mem::take(&mut self.wrote);
+        self.proxier.request_full(self.now);
+        self.pass();
+        if self.wrote {
+            self.trouble.push("a full pass with nothing new writes something".to_owned());
+        }
+        self.wrote = wrote;
+    }
+}
+
+fn proxier(world: &World, now: Duration) -> Proxier {
+    let mut options = Options::default();
+    options.config = world.config().0;
+    let mut proxier = Proxier::new(world.node_name(), options, now);
+    proxier.set_node(&world.node(), now);
+    proxier.replace_objects(world.services.values(), world.slices.values(), now);
+    proxier
+}
+
+fn trouble(report: &Report) -> Vec<String> {
+    let unread = report.unread.iter().map(ToString::to_string);
+    let failures = report.applied.failures.iter().map(ToString::to_string);
+    let stopped = report.stopped.iter().map(ToString::to_string);
+    unread.chain(failures).chain(stopped).collect()
+}
+
+impl<M: Machine> Subject for Engine<M>
+where
+    M: 'static,
+{
+    fn change(&mut self, change: &Change<'_>) {
+        let now = self.now;
+        self.wrote = false;
+        if !self.started || change.node_changed {
+            self.machine.set_host(&change.world.host());
+            self.proxier.host_changed(now);
+        }
+        self.machine.edit(change.kernel);
+        if change.restart || change.config_changed || !self.started {
+            self.proxier = proxier(&change.world, now);
+            self.proxier.start(now);
+            self.started = true;
+        } else {
+            self.proxier.set_node(&change.world.node(), now);
+            change.services.iter().for_each(|object| self.proxier.upsert_service(object, now));
+            change.slices.iter().for_each(|object| self.proxier.upsert_slice(object, now));
+            change.deleted_services.iter().for_each(|key| self.proxier.delete_service(key, now));
+            change.deleted_slices.iter().for_each(|key| self.proxier.delete_slice(key, now));
+            if !change.kernel.is_empty() {
+                self.proxier.request_full(now);
+            }
+        }
+        change.connections.iter().for_each(|connections| self.machine.connect(connections));
+        self.run(change.seconds.map_or(USUAL, Duration::from_secs));
+        if change.seconds.is_none() {
+            self.check_settled();
+        }
+        self.rejections = change.world.config().1;
+    }
+
+    fn printed(&mut self) -> Printed {
+        let mut printed =
+            Printed { trouble: std::mem::take(&mut self.trouble), wrote: self.wrote, ..Printed::default() };
+        self.machine.print(&mut printed);
+        printed.report(self.proxier.desired(), self.proxier.rejections().chain(&self.rejections));
+        printed
+    }
+}

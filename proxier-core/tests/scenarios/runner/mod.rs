@@ -1,0 +1,175 @@
+//! Reads the scenarios in the folders beside this one, runs them and compares what comes out with what they expect.
+//!
+//! What a scenario file may say is in `format`; what is done with it is in `pure` (functions on values) and `engine` (the
+//! reconciler on a kernel, in memory or real). `README.md` in the folder above says which group is about what.
+
+pub(crate) mod engine;
+pub(crate) mod fake;
+pub(crate) mod format;
+pub(crate) mod printed;
+pub(crate) mod pure;
+pub(crate) mod world;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+pub(crate) use format::Scenario;
+use format::{Expect, Step};
+pub(crate) use printed::Printed;
+pub(crate) use world::Change;
+
+/// The folder with the groups.
+pub(crate) fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios")
+}
+
+/// Names of what is in a folder, sorted.
+#[expect(clippy::disallowed_methods, reason = "scenarios are files")]
+fn list(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != "runner")
+        .collect();
+    names.sort();
+    names
+}
+
+/// The groups that exist: folders with scenarios.
+pub(crate) fn groups() -> Vec<String> {
+    list(&folder()).into_iter().filter(|name| folder().join(name).is_dir()).collect()
+}
+
+/// The scenarios of a group.
+pub(crate) fn scenarios(group: &str) -> Vec<Scenario> {
+    let files = list(&folder().join(group));
+    assert!(!files.is_empty(), "no scenario in {group}");
+    files.iter().map(|file| read(group, file)).collect()
+}
+
+#[expect(clippy::disallowed_methods, reason = "scenarios are files")]
+fn read(group: &str, file: &str) -> Scenario {
+    let name = format!("{group}/{file}");
+    assert!(Path::new(file).extension().is_some_and(|ending| ending == "yaml"), "{name} is not a YAML file");
+    let text = std::fs::read_to_string(folder().join(group).join(file)).unwrap();
+    let mut scenario: Scenario = serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+    scenario.file = name;
+    scenario.check();
+    scenario
+}
+
+/// What runs a scenario.
+pub(crate) trait Subject {
+    /// Takes a change and works it off.
+    fn change(&mut self, change: &Change<'_>);
+
+    /// What the tools print now, and what is reported.
+    fn printed(&mut self) -> Printed;
+}
+
+/// Runs a scenario, and says how what came out differs from what it expects; empty when it does not.
+pub(crate) fn run(scenario: &Scenario, what: &str, make: impl FnOnce(&world::World) -> Box<dyn Subject>) -> String {
+    let mut report = String::new();
+    let mut world = world::World::new(scenario);
+    let mut subject = make(&world);
+    let first = Step::first(scenario);
+    let steps = std::iter::once(&first).chain(&scenario.steps);
+    for (number, step) in steps.enumerate() {
+        let change = world.take(step);
+        subject.change(&change);
+        let found = subject.printed();
+        let mut differences = String::new();
+        compare(&step.expect, &found, &mut differences);
+        if !differences.is_empty() {
+            let place = if number == 0 { "at first".to_owned() } else { format!("step {number}, {}", step.title) };
+            // Writing to a String cannot fail.
+            let _infallible =
+                writeln!(report, "== {} ({what}, {place}): {}\n{differences}", scenario.file, scenario.title);
+        }
+    }
+    report
+}
+
+/// Runs a group, and fails with all differences.
+pub(crate) fn run_group(group: &str, run: impl Fn(&Scenario) -> String) {
+    let scenarios = scenarios(group);
+    let report: String = scenarios.iter().map(run).collect();
+    let failed = report.lines().filter(|line| line.starts_with("== ")).count();
+    assert!(report.is_empty(), "{failed} differences in {group} (- expected, + found):\n{report}");
+}
+
+fn compare(expect: &Expect, found: &Printed, report: &mut String) {
+    let mut part = |name: &str, expected: &[String], found: &[String]| {
+        if expected != found {
+            let _infallible = writeln!(report, "  {name}:");
+            for line in difference(expected, found) {
+                let _infallible = writeln!(report, "    {line}");
+            }
+        }
+    };
+    part("ipvsadm", &printed::virtual_servers(&expect.ipvsadm), &found.ipvsadm);
+    if let Some(ipset) = &expect.ipset {
+        part("ipset", &printed::sorted(printed::lines(ipset)), &found.ipset);
+    }
+    if let Some(addresses) = &expect.addresses {
+        part("addresses", &printed::sorted(addresses.clone()), &found.addresses);
+    }
+    for (name, expected, found) in
+        [("iptables", &expect.iptables, &found.iptables), ("ip6tables", &expect.ip6tables, &found.ip6tables)]
+    {
+        if let Some(expected) = expected {
+            let expected = printed::rules(expected);
+            part(name, &expected, &printed::same_chains(&expected, found));
+        }
+    }
+    part("rejected", &printed::sorted(expect.rejected.clone()), &found.rejected);
+    part("conflicts", &printed::sorted(expect.conflicts.clone()), &found.conflicts);
+    part("health_checks", &printed::sorted(expect.health_checks.clone()), &found.health_checks);
+    part("no_local_endpoints", &printed::sorted(expect.no_local_endpoints.clone()), &found.no_local_endpoints);
+    part("refused", &printed::sorted(expect.refused.clone()), &found.refused);
+    part("trouble", &[], &found.trouble);
+    if expect.unchanged {
+        part("writes", &["none".to_owned()], &[if found.wrote { "some" } else { "none" }.to_owned()]);
+    }
+}
+
+/// Both texts as one: ` ` in both, `-` only in the first, `+` only in the second.
+fn difference(expected: &[String], found: &[String]) -> Vec<String> {
+    // Length of the longest common subsequence from each pair of places on.
+    let width = found.len() + 1;
+    let mut common = vec![0_usize; (expected.len() + 1) * width];
+    for a in (0..expected.len()).rev() {
+        for b in (0..found.len()).rev() {
+            let here = a * width + b;
+            common[here] = if expected[a] == found[b] {
+                common[here + width + 1] + 1
+            } else {
+                common[here + width].max(common[here + 1])
+            };
+        }
+    }
+    let (mut a, mut b) = (0, 0);
+    let mut lines = Vec::new();
+    while a < expected.len() || b < found.len() {
+        let here = a * width + b;
+        if a < expected.len() && b < found.len() && expected[a] == found[b] {
+            lines.push(format!("  {}", expected[a]));
+            (a, b) = (a + 1, b + 1);
+        } else if b == found.len() || (a < expected.len() && common[here + width] >= common[here + 1]) {
+            lines.push(format!("- {}", expected[a]));
+            a += 1;
+        } else {
+            lines.push(format!("+ {}", found[b]));
+            b += 1;
+        }
+    }
+    lines
+}
+
+#[test]
+fn differences_are_shown_line_by_line() {
+    let texts = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
+    assert_eq!(difference(&texts("abcd"), &texts("acxd")), ["  a", "- b", "  c", "+ x", "  d"]);
+    assert_eq!(difference(&texts(""), &texts("a")), ["+ a"]);
+    assert_eq!(difference(&texts("ab"), &texts("")), ["- a", "- b"]);
+}

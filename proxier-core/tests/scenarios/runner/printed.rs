@@ -1,0 +1,144 @@
+//! What the tools print, brought into one order.
+
+use std::collections::BTreeSet;
+
+use iptables::Rule;
+use ipvs::model::Family;
+use proxier_core::rules::Rules;
+use proxier_core::snapshot::Rejection;
+use proxier_core::state::Desired;
+
+/// What the tools print, and what is reported, each part sorted.
+#[derive(Debug, Default)]
+pub(crate) struct Printed {
+    pub(crate) ipvsadm: Vec<String>,
+    pub(crate) ipset: Vec<String>,
+    pub(crate) addresses: Vec<String>,
+    /// As [`rules`] brings them.
+    pub(crate) iptables: Vec<String>,
+    pub(crate) ip6tables: Vec<String>,
+    pub(crate) rejected: Vec<String>,
+    pub(crate) conflicts: Vec<String>,
+    pub(crate) health_checks: Vec<String>,
+    pub(crate) no_local_endpoints: Vec<String>,
+    pub(crate) refused: Vec<String>,
+    /// What must never be.
+    pub(crate) trouble: Vec<String>,
+    pub(crate) wrote: bool,
+}
+
+impl Printed {
+    /// What is reported of the objects.
+    pub(crate) fn report<'a>(&mut self, desired: &Desired, rejections: impl Iterator<Item = &'a Rejection>) {
+        self.rejected = sorted(rejections.map(|rejection| {
+            assert!(!rejection.reason.is_empty() && rejection.to_string().lines().count() == 1);
+            format!("{} {}: {} {}", rejection.kind, rejection.key, rejection.field, rejection.value)
+        }));
+        self.conflicts = sorted(
+            desired
+                .conflicts()
+                .map(|conflict| format!("{}: {} has it, {} does not", conflict.key, conflict.owner, conflict.refused)),
+        );
+        self.refused = sorted(
+            desired.refusals().map(|(service, refusal)| format!("{service}: {} is for {}", refusal.key, refusal.user)),
+        );
+        self.health_checks = sorted(desired.health_checks().map(|(service, check)| {
+            let number = check.local_endpoints;
+            let s = if number == 1 { "" } else { "s" };
+            format!("{service}: port {}, {number} local endpoint{s}", check.port)
+        }));
+        self.no_local_endpoints = sorted(desired.no_local_endpoints().map(|(service, missing)| {
+            let internal = if missing.internal { " internal" } else { "" };
+            let external = if missing.external { " external" } else { "" };
+            format!("{service}:{internal}{external}")
+        }));
+    }
+}
+
+pub(crate) fn sorted(lines: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut lines: Vec<String> = lines.into_iter().collect();
+    lines.sort();
+    lines
+}
+
+/// The lines of a text; none for `none`.
+pub(crate) fn lines(text: &str) -> Vec<String> {
+    if text.trim() == "none" {
+        return Vec::new();
+    }
+    text.lines().map(str::trim_end).filter(|line| !line.is_empty()).map(str::to_owned).collect()
+}
+
+/// Lines of `ipvsadm -Sn`: virtual servers in the order of their texts, each before its real servers.
+pub(crate) fn virtual_servers(text: &str) -> Vec<String> {
+    let mut lines = lines(text);
+    lines.sort_by_cached_key(|line| {
+        let mut words = line.splitn(4, ' ');
+        let command = words.next().map(str::to_owned);
+        let service: Vec<String> = words.by_ref().take(2).map(str::to_owned).collect();
+        (service, command.as_deref() != Some("-A"), line.clone())
+    });
+    lines
+}
+
+/// `table CHAIN` for each chain of a text of `iptables-save`, and `table -A CHAIN …` for each of its rules: chains sorted,
+/// rules in their order.
+pub(crate) fn rules(text: &str) -> Vec<String> {
+    let mut table = String::new();
+    let mut found: Vec<(String, String, Vec<String>)> = Vec::new();
+    for line in text.lines().map(str::trim) {
+        // Counters, where they are shown.
+        let line = if line.starts_with('[') { line.split_once(' ').map_or("", |(_, rest)| rest) } else { line };
+        if let Some(name) = line.strip_prefix('*') {
+            name.clone_into(&mut table);
+        }
+        let rule = line.strip_prefix("-A ");
+        let Some(chain) = line.strip_prefix(':').or(rule).and_then(|rest| rest.split(' ').next()) else { continue };
+        assert!(!table.is_empty(), "rules begin with their table: {line}");
+        let place = found.iter().position(|(of, name, _)| *of == table && name == chain).unwrap_or_else(|| {
+            found.push((table.clone(), chain.to_owned(), Vec::new()));
+            found.len() - 1
+        });
+        if let Some(rule) = rule {
+            let arguments = rule.split_once(' ').map_or("", |(_, arguments)| arguments);
+            // iptables prints some arguments otherwise than they were written.
+            let canonical = Rule::parse(arguments).unwrap().canonical();
+            found[place].2.push(format!("{table} -A {chain} {canonical}"));
+        }
+    }
+    found.sort();
+    found.into_iter().flat_map(|(table, chain, rules)| [vec![format!("{table} {chain}")], rules].concat()).collect()
+}
+
+/// Those of the chains found that are expected too.
+pub(crate) fn same_chains(expected: &[String], found: &[String]) -> Vec<String> {
+    let is_chain = |line: &&String| line.split(' ').count() == 2;
+    let chains: BTreeSet<&String> = expected.iter().filter(is_chain).collect();
+    let mut wanted = false;
+    let mut kept = Vec::new();
+    for line in found {
+        if is_chain(&line) {
+            wanted = chains.contains(line);
+        }
+        if wanted {
+            kept.push(line.clone());
+        }
+    }
+    kept
+}
+
+/// The rules that are to be, as `iptables-save` prints them.
+pub(crate) fn wanted_rules(rules: &Rules) -> Vec<String> {
+    let host = iptables::fake::FakeHost::new();
+    let family = match rules.family() {
+        Family::V4 => iptables::Family::Ipv4,
+        Family::V6 => iptables::Family::Ipv6,
+    };
+    for set in proxier_core::sets::SetKey::all(rules.family()) {
+        host.add_set(set.name());
+    }
+    let iptables = iptables::Iptables::open(host, family, iptables::Backend::Legacy).unwrap();
+    let changes = rules.changes(&iptables.dump().unwrap()).unwrap();
+    iptables.restore(changes.transaction()).unwrap();
+    self::rules(&iptables.runner().dump(family, iptables::Backend::Legacy))
+}

@@ -1,0 +1,190 @@
+//! A scenario through the functions on values: store, compile, compare. The kernel is what the comparison is made with.
+
+use ipset::{Element, Entry};
+use ipvs::model::Family;
+use ipvs::text::{Ruleset, Statement};
+use ipvs::{Operation, RealServer, VirtualServer, VirtualServerKey};
+use proxier_core::compile::Facts;
+use proxier_core::diff::{diff, diff_touched};
+use proxier_core::observed::Observed;
+use proxier_core::rules::{Capabilities, Inputs, compile};
+use proxier_core::sets::SetKey;
+use proxier_core::snapshot::{Node, Rejection, Store};
+use proxier_core::state::Desired;
+
+use super::format::KernelEdit;
+use super::world::World;
+use super::{Change, Printed, Subject, printed};
+
+/// The functions on values, and a kernel that is a value too.
+pub(crate) struct Pure {
+    store: Store,
+    facts: Facts,
+    desired: Desired,
+    observed: Observed,
+    rejections: Vec<Rejection>,
+    wrote: bool,
+    trouble: Vec<String>,
+}
+
+impl Pure {
+    pub(crate) fn boxed(world: &World) -> Box<dyn Subject> {
+        let (facts, rejections) = facts(world);
+        Box::new(Pure {
+            store: Store::new(world.node_name()),
+            facts,
+            desired: Desired::new(),
+            observed: Observed::new(),
+            rejections,
+            wrote: false,
+            trouble: Vec::new(),
+        })
+    }
+}
+
+fn facts(world: &World) -> (Facts, Vec<Rejection>) {
+    let (config, mut rejections) = world.config();
+    let node = Node::check(&world.node(), &mut rejections);
+    (Facts::new(&config, &node, &world.host()), rejections)
+}
+
+impl Subject for Pure {
+    fn change(&mut self, change: &Change<'_>) {
+        let mut full = edit(&mut self.observed, change.kernel);
+        let mut touched = Vec::new();
+        if change.restart {
+            self.store = Store::new(change.world.node_name());
+            self.desired = Desired::new();
+            full = true;
+        }
+        for slice in change.world.slices.values().filter(|_| change.restart) {
+            self.store.upsert_slice(slice);
+        }
+        for service in change.world.services.values().filter(|_| change.restart) {
+            touched.extend(self.store.upsert_service(service));
+        }
+        touched.extend(change.services.iter().flat_map(|service| self.store.upsert_service(service)));
+        touched.extend(change.slices.iter().flat_map(|slice| self.store.upsert_slice(slice)));
+        touched.extend(change.deleted_services.iter().flat_map(|key| self.store.delete_service(key)));
+        touched.extend(change.deleted_slices.iter().flat_map(|key| self.store.delete_slice(key)));
+        touched.sort();
+        touched.dedup();
+        let mut noted = self.desired.refresh(&self.store, &self.facts, &touched);
+        let (facts, rejections) = facts(&change.world);
+        if facts != self.facts {
+            self.facts = facts;
+            noted = self.desired.refresh_all(&self.store, &self.facts);
+            full = true;
+        }
+        self.rejections = rejections;
+        let config = self.facts.config();
+        let everything = diff(&self.desired, &self.observed, config);
+        let small = diff_touched(&self.desired, &self.observed, &noted, config);
+        let mut expected = everything.clone();
+        // All sets are made in the first pass, which is a full one.
+        expected.create_sets.retain(|set| small.create_sets.contains(set));
+        let first = self.observed.sets.is_empty();
+        if !full && !first && small != expected {
+            self.trouble.push(format!("what was touched is not what differs: {small:?} is not {expected:?}"));
+        }
+        self.wrote = !everything.is_empty();
+        self.observed.apply(&everything);
+        if !diff(&self.desired, &self.observed, config).is_empty() {
+            self.trouble.push("the changes leave something to change".to_owned());
+        }
+        if self.desired != Desired::build(&self.store, &self.facts) {
+            self.trouble.push("step by step is not the same as at once".to_owned());
+        }
+    }
+
+    fn printed(&mut self) -> Printed {
+        let mut rules = Ruleset::default();
+        for (key, server) in &self.observed.virtual_servers {
+            rules.entries.push(ipvs::text::Entry {
+                virtual_server: VirtualServer { key: *key, config: server.config },
+                real_servers: server.real_servers.to_vec(),
+            });
+        }
+        let entries = self
+            .observed
+            .sets
+            .iter()
+            .flat_map(|(set, elements)| elements.iter().map(move |element| format!("add {set} {element}")));
+        let prefix = |address: &std::net::IpAddr| if address.is_ipv4() { 32 } else { 128 };
+        let addresses = self.observed.addresses.iter().map(|address| format!("{address}/{}", prefix(address)));
+        let wanted = |family: Family| {
+            let inputs = Inputs::new(family, &self.desired, &self.facts, Capabilities::default());
+            printed::wanted_rules(&compile(&inputs).unwrap())
+        };
+        let mut printed = Printed {
+            ipvsadm: printed::virtual_servers(&rules.to_string()),
+            ipset: printed::sorted(entries),
+            addresses: printed::sorted(addresses),
+            iptables: wanted(Family::V4),
+            ip6tables: wanted(Family::V6),
+            trouble: std::mem::take(&mut self.trouble),
+            wrote: self.wrote,
+            ..Printed::default()
+        };
+        printed.report(&self.desired, self.store.rejections().chain(&self.rejections));
+        printed
+    }
+}
+
+/// Does to the kernel what others do. Returns whether they did anything.
+fn edit(observed: &mut Observed, edit: &KernelEdit) -> bool {
+    for statement in ipvs::text::parse(&edit.ipvsadm).unwrap() {
+        match statement {
+            Statement::Clear => observed.virtual_servers.clear(),
+            Statement::Operation(operation) => operate(observed, operation),
+            other => panic!("{other:?}"),
+        }
+    }
+    let sets: Vec<SetKey> = [Family::V4, Family::V6].into_iter().flat_map(SetKey::all).collect();
+    for line in edit.ipset.lines() {
+        let mut words = line.split(' ');
+        let (command, name) = (words.next().unwrap(), words.next().unwrap());
+        let set = *sets.iter().find(|set| set.name() == name).unwrap_or_else(|| panic!("{line}: not a set of ours"));
+        let rest = words.next();
+        let element = || -> Element { Entry::parse(set.kind.set_type(), rest.unwrap()).unwrap().element };
+        let elements = observed.sets.entry(set).or_default();
+        match command {
+            "create" => {}
+            "add" => assert!(elements.insert(element()), "{line}: is there"),
+            "del" => assert!(elements.remove(&element()), "{line}: is not there"),
+            "flush" => elements.clear(),
+            other => panic!("ipset {other}"),
+        }
+    }
+    for line in edit.addresses.lines() {
+        match line.split_once(' ').unwrap() {
+            ("add", address) => assert!(observed.addresses.insert(address.parse().unwrap()), "{line}: is there"),
+            ("del", address) => assert!(observed.addresses.remove(&address.parse().unwrap()), "{line}: is not there"),
+            (other, _) => panic!("addresses: {other}"),
+        }
+    }
+    !edit.is_empty()
+}
+
+fn operate(observed: &mut Observed, operation: Operation) {
+    let mut real = |key: VirtualServerKey, change: &dyn Fn(&mut Vec<RealServer>)| {
+        let server = observed.virtual_servers.get_mut(&key).unwrap();
+        let mut servers = server.real_servers.to_vec();
+        change(&mut servers);
+        servers.sort_unstable();
+        server.real_servers = servers.into();
+    };
+    match operation {
+        Operation::AddVirtualServer(server) => observed.insert(&server, []),
+        Operation::UpdateVirtualServer(server) => {
+            observed.virtual_servers.get_mut(&server.key).unwrap().config = server.config;
+        }
+        Operation::DeleteVirtualServer(key) => assert!(observed.virtual_servers.remove(&key).is_some()),
+        Operation::AddRealServer(key, server) => real(key, &|servers| servers.push(server)),
+        Operation::UpdateRealServer(key, new) => real(key, &|servers| {
+            *servers.iter_mut().find(|of| of.key == new.key).unwrap() = new;
+        }),
+        Operation::DeleteRealServer(key, gone) => real(key, &|servers| servers.retain(|of| of.key != gone)),
+        other => panic!("{other:?}"),
+    }
+}
