@@ -22,6 +22,7 @@ use tokio::task::JoinSet;
 
 pub use self::client::Connection;
 use self::objects::Resource;
+pub(super) use self::objects::is_leaving;
 use self::watch::Watcher;
 use super::change::{Change, Changes, Closed};
 use super::problem::Problem;

@@ -1,0 +1,177 @@
+//! The reconciler on the running kernel, fed with changes.
+
+use std::time::{Duration, Instant};
+
+use proxier_core::config::Families;
+use proxier_core::interlock::MassRemoval;
+use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
+use proxier_core::plan::Plan;
+use proxier_core::ports::PortErrorKind;
+use proxier_core::proxier::{Options, Proxier};
+use proxier_core::report::Report;
+use proxier_core::schedule::Limits;
+
+use super::change::Change;
+use super::cli::Source;
+use super::problem::Problem;
+use super::settings::Settings;
+
+/// The reconciler, the kernel, and the clock between them.
+#[derive(Debug)]
+pub struct Engine {
+    proxier: Proxier,
+    kernel: KernelPorts,
+    origin: Instant,
+}
+
+impl Engine {
+    /// Opens the kernel and finds out which families it can serve. The second part is worth logging.
+    ///
+    /// # Errors
+    ///
+    /// Neither family can be served: what is missing.
+    pub fn open(settings: &Settings, source: &Source) -> Result<(Self, Vec<String>), Problem> {
+        let mut kernel = open_kernel()?;
+        let (families, notes) = families(&mut kernel, settings.core.families)?;
+        let proxier = Proxier::new(&settings.node_name, options(settings, source, families), Duration::ZERO);
+        Ok((Engine { proxier, kernel, origin: Instant::now() }, notes))
+    }
+
+    fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
+    /// Takes a change. What cannot be read is the caller's to tell.
+    pub fn take(&mut self, change: Change) {
+        let now = self.now();
+        match change {
+            Change::UpsertService(object) => self.proxier.upsert_service(&object, now),
+            Change::DeleteService(key) => self.proxier.delete_service(&key, now),
+            Change::LostService(key) => self.proxier.lose_service(&key, now),
+            Change::UpsertSlice(object) => self.proxier.upsert_slice(&object, now),
+            Change::DeleteSlice(key) => self.proxier.delete_slice(&key, now),
+            Change::Node(node) => self.proxier.set_node(&node.object, now),
+            Change::Synced => self.proxier.start(now),
+            // What the Node said last is the best that is known; nothing of it is lost by keeping it.
+            Change::NodeGone | Change::Unreadable(_) => {}
+        }
+    }
+
+    /// Does what is due.
+    pub fn pass(&mut self) -> Option<Report> {
+        let origin = self.origin;
+        self.proxier.pass(&|| origin.elapsed(), &mut self.kernel.ports())
+    }
+
+    /// Does what would be due after this much time.
+    pub fn pass_ahead(&mut self, ahead: Duration) -> Option<Report> {
+        let origin = self.origin;
+        self.proxier.pass(&|| origin.elapsed() + ahead, &mut self.kernel.ports())
+    }
+
+    /// What a full pass would do.
+    pub fn preview(&mut self) -> (Plan, Report) {
+        let now = self.now();
+        self.proxier.preview(now, &mut self.kernel.ports())
+    }
+
+    /// How long until something is due; `None` before the first picture is complete.
+    pub fn idle(&self) -> Option<Duration> {
+        self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
+    }
+
+    /// Addresses or devices of the host changed.
+    pub fn host_changed(&mut self) {
+        let now = self.now();
+        self.proxier.host_changed(now);
+    }
+
+    /// The next pass compares everything.
+    pub fn request_full(&mut self) {
+        let now = self.now();
+        self.proxier.request_full(now);
+    }
+
+    /// What is held back is meant.
+    pub fn confirm_removal(&mut self) -> usize {
+        let now = self.now();
+        self.proxier.confirm_removal(now)
+    }
+
+    /// The reconciler.
+    pub fn proxier(&self) -> &Proxier {
+        &self.proxier
+    }
+
+    /// The kernel.
+    pub fn kernel(&mut self) -> &mut KernelPorts {
+        &mut self.kernel
+    }
+
+    /// Since when something is wanted that the kernel does not have; `None` when all is done.
+    pub fn pending_for(&self) -> Option<Duration> {
+        self.proxier.schedule().pending_since().map(|since| self.now().saturating_sub(since))
+    }
+}
+
+/// The kernel that this process runs on.
+///
+/// # Errors
+///
+/// There is no netlink.
+pub fn open_kernel() -> Result<KernelPorts, Problem> {
+    KernelPorts::open(&KernelOptions::default()).map_err(|error| Problem::new("", error.to_string()))
+}
+
+/// Of the families that are wanted, those that this machine can serve: rules need iptables for each.
+fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec<String>), Problem> {
+    let ports = kernel.ports();
+    let mut notes = Vec::new();
+    let (mut v4, mut v6) = (false, false);
+    for family in wanted.iter() {
+        let is_v4 = family == ipvs::model::Family::V4;
+        match ports.rules.dump(family) {
+            // Whatever else failed may work at the next pass, which says so if it does not.
+            Ok(_) => *(if is_v4 { &mut v4 } else { &mut v6 }) = true,
+            Err(error) if error.kind() != PortErrorKind::Unavailable => {
+                *(if is_v4 { &mut v4 } else { &mut v6 }) = true;
+            }
+            Err(error) => notes.push(format!("{} is not served: {error}", if is_v4 { "IPv4" } else { "IPv6" })),
+        }
+    }
+    let families = match (v4, v6) {
+        (true, true) => Families::Dual,
+        (true, false) => Families::V4,
+        (false, true) => Families::V6,
+        (false, false) => return Err(Problem::new("", format!("cannot write rules: {}", notes.join("; ")))),
+    };
+    Ok((families, notes))
+}
+
+fn options(settings: &Settings, source: &Source, families: Families) -> Options {
+    let mut options = Options::default();
+    options.config = settings.core.clone();
+    options.config.families = families;
+    options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };
+    options.host.strict_arp = settings.strict_arp;
+    let conntrack = &settings.conntrack;
+    let cpus = std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
+    options.host.conntrack_max = conntrack.max_per_core.map(|each| each.saturating_mul(cpus).max(conntrack.min));
+    options.host.tcp_established_secs = conntrack.tcp_established_secs;
+    options.host.tcp_close_wait_secs = conntrack.tcp_close_wait_secs;
+    options.host.tcp_be_liberal = conntrack.tcp_be_liberal;
+    options.host.udp_secs = conntrack.udp_secs;
+    options.host.udp_stream_secs = conntrack.udp_stream_secs;
+    options.timeouts.tcp_secs = settings.timeouts.tcp_secs;
+    options.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
+    options.timeouts.udp_secs = settings.timeouts.udp_secs;
+    // Who edits files means what they say, unless nothing at all is left of them.
+    if matches!(source, Source::Manifests(_)) {
+        options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };
+    }
+    // Nodes that start together should not try again together.
+    options.seed = settings.node_name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    options
+}

@@ -1,0 +1,189 @@
+//! Files that are watched: when one is complete, and whether it has changed at all.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
+use tokio::net::unix::pipe;
+
+/// What tells one content of a file from another, without reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    file: (u64, u64),
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Fingerprint {
+    /// Of the file that this path leads to, by symbolic links too.
+    ///
+    /// # Errors
+    ///
+    /// There is no such file, or it is a directory, a pipe or a device.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let metadata = fs::metadata(path)?;
+        if !metadata.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        Ok(Fingerprint {
+            file: (metadata.dev(), metadata.ino()),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+/// Inotify, and a pipe's end in name only: it is a second descriptor of the same inotify, by which tokio tells when there
+/// is something to read. (tokio's own type for this, `AsyncFd`, can be made in unsafe code only.)
+struct Events {
+    inotify: Inotify,
+    readiness: pipe::Receiver,
+}
+
+impl Events {
+    fn new() -> io::Result<Self> {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        let second = fs::File::from(inotify.as_fd().try_clone_to_owned()?);
+        Ok(Events { readiness: pipe::Receiver::from_file_unchecked(second)?, inotify })
+    }
+
+    /// Waits for events.
+    async fn next(&mut self) -> io::Result<Vec<InotifyEvent>> {
+        self.readiness.readable().await?;
+        let mut events = Vec::new();
+        loop {
+            match self.inotify.read_events() {
+                Ok(more) => events.extend(more),
+                Err(nix::errno::Errno::EAGAIN) => {}
+                Err(error) => return Err(error.into()),
+            }
+            // Too small for an event, so this takes none away: the kernel says EINVAL when there is one, and EAGAIN, from
+            // which tokio learns to wait again, when there is none (inotify_read in fs/notify/inotify/inotify_user.c).
+            if self.readiness.try_read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                return Ok(events);
+            }
+        }
+    }
+}
+
+/// Tells when something happens to files: by inotify on their directories, so that files which are replaced by renaming
+/// (editors, ConfigMaps) are not lost; and by the clock, for file systems that do not tell.
+pub struct FileWatch {
+    events: Option<Events>,
+    directories: Vec<PathBuf>,
+    watches: BTreeMap<PathBuf, WatchDescriptor>,
+}
+
+impl std::fmt::Debug for FileWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FileWatch").field("directories", &self.directories).finish_non_exhaustive()
+    }
+}
+
+impl FileWatch {
+    /// How often files are looked at when nothing is told.
+    pub const POLL: Duration = Duration::from_secs(10);
+
+    /// Watches directories, and files by way of theirs. Must be called within a tokio runtime.
+    pub fn new(paths: &[PathBuf]) -> Self {
+        let events = Events::new();
+        if let Err(error) = &events {
+            tracing::warn!("no inotify ({error}); files are looked at every {} s", Self::POLL.as_secs());
+        }
+        let mut directories: Vec<PathBuf> = paths.iter().map(|path| directory_of(path)).collect();
+        directories.sort();
+        directories.dedup();
+        let mut watch = FileWatch { events: events.ok(), directories, watches: BTreeMap::new() };
+        watch.renew();
+        watch
+    }
+
+    /// Watches what is not watched: at first, and when a directory was replaced.
+    fn renew(&mut self) {
+        let Some(events) = &self.events else { return };
+        let flags = AddWatchFlags::IN_CLOSE_WRITE
+            | AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_MOVED_FROM
+            | AddWatchFlags::IN_MOVED_TO;
+        for directory in &self.directories {
+            // The same directory gets the same descriptor again; another one of that name a new one.
+            match events.inotify.add_watch(directory, flags) {
+                Ok(descriptor) => drop(self.watches.insert(directory.clone(), descriptor)),
+                Err(error) => {
+                    tracing::debug!("{}: not watched ({error})", directory.display());
+                    self.watches.remove(directory);
+                }
+            }
+        }
+    }
+
+    /// Waits until something happens, or for so long. Returns the files that were completed: closed after writing, or
+    /// moved into place.
+    pub async fn next(&mut self, longest: Duration) -> Vec<PathBuf> {
+        let Some(events) = &mut self.events else {
+            tokio::time::sleep(longest).await;
+            return Vec::new();
+        };
+        let events = match tokio::time::timeout(longest, events.next()).await {
+            Err(_elapsed) => Vec::new(),
+            Ok(Ok(events)) => events,
+            Ok(Err(error)) => {
+                tracing::warn!("inotify does not work ({error}); files are looked at every {} s", Self::POLL.as_secs());
+                self.events = None;
+                Vec::new()
+            }
+        };
+        if events.is_empty() {
+            self.renew();
+        }
+        let complete = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO;
+        let mut completed = Vec::new();
+        for event in events {
+            let Some(name) = event.name.filter(|_| event.mask.intersects(complete)) else { continue };
+            let directory = self.watches.iter().find(|(_, descriptor)| **descriptor == event.wd);
+            completed.extend(directory.map(|(directory, _)| directory.join(name)));
+        }
+        completed
+    }
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    if path.is_dir() {
+        return path.to_owned();
+    }
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// Waits until a file says something else than now: is replaced, rewritten or removed. For `--config`, whose change ends
+/// the process, so that its supervisor starts it anew.
+pub async fn changed(path: &Path) {
+    let before = fs::read(path).ok();
+    let mut watch = FileWatch::new(&[path.to_owned()]);
+    let mut seen = Fingerprint::of(path).ok();
+    loop {
+        let completed = watch.next(FileWatch::POLL).await;
+        let now = Fingerprint::of(path).ok();
+        // A file that is being written is looked at when it is complete, or by the clock.
+        if (completed.is_empty() && now == seen) || fs::read(path).ok() == before {
+            seen = now;
+            continue;
+        }
+        return;
+    }
+}

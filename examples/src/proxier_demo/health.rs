@@ -1,0 +1,200 @@
+//! Whether the proxy does its work, and whom it tells: `/healthz`, `/livez`, `/metrics`, `/proxyMode`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use http::StatusCode;
+use k8s_openapi::jiff::Timestamp;
+use proxier_core::config::Families;
+use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
+
+use super::metrics::Metrics;
+use super::problem::Problem;
+use super::server::{Answer, serve};
+
+/// The state of the proxy, as the health servers report it, and its metrics. Shared; cheap to ask.
+#[derive(Debug)]
+pub struct Health {
+    timeout: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    families: Vec<Family>,
+    node_eligible: bool,
+    metrics: Metrics,
+}
+
+#[derive(Debug)]
+struct Family {
+    name: &'static str,
+    /// Since when something waits for a pass.
+    waiting: Option<Instant>,
+    updated: SystemTime,
+}
+
+impl Health {
+    /// Healthy, with nothing waiting. It is unhealthy when something waits for more than two sync periods.
+    pub fn new(sync_period: Duration, families: Families) -> Arc<Self> {
+        let updated = SystemTime::now();
+        let families = families.iter().map(|family| {
+            let name = if family == ipvs::model::Family::V4 { "IPv4" } else { "IPv6" };
+            Family { name, waiting: None, updated }
+        });
+        Arc::new(Health {
+            timeout: sync_period * 2,
+            state: Mutex::new(State { families: families.collect(), node_eligible: true, metrics: Metrics::default() }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something changed, or a pass failed: from now on something waits, unless something did already.
+    pub fn waiting(&self, now: Instant) {
+        let mut state = self.state();
+        state.metrics.sync_last_queued_timestamp = seconds(SystemTime::now());
+        for family in &mut state.families {
+            family.waiting.get_or_insert(now);
+        }
+    }
+
+    /// A pass has succeeded: nothing waits.
+    pub fn updated(&self, now: SystemTime) {
+        let mut state = self.state();
+        state.metrics.sync_last_timestamp = seconds(now);
+        for family in &mut state.families {
+            family.waiting = None;
+            family.updated = now;
+        }
+    }
+
+    /// Whether load balancers should send new connections to this node: not while its Node is being taken away.
+    pub fn set_node_eligible(&self, eligible: bool) {
+        self.state().node_eligible = eligible;
+    }
+
+    /// Changes the metrics.
+    pub fn metrics<T>(&self, change: impl FnOnce(&mut Metrics) -> T) -> T {
+        change(&mut self.state().metrics)
+    }
+
+    /// Whether nothing has waited for too long.
+    pub fn is_healthy(&self, now: Instant) -> bool {
+        self.state().families.iter().all(|family| family.is_healthy(now, self.timeout))
+    }
+
+    /// `/healthz` and `/livez`: the keys of kube-proxy 1.33, which include those of 1.28. Times are RFC 3339.
+    fn answer(&self, path: &str, now: Instant) -> Answer {
+        let mut state = self.state();
+        let current = SystemTime::now();
+        let mut healthy = true;
+        let mut oldest = current;
+        let mut families = Map::new();
+        for family in &state.families {
+            let fine = family.is_healthy(now, self.timeout);
+            // What is up to date is so now.
+            let updated = if fine { current } else { family.updated };
+            healthy &= fine;
+            oldest = oldest.min(updated);
+            families.insert(family.name.to_owned(), json!({"lastUpdated": text(updated), "healthy": fine}));
+        }
+        let mut body = json!({
+            "lastUpdated": text(oldest), "currentTime": text(current), "healthy": healthy, "status": families,
+        });
+        let good = match path {
+            "/healthz" => {
+                body["nodeEligible"] = Value::from(state.node_eligible);
+                healthy && state.node_eligible
+            }
+            _ => healthy,
+        };
+        let metrics = &mut state.metrics;
+        let counters = if path == "/healthz" { &mut metrics.healthz } else { &mut metrics.livez };
+        let [ok, unavailable] = counters;
+        *if good { ok } else { unavailable } += 1;
+        let status = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        Answer::json(status, body.to_string())
+    }
+}
+
+impl Family {
+    fn is_healthy(&self, now: Instant, timeout: Duration) -> bool {
+        self.waiting.is_none_or(|since| now.saturating_duration_since(since) < timeout)
+    }
+}
+
+fn text(time: SystemTime) -> String {
+    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
+}
+
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// Listens on an address. While it cannot, it says so and tries again every five seconds, as kube-proxy does; with
+/// `hard_fail` it gives up at once. `failed` is called with each failure.
+///
+/// # Errors
+///
+/// With `hard_fail`: the address cannot be bound.
+pub async fn listen(
+    what: &str,
+    address: SocketAddr,
+    hard_fail: bool,
+    mut failed: impl FnMut(&Problem),
+) -> Result<TcpListener, Problem> {
+    loop {
+        let error = match TcpListener::bind(address).await {
+            Ok(listener) => return Ok(listener),
+            Err(error) => error,
+        };
+        let advice = match error.kind() {
+            io::ErrorKind::AddrInUse => "; another kube-proxy, or a second proxier-demo?",
+            io::ErrorKind::AddrNotAvailable => "; this host has no such address",
+            _ => "",
+        };
+        let problem = Problem::new(what, format!("cannot listen on {address} ({error}){advice}"));
+        failed(&problem);
+        if hard_fail {
+            return Err(problem);
+        }
+        tracing::error!("{problem}; trying again in 5 s");
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
+}
+
+/// Serves `/healthz` and `/livez`, for ever.
+pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
+    serve(listener, move |path| match path {
+        "/healthz" | "/livez" => health.answer(path, Instant::now()),
+        _ => Answer::not_found(),
+    })
+    .await;
+}
+
+/// Serves `/metrics`, `/healthz`, `/proxyMode` and `/configz`, for ever. `configuration` is the effective one.
+pub async fn serve_metrics(listener: TcpListener, health: Arc<Health>, configuration: Value) {
+    let configuration = json!({"kubeproxy.config.k8s.io": configuration}).to_string();
+    serve(listener, move |path| match path {
+        "/metrics" => {
+            let page = health.metrics(|metrics| metrics.clone()).render();
+            Answer {
+                status: StatusCode::OK,
+                kind: "text/plain; version=0.0.4; charset=utf-8",
+                headers: vec![],
+                body: page,
+            }
+        }
+        "/healthz" => Answer::text("ok"),
+        "/proxyMode" => Answer::text("ipvs"),
+        "/configz" => Answer::json(StatusCode::OK, configuration.clone()),
+        _ => Answer::not_found(),
+    })
+    .await;
+}

@@ -1,0 +1,333 @@
+//! Metrics under kube-proxy's names, in Prometheus' text format 0.0.4.
+//!
+//! Written by hand: the names are a contract, and `prometheus-client` prints OpenMetrics, in which
+//! `kubeproxy_proxy_healthz_total` would be of a family `kubeproxy_proxy_healthz`, and a gauge could not end in `_total`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+/// Observations by size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Histogram {
+    /// Upper bounds in seconds, ascending.
+    bounds: &'static [f64],
+    /// How many observations are in each bucket, the last one above all bounds.
+    counts: Vec<u64>,
+    sum: f64,
+}
+
+/// 1 ms, doubled up to 16.384 s.
+const SYNC_SECONDS: [f64; 15] =
+    [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384];
+
+/// 0.25, 0.5, each second to a minute, each fifth to two, each thirtieth to five.
+static PROGRAMMING_SECONDS: [f64; 80] = {
+    let mut bounds = [0.25; 80];
+    bounds[1] = 0.5;
+    let mut index = 2;
+    let mut second: u32 = 1;
+    while second <= 300 {
+        bounds[index] = second as f64;
+        index += 1;
+        second += if second < 60 {
+            1
+        } else if second < 120 {
+            5
+        } else {
+            30
+        };
+    }
+    bounds
+};
+
+impl Histogram {
+    fn new(bounds: &'static [f64]) -> Self {
+        Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    /// Takes an observation.
+    pub fn observe(&mut self, duration: Duration) {
+        let seconds = duration.as_secs_f64();
+        let bucket = self.bounds.partition_point(|bound| *bound < seconds);
+        if let Some(count) = self.counts.get_mut(bucket) {
+            *count += 1;
+        }
+        self.sum += seconds;
+    }
+
+    /// How many observations there are.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}
+
+/// All values. Who knows one writes it; [`render`](Metrics::render) prints them.
+///
+/// Times are seconds since 1970.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Metrics {
+    /// Passes.
+    pub sync_duration: Histogram,
+    /// Passes that compared everything.
+    pub sync_full_duration: Histogram,
+    /// Passes that compared what had changed.
+    pub sync_partial_duration: Histogram,
+    /// From the event to the kernel.
+    pub network_programming: Histogram,
+    /// When the last pass succeeded.
+    pub sync_last_timestamp: f64,
+    /// When a pass was last asked for.
+    pub sync_last_queued_timestamp: f64,
+    /// Changes of endpoints that no pass has taken up yet.
+    pub endpoint_changes_pending: u64,
+    /// Changes of endpoints.
+    pub endpoint_changes: u64,
+    /// Changes of Services that no pass has taken up yet.
+    pub service_changes_pending: u64,
+    /// Changes of Services.
+    pub service_changes: u64,
+    /// Failed runs of iptables-restore.
+    pub iptables_restore_failures: u64,
+    /// Rules by table.
+    pub iptables_rules: BTreeMap<&'static str, u64>,
+    /// Services without local endpoints, by the policy that asks for them: internal, external.
+    pub no_local_endpoints: [u64; 2],
+    /// Answers of /healthz: 200, 503.
+    pub healthz: [u64; 2],
+    /// Answers of /livez: 200, 503.
+    pub livez: [u64; 2],
+    /// Entries of connection tracking that were deleted, by family (IPv4, IPv6).
+    pub conntrack_deleted: [u64; 2],
+    /// Passes that failed, wholly or in part. kube-proxy does not have it.
+    pub sync_failures: u64,
+    /// Fields and objects of the input that are left out at the moment. kube-proxy does not have it.
+    pub rejected: u64,
+    /// Objects and files that could not be read so far. kube-proxy does not have it.
+    pub unreadable: u64,
+    /// Requests to the API server that failed. kube-proxy counts them under other names.
+    pub api_failures: u64,
+    /// What the kernel holds of ours: virtual servers. kube-proxy does not have it.
+    pub virtual_servers: u64,
+    /// What the kernel holds of ours: real servers. kube-proxy does not have it.
+    pub real_servers: u64,
+    /// Real servers that are draining. kube-proxy does not have it.
+    pub draining: u64,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics {
+            sync_duration: Histogram::new(&SYNC_SECONDS),
+            sync_full_duration: Histogram::new(&SYNC_SECONDS),
+            sync_partial_duration: Histogram::new(&SYNC_SECONDS),
+            network_programming: Histogram::new(&PROGRAMMING_SECONDS),
+            sync_last_timestamp: 0.0,
+            sync_last_queued_timestamp: 0.0,
+            endpoint_changes_pending: 0,
+            endpoint_changes: 0,
+            service_changes_pending: 0,
+            service_changes: 0,
+            iptables_restore_failures: 0,
+            iptables_rules: BTreeMap::new(),
+            no_local_endpoints: [0; 2],
+            healthz: [0; 2],
+            livez: [0; 2],
+            conntrack_deleted: [0; 2],
+            sync_failures: 0,
+            rejected: 0,
+            unreadable: 0,
+            api_failures: 0,
+            virtual_servers: 0,
+            real_servers: 0,
+            draining: 0,
+        }
+    }
+}
+
+impl Metrics {
+    /// All metrics as text.
+    pub fn render(&self) -> String {
+        let mut page = Page(String::with_capacity(16 * 1024));
+        let p = &mut page;
+        p.histogram("sync_proxy_rules_duration_seconds", "Passes over the rules", &self.sync_duration);
+        p.histogram(
+            "sync_full_proxy_rules_duration_seconds",
+            "Passes that compared everything",
+            &self.sync_full_duration,
+        );
+        p.histogram(
+            "sync_partial_proxy_rules_duration_seconds",
+            "Passes that compared what had changed",
+            &self.sync_partial_duration,
+        );
+        p.histogram("network_programming_duration_seconds", "From the event to the kernel", &self.network_programming);
+        p.gauge("sync_proxy_rules_last_timestamp_seconds", "When the last pass succeeded", self.sync_last_timestamp);
+        let queued = self.sync_last_queued_timestamp;
+        p.gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When a pass was last asked for", queued);
+        let pending = "Changes that no pass has taken up yet";
+        p.gauge("sync_proxy_rules_endpoint_changes_pending", pending, self.endpoint_changes_pending);
+        p.counter("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints", self.endpoint_changes);
+        p.gauge("sync_proxy_rules_service_changes_pending", pending, self.service_changes_pending);
+        p.counter("sync_proxy_rules_service_changes_total", "Changes of Services", self.service_changes);
+        let failures = self.iptables_restore_failures;
+        p.counter("sync_proxy_rules_iptables_restore_failures_total", "Failed runs of iptables-restore", failures);
+        p.counter("sync_proxy_rules_iptables_partial_restore_failures_total", "Always 0: there are no partial ones", 0);
+        let rules: Vec<_> =
+            self.iptables_rules.iter().map(|(table, rules)| (format!("table=\"{table}\""), *rules)).collect();
+        p.family("sync_proxy_rules_iptables_total", "gauge", "Rules", &rules);
+        let [internal, external] = self.no_local_endpoints;
+        p.family(
+            "sync_proxy_rules_no_local_endpoints_total",
+            "gauge",
+            "Services without the local endpoints that their policy asks for",
+            &[
+                ("traffic_policy=\"internal\"".to_owned(), internal),
+                ("traffic_policy=\"external\"".to_owned(), external),
+            ],
+        );
+        let codes =
+            |[ok, unavailable]: [u64; 2]| [("code=\"200\"".to_owned(), ok), ("code=\"503\"".to_owned(), unavailable)];
+        p.family("proxy_healthz_total", "counter", "Answers of /healthz", &codes(self.healthz));
+        p.family("proxy_livez_total", "counter", "Answers of /livez", &codes(self.livez));
+        let [v4, v6] = self.conntrack_deleted;
+        p.family(
+            "conntrack_reconciler_deleted_entries_total",
+            "counter",
+            "Entries of connection tracking that were deleted",
+            &[("ip_family=\"IPv4\"".to_owned(), v4), ("ip_family=\"IPv6\"".to_owned(), v6)],
+        );
+        p.counter("sync_failures_total", "Passes that failed, wholly or in part", self.sync_failures);
+        p.gauge("rejected_fields", "Fields and objects of the input that are left out", self.rejected);
+        p.counter("unreadable_objects_total", "Objects and files that could not be read", self.unreadable);
+        p.counter("api_request_failures_total", "Requests to the API server that failed", self.api_failures);
+        p.gauge("virtual_servers", "Virtual servers of ours in the kernel", self.virtual_servers);
+        p.gauge("real_servers", "Real servers of ours in the kernel", self.real_servers);
+        p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
+        process(p);
+        page.0
+    }
+}
+
+/// Resident memory and open files, under the names that all exporters use.
+fn process(page: &mut Page) {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let resident =
+        status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
+    let bytes: u64 = resident.unwrap_or(0) * 1024;
+    page.plain("process_resident_memory_bytes", "gauge", "Resident memory", bytes);
+    if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
+        page.plain("process_open_fds", "gauge", "Open files", files.count());
+    }
+}
+
+struct Page(String);
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+    }
+
+    fn line(&mut self, text: std::fmt::Arguments<'_>) {
+        // Writing to a String cannot fail.
+        let _cannot_fail = self.0.write_fmt(text);
+    }
+
+    fn plain(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
+        self.head(name, kind, help);
+        self.line(format_args!("{name} {value}\n"));
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: impl std::fmt::Display) {
+        self.plain(&format!("kubeproxy_{name}"), "gauge", help, value);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.plain(&format!("kubeproxy_{name}"), "counter", help, value);
+    }
+
+    fn family(&mut self, name: &str, kind: &str, help: &str, values: &[(String, u64)]) {
+        let name = format!("kubeproxy_{name}");
+        self.head(&name, kind, help);
+        for (labels, value) in values {
+            self.line(format_args!("{name}{{{labels}}} {value}\n"));
+        }
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        let name = format!("kubeproxy_{name}");
+        self.head(&name, "histogram", help);
+        let mut total = 0;
+        for (bound, count) in histogram.bounds.iter().zip(&histogram.counts) {
+            total += count;
+            self.line(format_args!("{name}_bucket{{le=\"{bound}\"}} {total}\n"));
+        }
+        let count = histogram.count();
+        self.line(format_args!(
+            "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {}\n{name}_count {count}\n",
+            histogram.sum
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_types_and_buckets_of_kube_proxy() {
+        let mut metrics = Metrics::default();
+        metrics.sync_duration.observe(Duration::from_millis(3));
+        metrics.sync_duration.observe(Duration::from_millis(4));
+        metrics.sync_duration.observe(Duration::from_secs(60));
+        metrics.iptables_rules.insert("nat", 12);
+        metrics.no_local_endpoints = [1, 2];
+        metrics.healthz = [7, 1];
+        let text = metrics.render();
+        for line in [
+            "# TYPE kubeproxy_sync_proxy_rules_duration_seconds histogram",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.002\"} 0",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.004\"} 2",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"16.384\"} 2",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"+Inf\"} 3",
+            "kubeproxy_sync_proxy_rules_duration_seconds_count 3",
+            "kubeproxy_sync_proxy_rules_duration_seconds_sum 60.007",
+            "kubeproxy_network_programming_duration_seconds_bucket{le=\"0.25\"} 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{le=\"59\"} 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{le=\"115\"} 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{le=\"300\"} 0",
+            "# TYPE kubeproxy_sync_proxy_rules_endpoint_changes_total counter",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending 0",
+            "# TYPE kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge",
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\"} 2",
+            "kubeproxy_sync_proxy_rules_iptables_total{table=\"nat\"} 12",
+            "# TYPE kubeproxy_proxy_healthz_total counter",
+            "kubeproxy_proxy_healthz_total{code=\"503\"} 1",
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 0",
+        ] {
+            assert!(text.lines().any(|printed| printed == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_page_is_well_formed() {
+        let text = Metrics::default().render();
+        let mut family = "";
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# ") {
+                family = rest.split(' ').nth(1).unwrap();
+                continue;
+            }
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert!(name.starts_with(family), "{line} is not of {family}");
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+        }
+    }
+
+    #[test]
+    fn bounds_ascend() {
+        assert!(PROGRAMMING_SECONDS.windows(2).all(|pair| pair[0] < pair[1]));
+        assert_eq!(PROGRAMMING_SECONDS.last(), Some(&300.0));
+    }
+}

@@ -1,0 +1,205 @@
+//! `run --once`, `plan` and `cleanup`: look, do or say, and end.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use proxier_core::cleanup::cleanup;
+use proxier_core::plan::Plan;
+use proxier_core::report::Report;
+use proxier_core::step::Names;
+use serde_json::{Value, json};
+
+use super::change::Snapshot;
+use super::cli::{Configured, Output};
+use super::engine::{Engine, open_kernel};
+use super::lock::{self, Lock};
+use super::picture;
+use super::problem::Problem;
+
+/// Something failed.
+const FAILED: u8 = 1;
+/// Bad usage or bad input.
+const BAD_INPUT: u8 = 2;
+
+fn complain(problems: &[Problem], code: u8) -> ExitCode {
+    for problem in problems {
+        eprintln!("proxier-demo: {problem}");
+    }
+    ExitCode::from(code)
+}
+
+/// What could be read, in an engine that is ready for its first pass; or how to end.
+async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), ExitCode> {
+    let mut snapshot: Snapshot = picture::read(&configured.source, &configured.settings.node_name)
+        .await
+        .map_err(|problems| complain(&problems, if is_input(configured) { BAD_INPUT } else { FAILED }))?;
+    let unreadable = std::mem::take(&mut snapshot.unreadable);
+    let (mut engine, notes) = Engine::open(&configured.settings, &configured.source)
+        .map_err(|problem| complain(&[problem], FAILED))?;
+    for note in notes {
+        eprintln!("proxier-demo: {note}");
+    }
+    for change in picture::changes(snapshot) {
+        engine.take(change);
+    }
+    Ok((engine, unreadable))
+}
+
+fn is_input(configured: &Configured) -> bool {
+    matches!(configured.source, super::cli::Source::Manifests(_))
+}
+
+/// One full sync. 0: the kernel is as the Services ask. 1: something failed. 2: it is, as far as the input could be read,
+/// and some of it could not.
+pub async fn run_once(configured: &Configured) -> ExitCode {
+    let _lock = match Lock::take(lock::NAME) {
+        Ok(lock) => lock,
+        Err(problem) => return complain(&[problem], FAILED),
+    };
+    let (mut engine, unreadable) = match ready(configured).await {
+        Ok(ready) => ready,
+        Err(code) => return code,
+    };
+    for problem in &unreadable {
+        eprintln!("proxier-demo: {problem}");
+    }
+    let Some(mut report) = engine.pass() else { return complain(&[Problem::new("", "nothing was done")], FAILED) };
+    if report.is_done() && report.draining > 0 {
+        // Those that have no connections can go at once: nobody looks again.
+        if let Some(second) = engine.pass_ahead(Duration::from_secs(1)) {
+            let done = std::mem::take(&mut report.applied.done);
+            report = second;
+            for (what, count) in done {
+                *report.applied.done.entry(what).or_default() += count;
+            }
+        }
+    }
+    for rejection in engine.proxier().rejections() {
+        eprintln!("proxier-demo: {rejection}");
+    }
+    tell(&report);
+    let desired = engine.proxier().desired();
+    println!("{} virtual servers, {} changes made", desired.frontends().count(), report.writes());
+    match (report.is_done(), unreadable.is_empty()) {
+        (false, _) => ExitCode::from(FAILED),
+        (true, false) => ExitCode::from(BAD_INPUT),
+        (true, true) => ExitCode::SUCCESS,
+    }
+}
+
+/// What a person has to know of a pass.
+fn tell(report: &Report) {
+    for unread in &report.unread {
+        eprintln!("proxier-demo: {unread}");
+    }
+    for failure in &report.applied.failures {
+        eprintln!("proxier-demo: {failure}");
+    }
+    for refused in &report.refused {
+        eprintln!("proxier-demo: {} of {} is not served: {}", refused.key, refused.service, refused.reason);
+    }
+    if let Some(stopped) = &report.stopped {
+        eprintln!("proxier-demo: {stopped}");
+    }
+    if report.draining > 0 {
+        eprintln!("proxier-demo: {} real servers still have connections and take no new ones", report.draining);
+    }
+}
+
+/// What would change.
+pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
+    let (mut engine, unreadable) = match ready(configured).await {
+        Ok(ready) => ready,
+        Err(code) => return code,
+    };
+    let (plan, report) = engine.preview();
+    let printed = match output {
+        Output::Text => print_plan(&plan, &report, &engine),
+        Output::Json => print_json(&plan_json(&plan, &report, &engine, &unreadable)),
+    };
+    for problem in &unreadable {
+        eprintln!("proxier-demo: {problem}");
+    }
+    for rejection in engine.proxier().rejections() {
+        eprintln!("proxier-demo: {rejection}");
+    }
+    if output == Output::Text {
+        tell(&report);
+    }
+    match (printed, report.unread.is_empty(), unreadable.is_empty()) {
+        (Err(_closed), _, _) | (_, false, _) => ExitCode::from(FAILED),
+        (Ok(()), true, false) => ExitCode::from(BAD_INPUT),
+        (Ok(()), true, true) => ExitCode::SUCCESS,
+    }
+}
+
+fn print_plan(plan: &Plan, report: &Report, engine: &Engine) -> std::io::Result<()> {
+    let names = Names::new(engine.proxier().store(), engine.proxier().desired());
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let mut steps = 0_usize;
+    for step in plan.steps(&names) {
+        writeln!(out, "{step}")?;
+        steps += 1;
+    }
+    if report.unread.is_empty() {
+        match steps {
+            0 => writeln!(out, "nothing to do: the kernel is as it has to be")?,
+            1 => writeln!(out, "1 change")?,
+            _ => writeln!(out, "{steps} changes")?,
+        }
+    }
+    for key in &report.foreign.virtual_servers {
+        writeln!(out, "  virtual server {key} is somebody else's and stays")?;
+    }
+    out.flush()
+}
+
+fn plan_json(plan: &Plan, report: &Report, engine: &Engine, unreadable: &[Problem]) -> Value {
+    let names = Names::new(engine.proxier().store(), engine.proxier().desired());
+    let steps: Vec<_> = plan.steps(&names).collect();
+    let lines = |list: Vec<String>| Value::from(list);
+    json!({
+        "steps": steps,
+        "foreign": lines(report.foreign.virtual_servers.iter().map(ToString::to_string).collect()),
+        "refused": report.refused.iter().map(|refused| json!({
+            "virtualServer": refused.key.to_string(), "service": refused.service, "reason": refused.reason,
+        })).collect::<Vec<_>>(),
+        "rejected": lines(engine.proxier().rejections().map(ToString::to_string).collect()),
+        "unreadable": lines(unreadable.iter().map(ToString::to_string).collect()),
+        "unread": report.unread,
+        "heldBack": report.stopped.as_deref(),
+    })
+}
+
+/// Prints JSON with a newline at its end.
+pub(super) fn print_json(value: &Value) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, value)?;
+    writeln!(out)
+}
+
+/// Removes everything that is ours.
+pub fn clean(configured: &Configured) -> ExitCode {
+    let _lock = match Lock::take(lock::NAME) {
+        Ok(lock) => lock,
+        Err(problem) => return complain(&[problem], FAILED),
+    };
+    let mut kernel = match open_kernel() {
+        Ok(kernel) => kernel,
+        Err(problem) => return complain(&[problem], FAILED),
+    };
+    let cleaned = cleanup(&configured.settings.core, &mut kernel.ports());
+    for unread in &cleaned.unread {
+        eprintln!("proxier-demo: {unread}");
+    }
+    for failure in &cleaned.applied.failures {
+        eprintln!("proxier-demo: {failure}");
+    }
+    let removed: u64 = cleaned.applied.done.values().sum();
+    println!("{removed} things removed");
+    for key in &cleaned.foreign {
+        println!("virtual server {key} is somebody else's and stays");
+    }
+    ExitCode::from(if cleaned.is_done() { 0 } else { FAILED })
+}
