@@ -16,7 +16,7 @@ struct Interface {
 /// is on a device once, may be on several, and goes with its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interfaces {
-    interfaces: BTreeMap<String, Interface>,
+    by_name: BTreeMap<String, Interface>,
     pub(super) has_dummy: bool,
     pub(super) has_ipv6: bool,
 }
@@ -28,7 +28,7 @@ impl Default for Interfaces {
     fn default() -> Self {
         let addresses = vec![IpAddr::from([127, 0, 0, 1]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];
         let lo = Interface { dummy: false, addresses };
-        Interfaces { interfaces: [("lo".to_owned(), lo)].into(), has_dummy: true, has_ipv6: true }
+        Interfaces { by_name: [("lo".to_owned(), lo)].into(), has_dummy: true, has_ipv6: true }
     }
 }
 
@@ -39,15 +39,15 @@ fn missing(doing: &str, device: &str) -> PortError {
 impl Interfaces {
     /// Gives an interface that is no dummy device exactly these addresses, creating it if need be.
     pub(super) fn set(&mut self, name: &str, addresses: &[IpAddr]) {
-        self.interfaces.entry(name.to_owned()).or_default().addresses = addresses.to_vec();
+        self.by_name.entry(name.to_owned()).or_default().addresses = addresses.to_vec();
     }
 
     pub(super) fn remove(&mut self, name: &str) -> bool {
-        self.interfaces.remove(name).is_some()
+        self.by_name.remove(name).is_some()
     }
 
     pub(super) fn all(&self) -> BTreeMap<String, Vec<IpAddr>> {
-        self.interfaces.iter().map(|(name, interface)| (name.clone(), interface.addresses.clone())).collect()
+        self.by_name.iter().map(|(name, interface)| (name.clone(), interface.addresses.clone())).collect()
     }
 
     pub(super) fn create(&mut self, name: &str) -> Result<(), PortError> {
@@ -55,7 +55,7 @@ impl Interfaces {
         {
             return Err(PortError::new(PortErrorKind::Invalid, format!("creating device {name:?}: impossible name")));
         }
-        match self.interfaces.get(name) {
+        match self.by_name.get(name) {
             Some(Interface { dummy: true, .. }) => Ok(()),
             Some(_) => {
                 let message = format!("creating device {name}: something else has this name and is no dummy device");
@@ -66,17 +66,17 @@ impl Interfaces {
                 Err(PortError::new(PortErrorKind::Unavailable, message))
             }
             None => {
-                self.interfaces.insert(name.to_owned(), Interface { dummy: true, addresses: Vec::new() });
+                self.by_name.insert(name.to_owned(), Interface { dummy: true, addresses: Vec::new() });
                 Ok(())
             }
         }
     }
 
     pub(super) fn delete(&mut self, name: &str) -> Result<(), PortError> {
-        match self.interfaces.get(name) {
+        match self.by_name.get(name) {
             None => Ok(()),
             Some(Interface { dummy: true, .. }) => {
-                self.interfaces.remove(name);
+                self.by_name.remove(name);
                 Ok(())
             }
             Some(_) => {
@@ -92,7 +92,7 @@ impl Interfaces {
 
     pub(super) fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
         let has_ipv6 = self.has_ipv6;
-        let mut interface = self.interfaces.get_mut(device);
+        let mut interface = self.by_name.get_mut(device);
         let mut bind = |address: IpAddr| {
             let doing = || format!("adding {address} to");
             let Some(interface) = &mut interface else { return Err(missing(&doing(), device)) };
@@ -100,9 +100,14 @@ impl Interfaces {
                 let message = format!("{} {device}: this kernel has no IPv6", doing());
                 return Err(PortError::new(PortErrorKind::Unavailable, message));
             }
-            if address.is_multicast() || address.is_ipv6() && (address.is_unspecified() || address.is_loopback()) {
+            let impossible = address.is_multicast() || address.is_unspecified() || address.is_loopback();
+            if address.is_ipv6() && impossible {
                 let message = format!("{} {device}: the kernel refuses the address", doing());
                 return Err(PortError::new(PortErrorKind::Invalid, message));
+            }
+            if address.is_unspecified() {
+                // IPv4: accepted and forgotten (`__inet_insert_ifa`).
+                return Ok(());
             }
             if !interface.addresses.contains(&address) {
                 interface.addresses.push(address);
@@ -114,7 +119,7 @@ impl Interfaces {
     }
 
     pub(super) fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
-        if let Some(interface) = self.interfaces.get_mut(device) {
+        if let Some(interface) = self.by_name.get_mut(device) {
             interface.addresses.retain(|address| !addresses.contains(address));
         }
         Vec::new()

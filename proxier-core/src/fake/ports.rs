@@ -16,7 +16,7 @@ use super::host::Host;
 use super::links::Interfaces;
 use super::shared::Shared;
 use super::transport::Mortal;
-use crate::kernel::{IpvsPort, RulesPort, SetsPort};
+use crate::kernel::{IpvsPort, RulesPort, SetsPort, check_sysctl};
 use crate::ports::{
     Conntrack, Ipvs, ItemFailure, ItemFailures, Links, PortError, PortErrorKind, Ports, Rules, Sets, Sysctls,
     UdpServices,
@@ -283,11 +283,15 @@ fn no_sysctl(path: &str) -> PortError {
 
 impl Sysctls for FakeSysctlsPort {
     fn get(&mut self, path: &str) -> Result<String, PortError> {
-        self.gate.call(Call::SysctlsGet, None, || self.values.lock().get(path).cloned().ok_or_else(|| no_sysctl(path)))
+        self.gate.call(Call::SysctlsGet, None, || {
+            check_sysctl(path)?;
+            self.values.lock().get(path).cloned().ok_or_else(|| no_sysctl(path))
+        })
     }
 
     fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
         self.gate.call(Call::SysctlsSet, None, || {
+            check_sysctl(path)?;
             let mut values = self.values.lock();
             let Some(place) = values.get_mut(path) else { return Err(no_sysctl(path)) };
             let value = value.trim();

@@ -44,7 +44,6 @@ pub(crate) fn netlink(error: &netlink_batch::Error, doing: impl Display) -> (Por
         Kind::Timeout | Kind::StateUnknown => (PortErrorKind::Unknown, true),
         Kind::Interrupted => (PortErrorKind::Busy, false),
         Kind::Unsendable(_) => (PortErrorKind::Invalid, false),
-        Kind::Malformed(_) => (PortErrorKind::Other, true),
         Kind::Io => (io_kind(error), true),
         _ => (PortErrorKind::Other, true),
     };

@@ -1,19 +1,127 @@
 //! The ports over the running kernel: feature `kernel`.
 //!
-//! * [`IpvsPort`] over `ipvs`, [`SetsPort`] over `ipset`, [`RulesPort`] over `iptables`: their errors by kind, items by place.
-//! * [`SysctlsPort`]: files below `/proc/sys`.
+//! [`KernelPorts`] holds one of each:
+//! * [`IpvsPort`] over `ipvs`, [`SetsPort`] over `ipset`, [`RulesPort`] over `iptables`;
+//! * [`LinksPort`], devices and addresses over rtnetlink, many addresses in a send;
+//! * [`SysctlsPort`], files below `/proc/sys`;
+//! * [`ConntrackPort`], tracked connections over nfnetlink.
+//!
+//! Errors become [`PortErrorKind`](crate::ports::PortErrorKind)s by what the clients say they are, never by their words.
 //!
 //! Sockets are opened when they are first needed, in the network namespace of the calling thread, and again after a failure
 //! that leaves a conversation in doubt. So a part of the kernel that is missing fails its own calls and no others.
+//!
+//! Beside the ports, [`Monitor`] hears of addresses and devices that change, and [`LocalRoutes`] makes whole networks local.
+//!
+//! ```no_run
+//! use proxier_core::kernel::{KernelPorts, Options};
+//!
+//! let mut kernel = KernelPorts::open(&Options::default())?;
+//! let ports = kernel.ports();
+//! ports.links.create_device("kube-ipvs0")?;
+//! println!("{:?}", ports.links.addresses()?);
+//! # Ok::<(), proxier_core::ports::PortError>(())
+//! ```
 
+mod conntrack;
 mod error;
 mod ipvs;
 mod lazy;
+mod rtnetlink;
 mod rules;
 mod sets;
 mod sysctl;
 
+use std::path::PathBuf;
+
+use iptables::{Backend, BackendChoice, Limits, System};
+
+use crate::ports::{PortError, Ports};
+
+pub use conntrack::ConntrackPort;
 pub use ipvs::IpvsPort;
+pub use rtnetlink::{Change, Changes, LinksPort, LocalRoutes, Monitor};
 pub use rules::RulesPort;
 pub use sets::SetsPort;
 pub use sysctl::SysctlsPort;
+#[cfg(feature = "testing")]
+pub(crate) use sysctl::check as check_sysctl;
+
+/// How to reach the kernel.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// Where the iptables programs and their lock are; default: the usual places.
+    pub system: System,
+    /// Which back end of iptables; default: the one that the host uses.
+    pub backend: BackendChoice,
+    /// How long to wait for the lock of iptables and for its programs.
+    pub limits: Limits,
+    /// Where `/proc/sys` is mounted, should it be elsewhere.
+    pub sysctl_root: PathBuf,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            system: System::new(),
+            backend: BackendChoice::Detect,
+            limits: Limits::default(),
+            sysctl_root: PathBuf::from("/proc/sys"),
+        }
+    }
+}
+
+/// The ports over the running kernel, in the network namespace of the thread that uses them.
+///
+/// Sockets stay in the namespace in which they were opened; programs, and files below `/proc/sys/net`, are those of the calling
+/// thread. So threads that use one value must share a namespace, as those of a process do unless it moves one.
+#[derive(Debug)]
+pub struct KernelPorts {
+    ipvs: IpvsPort,
+    sets: SetsPort,
+    rules: RulesPort<System>,
+    links: LinksPort,
+    sysctls: SysctlsPort,
+    conntrack: ConntrackPort,
+}
+
+impl KernelPorts {
+    /// Ports of the calling thread's network namespace.
+    ///
+    /// Only rtnetlink, which every kernel has, is opened at once. What else is missing (a module, a family, a program) is reported
+    /// by the calls that need it, as [`PortErrorKind::Unavailable`](crate::ports::PortErrorKind::Unavailable) with the reason, and
+    /// looked for again at the next.
+    ///
+    /// # Errors
+    /// When there is no socket to be had: too many open files, or a sandbox without netlink.
+    pub fn open(options: &Options) -> Result<Self, PortError> {
+        let mut links = LinksPort::new();
+        links.open()?;
+        Ok(KernelPorts {
+            ipvs: IpvsPort::new(::ipvs::Client::open),
+            sets: SetsPort::new(ipset::Client::open),
+            rules: RulesPort::new(options.system.clone(), options.backend, options.limits),
+            links,
+            sysctls: SysctlsPort::new(&options.sysctl_root),
+            conntrack: ConntrackPort::new(),
+        })
+    }
+
+    /// What a pass works on.
+    pub fn ports(&mut self) -> Ports<'_> {
+        Ports {
+            ipvs: &mut self.ipvs,
+            sets: &mut self.sets,
+            rules: &mut self.rules,
+            links: &mut self.links,
+            sysctls: &mut self.sysctls,
+            conntrack: &mut self.conntrack,
+        }
+    }
+
+    /// The back end of iptables in use, once rules were read or written.
+    pub fn iptables_backend(&self) -> Option<Backend> {
+        self.rules.backend()
+    }
+}

@@ -78,9 +78,9 @@ fn spec(set: SetKey, room: usize) -> Result<SetSpec, PortError> {
 
 fn foreign(set: SetKey, wanted: &SetSpec, found: &str) -> PortError {
     let family = match wanted.options.family {
+        _ if !wanted.set_type.has_family() => "",
         Family::Inet6 => " family inet6",
-        _ if wanted.set_type.has_family() => " family inet",
-        _ => "",
+        Family::Inet => " family inet",
     };
     PortError::new(
         PortErrorKind::Invalid,

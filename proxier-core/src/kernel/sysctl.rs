@@ -22,15 +22,18 @@ impl SysctlsPort {
     }
 
     fn file(&self, path: &str) -> Result<PathBuf, PortError> {
-        // Whatever the path says, nothing outside the folder is read or written.
-        if path.is_empty() || !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
-            return Err(PortError::new(
-                PortErrorKind::Invalid,
-                format!("sysctl {path:?}: not a path like net/ipv4/ip_forward"),
-            ));
-        }
+        check(path)?;
         Ok(self.root.join(path))
     }
+}
+
+/// Refuses what is no path below a folder: whatever it says, nothing outside is read or written.
+pub(crate) fn check(path: &str) -> Result<(), PortError> {
+    if path.is_empty() || !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
+        let message = format!("sysctl {path:?}: not a path like net/ipv4/ip_forward");
+        return Err(PortError::new(PortErrorKind::Invalid, message));
+    }
+    Ok(())
 }
 
 fn failed(doing: &str, file: &Path, error: &io::Error) -> PortError {

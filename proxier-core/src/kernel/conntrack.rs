@@ -1,0 +1,312 @@
+//! Tracked connections over nfnetlink. Kernel: net/netfilter/nf_conntrack_netlink.c.
+
+use std::cell::RefCell;
+use std::net::{IpAddr, SocketAddr};
+
+use netlink_batch::header::NfGenHeader;
+use netlink_batch::{Attrs, Be16, Be32, Connection, Encoder, Errno, Error, Protocol, WireError, attrs};
+
+use super::error::{batch, netlink};
+use super::lazy::Lazy;
+use crate::ports::{Conntrack, PortError, PortErrorKind, UdpServices};
+
+/// `NFNL_SUBSYS_CTNETLINK` in the upper byte, `IPCTNL_MSG_CT_*` in the lower.
+const CT_GET: u16 = 0x0101;
+const CT_DELETE: u16 = 0x0102;
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+const IPPROTO_UDP: u8 = 17;
+
+/// `CTA_FILTER_F_CTA_PROTO_NUM` (net/netfilter/nf_internals.h; libnetfilter_conntrack uses it too): of the tuple, only the
+/// protocol is compared.
+const BY_PROTOCOL: u32 = 1 << 3;
+
+attrs! {
+    /// Inside `CTA_TUPLE_IP`.
+    "CTA_IP_",
+    pub enum IpAttr<'a> {
+        /// Source, IPv4.
+        V4_SRC = 1 => V4Source([u8; 4]),
+        /// Destination, IPv4.
+        V4_DST = 2 => V4Destination([u8; 4]),
+        /// Source, IPv6.
+        V6_SRC = 3 => V6Source([u8; 16]),
+        /// Destination, IPv6.
+        V6_DST = 4 => V6Destination([u8; 16]),
+    }
+}
+
+attrs! {
+    /// Inside `CTA_TUPLE_PROTO`.
+    "CTA_PROTO_",
+    pub enum ProtoAttr<'a> {
+        /// IP protocol.
+        NUM = 1 => Number(u8),
+        /// Source port.
+        SRC_PORT = 2 => SourcePort(Be16),
+        /// Destination port.
+        DST_PORT = 3 => DestinationPort(Be16),
+    }
+}
+
+attrs! {
+    /// One direction of a connection.
+    "CTA_TUPLE_",
+    pub enum TupleAttr<'a> {
+        /// Addresses.
+        IP = 1 => Ip(Attrs<'a, IpAttr<'a>>),
+        /// Protocol and ports.
+        PROTO = 2 => Proto(Attrs<'a, ProtoAttr<'a>>),
+    }
+}
+
+attrs! {
+    /// Inside `CTA_FILTER`.
+    "CTA_FILTER_",
+    pub enum FilterAttr<'a> {
+        /// Which parts of `CTA_TUPLE_ORIG` are compared.
+        ORIG_FLAGS = 1 => OriginalFlags(u32),
+    }
+}
+
+attrs! {
+    /// A tracked connection.
+    "CTA_",
+    pub enum FlowAttr<'a> {
+        /// As the client sent it.
+        TUPLE_ORIG = 1 => Original(Attrs<'a, TupleAttr<'a>>),
+        /// As the answers come.
+        TUPLE_REPLY = 2 => Reply(Attrs<'a, TupleAttr<'a>>),
+        /// Tells it from a later connection with the same addresses.
+        ID = 12 => Id(Be32),
+        /// Zone of both directions; missing for the default zone.
+        ZONE = 18 => Zone(Be16),
+        /// What a listing shall hold; since Linux 5.8, ignored before.
+        FILTER = 25 => Filter(Attrs<'a, FilterAttr<'a>>),
+    }
+}
+
+/// One direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tuple {
+    source: Option<IpAddr>,
+    destination: Option<IpAddr>,
+    protocol: Option<u8>,
+    source_port: u16,
+    destination_port: u16,
+}
+
+impl Tuple {
+    fn read(attributes: Attrs<'_, TupleAttr<'_>>) -> Result<Self, WireError> {
+        let mut tuple = Tuple::default();
+        for attr in attributes.iter() {
+            match attr? {
+                TupleAttr::Ip(addresses) => {
+                    for attr in addresses.iter() {
+                        match attr? {
+                            IpAttr::V4Source(octets) => tuple.source = Some(octets.into()),
+                            IpAttr::V4Destination(octets) => tuple.destination = Some(octets.into()),
+                            IpAttr::V6Source(octets) => tuple.source = Some(octets.into()),
+                            IpAttr::V6Destination(octets) => tuple.destination = Some(octets.into()),
+                            IpAttr::Unknown(_) => {}
+                        }
+                    }
+                }
+                TupleAttr::Proto(ports) => {
+                    for attr in ports.iter() {
+                        match attr? {
+                            ProtoAttr::Number(number) => tuple.protocol = Some(number),
+                            ProtoAttr::SourcePort(Be16(port)) => tuple.source_port = port,
+                            ProtoAttr::DestinationPort(Be16(port)) => tuple.destination_port = port,
+                            ProtoAttr::Unknown(_) => {}
+                        }
+                    }
+                }
+                TupleAttr::Unknown(_) => {}
+            }
+        }
+        Ok(tuple)
+    }
+
+    fn source(&self) -> Option<SocketAddr> {
+        Some(SocketAddr::new(self.source?, self.source_port))
+    }
+
+    fn destination(&self) -> Option<SocketAddr> {
+        Some(SocketAddr::new(self.destination?, self.destination_port))
+    }
+}
+
+/// What it takes to delete a flow: just this, for each one that has to go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Doomed {
+    /// `CTA_TUPLE_ORIG` as the kernel wrote it; a zone of one direction is in it.
+    original: Box<[u8]>,
+    id: Option<u32>,
+    zone: Option<u16>,
+}
+
+/// The flow, if an endpoint answers that is not there any more.
+fn doomed(payload: &[u8], services: &UdpServices) -> Result<Option<Doomed>, WireError> {
+    let available = payload.len();
+    let (_, attributes) = NfGenHeader::split(payload).ok_or(WireError::Message { offset: 0, available })?;
+    let (mut original, mut reply, mut id, mut zone) = (None, None, None, None);
+    for attr in Attrs::<FlowAttr<'_>>::new(attributes).iter() {
+        match attr? {
+            FlowAttr::Original(tuple) => original = Some(tuple),
+            FlowAttr::Reply(tuple) => reply = Some(tuple),
+            FlowAttr::Id(Be32(number)) => id = Some(number),
+            FlowAttr::Zone(Be16(number)) => zone = Some(number),
+            FlowAttr::Filter(_) | FlowAttr::Unknown(_) => {}
+        }
+    }
+    let (Some(original), Some(reply)) = (original, reply) else { return Ok(None) };
+    let sent = Tuple::read(original)?;
+    // Kernels before 5.8 list every protocol.
+    if sent.protocol != Some(IPPROTO_UDP) {
+        return Ok(None);
+    }
+    let endpoints = sent.destination().and_then(|destination| services.get(&destination));
+    let (Some(endpoints), Some(answers)) = (endpoints, Tuple::read(reply)?.source()) else { return Ok(None) };
+    let gone = !endpoints.contains(&answers);
+    Ok(gone.then(|| Doomed { original: original.as_bytes().into(), id, zone }))
+}
+
+fn header(family: u8) -> [u8; NfGenHeader::LENGTH] {
+    NfGenHeader { family, version: 0, resource: 0 }.to_bytes()
+}
+
+/// Lists the UDP flows of a family and keeps those that have to go.
+fn list(connection: &mut Connection, family: u8, services: &UdpServices, filtered: bool) -> Result<Vec<Doomed>, Error> {
+    let found = RefCell::new(Vec::new());
+    connection.dump(
+        CT_GET,
+        0,
+        &header(family),
+        |out| {
+            // Called at each attempt: what an earlier one brought does not count.
+            found.borrow_mut().clear();
+            if filtered {
+                out.nest(FlowAttr::TUPLE_ORIG, |out| {
+                    out.nest(TupleAttr::PROTO, |out| out.attr(ProtoAttr::NUM, &IPPROTO_UDP));
+                });
+                out.nest(FlowAttr::FILTER, |out| out.attr(FilterAttr::ORIG_FLAGS, &BY_PROTOCOL));
+            }
+        },
+        |payload| {
+            found.borrow_mut().extend(doomed(payload, services)?);
+            Ok(())
+        },
+    )?;
+    Ok(found.into_inner())
+}
+
+fn put(out: &mut Encoder, flow: &Doomed) {
+    out.nest(FlowAttr::TUPLE_ORIG, |out| out.bytes(&flow.original));
+    if let Some(id) = flow.id {
+        out.attr(FlowAttr::ID, &Be32(id));
+    }
+    if let Some(zone) = flow.zone {
+        out.attr(FlowAttr::ZONE, &Be16(zone));
+    }
+}
+
+/// The port over nfnetlink.
+///
+/// The memory it takes is that of the flows to delete, whatever the size of the kernel's table.
+#[derive(Debug)]
+pub struct ConntrackPort {
+    connection: Lazy<Connection, Error>,
+}
+
+impl Default for ConntrackPort {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ConntrackPort {
+    /// Opens a socket when it is first needed, in the network namespace of the calling thread.
+    pub fn new() -> Self {
+        ConntrackPort { connection: Lazy::new(|| Connection::open(Protocol::Netfilter)) }
+    }
+
+    /// A port that opens its conversation this way.
+    #[cfg(test)]
+    fn over(open: impl FnMut() -> Result<Connection, Error> + Send + 'static) -> Self {
+        ConntrackPort { connection: Lazy::new(open) }
+    }
+
+    fn find(&mut self, family: u8, services: &UdpServices) -> Result<Vec<Doomed>, PortError> {
+        const DOING: &str = "listing tracked UDP connections";
+        let refused = |error: &Error| error.kernel().map(|refusal| refusal.errno);
+        let attempt = |connection: &mut Connection| match list(connection, family, services, true) {
+            // The kernel knows filters, but not this one.
+            Err(error) if matches!(refused(&error), Some(Errno::EINVAL | Errno::EOPNOTSUPP)) => {
+                list(connection, family, services, false)
+            }
+            listed => listed,
+        };
+        self.connection.get().and_then(attempt).map_err(|error| {
+            // nfnetlink knows no such subsystem, and loading module nfnetlink-subsys-1 did not help (nfnetlink_rcv_msg).
+            if matches!(refused(&error), Some(Errno::EINVAL | Errno::EOPNOTSUPP)) {
+                let message = format!("{DOING}: this kernel does not offer them; load module nf_conntrack_netlink");
+                return PortError::new(PortErrorKind::Unavailable, message);
+            }
+            let (error, fatal) = netlink(&error, DOING);
+            if fatal {
+                self.connection.close();
+            }
+            error
+        })
+    }
+
+    /// Deletes flows; those that ended by themselves count as deleted.
+    fn delete(&mut self, family: u8, flows: &[Doomed]) -> Result<(), PortError> {
+        const DOING: &str = "deleting tracked UDP connections";
+        let connection = match self.connection.get() {
+            Ok(connection) => connection,
+            Err(error) => return Err(netlink(&error, DOING).0),
+        };
+        let mut writer = connection.batch();
+        for flow in flows {
+            writer.push(CT_DELETE, 0, &header(family), |out| put(out, flow));
+        }
+        let report = writer.finish();
+        if report.stopped.is_some() {
+            self.connection.close();
+        }
+        let failures = batch(
+            report,
+            |_| DOING.to_owned(),
+            |errno| (errno != Errno::ENOENT).then(|| super::error::errno_kind(errno.0)),
+        );
+        match failures.first() {
+            None => Ok(()),
+            Some(first) => {
+                let message = format!("{} ({} of {})", first.error, failures.len(), flows.len());
+                Err(PortError::new(first.error.kind(), message))
+            }
+        }
+    }
+}
+
+impl Conntrack for ConntrackPort {
+    fn forget_udp(&mut self, services: &UdpServices) -> Result<usize, PortError> {
+        let mut forgotten = 0_usize;
+        for (family, is_v4) in [(AF_INET, true), (AF_INET6, false)] {
+            if services.keys().any(|destination| destination.is_ipv4() == is_v4) {
+                let flows = self.find(family, services)?;
+                if !flows.is_empty() {
+                    self.delete(family, &flows)?;
+                }
+                forgotten = forgotten.saturating_add(flows.len());
+            }
+        }
+        Ok(forgotten)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+use std::collections::BTreeSet;
+use std::sync::mpsc;
+
+use netlink_batch::testing::{Reply, Simulated};
+use netlink_batch::{Message, RawAttrs};
+
+use super::*;
+
+fn flow(protocol: u8, client: &str, destination: &str, endpoint: &str, id: u32) -> Vec<u8> {
+    let (client, destination, endpoint): (SocketAddr, SocketAddr, SocketAddr) =
+        (client.parse().unwrap(), destination.parse().unwrap(), endpoint.parse().unwrap());
+    let mut out = Encoder::new();
+    let family = if client.is_ipv4() { AF_INET } else { AF_INET6 };
+    out.bytes(&header(family));
+    let tuple = |out: &mut Encoder, kind, from: SocketAddr, to: SocketAddr| {
+        out.nest(kind, |out| {
+            out.nest(TupleAttr::IP, |out| match (from.ip(), to.ip()) {
+                (IpAddr::V4(from), IpAddr::V4(to)) => {
+                    out.attr(IpAttr::V4_SRC, &from.octets());
+                    out.attr(IpAttr::V4_DST, &to.octets());
+                }
+                (IpAddr::V6(from), IpAddr::V6(to)) => {
+                    out.attr(IpAttr::V6_SRC, &from.octets());
+                    out.attr(IpAttr::V6_DST, &to.octets());
+                }
+                _ => unreachable!("both directions have one family"),
+            });
+            out.nest(TupleAttr::PROTO, |out| {
+                out.attr(ProtoAttr::NUM, &protocol);
+                out.attr(ProtoAttr::SRC_PORT, &Be16(from.port()));
+                out.attr(ProtoAttr::DST_PORT, &Be16(to.port()));
+            });
+        });
+    };
+    tuple(&mut out, FlowAttr::TUPLE_ORIG, client, destination);
+    tuple(&mut out, FlowAttr::TUPLE_REPLY, endpoint, client);
+    out.attr(FlowAttr::ID, &Be32(id));
+    out.attr(FlowAttr::ZONE, &Be16(0x0102));
+    out.as_slice().to_vec()
+}
+
+fn services() -> UdpServices {
+    let endpoints: BTreeSet<SocketAddr> = ["10.244.1.1:53".parse().unwrap()].into();
+    let endpoints_v6: BTreeSet<SocketAddr> = ["[fd00:1::1]:53".parse().unwrap()].into();
+    [("10.96.0.10:53".parse().unwrap(), endpoints), ("[fd00::a]:53".parse().unwrap(), endpoints_v6)].into()
+}
+
+/// A port over a kernel made of code: it answers listings with `table` and tells of deletions.
+fn port(
+    table: Vec<Vec<u8>>,
+    mut refuse: impl FnMut(&Message<'_>) -> Option<Errno> + Send + 'static,
+    faults: netlink_batch::testing::Faults,
+) -> (ConntrackPort, mpsc::Receiver<Vec<u8>>) {
+    let (tell, deleted) = mpsc::channel();
+    let mut transport = Some(Simulated::new(move |message: &Message<'_>| {
+        if let Some(errno) = refuse(message) {
+            return Reply::Error(errno);
+        }
+        if message.header.kind == CT_DELETE {
+            tell.send(message.payload.to_vec()).unwrap();
+            return Reply::Ok;
+        }
+        let family = message.payload[0];
+        let listed = table.iter().filter(|flow| flow[0] == family).cloned();
+        Reply::Dump(listed.map(|flow| (0x0100, flow)).collect())
+    }));
+    *transport.as_ref().unwrap().faults().lock().unwrap() = faults;
+    let open = move || Ok(Connection::new(transport.take().unwrap()));
+    (ConntrackPort::over(open), deleted)
+}
+
+fn table() -> Vec<Vec<u8>> {
+    vec![
+        flow(17, "10.1.1.1:4000", "10.96.0.10:53", "10.244.1.1:53", 1),
+        flow(17, "10.1.1.1:4001", "10.96.0.10:53", "10.244.1.2:53", 2),
+        flow(17, "10.1.1.1:4001", "10.96.0.10:54", "10.244.1.2:53", 3),
+        // The same numbers over TCP: old kernels list it too.
+        flow(6, "10.1.1.1:4002", "10.96.0.10:53", "10.244.1.2:53", 4),
+        // Nobody had answered: the flow points at the Service itself.
+        flow(17, "10.1.1.1:4003", "10.96.0.10:53", "10.96.0.10:53", 5),
+        flow(17, "[fd00:9::1]:4000", "[fd00::a]:53", "[fd00:1::2]:53", 6),
+        flow(17, "[fd00:9::1]:4001", "[fd00::a]:53", "[fd00:1::1]:53", 7),
+    ]
+}
+
+/// The identities of the deleted flows.
+fn ids(deleted: &mpsc::Receiver<Vec<u8>>) -> Vec<u32> {
+    deleted
+        .try_iter()
+        .map(|payload| {
+            let id = RawAttrs::new(&payload[4..]).map(Result::unwrap).find(|attr| attr.kind() == FlowAttr::ID).unwrap();
+            u32::from_be_bytes(id.payload.try_into().unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn only_stale_udp_flows_are_deleted() {
+    let (mut port, deleted) = port(table(), |_| None, netlink_batch::testing::Faults::default());
+    assert_eq!(port.forget_udp(&services()), Ok(3));
+    assert_eq!(ids(&deleted), [2, 5, 6]);
+}
+
+#[test]
+fn a_deletion_repeats_tuple_identity_and_zone() {
+    let (mut port, deleted) = port(table(), |_| None, netlink_batch::testing::Faults::default());
+    port.forget_udp(&services()).unwrap();
+    let payload = deleted.try_iter().next().unwrap();
+    let attrs = |bytes: &[u8]| -> Vec<(u16, Vec<u8>)> {
+        RawAttrs::new(bytes).map(|attr| attr.map(|attr| (attr.kind(), attr.payload.to_vec())).unwrap()).collect()
+    };
+    let wanted = attrs(&table()[1][4..]).into_iter().filter(|(kind, _)| *kind != FlowAttr::TUPLE_REPLY);
+    assert_eq!(attrs(&payload[4..]), wanted.collect::<Vec<_>>());
+}
+
+#[test]
+fn a_listing_that_was_disturbed_counts_no_flow_twice() {
+    let faults = netlink_batch::testing::Faults { interrupted_dumps: 2, dump_chunk: 1, ..Default::default() };
+    let (mut port, deleted) = port(table(), |_| None, faults);
+    assert_eq!(port.forget_udp(&services()), Ok(3));
+    assert_eq!(ids(&deleted), [2, 5, 6]);
+}
+
+#[test]
+fn a_flow_that_ended_by_itself_is_done() {
+    let gone = |message: &Message<'_>| (message.header.kind == CT_DELETE).then_some(Errno::ENOENT);
+    let (mut port, _) = port(table(), gone, netlink_batch::testing::Faults::default());
+    assert_eq!(port.forget_udp(&services()), Ok(3));
+}
+
+#[test]
+fn a_kernel_that_refuses_the_filter_is_asked_without() {
+    let picky = |message: &Message<'_>| {
+        let filtered = message.payload.len() > NfGenHeader::LENGTH && message.header.kind == CT_GET;
+        filtered.then_some(Errno::EINVAL)
+    };
+    let (mut port, deleted) = port(table(), picky, netlink_batch::testing::Faults::default());
+    assert_eq!(port.forget_udp(&services()), Ok(3));
+    assert_eq!(ids(&deleted), [2, 5, 6]);
+}
+
+#[test]
+fn a_kernel_without_it_is_unavailable() {
+    let (mut port, _) = port(table(), |_| Some(Errno::EINVAL), netlink_batch::testing::Faults::default());
+    assert_eq!(port.forget_udp(&services()).unwrap_err().kind(), PortErrorKind::Unavailable);
+}
+
+#[test]
+fn permission_is_reported() {
+    let (mut port, _) = port(table(), |_| Some(Errno::EPERM), netlink_batch::testing::Faults::default());
+    assert_eq!(port.forget_udp(&services()).unwrap_err().kind(), PortErrorKind::Permission);
+}
+
+#[test]
+fn nothing_to_look_for_asks_nothing() {
+    let (mut port, _) = port(table(), |_| Some(Errno::EPERM), netlink_batch::testing::Faults::default());
+    assert_eq!(port.forget_udp(&UdpServices::new()), Ok(0));
+}
+
+/// Every prefix of a flow is an error or something less.
+#[test]
+fn a_cut_off_flow_is_harmless() {
+    for whole in table() {
+        for end in 0..whole.len() {
+            if let Ok(Some(found)) = doomed(&whole[..end], &services()) {
+                assert_eq!(Ok(Some(found.original)), doomed(&whole, &services()).map(|d| d.map(|d| d.original)));
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Addresses of devices. Kernel: net/ipv4/devinet.c, `inet_rtm_newaddr`, `inet_rtm_deladdr`; net/ipv6/addrconf.c,
+//! `inet6_rtm_newaddr`, `inet6_rtm_deladdr`.
+
+use std::net::IpAddr;
+
+use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_batch::{Attrs, BatchReport, Connection, Error, WireError, attrs};
+
+use super::{AF_INET, AF_INET6, AF_UNSPEC, family_of, get_address, number, put_address, split};
+
+pub(super) const RTM_NEWADDR: u16 = 20;
+pub(super) const RTM_DELADDR: u16 = 21;
+const RTM_GETADDR: u16 = 22;
+
+/// `IFA_F_NODAD`: usable at once, without asking the network whether somebody else has it.
+const NO_DUPLICATE_DETECTION: u8 = 0x02;
+
+attrs! {
+    /// An address of a device.
+    "IFA_",
+    pub enum AddressAttr<'a> {
+        /// The address, or the peer's on a point-to-point device.
+        ADDRESS = 1 => Address(&'a [u8]),
+        /// The address, where it differs from the peer's. IPv4 always has it.
+        LOCAL = 2 => Local(&'a [u8]),
+    }
+}
+
+/// An address of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Assigned {
+    pub(super) device: u32,
+    pub(super) address: IpAddr,
+    pub(super) prefix: u8,
+}
+
+/// `struct ifaddrmsg`.
+fn header(family: u8, prefix: u8, flags: u8, device: u32) -> [u8; 8] {
+    let [a, b, c, d] = device.to_ne_bytes();
+    [family, prefix, flags, 0, a, b, c, d]
+}
+
+/// Reads an address from what follows the message header; `None` for families that are not IP.
+pub(super) fn read(payload: &[u8]) -> Result<Option<Assigned>, WireError> {
+    let (header, attributes) = split::<8>(payload)?;
+    let &[family, prefix, ..] = header;
+    if family != AF_INET && family != AF_INET6 {
+        return Ok(None);
+    }
+    let (mut local, mut address) = (None, None);
+    for attr in Attrs::<AddressAttr<'_>>::new(attributes).iter() {
+        match attr? {
+            AddressAttr::Local(bytes) => local = get_address(bytes),
+            AddressAttr::Address(bytes) => address = get_address(bytes),
+            AddressAttr::Unknown(_) => {}
+        }
+    }
+    let missing = || WireError::Missing { attribute: "IFA_LOCAL".to_owned() };
+    let address = local.or(address).ok_or_else(missing)?;
+    Ok(Some(Assigned { device: number(header, 4), address, prefix }))
+}
+
+/// All addresses of all devices.
+pub(super) fn list(connection: &mut Connection) -> Result<Vec<Assigned>, Error> {
+    let dump = connection.dump(RTM_GETADDR, 0, &header(AF_UNSPEC, 0, 0, 0), |_| {}, read)?;
+    Ok(dump.items.into_iter().flatten().collect())
+}
+
+/// Adds addresses as `/32` or `/128`. One that is there is refused with `EEXIST`.
+pub(super) fn add(connection: &mut Connection, device: u32, addresses: &[IpAddr]) -> BatchReport {
+    let mut batch = connection.batch();
+    for &address in addresses {
+        let (prefix, flags) = if address.is_ipv4() { (32, 0) } else { (128, NO_DUPLICATE_DETECTION) };
+        let header = header(family_of(address), prefix, flags, device);
+        batch.push(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &header, |out| {
+            put_address(out, AddressAttr::LOCAL, address);
+            put_address(out, AddressAttr::ADDRESS, address);
+        });
+    }
+    batch.finish()
+}
+
+/// Deletes addresses. IPv4 ones go whatever their prefix length; for IPv6 the kernel compares it.
+pub(super) fn delete(connection: &mut Connection, device: u32, addresses: &[(IpAddr, u8)]) -> BatchReport {
+    let mut batch = connection.batch();
+    for &(address, prefix) in addresses {
+        batch.push(RTM_DELADDR, 0, &header(family_of(address), prefix, 0, device), |out| {
+            put_address(out, AddressAttr::LOCAL, address);
+            if address.is_ipv6() {
+                put_address(out, AddressAttr::ADDRESS, address);
+            }
+        });
+    }
+    batch.finish()
+}

@@ -1,0 +1,57 @@
+//! Devices, addresses and local routes: `NETLINK_ROUTE`, as far as a proxy needs it.
+//!
+//! Kernel: net/core/rtnetlink.c, net/ipv4/devinet.c, net/ipv6/addrconf.c, net/ipv4/fib_frontend.c, net/ipv6/route.c.
+
+mod address;
+mod link;
+mod monitor;
+mod port;
+mod route;
+
+pub use monitor::{Change, Changes, Monitor};
+pub use port::LinksPort;
+pub use route::LocalRoutes;
+
+use std::net::IpAddr;
+
+use netlink_batch::{Connection, Encoder, Error, Protocol, WireError};
+
+const AF_UNSPEC: u8 = 0;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+
+fn family_of(address: IpAddr) -> u8 {
+    if address.is_ipv4() { AF_INET } else { AF_INET6 }
+}
+
+/// Appends an address as an attribute of its own length.
+fn put_address(out: &mut Encoder, kind: u16, address: IpAddr) {
+    match address {
+        IpAddr::V4(address) => out.attr(kind, &address.octets()),
+        IpAddr::V6(address) => out.attr(kind, &address.octets()),
+    }
+}
+
+/// Reads an address by its length.
+fn get_address(payload: &[u8]) -> Option<IpAddr> {
+    if let Ok(octets) = <[u8; 4]>::try_from(payload) {
+        return Some(IpAddr::from(octets));
+    }
+    <[u8; 16]>::try_from(payload).ok().map(IpAddr::from)
+}
+
+/// Splits what follows the message header into a fixed header and attributes.
+fn split<const LENGTH: usize>(payload: &[u8]) -> Result<(&[u8; LENGTH], &[u8]), WireError> {
+    payload.split_first_chunk().ok_or(WireError::Message { offset: 0, available: payload.len() })
+}
+
+/// Four bytes of a fixed header as a number in host order.
+fn number(header: &[u8], at: usize) -> u32 {
+    let bytes = header.get(at..).and_then(|rest| rest.first_chunk::<4>());
+    bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+/// A socket in the calling thread's network namespace.
+fn open() -> Result<Connection, Error> {
+    Connection::open(Protocol::Route)
+}

@@ -1,0 +1,195 @@
+//! Hearing of changes: devices that come and go, addresses that are added and deleted.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use netlink_batch::{Connection, Message, Messages};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recvfrom, setsockopt, socket, sockopt,
+};
+
+use super::address::{self, RTM_DELADDR, RTM_NEWADDR};
+use super::link::{self, Link, RTM_DELLINK, RTM_NEWLINK};
+use super::open;
+use crate::kernel::error::{errno_kind, netlink};
+use crate::ports::PortError;
+
+/// `RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR` (linux/rtnetlink.h).
+const GROUPS: u32 = 0x1 | 0x10 | 0x100;
+/// Room for some thousand changes that nobody has fetched yet.
+const RECEIVE_BUFFER: usize = 4 << 20;
+/// Room for one datagram.
+const DATAGRAM: usize = 64 << 10;
+/// Datagrams in one go, so that a flood of them ends.
+const AT_ONCE: usize = 100_000;
+
+/// What became of a device or an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Change {
+    /// It is there: new, or, for a device, changed.
+    Present,
+    /// It is gone.
+    Gone,
+}
+
+/// What has changed since the last time. Of several changes of one thing the last counts.
+///
+/// The changes that this process makes are among them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Changes {
+    /// More happened than the kernel keeps, so some of it is not here: take everything as changed.
+    pub overflowed: bool,
+    /// Devices by name.
+    pub devices: BTreeMap<String, Change>,
+    /// Addresses by the name of their device.
+    pub addresses: BTreeMap<String, BTreeMap<IpAddr, Change>>,
+}
+
+impl Changes {
+    /// Whether nothing has changed.
+    pub fn is_empty(&self) -> bool {
+        !self.overflowed && self.devices.is_empty() && self.addresses.is_empty()
+    }
+}
+
+/// Listens for changes of devices and addresses of both families in one network namespace.
+///
+/// To miss nothing, open it first and read the addresses then. Wait for its descriptor to become readable, then
+/// [`drain`](Monitor::drain).
+pub struct Monitor {
+    socket: OwnedFd,
+    connection: Connection,
+    /// Names by index: changes of addresses carry only the index.
+    names: BTreeMap<u32, String>,
+    buffer: Vec<u8>,
+}
+
+impl std::fmt::Debug for Monitor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Monitor").field("socket", &self.socket).field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
+impl AsFd for Monitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl AsRawFd for Monitor {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+fn failed(doing: &str, errno: Errno) -> PortError {
+    let number = io::Error::from(errno).raw_os_error().unwrap_or_default();
+    PortError::new(errno_kind(number), format!("{doing}: {errno}"))
+}
+
+impl Monitor {
+    /// Begins to listen, in the network namespace of the calling thread. It takes no privilege.
+    ///
+    /// # Errors
+    /// When the kernel refuses the socket, or the devices could not be read.
+    pub fn open() -> Result<Self, PortError> {
+        const DOING: &str = "listening for changes of addresses";
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)
+            .map_err(|errno| failed(DOING, errno))?;
+        if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
+            // Without CAP_NET_ADMIN the kernel gives what net.core.rmem_max allows.
+            setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER).map_err(|errno| failed(DOING, errno))?;
+        }
+        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUPS)).map_err(|errno| failed(DOING, errno))?;
+        let connection = open().map_err(|error| netlink(&error, DOING).0)?;
+        let mut monitor = Monitor { socket, connection, names: BTreeMap::new(), buffer: vec![0; DATAGRAM] };
+        monitor.learn_names()?;
+        Ok(monitor)
+    }
+
+    fn learn_names(&mut self) -> Result<(), PortError> {
+        let links = link::list(&mut self.connection).map_err(|error| netlink(&error, "listing devices").0)?;
+        self.names = links.into_iter().map(|link| (link.index, link.name)).collect();
+        Ok(())
+    }
+
+    /// Takes what has happened, without waiting.
+    ///
+    /// # Errors
+    /// When the socket failed: open another, and take everything as changed.
+    pub fn drain(&mut self) -> Result<Changes, PortError> {
+        let mut changes = Changes::default();
+        for _ in 0..AT_ONCE {
+            match recvfrom::<NetlinkAddr>(self.socket.as_raw_fd(), &mut self.buffer) {
+                // Only the kernel is believed.
+                Ok((length, Some(sender))) if sender.pid() == 0 => self.take(length, &mut changes),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => break,
+                Err(Errno::ENOBUFS) => {
+                    changes.overflowed = true;
+                    self.learn_names()?;
+                }
+                Err(errno) => return Err(failed("hearing of changes of addresses", errno)),
+            }
+        }
+        Ok(changes)
+    }
+
+    fn take(&mut self, length: usize, changes: &mut Changes) {
+        let buffer = std::mem::take(&mut self.buffer);
+        // A datagram that fills the buffer may have been cut off.
+        changes.overflowed |= length >= buffer.len();
+        for message in Messages::new(buffer.get(..length).unwrap_or(&buffer)) {
+            match message {
+                Ok(message) => self.note(&message, changes),
+                Err(_) => changes.overflowed = true,
+            }
+        }
+        self.buffer = buffer;
+    }
+
+    fn note(&mut self, message: &Message<'_>, changes: &mut Changes) {
+        match message.header.kind {
+            kind @ (RTM_NEWLINK | RTM_DELLINK) => match link::read(message.payload) {
+                Ok(link) => self.note_link(link, kind == RTM_DELLINK, changes),
+                Err(_) => changes.overflowed = true,
+            },
+            kind @ (RTM_NEWADDR | RTM_DELADDR) => {
+                let change = if kind == RTM_NEWADDR { Change::Present } else { Change::Gone };
+                let Ok(assigned) = address::read(message.payload) else {
+                    changes.overflowed = true;
+                    return;
+                };
+                let Some(assigned) = assigned else { return };
+                match self.names.get(&assigned.device) {
+                    Some(name) => {
+                        changes.addresses.entry(name.clone()).or_default().insert(assigned.address, change);
+                    }
+                    None => changes.overflowed = true,
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn note_link(&mut self, link: Link, gone: bool, changes: &mut Changes) {
+        if link.is_bridge_port() {
+            // A port that leaves its bridge is "deleted" there, and goes on to exist.
+            return;
+        }
+        if gone {
+            self.names.remove(&link.index);
+            changes.devices.insert(link.name, Change::Gone);
+            return;
+        }
+        if let Some(old) = self.names.insert(link.index, link.name.clone()).filter(|old| *old != link.name) {
+            changes.devices.insert(old, Change::Gone);
+        }
+        changes.devices.insert(link.name, Change::Present);
+    }
+}

@@ -1,0 +1,211 @@
+//! The port for the dummy device and its addresses.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use netlink_batch::{Connection, Errno, Error};
+
+use super::address::Assigned;
+use super::link::Link;
+use super::{address, link, open};
+use crate::kernel::error::{all, batch, errno_kind, netlink};
+use crate::kernel::lazy::Lazy;
+use crate::ports::{ItemFailures, Links, PortError, PortErrorKind};
+use crate::snapshot::HostAddresses;
+
+/// The port over rtnetlink.
+#[derive(Debug)]
+pub struct LinksPort {
+    connection: Lazy<Connection, Error>,
+}
+
+/// How often devices and addresses are read until they fit together.
+const ATTEMPTS: usize = 8;
+
+impl Default for LinksPort {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LinksPort {
+    /// Opens a socket when it is first needed, in the network namespace of the calling thread.
+    pub fn new() -> Self {
+        LinksPort { connection: Lazy::new(open) }
+    }
+
+    /// Opens the socket now.
+    ///
+    /// # Errors
+    /// When the kernel refuses it.
+    pub fn open(&mut self) -> Result<(), PortError> {
+        self.call("opening rtnetlink", |_| Ok(()))
+    }
+
+    fn call<T>(&mut self, doing: &str, ask: impl FnOnce(&mut Connection) -> Result<T, Error>) -> Result<T, PortError> {
+        let answer = self.connection.get().and_then(ask);
+        answer.map_err(|error| {
+            let (error, fatal) = netlink(&error, doing);
+            if fatal {
+                self.connection.close();
+            }
+            error
+        })
+    }
+
+    fn find(&mut self, name: &str) -> Result<Option<Link>, PortError> {
+        self.call(&format!("looking device {name} up"), |connection| link::get(connection, name))
+    }
+
+    /// Deletes IPv6 addresses that were added with another prefix length than ours.
+    fn unbind_by_prefix(&mut self, device: u32, addresses: &[IpAddr]) -> Result<(), PortError> {
+        self.call("deleting addresses", |connection| {
+            let ours = |there: &Assigned| there.device == device && addresses.contains(&there.address);
+            let there = address::list(connection)?.into_iter().filter(ours);
+            let there: Vec<_> = there.map(|there| (there.address, there.prefix)).collect();
+            address::delete(connection, device, &there).stopped.map_or(Ok(()), Err)
+        })
+    }
+}
+
+fn kind_of(errno: Errno) -> PortErrorKind {
+    match errno {
+        // IPv6 is switched off on the device (net.ipv6.conf.*.disable_ipv6), which no privilege changes.
+        Errno::EACCES => PortErrorKind::Unavailable,
+        errno => errno_kind(errno.0),
+    }
+}
+
+/// What a refusal to add an address means; `None` is done.
+fn kind_of_adding(errno: Errno) -> Option<PortErrorKind> {
+    use nix::errno::Errno as E;
+    match E::from_raw(errno.0) {
+        E::EEXIST => None,
+        // Such an address cannot be on a device: multicast, loopback (net/ipv6/addrconf.c, `ipv6_add_addr`).
+        E::EADDRNOTAVAIL => Some(PortErrorKind::Invalid),
+        _ => Some(kind_of(errno)),
+    }
+}
+
+impl Links for LinksPort {
+    fn create_device(&mut self, name: &str) -> Result<(), PortError> {
+        let doing = format!("creating dummy device {name}");
+        match self.call(&doing, |connection| link::create_dummy(connection, name)) {
+            Err(error) if error.kind() == PortErrorKind::AlreadyExists => {}
+            Err(error) if error.kind() == PortErrorKind::Unavailable => {
+                let message = format!("{error}; load its module with `modprobe dummy`");
+                return Err(PortError::new(PortErrorKind::Unavailable, message));
+            }
+            outcome => return outcome,
+        }
+        match self.find(name)? {
+            Some(link) if link.is_dummy() => Ok(()),
+            Some(link) => {
+                let kind = link.kind.as_deref().unwrap_or("no virtual device");
+                let message = format!("{doing}: something else has this name ({kind}); rename or delete it");
+                Err(PortError::new(PortErrorKind::Invalid, message))
+            }
+            None => Err(PortError::new(PortErrorKind::Busy, format!("{doing}: it comes and goes"))),
+        }
+    }
+
+    fn delete_device(&mut self, name: &str) -> Result<(), PortError> {
+        let Some(link) = self.find(name)? else { return Ok(()) };
+        let doing = format!("deleting device {name}");
+        if !link.is_dummy() {
+            return Err(PortError::new(PortErrorKind::Invalid, format!("{doing}: it is no dummy device")));
+        }
+        match self.call(&doing, |connection| link::delete(connection, link.index)) {
+            Err(error) if error.kind() == PortErrorKind::NotFound => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    fn addresses(&mut self) -> Result<HostAddresses, PortError> {
+        let doing = "listing the addresses of this host";
+        for _ in 0..ATTEMPTS {
+            let (links, addresses) = self.call(doing, |connection| {
+                let links = link::list(connection)?;
+                Ok((links, address::list(connection)?))
+            })?;
+            let mut found: BTreeMap<u32, Vec<IpAddr>> = links.iter().map(|link| (link.index, Vec::new())).collect();
+            let known = addresses.iter().all(|there| match found.get_mut(&there.device) {
+                Some(addresses) => {
+                    addresses.push(there.address);
+                    true
+                }
+                None => false,
+            });
+            // A device that came between the two listings: both are read again.
+            if known {
+                let named = links.into_iter().map(|link| (link.name, found.remove(&link.index).unwrap_or_default()));
+                return Ok(HostAddresses { interfaces: named.collect() });
+            }
+        }
+        Err(PortError::new(PortErrorKind::Busy, format!("{doing}: devices came and went meanwhile")))
+    }
+
+    fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
+        if addresses.is_empty() {
+            return Vec::new();
+        }
+        let doing = |index: usize| {
+            addresses.get(index).map_or_else(String::new, |address| format!("adding address {address} to {device}"))
+        };
+        let index = match self.find(device) {
+            Ok(Some(link)) => link.index,
+            Ok(None) => {
+                let message = format!("adding addresses to {device}: there is no such device");
+                return all(addresses.len(), &PortError::new(PortErrorKind::NotFound, message));
+            }
+            Err(error) => return all(addresses.len(), &error),
+        };
+        let report = match self.connection.get() {
+            Ok(connection) => address::add(connection, index, addresses),
+            Err(error) => return all(addresses.len(), &netlink(&error, doing(0)).0),
+        };
+        if report.stopped.is_some() {
+            self.connection.close();
+        }
+        batch(report, doing, kind_of_adding)
+    }
+
+    fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
+        if addresses.is_empty() {
+            return Vec::new();
+        }
+        let doing = |index: usize| {
+            addresses.get(index).map_or_else(String::new, |address| format!("deleting address {address} of {device}"))
+        };
+        let index = match self.find(device) {
+            Ok(Some(link)) => link.index,
+            // What is on a device that does not exist is not there.
+            Ok(None) => return Vec::new(),
+            Err(error) => return all(addresses.len(), &error),
+        };
+        let as_ours = |address: &IpAddr| (*address, if address.is_ipv4() { 32 } else { 128 });
+        let wanted: Vec<(IpAddr, u8)> = addresses.iter().map(as_ours).collect();
+        let report = match self.connection.get() {
+            Ok(connection) => address::delete(connection, index, &wanted),
+            Err(error) => return all(addresses.len(), &netlink(&error, doing(0)).0),
+        };
+        if report.stopped.is_some() {
+            self.connection.close();
+        }
+        let mut failures = batch(report, doing, |errno| Some(kind_of(errno)));
+        // Not there, or an IPv6 address that somebody added with another prefix length.
+        let absent = |failure: &crate::ports::ItemFailure| failure.error.kind() == PortErrorKind::NotFound;
+        let odd = failures.iter().filter(|failure| absent(failure)).filter_map(|failure| addresses.get(failure.index));
+        let odd: Vec<IpAddr> = odd.copied().filter(IpAddr::is_ipv6).collect();
+        failures.retain(|failure| !absent(failure));
+        if !odd.is_empty()
+            && let Err(error) = self.unbind_by_prefix(index, &odd)
+        {
+            let place = |address| addresses.iter().position(|wanted| *wanted == address);
+            let failed = odd.into_iter().filter_map(place);
+            failures.extend(failed.map(|index| crate::ports::ItemFailure { index, error: error.clone() }));
+            failures.sort_by_key(|failure| failure.index);
+        }
+        failures
+    }
+}

@@ -1,0 +1,194 @@
+//! Local routes: a whole network whose every address is this host's, without one address bound.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipset::IpSpan;
+use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_batch::{Attrs, BatchReport, Connection, Errno, Error, WireError, attrs};
+
+use super::{AF_UNSPEC, family_of, get_address, link, open, put_address, split};
+use crate::kernel::error::{all, batch, errno_kind, netlink};
+use crate::kernel::lazy::Lazy;
+use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind};
+
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
+const RTM_GETROUTE: u16 = 26;
+
+/// `RT_TABLE_LOCAL`: looked at before every other table.
+const TABLE_LOCAL: u8 = 255;
+/// `RTPROT_STATIC`: made by an administrator, as against those that the kernel makes for each bound address.
+const STATIC: u8 = 4;
+/// `RT_SCOPE_HOST`.
+const SCOPE_HOST: u8 = 254;
+/// `RTN_LOCAL`.
+const LOCAL: u8 = 2;
+
+attrs! {
+    /// A route.
+    "RTA_",
+    pub enum RouteAttr<'a> {
+        /// Its network; missing for all addresses.
+        DST = 1 => Destination(&'a [u8]),
+        /// The device.
+        OIF = 4 => Device(u32),
+    }
+}
+
+/// Networks that are local as a whole ("AnyIP"): `ip route add local 10.96.0.0/12 dev lo`.
+///
+/// Not part of a pass: a second way of taking packets for Services, which costs the same for any number of addresses. A route for a
+/// network that covers addresses of other hosts takes their packets too, so it must be a range that is the Services' alone.
+pub struct LocalRoutes {
+    connection: Lazy<Connection, Error>,
+}
+
+impl fmt::Debug for LocalRoutes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalRoutes").field("connection", &self.connection).finish()
+    }
+}
+
+impl Default for LocalRoutes {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// `struct rtmsg`.
+fn header(family: u8, length: u8) -> [u8; 12] {
+    [family, length, 0, 0, TABLE_LOCAL, STATIC, SCOPE_HOST, LOCAL, 0, 0, 0, 0]
+}
+
+/// A route of the local table that an administrator made.
+fn read(payload: &[u8]) -> Result<Option<(u32, IpSpan)>, WireError> {
+    let (header, attributes) = split::<12>(payload)?;
+    let &[family, length, _, _, table, protocol, _, kind, ..] = header;
+    if (table, protocol, kind) != (TABLE_LOCAL, STATIC, LOCAL) {
+        return Ok(None);
+    }
+    let (mut device, mut destination) = (0, None);
+    for attr in Attrs::<RouteAttr<'_>>::new(attributes).iter() {
+        match attr? {
+            RouteAttr::Destination(bytes) => destination = get_address(bytes),
+            RouteAttr::Device(index) => device = index,
+            RouteAttr::Unknown(_) => {}
+        }
+    }
+    let everything = if family == super::AF_INET { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+    let network = IpSpan::network(destination.unwrap_or(everything), length);
+    let value = |_| WireError::Value { attribute: "RTA_DST".to_owned(), value: format!("{destination:?}/{length}") };
+    Ok(Some((device, network.map_err(value)?)))
+}
+
+fn list(connection: &mut Connection) -> Result<Vec<(u32, IpSpan)>, Error> {
+    let dump = connection.dump(RTM_GETROUTE, 0, &header(AF_UNSPEC, 0), |_| {}, read)?;
+    Ok(dump.items.into_iter().flatten().collect())
+}
+
+impl LocalRoutes {
+    /// Opens a socket when it is first needed, in the network namespace of the calling thread.
+    pub fn new() -> Self {
+        LocalRoutes { connection: Lazy::new(open) }
+    }
+
+    fn call<T>(&mut self, doing: &str, ask: impl FnOnce(&mut Connection) -> Result<T, Error>) -> Result<T, PortError> {
+        let answer = self.connection.get().and_then(ask);
+        answer.map_err(|error| {
+            let (error, fatal) = netlink(&error, doing);
+            if fatal {
+                self.connection.close();
+            }
+            error
+        })
+    }
+
+    fn index(&mut self, device: &str) -> Result<u32, PortError> {
+        let doing = format!("looking device {device} up");
+        let found = self.call(&doing, |connection| link::get(connection, device))?;
+        let missing = || PortError::new(PortErrorKind::NotFound, format!("{doing}: there is no such device"));
+        Ok(found.ok_or_else(missing)?.index)
+    }
+
+    fn write(
+        &mut self,
+        device: &str,
+        networks: &[IpSpan],
+        kind: u16,
+        doing: &str,
+        classify: impl Fn(Errno) -> Option<PortErrorKind>,
+    ) -> ItemFailures {
+        let index = match self.index(device) {
+            Ok(index) => index,
+            Err(error) => return all(networks.len(), &error),
+        };
+        let mut impossible = Vec::new();
+        let mut places = Vec::new();
+        let mut possible = Vec::new();
+        for (place, network) in networks.iter().enumerate() {
+            match network.prefix() {
+                Some(length) => {
+                    places.push(place);
+                    possible.push((network.first(), length));
+                }
+                None => impossible.push(ItemFailure {
+                    index: place,
+                    error: PortError::new(PortErrorKind::Invalid, format!("{doing} {network}: it is not one network")),
+                }),
+            }
+        }
+        let report = match self.connection.get() {
+            Ok(connection) => send(connection, kind, index, &possible),
+            Err(error) => return all(networks.len(), &netlink(&error, doing).0),
+        };
+        if report.stopped.is_some() {
+            self.connection.close();
+        }
+        let name = |place: usize| {
+            possible.get(place).map_or_else(String::new, |(address, length)| format!("{doing} {address}/{length}"))
+        };
+        let refused = batch(report, name, classify).into_iter();
+        let refused = refused
+            .filter_map(|failure| Some(ItemFailure { index: *places.get(failure.index)?, error: failure.error }));
+        let mut failures: ItemFailures = impossible.into_iter().chain(refused).collect();
+        failures.sort_by_key(|failure| failure.index);
+        failures
+    }
+
+    /// Makes networks local; one that is counts as done.
+    pub fn add(&mut self, device: &str, networks: &[IpSpan]) -> ItemFailures {
+        self.write(device, networks, RTM_NEWROUTE, "adding local route", |errno| {
+            (errno != Errno::EEXIST).then(|| errno_kind(errno.0))
+        })
+    }
+
+    /// Takes such routes away; one that is not there counts as done.
+    pub fn delete(&mut self, device: &str, networks: &[IpSpan]) -> ItemFailures {
+        self.write(device, networks, RTM_DELROUTE, "deleting local route", |errno| {
+            (errno != Errno::ESRCH).then(|| errno_kind(errno.0))
+        })
+    }
+
+    /// The networks that were made local on a device by an administrator or by this; not the addresses bound to it.
+    ///
+    /// # Errors
+    /// [`PortErrorKind::NotFound`] without the device; when the routes could not be read as a whole.
+    pub fn list(&mut self, device: &str) -> Result<Vec<IpSpan>, PortError> {
+        let index = self.index(device)?;
+        let routes = self.call("listing local routes", list)?;
+        Ok(routes.into_iter().filter(|(device, _)| *device == index).map(|(_, network)| network).collect())
+    }
+}
+
+fn send(connection: &mut Connection, kind: u16, device: u32, networks: &[(IpAddr, u8)]) -> BatchReport {
+    let flags = if kind == RTM_NEWROUTE { NLM_F_CREATE | NLM_F_EXCL } else { 0 };
+    let mut batch = connection.batch();
+    for &(address, length) in networks {
+        batch.push(kind, flags, &header(family_of(address), length), |out| {
+            put_address(out, RouteAttr::DST, address);
+            out.attr(RouteAttr::OIF, &device);
+        });
+    }
+    batch.finish()
+}
