@@ -1,0 +1,234 @@
+//! Failures and crashes, which only the fake kernel has on demand.
+
+use ipset::Element;
+use iptables::{ChainName, Rule, TableName, Transaction};
+use ipvs::model::Family;
+use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
+use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::ports::PortErrorKind;
+use proxier_core::sets::{SetKey, SetKind};
+
+use super::ports::sets::service;
+use super::ports::{World, at, ips, kinds};
+
+const SET: SetKey = SetKey { family: Family::V4, kind: SetKind::ClusterIp };
+
+fn servers(count: u16) -> Vec<Operation> {
+    let key = |port| VirtualServerKey::tcp(format!("10.96.0.1:{port}").parse().unwrap());
+    (1..=count).map(|port| Operation::AddVirtualServer(VirtualServer::new(key(port), Scheduler::RoundRobin))).collect()
+}
+
+#[test]
+fn a_call_fails_before_or_after_it_took_effect() {
+    let mut kernel = FakeKernel::new();
+    kernel.fail(Fault::new(Call::LinksCreateDevice, PortErrorKind::Busy));
+    assert_eq!(kernel.ports().links.create_device("kube-ipvs0").unwrap_err().kind(), PortErrorKind::Busy);
+    assert!(!kernel.state().devices.contains_key("kube-ipvs0"));
+    kernel.fail(Fault::new(Call::LinksCreateDevice, PortErrorKind::Unknown).takes_effect());
+    assert_eq!(kernel.ports().links.create_device("kube-ipvs0").unwrap_err().kind(), PortErrorKind::Unknown);
+    assert!(kernel.state().devices.contains_key("kube-ipvs0"));
+    kernel.ports().links.create_device("kube-ipvs0").unwrap();
+}
+
+#[test]
+fn the_nth_call_of_a_family_fails() {
+    let mut kernel = FakeKernel::new();
+    kernel.fail(Fault::new(Call::RulesDump, PortErrorKind::Busy).after_calls(1).family(Family::V6));
+    let mut dump = |family| kernel.ports().rules.dump(family).map(drop).map_err(|error| error.kind());
+    let outcomes = [Family::V6, Family::V4, Family::V6, Family::V6].map(&mut dump);
+    assert_eq!(outcomes, [Ok(()), Ok(()), Err(PortErrorKind::Busy), Ok(())]);
+    kernel.fail(Fault::new(Call::RulesDump, PortErrorKind::Unavailable).family(Family::V6).every());
+    let mut dump = |family| kernel.ports().rules.dump(family).map(drop).map_err(|error| error.kind());
+    let outcomes = [Family::V6, Family::V4, Family::V6].map(&mut dump);
+    assert_eq!(outcomes, [Err(PortErrorKind::Unavailable), Ok(()), Err(PortErrorKind::Unavailable)]);
+    kernel.clear_faults();
+    kernel.ports().rules.dump(Family::V6).unwrap();
+}
+
+#[test]
+fn the_nth_item_fails() {
+    let mut kernel = FakeKernel::new();
+    kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).item(3));
+    kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Unknown).item(5).takes_effect());
+    let operations = servers(8);
+    assert_eq!(kernel.ports().ipvs.run(&operations[..2]), []);
+    let failures = kernel.ports().ipvs.run(&operations[2..]);
+    assert_eq!(kinds(&failures), [(1, PortErrorKind::Busy), (3, PortErrorKind::Unknown)]);
+    let ports: Vec<String> =
+        kernel.saved_ipvs().iter().map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect();
+    assert_eq!(ports, [1, 2, 3, 5, 6, 7, 8].map(|port| format!("10.96.0.1:{port}")));
+    // What the kernel itself refuses keeps its place.
+    kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).item(0));
+    let failures = kernel.ports().ipvs.run(&operations[2..5]);
+    assert_eq!(kinds(&failures), [(0, PortErrorKind::Busy), (2, PortErrorKind::AlreadyExists)]);
+}
+
+#[test]
+fn writes_are_counted_by_port() {
+    let mut kernel = FakeKernel::new();
+    let key = VirtualServerKey::tcp(at("10.96.0.1:1"));
+    let ports = kernel.ports();
+    ports.ipvs.run(&servers(3));
+    ports.ipvs.snapshot().unwrap();
+    ports.ipvs.real_servers(&key).unwrap();
+    ports.sets.create(SET, 1).unwrap();
+    ports.sets.entries(SET).unwrap();
+    ports.sets.add(SET, &[&service("10.96.0.1", 1), &service("10.96.0.1", 2)]);
+    ports.links.create_device("kube-ipvs0").unwrap();
+    ports.links.bind("kube-ipvs0", &ips(&["10.96.0.1"]));
+    ports.links.addresses().unwrap();
+    ports.sysctls.set("net/ipv4/ip_forward", "1").unwrap();
+    ports.sysctls.get("net/ipv4/ip_forward").unwrap();
+    ports.rules.dump(Family::V4).unwrap();
+    let writes = kernel.writes();
+    assert_eq!(
+        (writes.ipvs, writes.sets, writes.rules, writes.links, writes.sysctls, writes.conntrack),
+        (3, 3, 0, 2, 1, 0)
+    );
+    assert_eq!(writes.total(), 9);
+    kernel.ports().rules.restore(Family::V4, &two_tables()).unwrap();
+    assert_eq!(kernel.writes().rules, 2);
+    kernel.ports().rules.restore(Family::V4, &Transaction::new()).unwrap();
+    assert_eq!(kernel.writes().rules, 2);
+}
+
+fn two_tables() -> Transaction {
+    let mut change = Transaction::new();
+    for table in [TableName::NAT, TableName::FILTER] {
+        change.table(table).replace_chain(&ChainName::new("ONE").unwrap(), [Rule::parse("-j RETURN").unwrap()]);
+    }
+    change
+}
+
+#[test]
+fn a_process_dies_between_two_writes_wherever_they_are() {
+    let key = VirtualServerKey::tcp(at("10.96.0.1:1"));
+    // One write each, in order; the first so many are found.
+    for survived in 0..=9_u64 {
+        let mut kernel = FakeKernel::new();
+        kernel.crash_after(survived);
+        let ports = kernel.ports();
+        let mut failed = 0;
+        failed += ports.ipvs.run(&servers(2)).len();
+        failed += usize::from(ports.sets.create(SET, 1).is_err());
+        failed += ports.sets.add(SET, &[&service("10.96.0.1", 1), &service("10.96.0.1", 2)]).len();
+        failed += usize::from(ports.links.create_device("kube-ipvs0").is_err());
+        failed += ports.links.bind("kube-ipvs0", &ips(&["10.96.0.1"])).len();
+        let restored = ports.rules.restore(Family::V4, &two_tables());
+        let state = kernel.state();
+        let written = [
+            state.ipvs.lines().count(),
+            state.sets.len(),
+            state.sets.values().map(|(_, entries)| entries.len()).sum(),
+            usize::from(state.devices.contains_key("kube-ipvs0")),
+            state.devices.get("kube-ipvs0").map_or(0, Vec::len),
+            state.rules.values().map(|text| text.matches("-A ONE").count()).sum(),
+        ];
+        assert_eq!(written.iter().sum::<usize>(), usize::try_from(survived).unwrap(), "{written:?}");
+        assert_eq!((failed, restored.is_err()), (7_usize.saturating_sub(survived.try_into().unwrap()), survived < 9));
+        assert_eq!(kernel.has_crashed(), survived < 9);
+        if kernel.has_crashed() {
+            let ports = kernel.ports();
+            assert!(ports.ipvs.snapshot().is_err() && ports.links.addresses().is_err());
+            assert!(ports.ipvs.real_servers(&key).is_err() && ports.rules.dump(Family::V6).is_err());
+        }
+        kernel.restart();
+        assert_eq!(kernel.state(), state);
+        kernel.ports().rules.restore(Family::V4, &two_tables()).unwrap();
+    }
+}
+
+/// At no moment is a wanted entry missing that was there, and a new engine puts right whatever is left over.
+#[test]
+fn a_process_dies_while_it_replaces_a_set() {
+    let elements: Vec<Element> = (1..=40).map(|port| service("10.96.0.1", port)).collect();
+    let wanted: Vec<&Element> = elements.iter().collect();
+    let mut crashed = 0;
+    for survived in 0..20 {
+        let mut kernel = FakeKernel::new();
+        kernel.create_set("create KUBE-CLUSTER-IP hash:ip,port maxelem 64");
+        assert_eq!(kernel.ports().sets.add(SET, &wanted[..20]), []);
+        kernel.crash_after(survived);
+        let outcome = kernel.ports().sets.replace(SET, &wanted);
+        assert_eq!(outcome.is_err(), kernel.has_crashed());
+        crashed += u32::from(kernel.has_crashed());
+        kernel.restart();
+        let found = kernel.ports().sets.entries(SET).unwrap().unwrap();
+        assert!(elements[..20].iter().all(|element| found.contains(element)));
+        kernel.ports().sets.replace(SET, &wanted).unwrap();
+        assert_eq!(kernel.ports().sets.entries(SET).unwrap().unwrap().len(), 40);
+        kernel.ports().sets.destroy(SET).unwrap();
+        assert!(kernel.state().sets.is_empty());
+    }
+    // Before an older one left over is destroyed, the new one created, filled, swapped in, and the old one destroyed.
+    assert_eq!(crashed, 5);
+}
+
+#[test]
+fn clones_share_the_kernel_and_states_compare() {
+    let mut one = FakeKernel::new();
+    let mut other = one.clone();
+    assert_eq!(one.ports().ipvs.run(&servers(1)), []);
+    assert_eq!(kinds(&other.ports().ipvs.run(&servers(1))), [(0, PortErrorKind::AlreadyExists)]);
+    assert_eq!(one.state(), other.state());
+    let mut third = FakeKernel::new();
+    assert_ne!(one.state(), third.state());
+    third.ports().ipvs.run(&servers(1));
+    assert_eq!(one.state(), third.state());
+    let real = RealServer::new(at("10.244.1.1:80"));
+    let add = Operation::AddRealServer(VirtualServerKey::tcp(at("10.96.0.1:1")), real);
+    assert_eq!(other.ports().ipvs.run(&[add]), []);
+    assert_ne!(one.state(), third.state());
+}
+
+#[test]
+fn what_is_missing_is_unavailable_and_the_rest_goes_on() {
+    let mut kernel = FakeKernel::new();
+    kernel.set_dummy_present(false);
+    kernel.ipvs().set_present(false);
+    let ports = kernel.ports();
+    assert_eq!(ports.links.create_device("kube-ipvs0").unwrap_err().kind(), PortErrorKind::Unavailable);
+    assert_eq!(ports.ipvs.snapshot().unwrap_err().kind(), PortErrorKind::Unavailable);
+    assert_eq!(kinds(&ports.ipvs.run(&servers(2))), [(0, PortErrorKind::Unavailable), (1, PortErrorKind::Unavailable)]);
+    ports.sets.create(SET, 1).unwrap();
+    // The module is loaded meanwhile; and goes while a conversation is open.
+    kernel.ipvs().set_present(true);
+    assert_eq!(kernel.ports().ipvs.run(&servers(2)), []);
+    kernel.ipvs().set_present(false);
+    assert_eq!(kernel.ports().ipvs.snapshot().unwrap_err().kind(), PortErrorKind::Unavailable);
+    kernel.ipvs().set_present(true);
+    assert_eq!(kernel.ports().ipvs.snapshot().unwrap().entries.len(), 0);
+    kernel.set_ipv6(false);
+    kernel.set_dummy_present(true);
+    let ports = kernel.ports();
+    ports.links.create_device("kube-ipvs0").unwrap();
+    let failures = ports.links.bind("kube-ipvs0", &ips(&["10.96.0.1", "fd00::1"]));
+    assert_eq!(kinds(&failures), [(1, PortErrorKind::Unavailable)]);
+    kernel.ipvs().set_permitted(false);
+    assert_eq!(kernel.ports().ipvs.snapshot().unwrap_err().kind(), PortErrorKind::Permission);
+}
+
+#[test]
+fn a_held_lock_is_busy() {
+    let make = || iptables::fake::FakeHost::new().with_default(iptables::Backend::Legacy);
+    let mut kernel = FakeKernel::with_iptables(make);
+    kernel.ports().rules.restore(Family::V4, &two_tables()).unwrap();
+    kernel.with_host(|host| host.hold_lock(true));
+    let error = kernel.ports().rules.restore(Family::V4, &two_tables()).unwrap_err();
+    assert_eq!(error.kind(), PortErrorKind::Busy, "{error}");
+    kernel.with_host(|host| host.hold_lock(false));
+    kernel.ports().rules.restore(Family::V4, &two_tables()).unwrap();
+}
+
+#[test]
+fn without_programs_rules_are_unavailable() {
+    let make = || {
+        let host = iptables::fake::FakeHost::new();
+        host.without_programs(iptables::Backend::Legacy).without_programs(iptables::Backend::NfTables)
+    };
+    let mut kernel = FakeKernel::with_iptables(make);
+    let rules = kernel.ports().rules;
+    assert_eq!(rules.dump(Family::V4).unwrap_err().kind(), PortErrorKind::Unavailable);
+    assert_eq!(rules.has_random_fully(Family::V6).unwrap_err().kind(), PortErrorKind::Unavailable);
+    assert_eq!(rules.restore(Family::V6, &two_tables()).unwrap_err().kind(), PortErrorKind::Unavailable);
+}
