@@ -4,6 +4,7 @@ pub mod change;
 pub mod cli;
 pub mod cluster;
 pub mod duration;
+pub mod events;
 pub mod files;
 pub mod health;
 pub mod kubeproxyconfig;

@@ -6,7 +6,8 @@
 
 mod read;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -242,11 +243,13 @@ impl File {
         }
         let mut objects = BTreeMap::new();
         for (id, change) in contents.objects {
-            if objects.contains_key(&id) {
-                let reason = "is there twice; the first counts";
-                self.problems.push(Problem::new(origin, reason).of(format!("{} {}", id.0, id.1)));
-            } else {
-                objects.insert(id, change);
+            match objects.entry(id) {
+                Entry::Vacant(place) => drop(place.insert(change)),
+                Entry::Occupied(first) => {
+                    let (kind, key) = first.key();
+                    let reason = "is there twice; the first counts";
+                    self.problems.push(Problem::new(origin, reason).of(format!("{kind} {key}")));
+                }
             }
         }
         for id in contents.unreadable {

@@ -1,0 +1,258 @@
+//! Kubernetes Events: what an operator should find with `kubectl describe` of the Node or the Service.
+//!
+//! They are a courtesy: sent one after the other, never waited for, and dropped when there are too many.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use http::{Request, StatusCode, header};
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::client::Body;
+use proxier_core::snapshot::ObjectKey;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::cluster::Connection;
+use super::problem::Problem;
+
+/// What an Event is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Regarding {
+    /// This node.
+    Node,
+    /// A Service.
+    Service(ObjectKey),
+}
+
+/// Why there is an Event; kube-proxy's own reasons first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The proxy starts.
+    Starting,
+    /// The health server's address cannot be bound.
+    FailedToStartProxierHealthcheck,
+    /// The metrics server's address cannot be bound.
+    FailedToStartMetricServer,
+    /// A Service's health-check node port cannot be bound.
+    FailedToStartServiceHealthcheck,
+    /// `/sys` is read-only, so `nf_conntrack_max` may not take full effect.
+    ReadOnlySysFs,
+    /// A field of a Service or of its slices is impossible and left out. kube-proxy has no such Event.
+    InvalidField,
+    /// Another Service has the address and port already. kube-proxy has no such Event.
+    AddressConflict,
+    /// The kernel refuses what a Service needs. kube-proxy has no such Event.
+    FailedToProgram,
+}
+
+impl Reason {
+    /// Reason, action, and whether it is a warning.
+    fn words(self) -> (&'static str, &'static str, bool) {
+        match self {
+            Reason::Starting => ("Starting", "StartKubeProxy", false),
+            Reason::FailedToStartProxierHealthcheck => ("FailedToStartProxierHealthcheck", "StartKubeProxy", true),
+            Reason::FailedToStartMetricServer => ("FailedToStartMetricServer", "StartKubeProxy", true),
+            Reason::FailedToStartServiceHealthcheck => ("FailedToStartServiceHealthcheck", "Listen", true),
+            Reason::ReadOnlySysFs => ("readOnlySysFS", "StartKubeProxy", true),
+            Reason::InvalidField => ("InvalidField", "ReadService", true),
+            Reason::AddressConflict => ("AddressConflict", "ProgramService", true),
+            Reason::FailedToProgram => ("FailedToProgram", "ProgramService", true),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Report {
+    regarding: Regarding,
+    reason: Reason,
+    note: String,
+}
+
+/// Sends Events in the background. Without a cluster it does nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Recorder {
+    queue: Option<mpsc::Sender<Report>>,
+}
+
+/// The same Event is not sent again for so long.
+const AGAIN: Duration = Duration::from_secs(600);
+/// Events in a minute.
+const A_MINUTE: usize = 60;
+/// Longest note, in bytes (the API's limit).
+const NOTE: usize = 1024;
+/// Longest wait for the server.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl Recorder {
+    /// A recorder for a cluster. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Connection::client`].
+    pub async fn start(connection: Connection, node_name: &str) -> Result<Self, Problem> {
+        let client = connection.client().await?;
+        let (queue, reports) = mpsc::channel(128);
+        let sender =
+            Sender { connection, client, node_name: node_name.to_owned(), sent: HashMap::new(), forbidden: false };
+        tokio::spawn(sender.run(reports));
+        Ok(Recorder { queue: Some(queue) })
+    }
+
+    /// Tells something. Returns at once.
+    pub fn tell(&self, regarding: Regarding, reason: Reason, note: impl Into<String>) {
+        let Some(queue) = &self.queue else { return };
+        if queue.try_send(Report { regarding, reason, note: note.into() }).is_err() {
+            tracing::debug!("too many Events at once; one is dropped");
+        }
+    }
+}
+
+struct Sender {
+    connection: Connection,
+    client: Client,
+    node_name: String,
+    sent: HashMap<Report, Instant>,
+    /// Said once.
+    forbidden: bool,
+}
+
+impl Sender {
+    async fn run(mut self, mut reports: mpsc::Receiver<Report>) {
+        while let Some(report) = reports.recv().await {
+            let now = Instant::now();
+            self.sent.retain(|_, at| now.saturating_duration_since(*at) < AGAIN);
+            let lately = |at: &&Instant| now.saturating_duration_since(**at) < Duration::from_secs(60);
+            if self.sent.contains_key(&report) || self.sent.values().filter(lately).count() >= A_MINUTE {
+                continue;
+            }
+            match self.send(&report).await {
+                Ok(StatusCode::UNAUTHORIZED) => {
+                    if let Ok(client) = self.connection.client().await {
+                        self.client = client;
+                    }
+                }
+                Ok(StatusCode::FORBIDDEN) if !self.forbidden => {
+                    self.forbidden = true;
+                    tracing::warn!("Events are forbidden; allow create of events.events.k8s.io to see them");
+                }
+                Ok(status) if !status.is_success() => tracing::debug!("an Event was refused: {status}"),
+                Ok(_) => {}
+                Err(reason) => tracing::debug!("an Event was not sent: {reason}"),
+            }
+            self.sent.insert(report, now);
+        }
+    }
+
+    async fn send(&self, report: &Report) -> Result<StatusCode, String> {
+        let event = event(report, &self.node_name, SystemTime::now());
+        let namespace = event["metadata"]["namespace"].as_str().unwrap_or("default");
+        let request = Request::post(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(event.to_string().into_bytes()))
+            .map_err(|error| error.to_string())?;
+        let answer = tokio::time::timeout(PATIENCE, self.client.send(request)).await;
+        let answer = answer.map_err(|_elapsed| "no answer".to_owned())?;
+        answer.map(|answer| answer.status()).map_err(|error| error.to_string())
+    }
+}
+
+/// The object, as `events.k8s.io/v1` has it.
+fn event(report: &Report, node_name: &str, now: SystemTime) -> Value {
+    let (reason, action, warning) = report.reason.words();
+    let now = Timestamp::try_from(now).unwrap_or(Timestamp::UNIX_EPOCH);
+    let (name, namespace, regarding) = match &report.regarding {
+        // kube-proxy gives the Node's name for its UID too, and `kubectl describe node` looks for that.
+        Regarding::Node => {
+            (node_name, "default", json!({"kind": "Node", "apiVersion": "v1", "name": node_name, "uid": node_name}))
+        }
+        Regarding::Service(key) => {
+            let object =
+                json!({"kind": "Service", "apiVersion": "v1", "namespace": &*key.namespace, "name": &*key.name});
+            (&*key.name, &*key.namespace, object)
+        }
+    };
+    json!({
+        "apiVersion": "events.k8s.io/v1", "kind": "Event",
+        "metadata": {"name": format!("{name}.{:x}", now.as_nanosecond()), "namespace": namespace},
+        "eventTime": format!("{now:.6}"),
+        "reportingController": "kube-proxy",
+        "reportingInstance": format!("kube-proxy-{node_name}"),
+        "type": if warning { "Warning" } else { "Normal" },
+        "reason": reason, "action": action, "regarding": regarding, "note": cut(&report.note, NOTE),
+    })
+}
+
+/// At most so many bytes, in whole characters.
+fn cut(text: &str, bytes: usize) -> &str {
+    let mut end = text.len().min(bytes);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::apiserver::ApiServer;
+
+    use super::*;
+
+    #[test]
+    fn notes_are_as_long_as_the_server_takes_them() {
+        assert_eq!(cut("äöü", 5), "äö");
+        assert_eq!(cut("abc", 5), "abc");
+        let report = Report { regarding: Regarding::Node, reason: Reason::Starting, note: "ä".repeat(2000) };
+        let event = event(&report, "n1", SystemTime::UNIX_EPOCH);
+        assert_eq!(event["note"].as_str().unwrap().len(), NOTE);
+        assert_eq!(event["eventTime"], "1970-01-01T00:00:00.000000Z");
+    }
+
+    #[tokio::test]
+    async fn each_event_arrives_once() {
+        let server = ApiServer::start();
+        let connection = Connection { master: Some(server.url()), ..Connection::default() };
+        let recorder = Recorder::start(connection, "n1").await.unwrap();
+        let web = || Regarding::Service(ObjectKey::new("demo", "web"));
+        recorder.tell(Regarding::Node, Reason::Starting, "");
+        for _ in 0..3 {
+            recorder.tell(web(), Reason::FailedToStartServiceHealthcheck, "port 30000 is in use");
+        }
+        recorder.tell(web(), Reason::InvalidField, "spec.ports[0].port 70000: not a port");
+        for _ in 0..500 {
+            if server.events().len() == 3 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let events = server.events();
+        assert_eq!(events.len(), 3, "{events:?}");
+        assert_eq!(events[0]["regarding"], json!({"kind": "Node", "apiVersion": "v1", "name": "n1", "uid": "n1"}));
+        assert_eq!((&events[0]["type"], &events[0]["action"]), (&json!("Normal"), &json!("StartKubeProxy")));
+        assert_eq!((&events[1]["type"], &events[1]["action"]), (&json!("Warning"), &json!("Listen")));
+        assert_eq!(events[1]["metadata"]["namespace"], "demo");
+        assert_eq!(events[2]["reason"], "InvalidField");
+        let posted = server.requests().into_iter().find(|request| request.path.contains("demo")).unwrap();
+        assert_eq!(posted.path, "/apis/events.k8s.io/v1/namespaces/demo/events");
+    }
+
+    #[tokio::test]
+    async fn a_flood_is_cut_off() {
+        let server = ApiServer::start();
+        let connection = Connection { master: Some(server.url()), ..Connection::default() };
+        let recorder = Recorder::start(connection, "n1").await.unwrap();
+        for number in 0..100 {
+            recorder.tell(Regarding::Node, Reason::FailedToProgram, number.to_string());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(server.events().len(), A_MINUTE);
+    }
+
+    #[test]
+    fn without_a_cluster_nothing_happens() {
+        Recorder::default().tell(Regarding::Node, Reason::Starting, "");
+    }
+}
