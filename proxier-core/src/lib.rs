@@ -61,9 +61,9 @@
 //!
 //! # What it does not do
 //!
-//! It knows no clock, randomness, file, socket, process, log or lock: the same input gives the same output. It has no
-//! type of a Kubernetes client: [`objects`] are plain structs that `serde` reads from what an API server or `kubectl
-//! get -o json` prints.
+//! It knows no clock, randomness, file, socket, process, log or lock: the same input gives the same output. Only the ports of
+//! the features `kernel` and `testing` touch anything else. It has no type of a Kubernetes client: [`objects`] are plain
+//! structs that `serde` reads from what an API server or `kubectl get -o json` prints.
 //!
 //! Nothing fails: an impossible field is left out, the rest of the object counts, and a [`Rejection`] says what and
 //! why. So there is no error type.

@@ -131,6 +131,8 @@ impl ports::World for Kernel {
             format!("-j DNAT --to-destination {endpoint}")
         };
         run(program, &format!("-t nat -A OUTPUT {from} {to} {what}"));
+        // An emulated machine takes more than the usual 30 s for a few of these.
+        std::fs::write("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", "600\n").unwrap();
         let server = UdpSocket::bind(endpoint).unwrap();
         server.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
         let socket = UdpSocket::bind(client).unwrap();

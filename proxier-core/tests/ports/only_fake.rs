@@ -18,6 +18,15 @@ fn servers(count: u16) -> Vec<Operation> {
     (1..=count).map(|port| Operation::AddVirtualServer(VirtualServer::new(key(port), Scheduler::RoundRobin))).collect()
 }
 
+/// An engine works on them in a thread of its own.
+#[test]
+fn ports_can_be_sent_to_a_thread() {
+    fn is_send<T: Send>() {}
+    is_send::<FakeKernel>();
+    is_send::<proxier_core::kernel::KernelPorts>();
+    is_send::<proxier_core::kernel::Monitor>();
+}
+
 #[test]
 fn a_call_fails_before_or_after_it_took_effect() {
     let mut kernel = FakeKernel::new();
