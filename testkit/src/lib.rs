@@ -26,7 +26,9 @@ mod hexdiff;
 mod netns;
 pub mod oracle;
 mod require;
+pub mod tap;
 pub mod traffic;
+pub mod witness;
 
 pub use hexdiff::hexdiff;
 pub use netns::{Netns, NetnsGuard, veth_pair};
