@@ -74,7 +74,7 @@ fn open(path: &Path) -> Result<Vec<String>, Vec<String>> {
     }
 }
 
-async fn follow(path: &Path) -> Receiver<Event> {
+fn follow(path: &Path) -> Receiver<Event> {
     let (sender, receiver) = channel();
     let (manifests, first) = Manifests::open(vec![path.to_owned()], "n1").unwrap();
     tokio::spawn(async move { manifests.follow(first, &sender).await });
@@ -119,7 +119,9 @@ fn what_kubectl_and_the_api_server_print_is_read() {
     dir.write("node.json", recorded::NODE);
     let (_, changes) = Manifests::open(vec![dir.0.clone()], "n1").unwrap();
     let mut snapshot = Snapshot::default();
-    changes.into_iter().for_each(|change| snapshot.take(change));
+    for change in changes {
+        snapshot.take(change);
+    }
     let count = |text: &str| {
         let list: serde_json::Value = serde_json::from_str(text).unwrap();
         list["items"].as_array().unwrap().len()
@@ -154,7 +156,7 @@ fn only_when_nothing_can_be_read_is_that_the_end() {
 async fn changes_are_followed() {
     let dir = Dir::new("follow");
     dir.write("a.yaml", &format!("{}---\n{}", service("web", 80), service("other", 1)));
-    let mut changes = follow(&dir.0).await;
+    let mut changes = follow(&dir.0);
     assert_eq!([next(&mut changes).await, next(&mut changes).await], ["+other 1", "+web 80"]);
     assert_eq!(next(&mut changes).await, "synced");
     dir.write("a.yaml", &format!("{}---\n{}", service("web", 81), service("other", 1)));
@@ -176,7 +178,7 @@ async fn one_file_is_followed_too() {
     let dir = Dir::new("file");
     dir.write("a.yaml", &service("web", 80));
     dir.write("b.yaml", &service("other", 80));
-    let mut changes = follow(&dir.path("a.yaml")).await;
+    let mut changes = follow(&dir.path("a.yaml"));
     assert_eq!([next(&mut changes).await, next(&mut changes).await], ["+web 80", "synced"]);
     dir.replace("b.yaml", &service("other", 81));
     dir.replace("a.yaml", &service("web", 81));
@@ -196,7 +198,7 @@ async fn config_maps_are_followed() {
     };
     version(1);
     std::os::unix::fs::symlink("..data/web.yaml", dir.path("web.yaml")).unwrap();
-    let mut changes = follow(&dir.0).await;
+    let mut changes = follow(&dir.0);
     assert_eq!([next(&mut changes).await, next(&mut changes).await], ["+web 1", "synced"]);
     version(2);
     assert_eq!(next(&mut changes).await, "+web 2");
@@ -208,7 +210,7 @@ async fn a_file_counts_when_it_is_complete() {
     let dir = Dir::new("half");
     let whole = format!("{}---\n{}", service("a", 1), service("b", 1));
     dir.write("web.yaml", &whole);
-    let mut changes = follow(&dir.0).await;
+    let mut changes = follow(&dir.0);
     for expected in ["+a 1", "+b 1", "synced"] {
         assert_eq!(next(&mut changes).await, expected);
     }
@@ -226,7 +228,7 @@ async fn a_file_counts_when_it_is_complete() {
 async fn what_cannot_be_read_keeps_what_it_said() {
     let dir = Dir::new("keep");
     dir.write("web.yaml", &format!("{}---\n{}", service("a", 1), service("b", 1)));
-    let mut changes = follow(&dir.0).await;
+    let mut changes = follow(&dir.0);
     for expected in ["+a 1", "+b 1", "synced"] {
         assert_eq!(next(&mut changes).await, expected);
     }
