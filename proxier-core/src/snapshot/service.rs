@@ -1,5 +1,6 @@
 //! A Service with every value checked.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -285,6 +286,9 @@ fn check_ingress(object: &ServiceObject, report: &mut Reporter<'_>) -> Vec<IpAdd
 
 fn check_ports(objects: &[ServicePortObject], report: &mut Reporter<'_>) -> Vec<ServicePort> {
     let mut ports: Vec<ServicePort> = Vec::with_capacity(objects.len());
+    // Places by key and by number: a Service may come with tens of thousands of ports.
+    let mut names: BTreeMap<(Protocol, &str), usize> = BTreeMap::new();
+    let mut numbers: BTreeMap<(Protocol, u16), usize> = BTreeMap::new();
     for (index, object) in objects.iter().enumerate() {
         let field = |name: &str| format!("spec.ports[{index}].{name}");
         let Some(protocol) = Protocol::check(object.protocol.as_deref()) else {
@@ -303,14 +307,21 @@ fn check_ports(objects: &[ServicePortObject], report: &mut Reporter<'_>) -> Vec<
         }
         let name = object.name.as_deref().unwrap_or_default();
         let new = ServicePort { name: name.into(), protocol, port, node_port: checked };
-        let same = |earlier: &ServicePort| earlier.protocol == protocol;
-        if let Some(earlier) = ports.iter_mut().find(|earlier| same(earlier) && *earlier.name == *name) {
+        let named = names.get(&(protocol, name)).copied();
+        let numbered = numbers.get(&(protocol, port)).copied();
+        if numbered.is_some() && numbered != named {
+            report.reject(field("port"), port, "the number of an earlier port of this protocol; the port is left out");
+        } else if let Some(place) = named {
             // What kube-proxy does; the API server accepts no such Service.
             report.reject(field("name"), name, "the name of an earlier port, which this one replaces");
-            *earlier = new;
-        } else if ports.iter().any(|earlier| same(earlier) && earlier.port == port) {
-            report.reject(field("port"), port, "the number of an earlier port of this protocol; the port is left out");
+            if let Some(earlier) = ports.get_mut(place) {
+                numbers.remove(&(protocol, earlier.port));
+                *earlier = new;
+            }
+            numbers.insert((protocol, port), place);
         } else {
+            names.insert((protocol, name), ports.len());
+            numbers.insert((protocol, port), ports.len());
             ports.push(new);
         }
     }
