@@ -1,11 +1,17 @@
 //! Every scenario in `scenarios/`: what Services mean, readable by who knows the tools. See `scenarios/README.md`.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
+#[allow(dead_code, reason = "the real kernel is the other test's")]
 #[path = "scenarios/runner/mod.rs"]
 mod runner;
 
+use proxier_core::compile::Facts;
+use proxier_core::config::Config;
+use proxier_core::snapshot::{HostAddresses, Node, Store};
+use proxier_core::state::Desired;
 use runner::fake::Fake;
 use runner::pure::Pure;
+use serde_json::{Value, json};
 
 macro_rules! groups {
     ($($test:ident = $group:literal,)*) => {
@@ -52,6 +58,33 @@ fn run(group: &str) {
             if scenario.is_for_values() { runner::run(scenario, "values", Pure::boxed) } else { String::new() };
         values + &runner::run(scenario, "engine", Fake::boxed)
     });
+}
+
+/// What kube-proxy 1.28 arrives at, on the kernel in memory. `oracle.rs` compares values; here it is what is printed.
+#[test]
+fn corpus() {
+    let scenarios = runner::corpus::scenarios();
+    assert_eq!(scenarios.len(), 497);
+    runner::run_all("the corpus", &scenarios, |scenario| runner::run(scenario, "engine", Fake::boxed));
+}
+
+/// A Service with as many ports as an object has room for stops nobody, not even itself.
+#[test]
+fn tens_of_thousands_of_ports() {
+    let port = |number: u32| json!({"name": format!("p{number}"), "port": number, "nodePort": 0});
+    // Some that do not exist, some twice.
+    let ports: Vec<Value> = (0..20_000).chain(65_500..66_000).chain(1..500).map(port).collect();
+    let mut store = Store::new("node-a");
+    let many = json!({"metadata": {"name": "many"}, "spec": {"clusterIP": "10.96.0.10", "ports": ports}});
+    let web = json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.11", "ports": [{"port": 80}]}});
+    for object in [many, web] {
+        store.upsert_service(&serde_json::from_value(object).unwrap());
+    }
+    let facts = Facts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+    let desired = Desired::build(&store, &facts);
+    assert_eq!(desired.frontends().count(), 19_999 + 36 + 1);
+    // Port 0, those above 65535, and the second time of the others.
+    assert_eq!(store.rejections().count(), 1 + 464 + 499);
 }
 
 /// Each folder has its test, and the table in the README says how many scenarios there are.

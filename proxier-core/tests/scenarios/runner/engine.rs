@@ -25,8 +25,8 @@ pub(crate) trait Machine {
     /// Opens connections; see [`Step::connections`](super::format::Step).
     fn connect(&mut self, connections: &str);
 
-    /// What the tools print.
-    fn print(&mut self, printed: &mut Printed);
+    /// What the tools print; rules only if they are asked for.
+    fn print(&mut self, printed: &mut Printed, rules: bool);
 }
 
 /// Long enough for a real server without connections to have drained, too short for the next full pass.
@@ -139,10 +139,10 @@ where
         self.rejections = change.world.config().1;
     }
 
-    fn printed(&mut self) -> Printed {
+    fn printed(&mut self, rules: bool) -> Printed {
         let mut printed =
             Printed { trouble: std::mem::take(&mut self.trouble), wrote: self.wrote, ..Printed::default() };
-        self.machine.print(&mut printed);
+        self.machine.print(&mut printed, rules);
         printed.report(self.proxier.desired(), self.proxier.rejections().chain(&self.rejections));
         printed
     }

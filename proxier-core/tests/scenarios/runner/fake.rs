@@ -49,11 +49,11 @@ impl Machine for Fake {
     }
 
     fn edit(&mut self, edit: &KernelEdit) {
-        let text: String = edit.ipvsadm.lines().filter(|line| *line != "-C").map(|line| format!("{line}\n")).collect();
+        let lines: Vec<&str> = edit.ipvsadm.lines().filter(|line| *line != "-C").collect();
         if edit.ipvsadm.lines().any(|line| line == "-C") {
             self.kernel.ipvs().client().unwrap().flush_and_cut_everything().unwrap();
         }
-        self.kernel.ipvs().load(&text).unwrap();
+        self.kernel.ipvs().load(&lines.join("\n")).unwrap();
         edit.ipset.lines().for_each(|line| self.edit_set(line));
         for line in edit.addresses.lines() {
             let (command, address) = line.split_once(' ').unwrap();
@@ -80,7 +80,7 @@ impl Machine for Fake {
         assert!(self.kernel.ipvs().set_counters(&key, Some((&real, counts.0, counts.1)), 1, 1), "{connections}");
     }
 
-    fn print(&mut self, printed: &mut Printed) {
+    fn print(&mut self, printed: &mut Printed, rules: bool) {
         let state = self.kernel.state();
         printed.ipvsadm = printed::virtual_servers(&state.ipvs);
         let sets = state.sets.iter().flat_map(|(name, (_, entries))| {
@@ -90,6 +90,9 @@ impl Machine for Fake {
         let prefix = |address: &IpAddr| if address.is_ipv4() { 32 } else { 128 };
         let addresses = state.devices.get(DEVICE).into_iter().flatten();
         printed.addresses = printed::sorted(addresses.map(|address| format!("{address}/{}", prefix(address))));
+        if !rules {
+            return;
+        }
         let rules = |family| {
             let texts =
                 [Backend::Legacy, Backend::NfTables].into_iter().filter_map(|of| state.rules.get(&(family, of)));

@@ -106,6 +106,9 @@ pub(crate) struct Expect {
     /// Nothing was written for this step.
     #[serde(default)]
     pub(crate) unchanged: bool,
+    /// Reports and comments of rules are not known.
+    #[serde(skip)]
+    pub(crate) only_tools: bool,
 }
 
 /// How the node differs from before.
@@ -234,6 +237,11 @@ impl Scenario {
         }
     }
 
+    /// Only what the tools print is compared from now on, without comments.
+    pub(crate) fn without_reports(&mut self) {
+        self.expect.iter_mut().for_each(|expect| expect.only_tools = true);
+    }
+
     /// Whether functions on values can do it: time does not go by for them, and they know no rules of others.
     pub(crate) fn is_for_values(&self) -> bool {
         let edits = self.steps.iter().map(|step| &step.kernel).chain([&self.kernel]);
@@ -274,6 +282,7 @@ impl Default for Expect {
             health_checks: Vec::new(),
             no_local_endpoints: Vec::new(),
             unchanged: false,
+            only_tools: false,
         }
     }
 }

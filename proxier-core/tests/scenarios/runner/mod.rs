@@ -3,11 +3,13 @@
 //! What a scenario file may say is in `format`; what is done with it is in `pure` (functions on values) and `engine` (the
 //! reconciler on a kernel, in memory or real). `README.md` in the folder above says which group is about what.
 
+pub(crate) mod corpus;
 pub(crate) mod engine;
 pub(crate) mod fake;
 pub(crate) mod format;
 pub(crate) mod printed;
 pub(crate) mod pure;
+pub(crate) mod real;
 pub(crate) mod world;
 
 use std::fmt::Write as _;
@@ -63,8 +65,8 @@ pub(crate) trait Subject {
     /// Takes a change and works it off.
     fn change(&mut self, change: &Change<'_>);
 
-    /// What the tools print now, and what is reported.
-    fn printed(&mut self) -> Printed;
+    /// What the tools print now, and what is reported; rules only if they are asked for.
+    fn printed(&mut self, rules: bool) -> Printed;
 }
 
 /// Runs a scenario, and says how what came out differs from what it expects; empty when it does not.
@@ -77,7 +79,8 @@ pub(crate) fn run(scenario: &Scenario, what: &str, make: impl FnOnce(&world::Wor
     for (number, step) in steps.enumerate() {
         let change = world.take(step);
         subject.change(&change);
-        let found = subject.printed();
+        let rules = step.expect.iptables.is_some() || step.expect.ip6tables.is_some();
+        let found = subject.printed(rules);
         let mut differences = String::new();
         compare(&step.expect, &found, &mut differences);
         if !differences.is_empty() {
@@ -92,10 +95,18 @@ pub(crate) fn run(scenario: &Scenario, what: &str, make: impl FnOnce(&world::Wor
 
 /// Runs a group, and fails with all differences.
 pub(crate) fn run_group(group: &str, run: impl Fn(&Scenario) -> String) {
-    let scenarios = scenarios(group);
-    let report: String = scenarios.iter().map(run).collect();
+    run_all(group, &scenarios(group), run);
+}
+
+/// Runs scenarios, and fails with all differences.
+pub(crate) fn run_all<'a>(
+    what: &str,
+    scenarios: impl IntoIterator<Item = &'a Scenario>,
+    run: impl Fn(&Scenario) -> String,
+) {
+    let report: String = scenarios.into_iter().map(run).collect();
     let failed = report.lines().filter(|line| line.starts_with("== ")).count();
-    assert!(report.is_empty(), "{failed} differences in {group} (- expected, + found):\n{report}");
+    assert!(report.is_empty(), "{failed} differences in {what} (- expected, + found):\n{report}");
 }
 
 fn compare(expect: &Expect, found: &Printed, report: &mut String) {
@@ -119,15 +130,19 @@ fn compare(expect: &Expect, found: &Printed, report: &mut String) {
     {
         if let Some(expected) = expected {
             let expected = printed::rules(expected);
-            part(name, &expected, &printed::same_chains(&expected, found));
+            let found = printed::same_chains(&expected, found);
+            part(name, &expected, &if expect.only_tools { printed::without_comments(&found) } else { found });
         }
+    }
+    part("trouble", &[], &found.trouble);
+    if expect.only_tools {
+        return;
     }
     part("rejected", &printed::sorted(expect.rejected.clone()), &found.rejected);
     part("conflicts", &printed::sorted(expect.conflicts.clone()), &found.conflicts);
     part("health_checks", &printed::sorted(expect.health_checks.clone()), &found.health_checks);
     part("no_local_endpoints", &printed::sorted(expect.no_local_endpoints.clone()), &found.no_local_endpoints);
     part("refused", &printed::sorted(expect.refused.clone()), &found.refused);
-    part("trouble", &[], &found.trouble);
     if expect.unchanged {
         part("writes", &["none".to_owned()], &[if found.wrote { "some" } else { "none" }.to_owned()]);
     }

@@ -127,6 +127,18 @@ pub(crate) fn same_chains(expected: &[String], found: &[String]) -> Vec<String> 
     kept
 }
 
+/// The same rules without their comments.
+pub(crate) fn without_comments(rules: &[String]) -> Vec<String> {
+    let plain = |rule: &String| {
+        let Some((before, rest)) = rule.split_once(" -m comment --comment ") else { return rule.clone() };
+        let quoted = rest.strip_prefix('"').and_then(|rest| rest.split_once('"'));
+        let after =
+            quoted.map_or_else(|| rest.split_once(' ').map_or("", |(_, after)| after), |(_, after)| after.trim_start());
+        format!("{before} {after}")
+    };
+    rules.iter().map(plain).collect()
+}
+
 /// The rules that are to be, as `iptables-save` prints them.
 pub(crate) fn wanted_rules(rules: &Rules) -> Vec<String> {
     let host = iptables::fake::FakeHost::new();

@@ -97,10 +97,10 @@ impl Subject for Pure {
         }
     }
 
-    fn printed(&mut self) -> Printed {
-        let mut rules = Ruleset::default();
+    fn printed(&mut self, rules: bool) -> Printed {
+        let mut servers = Ruleset::default();
         for (key, server) in &self.observed.virtual_servers {
-            rules.entries.push(ipvs::text::Entry {
+            servers.entries.push(ipvs::text::Entry {
                 virtual_server: VirtualServer { key: *key, config: server.config },
                 real_servers: server.real_servers.to_vec(),
             });
@@ -113,11 +113,14 @@ impl Subject for Pure {
         let prefix = |address: &std::net::IpAddr| if address.is_ipv4() { 32 } else { 128 };
         let addresses = self.observed.addresses.iter().map(|address| format!("{address}/{}", prefix(address)));
         let wanted = |family: Family| {
+            if !rules {
+                return Vec::new();
+            }
             let inputs = Inputs::new(family, &self.desired, &self.facts, Capabilities::default());
             printed::wanted_rules(&compile(&inputs).unwrap())
         };
         let mut printed = Printed {
-            ipvsadm: printed::virtual_servers(&rules.to_string()),
+            ipvsadm: printed::virtual_servers(&servers.to_string()),
             ipset: printed::sorted(entries),
             addresses: printed::sorted(addresses),
             iptables: wanted(Family::V4),

@@ -67,19 +67,19 @@ impl World {
     }
 
     fn change_node(&mut self, change: &NodeChange) -> bool {
-        fn take<T: Clone>(own: &mut Option<T>, new: &Option<T>) -> bool {
+        fn take<T: Clone>(own: &mut Option<T>, new: Option<&T>) -> bool {
             if new.is_some() {
-                own.clone_from(new);
+                *own = new.cloned();
             }
             new.is_some()
         }
         let own = &mut self.node;
         let changes = [
-            take(&mut own.name, &change.name),
-            take(&mut own.zone, &change.zone),
-            take(&mut own.addresses, &change.addresses),
-            take(&mut own.interfaces, &change.interfaces),
-            take(&mut own.pod_cidrs, &change.pod_cidrs),
+            take(&mut own.name, change.name.as_ref()),
+            take(&mut own.zone, change.zone.as_ref()),
+            take(&mut own.addresses, change.addresses.as_ref()),
+            take(&mut own.interfaces, change.interfaces.as_ref()),
+            take(&mut own.pod_cidrs, change.pod_cidrs.as_ref()),
         ];
         changes.contains(&true)
     }

@@ -1,0 +1,102 @@
+//! The scenarios of `scenarios/` and of `oracle/` through the reconciler on real kernels: what `ipvsadm`, `ipset`,
+//! `iptables-save` and `ip` print then. Each has a network namespace of its own.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+#[allow(dead_code, reason = "functions on values and the kernel in memory are the other test's")]
+#[path = "scenarios/runner/mod.rs"]
+mod runner;
+
+use runner::Scenario;
+use runner::real::Real;
+use testkit::{Need, kernel_test};
+
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::IpVs,
+    Need::Scheduler("rr"),
+    Need::Scheduler("wlc"),
+    Need::Scheduler("lc"),
+    Need::Scheduler("sh"),
+    Need::Scheduler("mh"),
+    Need::Dummy,
+    Need::Ipset("hash:ip"),
+    Need::Ipset("hash:ip,port"),
+    Need::Ipset("hash:ip,port,ip"),
+    Need::Ipset("hash:ip,port,net"),
+    Need::Ipset("bitmap:port"),
+    Need::IptablesNft,
+];
+
+fn run(scenario: &Scenario) -> String {
+    let mut report = String::new();
+    kernel_test(NEEDS, || report = runner::run(scenario, "kernel", Real::boxed));
+    report
+}
+
+macro_rules! groups {
+    ($($test:ident = $group:literal,)*) => {
+        const GROUPS: &[&str] = &[$($group),*];
+
+        $(#[test]
+        fn $test() {
+            runner::run_group($group, |scenario| {
+                // How many connections there are is up to a real kernel.
+                if scenario.needs_connections() { String::new() } else { run(scenario) }
+            });
+        })*
+    };
+}
+
+groups! {
+    adoption = "adoption",
+    bad_input = "bad-input",
+    changes = "changes",
+    cluster_ip = "cluster-ip",
+    draining = "draining",
+    dual_stack = "dual-stack",
+    endpoint_slices = "endpoint-slices",
+    external_ips = "external-ips",
+    hairpin = "hairpin",
+    health_checks = "health-checks",
+    ignored_services = "ignored-services",
+    load_balancer = "load-balancer",
+    node_ports = "node-ports",
+    ports = "ports",
+    repair = "repair",
+    reserved_places = "reserved-places",
+    rules = "rules",
+    schedulers = "schedulers",
+    session_affinity = "session-affinity",
+    shared_addresses = "shared-addresses",
+    source_ranges = "source-ranges",
+    terminating = "terminating",
+    topology = "topology",
+    traffic_policy = "traffic-policy",
+}
+
+#[test]
+fn no_group_is_left_out() {
+    assert_eq!(runner::groups(), GROUPS);
+}
+
+macro_rules! corpus {
+    ($($test:ident = $part:literal,)*) => {
+        $(#[test]
+        fn $test() {
+            let scenarios = runner::corpus::scenarios();
+            assert_eq!(scenarios.len(), 497);
+            runner::run_all("the corpus", scenarios.iter().skip($part).step_by(8), run);
+        })*
+    };
+}
+
+corpus! {
+    corpus_0 = 0,
+    corpus_1 = 1,
+    corpus_2 = 2,
+    corpus_3 = 3,
+    corpus_4 = 4,
+    corpus_5 = 5,
+    corpus_6 = 6,
+    corpus_7 = 7,
+}

@@ -1,0 +1,188 @@
+//! The scenarios of `tests/oracle` in the form of the others: what kube-proxy 1.28 arrives at, as the tools print it.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::io::Read as _;
+use std::net::IpAddr;
+
+use ipset::Entry;
+use ipvs::model::Family;
+use proxier_core::sets::SetKey;
+use serde_json::{Map, Value, json};
+
+use super::Scenario;
+
+/// All of them, each with the differences that are wanted; `tests/oracle.rs` has the reasons.
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let mut text = String::new();
+    let compressed = include_bytes!("../../oracle/corpus.jsonl.gz");
+    flate2::read::GzDecoder::new(&compressed[..]).read_to_string(&mut text).unwrap();
+    text.lines().map(|line| scenario(&serde_json::from_str(line).unwrap())).collect()
+}
+
+fn scenario(line: &Value) -> Scenario {
+    let node = &line["node"];
+    let node_addresses: Vec<&Value> = node["nodeIP"].as_object().unwrap().values().collect();
+    let zone = node["labels"]["topology.kubernetes.io/zone"].as_str().unwrap_or_default();
+    let id = line["id"].as_str().unwrap();
+    let mut scenario: Scenario = serde_json::from_value(json!({
+        "title": id,
+        "why": "the reference says so",
+        "node": {"name": node["name"], "zone": zone, "addresses": node_addresses, "interfaces": node["interfaces"]},
+        "config": config(&line["config"]),
+        "options": {"families": line["family"], "topology": "AnnotatedHints"},
+        "objects": objects(line),
+        "expect": expect(line),
+    }))
+    .unwrap();
+    scenario.file = format!("corpus {id}");
+    scenario.check();
+    scenario.without_reports();
+    scenario
+}
+
+fn config(flat: &Value) -> Value {
+    let mut config = json!({"ipvs": {}, "iptables": {}});
+    for (name, value) in flat.as_object().unwrap() {
+        let part = match name.as_str() {
+            "scheduler" => &mut config["ipvs"],
+            "masqueradeAll" => &mut config["iptables"],
+            _ => &mut config,
+        };
+        part[name] = value.clone();
+    }
+    config
+}
+
+fn objects(line: &Value) -> Vec<Value> {
+    let of = |list: &str, kind: &'static str| {
+        let objects = line[list].as_array().unwrap().clone();
+        objects.into_iter().map(move |mut object| {
+            object["kind"] = kind.into();
+            object
+        })
+    };
+    of("services", "Service").chain(of("endpointSlices", "EndpointSlice")).collect()
+}
+
+fn expect(line: &Value) -> Value {
+    let mut servers = String::new();
+    let mut entries: BTreeMap<SetKey, Vec<String>> = BTreeMap::new();
+    let mut addresses = Vec::new();
+    let mut rules = Map::new();
+    for (family, state) in line["expect"].as_object().unwrap() {
+        let family = if family == "IPv4" { Family::V4 } else { Family::V6 };
+        for (at, server) in state["virtualServers"].as_object().unwrap() {
+            servers.push_str(&virtual_server(at, server));
+        }
+        for address in state["dummy"].as_array().unwrap() {
+            let address: IpAddr = address.as_str().unwrap().parse().unwrap();
+            addresses.push(format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 }));
+        }
+        for set in SetKey::all(family) {
+            let texts = state["ipsets"][set.name()].as_array().cloned().unwrap_or_default();
+            let parsed = texts.iter().map(|text| {
+                let text: String = text.as_str().unwrap().chars().filter(|c| !c.is_whitespace()).collect();
+                Entry::parse(set.kind.set_type(), &text).unwrap().to_string()
+            });
+            entries.entry(set).or_default().extend(parsed);
+        }
+        open_health_checks(line, family, &mut entries);
+        let program = if family == Family::V4 { "iptables" } else { "ip6tables" };
+        rules.insert(program.to_owned(), chains(family, &state["iptables"], &entries).into());
+    }
+    let mut sets = String::new();
+    for (set, entries) in entries {
+        sets.extend(entries.iter().map(|entry| format!("add {set} {entry}\n")));
+    }
+    let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
+    let mut expect = json!({"ipvsadm": or_none(servers), "ipset": or_none(sets), "addresses": addresses});
+    expect.as_object_mut().unwrap().extend(rules);
+    expect
+}
+
+fn virtual_server(at: &str, server: &Value) -> String {
+    let (at, protocol) = at.split_once('/').unwrap();
+    let option = match protocol {
+        "TCP" => "-t",
+        "UDP" => "-u",
+        _ => "--sctp-service",
+    };
+    let scheduler = server["scheduler"].as_str().unwrap();
+    let flags = server["flags"].as_u64().unwrap();
+    let persistence = if flags & 1 == 0 { String::new() } else { format!(" -p {}", server["timeout"]) };
+    // Without mh-fallback new connections are lost while a real server drains.
+    let scheduler_flags = if flags & 16 == 0 { "" } else { " -b mh-fallback,mh-port" };
+    let mut text = format!("-A {option} {at} -s {scheduler}{persistence}{scheduler_flags}\n");
+    for (real, weight) in server["realServers"].as_object().unwrap() {
+        append(&mut text, format_args!("-a {option} {at} -r {real} -m -w {weight}\n"));
+    }
+    text
+}
+
+/// Writing to a String cannot fail.
+fn append(text: &mut String, new: fmt::Arguments<'_>) {
+    text.write_fmt(new).unwrap();
+}
+
+/// A health-check port is open even where no address serves node ports (behaviour Q47).
+fn open_health_checks(line: &Value, family: Family, entries: &mut BTreeMap<SetKey, Vec<String>>) {
+    let set = SetKey::all(family).find(|set| set.name().ends_with("-HEALTH-CHECK-NODE-PORT")).unwrap();
+    let named = if family == Family::V4 { "IPv4" } else { "IPv6" };
+    for service in line["services"].as_array().unwrap() {
+        let spec = &service["spec"];
+        let deserves = spec["externalTrafficPolicy"] == "Local" && spec["type"] == "LoadBalancer";
+        let families = spec["ipFamilies"].as_array().cloned().unwrap_or_default();
+        let port = spec["healthCheckNodePort"].as_u64().filter(|port| *port != 0).map(|port| port.to_string());
+        let served = spec["clusterIP"] != "None" && families.iter().any(|family| family == named);
+        let known = entries.entry(set).or_default();
+        known.extend(port.filter(|port| deserves && served && !known.contains(port)));
+    }
+}
+
+/// The chains as text, with the rule that external IPs with policy Local are not rejected (behaviour Q21). The chain that came
+/// later, `KUBE-IPVS-OUT-FILTER`, is made of what the sets say.
+fn chains(family: Family, tables: &Value, entries: &BTreeMap<SetKey, Vec<String>>) -> String {
+    let set = |end: &str| SetKey::all(family).find(|set| set.name().ends_with(end)).unwrap();
+    let external = format!("-m set --match-set {} dst,dst -j RETURN", set("-EXTERNAL-IP"));
+    let mut text = String::new();
+    for (table, chains) in tables.as_object().unwrap() {
+        append(&mut text, format_args!("*{table}\n"));
+        for (chain, rules) in chains.as_object().unwrap() {
+            append(&mut text, format_args!(":{chain} - [0:0]\n"));
+            for rule in rules.as_array().unwrap().iter().map(|rule| rule.as_str().unwrap()) {
+                append(&mut text, format_args!("-A {chain} {rule}\n"));
+                if chain == "KUBE-IPVS-FILTER" && rule == external {
+                    let local = set("-EXTERNAL-IP-LOCAL");
+                    append(&mut text, format_args!("-A {chain} -m set --match-set {local} dst,dst -j RETURN\n"));
+                }
+            }
+        }
+        if table == "filter" {
+            text.push_str(":KUBE-IPVS-OUT-FILTER - [0:0]\n");
+            text.push_str(&barred(&entries[&set("-LOAD-BALANCER-FW")], &entries[&set("-LOAD-BALANCER-SOURCE-IP")]));
+        }
+    }
+    text
+}
+
+/// Load balancers with source ranges that leave the node out.
+fn barred(guarded: &[String], open: &[String]) -> String {
+    let mut rules = Vec::new();
+    for entry in guarded {
+        let (address, rest) = entry.split_once(',').unwrap();
+        if !open.contains(&format!("{entry},{address}")) {
+            let (protocol, port) = rest.split_once(':').unwrap();
+            rules.push((address.parse::<IpAddr>().unwrap(), protocol, port.parse::<u16>().unwrap()));
+        }
+    }
+    // By protocol first, as virtual servers are sorted.
+    let rank = |protocol: &str| ["tcp", "udp", "sctp"].iter().position(|of| *of == protocol);
+    rules.sort_by_key(|(address, protocol, port)| (rank(protocol), *address, *port));
+    let rule = |(address, protocol, port): (IpAddr, &str, u16)| {
+        format!(
+            "-A KUBE-IPVS-OUT-FILTER -s {address} -m ipvs --vaddr {address} --vproto {protocol} --vport {port} -j DROP\n"
+        )
+    };
+    rules.into_iter().map(rule).collect()
+}
