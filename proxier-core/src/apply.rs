@@ -1,29 +1,33 @@
 //! Carrying out a plan.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod operations;
+
+use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipset::Element;
-use ipvs::model::Weight;
-use ipvs::{Operation, RealServer, VirtualServerKey};
+use ipvs::VirtualServerKey;
 
 use crate::config::Config;
-use crate::observed::{Observed, ObservedServer};
+use crate::observed::{Observed, marks};
 use crate::plan::{Plan, RulesChange};
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Sets};
-use crate::report::{Applied, bound_too_early};
+use crate::report::{self, Applied};
 use crate::sets::SetKey;
 use crate::state::Desired;
 use crate::step::{Action, Names, Part, Step};
 
 /// Carries out a plan, stage by stage, and notes in `observed` what the kernel confirmed.
 ///
-/// Every operation has an outcome. One that fails does not stop those that do not depend on it. What is there when it
-/// is to be added is brought to what is wanted; what is gone when it is to be changed is made; what is gone when it is to
-/// be deleted is done. A set that is full is replaced by a larger one.
+/// Every operation has an outcome. One that fails does not stop those that do not depend on it; those that do are not
+/// tried, and say so ([`PortErrorKind::Skipped`]). What is there when it is to be added is brought to what is wanted; what
+/// is gone when it is to be changed is made; what is gone when it is to be deleted is done. A set that is full is replaced
+/// by a larger one.
 ///
-/// After a failure `observed` may be behind the kernel: it should be read again.
+/// A virtual server that cannot be deleted keeps the entries and the address that tell that it is ours: without them it
+/// would be taken for somebody else's, and stay for ever.
+///
+/// After a failure or a surprise ([`Applied::surprises`]) `observed` may be behind the kernel: it should be read again.
 pub fn apply(
     plan: &Plan,
     desired: &Desired,
@@ -31,10 +35,11 @@ pub fn apply(
     names: &Names<'_>,
     ports: &mut Ports<'_>,
 ) -> Applied {
-    let mut run = Run { desired, observed, names, applied: Applied::default() };
+    let mut run = Run { desired, observed, names, applied: Applied::default(), missing: BTreeSet::new() };
+    let mut device = true;
     if plan.create_device {
         let outcome = ports.links.create_device(Config::DUMMY_DEVICE);
-        run.applied.note(Step::device, outcome);
+        device = run.applied.note(Step::device, outcome);
     }
     for change in &plan.sysctls {
         let outcome = ports.sysctls.set(&change.path, &change.to);
@@ -51,14 +56,14 @@ pub fn apply(
         run.add_entries(*set, elements, ports.sets);
     }
     run.restore(&plan.rules, ports);
-    let unserved = run.operations(&plan.serve, ports);
-    run.bind(&plan.bind, &unserved, ports);
-    run.operations(&plan.retire, ports);
+    let unserved = run.operations(&plan.serve, ports.ipvs).unserved;
+    run.bind(&plan.bind, device, &unserved, ports);
+    let left = run.operations(&plan.retire, ports.ipvs).left;
     for (set, elements) in &plan.delete_entries {
-        run.delete_entries(*set, elements, ports.sets);
+        run.delete_entries(*set, elements, &left, ports.sets);
     }
     run.restore(&plan.relax, ports);
-    run.unbind(&plan.unbind, ports);
+    run.unbind(&plan.unbind, &left, ports);
     if !plan.forget.is_empty() {
         match ports.conntrack.forget_udp(&plan.forget) {
             Ok(flows) => {
@@ -76,6 +81,8 @@ struct Run<'a, 'n> {
     observed: &'a mut Observed,
     names: &'a Names<'n>,
     applied: Applied,
+    /// Sets that could not be created.
+    missing: BTreeSet<SetKey>,
 }
 
 /// Splits items by whether their place is among the failures, which are sorted by it here.
@@ -95,7 +102,11 @@ fn split<T>(items: &[T], mut failures: ItemFailures) -> (Vec<&T>, Vec<(&T, PortE
 impl Run<'_, '_> {
     fn restore(&mut self, rules: &[RulesChange], ports: &mut Ports<'_>) {
         for change in rules {
-            let outcome = ports.rules.restore(change.family, change.changes.transaction());
+            let missing = self.missing.iter().find(|set| set.family == change.family);
+            let outcome = match missing {
+                Some(set) => Err(report::not_without_set(*set)),
+                None => ports.rules.restore(change.family, change.changes.transaction()),
+            };
             if self.applied.note(|| Step::rules(change), outcome) {
                 self.applied.restored.push(change.family);
             }
@@ -106,32 +117,56 @@ impl Run<'_, '_> {
         let outcome = sets.create(set, self.desired.entries(set).count());
         if self.applied.note(|| Step::create_set(set), outcome) {
             self.observed.sets.entry(set).or_default();
+        } else {
+            self.missing.insert(set);
         }
     }
 
     fn add_entries(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
+        if self.missing.contains(&set) {
+            for element in elements {
+                self.applied.fail(Step::entry(Action::Add, set, element), report::not_without_set(set));
+            }
+            return;
+        }
         let refs: Vec<&Element> = elements.iter().collect();
-        let (done, failed) = split(&refs, sets.add(set, &refs));
-        let full = failed.iter().any(|(_, error)| error.kind() == PortErrorKind::Full);
-        if full {
-            let wanted: Vec<&Element> = self.desired.entries(set).collect();
-            if let Ok(()) = sets.replace(set, &wanted) {
-                self.applied.count(Part::Entry, Action::Add, elements.len());
-                self.observed.sets.insert(set, wanted.into_iter().cloned().collect());
-                return;
+        let (done, mut failed) = split(&refs, sets.add(set, &refs));
+        if failed.iter().any(|(_, error)| error.kind() == PortErrorKind::Full) {
+            // What has to go stays for now: virtual servers may still need it.
+            let there: BTreeSet<&Element> = self.observed.sets.get(&set).into_iter().flatten().collect();
+            let all: Vec<&Element> =
+                there.into_iter().chain(self.desired.entries(set)).collect::<BTreeSet<_>>().into_iter().collect();
+            match sets.replace(set, &all) {
+                Ok(()) => {
+                    self.applied.count(Part::Entry, Action::Add, elements.len());
+                    let all = all.into_iter().cloned().collect();
+                    self.observed.sets.insert(set, all);
+                    return;
+                }
+                Err(error) => failed.iter_mut().for_each(|(_, why)| *why = error.clone()),
             }
         }
         self.applied.count(Part::Entry, Action::Add, done.len());
-        self.observed.sets.entry(set).or_default().extend(done.into_iter().map(|element| (*element).clone()));
+        if !done.is_empty() {
+            let done = done.into_iter().map(|element| (*element).clone());
+            self.observed.sets.entry(set).or_default().extend(done);
+        }
         for (element, error) in failed {
             self.applied.fail(Step::entry(Action::Add, set, element), error);
         }
     }
 
-    fn delete_entries(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
-        // A replaced set has lost them already.
-        let there = |element: &&Element| self.observed.has_entry(set, element);
-        let refs: Vec<&Element> = elements.iter().filter(there).collect();
+    fn delete_entries(&mut self, set: SetKey, elements: &[Element], left: &[VirtualServerKey], sets: &mut dyn Sets) {
+        let needed = |element: &Element| left.iter().find(|key| marks(key).any(|mark| mark == (set, element.clone())));
+        let mut refs: Vec<&Element> = Vec::with_capacity(elements.len());
+        for element in elements {
+            match needed(element) {
+                Some(key) => {
+                    self.applied.fail(Step::entry(Action::Delete, set, element), report::needed_by(key));
+                }
+                None => refs.push(element),
+            }
+        }
         let (done, failed) = split(&refs, sets.delete(set, &refs));
         self.applied.count(Part::Entry, Action::Delete, done.len());
         if let Some(entries) = self.observed.sets.get_mut(&set) {
@@ -144,9 +179,9 @@ impl Run<'_, '_> {
         }
     }
 
-    fn bind(&mut self, addresses: &[IpAddr], unserved: &BTreeSet<IpAddr>, ports: &mut Ports<'_>) {
+    fn bind(&mut self, addresses: &[IpAddr], device: bool, unserved: &BTreeSet<IpAddr>, ports: &mut Ports<'_>) {
         let (skipped, wanted): (Vec<IpAddr>, Vec<IpAddr>) =
-            addresses.iter().partition(|address| unserved.contains(address));
+            addresses.iter().partition(|address| !device || unserved.contains(address));
         if !wanted.is_empty() {
             let (done, failed) = split(&wanted, ports.links.bind(Config::DUMMY_DEVICE, &wanted));
             self.applied.count(Part::Address, Action::Add, done.len());
@@ -156,15 +191,26 @@ impl Run<'_, '_> {
             }
         }
         for address in skipped {
-            self.applied.fail(Step::address(Action::Add, address), bound_too_early(address));
+            let why = if device { report::bound_too_early(address) } else { report::not_without_device(address) };
+            self.applied.fail(Step::address(Action::Add, address), why);
         }
     }
 
-    fn unbind(&mut self, addresses: &[IpAddr], ports: &mut Ports<'_>) {
-        if addresses.is_empty() {
+    fn unbind(&mut self, addresses: &[IpAddr], left: &[VirtualServerKey], ports: &mut Ports<'_>) {
+        let needed = |address: &IpAddr| {
+            left.iter().find(|key| matches!(key, VirtualServerKey::Address { addr, .. } if addr == address))
+        };
+        let mut going: Vec<IpAddr> = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            match needed(address) {
+                Some(key) => self.applied.fail(Step::address(Action::Delete, *address), report::needed_by(key)),
+                None => going.push(*address),
+            }
+        }
+        if going.is_empty() {
             return;
         }
-        let (done, failed) = split(addresses, ports.links.unbind(Config::DUMMY_DEVICE, addresses));
+        let (done, failed) = split(&going, ports.links.unbind(Config::DUMMY_DEVICE, &going));
         self.applied.count(Part::Address, Action::Delete, done.len());
         for address in done {
             self.observed.addresses.remove(address);
@@ -172,206 +218,5 @@ impl Run<'_, '_> {
         for (address, error) in failed {
             self.applied.fail(Step::address(Action::Delete, *address), error);
         }
-    }
-
-    /// Returns the addresses of which no virtual server exists after this.
-    fn operations(&mut self, operations: &[Operation], ports: &mut Ports<'_>) -> BTreeSet<IpAddr> {
-        if operations.is_empty() {
-            return BTreeSet::new();
-        }
-        let failures = ports.ipvs.run(operations);
-        let (mut again, mut failed) = (Vec::new(), BTreeMap::new());
-        for ItemFailure { index, error } in failures {
-            let Some(operation) = operations.get(index) else { continue };
-            match self.second_try(operation, &error) {
-                SecondTry::Settled => {}
-                SecondTry::Run(more) => again.extend(more.into_iter().map(|more| (index, more))),
-                SecondTry::No => {
-                    failed.insert(index, error);
-                }
-            }
-        }
-        if !again.is_empty() {
-            let list: Vec<Operation> = again.iter().map(|(_, operation)| *operation).collect();
-            for ItemFailure { index, error } in ports.ipvs.run(&list) {
-                if let Some((original, _)) = again.get(index) {
-                    failed.entry(*original).or_insert(error);
-                }
-            }
-        }
-        self.note_operations(operations, failed)
-    }
-
-    /// What to do when the kernel holds something else than was thought.
-    fn second_try(&self, operation: &Operation, error: &PortError) -> SecondTry {
-        match (operation, error.kind()) {
-            (Operation::AddVirtualServer(server), PortErrorKind::AlreadyExists) => {
-                SecondTry::Run(vec![Operation::UpdateVirtualServer(*server)])
-            }
-            (Operation::AddRealServer(key, server), PortErrorKind::AlreadyExists) => {
-                SecondTry::Run(vec![Operation::UpdateRealServer(*key, *server)])
-            }
-            (Operation::UpdateVirtualServer(server), PortErrorKind::NotFound) => {
-                // Somebody deleted it: its other real servers are missing as well.
-                let mut all = vec![Operation::AddVirtualServer(*server)];
-                let frontend = self.desired.frontend(&server.key);
-                let servers = frontend.map_or(&[][..], |frontend| &frontend.real_servers);
-                all.extend(servers.iter().map(|real| Operation::AddRealServer(server.key, *real)));
-                SecondTry::Run(all)
-            }
-            (Operation::UpdateRealServer(_, server), PortErrorKind::NotFound)
-                if server.config.weight == Weight::DRAIN =>
-            {
-                SecondTry::Settled
-            }
-            (Operation::UpdateRealServer(key, server), PortErrorKind::NotFound) => {
-                SecondTry::Run(vec![Operation::AddRealServer(*key, *server)])
-            }
-            (Operation::DeleteVirtualServer(_) | Operation::DeleteRealServer(..), PortErrorKind::NotFound) => {
-                SecondTry::Settled
-            }
-            _ => SecondTry::No,
-        }
-    }
-
-    /// Counts outcomes and notes what the kernel holds now, one virtual server at a time.
-    fn note_operations(
-        &mut self,
-        operations: &[Operation],
-        mut failed: BTreeMap<usize, PortError>,
-    ) -> BTreeSet<IpAddr> {
-        let (mut served, mut unserved) = (BTreeSet::new(), BTreeSet::new());
-        let mut current: Option<Edited> = None;
-        for (index, operation) in operations.iter().enumerate() {
-            let key = operation.virtual_server();
-            if current.as_ref().is_none_or(|edited| edited.key != key) {
-                if let Some(edited) = current.take() {
-                    edited.close(self.observed, self.desired);
-                }
-                current = Some(Edited::open(key, self.observed));
-            }
-            let error = if failed.is_empty() { None } else { failed.remove(&index) };
-            let adds = matches!(operation, Operation::AddVirtualServer(_));
-            if let (true, VirtualServerKey::Address { addr, .. }) = (adds, key) {
-                if error.is_none() {
-                    served.insert(addr)
-                } else {
-                    unserved.insert(addr)
-                };
-            }
-            if let Some(error) = error {
-                self.applied.fail(Step::operation(operation, self.names), error);
-                continue;
-            }
-            if let Some(edited) = &mut current {
-                edited.take(operation);
-            }
-            self.done(operation);
-        }
-        if let Some(edited) = current.take() {
-            edited.close(self.observed, self.desired);
-        }
-        // An address with another virtual server, made now or earlier, is served.
-        let before: BTreeSet<IpAddr> = if unserved.is_empty() {
-            BTreeSet::new()
-        } else {
-            let address = |key: &VirtualServerKey| match key {
-                VirtualServerKey::Address { addr, .. } => Some(*addr),
-                VirtualServerKey::Fwmark { .. } => None,
-            };
-            self.observed.virtual_servers.keys().filter_map(address).collect()
-        };
-        unserved.retain(|address| !served.contains(address) && !before.contains(address));
-        unserved
-    }
-
-    fn done(&mut self, operation: &Operation) {
-        let (part, action) = match operation {
-            Operation::AddVirtualServer(_) => (Part::VirtualServer, Action::Add),
-            Operation::DeleteVirtualServer(key) => {
-                self.applied.deleted.push(*key);
-                (Part::VirtualServer, Action::Delete)
-            }
-            Operation::AddRealServer(..) => (Part::RealServer, Action::Add),
-            Operation::UpdateRealServer(key, server) if server.config.weight == Weight::DRAIN => {
-                self.applied.drained.push((*key, server.key));
-                (Part::RealServer, Action::Drain)
-            }
-            Operation::UpdateRealServer(key, server) => {
-                self.applied.settled.push((*key, server.key));
-                (Part::RealServer, Action::Change)
-            }
-            Operation::DeleteRealServer(key, real) => {
-                self.applied.settled.push((*key, *real));
-                (Part::RealServer, Action::Delete)
-            }
-            _ => (Part::VirtualServer, Action::Change),
-        };
-        self.applied.count(part, action, 1);
-    }
-}
-
-enum SecondTry {
-    /// The kernel is as it has to be.
-    Settled,
-    /// These instead.
-    Run(Vec<Operation>),
-    /// It has failed.
-    No,
-}
-
-/// A virtual server while operations on it are noted.
-struct Edited {
-    key: VirtualServerKey,
-    server: Option<ObservedServer>,
-    real_servers: Vec<RealServer>,
-}
-
-impl Edited {
-    fn open(key: VirtualServerKey, observed: &mut Observed) -> Self {
-        let server = observed.virtual_servers.remove(&key);
-        let real_servers = server.as_ref().map_or_else(Vec::new, |server| server.real_servers.to_vec());
-        Edited { key, server, real_servers }
-    }
-
-    fn take(&mut self, operation: &Operation) {
-        let place = |servers: &[RealServer], key| servers.binary_search_by(|server| server.key.cmp(key));
-        match operation {
-            Operation::AddVirtualServer(new) | Operation::UpdateVirtualServer(new) => match &mut self.server {
-                Some(server) => server.config = new.config,
-                None => self.server = Some(ObservedServer { config: new.config, real_servers: Arc::default() }),
-            },
-            Operation::DeleteVirtualServer(_) => {
-                self.server = None;
-                self.real_servers.clear();
-            }
-            Operation::AddRealServer(_, new) | Operation::UpdateRealServer(_, new) => {
-                match place(&self.real_servers, &new.key) {
-                    Ok(found) => {
-                        if let Some(server) = self.real_servers.get_mut(found) {
-                            *server = *new;
-                        }
-                    }
-                    Err(gap) => self.real_servers.insert(gap, *new),
-                }
-            }
-            Operation::DeleteRealServer(_, key) => {
-                if let Ok(found) = place(&self.real_servers, key) {
-                    self.real_servers.remove(found);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn close(self, observed: &mut Observed, desired: &Desired) {
-        let Some(mut server) = self.server else { return };
-        let wanted = desired.frontend(&self.key).map(|frontend| &frontend.real_servers);
-        // What is as wanted is kept once.
-        server.real_servers = match wanted {
-            Some(wanted) if **wanted == *self.real_servers => wanted.clone(),
-            _ => self.real_servers.into(),
-        };
-        observed.virtual_servers.insert(self.key, server);
     }
 }

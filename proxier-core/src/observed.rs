@@ -42,6 +42,37 @@ pub struct Observed {
     pub addresses: BTreeSet<IpAddr>,
     /// The sets that exist, with their entries.
     pub sets: BTreeMap<SetKey, BTreeSet<Element>>,
+    /// Virtual servers that are ours, whatever addresses and sets say: this process wanted them and wants them no more.
+    /// Not read from the kernel.
+    pub ours: BTreeSet<VirtualServerKey>,
+}
+
+/// The entries that tell that a virtual server is ours, whichever of them there are.
+pub(crate) fn marks(key: &VirtualServerKey) -> impl Iterator<Item = (SetKey, Element)> + use<> {
+    let kinds = [
+        SetKind::ClusterIp,
+        SetKind::ExternalIp,
+        SetKind::ExternalIpLocal,
+        SetKind::LoadBalancer,
+        SetKind::NodePortSctp,
+    ];
+    let place = match *key {
+        VirtualServerKey::Address { protocol, addr, port } => Some((protocol, addr, port)),
+        VirtualServerKey::Fwmark { .. } => None,
+    };
+    place.into_iter().flat_map(move |(protocol, addr, port)| {
+        let family = Family::of(addr);
+        let node_port = match protocol {
+            Protocol::Tcp => Some(SetKind::NodePortTcp),
+            Protocol::Udp => Some(SetKind::NodePortUdp),
+            _ => None,
+        };
+        let node_port = node_port.map(|kind| (SetKey::new(family, kind), Element::Port(port.into())));
+        let number = ipset::Protocol::from_number(protocol.number()).ok();
+        let at = number.map(|protocol| Element::IpPort(IpSpan::host(addr), Ports::port(protocol, port)));
+        let places = at.into_iter().flat_map(move |at| kinds.map(|kind| (SetKey::new(family, kind), at.clone())));
+        node_port.into_iter().chain(places)
+    })
 }
 
 impl Observed {
@@ -64,32 +95,15 @@ impl Observed {
     }
 
     /// Whether a virtual server was made by this proxy, or one with the same sets: its address is on the dummy device,
-    /// or it is in a set of addresses with ports, or its port is a node port. Firewall marks never are.
+    /// or it is in a set of addresses with ports, or its port is a node port; or it is in [`ours`](Observed::ours).
+    /// Firewall marks never are.
     ///
     /// No file is needed to know this after a crash, as long as a virtual server goes before its entries and its
     /// address do.
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
-        let VirtualServerKey::Address { protocol, addr, port } = *key else { return false };
-        let family = Family::of(addr);
-        let has = |kind, element: &Element| self.has_entry(SetKey::new(family, kind), element);
-        let node_port = match protocol {
-            Protocol::Tcp => has(SetKind::NodePortTcp, &Element::Port(port.into())),
-            Protocol::Udp => has(SetKind::NodePortUdp, &Element::Port(port.into())),
-            _ => false,
-        };
-        let number = ipset::Protocol::from_number(protocol.number());
-        let in_a_set = number.is_ok_and(|protocol| {
-            let at = Element::IpPort(IpSpan::host(addr), Ports::port(protocol, port));
-            let kinds = [
-                SetKind::ClusterIp,
-                SetKind::ExternalIp,
-                SetKind::ExternalIpLocal,
-                SetKind::LoadBalancer,
-                SetKind::NodePortSctp,
-            ];
-            kinds.into_iter().any(|kind| has(kind, &at))
-        });
-        self.addresses.contains(&addr) || node_port || in_a_set
+        let VirtualServerKey::Address { addr, .. } = *key else { return false };
+        let marked = || marks(key).any(|(set, element)| self.has_entry(set, &element));
+        self.addresses.contains(&addr) || self.ours.contains(key) || marked()
     }
 
     /// Takes changes as made.

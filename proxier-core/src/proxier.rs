@@ -1,9 +1,10 @@
 //! The reconciler: objects in, a kernel that serves them out.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
-use ipvs::Operation;
-use ipvs::model::{Family, TimeoutsUpdate};
+use ipvs::model::{Family, TimeoutsUpdate, Weight};
+use ipvs::{Operation, VirtualServerKey};
 
 use crate::apply::apply;
 use crate::compile::Facts;
@@ -65,6 +66,14 @@ pub struct Proxier {
     facts: Facts,
     /// Services to compile again.
     pending: BTreeSet<ObjectKey>,
+    /// What compiling has changed since the last plan that was carried out.
+    touched: Touched,
+    /// Virtual servers that this process has wanted and does not want any more, until they are gone.
+    leaving: BTreeSet<VirtualServerKey>,
+    /// Places whose UDP flows could not be forgotten yet.
+    unforgotten: BTreeSet<SocketAddr>,
+    /// The last pass met what it did not expect in the kernel.
+    surprised: bool,
     desired: Desired,
     /// What the kernel holds as far as is known; `None` before it was read.
     observed: Option<Observed>,
@@ -93,6 +102,10 @@ impl Proxier {
             node,
             host,
             pending: BTreeSet::new(),
+            touched: Touched::default(),
+            leaving: BTreeSet::new(),
+            unforgotten: BTreeSet::new(),
+            surprised: false,
             desired: Desired::new(),
             observed: None,
             host_stale: true,
@@ -119,14 +132,16 @@ impl Proxier {
         self.touch(touched, now);
     }
 
-    /// Removes a Service: somebody deleted it. One that is merely missing from a list goes through
-    /// [`Proxier::replace_objects`].
+    /// Removes a Service: somebody deleted it. For one that is merely missing from a list there is
+    /// [`Proxier::lose_service`].
     pub fn delete_service(&mut self, key: &ObjectKey, now: Moment) {
         self.believe(key);
-        self.drop_service(key, now);
+        self.lose_service(key, now);
     }
 
-    fn drop_service(&mut self, key: &ObjectKey, now: Moment) {
+    /// Removes a Service that is not there any more without anybody having said so: many at once are doubted
+    /// ([`Guard`]).
+    pub fn lose_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         let touched = self.store.delete_service(key);
         self.touch(touched, now);
@@ -178,7 +193,7 @@ impl Proxier {
         }
         for (kind, key) in gone {
             match kind {
-                ObjectKind::Service => self.drop_service(&key, now),
+                ObjectKind::Service => self.lose_service(&key, now),
                 _ => self.delete_slice(&key, now),
             }
         }
@@ -282,6 +297,14 @@ impl Proxier {
         }
         let pending = std::mem::take(&mut self.pending);
         let touched = self.desired.refresh(&self.store, &self.facts, &pending);
+        for key in &touched.virtual_servers {
+            if self.desired.frontend(key).is_some() {
+                self.leaving.remove(key);
+            } else {
+                self.leaving.insert(*key);
+            }
+        }
+        self.touched.extend(touched);
         if report.full && report.unread.is_empty() {
             match observe::read(ports, &self.host, &self.options.config, &self.desired) {
                 Ok(observed) => self.observed = Some(observed),
@@ -289,11 +312,17 @@ impl Proxier {
             }
         }
         if !report.unread.is_empty() {
-            // Everything is compared when it can be read: what was touched until then counts no less.
+            // Everything is compared when it can be read.
             self.observed = None;
             return Prepared { report, ..Prepared::default() };
         }
-        self.make_plan(&touched, report, now, ports)
+        if let Some(observed) = &mut self.observed {
+            if report.full {
+                self.leaving.retain(|key| observed.virtual_servers.contains_key(key));
+            }
+            observed.ours.clone_from(&self.leaving);
+        }
+        self.make_plan(report, now, ports)
     }
 
     /// Says whether the dummy device is not as it is taken to be.
@@ -306,13 +335,13 @@ impl Proxier {
         !observe::has_device(&self.host) || there != observed.addresses
     }
 
-    fn make_plan(&mut self, touched: &Touched, mut report: Report, now: Moment, ports: &mut Ports<'_>) -> Prepared {
+    fn make_plan(&mut self, mut report: Report, now: Moment, ports: &mut Ports<'_>) -> Prepared {
         let Some(observed) = &self.observed else { return Prepared { report, ..Prepared::default() } };
         let config = &self.options.config;
         let mut changes = if report.full {
             diff(&self.desired, observed, config)
         } else {
-            diff_touched(&self.desired, observed, touched, config)
+            diff_touched(&self.desired, observed, &self.touched, config)
         };
         if report.full {
             report.foreign = Foreign { virtual_servers: foreign(&self.desired, observed, config).collect() };
@@ -328,9 +357,13 @@ impl Proxier {
                 flows.entry(place).or_insert(answering);
             }
         }
+        for place in &self.unforgotten {
+            let key = udp::virtual_server(*place);
+            flows.entry(*place).or_insert_with(|| udp::answering(&key, &self.desired, &self.drains));
+        }
         let mut plan = plan(changes, &self.desired, observed, &self.drains);
         plan.forget = flows;
-        self.plan_drains(&mut plan, now, ports);
+        self.plan_drains(report.full, &mut plan, now, ports);
         if report.full {
             plan.create_device = !observe::has_device(&self.host);
             plan.sysctls = observe::sysctl_changes(ports.sysctls, &self.options.host);
@@ -352,24 +385,33 @@ impl Proxier {
             }
         }
         if report.full && self.settled && self.schedule.failures() == 0 {
-            report.drift = self.drift(&plan, touched, &inputs);
+            report.drift = self.drift(&plan, &inputs);
         }
         Prepared { plan, inputs, report, ready: true }
     }
 
     /// Adds what comes of looking at the real servers that drain.
-    fn plan_drains(&mut self, plan: &mut Plan, now: Moment, ports: &mut Ports<'_>) {
+    fn plan_drains(&mut self, full: bool, plan: &mut Plan, now: Moment, ports: &mut Ports<'_>) {
         for key in self.drains.due(now) {
-            let verdicts = match ports.ipvs.real_servers(&key) {
-                Ok(listed) => self.drains.observe(&key, &listed, now),
+            let listed = ports.ipvs.real_servers(&key);
+            let verdicts = match &listed {
+                Ok(listed) => self.drains.observe(&key, listed, now),
                 Err(_) => self.drains.observe_failed(&key, now),
             };
-            let frontend = self.desired.frontend(&key);
-            for finished in verdicts.finished {
-                if frontend.is_some_and(|frontend| frontend.has_real_server(&finished.real)) {
-                    self.drains.cancel(&key, &finished.real);
-                } else if frontend.is_some() {
-                    plan.retire.push(Operation::DeleteRealServer(key, finished.real));
+            let Some(frontend) = self.desired.frontend(&key) else { continue };
+            let watched = verdicts.finished.iter().map(|finished| finished.real);
+            for real in watched.chain(verdicts.waiting.iter().map(|waiting| waiting.real)) {
+                if frontend.has_real_server(&real) {
+                    self.drains.cancel(&key, &real);
+                }
+            }
+            let finished = verdicts.finished.iter().filter(|finished| !frontend.has_real_server(&finished.real));
+            plan.retire.extend(finished.map(|finished| Operation::DeleteRealServer(key, finished.real)));
+            // A full pass has compared the weights already.
+            for server in listed.iter().flatten().filter(|_| !full).map(|listed| listed.server) {
+                if verdicts.takes_connections.contains(&server.key) && !frontend.has_real_server(&server.key) {
+                    let drained = server.with_weight(Weight::DRAIN);
+                    plan.retire.push(Operation::UpdateRealServer(key, drained));
                 }
             }
         }
@@ -410,7 +452,8 @@ impl Proxier {
     }
 
     /// What somebody else changed: operations on what the input did not touch.
-    fn drift(&self, plan: &Plan, touched: &Touched, inputs: &BTreeMap<Family, rules::Inputs>) -> Vec<Step> {
+    fn drift(&self, plan: &Plan, inputs: &BTreeMap<Family, rules::Inputs>) -> Vec<Step> {
+        let touched = &self.touched;
         let names = Names::new(&self.store, &self.desired);
         let mut drift = Vec::new();
         drift.extend(plan.create_device.then(Step::device));
@@ -428,7 +471,9 @@ impl Proxier {
             drift.extend(same.then(|| Step::rules(change)));
         }
         for (action, addresses) in [(Action::Add, &plan.bind), (Action::Delete, &plan.unbind)] {
-            let others = addresses.iter().filter(|address| !touched.addresses.contains(address));
+            let others = addresses
+                .iter()
+                .filter(|address| !touched.addresses.contains(address) && !touched.elsewhere.contains(address));
             drift.extend(others.map(|address| Step::address(action, *address)));
         }
         for operation in plan.serve.iter().chain(&plan.retire) {
@@ -453,6 +498,7 @@ impl Proxier {
         let Some(observed) = &mut self.observed else { return };
         let names = Names::new(&self.store, &self.desired);
         let applied = apply(plan, &self.desired, observed, &names, ports);
+        self.touched = Touched::default();
         for (key, real) in applied.drained.iter().chain(&plan.adopt_drains) {
             self.drains.begin(*key, *real, now);
         }
@@ -461,7 +507,20 @@ impl Proxier {
         }
         for key in &applied.deleted {
             self.drains.forget_virtual_server(key);
+            self.leaving.remove(key);
         }
+        // Nothing can be done where no module tracks connections.
+        let failed_to_forget = applied
+            .failures
+            .iter()
+            .any(|failure| failure.step.part == Part::Flows && failure.error.kind() != PortErrorKind::Unavailable);
+        self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
+        // What is not as it was thought is looked at again, at once; not for ever when the kernel contradicts itself.
+        let surprised = applied.surprises > 0;
+        if surprised && !self.surprised {
+            self.schedule.request_full(now);
+        }
+        self.surprised = surprised;
         let failed: BTreeSet<&str> = applied
             .failures
             .iter()

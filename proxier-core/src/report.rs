@@ -8,7 +8,9 @@ use std::sync::Arc;
 use ipvs::model::Family;
 use ipvs::{RealServerKey, VirtualServerKey};
 
-use crate::ports::PortError;
+use crate::config::Config;
+use crate::ports::{PortError, PortErrorKind};
+use crate::sets::SetKey;
 use crate::step::{Action, Part, Step};
 
 /// How many operations of each kind.
@@ -75,6 +77,9 @@ pub struct Applied {
     pub restored: Vec<Family>,
     /// Virtual servers that went.
     pub deleted: Vec<VirtualServerKey>,
+    /// How often the kernel held something else than was thought: what was to be added was there, what was to be changed or
+    /// deleted was not. All of it was brought to what is wanted, but there may be more.
+    pub surprises: usize,
 }
 
 impl Applied {
@@ -159,10 +164,26 @@ impl Report {
     }
 }
 
-/// Address as text for messages.
+fn skipped(message: fmt::Arguments<'_>) -> PortError {
+    PortError::new(PortErrorKind::Skipped, message)
+}
+
 pub(crate) fn bound_too_early(address: IpAddr) -> PortError {
-    PortError::new(
-        crate::ports::PortErrorKind::Skipped,
-        format_args!("{address} is not bound, because none of its virtual servers could be made"),
-    )
+    skipped(format_args!("{address} is not bound, because none of its virtual servers could be made"))
+}
+
+pub(crate) fn not_without_device(address: IpAddr) -> PortError {
+    skipped(format_args!("{address} is not bound, because there is no device {}", Config::DUMMY_DEVICE))
+}
+
+pub(crate) fn not_without_set(set: SetKey) -> PortError {
+    skipped(format_args!("not tried, because set {set} could not be created"))
+}
+
+pub(crate) fn not_without_virtual_server(key: &VirtualServerKey) -> PortError {
+    skipped(format_args!("not tried, because virtual server {key} could not be made"))
+}
+
+pub(crate) fn needed_by(key: &VirtualServerKey) -> PortError {
+    skipped(format_args!("stays, because it tells that virtual server {key} is ours, which could not be deleted"))
 }

@@ -67,6 +67,16 @@ impl Touched {
     pub fn is_empty(&self) -> bool {
         *self == Touched::default()
     }
+
+    /// Adds what a later update changed. What changed back stays in here: a place to look at, not a difference.
+    pub fn extend(&mut self, later: Touched) {
+        let Touched { virtual_servers, addresses, elsewhere, entries, health_checks } = later;
+        self.virtual_servers.extend(virtual_servers);
+        self.addresses.extend(addresses);
+        self.elsewhere.extend(elsewhere);
+        self.entries.extend(entries);
+        self.health_checks.extend(health_checks);
+    }
 }
 
 /// Inserts what is not there and removes what is: what changes twice has not changed.

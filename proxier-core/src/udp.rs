@@ -95,6 +95,11 @@ pub fn udp_place(key: &VirtualServerKey) -> Option<SocketAddr> {
     }
 }
 
+/// The virtual server that takes UDP packets at a place.
+pub(crate) fn virtual_server(place: SocketAddr) -> VirtualServerKey {
+    VirtualServerKey::Address { protocol: Protocol::Udp, addr: place.ip(), port: place.port() }
+}
+
 fn place_of(real: &RealServerKey) -> SocketAddr {
     SocketAddr::new(real.addr, real.port)
 }

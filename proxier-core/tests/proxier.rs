@@ -1,12 +1,17 @@
 //! The reconciler on a kernel in memory: what is there after a pass, and what was written for it.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use proxier_core::fake::FakeKernel;
+use ipvs::model::Family;
+use ipvs::{Operation, RealServer};
+use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::ports::PortErrorKind;
 use proxier_core::proxier::{Options, Proxier};
 use proxier_core::report::Report;
 use proxier_core::snapshot::ObjectKey;
+use proxier_core::step::Part;
 use serde_json::{Value, json};
 
 struct World {
@@ -29,12 +34,13 @@ impl World {
 
     fn slice(&mut self, service: &str, addresses: &[&str]) {
         let endpoints: Vec<Value> = addresses.iter().map(|address| json!({ "addresses": [address] })).collect();
+        let protocol = if service == "dns" { "UDP" } else { "TCP" };
         let object: EndpointSliceObject = serde_json::from_value(json!({
             "metadata": {
                 "namespace": "demo", "name": format!("{service}-1"), "labels": {"kubernetes.io/service-name": service},
             },
             "addressType": "IPv4",
-            "ports": [{"name": "http", "port": 8080}],
+            "ports": [{"name": "http", "protocol": protocol, "port": 8080}],
             "endpoints": endpoints,
         }))
         .unwrap();
@@ -199,4 +205,254 @@ fn what_vanishes_from_a_list_all_at_once_is_kept_and_what_is_deleted_goes() {
     let report = world.pass();
     assert!(report.is_done(), "{report:#?}");
     assert_eq!(world.servers(), "");
+}
+
+fn node_port() -> Value {
+    json!({
+        "metadata": {"namespace": "demo", "name": "web"},
+        "spec": {
+            "type": "NodePort", "clusterIP": "10.96.0.10",
+            "ports": [{"name": "http", "port": 80, "nodePort": 30080}],
+        },
+    })
+}
+
+fn dns() -> Value {
+    json!({
+        "metadata": {"namespace": "demo", "name": "dns"},
+        "spec": {"clusterIP": "10.96.0.53", "ports": [{"name": "http", "protocol": "UDP", "port": 53}]},
+    })
+}
+
+/// `Skipped` of these parts, and how many of any other kind.
+fn skipped(report: &Report) -> (Vec<Part>, usize) {
+    let (skipped, others): (Vec<_>, Vec<_>) =
+        report.applied.failures.iter().partition(|failure| failure.error.kind() == PortErrorKind::Skipped);
+    let mut parts: Vec<Part> = skipped.iter().map(|failure| failure.step.part).collect();
+    parts.sort();
+    parts.dedup();
+    (parts, others.len())
+}
+
+/// Without its entries and its address it would be taken for somebody else's, and stay for ever.
+#[test]
+fn a_virtual_server_that_cannot_be_deleted_keeps_what_tells_that_it_is_ours() {
+    let mut world = World::new();
+    world.proxier.start(world.now);
+    world.pass();
+    let empty = world.kernel.state();
+    world.service(node_port());
+    assert!(world.pass().is_done());
+    world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
+    world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
+    let report = world.pass();
+    assert_eq!(skipped(&report), (vec![Part::Entry, Part::Address], 2), "{report:#?}");
+    assert_eq!(world.servers(), "TCP 10.96.0.10:80\nTCP 192.0.2.10:30080");
+
+    // Another process finds it.
+    world.kernel.clear_faults();
+    world.proxier = new_proxier();
+    world.proxier.start(world.now);
+    assert!(world.pass().is_done());
+    assert_eq!(world.kernel.state(), empty);
+}
+
+#[test]
+fn what_could_not_be_marked_as_ours_goes_with_its_service() {
+    let mut world = World::new();
+    world.proxier.start(world.now);
+    world.pass();
+    let empty = world.kernel.state();
+    world.kernel.fail(Fault::new(Call::SetsAdd, PortErrorKind::Busy).every());
+    world.kernel.fail(Fault::new(Call::LinksBind, PortErrorKind::Busy).every());
+    world.service(node_port());
+    assert!(!world.pass().is_done());
+    assert_eq!(world.servers(), "TCP 10.96.0.10:80\nTCP 192.0.2.10:30080");
+    // Only a full pass after this: what was known before is forgotten.
+    world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Unknown).item(0));
+    world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
+    assert!(!world.pass().is_done());
+    world.kernel.clear_faults();
+    world.run(Duration::from_secs(60));
+    assert_eq!(world.kernel.state(), empty);
+}
+
+#[test]
+fn a_preview_is_no_pass_and_what_it_compiled_is_no_drift() {
+    let mut world = World::new();
+    world.service(web());
+    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    world.proxier.start(world.now);
+    assert!(world.pass().is_done());
+    world.service(dns());
+    world.slice("web", &["10.244.0.1", "10.244.0.3"]);
+    let before = world.kernel.state();
+    let (plan, report) = world.proxier.preview(world.now, &mut world.kernel.ports());
+    assert!(!plan.is_empty() && report.drift.is_empty(), "{report:#?}");
+    assert_eq!(world.kernel.state(), before);
+    let report = world.pass();
+    assert!(report.full && report.is_done() && report.drift.is_empty(), "{report:#?}");
+    assert_eq!(report.draining, 1);
+}
+
+#[test]
+fn flows_that_could_not_be_forgotten_are_forgotten_later() {
+    let mut world = World::new();
+    world.service(dns());
+    world.slice("dns", &["10.244.0.1", "10.244.0.2"]);
+    world.proxier.start(world.now);
+    assert!(world.pass().is_done());
+    let at = |text: &str| text.parse().unwrap();
+    let flow = Flow::udp(at("10.244.9.9:4000"), at("10.96.0.53:53"), at("10.244.0.2:8080"));
+    world.kernel.add_flow(flow);
+    world.kernel.fail(Fault::new(Call::ConntrackForgetUdp, PortErrorKind::Busy));
+    world.slice("dns", &["10.244.0.1"]);
+    let report = world.pass();
+    assert!(!report.is_done());
+    assert_eq!(world.kernel.state().flows.len(), 1);
+    let reports = world.run(Duration::from_secs(5));
+    assert!(world.kernel.state().flows.is_empty(), "{reports:#?}");
+    let asked = world.kernel.writes().conntrack;
+    world.run(Duration::from_secs(60));
+    assert_eq!(world.kernel.writes().conntrack, asked);
+}
+
+#[test]
+fn a_virtual_server_that_somebody_deleted_is_made_again_when_an_endpoint_comes() {
+    let mut world = World::new();
+    world.service(web());
+    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    world.proxier.start(world.now);
+    world.pass();
+    let key = "TCP 10.96.0.10:80".parse().unwrap();
+    world.kernel.ipvs().apply(&Operation::DeleteVirtualServer(key)).unwrap();
+    world.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    let report = world.pass();
+    assert!(!report.full && report.is_done(), "{report:#?}");
+    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*1 10.244.0.3:8080*1");
+    // What else somebody did is looked for at once.
+    let reports = world.run(Duration::ZERO);
+    assert!(reports.len() == 1 && reports[0].full && reports[0].writes() == 0, "{reports:#?}");
+}
+
+/// Somebody's virtual server at our place may have real servers of theirs.
+#[test]
+fn a_virtual_server_that_is_there_already_is_brought_to_what_is_wanted() {
+    let mut world = World::new();
+    world.proxier.start(world.now);
+    world.pass();
+    world.kernel.ipvs().load("-A -t 10.96.0.10:80 -s lc\n-a -t 10.96.0.10:80 -r 10.9.9.9:1 -m -w 3").unwrap();
+    world.service(web());
+    world.slice("web", &["10.244.0.1"]);
+    assert!(world.pass().is_done());
+    let reports = world.run(Duration::from_secs(2));
+    assert!(reports[0].full, "{reports:#?}");
+    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1");
+    assert!(world.kernel.state().ipvs.contains("-s rr"));
+}
+
+#[test]
+fn what_depends_on_what_failed_is_not_tried_and_says_so() {
+    let mut world = World::new();
+    world.service(web());
+    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    world.proxier.start(world.now);
+    world.kernel.set_dummy_present(false);
+    let report = world.pass();
+    assert_eq!(skipped(&report), (vec![Part::Address], 1), "{report:#?}");
+    world.kernel.set_dummy_present(true);
+    world.run(Duration::from_secs(3));
+
+    let mut world = World::new();
+    world.service(web());
+    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    world.proxier.start(world.now);
+    world.kernel.fail(Fault::new(Call::SetsCreate, PortErrorKind::Unavailable).family(Family::V4).every());
+    let report = world.pass();
+    assert_eq!(skipped(&report), (vec![Part::Entry, Part::Rules], 17), "{report:#?}");
+
+    let mut world = World::new();
+    world.service(web());
+    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    world.proxier.start(world.now);
+    world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).item(0));
+    let report = world.pass();
+    assert_eq!(skipped(&report), (vec![Part::RealServer, Part::Address], 1), "{report:#?}");
+    assert!(world.run(Duration::from_secs(3)).last().is_some_and(Report::is_done));
+}
+
+#[test]
+fn a_real_server_that_drains_and_gets_a_weight_from_somebody_loses_it_at_the_next_look() {
+    let mut world = World::new();
+    world.service(web());
+    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    world.proxier.start(world.now);
+    world.pass();
+    world.slice("web", &["10.244.0.1"]);
+    world.pass();
+    let key = "TCP 10.96.0.10:80".parse().unwrap();
+    let server = RealServer::new("10.244.0.2:8080".parse().unwrap());
+    world.kernel.ipvs().set_counters(&key, Some((&server.key, 2, 0)), 2, 2);
+    world.kernel.ipvs().apply(&Operation::UpdateRealServer(key, server)).unwrap();
+    world.run(Duration::from_secs(2));
+    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*0");
+    assert_eq!(world.proxier.drains().len(), 1);
+}
+
+/// An address that another interface got stays bound; when its Service goes, it goes, and nobody else did that.
+#[test]
+fn an_address_that_another_interface_has_too_goes_with_its_service() {
+    let mut world = World::new();
+    world.service(json!({
+        "metadata": {"namespace": "demo", "name": "web"},
+        "spec": {"clusterIP": "10.96.0.10", "externalIPs": ["203.0.113.1"], "ports": [{"name": "http", "port": 80}]},
+    }));
+    world.proxier.start(world.now);
+    assert!(world.pass().is_done());
+    world.kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "203.0.113.1".parse().unwrap()]);
+    world.proxier.host_changed(world.now);
+    assert!(world.pass().is_done());
+    assert_eq!(world.kernel.state().devices["kube-ipvs0"].len(), 2);
+    world.service(web());
+    world.proxier.request_full(world.now);
+    let report = world.pass();
+    assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
+    assert_eq!(world.kernel.state().devices["kube-ipvs0"].len(), 1);
+}
+
+/// kube-proxy's sets take 65,536 entries and no more.
+#[test]
+fn a_set_grows_beyond_what_it_was_made_for() {
+    let guarded = |ranges: u32| {
+        let range = |number: u32| format!("{}/32", Ipv4Addr::from(0x0b00_0000 + number));
+        json!({
+            "metadata": {"namespace": "demo", "name": "web"},
+            "spec": {
+                "type": "LoadBalancer", "clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}],
+                "loadBalancerSourceRanges": (0..ranges).map(range).collect::<Vec<_>>(),
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}},
+        })
+    };
+    let set = "KUBE-LOAD-BALANCER-SOURCE-CIDR";
+    let size = |world: &World| world.kernel.state().sets[set].1.len();
+    let mut world = World::new();
+    world.service(guarded(10));
+    world.proxier.start(world.now);
+    assert!(world.pass().is_done());
+    assert_eq!(size(&world), 10);
+    world.service(guarded(70_000));
+    let report = world.pass();
+    assert!(!report.full && report.is_done(), "{:#?}", report.applied.failures.first());
+    assert_eq!(size(&world), 70_000);
+    let reports = world.run(Duration::from_secs(31));
+    assert!(reports.iter().all(|report| report.is_done() && report.writes() == 0));
+
+    // On a kernel with nothing in it the room is there from the start.
+    let mut world = World::new();
+    world.service(guarded(70_000));
+    world.proxier.start(world.now);
+    let report = world.pass();
+    assert!(report.is_done(), "{:#?}", report.applied.failures.first());
+    assert_eq!(size(&world), 70_000);
 }

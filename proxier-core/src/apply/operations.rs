@@ -1,0 +1,291 @@
+//! Operations on virtual and real servers: carried out together, tried in another way where the kernel holds something
+//! else than was thought, and noted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipvs::model::Weight;
+use ipvs::{Operation, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
+
+use super::Run;
+use crate::observed::{Observed, ObservedServer};
+use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
+use crate::report::not_without_virtual_server;
+use crate::state::Desired;
+use crate::step::{Action, Part, Step};
+
+/// What others depend on.
+#[derive(Default)]
+pub(super) struct Outcome {
+    /// Addresses of which no virtual server exists, although one was to be made.
+    pub(super) unserved: BTreeSet<IpAddr>,
+    /// Virtual servers that should have gone and did not.
+    pub(super) left: Vec<VirtualServerKey>,
+}
+
+/// Ways that are tried after the first: a real server to be changed that is not there is added, for which its virtual
+/// server may have to be made, which may be there by then.
+const MORE_WAYS: usize = 3;
+
+/// What became of operations, by place.
+#[derive(Default)]
+struct Trial {
+    failed: BTreeMap<usize, PortError>,
+    /// Real servers that were to drain and are not there.
+    gone: BTreeSet<usize>,
+    /// Virtual servers that could not be made.
+    dead: BTreeSet<VirtualServerKey>,
+    /// Virtual servers that somebody had deleted, and that were made again with all they have.
+    remade: BTreeSet<VirtualServerKey>,
+    surprises: usize,
+}
+
+impl Trial {
+    /// What to do instead of what the kernel refused, for each place, in order.
+    fn other_ways(
+        &mut self,
+        refused: Vec<(usize, Operation, PortError)>,
+        desired: &Desired,
+    ) -> Vec<(usize, Operation)> {
+        let (mut first, mut then) = (Vec::new(), Vec::new());
+        let real_server = |operation: &Operation| match operation {
+            Operation::AddRealServer(key, server) | Operation::UpdateRealServer(key, server) => {
+                Some((*key, server.key))
+            }
+            _ => None,
+        };
+        let own: BTreeSet<(VirtualServerKey, RealServerKey)> =
+            refused.iter().filter_map(|(_, operation, _)| real_server(operation)).collect();
+        let mut remade = BTreeSet::new();
+        for (place, operation, error) in refused {
+            let key = operation.virtual_server();
+            let surprises = self.surprises;
+            self.surprises = surprises.saturating_add(1);
+            match (operation, error.kind()) {
+                (Operation::AddVirtualServer(server), PortErrorKind::AlreadyExists) => {
+                    then.push((place, Operation::UpdateVirtualServer(server)));
+                }
+                (Operation::AddRealServer(key, server), PortErrorKind::AlreadyExists) => {
+                    then.push((place, Operation::UpdateRealServer(key, server)));
+                }
+                (Operation::DeleteVirtualServer(_) | Operation::DeleteRealServer(..), PortErrorKind::NotFound) => {}
+                (Operation::UpdateRealServer(_, server), PortErrorKind::NotFound)
+                    if server.config.weight == Weight::DRAIN =>
+                {
+                    self.gone.insert(place);
+                }
+                (_, PortErrorKind::NotFound) if self.dead.contains(&key) => {
+                    self.surprises = surprises;
+                    self.failed.insert(place, not_without_virtual_server(&key));
+                }
+                (Operation::UpdateRealServer(key, server), PortErrorKind::NotFound) => {
+                    then.push((place, Operation::AddRealServer(key, server)));
+                }
+                (Operation::UpdateVirtualServer(_) | Operation::AddRealServer(..), PortErrorKind::NotFound)
+                    if desired.frontend(&key).is_some() =>
+                {
+                    // Somebody deleted the virtual server: all its real servers are missing.
+                    if remade.insert(key)
+                        && let Some(frontend) = desired.frontend(&key)
+                    {
+                        let server = VirtualServer { key, config: frontend.config };
+                        first.push((place, Operation::AddVirtualServer(server)));
+                        let others = frontend.real_servers.iter().filter(|real| !own.contains(&(key, real.key)));
+                        first.extend(others.map(|real| (place, Operation::AddRealServer(key, *real))));
+                    }
+                    then.extend(real_server(&operation).map(|_| (place, operation)));
+                }
+                (operation, _) => {
+                    self.surprises = surprises;
+                    if matches!(operation, Operation::AddVirtualServer(_)) {
+                        self.dead.insert(key);
+                    }
+                    self.failed.entry(place).or_insert(error);
+                }
+            }
+        }
+        self.remade.append(&mut remade);
+        first.append(&mut then);
+        first
+    }
+
+    fn run(operations: &[Operation], desired: &Desired, ipvs: &mut dyn Ipvs) -> Self {
+        let mut trial = Trial::default();
+        let mut failures = ipvs.run(operations);
+        failures.sort_by_key(|failure| failure.index);
+        let at = |ItemFailure { index, error }| Some((index, *operations.get(index)?, error));
+        let mut refused: Vec<(usize, Operation, PortError)> = failures.into_iter().filter_map(at).collect();
+        for _ in 0..MORE_WAYS {
+            let others = trial.other_ways(refused, desired);
+            if others.is_empty() {
+                return trial;
+            }
+            let list: Vec<Operation> = others.iter().map(|(_, operation)| *operation).collect();
+            let mut failures = ipvs.run(&list);
+            failures.sort_by_key(|failure| failure.index);
+            let at = |ItemFailure { index, error }| {
+                let (place, operation) = others.get(index)?;
+                Some((*place, *operation, error))
+            };
+            refused = failures.into_iter().filter_map(at).collect();
+        }
+        for (place, _, error) in refused {
+            trial.failed.entry(place).or_insert(error);
+        }
+        trial
+    }
+}
+
+impl Run<'_, '_> {
+    pub(super) fn operations(&mut self, operations: &[Operation], ipvs: &mut dyn Ipvs) -> Outcome {
+        if operations.is_empty() {
+            return Outcome::default();
+        }
+        let trial = Trial::run(operations, self.desired, ipvs);
+        self.applied.surprises = self.applied.surprises.saturating_add(trial.surprises);
+        self.note_operations(operations, trial)
+    }
+
+    /// Counts outcomes and notes what the kernel holds now, one virtual server at a time.
+    fn note_operations(&mut self, operations: &[Operation], mut trial: Trial) -> Outcome {
+        let (mut served, mut outcome) = (BTreeSet::new(), Outcome::default());
+        let mut current: Option<Edited> = None;
+        for (place, operation) in operations.iter().enumerate() {
+            let key = operation.virtual_server();
+            if current.as_ref().is_none_or(|edited| edited.key != key) {
+                if let Some(edited) = current.take() {
+                    edited.close(self.observed, self.desired);
+                }
+                let remade = trial.remade.contains(&key) && !trial.dead.contains(&key);
+                current = Some(Edited::open(key, self.observed, remade.then_some(self.desired)));
+            }
+            let error = trial.failed.remove(&place);
+            let adds = matches!(operation, Operation::AddVirtualServer(_));
+            if let (true, VirtualServerKey::Address { addr, .. }) = (adds, key) {
+                if error.is_none() {
+                    served.insert(addr)
+                } else {
+                    outcome.unserved.insert(addr)
+                };
+            }
+            if let Some(error) = error {
+                if matches!(operation, Operation::DeleteVirtualServer(_)) {
+                    outcome.left.push(key);
+                }
+                self.applied.fail(Step::operation(operation, self.names), error);
+                continue;
+            }
+            let gone = trial.gone.contains(&place);
+            if let Some(edited) = &mut current {
+                edited.take(operation, gone);
+            }
+            self.done(operation, gone);
+        }
+        if let Some(edited) = current.take() {
+            edited.close(self.observed, self.desired);
+        }
+        // An address with another virtual server, made now or earlier, is served.
+        let before: BTreeSet<IpAddr> = if outcome.unserved.is_empty() {
+            BTreeSet::new()
+        } else {
+            let address = |key: &VirtualServerKey| match key {
+                VirtualServerKey::Address { addr, .. } => Some(*addr),
+                VirtualServerKey::Fwmark { .. } => None,
+            };
+            self.observed.virtual_servers.keys().filter_map(address).collect()
+        };
+        outcome.unserved.retain(|address| !served.contains(address) && !before.contains(address));
+        outcome
+    }
+
+    fn done(&mut self, operation: &Operation, gone: bool) {
+        let (part, action) = match operation {
+            Operation::AddVirtualServer(_) => (Part::VirtualServer, Action::Add),
+            Operation::DeleteVirtualServer(key) => {
+                self.applied.deleted.push(*key);
+                (Part::VirtualServer, Action::Delete)
+            }
+            Operation::AddRealServer(..) => (Part::RealServer, Action::Add),
+            Operation::UpdateRealServer(key, server) if server.config.weight == Weight::DRAIN => {
+                let list = if gone { &mut self.applied.settled } else { &mut self.applied.drained };
+                list.push((*key, server.key));
+                (Part::RealServer, Action::Drain)
+            }
+            Operation::UpdateRealServer(key, server) => {
+                self.applied.settled.push((*key, server.key));
+                (Part::RealServer, Action::Change)
+            }
+            Operation::DeleteRealServer(key, real) => {
+                self.applied.settled.push((*key, *real));
+                (Part::RealServer, Action::Delete)
+            }
+            _ => (Part::VirtualServer, Action::Change),
+        };
+        self.applied.count(part, action, 1);
+    }
+}
+
+/// A virtual server while operations on it are noted.
+struct Edited {
+    key: VirtualServerKey,
+    server: Option<ObservedServer>,
+    real_servers: Vec<RealServer>,
+}
+
+impl Edited {
+    /// `remade` is what is wanted, when the virtual server was made again with all of that.
+    fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Desired>) -> Self {
+        let there = observed.virtual_servers.remove(&key);
+        let new = remade
+            .and_then(|desired| desired.frontend(&key))
+            .map(|frontend| ObservedServer { config: frontend.config, real_servers: frontend.real_servers.clone() });
+        let server = new.or(there);
+        let real_servers = server.as_ref().map_or_else(Vec::new, |server| server.real_servers.to_vec());
+        Edited { key, server, real_servers }
+    }
+
+    /// Notes an operation; `gone` when the real server that should drain is not there.
+    fn take(&mut self, operation: &Operation, gone: bool) {
+        let place = |servers: &[RealServer], key| servers.binary_search_by(|server| server.key.cmp(key));
+        match operation {
+            Operation::AddVirtualServer(new) | Operation::UpdateVirtualServer(new) => match &mut self.server {
+                Some(server) => server.config = new.config,
+                None => self.server = Some(ObservedServer { config: new.config, real_servers: Arc::default() }),
+            },
+            Operation::DeleteVirtualServer(_) => {
+                self.server = None;
+                self.real_servers.clear();
+            }
+            Operation::UpdateRealServer(_, RealServer { key, .. }) | Operation::DeleteRealServer(_, key)
+                if gone || matches!(operation, Operation::DeleteRealServer(..)) =>
+            {
+                if let Ok(found) = place(&self.real_servers, key) {
+                    self.real_servers.remove(found);
+                }
+            }
+            Operation::AddRealServer(_, new) | Operation::UpdateRealServer(_, new) => {
+                match place(&self.real_servers, &new.key) {
+                    Ok(found) => {
+                        if let Some(server) = self.real_servers.get_mut(found) {
+                            *server = *new;
+                        }
+                    }
+                    Err(gap) => self.real_servers.insert(gap, *new),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn close(self, observed: &mut Observed, desired: &Desired) {
+        let Some(mut server) = self.server else { return };
+        let wanted = desired.frontend(&self.key).map(|frontend| &frontend.real_servers);
+        // What is as wanted is kept once.
+        server.real_servers = match wanted {
+            Some(wanted) if **wanted == *self.real_servers => wanted.clone(),
+            _ => self.real_servers.into(),
+        };
+        observed.virtual_servers.insert(self.key, server);
+    }
+}

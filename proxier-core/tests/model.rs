@@ -1,0 +1,54 @@
+//! Whatever happens, and in whatever order: in the end the kernel holds what is wanted, and nobody was harmed on the way.
+//!
+//! Random sequences of changed objects, failed calls, other programs' edits, crashes and pauses run on a kernel in memory.
+//! After every pass it is checked that nothing of somebody else's was touched, that nothing wanted was taken away for a moment,
+//! and that a report of success is true; in the end, that the kernel is the same as one that nobody has disturbed, that a
+//! further pass writes nothing, and that cleaning up leaves nothing.
+//!
+//! `PROXIER_MODEL_CASES` sets the number of sequences.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests stop at the first surprise"
+)]
+#![allow(clippy::arithmetic_side_effects, clippy::as_conversions, reason = "numbers here are small")]
+
+mod model {
+    pub(crate) mod foreign;
+    pub(crate) mod held;
+    pub(crate) mod machine;
+    pub(crate) mod objects;
+    pub(crate) mod steps;
+    mod watch;
+}
+
+use model::machine::Machine;
+use model::steps::{Step, steps};
+use proptest::prelude::*;
+
+#[allow(clippy::disallowed_methods, reason = "how long a test runs is no part of what is tested")]
+fn cases() -> u32 {
+    std::env::var("PROXIER_MODEL_CASES").ok().and_then(|number| number.parse().ok()).unwrap_or(200)
+}
+
+fn run(steps: &[Step]) {
+    let mut machine = Machine::new();
+    for step in steps {
+        machine.take(step);
+    }
+    machine.settle();
+    machine.clean_up();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: cases(), failure_persistence: None, max_shrink_iters: 20_000, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn whatever_happens_the_kernel_comes_to_what_is_wanted(steps in steps()) {
+        run(&steps);
+    }
+}

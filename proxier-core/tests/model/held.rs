@@ -1,0 +1,130 @@
+//! What a kernel holds, read without the help of what is tested.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipvs::model::{VirtualServerConfig, Weight};
+use ipvs::{RealServer, RealServerKey, VirtualServerKey};
+use proxier_core::fake::FakeKernel;
+use proxier_core::sets::SetKey;
+use proxier_core::state::Desired;
+
+/// Virtual servers, addresses of the dummy device, and sets.
+pub(crate) struct Held {
+    pub(crate) servers: BTreeMap<VirtualServerKey, (VirtualServerConfig, BTreeMap<RealServerKey, RealServer>)>,
+    pub(crate) device: bool,
+    pub(crate) addresses: BTreeSet<IpAddr>,
+    pub(crate) sets: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// Whether a virtual server was made by [`foreign`](super::foreign).
+pub(crate) fn is_foreign(key: &VirtualServerKey) -> bool {
+    match key {
+        VirtualServerKey::Fwmark { .. } => true,
+        VirtualServerKey::Address { addr: IpAddr::V4(addr), .. } => addr.octets().starts_with(&[172, 30]),
+        VirtualServerKey::Address { addr: IpAddr::V6(addr), .. } => addr.segments().starts_with(&[0xfd30]),
+    }
+}
+
+impl Held {
+    pub(crate) fn of(kernel: &mut FakeKernel) -> Self {
+        let state = kernel.state();
+        let snapshot = kernel.ipvs().snapshot().unwrap();
+        let servers = snapshot.entries.into_iter().map(|entry| {
+            let server = entry.virtual_server.server;
+            let reals = entry.real_servers.iter().map(|real| (real.server.key, real.server)).collect();
+            (server.key, (server.config, reals))
+        });
+        let device = state.devices.get("kube-ipvs0");
+        Held {
+            servers: servers.collect(),
+            device: device.is_some(),
+            addresses: device.into_iter().flatten().copied().collect(),
+            sets: state.sets.into_iter().map(|(name, (_, entries))| (name, entries)).collect(),
+        }
+    }
+
+    pub(crate) fn has(&self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
+        self.servers.get(key).is_some_and(|(_, reals)| reals.contains_key(real))
+    }
+
+    pub(crate) fn wanted_entries(desired: &Desired, set: &str) -> BTreeSet<String> {
+        let wanted = desired.sets().find(|wanted| wanted.name() == set);
+        wanted.into_iter().flat_map(|set| desired.entries(set)).map(ToString::to_string).collect()
+    }
+
+    /// How this differs from what is wanted; a real server that drains is none.
+    pub(crate) fn differences(&self, desired: &Desired, orphans: &BTreeSet<VirtualServerKey>) -> Vec<String> {
+        let mut differences = Vec::new();
+        for frontend in desired.frontends() {
+            let key = frontend.key();
+            let Some((config, reals)) = self.servers.get(&key) else {
+                differences.push(format!("{key} is not there"));
+                continue;
+            };
+            if *config != frontend.config {
+                differences.push(format!("{key} is {config:?}"));
+            }
+            for wanted in frontend.real_servers.iter() {
+                if reals.get(&wanted.key) != Some(wanted) {
+                    differences.push(format!("{key} -> {} is {:?}", wanted.key, reals.get(&wanted.key)));
+                }
+            }
+            for (real, server) in reals.iter().filter(|(real, _)| !frontend.has_real_server(real)) {
+                if server.config.weight != Weight::DRAIN {
+                    differences.push(format!("{key} -> {real} is there"));
+                }
+            }
+        }
+        let gone = |key: &&VirtualServerKey| desired.frontend(key).is_none() && !is_foreign(key);
+        for key in self.servers.keys().filter(gone).filter(|key| !orphans.contains(key)) {
+            differences.push(format!("{key} is there"));
+        }
+        if !self.device {
+            differences.push("no device".to_owned());
+        }
+        // What another interface has too may stay.
+        let addresses = self.addresses.iter().copied().filter(|address| !desired.is_elsewhere(*address));
+        if !addresses.eq(desired.addresses().filter(|address| !desired.is_elsewhere(*address))) {
+            differences.push(format!("addresses {:?}", self.addresses));
+        }
+        for set in [ipvs::model::Family::V4, ipvs::model::Family::V6].into_iter().flat_map(SetKey::all) {
+            let wanted: BTreeSet<String> = desired.entries(set).map(ToString::to_string).collect();
+            if self.sets.get(set.name()) != Some(&wanted) {
+                differences.push(format!("set {set} is {:?}, not {wanted:?}", self.sets.get(set.name())));
+            }
+        }
+        differences
+    }
+}
+
+/// What tells that a virtual server is ours.
+pub(crate) mod marks {
+    use std::collections::BTreeSet;
+
+    use ipvs::VirtualServerKey;
+    use ipvs::model::Protocol;
+    use proxier_core::fake::KernelState;
+
+    use super::{Held, is_foreign};
+
+    /// Virtual servers of ours that nothing tells to be ours.
+    pub(crate) fn missing(state: &KernelState, held: &Held) -> BTreeSet<VirtualServerKey> {
+        let has = |set: &str, element: &str| state.sets.get(set).is_some_and(|(_, entries)| entries.contains(element));
+        let is_marked = |key: &&VirtualServerKey| {
+            let VirtualServerKey::Address { protocol, addr, port } = **key else { return false };
+            let name = match protocol {
+                Protocol::Tcp => "tcp",
+                Protocol::Udp => "udp",
+                _ => "sctp",
+            };
+            let kube = if addr.is_ipv4() { "KUBE-" } else { "KUBE-6-" };
+            let at = format!("{addr},{name}:{port}");
+            let sets = ["CLUSTER-IP", "EXTERNAL-IP", "EXTERNAL-IP-LOCAL", "LOAD-BALANCER", "NODE-PORT-SCTP-HASH"];
+            held.addresses.contains(&addr)
+                || sets.into_iter().any(|set| has(&format!("{kube}{set}"), &at))
+                || has(&format!("{kube}NODE-PORT-{}", name.to_uppercase()), &port.to_string())
+        };
+        held.servers.keys().filter(|key| !is_foreign(key) && !is_marked(key)).copied().collect()
+    }
+}

@@ -1,0 +1,433 @@
+//! A kernel, a proxy on it, and everybody else; what has to hold after each pass, and in the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use ipvs::model::{TimeoutsUpdate, Weight};
+use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
+use proxier_core::cleanup::cleanup;
+use proxier_core::compile::Frontend;
+use proxier_core::drain::Policy;
+use proxier_core::fake::{Call, FakeKernel};
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::proxier::{Options, Proxier};
+use proxier_core::report::Report;
+use proxier_core::schedule::Limits;
+use proxier_core::snapshot::ObjectKey;
+use proxier_core::state::Desired;
+
+use super::foreign::{self, Stranger};
+use super::held::{Held, is_foreign, marks};
+use super::objects::{self, SERVICES};
+use super::steps::{Damage, Step, Trouble};
+use super::watch::{Log, Write};
+
+pub(crate) struct Machine {
+    kernel: FakeKernel,
+    proxier: Proxier,
+    now: Duration,
+    services: BTreeMap<ObjectKey, ServiceObject>,
+    slices: BTreeMap<ObjectKey, EndpointSliceObject>,
+    node: Option<NodeObject>,
+    /// Virtual servers of ours that a process could not know for its own when it began: what told so was lost.
+    orphans: BTreeSet<VirtualServerKey>,
+    /// What tells which virtual servers are ours may be missing: somebody removed it, or it could not be written.
+    marks_at_risk: bool,
+    /// Some call may be done and say that it was not.
+    lies: bool,
+    races: u32,
+    raced: Arc<AtomicU32>,
+}
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.limits = Limits { min_interval: Duration::ZERO, max_interval: Duration::from_secs(30) };
+    let mut policy = Policy::default();
+    policy.deadline = Some(Duration::from_secs(20));
+    options.drain = policy;
+    options.mass_removal.at_least = 4;
+    options.mass_removal.patience = Some(Duration::from_secs(40));
+    options.timeouts = TimeoutsUpdate { tcp_secs: Some(500), ..TimeoutsUpdate::default() };
+    options
+}
+
+impl Machine {
+    pub(crate) fn new() -> Self {
+        let kernel = FakeKernel::new();
+        kernel.set_interface("eth0", &objects::host(0));
+        let proxier = Proxier::new("node-a", options(), Duration::ZERO);
+        let mut machine = Machine {
+            kernel,
+            proxier,
+            now: Duration::ZERO,
+            services: BTreeMap::new(),
+            slices: BTreeMap::new(),
+            node: None,
+            orphans: BTreeSet::new(),
+            marks_at_risk: false,
+            lies: false,
+            races: 0,
+            raced: Arc::default(),
+        };
+        machine.proxier.start(machine.now);
+        machine
+    }
+
+    pub(crate) fn take(&mut self, step: &Step) {
+        match step {
+            Step::Service(bytes) => {
+                let object = objects::service(*bytes);
+                self.proxier.upsert_service(&object, self.now);
+                self.services.insert(ObjectKey::of(&object.metadata), object);
+            }
+            Step::DeleteService(which) => {
+                let (namespace, name) = SERVICES[usize::from(*which) % SERVICES.len()];
+                let key = ObjectKey::new(namespace, name);
+                self.services.remove(&key);
+                self.proxier.delete_service(&key, self.now);
+            }
+            Step::Slice(bytes) => {
+                let object = objects::slice(*bytes);
+                self.proxier.upsert_slice(&object, self.now);
+                self.slices.insert(ObjectKey::of(&object.metadata), object);
+            }
+            Step::DeleteSlice(which) => {
+                let Some(key) = pick(self.slices.keys().cloned(), *which) else { return };
+                self.slices.remove(&key);
+                self.proxier.delete_slice(&key, self.now);
+            }
+            Step::Relist(service, slice, gone) => self.relist(*service, *slice, *gone),
+            Step::Node(which) => {
+                let node = objects::node(*which);
+                self.proxier.set_node(&node, self.now);
+                self.node = Some(node);
+            }
+            Step::Host(which, told) => {
+                self.kernel.set_interface("eth0", &objects::host(*which));
+                if *told {
+                    self.proxier.host_changed(self.now);
+                }
+            }
+            Step::Trouble(trouble) => self.trouble(*trouble),
+            Step::Quiet => self.quiet(),
+            Step::Race(nth, damage) => self.race(*nth, *damage),
+            Step::Damage(damage) => self.damage(*damage),
+            Step::Foreign(what, which) => foreign::happen(&self.kernel, Stranger(*what), *which),
+            Step::Pass => {
+                if self.proxier.next_wake().is_some_and(|at| at <= self.now) {
+                    self.pass();
+                }
+            }
+            Step::Wait(halves) => self.run(Duration::from_millis(500) * u32::from(*halves)),
+            Step::Full => self.proxier.request_full(self.now),
+            Step::Preview => self.preview(),
+            Step::Connections(which, count) => {
+                let held = Held::of(&mut self.kernel);
+                let reals = held.servers.iter().flat_map(|(key, (_, reals))| reals.keys().map(|real| (*key, *real)));
+                if let Some((key, real)) = pick(reals, *which) {
+                    self.kernel.ipvs().set_counters(&key, Some((&real, u32::from(*count % 3), 0)), 1, 1);
+                }
+            }
+            Step::Crash(writes) => self.kernel.crash_after((*writes).into()),
+            Step::Restart => self.restart(),
+            Step::CleanUp => {
+                self.quiet();
+                self.clean_up();
+                self.restart();
+            }
+        }
+        self.bury();
+    }
+
+    fn relist(&mut self, service: [u8; 10], slice: [u8; 7], gone: u8) {
+        if gone & 1 == 1
+            && let Some(key) = pick(self.services.keys().cloned(), gone >> 1)
+        {
+            self.services.remove(&key);
+        }
+        if gone & 2 == 2
+            && let Some(key) = pick(self.slices.keys().cloned(), gone >> 2)
+        {
+            self.slices.remove(&key);
+        }
+        let (service, slice) = (objects::service(service), objects::slice(slice));
+        self.services.insert(ObjectKey::of(&service.metadata), service);
+        self.slices.insert(ObjectKey::of(&slice.metadata), slice);
+        self.proxier.replace_objects(self.services.values(), self.slices.values(), self.now);
+    }
+
+    fn trouble(&mut self, trouble: Trouble) {
+        self.lies |= trouble.takes_effect();
+        self.marks_at_risk |=
+            matches!(trouble.call(), Call::SetsAdd | Call::SetsCreate | Call::SetsReplace | Call::LinksBind);
+        self.kernel.fail(trouble.fault());
+    }
+
+    fn quiet(&mut self) {
+        self.kernel.clear_faults();
+        self.lies = false;
+    }
+
+    /// A process on this kernel that knows these objects.
+    fn process(&self) -> Proxier {
+        let mut proxier = Proxier::new("node-a", options(), self.now);
+        for service in self.services.values() {
+            proxier.upsert_service(service, self.now);
+        }
+        for slice in self.slices.values() {
+            proxier.upsert_slice(slice, self.now);
+        }
+        if let Some(node) = &self.node {
+            proxier.set_node(node, self.now);
+        }
+        proxier.start(self.now);
+        proxier
+    }
+
+    fn restart(&mut self) {
+        self.kernel.restart();
+        let lost = marks::missing(&self.kernel.state(), &Held::of(&mut self.kernel));
+        assert!(self.marks_at_risk || lost.is_subset(&self.orphans), "nothing tells that these are ours: {lost:?}");
+        self.orphans.extend(lost);
+        self.proxier = self.process();
+    }
+
+    fn bury(&mut self) {
+        if self.kernel.has_crashed() {
+            self.restart();
+        }
+    }
+
+    fn race(&mut self, nth: u8, damage: Damage) {
+        let held = Held::of(&mut self.kernel);
+        let mut operation = ipvs_damage(&held, damage);
+        if damage.0 % 8 == 7 {
+            // A virtual server that this proxy is about to make.
+            let desired = Desired::build(self.proxier.store(), self.proxier.facts());
+            let missing = desired.frontends().map(Frontend::key).filter(|key| !held.servers.contains_key(key));
+            let key = pick(missing, damage.1);
+            self.orphans.extend(key);
+            operation = key.map(|key| Operation::AddVirtualServer(VirtualServer::new(key, Scheduler::RoundRobin)));
+        }
+        let Some(operation) = operation else { return };
+        let raced = self.raced.clone();
+        self.races += 1;
+        self.kernel.ipvs().change_before((nth % 24).into(), move |table| {
+            let _ = table.apply(&operation);
+            raced.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+
+    fn damage(&mut self, damage: Damage) {
+        if damage.0.is_multiple_of(2) {
+            let held = Held::of(&mut self.kernel);
+            if let Some(operation) = ipvs_damage(&held, Damage(damage.0 / 2, damage.1)) {
+                let _ = self.kernel.ipvs().apply(&operation);
+            }
+        } else {
+            self.marks_at_risk |= foreign::damage(&self.kernel, Damage(damage.0 / 2, damage.1));
+        }
+    }
+
+    fn preview(&mut self) {
+        let (before, writes, raced) = (self.kernel.state(), self.kernel.writes(), self.raced());
+        let now = self.now;
+        let _ = self.proxier.preview(now, &mut self.kernel.ports());
+        assert_eq!(self.kernel.writes(), writes);
+        if self.raced() == raced {
+            assert_eq!(self.kernel.state(), before);
+        }
+    }
+
+    /// Passes until none is due before this much time has gone by.
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        let mut passes = 0;
+        while let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            self.pass();
+            self.bury();
+            passes += 1;
+            assert!(passes < 200, "it does not come to rest: {:?}", self.proxier.schedule());
+        }
+        self.now = end;
+    }
+
+    fn raced(&self) -> u32 {
+        self.raced.load(Ordering::Relaxed)
+    }
+
+    /// One pass, and all that has to hold after any.
+    fn pass(&mut self) -> Report {
+        let strangers = foreign::state(&self.kernel.state());
+        let (before, raced) = (Held::of(&mut self.kernel), self.raced());
+        let now = self.now;
+        let mut log = Log::default();
+        let proxier = &mut self.proxier;
+        let report = log.with(&mut self.kernel, |ports| proxier.pass(&|| now, ports)).expect("a pass is due");
+        let crashed = self.kernel.has_crashed();
+        let raced = self.raced() != raced;
+
+        assert_eq!(foreign::state(&self.kernel.state()), strangers, "somebody else's things changed");
+        let desired = self.proxier.desired();
+        assert_eq!(*desired, Desired::build(self.proxier.store(), self.proxier.facts()));
+        check_writes(&log.0, desired, &before, raced);
+        let after = Held::of(&mut self.kernel);
+        if !raced {
+            check_kept(&before, &after, desired);
+        }
+        if report.full && !crashed {
+            let differences = after.differences(desired, &self.orphans);
+            if report.is_done() && !raced {
+                assert!(differences.is_empty(), "done, and yet {differences:#?}\n{report:#?}\n{:#?}", log.0);
+                self.marks_at_risk = false;
+            }
+        }
+        report
+    }
+
+    /// Trouble ends and time goes by: then all is as it has to be, whatever happened before.
+    pub(crate) fn settle(&mut self) {
+        self.quiet();
+        if self.kernel.has_crashed() {
+            self.restart();
+        }
+        // Takes back a crash that has not come.
+        self.kernel.restart();
+        for _ in 0..50 {
+            if self.raced() == self.races {
+                break;
+            }
+            self.kernel.ports().ipvs.snapshot().unwrap();
+        }
+        self.run(Duration::from_secs(90));
+        self.proxier.request_full(self.now);
+        let report = self.pass();
+        assert!(report.is_done(), "{report:#?}");
+        self.run(Duration::from_secs(90));
+
+        // Once more: nothing is written.
+        let writes = self.kernel.writes();
+        self.proxier.request_full(self.now);
+        let report = self.pass();
+        assert!(report.full && report.is_done() && report.drift.is_empty() && report.draining == 0, "{report:#?}");
+        assert_eq!(report.writes(), 0, "{report:#?}");
+        assert_eq!(self.kernel.writes(), writes);
+        assert!(self.proxier.drains().is_empty());
+        assert_eq!(self.proxier.schedule().failures(), 0);
+        let memory = self.proxier.observed().unwrap().virtual_servers.iter();
+        for (key, there) in memory {
+            let wanted = self.proxier.desired().frontend(key);
+            let shared = wanted.is_none_or(|wanted| Arc::ptr_eq(&wanted.real_servers, &there.real_servers));
+            assert!(shared || wanted.is_some_and(|wanted| wanted.real_servers.is_empty()), "{key} is kept twice");
+        }
+
+        // The same as on a kernel that nobody ever touched.
+        let mut fresh = FakeKernel::new();
+        let state = self.kernel.state();
+        for (interface, addresses) in state.devices.iter().filter(|(name, _)| *name != "kube-ipvs0") {
+            fresh.set_interface(interface, addresses);
+        }
+        let now = self.now;
+        let mut proxier = self.process();
+        let report = proxier.pass(&|| now, &mut fresh.ports()).unwrap();
+        assert!(report.is_done(), "{report:#?}");
+        let mut orphans = self.orphans.clone();
+        orphans.retain(|key| proxier.desired().frontend(key).is_none());
+        foreign::assert_same(&state, &fresh.state(), &orphans, proxier.desired());
+    }
+
+    /// Afterwards nothing of ours is left, and everything else is.
+    pub(crate) fn clean_up(&mut self) {
+        self.kernel.restart();
+        let lost = marks::missing(&self.kernel.state(), &Held::of(&mut self.kernel));
+        assert!(self.marks_at_risk || lost.is_subset(&self.orphans), "nothing tells that these are ours: {lost:?}");
+        self.orphans.extend(lost);
+        let strangers = foreign::state(&self.kernel.state());
+        let config = options().config;
+        let cleaned = cleanup(&config, &mut self.kernel.ports());
+        assert!(cleaned.is_done(), "{cleaned:#?}");
+        let state = self.kernel.state();
+        assert_eq!(foreign::state(&state), strangers);
+        foreign::assert_nothing_of_ours(&state, &self.orphans);
+        let writes = self.kernel.writes();
+        assert!(cleanup(&config, &mut self.kernel.ports()).is_done());
+        assert_eq!(self.kernel.writes(), writes);
+    }
+}
+
+fn pick<T>(from: impl Iterator<Item = T>, which: u8) -> Option<T> {
+    let mut all: Vec<T> = from.collect();
+    let place = usize::from(which).checked_rem(all.len())?;
+    Some(all.swap_remove(place))
+}
+
+/// What somebody may do to a virtual server of ours.
+fn ipvs_damage(held: &Held, Damage(what, which): Damage) -> Option<Operation> {
+    let ours: Vec<_> = held.servers.iter().filter(|(key, _)| !is_foreign(key)).collect();
+    let (key, (config, reals)) = pick(ours.iter().copied(), which)?;
+    let real = pick(reals.values().copied(), what / 8);
+    let extra = |text: &str| RealServer::new(text.parse().unwrap());
+    let extra = if key.family() == ipvs::model::Family::V4 { extra("10.9.9.9:99") } else { extra("[fd99::9]:99") };
+    Some(match what % 8 {
+        0 => Operation::DeleteVirtualServer(*key),
+        1 => {
+            let mut config = *config;
+            config.scheduler = Scheduler::LeastConnection;
+            Operation::UpdateVirtualServer(VirtualServer { key: *key, config })
+        }
+        2 | 3 => Operation::DeleteRealServer(*key, real?.key),
+        4 => Operation::UpdateRealServer(*key, real?.with_weight(Weight::DRAIN)),
+        5 => Operation::UpdateRealServer(*key, real?.with_weight(Weight::new(7).unwrap())),
+        _ => Operation::AddRealServer(*key, extra),
+    })
+}
+
+/// No write that takes away what is wanted, and none to what is somebody else's.
+fn check_writes(log: &[Write], desired: &Desired, before: &Held, raced: bool) {
+    let wanted = |key, real| desired.frontend(key).is_some_and(|frontend: &Frontend| frontend.has_real_server(real));
+    for write in log {
+        let wrong = match write {
+            Write::Ipvs(operation, _) if is_foreign(&operation.virtual_server()) => true,
+            Write::Ipvs(Operation::DeleteVirtualServer(key), _) => desired.frontend(key).is_some(),
+            Write::Ipvs(Operation::DeleteRealServer(key, real), _) => wanted(key, real),
+            Write::Ipvs(Operation::UpdateRealServer(key, server), _) => {
+                server.config.weight == Weight::DRAIN && wanted(key, &server.key)
+            }
+            // What was there was never away.
+            Write::Ipvs(Operation::AddRealServer(key, server), true) => !raced && before.has(key, &server.key),
+            Write::Ipvs(Operation::AddVirtualServer(server), true) => {
+                !raced && before.servers.contains_key(&server.key)
+            }
+            Write::Ipvs(..) => false,
+            Write::DeleteEntry(set, element) => desired.has_entry(*set, element),
+            Write::Replace(set, elements) => !desired.entries(*set).all(|element| elements.contains(element)),
+            Write::Unbind(address) => desired.has_address(*address),
+            Write::Destroy | Write::DeleteDevice => true,
+        };
+        assert!(!wrong, "{write:?}\nin {log:#?}");
+    }
+}
+
+/// What was there and is wanted still is.
+fn check_kept(before: &Held, after: &Held, desired: &Desired) {
+    for (key, (_, reals)) in &before.servers {
+        let Some(wanted) = desired.frontend(key) else { continue };
+        for (real, server) in reals.iter().filter(|(real, _)| wanted.has_real_server(real)) {
+            let there = after.servers.get(key).and_then(|(_, reals)| reals.get(real));
+            let serves = |server: &RealServer| server.config.weight != Weight::DRAIN;
+            assert!(there.is_some_and(|there| serves(there) || !serves(server)), "{key} -> {real} went");
+        }
+    }
+    for address in before.addresses.iter().filter(|address| desired.has_address(**address)) {
+        assert!(after.addresses.contains(address), "{address} went");
+    }
+    for (set, elements) in &before.sets {
+        let wanted = |element: &&String| Held::wanted_entries(desired, set).contains(*element);
+        for element in elements.iter().filter(wanted) {
+            assert!(after.sets.get(set).is_some_and(|after| after.contains(element)), "{element} of {set} went");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What may happen, in any order.
+
+use proptest::prelude::*;
+use proxier_core::fake::{Call, Fault};
+use proxier_core::ports::PortErrorKind;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Service([u8; 10]),
+    DeleteService(u8),
+    Slice([u8; 7]),
+    DeleteSlice(u8),
+    /// Objects change while nobody watches, then complete lists come.
+    Relist([u8; 10], [u8; 7], u8),
+    Node(u8),
+    /// Addresses of the host change, with or without a word about it.
+    Host(u8, bool),
+    Trouble(Trouble),
+    /// What is arranged to go wrong does not any more.
+    Quiet,
+    /// Somebody changes virtual or real servers of ours just before a message arrives.
+    Race(u8, Damage),
+    Damage(Damage),
+    /// Something of somebody else's comes or changes.
+    Foreign(u8, u8),
+    /// One pass, if one is due.
+    Pass,
+    /// So many half seconds go by.
+    Wait(u8),
+    Full,
+    Preview,
+    /// A real server gets this many connections.
+    Connections(u8, u8),
+    /// The process dies after so many writes.
+    Crash(u8),
+    /// The process ends, and another begins with these objects.
+    Restart,
+    /// The process ends, everything is cleaned up, another begins.
+    CleanUp,
+}
+
+/// Something done to what is ours: what, and to which one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Damage(pub(crate) u8, pub(crate) u8);
+
+/// A call that fails.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trouble {
+    pub(crate) call: u8,
+    pub(crate) kind: u8,
+    pub(crate) nth: u8,
+    pub(crate) how: u8,
+}
+
+/// What a kernel may answer without lying: what exists, or does not, follows from what it holds.
+const KINDS: [PortErrorKind; 7] = [
+    PortErrorKind::Busy,
+    PortErrorKind::Unknown,
+    PortErrorKind::Other,
+    PortErrorKind::Full,
+    PortErrorKind::Permission,
+    PortErrorKind::Unavailable,
+    PortErrorKind::Invalid,
+];
+
+impl Trouble {
+    pub(crate) fn call(self) -> Call {
+        Call::ALL[usize::from(self.call) % Call::ALL.len()]
+    }
+
+    pub(crate) fn takes_effect(self) -> bool {
+        self.how & 4 == 4
+    }
+
+    pub(crate) fn fault(self) -> Fault {
+        let fault = Fault::new(self.call(), KINDS[usize::from(self.kind) % KINDS.len()]);
+        let fault = match self.how & 3 {
+            0 => fault.after_calls((self.nth % 4).into()),
+            3 if self.nth.is_multiple_of(4) => fault.every(),
+            _ => fault.item((self.nth % 32).into()),
+        };
+        if self.takes_effect() { fault.takes_effect() } else { fault }
+    }
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    any::<(u8, u8)>().prop_map(|(what, which)| Damage(what, which))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let trouble = any::<(u8, u8, u8, u8)>().prop_map(|(call, kind, nth, how)| Trouble { call, kind, nth, how });
+    prop_oneof![
+        12 => any::<[u8; 10]>().prop_map(Step::Service),
+        4 => any::<u8>().prop_map(Step::DeleteService),
+        14 => any::<[u8; 7]>().prop_map(Step::Slice),
+        2 => any::<u8>().prop_map(Step::DeleteSlice),
+        2 => any::<([u8; 10], [u8; 7], u8)>().prop_map(|(service, slice, gone)| Step::Relist(service, slice, gone)),
+        2 => any::<u8>().prop_map(Step::Node),
+        3 => any::<(u8, bool)>().prop_map(|(which, told)| Step::Host(which, told)),
+        10 => trouble.prop_map(Step::Trouble),
+        2 => Just(Step::Quiet),
+        3 => (any::<u8>(), damage()).prop_map(|(nth, damage)| Step::Race(nth, damage)),
+        6 => damage().prop_map(Step::Damage),
+        4 => any::<(u8, u8)>().prop_map(|(what, which)| Step::Foreign(what, which)),
+        20 => Just(Step::Pass),
+        8 => (0_u8..100).prop_map(Step::Wait),
+        2 => Just(Step::Full),
+        1 => Just(Step::Preview),
+        3 => any::<(u8, u8)>().prop_map(|(which, count)| Step::Connections(which, count)),
+        2 => (0_u8..60).prop_map(Step::Crash),
+        2 => Just(Step::Restart),
+        1 => Just(Step::CleanUp),
+    ]
+}
+
+pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
+    proptest::collection::vec(step(), 1..30)
+}
