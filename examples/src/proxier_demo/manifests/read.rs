@@ -263,7 +263,7 @@ mod tests {
         let mut text = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
         for level in 1..12 {
             let aliases = vec![format!("*a{}", level - 1); 9].join(",");
-            text.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
+            text.extend(["a", &level.to_string(), ": &a", &level.to_string(), " [", &aliases, "]\n"]);
         }
         assert!(read(&text, "f").broken);
         assert!(read(&"[".repeat(100_000), "f").broken);
