@@ -68,7 +68,7 @@ fn line(change: &Change) -> String {
     match change {
         Change::UpsertService(object) => format!("+service {}/{}", object.metadata.namespace, object.metadata.name),
         Change::UpsertSlice(object) => format!("+slice {}/{}", object.metadata.namespace, object.metadata.name),
-        Change::DeleteService(key) => format!("-service {key}"),
+        Change::DeleteService(key) | Change::LostService(key) => format!("-service {key}"),
         Change::DeleteSlice(key) => format!("-slice {key}"),
         Change::Node(node) => format!("+node {} leaving {}", node.object.metadata.name, node.leaving),
         Change::NodeGone => "-node".to_owned(),

@@ -20,6 +20,8 @@ pub enum Change {
     UpsertService(Box<ServiceObject>),
     /// A Service is gone.
     DeleteService(ObjectKey),
+    /// A Service is missing from a new list, or from the last of the files: nobody has said that it was deleted.
+    LostService(ObjectKey),
     /// A new or changed EndpointSlice.
     UpsertSlice(Box<EndpointSliceObject>),
     /// An EndpointSlice is gone.
@@ -32,6 +34,17 @@ pub enum Change {
     Synced,
     /// An object, or a file, cannot be read: what it said before stays. To be logged and counted.
     Unreadable(Problem),
+}
+
+impl Change {
+    /// The same, when it was not announced but found out.
+    #[must_use]
+    pub fn unannounced(self) -> Self {
+        match self {
+            Change::DeleteService(key) => Change::LostService(key),
+            other => other,
+        }
+    }
 }
 
 /// A Node, and what is not in its [`NodeObject`].
@@ -112,7 +125,9 @@ impl Snapshot {
                 self.services.retain(|known| ObjectKey::of(&known.metadata) != key);
                 self.services.push(*object);
             }
-            Change::DeleteService(key) => self.services.retain(|known| ObjectKey::of(&known.metadata) != key),
+            Change::DeleteService(key) | Change::LostService(key) => {
+                self.services.retain(|known| ObjectKey::of(&known.metadata) != key)
+            }
             Change::UpsertSlice(object) => {
                 let key = ObjectKey::of(&object.metadata);
                 self.slices.retain(|known| ObjectKey::of(&known.metadata) != key);

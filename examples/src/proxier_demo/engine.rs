@@ -170,8 +170,9 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
         options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };
     }
     // Nodes that start together should not try again together.
-    options.seed = settings.node_name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    options.seed = settings
+        .node_name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     options
 }

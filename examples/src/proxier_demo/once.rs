@@ -35,8 +35,8 @@ async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), ExitCo
         .await
         .map_err(|problems| complain(&problems, if is_input(configured) { BAD_INPUT } else { FAILED }))?;
     let unreadable = std::mem::take(&mut snapshot.unreadable);
-    let (mut engine, notes) = Engine::open(&configured.settings, &configured.source)
-        .map_err(|problem| complain(&[problem], FAILED))?;
+    let (mut engine, notes) =
+        Engine::open(&configured.settings, &configured.source).map_err(|problem| complain(&[problem], FAILED))?;
     for note in notes {
         eprintln!("proxier-demo: {note}");
     }
@@ -128,7 +128,7 @@ pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
         tell(&report);
     }
     match (printed, report.unread.is_empty(), unreadable.is_empty()) {
-        (Err(_closed), _, _) | (_, false, _) => ExitCode::from(FAILED),
+        (Err(_), _, _) | (_, false, _) => ExitCode::from(FAILED),
         (Ok(()), true, false) => ExitCode::from(BAD_INPUT),
         (Ok(()), true, true) => ExitCode::SUCCESS,
     }

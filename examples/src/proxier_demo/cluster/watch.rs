@@ -156,7 +156,7 @@ impl Watcher {
             }
         }
         for key in place.known.end_list() {
-            self.changes.send(self.resource.gone(&key)).await?;
+            self.changes.send(self.resource.gone(&key).unannounced()).await?;
         }
         place.version = version;
         place.broken = 0;

@@ -165,7 +165,9 @@ impl Manifests {
         wanted.retain(|(kind, key), _| *kind != ObjectKind::Node || *key.name == *self.node_name);
         let gone = self.reported.keys().filter(|id| !wanted.contains_key(id));
         let mut changes: Vec<Change> = problems.difference(&self.told).cloned().map(Change::Unreadable).collect();
-        changes.extend(gone.map(gone_change));
+        // That nothing at all is left may be a directory that is not mounted: nobody has taken all of that away.
+        let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
+        changes.extend(gone.map(gone_change).map(|change| if all { change.unannounced() } else { change }));
         let mut reported = BTreeMap::new();
         for (id, (_, change)) in wanted {
             let digest = digest(change);

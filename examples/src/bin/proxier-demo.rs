@@ -1,0 +1,56 @@
+//! A Kubernetes service proxy: what kube-proxy's IPVS mode does. `proxier-demo --help` says how to use it.
+
+use std::process::ExitCode;
+
+use examples::proxier_demo::cli::{self, Command, Configured};
+use examples::proxier_demo::{logging, once, probe, run, show};
+
+fn main() -> ExitCode {
+    let invocation = match cli::parse(std::env::args_os()) {
+        Ok(invocation) => invocation,
+        Err(ending) => return ending.report(),
+    };
+    let configured = match invocation.configure() {
+        Ok(configured) => configured,
+        Err(ending) => return ending.report(),
+    };
+    let settings = &configured.settings;
+    logging::start(settings.verbosity, settings.log_json);
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("proxier-demo: cannot start ({error})");
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = match &invocation.command {
+        Command::WriteConfig(file) => write_config(&configured, file),
+        Command::Run { once: true, .. } => runtime.block_on(once::run_once(&warned(configured))),
+        Command::Run { once: false, .. } => runtime.block_on(run::run(&configured, invocation.config.as_deref())),
+        Command::Plan(output) => runtime.block_on(once::plan(&warned(configured), *output)),
+        Command::Show(output) => runtime.block_on(show::show(&warned(configured), *output)),
+        Command::Probe(output) => probe::probe(&warned(configured).settings, *output),
+        Command::Cleanup => once::clean(&warned(configured)),
+    };
+    // The kernel's thread may be in the middle of something; nothing waits for it.
+    runtime.shutdown_background();
+    code
+}
+
+/// Says what the configuration is warned about; `run` logs it.
+fn warned(configured: Configured) -> Configured {
+    for warning in &configured.warnings {
+        eprintln!("proxier-demo: {warning}");
+    }
+    configured
+}
+
+fn write_config(configured: &Configured, file: &std::path::Path) -> ExitCode {
+    match configured.settings.write(file) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("proxier-demo: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
