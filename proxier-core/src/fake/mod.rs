@@ -45,6 +45,7 @@ use ipset::fake::FakeIpset;
 use iptables::fake::FakeHost;
 use iptables::{Backend, Family};
 use ipvs::testing::FakeIpvs;
+use ipvs::{RealServerKey, VirtualServerKey};
 
 pub use conntrack::Flow;
 pub use control::{Call, Fault, Writes};
@@ -55,6 +56,7 @@ use host::Host;
 use links::Interfaces;
 use ports::FakePorts;
 use shared::Shared;
+use transport::{Watched, Written};
 
 /// Everything a fake kernel holds, to be compared. Two kernels that hold the same are equal, however they came to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,15 +76,36 @@ pub struct KernelState {
     pub flows: BTreeSet<Flow>,
 }
 
-/// A kernel in memory. Clones share it, each with connections of its own.
-pub struct FakeKernel {
+/// What all handles of one kernel share.
+#[derive(Clone)]
+struct Parts {
     ipvs: FakeIpvs,
+    /// When virtual servers may last have changed.
+    touched: Shared<Touched>,
     sets: FakeIpset,
+    written: Shared<Written>,
     host: Host,
     links: Shared<Interfaces>,
     sysctls: Shared<BTreeMap<String, String>>,
     flows: Shared<BTreeSet<Flow>>,
     control: Shared<Control>,
+}
+
+/// What is known of changes of virtual servers, so that what was read can be kept.
+#[derive(Debug, Default)]
+struct Touched {
+    /// Changes with every write of a port, and whenever a test gets at the table.
+    generation: u64,
+    /// Messages that the kernel must have handled before a reading is kept: a test may have arranged something for one of them.
+    quiet_from: u64,
+}
+
+/// Messages that a test may look ahead when it arranges something.
+const LOOK_AHEAD: u64 = 256;
+
+/// A kernel in memory. Clones share it, each with connections of its own.
+pub struct FakeKernel {
+    parts: Parts,
     ports: FakePorts,
 }
 
@@ -112,23 +135,15 @@ impl Default for FakeKernel {
 
 impl Clone for FakeKernel {
     fn clone(&self) -> Self {
-        Self::joined(
-            self.ipvs.clone(),
-            self.sets.clone(),
-            self.host.clone(),
-            self.links.clone(),
-            (self.sysctls.clone(), self.flows.clone(), self.control.clone()),
-        )
+        Self::of(self.parts.clone())
     }
 }
 
 impl fmt::Debug for FakeKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FakeKernel").field("control", &self.control).finish_non_exhaustive()
+        f.debug_struct("FakeKernel").field("control", &self.parts.control).finish_non_exhaustive()
     }
 }
-
-type Rest = (Shared<BTreeMap<String, String>>, Shared<BTreeSet<Flow>>, Shared<Control>);
 
 impl FakeKernel {
     /// A kernel in which nobody has done anything yet: `lo`, all modules, iptables 1.8.9 of both back ends.
@@ -140,16 +155,22 @@ impl FakeKernel {
     pub fn with_iptables(make: impl Fn() -> FakeHost + Send + Sync + 'static) -> Self {
         let sets = FakeIpset::new();
         let control = Shared::<Control>::default();
-        let host = Host::new(Arc::new(make), sets.clone(), control.clone());
         let sysctls = SYSCTLS.into_iter().map(|(path, value)| (path.to_owned(), value.to_owned())).collect();
-        let rest = (Shared::new(sysctls), Shared::default(), control);
-        Self::joined(FakeIpvs::new(), sets, host, Shared::default(), rest)
+        Self::of(Parts {
+            ipvs: FakeIpvs::new(),
+            touched: Shared::default(),
+            host: Host::new(Arc::new(make), sets.clone(), control.clone()),
+            sets,
+            written: Shared::default(),
+            links: Shared::default(),
+            sysctls: Shared::new(sysctls),
+            flows: Shared::default(),
+            control,
+        })
     }
 
-    fn joined(ipvs: FakeIpvs, sets: FakeIpset, host: Host, links: Shared<Interfaces>, rest: Rest) -> Self {
-        let (sysctls, flows, control) = rest;
-        let ports = FakePorts::new(&ipvs, &sets, &host, &links, (&sysctls, &flows, &control));
-        FakeKernel { ipvs, sets, host, links, sysctls, flows, control, ports }
+    fn of(parts: Parts) -> Self {
+        FakeKernel { ports: FakePorts::new(&parts), parts }
     }
 
     /// What a pass works on.
@@ -160,17 +181,17 @@ impl FakeKernel {
     /// Everything it holds. What is arranged to go wrong does not disturb this.
     pub fn state(&self) -> KernelState {
         KernelState {
-            ipvs: self.ipvs.dump().unwrap_or_default(),
+            ipvs: self.parts.ipvs.dump().unwrap_or_default(),
             sets: self.saved_sets(),
-            rules: self.host.dump(),
-            devices: self.links.lock().all(),
-            sysctls: self.sysctls.lock().clone(),
-            flows: self.flows.lock().clone(),
+            rules: self.parts.host.dump(),
+            devices: self.parts.links.lock().all(),
+            sysctls: self.parts.sysctls.lock().clone(),
+            flows: self.parts.flows.lock().clone(),
         }
     }
 
     fn saved_sets(&self) -> BTreeMap<String, (String, BTreeSet<String>)> {
-        let sets = ipset::Client::with_transport(self.sets.transport()).and_then(|mut client| client.list_sets());
+        let sets = ipset::Client::with_transport(self.parts.sets.transport()).and_then(|mut client| client.list_sets());
         let set = |set: ipset::ObservedSet| {
             let entries = set.entries.iter().map(ToString::to_string).collect();
             (set.spec.name.as_str().to_owned(), (set.spec.to_string(), entries))
@@ -181,39 +202,52 @@ impl FakeKernel {
 
     /// What was written so far, or tried to, by port. What the methods below change does not count.
     pub fn writes(&self) -> Writes {
-        self.control.lock().writes
+        self.parts.control.lock().writes
     }
 
     /// Arranges a failure.
     pub fn fail(&self, fault: Fault) {
-        self.control.lock().add(fault);
+        self.parts.control.lock().add(fault);
     }
 
     /// Takes back the failures that have not happened.
     pub fn clear_faults(&self) {
-        self.control.lock().clear();
+        self.parts.control.lock().clear();
     }
 
     /// After so many more writes the process dies: the rest of the call it was in, and every call after it, fails with nothing
     /// done. Counted are operations, entries, addresses, tables, and within [`Sets::replace`](crate::ports::Sets::replace) the
     /// messages that change sets; so a set may be left half replaced.
     pub fn crash_after(&self, writes: u64) {
-        self.control.lock().crash_after(writes);
+        self.parts.control.lock().crash_after(writes);
     }
 
     /// Whether the process has died.
     pub fn has_crashed(&self) -> bool {
-        self.control.lock().has_crashed()
+        self.parts.control.lock().has_crashed()
     }
 
     /// A new process on the same kernel: calls work again.
     pub fn restart(&self) {
-        self.control.lock().restart();
+        self.parts.control.lock().restart();
     }
 
     /// Virtual and real servers, to be changed behind the ports' back.
+    ///
+    /// Ask for it each time: the ports read the table anew after this was called, and keep what they have read some hundred
+    /// messages later.
     pub fn ipvs(&self) -> &FakeIpvs {
-        &self.ipvs
+        let mut touched = self.parts.touched.lock();
+        touched.generation = touched.generation.saturating_add(1);
+        touched.quiet_from = self.parts.ipvs.messages().saturating_add(LOOK_AHEAD);
+        &self.parts.ipvs
+    }
+
+    /// Sets how many connections a real server has: active and inactive. Returns whether there is one.
+    pub fn set_connections(&self, key: &VirtualServerKey, real: &RealServerKey, active: u32, inactive: u32) -> bool {
+        let mut touched = self.parts.touched.lock();
+        touched.generation = touched.generation.saturating_add(1);
+        self.parts.ipvs.set_counters(key, Some((real, active, inactive)), 0, 0)
     }
 
     /// A client of the sets, to change them behind the ports' back.
@@ -221,38 +255,38 @@ impl FakeKernel {
     /// # Errors
     /// None: the fake always answers.
     pub fn ipset(&self) -> Result<ipset::Client, ipset::Error> {
-        ipset::Client::with_transport(self.sets.transport())
+        ipset::Client::with_transport(Watched::new(self.parts.sets.transport(), self.parts.written.clone()))
     }
 
     /// The iptables programs, to change rules or hold the lock behind the ports' back.
     pub fn with_host<T>(&self, change: impl FnOnce(&FakeHost) -> T) -> T {
-        self.host.with(change)
+        self.parts.host.with(change)
     }
 
     /// Gives an interface that is no dummy device these addresses and no others; creates it if need be.
     pub fn set_interface(&self, name: &str, addresses: &[IpAddr]) {
-        self.links.lock().set(name, addresses);
+        self.parts.links.lock().set(name, addresses);
     }
 
     /// Removes an interface of any kind with its addresses. Returns whether there was one.
     pub fn remove_interface(&self, name: &str) -> bool {
-        self.links.lock().remove(name)
+        self.parts.links.lock().remove(name)
     }
 
     /// Whether dummy devices can be created.
     pub fn set_dummy_present(&self, present: bool) {
-        self.links.lock().has_dummy = present;
+        self.parts.links.lock().has_dummy = present;
     }
 
     /// Whether addresses of IPv6 can be bound, and virtual servers of IPv6 added.
     pub fn set_ipv6(&self, present: bool) {
-        self.links.lock().has_ipv6 = present;
-        self.ipvs.set_ipv6(present);
+        self.parts.links.lock().has_ipv6 = present;
+        self.parts.ipvs.set_ipv6(present);
     }
 
     /// Changes a value below `/proc/sys`; `None` takes it away.
     pub fn set_sysctl(&self, path: &str, value: Option<&str>) {
-        let mut sysctls = self.sysctls.lock();
+        let mut sysctls = self.parts.sysctls.lock();
         match value {
             Some(value) => sysctls.insert(path.to_owned(), value.to_owned()),
             None => sysctls.remove(path),
@@ -261,6 +295,6 @@ impl FakeKernel {
 
     /// Tracks a connection.
     pub fn add_flow(&self, flow: Flow) {
-        self.flows.lock().insert(flow);
+        self.parts.flows.lock().insert(flow);
     }
 }

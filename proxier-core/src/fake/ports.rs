@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipset::Element;
-use ipset::fake::FakeIpset;
 use iptables::{BackendChoice, Dump, Limits, Transaction};
 use ipvs::model::{Family, ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::testing::FakeIpvs;
@@ -15,7 +14,8 @@ use super::control::{Call, Control, Fate, Verdict};
 use super::host::Host;
 use super::links::Interfaces;
 use super::shared::Shared;
-use super::transport::Mortal;
+use super::transport::{Watched, Written};
+use super::{Parts, Touched};
 use crate::kernel::{IpvsPort, RulesPort, SetsPort, check_sysctl};
 use crate::ports::{
     Conntrack, Ipvs, ItemFailure, ItemFailures, Links, PortError, PortErrorKind, Ports, Rules, Sets, Sysctls,
@@ -33,29 +33,40 @@ pub(super) struct FakePorts {
     conntrack: FakeConntrackPort,
 }
 
-type Rest<'a> = (&'a Shared<BTreeMap<String, String>>, &'a Shared<BTreeSet<Flow>>, &'a Shared<Control>);
-
 impl FakePorts {
-    pub(super) fn new(
-        ipvs: &FakeIpvs,
-        sets: &FakeIpset,
-        host: &Host,
-        links: &Shared<Interfaces>,
-        (sysctls, flows, control): Rest<'_>,
-    ) -> Self {
-        let gate = || Gate(control.clone());
-        let (ipvs, sets, counting) = (ipvs.clone(), sets.clone(), Shared::new(false));
-        let (control, noticing) = (control.clone(), counting.clone());
-        let open_sets =
-            move || ipset::Client::with_transport(Mortal::new(sets.transport(), control.clone(), noticing.clone()));
-        let rules = RulesPort::new(host.clone(), BackendChoice::Detect, Limits::default());
+    pub(super) fn new(parts: &Parts) -> Self {
+        let gate = || Gate(parts.control.clone());
+        let counting = Shared::new(false);
+        let (ipvs, sets, written) = (parts.ipvs.clone(), parts.sets.clone(), parts.written.clone());
+        let (control, noticing) = (parts.control.clone(), counting.clone());
+        let open_sets = move || {
+            let socket = sets.transport();
+            ipset::Client::with_transport(Watched::mortal(socket, written.clone(), control.clone(), noticing.clone()))
+        };
         FakePorts {
-            ipvs: FakeIpvsPort { gate: gate(), port: IpvsPort::new(move || ipvs.client()) },
-            sets: FakeSetsPort { gate: gate(), port: SetsPort::new(open_sets), counting },
-            rules: FakeRulesPort { gate: gate(), port: rules, host: host.clone(), seen: BTreeMap::new() },
-            links: FakeLinksPort { gate: gate(), links: links.clone() },
-            sysctls: FakeSysctlsPort { gate: gate(), values: sysctls.clone() },
-            conntrack: FakeConntrackPort { gate: gate(), flows: flows.clone() },
+            ipvs: FakeIpvsPort {
+                gate: gate(),
+                port: IpvsPort::new(move || ipvs.client()),
+                kernel: parts.ipvs.clone(),
+                touched: parts.touched.clone(),
+                seen: None,
+            },
+            sets: FakeSetsPort {
+                gate: gate(),
+                port: SetsPort::new(open_sets),
+                counting,
+                written: parts.written.clone(),
+                seen: BTreeMap::new(),
+            },
+            rules: FakeRulesPort {
+                gate: gate(),
+                port: RulesPort::new(parts.host.clone(), BackendChoice::Detect, Limits::default()),
+                host: parts.host.clone(),
+                seen: BTreeMap::new(),
+            },
+            links: FakeLinksPort { gate: gate(), links: parts.links.clone() },
+            sysctls: FakeSysctlsPort { gate: gate(), values: parts.sysctls.clone() },
+            conntrack: FakeConntrackPort { gate: gate(), flows: parts.flows.clone() },
         }
     }
 
@@ -148,11 +159,28 @@ impl Gate {
 struct FakeIpvsPort {
     gate: Gate,
     port: IpvsPort,
+    kernel: FakeIpvs,
+    touched: Shared<Touched>,
+    /// What was read last, and when.
+    seen: Option<(u64, Snapshot)>,
 }
 
 impl Ipvs for FakeIpvsPort {
     fn snapshot(&mut self) -> Result<Snapshot, PortError> {
-        self.gate.call(Call::IpvsSnapshot, None, || self.port.snapshot())
+        let (port, kernel, touched, seen) = (&mut self.port, &self.kernel, &self.touched, &mut self.seen);
+        self.gate.call(Call::IpvsSnapshot, None, || {
+            let (generation, quiet_from) = {
+                let touched = touched.lock();
+                (touched.generation, touched.quiet_from)
+            };
+            let quiet = quiet_from == 0 || kernel.messages() >= quiet_from;
+            if let Some((_, snapshot)) = seen.as_ref().filter(|(at, _)| quiet && *at == generation) {
+                return Ok(snapshot.clone());
+            }
+            let snapshot = port.snapshot()?;
+            *seen = Some((generation, snapshot.clone()));
+            Ok(snapshot)
+        })
     }
 
     fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
@@ -160,6 +188,9 @@ impl Ipvs for FakeIpvsPort {
     }
 
     fn run(&mut self, operations: &[Operation]) -> ItemFailures {
+        let mut touched = self.touched.lock();
+        touched.generation = touched.generation.saturating_add(1);
+        drop(touched);
         self.gate.items(Call::IpvsRun, None, operations, |operations| self.port.run(operations))
     }
 
@@ -177,11 +208,26 @@ struct FakeSetsPort {
     port: SetsPort,
     /// Whether the messages of a replacement are counted, one by one.
     counting: Shared<bool>,
+    written: Shared<Written>,
+    /// What was read last of each set, and when.
+    seen: BTreeMap<SetKey, Seen>,
 }
+
+/// The entries of a set, and how often it had been written.
+type Seen = ((u64, u64), Option<BTreeSet<Element>>);
 
 impl Sets for FakeSetsPort {
     fn entries(&mut self, set: SetKey) -> Result<Option<BTreeSet<Element>>, PortError> {
-        self.gate.call(Call::SetsEntries, Some(set.family), || self.port.entries(set))
+        let (port, written, seen) = (&mut self.port, &self.written, &mut self.seen);
+        self.gate.call(Call::SetsEntries, Some(set.family), || {
+            let generation = written.lock().generation(set.name());
+            if let Some((_, entries)) = seen.get(&set).filter(|(at, _)| *at == generation) {
+                return Ok(entries.clone());
+            }
+            let entries = port.entries(set)?;
+            seen.insert(set, (generation, entries.clone()));
+            Ok(entries)
+        })
     }
 
     fn create(&mut self, set: SetKey, room: usize) -> Result<(), PortError> {

@@ -1,44 +1,91 @@
-//! Sockets of a process that may die between two messages.
+//! Sockets to the fake sets: of a process that may die between two messages, and that tell which sets were written.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-use netlink_batch::header::MESSAGE_HEADER;
-use netlink_batch::{Messages, Transport};
+use netlink_batch::header::{MESSAGE_HEADER, NfGenHeader};
+use netlink_batch::{Message, Messages, NulStr, RawAttrs, Transport};
 
 use super::control::Control;
 use super::shared::Shared;
 
-/// Lets messages through until the process dies. Only those of ipset are told apart as writes.
-pub(super) struct Mortal<T> {
-    inner: T,
-    control: Shared<Control>,
-    /// Whether messages count; else what they do was counted before.
-    counting: Shared<bool>,
+/// How often each set was written, so that what was read of the others can be kept.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    all: u64,
+    by_name: BTreeMap<String, u64>,
 }
 
-impl<T> Mortal<T> {
-    pub(super) fn new(inner: T, control: Shared<Control>, counting: Shared<bool>) -> Self {
-        Mortal { inner, control, counting }
+impl Written {
+    /// Changes whenever the set of this name may have changed.
+    pub(super) fn generation(&self, name: &str) -> (u64, u64) {
+        (self.all, self.by_name.get(name).copied().unwrap_or_default())
     }
+
+    fn note(&mut self, message: &Message<'_>) {
+        // CREATE, ADD and DEL change the set they name; the others more than one, or all.
+        let name = match command(message.header.kind) {
+            2 | 9 | 10 => set_name(message),
+            _ => None,
+        };
+        let count = match name {
+            Some(name) => self.by_name.entry(name).or_default(),
+            None => &mut self.all,
+        };
+        *count = count.saturating_add(1);
+    }
+}
+
+/// `IPSET_ATTR_SETNAME` of a request.
+fn set_name(message: &Message<'_>) -> Option<String> {
+    let (_, attributes) = NfGenHeader::split(message.payload)?;
+    let mut attributes = RawAttrs::new(attributes).map_while(Result::ok);
+    let name = attributes.find(|attribute| attribute.kind() == 2)?;
+    NulStr::new(name.payload).to_str().map(str::to_owned)
+}
+
+fn command(kind: u16) -> u8 {
+    let [_, command] = kind.to_be_bytes();
+    command
 }
 
 /// CREATE, DESTROY, FLUSH, RENAME, SWAP, ADD and DEL (`enum ipset_cmd`, linux/netfilter/ipset/ip_set.h).
 fn is_write(kind: u16) -> bool {
-    let [_, command] = kind.to_be_bytes();
-    matches!(command, 2..=6 | 9 | 10)
+    matches!(command(kind), 2..=6 | 9 | 10)
 }
 
-impl<T: Transport> Transport for Mortal<T> {
+/// Tells of what is written, and lets messages through until the process dies.
+pub(super) struct Watched<T> {
+    inner: T,
+    written: Shared<Written>,
+    /// Who may die, and whether messages count; else what they do was counted before.
+    mortal: Option<(Shared<Control>, Shared<bool>)>,
+}
+
+impl<T> Watched<T> {
+    /// A socket of a test.
+    pub(super) fn new(inner: T, written: Shared<Written>) -> Self {
+        Watched { inner, written, mortal: None }
+    }
+
+    /// A socket of the process under test.
+    pub(super) fn mortal(inner: T, written: Shared<Written>, control: Shared<Control>, counting: Shared<bool>) -> Self {
+        Watched { inner, written, mortal: Some((control, counting)) }
+    }
+}
+
+impl<T: Transport> Transport for Watched<T> {
     fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
-        if !*self.counting.lock() {
-            return self.inner.send(datagram);
-        }
+        let counting = self.mortal.as_ref().filter(|(_, counting)| *counting.lock());
         let mut end = 0_usize;
         for message in Messages::new(datagram).map_while(Result::ok) {
-            if is_write(message.header.kind) && !self.control.lock().spend() {
-                self.inner.send(datagram.get(..end).unwrap_or_default())?;
-                return Err(io::Error::other("the process has crashed"));
+            if is_write(message.header.kind) {
+                if counting.is_some_and(|(control, _)| !control.lock().spend()) {
+                    self.inner.send(datagram.get(..end).unwrap_or_default())?;
+                    return Err(io::Error::other("the process has crashed"));
+                }
+                self.written.lock().note(&message);
             }
             let length = MESSAGE_HEADER.saturating_add(message.payload.len());
             end = end.saturating_add(length.next_multiple_of(4));

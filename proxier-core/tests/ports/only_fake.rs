@@ -241,3 +241,41 @@ fn without_programs_rules_are_unavailable() {
     assert_eq!(rules.has_random_fully(Family::V6).unwrap_err().kind(), PortErrorKind::Unavailable);
     assert_eq!(rules.restore(Family::V6, &two_tables()).unwrap_err().kind(), PortErrorKind::Unavailable);
 }
+
+/// What was read is kept, and never longer than it is true.
+#[test]
+fn readings_are_as_new_as_the_kernel() {
+    let mut kernel = FakeKernel::new();
+    let mut other = kernel.clone();
+    let entries = |kernel: &mut FakeKernel| kernel.ports().sets.entries(SET).unwrap().map(|entries| entries.len());
+    let servers_of = |kernel: &mut FakeKernel| kernel.ports().ipvs.snapshot().unwrap().entries.len();
+    assert_eq!((entries(&mut kernel), servers_of(&mut kernel)), (None, 0));
+    // Another connection writes.
+    other.ports().sets.create(SET, 1).unwrap();
+    assert_eq!(entries(&mut kernel), Some(0));
+    assert_eq!(other.ports().sets.add(SET, &[&service("10.96.0.1", 1)]), []);
+    assert_eq!(entries(&mut kernel), Some(1));
+    assert_eq!(other.ports().ipvs.run(&servers(2)), []);
+    assert_eq!(servers_of(&mut kernel), 2);
+    // A test does so behind everybody's back.
+    let mut client = kernel.ipset().unwrap();
+    client.flush_set(&"KUBE-CLUSTER-IP".parse().unwrap()).unwrap();
+    assert_eq!(entries(&mut kernel), Some(0));
+    client.destroy_set(&"KUBE-CLUSTER-IP".parse().unwrap()).unwrap();
+    assert_eq!(entries(&mut kernel), None);
+    kernel.ipvs().apply(&servers(3)[2]).unwrap();
+    assert_eq!(servers_of(&mut kernel), 3);
+    let delete = Operation::DeleteVirtualServer(VirtualServerKey::tcp(at("10.96.0.1:1")));
+    kernel.ipvs().change_before(20, move |table| table.apply(&delete).unwrap());
+    let counts: Vec<usize> = (0..20).map(|_| servers_of(&mut kernel)).collect();
+    assert_eq!((counts[0], counts[19]), (3, 2));
+    let (key, real) = (VirtualServerKey::tcp(at("10.96.0.1:2")), RealServer::new(at("10.244.1.1:80")));
+    assert_eq!(kernel.ports().ipvs.run(&[Operation::AddRealServer(key, real)]), []);
+    assert!(kernel.set_connections(&key, &real.key, 3, 4));
+    let snapshot = kernel.ports().ipvs.snapshot().unwrap();
+    let found = snapshot.entries.iter().flat_map(|entry| &entry.real_servers).next().unwrap();
+    assert_eq!((found.active_connections, found.inactive_connections), (3, 4));
+    // Failures that are arranged happen although nothing has changed.
+    kernel.fail(Fault::new(Call::SetsEntries, PortErrorKind::Busy));
+    assert_eq!(kernel.ports().sets.entries(SET).unwrap_err().kind(), PortErrorKind::Busy);
+}
