@@ -49,7 +49,7 @@ pub enum Position {
 }
 
 /// The three programs of one family and back end.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Programs {
     pub(crate) version: ProgramVersion,
     save: PathBuf,
@@ -92,7 +92,18 @@ impl<R: Runner> Iptables<R> {
     /// # Errors
     /// [`ErrorKind::ProgramMissing`] if they are not installed, [`ErrorKind::UnsupportedProgram`] if they do not say what they are.
     pub fn open(runner: R, family: Family, backend: Backend) -> Result<Self, Error> {
-        match Programs::locate(&runner, family, backend)? {
+        let programs = Programs::locate(&runner, family, backend)?;
+        Self::over(runner, family, backend, programs)
+    }
+
+    /// Opens programs that were located before, without running them again.
+    pub(crate) fn over(
+        runner: R,
+        family: Family,
+        backend: Backend,
+        programs: Option<Programs>,
+    ) -> Result<Self, Error> {
+        match programs {
             Some(programs) => Ok(Self { runner, family, programs, limits: Limits::default() }),
             None => Err(Error::new(
                 ErrorKind::ProgramMissing,

@@ -25,12 +25,18 @@ pub struct Presence {
     pub kubelet_hint: bool,
     /// Why it could not be looked at, if so.
     pub unusable: Option<String>,
+    /// The programs that were found, so that nobody has to look again.
+    programs: Vec<(Family, Programs)>,
 }
 
 impl Presence {
     /// Whether somebody has put rules or chains here.
     pub fn in_use(&self) -> bool {
         self.rules > 0 || self.chains > 0
+    }
+
+    fn programs(&self, family: Family) -> Option<Programs> {
+        self.programs.iter().find(|(of, _)| *of == family).map(|(_, programs)| programs.clone())
     }
 
     fn add(&mut self, dump: &Dump) {
@@ -161,12 +167,10 @@ fn plain(runner: &impl Runner) -> Result<Option<Backend>, Error> {
 fn look(runner: &impl Runner, backend: Backend) -> Result<Presence, Error> {
     let mut presence = Presence::default();
     for family in Family::ALL {
-        if Programs::locate(runner, family, backend)?.is_none() {
-            continue;
-        }
-        let programs = Iptables::open(runner, family, backend)?;
-        presence.version.get_or_insert_with(|| programs.version().clone());
-        match programs.dump() {
+        let Some(programs) = Programs::locate(runner, family, backend)? else { continue };
+        presence.version.get_or_insert_with(|| programs.version.clone());
+        presence.programs.push((family, programs.clone()));
+        match Iptables::over(runner, family, backend, Some(programs))?.dump() {
             Ok(dump) => presence.add(&dump),
             Err(e) if matches!(e.kind(), ErrorKind::Permission | ErrorKind::TimedOut | ErrorKind::Io) => return Err(e),
             Err(e) => presence.unusable = Some(e.to_string()),
@@ -185,7 +189,8 @@ impl<R: Runner> Iptables<R> {
     pub fn detect(runner: R, family: Family, choice: BackendChoice) -> Result<Self, Error> {
         let survey = Survey::take(&runner)?;
         let backend = survey.choose(choice)?;
-        let check = Iptables::open(&runner, family, backend)?.check_kernel();
+        let found = |backend| survey.presence(backend).programs(family);
+        let check = Iptables::over(&runner, family, backend, found(backend))?.check_kernel();
         let backend = match check {
             Ok(()) => backend,
             Err(e)
@@ -195,13 +200,14 @@ impl<R: Runner> Iptables<R> {
             {
                 let other = backend.other();
                 // If that fails as well, the first reason is the one to tell.
-                match Iptables::open(&runner, family, other).and_then(|o| o.check_kernel()) {
+                match Iptables::over(&runner, family, other, found(other)).and_then(|o| o.check_kernel()) {
                     Ok(()) => other,
                     Err(_) => return Err(e),
                 }
             }
             Err(e) => return Err(e),
         };
-        Self::open(runner, family, backend)
+        let programs = found(backend);
+        Self::over(runner, family, backend, programs)
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use proxier_core::config::Families;
-use proxier_core::interlock::MassRemoval;
+use proxier_core::interlock::{MassRemoval, Place, User};
 use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 use proxier_core::plan::Plan;
 use proxier_core::ports::PortErrorKind;
@@ -130,9 +130,9 @@ fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec
     let (mut v4, mut v6) = (false, false);
     for family in wanted.iter() {
         let is_v4 = family == ipvs::model::Family::V4;
-        match ports.rules.dump(family) {
+        match ports.rules.has_random_fully(family) {
             // Whatever else failed may work at the next pass, which says so if it does not.
-            Ok(_) => *(if is_v4 { &mut v4 } else { &mut v6 }) = true,
+            Ok(_random) => *(if is_v4 { &mut v4 } else { &mut v6 }) = true,
             Err(error) if error.kind() != PortErrorKind::Unavailable => {
                 *(if is_v4 { &mut v4 } else { &mut v6 }) = true;
             }
@@ -153,6 +153,11 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.config = settings.core.clone();
     options.config.families = families;
     options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };
+    for (address, user) in [(settings.healthz, User::Health), (settings.metrics, User::Metrics)] {
+        if let Some(address) = address {
+            options.config.reserved.reserve(Place::tcp_here(address.port()), user);
+        }
+    }
     options.host.strict_arp = settings.strict_arp;
     let conntrack = &settings.conntrack;
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));

@@ -100,12 +100,8 @@ impl<R: Runner + Clone> Rules for RulesPort<R> {
         self.call(family, |iptables| {
             let mut dump = iptables.dump()?;
             dump.tables.retain(|table| [TableName::NAT, TableName::FILTER].contains(table.name()));
-            // A table that nobody has used yet is not in the listing; asking for it says whether the kernel has it.
-            for name in [TableName::NAT, TableName::FILTER] {
-                if dump.table(&name).is_none() {
-                    dump.tables.push(iptables.dump_table(&name)?);
-                }
-            }
+            // A table that nobody has used yet is not in the listing: it is empty, or the kernel lacks it, which restoring
+            // it says. Asking for each would cost a process.
             Ok(dump)
         })
     }
