@@ -1,18 +1,28 @@
 //! Kubernetes Services in, IPVS virtual servers out, at the cost of the change.
 //!
-//! What kube-proxy's IPVS mode does, as functions on values. [`Store`] keeps the checked Services and EndpointSlices of
-//! a cluster as seen from one node; [`compile`](mod@compile) turns one Service into Frontends; [`Desired`] keeps what
-//! all Services together come to: virtual servers with their real servers, addresses on the dummy device, entries of
-//! the seventeen ipset sets of each family, health checks. [`diff`](mod@diff) compares that with what the kernel holds.
-//!
-//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Touched`] names the places that
-//! changed, and only these are compared.
+//! What kube-proxy's IPVS mode does. [`Proxier`] is the reconciler of one node: objects go in as they change, and each
+//! [`pass`](proxier::Proxier::pass) brings the kernel behind six small [`ports`] to what they ask for. It is a state
+//! machine without clock, thread or file; what it is made of are functions on values, usable on their own:
 //!
 //! ```text
 //!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──▶ Touched ┐
-//!                       └─▶ Rejections                    └─▶ Conflicts    ├─diff──▶ Changes
-//!                                             the kernel, read ──▶ Observed ┘
+//!                       └─▶ Rejections                    └─▶ Conflicts    ├─diff─▶ Changes ─plan─▶ Plan ─apply─▶ Report
+//!                                      ports ──observe──▶ Observed ────────┘            ▲                   │
+//!                                                             ▲                      Drains                 │
+//!                                                             └──────────── what the kernel confirmed ──────┘
 //! ```
+//!
+//! [`Store`] keeps the checked Services and EndpointSlices of a cluster as seen from one node; [`compile`](mod@compile)
+//! turns one Service into Frontends; [`Desired`] keeps what all Services together come to: virtual servers with their
+//! real servers, addresses on the dummy device, entries of the seventeen ipset sets of each family, health checks;
+//! [`rules`] makes the iptables rules. [`diff`](mod@diff) compares with what the kernel holds, [`plan`](mod@plan) orders
+//! the difference make before break, [`apply`](mod@apply) carries it out with an outcome for every operation.
+//!
+//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Touched`] names the places that
+//! changed, and only these are compared. The kernel is read at the start, on a timer, and after a surprise.
+//!
+//! With feature `kernel`, [`kernel`] has the ports over the running kernel. With feature `testing`, [`fake`] has a kernel
+//! in memory behind the same ports.
 //!
 //! # Example
 //!
@@ -59,17 +69,43 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! The whole of it, on the running kernel:
+//!
+//! ```no_run
+//! # #[cfg(feature = "kernel")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::{Duration, Instant};
+//! use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
+//! use proxier_core::objects::ServiceObject;
+//! use proxier_core::proxier::{Options, Proxier};
+//!
+//! let origin = Instant::now();
+//! let mut kernel = KernelPorts::open(&KernelOptions::default())?;
+//! let mut proxier = Proxier::new("node-a", Options::default(), Duration::ZERO);
+//! let services: Vec<ServiceObject> = serde_json::from_str(&std::fs::read_to_string("services.json")?)?;
+//! proxier.replace_objects(&services, [], origin.elapsed());
+//! proxier.start(origin.elapsed());
+//! while let Some(at) = proxier.next_wake() {
+//!     std::thread::sleep(at.saturating_sub(origin.elapsed()));
+//!     if let Some(report) = proxier.pass(&|| origin.elapsed(), &mut kernel.ports()) {
+//!         println!("{} operations, {} failed", report.writes(), report.applied.failures.len());
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "kernel"))]
+//! # fn main() {}
+//! ```
+//!
 //! # What it does not do
 //!
 //! It knows no clock, randomness, file, socket, process, log or lock: the same input gives the same output. Only the ports of
 //! the features `kernel` and `testing` touch anything else. It has no type of a Kubernetes client: [`objects`] are plain
 //! structs that `serde` reads from what an API server or `kubectl get -o json` prints.
 //!
-//! Nothing fails: an impossible field is left out, the rest of the object counts, and a [`Rejection`] says what and
-//! why. So there is no error type.
-//!
-//! **Not here yet**: plans (the order of the changes, draining); reading the kernel and applying a
-//! plan. [`Changes`](diff::Changes) is where this half ends.
+//! Bad input does not fail: an impossible field is left out, the rest of the object counts, and a [`Rejection`] says what
+//! and why. An operation that the kernel refuses does not stop the others: it is in the [`Report`], the rest goes on, and
+//! a full pass follows after a pause that grows.
 //!
 //! # Decisions a reader may question
 //!
@@ -81,10 +117,19 @@
 //!   [`LocalFallback::Refuse`](config::LocalFallback::Refuse) is set.
 //! * Rules for iptables say in packet terms what kube-proxy's say, are written only when something differs, and close
 //!   two of its gaps: see [`rules`], which lists every difference.
+//! * The order of a pass is sets, rules, virtual servers with their real servers, addresses; and back when things go. An
+//!   address that is bound before its virtual server exists would for a moment lead to whatever listens on this host.
+//! * An endpoint that goes drains (weight 0) for at most 15 minutes; one that comes back meanwhile gets its weight back in
+//!   place, and keeps its connections.
+//! * A virtual server whose address is not on the dummy device and whose entries are in none of our sets is somebody
+//!   else's: reported, never touched.
+//! * When the input becomes suddenly empty, what it would delete is kept for a while: see [`interlock`].
 //! * Loopback, multicast and other impossible addresses are refused as addresses of Services and endpoints.
 //! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by
 //!   its cluster IP.
 //!
+//! [`Proxier`]: proxier::Proxier
+//! [`Report`]: report::Report
 //! [`Store`]: snapshot::Store
 //! [`Rejection`]: snapshot::Rejection
 //! [`Desired`]: state::Desired
