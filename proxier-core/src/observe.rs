@@ -109,16 +109,20 @@ pub fn has_device(host: &HostAddresses) -> bool {
     host.interfaces.contains_key(Config::DUMMY_DEVICE)
 }
 
-/// The values below `/proc/sys` that are not as they have to be. One that cannot be read is written all the same: the
-/// attempt says more than the failed reading.
-pub fn sysctl_changes(sysctls: &mut dyn Sysctls, settings: &HostSettings) -> Vec<SysctlChange> {
+/// The values below `/proc/sys` that are not as they have to be: those to write, and those that serving works without and
+/// that may not be written from here. One that cannot be read is written all the same: the attempt says more than the
+/// failed reading.
+pub fn sysctl_changes(sysctls: &mut dyn Sysctls, settings: &HostSettings) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     let release = sysctls.get(OSRELEASE).unwrap_or_default();
-    let mut changes = Vec::new();
+    let (mut changes, mut unmet) = (Vec::new(), Vec::new());
     for wanted in wanted(settings, &release) {
         let there = sysctls.get(wanted.path).ok();
-        changes.extend(wanted.change(there.as_deref()));
+        if let Some(change) = wanted.change(there.as_deref()) {
+            let leave = wanted.optional && !sysctls.can_set(wanted.path);
+            if leave { &mut unmet } else { &mut changes }.push(change);
+        }
     }
-    changes
+    (changes, unmet)
 }
 
 /// The timeouts of IPVS that are not as they have to be.

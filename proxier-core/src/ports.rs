@@ -220,6 +220,9 @@ pub trait Sysctls {
     /// [`PortErrorKind::NotFound`] if this kernel does not have it.
     fn get(&mut self, path: &str) -> Result<String, PortError>;
 
+    /// Whether it may be written. Some belong to the whole host and are read-only in a network namespace.
+    fn can_set(&mut self, path: &str) -> bool;
+
     /// Writes one.
     ///
     /// # Errors

@@ -366,7 +366,7 @@ impl Proxier {
         self.plan_drains(report.full, &mut plan, now, ports);
         if report.full {
             plan.create_device = !observe::has_device(&self.host);
-            plan.sysctls = observe::sysctl_changes(ports.sysctls, &self.options.host);
+            (plan.sysctls, report.unmet) = observe::sysctl_changes(ports.sysctls, &self.options.host);
             match observe::timeout_changes(ports.ipvs, &self.options.timeouts) {
                 Ok(timeouts) => plan.timeouts = timeouts,
                 Err(error) => report.unread.push(error),

@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::ports::{PortError, PortErrorKind};
 use crate::sets::SetKey;
 use crate::step::{Action, Part, Step};
+use crate::sysctls::SysctlChange;
 
 /// How many operations of each kind.
 pub type Counts = BTreeMap<(Part, Action), u64>;
@@ -134,6 +135,9 @@ pub struct Report {
     pub foreign: Foreign,
     /// Virtual servers that are not served, and why.
     pub refused: Vec<Refused>,
+    /// Values below `/proc/sys` that were asked for and may not be written from here; serving works without. Known after a
+    /// full pass.
+    pub unmet: Vec<SysctlChange>,
     /// Deletions that were held back because they were too many at once, and what to do; the rest was done.
     pub stopped: Option<Arc<str>>,
     /// Real servers that drain now.

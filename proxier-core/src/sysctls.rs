@@ -45,11 +45,17 @@ pub struct Wanted {
     pub value: u32,
     /// A greater number does as well.
     pub at_least: bool,
+    /// Serving works without: where it may not be written it is left as it is, and told.
+    pub optional: bool,
 }
 
 impl Wanted {
     fn exactly(path: &'static str, value: u32) -> Self {
-        Wanted { path, value, at_least: false }
+        Wanted { path, value, at_least: false, optional: false }
+    }
+
+    fn optional(path: &'static str, value: u32) -> Self {
+        Wanted { path, value, at_least: false, optional: true }
     }
 
     /// What to write, given what is there.
@@ -96,7 +102,7 @@ pub fn wanted(settings: &HostSettings, release: &str) -> Vec<Wanted> {
         all.push(Wanted::exactly("net/ipv4/conf/all/arp_announce", 2));
     }
     if let Some(value) = settings.conntrack_max {
-        all.push(Wanted { path: "net/netfilter/nf_conntrack_max", value, at_least: true });
+        all.push(Wanted { path: "net/netfilter/nf_conntrack_max", value, at_least: true, optional: true });
     }
     let secs = [
         ("net/netfilter/nf_conntrack_tcp_timeout_established", settings.tcp_established_secs),
@@ -105,7 +111,7 @@ pub fn wanted(settings: &HostSettings, release: &str) -> Vec<Wanted> {
         ("net/netfilter/nf_conntrack_udp_timeout", settings.udp_secs),
         ("net/netfilter/nf_conntrack_udp_timeout_stream", settings.udp_stream_secs),
     ];
-    all.extend(secs.into_iter().filter_map(|(path, value)| value.map(|value| Wanted::exactly(path, value))));
+    all.extend(secs.into_iter().filter_map(|(path, value)| value.map(|value| Wanted::optional(path, value))));
     all
 }
 
@@ -153,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_only_raised_and_a_switch_is_exact() {
-        let limit = Wanted { path: "net/netfilter/nf_conntrack_max", value: 131_072, at_least: true };
+        let limit = Wanted { path: "net/netfilter/nf_conntrack_max", value: 131_072, at_least: true, optional: true };
         assert_eq!(limit.change(Some("262144\n")), None);
         assert_eq!(limit.change(Some("65536")).unwrap().to, "131072");
         let switch = Wanted::exactly("net/ipv4/ip_forward", 1);

@@ -13,6 +13,7 @@ use proxier_core::schedule::Limits;
 
 use super::change::Change;
 use super::cli::Source;
+use super::probe;
 use super::problem::Problem;
 use super::settings::Settings;
 
@@ -32,8 +33,10 @@ impl Engine {
     /// Neither family can be served: what is missing.
     pub fn open(settings: &Settings, source: &Source) -> Result<(Self, Vec<String>), Problem> {
         let mut kernel = open_kernel()?;
-        let (families, notes) = families(&mut kernel, settings.core.families)?;
-        let proxier = Proxier::new(&settings.node_name, options(settings, source, families), Duration::ZERO);
+        let (families, mut notes) = families(&mut kernel, settings.core.families)?;
+        let mut options = options(settings, source, families);
+        notes.extend(reduce(&mut options, settings, &mut kernel));
+        let proxier = Proxier::new(&settings.node_name, options, Duration::ZERO);
         Ok((Engine { proxier, kernel, origin: Instant::now() }, notes))
     }
 
@@ -146,6 +149,18 @@ fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec
         (false, false) => return Err(Problem::new("", format!("cannot write rules: {}", notes.join("; ")))),
     };
     Ok((families, notes))
+}
+
+/// Does without the matches that this kernel is known to lack. Says what is lost.
+fn reduce(options: &mut Options, settings: &Settings, kernel: &mut KernelPorts) -> Option<String> {
+    let report = probe::look(settings, kernel).ok()?;
+    let lacks = |name: &str| report.finding(name).is_some_and(|finding| finding.state == kmod_probe::State::Missing);
+    options.capabilities.physdev = !lacks("xt_physdev");
+    options.capabilities.ipvs = !lacks("xt_ipvs");
+    (!options.capabilities.ipvs).then(|| {
+        "this kernel lacks xt_ipvs: programs on this node reach load balancers whose source ranges leave it out"
+            .to_owned()
+    })
 }
 
 fn options(settings: &Settings, source: &Source, families: Families) -> Options {

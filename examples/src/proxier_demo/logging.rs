@@ -40,6 +40,14 @@ impl Limiter {
     /// Objects that are remembered.
     const OBJECTS: usize = 4096;
 
+    /// Whether this is the first time that it comes up in this process.
+    pub fn once(&mut self, object: &str) -> bool {
+        if self.objects.contains_key(object) {
+            return false;
+        }
+        self.pass(object, Instant::now()).is_some()
+    }
+
     /// Whether to speak of this object now; then, how many messages of it were held back since the last one.
     pub fn pass(&mut self, object: &str, now: Instant) -> Option<u32> {
         if let Some(spoken) = self.objects.get_mut(object) {

@@ -96,6 +96,10 @@ fn tell(report: &Report) {
     for failure in &report.applied.failures {
         eprintln!("proxier-demo: {failure}");
     }
+    for unmet in &report.unmet {
+        let now = unmet.from.as_deref().unwrap_or("unknown");
+        eprintln!("proxier-demo: {} stays {now}: it cannot be written from here", unmet.path);
+    }
     for refused in &report.refused {
         eprintln!("proxier-demo: {} of {} is not served: {}", refused.key, refused.service, refused.reason);
     }

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proxier_core::kernel::Monitor;
 use proxier_core::report::Report;
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -21,6 +21,7 @@ use super::change::{Change, Changes, Event, channel};
 use super::cli::{Configured, Source};
 use super::cluster::{Cluster, Connection, Options};
 use super::engine::Engine;
+use super::events::{Reason, Recorder, Regarding};
 use super::files;
 use super::health::{Health, listen, serve_health, serve_metrics};
 use super::lock::{self, Lock};
@@ -108,12 +109,14 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         }
     };
     watch_host(messages.clone());
+    let recorder = recorder(configured).await;
+    recorder.tell(Regarding::Node, Reason::Starting, "");
     let (passed, mut outcomes) = mpsc::unbounded_channel();
     let handle = Handle::current();
     let worker = {
-        let health = health.clone();
+        let (health, recorder) = (health.clone(), recorder.clone());
         std::thread::Builder::new().name("kernel".to_owned()).spawn(move || {
-            let mut worker = Worker { health, limiter: Limiter::default(), passed, arrived: Vec::new() };
+            let mut worker = Worker { health, recorder, limiter: Limiter::default(), passed, arrived: Vec::new() };
             worker.work(&mut engine, inbox, &handle);
         })
     };
@@ -154,7 +157,10 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
                 };
                 for failed in service_health.update(&passed.health_checks, &passed.node_port_addresses) {
                     if limiter.pass(&failed.service.to_string(), Instant::now()).is_some() {
-                        tracing::error!("Service {}: cannot listen on {}: {}", failed.service, failed.address, failed.reason);
+                        let note = format!("cannot listen on {}: {}", failed.address, failed.reason);
+                        tracing::error!("Service {}: {note}", failed.service);
+                        let service = Regarding::Service(failed.service);
+                        recorder.tell(service, Reason::FailedToStartServiceHealthcheck, note);
                     }
                 }
             }
@@ -167,6 +173,16 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     }
     tracing::info!("ending; virtual servers, addresses, sets and rules stay");
     ExitCode::SUCCESS
+}
+
+/// Sends Events to the cluster there is, if there is one.
+async fn recorder(configured: &Configured) -> Recorder {
+    let Source::Cluster { kubeconfig, master } = &configured.source else { return Recorder::default() };
+    let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
+    Recorder::start(connection, &configured.settings.node_name).await.unwrap_or_else(|problem| {
+        tracing::warn!("no Events are sent: {problem}");
+        Recorder::default()
+    })
 }
 
 type Signal = tokio::signal::unix::Signal;
@@ -290,6 +306,7 @@ fn gone(changes: &proxier_core::kernel::Changes) -> bool {
 /// The kernel's thread.
 struct Worker {
     health: Arc<Health>,
+    recorder: Recorder,
     limiter: Limiter,
     passed: mpsc::UnboundedSender<Passed>,
     /// When the changes arrived that no pass has taken up yet.
@@ -372,6 +389,10 @@ impl Worker {
             let object = format!("{} {} {}", rejection.kind, rejection.key, rejection.field);
             if self.limiter.pass(&object, end).is_some() {
                 tracing::warn!("{rejection}");
+                if rejection.kind == ObjectKind::Service {
+                    let service = Regarding::Service(rejection.key.clone());
+                    self.recorder.tell(service, Reason::InvalidField, rejection.to_string());
+                }
             }
         }
         if report.is_done() {
@@ -419,12 +440,28 @@ impl Worker {
         for failure in &report.applied.failures {
             if self.limiter.pass(&format!("{} {}", failure.step.name, failure.step.detail), now).is_some() {
                 tracing::error!("{failure}");
+                if let Some(service) = failure.step.service.as_deref().and_then(service_key) {
+                    self.recorder.tell(Regarding::Service(service), Reason::FailedToProgram, failure.to_string());
+                }
             }
         }
         for refused in &report.refused {
             let object = format!("{} {}", refused.service, refused.key);
             if self.limiter.pass(&object, now).is_some() {
-                tracing::warn!("{} of {} is not served: {}", refused.key, refused.service, refused.reason);
+                let note = format!("{} of {} is not served: {}", refused.key, refused.service, refused.reason);
+                tracing::warn!("{note}");
+                if let Some(service) = service_key(&refused.service) {
+                    self.recorder.tell(Regarding::Service(service), Reason::AddressConflict, note);
+                }
+            }
+        }
+        for unmet in &report.unmet {
+            if self.limiter.once(&unmet.path) {
+                tracing::warn!(
+                    "{} stays {}: it cannot be written from here",
+                    unmet.path,
+                    unmet.from.as_deref().unwrap_or("unknown")
+                );
             }
         }
         for step in &report.drift {
@@ -436,6 +473,12 @@ impl Worker {
             tracing::error!("{stopped}");
         }
     }
+}
+
+/// `namespace/name`, with or without `:port`.
+fn service_key(text: &str) -> Option<ObjectKey> {
+    let (namespace, rest) = text.split_once('/')?;
+    Some(ObjectKey::new(namespace, rest.split_once(':').map_or(rest, |(name, _port)| name)))
 }
 
 fn count(engine: &Engine, of: impl Fn(&proxier_core::observed::ObservedServer) -> usize) -> u64 {

@@ -335,6 +335,10 @@ impl Sysctls for FakeSysctlsPort {
         })
     }
 
+    fn can_set(&mut self, path: &str) -> bool {
+        self.values.lock().contains_key(path)
+    }
+
     fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
         self.gate.call(Call::SysctlsSet, None, || {
             check_sysctl(path)?;

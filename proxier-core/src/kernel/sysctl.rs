@@ -58,6 +58,11 @@ impl Sysctls for SysctlsPort {
         Ok(text.trim().to_owned())
     }
 
+    fn can_set(&mut self, path: &str) -> bool {
+        // Opening writes nothing; the kernel checks the file's mode, also for root (proc_sys_permission).
+        self.file(path).is_ok_and(|file| OpenOptions::new().write(true).open(file).is_ok())
+    }
+
     fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
         let file = self.file(path)?;
         // One write: the kernel takes each for a whole value.

@@ -133,8 +133,17 @@ fn take_object(value: &Value, kind: &str, version: &str, within: &str, place: &P
         }
         contents.problems.push(problem);
     };
+    // Cut off in the middle, a file may still be YAML: what has no name is not taken for all that it wants to say.
     if !value.is_object() {
-        return problem("", "not an object with apiVersion, kind and metadata".to_owned());
+        problem("", "not an object with apiVersion, kind and metadata".to_owned());
+        contents.broken |= within.is_empty();
+        return;
+    }
+    if name.is_empty() && within.is_empty() {
+        let field = if kind.is_empty() { "kind" } else { "metadata.name" };
+        problem(field, "missing or empty; is the file complete?".to_owned());
+        contents.broken = true;
+        return;
     }
     let expected = match kind {
         "Service" | "Node" => "v1",

@@ -1,0 +1,321 @@
+//! `proxier-demo` on real kernels, as a user starts it: what `ipvsadm`, `ipset`, `iptables-save` and `ip` say afterwards,
+//! and its exit codes.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use testkit::{Need, kernel_test};
+
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::IpVs,
+    Need::Scheduler("rr"),
+    Need::Dummy,
+    Need::Ipset("hash:ip"),
+    Need::Ipset("hash:ip,port"),
+    Need::Ipset("hash:ip,port,ip"),
+    Need::Ipset("hash:ip,port,net"),
+    Need::Ipset("bitmap:port"),
+    Need::IptablesNft,
+];
+
+/// A directory of manifests that goes with the test.
+struct Manifests(PathBuf);
+
+impl Manifests {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("proxier-demo-{name}-{}", std::process::id()));
+        let _not_there = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Manifests(path)
+    }
+
+    /// Puts a file in place at once, as editors do.
+    fn put(&self, name: &str, text: &str) {
+        let next = self.0.join(".next");
+        fs::write(&next, text).unwrap();
+        fs::rename(next, self.0.join(name)).unwrap();
+    }
+
+    fn args(&self) -> [String; 2] {
+        ["--manifests".to_owned(), self.0.display().to_string()]
+    }
+}
+
+impl Drop for Manifests {
+    fn drop(&mut self) {
+        let _gone_already = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn service(name: &str, cluster_ip: &str, node_port: u16, endpoints: &[&str]) -> String {
+    let endpoints: Vec<String> = endpoints.iter().map(|address| format!("- {{addresses: [{address}]}}")).collect();
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: demo}}
+spec:
+  type: NodePort
+  clusterIP: {cluster_ip}
+  clusterIPs: [{cluster_ip}]
+  ipFamilies: [IPv4]
+  ports: [{{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: {node_port}}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {name}-1, namespace: demo, labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: IPv4
+ports: [{{name: http, port: 8080, protocol: TCP}}]
+endpoints:
+{}
+",
+        endpoints.join("\n")
+    )
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
+    // Servers on ports of their own: the default ones may be in use on a machine that is a node.
+    command.args(arguments).args(["--hostname-override", "node-a"]);
+    command
+}
+
+fn demo(arguments: &[&str], manifests: &Manifests) -> Output {
+    command(arguments).args(manifests.args()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn ok(output: &Output) -> String {
+    assert!(output.status.success(), "{}\n{}\n{}", output.status, text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn tool(line: &str) -> String {
+    let mut words = line.split_whitespace();
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn ipvsadm() -> Vec<String> {
+    let mut lines: Vec<String> = tool("ipvsadm -Sn").lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+fn set_up() {
+    tool("ip link set lo up");
+    tool("ip link add eth9 type dummy");
+    tool("ip addr add 192.0.2.1/24 dev eth9");
+    tool("ip link set eth9 up");
+}
+
+/// Waits until this holds.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited for: {what}\n{}", ipvsadm().join("\n"));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+struct Running(Child);
+
+impl Running {
+    fn start(manifests: &Manifests) -> Self {
+        let child = command(&["run", "--healthz-bind-address", "127.0.0.1:10256"])
+            .args(manifests.args())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Running(child)
+    }
+
+    fn signal(&self, name: &str) {
+        tool(&format!("kill -{name} {}", self.0.id()));
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ended_already = self.0.kill();
+        let _waited_already = self.0.wait();
+    }
+}
+
+const TWO: [&str; 2] = ["10.244.0.5", "10.244.0.6"];
+
+fn served() -> Vec<String> {
+    let mut lines = Vec::new();
+    for place in ["10.96.0.10:80", "192.0.2.1:30080"] {
+        lines.push(format!("-A -t {place} -s rr"));
+        lines.extend(TWO.map(|real| format!("-a -t {place} -r {real}:8080 -m -w 1")));
+    }
+    lines.sort();
+    lines
+}
+
+#[test]
+fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
+    kernel_test(NEEDS, || {
+        set_up();
+        tool("ipvsadm -A -t 198.51.100.1:443 -s rr");
+        tool("iptables -A INPUT -s 203.0.113.0/24 -j DROP");
+        tool("ipset create MINE hash:ip");
+        let foreign_rules = tool("iptables-save -t filter");
+        let manifests = Manifests::new("once");
+        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        let plan = ok(&demo(&["plan"], &manifests));
+        assert!(plan.contains("+ virtual server TCP 10.96.0.10:80 rr  (demo/web:http)\n"), "{plan}");
+        assert_eq!(ipvsadm(), ["-A -t 198.51.100.1:443 -s rr"], "a plan writes nothing");
+
+        ok(&demo(&["run", "--once"], &manifests));
+        let mut expected = served();
+        expected.push("-A -t 198.51.100.1:443 -s rr".to_owned());
+        expected.sort();
+        assert_eq!(ipvsadm(), expected);
+        assert!(tool("ip -br addr show kube-ipvs0").contains("10.96.0.10/32"));
+        assert!(tool("ipset save KUBE-CLUSTER-IP").contains("add KUBE-CLUSTER-IP 10.96.0.10,tcp:80\n"));
+        assert!(tool("iptables-save -t nat").contains("-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000"));
+        let again = ok(&demo(&["plan"], &manifests));
+        assert!(again.starts_with("nothing to do: the kernel is as it has to be\n"), "{again}");
+        assert!(again.contains("198.51.100.1:443 is somebody else's"), "{again}");
+        let second = ok(&demo(&["run", "--once"], &manifests));
+        assert!(second.contains(", 0 changes made"), "{second}");
+        let json: serde_json::Value = serde_json::from_str(&ok(&demo(&["show", "-o", "json"], &manifests))).unwrap();
+        assert_eq!(json["virtualServers"][0]["service"], "demo/web:http", "{json}");
+
+        ok(&command(&["cleanup"]).output().unwrap());
+        assert_eq!(ipvsadm(), ["-A -t 198.51.100.1:443 -s rr"]);
+        assert_eq!(tool("ipset list -n"), "MINE\n");
+        let drop_rule = |text: &str| text.lines().filter(|line| line.contains("203.0.113.0/24")).count();
+        assert_eq!(drop_rule(&tool("iptables-save -t filter")), drop_rule(&foreign_rules));
+        assert!(!tool("iptables-save").contains("KUBE-") && !tool("ip6tables-save").contains("KUBE-"));
+        assert!(!tool("ip link").contains("kube-ipvs0"));
+        ok(&command(&["cleanup"]).output().unwrap());
+    });
+}
+
+#[test]
+fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
+    kernel_test(NEEDS, || {
+        set_up();
+        let manifests = Manifests::new("run");
+        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        let mut running = Running::start(&manifests);
+        until("the Service is served", || ipvsadm() == served());
+        until("its address is bound", || tool("ip -br addr show kube-ipvs0").contains("10.96.0.10/32"));
+
+        let second = demo(&["run"], &manifests);
+        assert_eq!(second.status.code(), Some(1));
+        assert!(text(&second.stderr).contains(&format!("process {} (", running.0.id())), "{}", text(&second.stderr));
+
+        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &["10.244.0.5", "10.244.0.7"]));
+        let now = |address: &str| ipvsadm().contains(&format!("-a -t 10.96.0.10:80 -r {address}:8080 -m -w 1"));
+        until("the new endpoint is served", || now("10.244.0.7"));
+        until("the old one has gone", || !ipvsadm().iter().any(|line| line.contains("10.244.0.6")));
+
+        // A file that is half written, or nonsense, changes nothing; a broken object keeps what it said.
+        fs::write(manifests.0.join("web.yaml"), "apiVersion: v1\nkind: Serv").unwrap();
+        manifests.put("other.yaml", &service("other", "10.96.0.11", 30081, &["10.244.0.9"]));
+        until("another file is read", || ipvsadm().contains(&"-A -t 10.96.0.11:80 -s rr".to_owned()));
+        assert!(now("10.244.0.5") && now("10.244.0.7"));
+
+        // Somebody deletes the device: heard of and repaired without waiting for the sync period.
+        tool("ip link del kube-ipvs0");
+        until("the device is back", || {
+            let shown = Command::new("ip").args(["-br", "addr", "show", "kube-ipvs0"]).output().unwrap();
+            text(&shown.stdout).contains("10.96.0.10/32") && text(&shown.stdout).contains("10.96.0.11/32")
+        });
+        // An address of the node that is new serves node ports.
+        tool("ip addr add 192.0.2.77/24 dev eth9");
+        until("node ports on a new address", || ipvsadm().contains(&"-A -t 192.0.2.77:30080 -s rr".to_owned()));
+
+        running.signal("KILL");
+        running.0.wait().unwrap();
+        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &["10.244.0.5", "10.244.0.7"]));
+        let before = ipvsadm();
+        let once = ok(&demo(&["run", "--once"], &manifests));
+        assert!(once.contains(", 0 changes made"), "{once}");
+        assert_eq!(ipvsadm(), before);
+
+        let mut running = Running::start(&manifests);
+        until("it is healthy", || {
+            let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
+            curl.status.success()
+        });
+        let start = Instant::now();
+        running.signal("TERM");
+        assert!(running.0.wait().unwrap().success());
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert_eq!(ipvsadm(), before, "the data path stays");
+    });
+}
+
+#[test]
+fn bad_input_is_named_and_the_rest_is_served() {
+    kernel_test(NEEDS, || {
+        set_up();
+        let manifests = Manifests::new("bad");
+        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        manifests.put(
+            "bad.yaml",
+            "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: demo}\nspec:\n  clusterIP: 10.96.0.12\n  \
+             ports: [{port: 70000}, {port: 81}]\n",
+        );
+        manifests.put("typed.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: typed}\nspec: {ports: 7}\n");
+        let output = demo(&["run", "--once"], &manifests);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.contains("demo/bad: spec.ports[0].port 70000: not a port"), "{errors}");
+        assert!(errors.contains("typed.yaml: document 1: ") && errors.contains("spec.ports"), "{errors}");
+        let served = ipvsadm();
+        assert!(served.contains(&"-A -t 10.96.0.10:80 -s rr".to_owned()), "{served:?}");
+        assert!(served.contains(&"-A -t 10.96.0.12:81 -s rr".to_owned()), "{served:?}");
+
+        let missing =
+            command(&["run", "--once", "--manifests"]).arg(Path::new("/nonexistent/x.yaml")).output().unwrap();
+        assert_eq!(missing.status.code(), Some(2));
+        assert!(text(&missing.stderr).contains("/nonexistent/x.yaml"), "{}", text(&missing.stderr));
+        let unknown = demo(&["run", "--no-such-flag"], &manifests);
+        assert_eq!((unknown.status.code(), text(&unknown.stderr).lines().count()), (Some(2), 1));
+    });
+}
+
+/// A directory that is suddenly empty is not believed; one file after the other may go.
+#[test]
+fn an_empty_directory_does_not_empty_the_node() {
+    kernel_test(NEEDS, || {
+        set_up();
+        let manifests = Manifests::new("empty");
+        for number in 1..=12 {
+            let name = format!("web-{number}");
+            let text = service(&name, &format!("10.96.1.{number}"), 30100 + number, &["10.244.0.5"]);
+            manifests.put(&format!("{name}.yaml"), &text);
+        }
+        ok(&demo(&["run", "--once"], &manifests));
+        let full = ipvsadm();
+        assert_eq!(full.iter().filter(|line| line.starts_with("-A")).count(), 24);
+        for file in fs::read_dir(&manifests.0).unwrap() {
+            fs::remove_file(file.unwrap().path()).unwrap();
+        }
+        let output = demo(&["run", "--once"], &manifests);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+        assert!(
+            text(&output.stderr).contains("24 of 24 virtual servers are not wanted any more"),
+            "{}",
+            text(&output.stderr)
+        );
+        assert_eq!(ipvsadm(), full);
+        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        ok(&demo(&["run", "--once"], &manifests));
+        assert_eq!(ipvsadm(), served());
+    });
+}
