@@ -5,16 +5,16 @@ use std::net::IpAddr;
 
 use ipvs::model::{VirtualServerConfig, Weight};
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
-use proxier_core::fake::FakeKernel;
+use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::sets::SetKey;
 use proxier_core::state::Desired;
 
-/// Virtual servers, addresses of the dummy device, and sets.
+/// Everything, and of it virtual servers, addresses of the dummy device, and sets.
 pub(crate) struct Held {
+    pub(crate) state: KernelState,
     pub(crate) servers: BTreeMap<VirtualServerKey, (VirtualServerConfig, BTreeMap<RealServerKey, RealServer>)>,
     pub(crate) device: bool,
     pub(crate) addresses: BTreeSet<IpAddr>,
-    pub(crate) sets: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Whether a virtual server was made by [`foreign`](super::foreign).
@@ -27,7 +27,7 @@ pub(crate) fn is_foreign(key: &VirtualServerKey) -> bool {
 }
 
 impl Held {
-    pub(crate) fn of(kernel: &mut FakeKernel) -> Self {
+    pub(crate) fn of(kernel: &FakeKernel) -> Self {
         let state = kernel.state();
         let snapshot = kernel.ipvs().snapshot().unwrap();
         let servers = snapshot.entries.into_iter().map(|entry| {
@@ -40,7 +40,7 @@ impl Held {
             servers: servers.collect(),
             device: device.is_some(),
             addresses: device.into_iter().flatten().copied().collect(),
-            sets: state.sets.into_iter().map(|(name, (_, entries))| (name, entries)).collect(),
+            state,
         }
     }
 
@@ -48,9 +48,9 @@ impl Held {
         self.servers.get(key).is_some_and(|(_, reals)| reals.contains_key(real))
     }
 
-    pub(crate) fn wanted_entries(desired: &Desired, set: &str) -> BTreeSet<String> {
-        let wanted = desired.sets().find(|wanted| wanted.name() == set);
-        wanted.into_iter().flat_map(|set| desired.entries(set)).map(ToString::to_string).collect()
+    /// The entries of a set; `None` if there is no such set.
+    pub(crate) fn entries(&self, set: SetKey) -> Option<&BTreeSet<String>> {
+        self.state.sets.get(set.name()).map(|(_, entries)| entries)
     }
 
     /// How this differs from what is wanted; a real server that drains is none.
@@ -90,8 +90,8 @@ impl Held {
         }
         for set in [ipvs::model::Family::V4, ipvs::model::Family::V6].into_iter().flat_map(SetKey::all) {
             let wanted: BTreeSet<String> = desired.entries(set).map(ToString::to_string).collect();
-            if self.sets.get(set.name()) != Some(&wanted) {
-                differences.push(format!("set {set} is {:?}, not {wanted:?}", self.sets.get(set.name())));
+            if self.entries(set) != Some(&wanted) {
+                differences.push(format!("set {set} is {:?}, not {wanted:?}", self.entries(set)));
             }
         }
         differences
@@ -104,13 +104,13 @@ pub(crate) mod marks {
 
     use ipvs::VirtualServerKey;
     use ipvs::model::Protocol;
-    use proxier_core::fake::KernelState;
 
     use super::{Held, is_foreign};
 
     /// Virtual servers of ours that nothing tells to be ours.
-    pub(crate) fn missing(state: &KernelState, held: &Held) -> BTreeSet<VirtualServerKey> {
-        let has = |set: &str, element: &str| state.sets.get(set).is_some_and(|(_, entries)| entries.contains(element));
+    pub(crate) fn missing(held: &Held) -> BTreeSet<VirtualServerKey> {
+        let sets = &held.state.sets;
+        let has = |set: &str, element: &str| sets.get(set).is_some_and(|(_, entries)| entries.contains(element));
         let is_marked = |key: &&VirtualServerKey| {
             let VirtualServerKey::Address { protocol, addr, port } = **key else { return false };
             let name = match protocol {

@@ -13,10 +13,11 @@ use proxier_core::drain::Policy;
 use proxier_core::fake::{Call, FakeKernel};
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::proxier::{Options, Proxier};
-use proxier_core::report::Report;
+use proxier_core::report::{Failure, Report};
 use proxier_core::schedule::Limits;
 use proxier_core::snapshot::ObjectKey;
 use proxier_core::state::Desired;
+use proxier_core::step::{Action, Part, Step as Done};
 
 use super::foreign::{self, Stranger};
 use super::held::{Held, is_foreign, marks};
@@ -39,6 +40,8 @@ pub(crate) struct Machine {
     lies: bool,
     races: u32,
     raced: Arc<AtomicU32>,
+    /// What the last pass left, while nothing has happened since.
+    left: Option<Held>,
 }
 
 fn options() -> Options {
@@ -48,7 +51,7 @@ fn options() -> Options {
     policy.deadline = Some(Duration::from_secs(20));
     options.drain = policy;
     options.mass_removal.at_least = 4;
-    options.mass_removal.patience = Some(Duration::from_secs(40));
+    options.mass_removal.patience = Some(Duration::from_secs(20));
     options.timeouts = TimeoutsUpdate { tcp_secs: Some(500), ..TimeoutsUpdate::default() };
     options
 }
@@ -70,12 +73,14 @@ impl Machine {
             lies: false,
             races: 0,
             raced: Arc::default(),
+            left: None,
         };
         machine.proxier.start(machine.now);
         machine
     }
 
     pub(crate) fn take(&mut self, step: &Step) {
+        self.left = None;
         match step {
             Step::Service(bytes) => {
                 let object = objects::service(*bytes);
@@ -124,7 +129,7 @@ impl Machine {
             Step::Full => self.proxier.request_full(self.now),
             Step::Preview => self.preview(),
             Step::Connections(which, count) => {
-                let held = Held::of(&mut self.kernel);
+                let held = Held::of(&self.kernel);
                 let reals = held.servers.iter().flat_map(|(key, (_, reals))| reals.keys().map(|real| (*key, *real)));
                 if let Some((key, real)) = pick(reals, *which) {
                     self.kernel.ipvs().set_counters(&key, Some((&real, u32::from(*count % 3), 0)), 1, 1);
@@ -188,7 +193,7 @@ impl Machine {
 
     fn restart(&mut self) {
         self.kernel.restart();
-        let lost = marks::missing(&self.kernel.state(), &Held::of(&mut self.kernel));
+        let lost = marks::missing(&Held::of(&self.kernel));
         assert!(self.marks_at_risk || lost.is_subset(&self.orphans), "nothing tells that these are ours: {lost:?}");
         self.orphans.extend(lost);
         self.proxier = self.process();
@@ -201,7 +206,7 @@ impl Machine {
     }
 
     fn race(&mut self, nth: u8, damage: Damage) {
-        let held = Held::of(&mut self.kernel);
+        let held = Held::of(&self.kernel);
         let mut operation = ipvs_damage(&held, damage);
         if damage.0 % 8 == 7 {
             // A virtual server that this proxy is about to make.
@@ -222,7 +227,7 @@ impl Machine {
 
     fn damage(&mut self, damage: Damage) {
         if damage.0.is_multiple_of(2) {
-            let held = Held::of(&mut self.kernel);
+            let held = Held::of(&self.kernel);
             if let Some(operation) = ipvs_damage(&held, Damage(damage.0 / 2, damage.1)) {
                 let _ = self.kernel.ipvs().apply(&operation);
             }
@@ -261,8 +266,8 @@ impl Machine {
 
     /// One pass, and all that has to hold after any.
     fn pass(&mut self) -> Report {
-        let strangers = foreign::state(&self.kernel.state());
-        let (before, raced) = (Held::of(&mut self.kernel), self.raced());
+        let before = self.left.take().unwrap_or_else(|| Held::of(&self.kernel));
+        let raced = self.raced();
         let now = self.now;
         let mut log = Log::default();
         let proxier = &mut self.proxier;
@@ -270,11 +275,11 @@ impl Machine {
         let crashed = self.kernel.has_crashed();
         let raced = self.raced() != raced;
 
-        assert_eq!(foreign::state(&self.kernel.state()), strangers, "somebody else's things changed");
+        let after = Held::of(&self.kernel);
+        assert_eq!(foreign::state(&after.state), foreign::state(&before.state), "somebody else's things changed");
         let desired = self.proxier.desired();
         assert_eq!(*desired, Desired::build(self.proxier.store(), self.proxier.facts()));
         check_writes(&log.0, desired, &before, raced);
-        let after = Held::of(&mut self.kernel);
         if !raced {
             check_kept(&before, &after, desired);
         }
@@ -285,11 +290,17 @@ impl Machine {
                 self.marks_at_risk = false;
             }
         }
+        if report.full && !crashed && !raced && !self.lies && self.orphans.is_empty() && tells_a_difference(&report) {
+            let differences = after.differences(desired, &self.orphans);
+            assert!(!differences.is_empty(), "all is as wanted, and yet {report:#?}");
+        }
+        self.left = Some(after);
         report
     }
 
     /// Trouble ends and time goes by: then all is as it has to be, whatever happened before.
     pub(crate) fn settle(&mut self) {
+        self.left = None;
         self.quiet();
         if self.kernel.has_crashed() {
             self.restart();
@@ -302,11 +313,11 @@ impl Machine {
             }
             self.kernel.ports().ipvs.snapshot().unwrap();
         }
-        self.run(Duration::from_secs(90));
+        self.run(Duration::from_secs(60));
         self.proxier.request_full(self.now);
         let report = self.pass();
         assert!(report.is_done(), "{report:#?}");
-        self.run(Duration::from_secs(90));
+        self.run(Duration::from_secs(60));
 
         // Once more: nothing is written.
         let writes = self.kernel.writes();
@@ -342,7 +353,7 @@ impl Machine {
     /// Afterwards nothing of ours is left, and everything else is.
     pub(crate) fn clean_up(&mut self) {
         self.kernel.restart();
-        let lost = marks::missing(&self.kernel.state(), &Held::of(&mut self.kernel));
+        let lost = marks::missing(&Held::of(&self.kernel));
         assert!(self.marks_at_risk || lost.is_subset(&self.orphans), "nothing tells that these are ours: {lost:?}");
         self.orphans.extend(lost);
         let strangers = foreign::state(&self.kernel.state());
@@ -385,6 +396,20 @@ fn ipvs_damage(held: &Held, Damage(what, which): Damage) -> Option<Operation> {
     })
 }
 
+/// Whether something failed that can be seen afterwards in virtual servers, sets or addresses.
+fn tells_a_difference(report: &Report) -> bool {
+    let seen = |failure: &Failure| {
+        let Done { part, action, .. } = failure.step;
+        match part {
+            // One that drains may still be there.
+            Part::RealServer => action != Action::Delete,
+            Part::VirtualServer | Part::Entry | Part::Address | Part::Set | Part::Device => true,
+            _ => false,
+        }
+    };
+    report.unread.is_empty() && report.stopped.is_none() && report.applied.failures.iter().any(seen)
+}
+
 /// No write that takes away what is wanted, and none to what is somebody else's.
 fn check_writes(log: &[Write], desired: &Desired, before: &Held, raced: bool) {
     let wanted = |key, real| desired.frontend(key).is_some_and(|frontend: &Frontend| frontend.has_real_server(real));
@@ -424,10 +449,11 @@ fn check_kept(before: &Held, after: &Held, desired: &Desired) {
     for address in before.addresses.iter().filter(|address| desired.has_address(**address)) {
         assert!(after.addresses.contains(address), "{address} went");
     }
-    for (set, elements) in &before.sets {
-        let wanted = |element: &&String| Held::wanted_entries(desired, set).contains(*element);
-        for element in elements.iter().filter(wanted) {
-            assert!(after.sets.get(set).is_some_and(|after| after.contains(element)), "{element} of {set} went");
+    for set in desired.sets() {
+        let elements = before.entries(set);
+        let Some(elements) = elements.filter(|elements| Some(*elements) != after.entries(set)) else { continue };
+        for element in desired.entries(set).map(ToString::to_string).filter(|element| elements.contains(element)) {
+            assert!(after.entries(set).is_some_and(|after| after.contains(&element)), "{element} of {set} went");
         }
     }
 }
