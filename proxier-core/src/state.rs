@@ -23,7 +23,8 @@ use crate::snapshot::{Created, ObjectKey, Store};
 /// Two values that have the same Services compare equal, whatever way they came to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
-    services: BTreeMap<ObjectKey, Compiled>,
+    /// Boxed, since a map keeps room for more values than it has.
+    services: BTreeMap<ObjectKey, Box<Compiled>>,
     claims: BTreeMap<VirtualServerKey, Claims>,
     addresses: BTreeMap<IpAddr, usize>,
     elsewhere: BTreeMap<IpAddr, usize>,
@@ -180,6 +181,7 @@ impl Desired {
 
     fn replace(&mut self, key: &ObjectKey, compiled: Option<Compiled>, notes: &mut Notes<'_>) {
         let old = self.services.remove(key);
+        let compiled = compiled.map(Box::new);
         if old == compiled {
             self.services.extend(old.map(|old| (key.clone(), old)));
             return;
@@ -196,7 +198,7 @@ impl Desired {
         for (set, element) in old_entries.difference(new_entries) {
             self.uncount_entry(*set, element, notes);
         }
-        let claim_of = |of: &Option<Compiled>, frontend: &VirtualServerKey| {
+        let claim_of = |of: &Option<Box<Compiled>>, frontend: &VirtualServerKey| {
             let compiled = of.as_ref()?;
             let frontend = compiled.frontend(frontend)?.clone();
             Some(Claim { created: compiled.created, service: key.clone(), frontend })
@@ -364,8 +366,8 @@ impl Desired {
 
     /// Services with endpoints elsewhere only, though a policy says `Local`.
     pub fn no_local_endpoints(&self) -> impl Iterator<Item = (&ObjectKey, NoLocalEndpoints)> {
-        let missing = |(key, compiled): (_, &Compiled)| Some((key, compiled.no_local_endpoints));
-        self.services.iter().filter_map(missing).filter(|(_, missing)| *missing != NoLocalEndpoints::default())
+        let missing = self.services.iter().map(|(key, compiled)| (key, compiled.no_local_endpoints));
+        missing.filter(|(_, missing)| *missing != NoLocalEndpoints::default())
     }
 
     /// Virtual servers that are not made because their places are reserved, with the Services that ask for them.
@@ -384,7 +386,7 @@ impl Desired {
 
     /// What one Service comes to.
     pub fn compiled(&self, service: &ObjectKey) -> Option<&Compiled> {
-        self.services.get(service)
+        self.services.get(service).map(Box::as_ref)
     }
 }
 

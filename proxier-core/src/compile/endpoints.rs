@@ -17,7 +17,7 @@ pub(super) struct Candidate<'a> {
     pub(super) address: IpAddr,
     pub(super) port: u16,
     flags: EndpointFlags,
-    zones: Option<&'a Arc<[Box<str>]>>,
+    zones: Option<&'a [Box<str>]>,
 }
 
 impl Candidate<'_> {
@@ -56,7 +56,7 @@ pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, famil
                 address: endpoint.address,
                 port: number,
                 flags: endpoint.flags,
-                zones: endpoint.zones.as_ref(),
+                zones: slice.zones_of(endpoint),
             }));
         }
     }

@@ -1,7 +1,7 @@
 //! An EndpointSlice with every value checked.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::num::NonZeroU16;
 
 use bitflags::bitflags;
 use ipvs::model::Family;
@@ -41,7 +41,7 @@ pub struct EndpointPort {
     pub port: u16,
 }
 
-/// An endpoint.
+/// An endpoint. There are more of these than of anything else, so it is kept small.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Endpoint {
@@ -49,8 +49,8 @@ pub struct Endpoint {
     pub address: IpAddr,
     /// What is known of it.
     pub flags: EndpointFlags,
-    /// Zones it is meant for; `None` when it says nothing.
-    pub zones: Option<Arc<[Box<str>]>>,
+    /// The place of its zones in those of the slice, from 1; see [`EndpointSlice::zones_of`].
+    zones: Option<NonZeroU16>,
 }
 
 /// An EndpointSlice: endpoints of one Service and one family.
@@ -67,6 +67,8 @@ pub struct EndpointSlice {
     pub ports: Vec<EndpointPort>,
     /// Endpoints, in the order of the object.
     pub endpoints: Vec<Endpoint>,
+    /// Lists of zones that endpoints are meant for.
+    zones: Zones,
 }
 
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -114,7 +116,13 @@ impl EndpointSlice {
             }
             endpoints.push(Endpoint { address, flags: flags_of(endpoint, node_name), zones: zones.of(endpoint) });
         }
-        Some(EndpointSlice { key, service, family, ports, endpoints })
+        Some(EndpointSlice { key, service, family, ports, endpoints, zones })
+    }
+
+    /// The zones that an endpoint of this slice is meant for; `None` when it says nothing.
+    pub fn zones_of(&self, endpoint: &Endpoint) -> Option<&[Box<str>]> {
+        let place = usize::from(endpoint.zones?.get()).checked_sub(1)?;
+        self.zones.0.get(place).map(Box::as_ref)
     }
 }
 
@@ -151,19 +159,21 @@ fn flags_of(endpoint: &EndpointObject, node_name: &str) -> EndpointFlags {
 }
 
 /// The zone lists seen in a slice: most endpoints share one.
-#[derive(Default)]
-struct Zones(Vec<Arc<[Box<str>]>>);
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Zones(Vec<Box<[Box<str>]>>);
 
 impl Zones {
-    fn of(&mut self, endpoint: &EndpointObject) -> Option<Arc<[Box<str>]>> {
+    /// The place of an endpoint's zones, from 1. Beyond 65,535 lists an endpoint counts as saying nothing.
+    fn of(&mut self, endpoint: &EndpointObject) -> Option<NonZeroU16> {
         let asked = endpoint.hints.as_ref().map(|hints| &hints.for_zones).filter(|zones| !zones.is_empty())?;
-        let same = |zones: &&Arc<[Box<str>]>| zones.iter().map(|zone| &**zone).eq(asked.iter().map(|zone| &*zone.name));
+        let same = |zones: &[Box<str>]| zones.iter().map(|zone| &**zone).eq(asked.iter().map(|zone| &*zone.name));
+        let number = |place: usize| u16::try_from(place.checked_add(1)?).ok().and_then(NonZeroU16::new);
         // Searched only as far as is quick; a list too many costs memory, nothing else.
-        if let Some(known) = self.0.iter().take(16).find(same) {
-            return Some(known.clone());
+        if let Some(known) = self.0.iter().take(16).position(|zones| same(zones)) {
+            return number(known);
         }
-        let new: Arc<[Box<str>]> = asked.iter().map(|zone| zone.name.as_str().into()).collect();
-        self.0.push(new.clone());
-        Some(new)
+        let number = number(self.0.len())?;
+        self.0.push(asked.iter().map(|zone| zone.name.as_str().into()).collect());
+        Some(number)
     }
 }
