@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use ipset::{Client, Element, Entry, IfPresent, IpSpan, SetName, SetSpec, SetType};
 
-use crate::compare::{Goal, Side, compare};
+use crate::compare::{Side, compare};
+use crate::report::{Goal, Report};
 use crate::{Failure, Options, namespace};
 
 const SET: &str = "filled";
@@ -17,13 +18,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let entries = if options.smoke { "500" } else { "20000" };
     let (ours, restore, each) = ("ipset crate", "ipset restore", "ipset crate, one call each");
     let side = |way: &'static str| move || namespace::measure(&["ipset-fill", way, entries]);
-    let mut results = compare(
-        "ipset-fill",
-        options,
-        vec![Side::new(ours, side("ours")), Side::new(restore, side("restore")), Side::new(each, side("each"))],
-    )?;
-    results.ratio("P3: ipset restore / ipset crate", restore, ours, Goal::AtLeast(">= 25", 25.0));
-    results.keep(options)
+    let mut report = Report::new("ipset-fill", options);
+    let group = ("Filling a set", Some(entries.parse()?));
+    let sides = vec![Side::new(ours, side("ours")), Side::new(restore, side("restore")), Side::new(each, side("each"))];
+    compare(&mut report, options, group, sides)?;
+    report.ratio("P3: ipset restore / ipset crate", group, restore, ours, Goal::AtLeast(">= 25", 25.0));
+    report.finish()
 }
 
 fn address(number: u32) -> Ipv4Addr {

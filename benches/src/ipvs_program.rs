@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use ipvs::{Client, Operation, RealServer, Scheduler, Transport, VirtualServer, VirtualServerKey};
 
-use crate::compare::{Goal, Side, compare};
+use crate::compare::{Side, compare};
+use crate::report::{Goal, Report};
 use crate::{Failure, Options, namespace};
 
 /// The n-th virtual server's key.
@@ -147,19 +148,18 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let (c, ours, single, ipvsadm) =
         ("C program, batches of 128", "ipvs crate, one batch", "ipvs crate, one call each", "ipvsadm --restore");
     let side = |way: &'static str| move || namespace::measure(&["ipvs-program", way, virtual_servers, real_servers]);
-    let mut results = compare(
-        "ipvs-program",
-        options,
-        vec![
-            Side::new(c, side("c")),
-            Side::new(ours, side("ours")),
-            Side::new(single, side("single")),
-            Side::new(ipvsadm, side("ipvsadm")),
-        ],
-    )?;
-    results.ratio("P1: ipvs crate / C program", ours, c, Goal::AtMost("<= 1.15", 1.15));
-    results.ratio("P2: ipvsadm --restore / ipvs crate", ipvsadm, ours, Goal::AtLeast(">= 20", 20.0));
-    results.keep(options)
+    let mut report = Report::new("ipvs-program", options);
+    let group = ("Virtual servers with 10 real servers each, from nothing", Some(virtual_servers.parse()?));
+    let sides = vec![
+        Side::new(c, side("c")),
+        Side::new(ours, side("ours")),
+        Side::new(single, side("single")),
+        Side::new(ipvsadm, side("ipvsadm")),
+    ];
+    compare(&mut report, options, group, sides)?;
+    report.ratio("P1: ipvs crate / C program", group, ours, c, Goal::AtMost("<= 1.15", 1.15));
+    report.ratio("P2: ipvsadm --restore / ipvs crate", group, ipvsadm, ours, Goal::AtLeast(">= 20", 20.0));
+    report.finish()
 }
 
 pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {

@@ -3,32 +3,63 @@
 //! Each comparison runs its sides in turn (A B C A B C …) and reports medians, spread and ratios. `cargo xtask bench` builds
 //! everything and runs this program in a virtual machine; `README.md` beside this crate says what that distorts.
 
+mod callgrind;
+mod cases;
 mod compare;
+mod conn_list;
+mod counts;
+mod curve;
+mod drift;
 mod ipset_fill;
 mod ipvs_program;
+mod kube_rules;
+mod library;
+mod machine;
+mod memory;
 mod namespace;
+mod network;
+mod node;
 mod reconcile;
+mod report;
+mod sets;
 mod snapshot;
+mod tape;
+mod versus;
+mod world;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// What a bench can fail with.
 type Failure = Box<dyn std::error::Error>;
 
-const USAGE: &str = "usage: benches BENCH [--rounds N] [--json FILE] [--smoke]
+const USAGE: &str = "usage: benches BENCH [--rounds N] [--out STEM] [--quick] [--smoke] [--command TEXT]
+       benches counts FILE [--update]
 
 benches:
-  ipvs-program   1,000 virtual servers x 10 real servers: a C program, the ipvs crate, ipvsadm --restore  (P1, P2)
-  ipset-fill     20,000 entries into a set: the ipset crate, ipset restore  (P3)
-  ipvs-snapshot  reading 2,000 virtual servers x 10 real servers: ways compared
-  reconcile      compile, diff and plan, in instructions; up to 50,000 Services  (P8)";
+  ipvs-program      1,000 virtual servers x 10 real servers: a C program, the ipvs crate, ipvsadm --restore  (P1, P2)
+  ipvs-snapshot     reading 2,000 virtual servers x 10 real servers: ways compared
+  ipvs-library      single operations and batches; snapshots
+  ipset-fill        20,000 entries into a set: the ipset crate, ipset restore  (P3)
+  host-library      sets, rules and connection lists on this machine's own kernel
+  drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
+  reconcile         compile, diff and plan, in instructions; up to 50,000 Services  (P8)
+  memory            what Store, Desired and Observed take  (P6)
+  versus-iptables   Services by IPVS and by iptables, legacy and nft  (P9)
+
+--out: results go to STEM.json, STEM.md and STEM-*.svg";
 
 /// How a bench is to run.
 struct Options {
     rounds: usize,
-    json: Option<std::path::PathBuf>,
+    /// Where results go, without the ending.
+    out: Option<PathBuf>,
+    /// Fewer and smaller sizes.
+    quick: bool,
     /// Small numbers: only shows that the bench works.
     smoke: bool,
+    /// How the bench was started, for the results.
+    command: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -37,40 +68,53 @@ fn main() -> ExitCode {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
-    // One side of a comparison, in a process of its own.
-    if bench == "side" {
-        return end(namespace::side(&arguments.collect::<Vec<_>>()));
-    }
-    // One case of a count, in a process of its own.
-    if bench == "reconcile-case" {
-        return end(reconcile::case(&arguments.collect::<Vec<_>>()));
-    }
-    let options = match parse(arguments) {
-        Ok(options) => options,
-        Err(error) => {
-            eprintln!("{error}\n{USAGE}");
-            return ExitCode::from(2);
+    let rest: Vec<String> = arguments.collect();
+    match bench.as_str() {
+        // One side of a comparison, or one case of a count, in a process of its own.
+        "side" => return end(namespace::side(&rest)),
+        "case" => return end(cases::case(&rest)),
+        "memory-case" => return end(memory::case(&rest)),
+        "counts" => {
+            return match rest.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+                [file] => end(counts::run(file.as_ref(), false)),
+                [file, "--update"] => end(counts::run(file.as_ref(), true)),
+                _ => usage("counts takes a file"),
+            };
         }
+        _ => {}
+    }
+    let options = match parse(rest.into_iter()) {
+        Ok(options) => options,
+        Err(error) => return usage(error),
     };
     match bench.as_str() {
         "ipvs-program" => end(ipvs_program::run(&options)),
-        "ipset-fill" => end(ipset_fill::run(&options)),
         "ipvs-snapshot" => end(snapshot::run(&options)),
+        "ipvs-library" => end(library::run(&options)),
+        "ipset-fill" => end(ipset_fill::run(&options)),
+        "host-library" => end(sets::run(&options)),
+        "drift" => end(drift::run(&options)),
         "reconcile" => end(reconcile::run(&options)),
-        other => {
-            eprintln!("there is no bench {other:?}\n{USAGE}");
-            ExitCode::from(2)
-        }
+        "memory" => end(memory::run(&options)),
+        "versus-iptables" => end(versus::run(&options)),
+        other => usage(format!("there is no bench {other:?}")),
     }
 }
 
+fn usage(error: impl std::fmt::Display) -> ExitCode {
+    eprintln!("{error}\n{USAGE}");
+    ExitCode::from(2)
+}
+
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Failure> {
-    let mut options = Options { rounds: 7, json: None, smoke: false };
+    let mut options = Options { rounds: 7, out: None, quick: false, smoke: false, command: None };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} takes a value"));
         match argument.as_str() {
             "--rounds" => options.rounds = value()?.parse().map_err(|error| format!("--rounds: {error}"))?,
-            "--json" => options.json = Some(value()?.into()),
+            "--out" => options.out = Some(value()?.into()),
+            "--command" => options.command = Some(value()?),
+            "--quick" => options.quick = true,
             "--smoke" => options.smoke = true,
             other => return Err(format!("unknown option {other:?}").into()),
         }

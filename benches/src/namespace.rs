@@ -8,33 +8,39 @@ use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
 
-use crate::{Failure, ipset_fill, ipvs_program, snapshot};
+use crate::report::Report;
+use crate::{Failure, drift, ipset_fill, ipvs_program, library, network, sets, snapshot, versus};
 
-/// Starts this program again for one side, and reads the nanoseconds that it prints.
-pub(crate) fn measure(side: &[&str]) -> Result<Duration, Failure> {
+fn run(side: &[&str]) -> Result<String, Failure> {
     let output = Command::new(std::env::current_exe()?).arg("side").args(side).stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err(format!("side {side:?} ended with {}", output.status).into());
     }
-    let text = String::from_utf8(output.stdout)?;
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Starts this program again for one side, and reads the nanoseconds that it prints.
+pub(crate) fn measure(side: &[&str]) -> Result<Duration, Failure> {
+    let text = run(side)?;
     let last = text.lines().last().unwrap_or_default();
     let nanos: u64 = last.trim().parse().map_err(|error| format!("side {side:?} printed {last:?}: {error}"))?;
     Ok(Duration::from_nanos(nanos))
 }
 
-/// Runs one side in a fresh network namespace and prints how long it took.
-pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
-    unshare(CloneFlags::CLONE_NEWNET)
-        .map_err(|error| format!("a network namespace of its own (run as root): {error}"))?;
-    run("ip", &["link", "set", "lo", "up"])?;
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let took = match arguments.as_slice() {
-        ["ipvs-program", rest @ ..] => ipvs_program::side(rest)?,
-        ["ipset-fill", rest @ ..] => ipset_fill::side(rest)?,
-        ["ipvs-snapshot", rest @ ..] => snapshot::side(rest)?,
-        other => return Err(format!("no such side: {other:?}").into()),
-    };
-    println!("{}", took.as_nanos());
+/// Prints a figure for [`collect`].
+pub(crate) fn tell(what: &str, size: u32, unit: &str, side: &str, value: f64) {
+    println!("{what}\t{size}\t{unit}\t{side}\t{value}");
+}
+
+/// Starts this program again for one side, and records the figures that it [`tell`]s.
+pub(crate) fn collect(report: &mut Report, side: &[&str]) -> Result<(), Failure> {
+    for line in run(side)?.lines() {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [what, size, unit, name, value] = fields.as_slice() else { continue };
+        let units = ["ms", "µs", "µs an operation", "µs an entry", "KiB", "connections a second"];
+        let unit = units.into_iter().find(|known| known == unit).ok_or_else(|| format!("unit {unit}"))?;
+        report.record(what, Some(size.parse()?), unit, name, value.parse()?);
+    }
     Ok(())
 }
 
@@ -42,11 +48,24 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
 pub(crate) fn enter_fresh() -> Result<(), Failure> {
     unshare(CloneFlags::CLONE_NEWNET)
         .map_err(|error| format!("a network namespace of its own (run as root): {error}"))?;
-    run("ip", &["link", "set", "lo", "up"])
+    network::ip("link set lo up")
 }
 
-/// Runs a program to its end.
-fn run(program: &str, arguments: &[&str]) -> Result<(), Failure> {
-    let status = Command::new(program).args(arguments).status().map_err(|error| format!("{program}: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("{program} {arguments:?} ended with {status}").into()) }
+/// Runs one side in a fresh network namespace and prints how long it took.
+pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
+    enter_fresh()?;
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let took = match arguments.as_slice() {
+        ["ipvs-program", rest @ ..] => ipvs_program::side(rest)?,
+        ["ipset-fill", rest @ ..] => ipset_fill::side(rest)?,
+        ["ipvs-snapshot", rest @ ..] => snapshot::side(rest)?,
+        // These tell several figures each.
+        ["drift", rest @ ..] => return drift::side(rest),
+        ["library", rest @ ..] => return library::side(rest),
+        ["sets", rest @ ..] => return sets::side(rest),
+        ["versus", rest @ ..] => return versus::side(rest),
+        other => return Err(format!("no such side: {other:?}").into()),
+    };
+    println!("{}", took.as_nanos());
+    Ok(())
 }

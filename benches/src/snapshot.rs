@@ -5,23 +5,23 @@ use std::time::{Duration, Instant};
 use ipvs::{Client, VirtualServerKey};
 
 use crate::compare::{Side, compare};
+use crate::report::Report;
 use crate::{Failure, Options, ipvs_program, namespace};
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let (virtual_servers, real_servers) = if options.smoke { ("50", "4") } else { ("2000", "10") };
     let side = |way: &'static str| move || namespace::measure(&["ipvs-snapshot", way, virtual_servers, real_servers]);
-    let results = compare(
-        "ipvs-snapshot",
-        options,
-        vec![
-            Side::new("snapshot(): one dump a virtual server", side("snapshot")),
-            Side::new("the same, two sockets in two threads", side("two")),
-            Side::new("virtual servers only", side("virtual")),
-            Side::new("/proc/net/ip_vs, read and dropped", side("proc")),
-            Side::new("ipvsadm --save -n", side("ipvsadm")),
-        ],
-    )?;
-    results.keep(options)
+    let mut report = Report::new("ipvs-snapshot", options);
+    let group = ("Reading virtual servers with 10 real servers each", Some(virtual_servers.parse()?));
+    let sides = vec![
+        Side::new("snapshot(): one dump a virtual server", side("snapshot")),
+        Side::new("the same, two sockets in two threads", side("two")),
+        Side::new("virtual servers only", side("virtual")),
+        Side::new("/proc/net/ip_vs, read and dropped", side("proc")),
+        Side::new("ipvsadm --save -n", side("ipvsadm")),
+    ];
+    compare(&mut report, options, group, sides)?;
+    report.finish()
 }
 
 pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {

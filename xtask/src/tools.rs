@@ -34,6 +34,9 @@ pub(crate) const ORACLES: &[Tool] = &[
     ("strace", "strace"),
 ];
 
+/// What counts instructions.
+pub(crate) const COUNTERS: &[Tool] = &[("valgrind", "valgrind")];
+
 /// `PATH` with the folders of system programs, which an ordinary user's lacks.
 pub(crate) fn search_path() -> OsString {
     let mut path = env::var_os("PATH").unwrap_or_default();

@@ -12,80 +12,178 @@ use crate::vm::Vm;
 
 pub(crate) const HELP: &str = "\
 Usage: cargo xtask bench [NAME...] [OPTIONS]
+       cargo xtask bench --check | --update
 
 Builds the benches optimised and runs them, each comparison interleaved. Without NAME: all of them.
 
-  ipvs-program    programming 1,000 virtual servers with 10 real servers each; in the virtual machine
-  ipvs-snapshot   reading such a table; in the virtual machine
-  ipset-fill      20,000 entries into a set; on this machine and in the virtual machine
+  reconcile         compile, diff and plan, in instructions counted by callgrind; on this machine
+  memory            what the reconciler keeps in memory; on this machine
+  ipset-fill        20,000 entries into a set; on this machine and in the virtual machine
+  host-library      sets, rules and connection lists; on this machine
+  ipvs-program      programming 1,000 virtual servers with 10 real servers each; in the virtual machine
+  ipvs-snapshot     reading such a table; in the virtual machine
+  ipvs-library      single operations and batches, snapshots; in the virtual machine
+  drift             a full check of 10,000 Services, nothing changed; in the virtual machine
+  versus-iptables   Services by IPVS and by iptables, 10 to 10,000; in the virtual machine
 
   --kernel K      5.10, 6.1 (default), 6.12 or 7.x
   --rounds N      how often each side runs, 7 unless told
-  --quick         5 rounds
+  --quick         3 rounds, fewer sizes: less than five minutes on a quiet machine
   --smoke         small numbers, 1 round: shows only that the benches work, and keeps no results
+  --check         counts instructions and allocations of the pure parts, and fails when one is more than 5 % above
+                  benches/counts.json; takes less than a minute once built
+  --update        writes that file anew
 
-Results are kept as JSON in benches/results.
+Results are kept in benches/results, as JSON, Markdown and SVG.
 ";
 
-/// A bench, and whether this machine's own kernel can run it too.
-const BENCHES: [(&str, bool); 3] = [("ipvs-program", false), ("ipvs-snapshot", false), ("ipset-fill", true)];
+/// Where a bench runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Host,
+    Machine,
+    Both,
+}
+
+const BENCHES: [(&str, Place); 9] = [
+    ("reconcile", Place::Host),
+    ("memory", Place::Host),
+    ("ipset-fill", Place::Both),
+    ("host-library", Place::Host),
+    ("ipvs-program", Place::Machine),
+    ("ipvs-snapshot", Place::Machine),
+    ("ipvs-library", Place::Machine),
+    ("drift", Place::Machine),
+    ("versus-iptables", Place::Machine),
+];
+
+/// What the benches are started with besides their name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Full,
+    Quick,
+    Smoke,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counts {
+    Check,
+    Update,
+}
 
 #[derive(Debug)]
 struct Options {
     names: Vec<String>,
     kernel: Series,
-    rounds: u32,
-    smoke: bool,
+    rounds: Option<u32>,
+    mode: Mode,
+    counts: Option<Counts>,
+}
+
+impl Options {
+    fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(match self.mode {
+            Mode::Full => 7,
+            Mode::Quick => 3,
+            Mode::Smoke => 1,
+        })
+    }
+
+    /// As it would be typed.
+    fn command(&self, name: &str, place: Place) -> String {
+        let kernel = if place == Place::Host { String::new() } else { format!(" --kernel {}", self.kernel) };
+        let quick = if self.mode == Mode::Quick { " --quick" } else { "" };
+        format!("cargo xtask bench {name}{kernel}{quick} --rounds {}", self.rounds())
+    }
+
+    /// What the benches' program is started with.
+    fn arguments(&self, program: &Path, name: &str, place: Place, results: &Path) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec![program.into(), name.into()];
+        arguments.extend(["--rounds".into(), self.rounds().to_string().into()]);
+        arguments.extend(["--command".into(), self.command(name, place).into()]);
+        match self.mode {
+            Mode::Full => {}
+            Mode::Quick => arguments.push("--quick".into()),
+            Mode::Smoke => arguments.push("--smoke".into()),
+        }
+        if self.mode != Mode::Smoke {
+            let stem = match place {
+                Place::Host => format!("{name}-host"),
+                _ => format!("{name}-linux-{}", self.kernel),
+            };
+            arguments.extend(["--out".into(), results.join(stem).into()]);
+        }
+        arguments
+    }
+}
+
+/// Runs a command of this machine to its end; whether it succeeded.
+fn run_here(line: &[OsString]) -> Result<bool> {
+    let (command, rest) = line.split_first().ok_or_else(|| Error::new("no command"))?;
+    let status = Command::new(command).args(rest).status().context(|| format!("cannot start {}", command.display()))?;
+    Ok(status.success())
 }
 
 pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let options = parse(arguments)?;
+    let root = super::test::repository()?;
+    if let Some(counts) = options.counts {
+        tools::ensure(tools::COUNTERS)?;
+        let mut line: Vec<OsString> = vec![build(&root)?.into(), "counts".into()];
+        line.push(root.join("benches/counts.json").into());
+        line.extend((counts == Counts::Update).then(|| "--update".into()));
+        return Ok(ExitCode::from(u8::from(!run_here(&line)?)));
+    }
     tools::ensure(tools::ORACLES)?;
     tools::ensure(tools::MACHINE)?;
-    let root = super::test::repository()?;
+    tools::ensure(tools::COUNTERS)?;
     let program = build(&root)?;
     let results = root.join("benches/results");
     std::fs::create_dir_all(&results).context(|| format!("cannot make {}", results.display()))?;
-    let mut failed = false;
-    for (name, here) in BENCHES {
+    let mut failed = Vec::new();
+    for (name, place) in BENCHES {
         if !options.names.is_empty() && !options.names.iter().any(|wanted| wanted == name) {
             continue;
         }
-        let arguments = |place: &str| {
-            let mut arguments: Vec<OsString> = vec![program.clone().into(), name.into()];
-            arguments.extend(["--rounds".into(), options.rounds.to_string().into()]);
-            if options.smoke {
-                arguments.push("--smoke".into());
-            } else {
-                arguments.extend(["--json".into(), results.join(format!("{name}-{place}.json")).into()]);
+        if place != Place::Machine {
+            if !run_here(&options.arguments(&program, name, Place::Host, &results))? {
+                failed.push(name);
             }
-            arguments
-        };
-        if here {
-            let line = arguments("host");
-            let (command, rest) = line.split_first().ok_or_else(|| Error::new("no command"))?;
-            let status = Command::new(command).args(rest).status().context(|| format!("cannot start {name}"))?;
-            failed |= !status.success();
             println!();
         }
+        if place == Place::Host {
+            continue;
+        }
         let mut vm = Vm::new(Kernel::get(options.kernel)?)?;
-        vm.timeout = Duration::from_secs(1800);
+        vm.timeout = Duration::from_secs(3600);
+        vm.memory = 3072;
         vm.shares.push(results.clone());
-        let outcome = vm.run(&arguments(&format!("linux-{}", options.kernel)))?;
+        let outcome = vm.run(&options.arguments(&program, name, Place::Machine, &results))?;
         if let Some(trouble) = outcome.trouble() {
             eprintln!("{}\nxtask: {name}: {trouble}", outcome.console.trim_end());
         }
-        failed |= outcome.exit != Some(0);
+        if outcome.exit != Some(0) {
+            failed.push(name);
+        }
         println!();
     }
-    Ok(ExitCode::from(u8::from(failed)))
+    if !failed.is_empty() {
+        eprintln!("xtask: failed: {}", failed.join(", "));
+    }
+    Ok(ExitCode::from(u8::from(!failed.is_empty())))
 }
 
-/// Builds the benches and the C program they are measured against; gives the benches' path.
+/// The C programs that the benches are measured against.
+const C_PROGRAMS: [&str; 2] = ["ipvs_batch", "ipvs_dump"];
+
+/// Builds the benches and the C programs they are measured against; gives the benches' path.
 fn build(root: &Path) -> Result<PathBuf> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let version = Command::new(rustc).arg("--version").output().context(|| "cannot start rustc".to_owned())?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .current_dir(root)
+        .env("BENCHES_RUSTC", String::from_utf8_lossy(&version.stdout).trim())
         .args(["build", "--release", "--package", "benches", "--message-format=json-render-diagnostics"])
         .stderr(std::process::Stdio::inherit())
         .output()
@@ -95,14 +193,18 @@ fn build(root: &Path) -> Result<PathBuf> {
     let Some(program) = program.filter(|_| output.status.success()) else {
         return Err(Error::new("the benches do not build"));
     };
-    let c = program.with_file_name("ipvs_batch");
-    let status = Command::new("cc")
-        .args(["-O2", "-Wall", "-o"])
-        .arg(&c)
-        .arg(root.join("benches/c/ipvs_batch.c"))
-        .status()
-        .context(|| "cannot start cc (install gcc)".to_owned())?;
-    if status.success() { Ok(program) } else { Err(Error::new("benches/c/ipvs_batch.c does not build")) }
+    for name in C_PROGRAMS {
+        let status = Command::new("cc")
+            .args(["-O2", "-Wall", "-o"])
+            .arg(program.with_file_name(name))
+            .arg(root.join(format!("benches/c/{name}.c")))
+            .status()
+            .context(|| "cannot start cc (install gcc)".to_owned())?;
+        if !status.success() {
+            return Err(Error::new(format!("benches/c/{name}.c does not build")));
+        }
+    }
+    Ok(program)
 }
 
 /// The program a line of cargo's messages is about, if it is the benches'.
@@ -114,7 +216,7 @@ fn executable(line: &str) -> Option<PathBuf> {
 }
 
 fn parse(arguments: &[OsString]) -> Result<Options> {
-    let mut options = Options { names: Vec::new(), kernel: Series::V6_1, rounds: 7, smoke: false };
+    let mut options = Options { names: Vec::new(), kernel: Series::V6_1, rounds: None, mode: Mode::Full, counts: None };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value = || -> Result<String> {
@@ -125,13 +227,18 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
             Some("--kernel") => options.kernel = Series::parse(&value()?)?,
             Some("--rounds") => {
                 let rounds = value()?.parse().ok().filter(|rounds| *rounds > 0);
-                options.rounds = rounds.ok_or_else(|| Error::usage("--rounds takes a positive number"))?;
+                options.rounds = Some(rounds.ok_or_else(|| Error::usage("--rounds takes a positive number"))?);
             }
-            Some("--quick") => options.rounds = 5,
-            Some("--smoke") => (options.smoke, options.rounds) = (true, 1),
+            Some("--quick") => options.mode = Mode::Quick,
+            Some("--smoke") => options.mode = Mode::Smoke,
+            Some("--check") => options.counts = Some(Counts::Check),
+            Some("--update") => options.counts = Some(Counts::Update),
             Some(name) if BENCHES.iter().any(|(known, _)| *known == name) => options.names.push(name.to_owned()),
             _ => return Err(Error::usage(format!("bench: unknown bench or option {}", argument.display()))),
         }
+    }
+    if options.counts.is_some() && arguments.len() > 1 {
+        return Err(Error::usage("bench: --check and --update stand alone"));
     }
     Ok(options)
 }
@@ -139,8 +246,9 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
+    use std::path::Path;
 
-    use super::parse;
+    use super::{Counts, Mode, Place, parse};
 
     fn words(line: &str) -> Vec<OsString> {
         line.split_whitespace().map(OsString::from).collect()
@@ -149,9 +257,35 @@ mod tests {
     #[test]
     fn benches_are_chosen_by_name() {
         let options = parse(&words("ipset-fill --kernel 6.12 --rounds 9")).unwrap();
-        assert_eq!((options.names, options.rounds, options.smoke), (vec!["ipset-fill".to_owned()], 9, false));
-        for line in ["nonsense", "--rounds 0", "--rounds", "--kernel 2.6"] {
+        assert_eq!((options.rounds(), options.mode), (9, Mode::Full));
+        assert_eq!(options.names, ["ipset-fill"]);
+        assert_eq!(parse(&words("--check")).unwrap().counts, Some(Counts::Check));
+        for line in ["nonsense", "--rounds 0", "--rounds", "--kernel 2.6", "--check drift", "--check --update"] {
             assert!(parse(&words(line)).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn a_bench_is_told_its_command_and_where_results_go() {
+        let results = Path::new("/r");
+        let line = |text: &str, place| {
+            let arguments = parse(&words(text)).unwrap().arguments(Path::new("p"), "drift", place, results);
+            arguments.iter().map(|word| word.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            line("--quick --kernel 6.12", Place::Machine),
+            [
+                "p",
+                "drift",
+                "--rounds",
+                "3",
+                "--command",
+                "cargo xtask bench drift --kernel 6.12 --quick --rounds 3",
+                "--quick",
+                "--out",
+                "/r/drift-linux-6.12"
+            ]
+        );
+        assert!(!line("--smoke", Place::Host).contains(&"--out".to_owned()), "small numbers are not kept");
     }
 }

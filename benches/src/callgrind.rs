@@ -1,0 +1,99 @@
+//! Instructions and allocations of a case, counted by callgrind.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+
+use crate::Failure;
+use crate::cases::{SETUP_ONLY, Size};
+
+/// What one case came to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counted {
+    pub(crate) instructions: u64,
+    /// Calls of the allocator for new or other memory.
+    pub(crate) allocations: u64,
+}
+
+/// Runs one case under callgrind, and once more without the work: callgrind counts calls from the start of the process on.
+pub(crate) fn count(what: &str, size: Size) -> Result<Counted, Failure> {
+    let (instructions, all) = run(what, size, false)?;
+    let (_, setup) = run(what, size, true)?;
+    match instructions {
+        0 => Err(format!("callgrind counted nothing of {what}").into()),
+        instructions => Ok(Counted { instructions, allocations: all.saturating_sub(setup) }),
+    }
+}
+
+/// Instructions of the work, and allocations of the whole process.
+fn run(what: &str, size: Size, setup_only: bool) -> Result<(u64, u64), Failure> {
+    let file = std::env::temp_dir().join(format!("benches-callgrind-{}", std::process::id()));
+    let mut valgrind = Command::new("valgrind");
+    valgrind.args(["--tool=callgrind", &format!("--callgrind-out-file={}", file.display())]);
+    if setup_only {
+        valgrind.env(SETUP_ONLY, "1");
+    } else {
+        valgrind.args(["--collect-atstart=no", "--toggle-collect=*cases*measured*"]);
+    }
+    let output = valgrind
+        .arg(std::env::current_exe()?)
+        .args(["case", what, &size.services.to_string(), &size.endpoints.to_string()])
+        .stdout(Stdio::null())
+        .output()
+        .map_err(|error| format!("valgrind (apt install valgrind): {error}"))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let number = text.lines().find_map(|line| line.split_once("Collected : ")).map(|(_, number)| number.trim());
+    let profile = std::fs::read_to_string(&file).unwrap_or_default();
+    // What is left behind when it failed is in the way of nobody.
+    drop(std::fs::remove_file(&file));
+    match number.and_then(|number| number.parse().ok()).filter(|_| output.status.success()) {
+        Some(instructions) => Ok((instructions, allocations(&profile))),
+        None => Err(format!("callgrind counted nothing of {what}: {text}").into()),
+    }
+}
+
+/// Calls of malloc, calloc and realloc in a profile: lines `cfn=(ID) NAME`, the name at its first use only, each
+/// followed by `calls=NUMBER …`. See <https://valgrind.org/docs/manual/cl-format.html>.
+fn allocations(profile: &str) -> u64 {
+    let mut ids = BTreeSet::new();
+    let mut called = "";
+    let mut sum = 0_u64;
+    for line in profile.lines() {
+        let named = line.strip_prefix("cfn=").or_else(|| line.strip_prefix("fn="));
+        if let Some(function) = named {
+            let (id, name) = function.split_once(' ').unwrap_or((function, ""));
+            if ["malloc", "calloc", "realloc", "aligned_alloc", "posix_memalign", "memalign"].contains(&name) {
+                ids.insert(id);
+            }
+            if line.starts_with("cfn=") {
+                called = id;
+            }
+        } else if let Some(calls) = line.strip_prefix("calls=") {
+            let number = calls.split_whitespace().next().and_then(|number| number.parse::<u64>().ok());
+            if ids.contains(called) {
+                sum = sum.saturating_add(number.unwrap_or(0));
+            }
+        }
+    }
+    sum
+}
+
+/// Runs one case in a process of its own and reads how many microseconds it took.
+pub(crate) fn time(what: &str, size: Size) -> Result<f64, Failure> {
+    let output = Command::new(std::env::current_exe()?)
+        .args(["case", what, &size.services.to_string(), &size.endpoints.to_string()])
+        .stderr(Stdio::inherit())
+        .output()?;
+    String::from_utf8(output.stdout)?.trim().parse().map_err(|error| format!("case {what}: {error}").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::allocations;
+
+    #[test]
+    fn calls_of_the_allocator_are_summed_whoever_calls() {
+        let profile = "fn=(1) main\n1 5\ncfn=(2) malloc\ncalls=3 0\n1 9\nfn=(3) other\ncfn=(2)\ncalls=4 0\n1 9\n\
+                       cfn=(4) free\ncalls=7 0\n1 9\ncfn=(5) realloc\ncalls=1 0\n1 1\n";
+        assert_eq!(allocations(profile), 8);
+    }
+}

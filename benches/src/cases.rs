@@ -1,0 +1,268 @@
+//! Pure work of a fixed size, one case a process, so that callgrind and the clock see nothing else.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use ipset::{Element, Entry, IfPresent, IpSpan, Ports, SetSpec, SetType};
+use ipvs::Transport as _;
+use ipvs::model::Family;
+use proxier_core::compile::Facts;
+use proxier_core::config::Config;
+use proxier_core::diff::{diff, diff_touched};
+use proxier_core::drain::Drains;
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::observed::Observed;
+use proxier_core::plan::plan;
+use proxier_core::rules::{self, Capabilities, Inputs};
+use proxier_core::snapshot::{HostAddresses, Node, Store};
+use proxier_core::state::Desired;
+
+use crate::tape::Tape;
+use crate::world::{service, slice};
+use crate::{Failure, ipvs_program};
+
+/// Services and endpoints of each; for cases about sets, entries and 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) services: u32,
+    pub(crate) endpoints: u32,
+}
+
+/// What a case does, in words.
+pub(crate) fn words(what: &str) -> &'static str {
+    match what {
+        "full" => "compile, diff and plan everything",
+        "unchanged" => "compare everything, all as wanted",
+        "slice" => "one changed EndpointSlice",
+        "service" => "one new Service with its slice",
+        "ipvs-encode" => "write IPVS operations in batches",
+        "ipvs-decode" => "read a snapshot of IPVS",
+        "ipset-encode" => "write entries of a set",
+        "ipset-decode" => "read entries of a set",
+        "rules" => "make the rules of one family",
+        "iptables-parse" => "parse a dump of iptables-save",
+        "connections" => "parse connections",
+        _ => "unknown",
+    }
+}
+
+/// The part that is counted.
+#[inline(never)]
+fn measured(work: &mut dyn FnMut()) {
+    work();
+}
+
+/// One case: prints the microseconds that it took.
+pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
+    let [what, services, endpoints] = arguments else { return Err("WHAT SERVICES ENDPOINTS".into()) };
+    let size = Size { services: services.parse()?, endpoints: endpoints.parse()? };
+    let micros = match what.as_str() {
+        "full" | "unchanged" | "slice" | "service" => reconcile(what, size)?,
+        "ipvs-encode" => ipvs_encode(size)?,
+        "ipvs-decode" => ipvs_decode(size)?,
+        "ipset-encode" => ipset(size.services, true)?,
+        "ipset-decode" => ipset(size.services, false)?,
+        "rules" => rules(size)?,
+        "iptables-parse" => {
+            let text = crate::kube_rules::full(size.services, size.endpoints);
+            let mut chains = 0;
+            let micros = clock(|| {
+                let dump = iptables::Dump::parse(&text);
+                chains = dump.map_or(0, |dump| dump.tables.iter().map(|table| table.chains().len()).sum());
+            });
+            check(chains.min(1), 1)?;
+            micros
+        }
+        "connections" => {
+            let text = crate::conn_list::text(size.services);
+            let mut found = 0;
+            let micros = clock(|| found = crate::conn_list::parse(&text));
+            check(found, usize::try_from(size.services)?)?;
+            micros
+        }
+        other => return Err(format!("no such case: {other}").into()),
+    };
+    println!("{micros}");
+    Ok(())
+}
+
+/// Set for a run that stops where the clock would start: what it did is not the work's.
+pub(crate) const SETUP_ONLY: &str = "BENCHES_SETUP_ONLY";
+
+fn clock(mut work: impl FnMut()) -> f64 {
+    if std::env::var_os(SETUP_ONLY).is_some() {
+        std::process::exit(0);
+    }
+    let start = Instant::now();
+    measured(&mut work);
+    start.elapsed().as_secs_f64() * 1e6
+}
+
+fn check(found: usize, expected: usize) -> Result<(), Failure> {
+    if found == expected { Ok(()) } else { Err(format!("{found} instead of {expected}").into()) }
+}
+
+fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Failure> {
+    let mut world = World::new(services, endpoints);
+    let middle = services / 2;
+    match what {
+        "full" => {
+            let (empty, drains) = (Observed::new(), Drains::default());
+            let mut operations = 0;
+            let micros = clock(|| {
+                let desired = Desired::build(&world.store, &world.facts);
+                let changes = diff(&desired, &empty, world.facts.config());
+                let plan = black_box(plan(changes, &desired, &empty, &drains));
+                operations = plan.serve.len();
+            });
+            check(operations, usize::try_from(services * (endpoints + 1))?)?;
+            Ok(micros)
+        }
+        "unchanged" => {
+            world.converge();
+            let mut operations = 1;
+            let micros = clock(|| {
+                let changes = diff(&world.desired, &world.observed, world.facts.config());
+                let plan = plan(changes, &world.desired, &world.observed, &world.drains);
+                operations = usize::from(!plan.is_empty());
+            });
+            check(operations, 0)?;
+            Ok(micros)
+        }
+        "slice" => {
+            world.converge();
+            let changed = slice(middle, endpoints - 1);
+            let mut operations = 0;
+            let micros = clock(|| operations = world.take(None, &changed));
+            check(operations, 1)?;
+            Ok(micros)
+        }
+        _ => {
+            world.converge();
+            let (new_service, new_slice) = (service(services), slice(services, endpoints));
+            let mut operations = 0;
+            let micros = clock(|| operations = world.take(Some(&new_service), &new_slice));
+            check(operations, usize::try_from(endpoints + 1)?)?;
+            Ok(micros)
+        }
+    }
+}
+
+/// The crate's whole way from operations to bytes and from answers to a report, without a kernel.
+fn ipvs_encode(size: Size) -> Result<f64, Failure> {
+    let operations: Vec<ipvs::Operation> = ipvs_program::operations(size.services, size.endpoints).collect();
+    let kernel = ipvs::testing::FakeIpvs::new();
+    let (tape, port) = (Tape::default(), kernel.transport().port());
+    ipvs::Client::with_transport(tape.record(kernel.transport()))?.run(&operations).into_result()?;
+    let mut client = ipvs::Client::with_transport(tape.play(port))?;
+    let mut outcome = Ok(());
+    let micros = clock(|| outcome = client.run(&operations).into_result().map(drop));
+    outcome?;
+    Ok(micros)
+}
+
+fn ipvs_decode(size: Size) -> Result<f64, Failure> {
+    let kernel = ipvs::testing::FakeIpvs::new();
+    kernel.client()?.run(ipvs_program::operations(size.services, size.endpoints)).into_result()?;
+    let (tape, port) = (Tape::default(), kernel.transport().port());
+    ipvs::Client::with_transport(tape.record(kernel.transport()))?.snapshot()?;
+    let mut client = ipvs::Client::with_transport(tape.play(port))?;
+    let mut found = 0;
+    let micros = clock(|| {
+        let entries = client.snapshot().map(|snapshot| snapshot.entries).unwrap_or_default();
+        found = entries.iter().map(|entry| entry.real_servers.len()).sum();
+    });
+    check(found, usize::try_from(size.services * size.endpoints)?)?;
+    Ok(micros)
+}
+
+/// Entries as those of `KUBE-CLUSTER-IP`.
+pub(crate) fn entries(number: u32) -> Vec<Entry> {
+    let entry = |number: u32| {
+        let address = std::net::Ipv4Addr::from(0x0a60_0001 + number);
+        Entry::new(Element::IpPort(IpSpan::host(address.into()), Ports::port(ipset::Protocol::TCP, 80)))
+    };
+    (0..number).map(entry).collect()
+}
+
+fn ipset(number: u32, write: bool) -> Result<f64, Failure> {
+    let set = SetSpec::new("filled".parse()?, SetType::HashIpPort);
+    let entries = entries(number);
+    let kernel = ipset::fake::FakeIpset::new();
+    let (tape, port) = (Tape::default(), kernel.transport().port());
+    if write {
+        ipset::Client::with_transport(kernel.transport())?.create_set(&set)?;
+        let mut client = ipset::Client::with_transport(tape.record(kernel.transport()))?;
+        client.add_entries(&set.name, &entries, IfPresent::Update).into_result()?;
+        let mut client = ipset::Client::with_transport(tape.play(port))?;
+        let mut added = Ok(0);
+        let micros = clock(|| added = client.add_entries(&set.name, &entries, IfPresent::Update).into_result());
+        check(added?, entries.len())?;
+        return Ok(micros);
+    }
+    let mut client = ipset::Client::with_transport(kernel.transport())?;
+    client.create_set(&set)?;
+    client.add_entries(&set.name, &entries, IfPresent::Update).into_result()?;
+    ipset::Client::with_transport(tape.record(kernel.transport()))?.get_set(&set.name)?;
+    let mut client = ipset::Client::with_transport(tape.play(port))?;
+    let mut found = 0;
+    let micros = clock(|| found = client.get_set(&set.name).map_or(0, |set| set.entries.len()));
+    check(found, entries.len())?;
+    Ok(micros)
+}
+
+fn rules(size: Size) -> Result<f64, Failure> {
+    let mut world = World::new(size.services, size.endpoints);
+    world.converge();
+    let mut chains = 0;
+    let micros = clock(|| {
+        let inputs = Inputs::new(Family::V4, &world.desired, &world.facts, Capabilities::default());
+        chains = rules::compile(&inputs).map_or(0, |rules| rules.chains(&iptables::TableName::NAT).len());
+    });
+    check(chains.min(1), 1)?;
+    Ok(micros)
+}
+
+/// A cluster and a kernel in memory.
+pub(crate) struct World {
+    pub(crate) store: Store,
+    pub(crate) facts: Facts,
+    pub(crate) desired: Desired,
+    pub(crate) observed: Observed,
+    drains: Drains,
+}
+
+impl World {
+    pub(crate) fn new(services: u32, endpoints: u32) -> Self {
+        let mut store = Store::new("node-a");
+        for number in 0..services {
+            store.upsert_service(&service(number));
+            store.upsert_slice(&slice(number, endpoints));
+        }
+        let facts = Facts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+        World { store, facts, desired: Desired::new(), observed: Observed::new(), drains: Drains::default() }
+    }
+
+    /// The kernel holds what is wanted.
+    pub(crate) fn converge(&mut self) {
+        self.desired = Desired::build(&self.store, &self.facts);
+        let changes = diff(&self.desired, &self.observed, self.facts.config());
+        self.observed.apply(&changes);
+    }
+
+    /// A whole pass for a change but for the kernel: how many operations on real and virtual servers it comes to.
+    fn take(&mut self, service: Option<&ServiceObject>, slice: &EndpointSliceObject) -> usize {
+        let mut touched = Vec::new();
+        if let Some(service) = service {
+            touched.extend(self.store.upsert_service(service));
+        }
+        touched.extend(self.store.upsert_slice(slice));
+        let touched = self.desired.refresh(&self.store, &self.facts, &touched);
+        let changes = diff_touched(&self.desired, &self.observed, &touched, self.facts.config());
+        let plan = plan(changes, &self.desired, &self.observed, &self.drains);
+        for family in self.facts.config().families.iter() {
+            black_box(Inputs::new(family, &self.desired, &self.facts, Capabilities::default()));
+        }
+        plan.serve.len() + plan.retire.len()
+    }
+}

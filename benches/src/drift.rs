@@ -1,0 +1,146 @@
+//! P7: a full check of a large cluster in which nothing changed, against the kernel's own dumps.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use proxier_core::sets::SetKey;
+
+use crate::namespace::{collect, tell};
+use crate::node::Node;
+use crate::report::{Goal, Report, ms};
+use crate::{Failure, Options};
+
+const WHOLE: &str = "Whole check";
+const OURS: &str = "crates";
+const KERNEL: &str = "C program, answers thrown away";
+const TOOLS: &str = "iptables-save and ip6tables-save, output thrown away";
+const BOTH: &str = "C program and the two iptables-save";
+const PASS: &str = "Proxier, full pass";
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let (services, endpoints) = match (options.smoke, options.quick) {
+        (true, _) => (50, 4),
+        (_, true) => (2_000, 10),
+        _ => (10_000, 10),
+    };
+    let mut report = Report::new("drift", options);
+    report
+        .note(format!("{services} Services with {endpoints} endpoints each; every pass is checked to write nothing."));
+    report.note(
+        "The C program asks for the same dumps once: virtual servers, real servers of each, the 34 sets, devices, addresses. \
+         What it does not do: read them, look whether they are one state (virtual servers twice), compare, compile.",
+    );
+    report.note(
+        "Rules are only to be had from iptables-save, so those programs count on the kernel's side too. The parts are the \
+         port's calls alone; the whole pass has everything, sysctls included.",
+    );
+    let rounds = options.rounds.to_string();
+    collect(&mut report, &["drift", &services.to_string(), &endpoints.to_string(), &rounds])?;
+    let size = Some(services);
+    let goal = Goal::AtMost("<= 1.5", 1.5);
+    report.ratio("P7: full pass / the kernel's own dumps", (WHOLE, size), PASS, BOTH, goal);
+    for part in ["IPVS", "Sets", "Addresses"] {
+        report.ratio(&format!("{part}: crates / C program"), (part, size), OURS, KERNEL, goal);
+    }
+    report.finish()
+}
+
+fn c_program() -> Result<PathBuf, Failure> {
+    let path = std::env::current_exe()?.with_file_name("ipvs_dump");
+    if path.exists() {
+        Ok(path)
+    } else {
+        Err(format!("{} is missing: cc -O2 -o it from benches/c", path.display()).into())
+    }
+}
+
+/// Nanoseconds by part.
+fn dumps(sets: &[String]) -> Result<(Vec<(String, f64)>, u64), Failure> {
+    let output = Command::new(c_program()?).args(sets).stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err(format!("the C program ended with {}", output.status).into());
+    }
+    let (mut parts, mut entries) = (Vec::new(), 0);
+    for line in String::from_utf8(output.stdout)?.lines() {
+        let (part, number) = line.split_once(' ').ok_or("the C program printed no number")?;
+        if part == "entries" {
+            entries = number.parse()?;
+        } else {
+            parts.push((part.to_owned(), number.parse::<f64>()? / 1e6));
+        }
+    }
+    Ok((parts, entries))
+}
+
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
+    let [services, endpoints, rounds] = arguments else { return Err("SERVICES ENDPOINTS ROUNDS".into()) };
+    let (services, endpoints, rounds): (u32, u32, u32) = (services.parse()?, endpoints.parse()?, rounds.parse()?);
+    let mut node = Node::new()?;
+    node.load(services, endpoints);
+    node.pass()?;
+    // The first full pass after programming: what it still writes, if anything, is not drift.
+    node.request_full();
+    node.pass()?;
+    let families = proxier_core::config::Config::default().families;
+    let keys: Vec<SetKey> = families.iter().flat_map(SetKey::all).collect();
+    let names: Vec<String> = keys.iter().map(ToString::to_string).collect();
+    for _ in 0..rounds {
+        let (parts, entries) = dumps(&names)?;
+        if entries != u64::from(services) * u64::from(endpoints + 1) {
+            return Err(format!("the C program saw {entries} virtual and real servers").into());
+        }
+        let mut kernel: f64 = parts.iter().map(|(_, millis)| millis).sum();
+        for (part, millis) in &parts {
+            let part = match part.as_str() {
+                "ipvs" => "IPVS",
+                "sets" => "Sets",
+                _ => "Addresses",
+            };
+            tell(part, services, "ms", KERNEL, *millis);
+        }
+        let start = Instant::now();
+        for program in ["iptables-save", "ip6tables-save"] {
+            Command::new(program).stdout(Stdio::null()).status()?;
+        }
+        let tools = ms(start.elapsed());
+        tell("Rules", services, "ms", TOOLS, tools);
+        kernel += tools;
+        tell(WHOLE, services, "ms", BOTH, kernel);
+
+        node.request_full();
+        let start = Instant::now();
+        let report = node.pass()?;
+        tell(WHOLE, services, "ms", PASS, ms(start.elapsed()));
+        if !report.full || report.writes() != 0 || !report.drift.is_empty() {
+            return Err(
+                format!("{} writes although nothing changed: {:?}", report.writes(), report.applied.done).into()
+            );
+        }
+        time_parts(&mut node, services, &keys)?;
+    }
+    Ok(())
+}
+
+/// What each port takes of a pass.
+fn time_parts(node: &mut Node, services: u32, keys: &[SetKey]) -> Result<(), Failure> {
+    let ports = node.kernel.ports();
+    let start = Instant::now();
+    let snapshot = ports.ipvs.snapshot()?;
+    tell("IPVS", services, "ms", OURS, ms(start.elapsed()));
+    drop(snapshot);
+    let start = Instant::now();
+    for key in keys {
+        ports.sets.entries(*key)?;
+    }
+    tell("Sets", services, "ms", OURS, ms(start.elapsed()));
+    let start = Instant::now();
+    ports.links.addresses()?;
+    tell("Addresses", services, "ms", OURS, ms(start.elapsed()));
+    let start = Instant::now();
+    for family in proxier_core::config::Config::default().families.iter() {
+        ports.rules.dump(family)?;
+    }
+    tell("Rules", services, "ms", OURS, ms(start.elapsed()));
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! The rules that kube-proxy 1.28 writes in its iptables mode, for the Services of [`world`](crate::world).
+//!
+//! For a Service with a cluster IP: one rule in `KUBE-SERVICES`, a chain `KUBE-SVC-…` that marks traffic from outside of
+//! the cluster and picks an endpoint by chance, and for each endpoint a chain `KUBE-SEP-…` that marks hairpin traffic
+//! and translates the address.
+
+use std::fmt::Write as _;
+
+use crate::world::{cluster_ip, endpoint_address, service_name};
+
+/// The network of the pods, for the rule that masquerades what comes from elsewhere.
+const POD_CIDR: &str = "10.128.0.0/9";
+
+/// Sixteen letters and digits of base 32 made from a name, as kube-proxy has from SHA-256; only that they differ counts.
+fn chain(prefix: &str, name: &str) -> String {
+    let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    for byte in name.bytes() {
+        hash = (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+    }
+    let letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
+    let mut chain = prefix.to_owned();
+    for place in 0..16_u32 {
+        let letter = (hash >> (5 * place)) & 31;
+        let letter = usize::try_from(letter).ok().and_then(|letter| letters.get(letter)).copied().unwrap_or(b'A');
+        chain.push(char::from(letter));
+    }
+    chain
+}
+
+fn service_chain(number: u32) -> String {
+    chain("KUBE-SVC-", &format!("demo/{}:httptcp", service_name(number)))
+}
+
+fn endpoint_chain(number: u32, endpoint: u32) -> String {
+    chain("KUBE-SEP-", &format!("demo/{}:httptcp{}:8080", service_name(number), endpoint_address(number, endpoint)))
+}
+
+const FILTER: &str = "*filter
+:KUBE-NODEPORTS - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-EXTERNAL-SERVICES - [0:0]
+:KUBE-FIREWALL - [0:0]
+:KUBE-FORWARD - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+-A KUBE-FIREWALL -m comment --comment \"block incoming localnet connections\" -d 127.0.0.0/8 ! -s 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+-A KUBE-FORWARD -m comment --comment \"kubernetes forwarding rules\" -m mark --mark 0x00004000/0x00004000 -j ACCEPT
+-A KUBE-FORWARD -m comment --comment \"kubernetes forwarding conntrack rule\" -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+COMMIT
+";
+
+/// The jumps, which kube-proxy makes once, before its first restore.
+pub(crate) const JUMPS: &str = "*filter
+:KUBE-NODEPORTS - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-EXTERNAL-SERVICES - [0:0]
+:KUBE-FIREWALL - [0:0]
+:KUBE-FORWARD - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+-I INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes externally-visible service portals\" -j KUBE-EXTERNAL-SERVICES
+-I INPUT -m comment --comment \"kubernetes health check service ports\" -j KUBE-NODEPORTS
+-I INPUT -j KUBE-FIREWALL
+-I INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL
+-I FORWARD -m conntrack --ctstate NEW -m comment --comment \"kubernetes externally-visible service portals\" -j KUBE-EXTERNAL-SERVICES
+-I FORWARD -m conntrack --ctstate NEW -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-I FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD
+-I FORWARD -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL
+-I OUTPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-I OUTPUT -j KUBE-FIREWALL
+COMMIT
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+-I PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-I OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
+-I POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING
+COMMIT
+";
+
+const NAT_HEAD: &str = "*nat
+:KUBE-NODEPORTS - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+-A KUBE-POSTROUTING -m mark ! --mark 0x00004000/0x00004000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --xor-mark 0x00004000
+-A KUBE-POSTROUTING -m comment --comment \"kubernetes service traffic requiring SNAT\" -j MASQUERADE --random-fully
+-A KUBE-MARK-MASQ -j MARK --or-mark 0x00004000
+";
+
+/// What a full sync restores.
+pub(crate) fn full(services: u32, endpoints: u32) -> String {
+    restore(services, |_| endpoints, 0..services)
+}
+
+/// What a partial sync restores after one Service has other endpoints: `KUBE-SERVICES` as a whole, and the chains of
+/// that Service.
+pub(crate) fn change(services: u32, of: u32, endpoints: u32) -> String {
+    restore(services, |_| endpoints, of..of + 1)
+}
+
+/// `with_chains`: the Services whose own chains are written too.
+fn restore(services: u32, endpoints: impl Fn(u32) -> u32, with_chains: std::ops::Range<u32>) -> String {
+    let mut chains = String::new();
+    let mut rules = String::new();
+    for number in 0..services {
+        let (name, address, service) = (service_name(number), cluster_ip(number), service_chain(number));
+        let _infallible = writeln!(
+            rules,
+            "-A KUBE-SERVICES -m comment --comment \"demo/{name}:http cluster IP\" -m tcp -p tcp -d {address} --dport 80 -j {service}"
+        );
+        if with_chains.contains(&number) {
+            write_chains(number, endpoints(number), &mut chains, &mut rules);
+        }
+    }
+    let tail = "-A KUBE-SERVICES -m comment --comment \"kubernetes service nodeports; NOTE: this must be the last rule in this chain\" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS\n";
+    let (head, first_rules) = NAT_HEAD.split_at(NAT_HEAD.find("-A").unwrap_or(NAT_HEAD.len()));
+    format!("{FILTER}{head}{chains}{first_rules}{rules}{tail}COMMIT\n")
+}
+
+fn write_chains(number: u32, endpoints: u32, chains: &mut String, rules: &mut String) {
+    let (name, address, service) = (service_name(number), cluster_ip(number), service_chain(number));
+    let _infallible = writeln!(chains, ":{service} - [0:0]");
+    let _infallible = writeln!(
+        rules,
+        "-A {service} -m comment --comment \"demo/{name}:http cluster IP\" -m tcp -p tcp -d {address} --dport 80 ! -s {POD_CIDR} -j KUBE-MARK-MASQ"
+    );
+    for endpoint in 0..endpoints {
+        let (to, chain) = (endpoint_address(number, endpoint), endpoint_chain(number, endpoint));
+        let _infallible = writeln!(chains, ":{chain} - [0:0]");
+        let left = endpoints - endpoint;
+        let chance = if left > 1 {
+            format!(" -m statistic --mode random --probability {:.10}", 1.0 / f64::from(left))
+        } else {
+            String::new()
+        };
+        let _infallible = writeln!(
+            rules,
+            "-A {service} -m comment --comment \"demo/{name}:http -> {to}:8080\"{chance} -j {chain}\n\
+             -A {chain} -m comment --comment demo/{name}:http -s {to} -j KUBE-MARK-MASQ\n\
+             -A {chain} -m comment --comment demo/{name}:http -m tcp -p tcp -j DNAT --to-destination {to}:8080"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{change, full};
+
+    #[test]
+    fn a_full_restore_has_every_chain_and_a_partial_one_those_of_one_service() {
+        let full = full(20, 3);
+        assert_eq!(full.matches("\n:KUBE-SVC-").count(), 20);
+        assert_eq!(full.matches("\n:KUBE-SEP-").count(), 60);
+        assert_eq!(full.matches("-j DNAT").count(), 60);
+        assert_eq!(full.matches("--probability 0.3333333333").count(), 20);
+        let change = change(20, 7, 2);
+        assert_eq!(change.matches("-A KUBE-SERVICES").count(), 21);
+        assert_eq!(change.matches("\n:KUBE-SEP-").count(), 2);
+        let dump = iptables::Dump::parse(&full).unwrap();
+        assert_eq!(dump.rule_count(), 4 + 4 + 1 + 20 * 2 + 60 * 3);
+    }
+}

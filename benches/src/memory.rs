@@ -1,0 +1,113 @@
+//! P6: what the reconciler keeps in memory, by part and by endpoint.
+
+use std::process::Command;
+
+use ipset::Element;
+use ipvs::{RealServer, VirtualServerKey};
+use proxier_core::compile::Frontend;
+use proxier_core::snapshot::{Endpoint, EndpointSlice, ObjectKey, Service};
+use proxier_core::state::Desired;
+
+use crate::cases::World;
+use crate::report::{Goal, Report};
+use crate::world::{service, slice};
+use crate::{Failure, Options};
+
+const RESIDENT: &str = "Resident memory beyond an empty process";
+const PER_ENDPOINT: &str = "The same, per endpoint";
+const GROWTH: &str = "Per endpoint of a Service that grows";
+const TYPES: &str = "Size of a value";
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let mut report = Report::new("memory", options);
+    report.note("Store, Desired and Observed as a running proxy has them, with lists of real servers shared where they are equal. Resident pages, so what malloc adds is in it.");
+    report.note("Per endpoint: the whole, keys and virtual servers included, divided by the number of endpoints.");
+    let sizes: &[(u32, u32)] = if options.smoke { &[(100, 10)] } else { &[(1_000, 10), (10_000, 10), (1_000, 100)] };
+    for (services, endpoints) in sizes.iter().copied() {
+        let output = Command::new(std::env::current_exe()?)
+            .args(["memory-case", &services.to_string(), &endpoints.to_string()])
+            .output()?;
+        if !output.status.success() {
+            return Err(format!("memory-case: {}", String::from_utf8_lossy(&output.stderr)).into());
+        }
+        for line in String::from_utf8(output.stdout)?.lines() {
+            let (part, kib) = line.split_once('\t').ok_or("no figure")?;
+            let (kib, part) = (kib.parse::<f64>()?, format!("{part}, {endpoints} endpoints each"));
+            report.record(RESIDENT, Some(services), "KiB", &part, kib);
+            let bytes = kib * 1024.0 / f64::from(services * endpoints);
+            report.record(PER_ENDPOINT, Some(services), "bytes", &part, bytes);
+        }
+    }
+    let whole = |endpoints: u32| format!("whole, {endpoints} endpoints each");
+    if !options.smoke {
+        let value = report.median(PER_ENDPOINT, Some(10_000), &whole(10));
+        report.goal("P6: bytes per endpoint, 10,000 x 10", value, Goal::AtMost("<= 300", 300.0));
+        let kib = report.median(RESIDENT, Some(1_000), &whole(100)) - report.median(RESIDENT, Some(1_000), &whole(10));
+        report.record(GROWTH, Some(1_000), "bytes", "from 10 to 100 endpoints", kib * 1024.0 / 90_000.0);
+    }
+    for (name, bytes) in [
+        ("Service", size_of::<Service>()),
+        ("EndpointSlice", size_of::<EndpointSlice>()),
+        ("Endpoint", size_of::<Endpoint>()),
+        ("RealServer", size_of::<RealServer>()),
+        ("Frontend", size_of::<Frontend>()),
+        ("VirtualServerKey", size_of::<VirtualServerKey>()),
+        ("Element of a set", size_of::<Element>()),
+        ("ObjectKey", size_of::<ObjectKey>()),
+    ] {
+        report.record(TYPES, None, "bytes", name, f64::from(u32::try_from(bytes)?));
+    }
+    report.finish()
+}
+
+fn resident_kib() -> Result<f64, Failure> {
+    let text = std::fs::read_to_string("/proc/self/status")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+    Ok(line.split_whitespace().next().unwrap_or_default().parse()?)
+}
+
+/// Fills a world step by step and prints what each step took.
+pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
+    let [services, endpoints] = arguments else { return Err("SERVICES ENDPOINTS".into()) };
+    let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
+    let mut world = World::new(0, 0);
+    let start = resident_kib()?;
+    let mut last = start;
+    let mut step = |part: &str| -> Result<(), Failure> {
+        let now = resident_kib()?;
+        println!("{part}\t{}", now - last);
+        last = now;
+        Ok(())
+    };
+    for number in 0..services {
+        world.store.upsert_service(&service(number));
+    }
+    step("Services of the Store")?;
+    for number in 0..services {
+        world.store.upsert_slice(&slice(number, endpoints));
+    }
+    step("EndpointSlices of the Store")?;
+    world.desired = Desired::build(&world.store, &world.facts);
+    step("Desired")?;
+    share(&mut world);
+    step("Observed")?;
+    println!("whole\t{}", resident_kib()? - start);
+    Ok(())
+}
+
+/// Fills Observed as reading the kernel does: equal lists of real servers are one.
+fn share(world: &mut World) {
+    for frontend in world.desired.frontends() {
+        world.observed.insert(&frontend.virtual_server(), []);
+        if let Some(server) = world.observed.virtual_servers.get_mut(&frontend.key()) {
+            server.real_servers = frontend.real_servers.clone();
+        }
+    }
+    // From lists, as the kernel's answers are: a map made in one go has full nodes.
+    let servers = std::mem::take(&mut world.observed.virtual_servers);
+    world.observed.virtual_servers = servers.into_iter().collect();
+    for set in world.desired.sets() {
+        world.observed.sets.insert(set, world.desired.entries(set).cloned().collect());
+    }
+    world.observed.addresses = world.desired.addresses().collect();
+}

@@ -1,0 +1,59 @@
+//! The reconciler on the kernel of this network namespace, with time that passes as the bench wants.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use proxier_core::kernel::{self, KernelPorts};
+use proxier_core::proxier::{Options, Proxier};
+use proxier_core::report::Report;
+
+use crate::Failure;
+use crate::world::{service, slice};
+
+/// A node with its kernel.
+pub(crate) struct Node {
+    pub(crate) proxier: Proxier,
+    pub(crate) kernel: KernelPorts,
+    now: Cell<Duration>,
+}
+
+impl Node {
+    pub(crate) fn new() -> Result<Self, Failure> {
+        let proxier = Proxier::new("node-a", Options::default(), Duration::ZERO);
+        let kernel = KernelPorts::open(&kernel::Options::default())?;
+        Ok(Node { proxier, kernel, now: Cell::new(Duration::ZERO) })
+    }
+
+    /// The whole cluster, as lists from the API server.
+    pub(crate) fn load(&mut self, services: u32, endpoints: u32) {
+        for number in 0..services {
+            self.proxier.upsert_service(&service(number), self.now.get());
+            self.proxier.upsert_slice(&slice(number, endpoints), self.now.get());
+        }
+        self.proxier.start(self.now.get());
+    }
+
+    /// One Service gets other endpoints.
+    pub(crate) fn change(&mut self, number: u32, endpoints: u32) {
+        self.proxier.upsert_slice(&slice(number, endpoints), self.now.get());
+    }
+
+    /// The next pass reads everything.
+    pub(crate) fn request_full(&mut self) {
+        self.proxier.request_full(self.now.get());
+    }
+
+    /// A pass, which has to be due and to succeed. Every pass starts a second after the one before.
+    pub(crate) fn pass(&mut self) -> Result<Report, Failure> {
+        let now = self.now.get() + Duration::from_secs(1);
+        self.now.set(now);
+        let report = self.proxier.pass(&|| now, &mut self.kernel.ports()).ok_or("no pass was due")?;
+        if let Some(trouble) = report.unread.first() {
+            return Err(trouble.to_string().into());
+        }
+        if let Some(trouble) = report.applied.failures.first() {
+            return Err(format!("{} failures, the first: {trouble}", report.applied.failures.len()).into());
+        }
+        if report.is_done() { Ok(report) } else { Err("the pass held something back".into()) }
+    }
+}

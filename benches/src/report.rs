@@ -1,0 +1,282 @@
+//! What a bench found: figures in groups, ratios held against goals, curves; kept as JSON, Markdown and SVG.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::curve::{Curve, Series, draw};
+use crate::machine::Machine;
+use crate::{Failure, Options};
+
+/// The result of a bench, as it is kept in `benches/results`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    bench: &'static str,
+    command: String,
+    machine: Machine,
+    smoke: bool,
+    notes: Vec<String>,
+    groups: Vec<Group>,
+    ratios: Vec<Ratio>,
+    #[serde(skip)]
+    curves: Vec<Curve>,
+    #[serde(skip)]
+    stem: Option<PathBuf>,
+}
+
+/// Ways of doing the same work, at one size.
+#[derive(Debug, Serialize)]
+struct Group {
+    what: String,
+    size: Option<u32>,
+    unit: &'static str,
+    sides: Vec<Measured>,
+}
+
+/// What was measured of one way.
+#[derive(Debug, Default, Serialize)]
+struct Measured {
+    name: String,
+    median: f64,
+    least: f64,
+    most: f64,
+    /// In the order of the rounds.
+    runs: Vec<f64>,
+}
+
+/// A ratio with its goal.
+#[derive(Debug, Serialize)]
+struct Ratio {
+    name: String,
+    value: f64,
+    goal: &'static str,
+    reached: bool,
+}
+
+/// What a figure should be.
+#[derive(Clone, Copy)]
+pub(crate) enum Goal {
+    AtMost(&'static str, f64),
+    AtLeast(&'static str, f64),
+}
+
+/// Milliseconds.
+pub(crate) fn ms(took: Duration) -> f64 {
+    took.as_secs_f64() * 1e3
+}
+
+/// A count as a number that can be divided; exact below 2^53.
+#[expect(clippy::cast_precision_loss, reason = "counts here stay far below 2^53")]
+pub(crate) fn float(count: u64) -> f64 {
+    count as f64
+}
+
+impl Measured {
+    fn take(&mut self, value: f64) {
+        self.runs.push(value);
+        let mut sorted = self.runs.clone();
+        sorted.sort_by(f64::total_cmp);
+        let at = |index: usize| sorted.get(index).copied().unwrap_or(f64::NAN);
+        let middle = sorted.len() / 2;
+        let even = sorted.len().is_multiple_of(2);
+        self.median = if even { f64::midpoint(at(middle.wrapping_sub(1)), at(middle)) } else { at(middle) };
+        (self.least, self.most) = (at(0), at(sorted.len().saturating_sub(1)));
+    }
+}
+
+impl Report {
+    pub(crate) fn new(bench: &'static str, options: &Options) -> Self {
+        let command = options.command.clone().unwrap_or_else(|| format!("benches {bench} --rounds {}", options.rounds));
+        Report {
+            bench,
+            command,
+            machine: Machine::look(),
+            smoke: options.smoke,
+            notes: Vec::new(),
+            groups: Vec::new(),
+            ratios: Vec::new(),
+            curves: Vec::new(),
+            stem: options.out.clone(),
+        }
+    }
+
+    /// A sentence that a reader of the figures has to know.
+    pub(crate) fn note(&mut self, text: impl Into<String>) {
+        self.notes.push(text.into());
+    }
+
+    /// One more run of one way.
+    pub(crate) fn record(&mut self, what: &str, size: Option<u32>, unit: &'static str, side: &str, value: f64) {
+        let found = self.groups.iter().position(|group| group.what == what && group.size == size);
+        let index = found.unwrap_or_else(|| {
+            self.groups.push(Group { what: what.to_owned(), size, unit, sides: Vec::new() });
+            self.groups.len().saturating_sub(1)
+        });
+        let Some(group) = self.groups.get_mut(index) else { return };
+        if let Some(known) = group.sides.iter_mut().find(|known| known.name == side) {
+            known.take(value);
+        } else {
+            let mut new = Measured { name: side.to_owned(), ..Measured::default() };
+            new.take(value);
+            group.sides.push(new);
+        }
+    }
+
+    /// The median of one way; not a number when it was not measured.
+    pub(crate) fn median(&self, what: &str, size: Option<u32>, side: &str) -> f64 {
+        let group = self.groups.iter().find(|group| group.what == what && group.size == size);
+        let side = group.and_then(|group| group.sides.iter().find(|known| known.name == side));
+        side.map_or(f64::NAN, |side| side.median)
+    }
+
+    /// Holds a figure against its goal.
+    pub(crate) fn goal(&mut self, name: impl Into<String>, value: f64, goal: Goal) {
+        let (text, reached) = match goal {
+            Goal::AtMost(text, limit) => (text, value <= limit),
+            Goal::AtLeast(text, limit) => (text, value >= limit),
+        };
+        self.ratios.push(Ratio { name: name.into(), value, goal: text, reached });
+    }
+
+    /// Holds a ratio of medians of one group against its goal.
+    pub(crate) fn ratio(&mut self, name: &str, (what, size): (&str, Option<u32>), over: &str, under: &str, goal: Goal) {
+        let value = self.median(what, size, over) / self.median(what, size, under);
+        self.goal(name, value, goal);
+    }
+
+    /// Draws the medians of a group over its sizes.
+    pub(crate) fn curve(&mut self, file: &'static str, what: &str, x: &'static str) {
+        let mut series: Vec<Series> = Vec::new();
+        let mut unit = "";
+        for group in self.groups.iter().filter(|group| group.what == what) {
+            unit = group.unit;
+            for side in &group.sides {
+                let Some(size) = group.size else { continue };
+                let point = (f64::from(size), side.median);
+                match series.iter_mut().find(|known| known.name == side.name) {
+                    Some(known) => known.points.push(point),
+                    None => series.push(Series { name: side.name.clone(), points: vec![point] }),
+                }
+            }
+        }
+        self.curves.push(Curve { file, title: what.to_owned(), x, y: unit, series });
+    }
+
+    /// Prints everything, and writes it where the options say.
+    pub(crate) fn finish(mut self) -> Result<(), Failure> {
+        self.machine.look_again();
+        let markdown = self.markdown();
+        print!("{markdown}");
+        let Some(stem) = &self.stem else { return Ok(()) };
+        let place = |suffix: &str| {
+            let mut name = stem.clone().into_os_string();
+            name.push(suffix);
+            PathBuf::from(name)
+        };
+        let write = |path: PathBuf, text: String| {
+            std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
+        };
+        write(place(".json"), serde_json::to_string_pretty(&self)? + "\n")?;
+        write(place(".md"), markdown)?;
+        for curve in &self.curves {
+            write(place(&format!("-{}.svg", curve.file)), draw(curve)?)?;
+        }
+        Ok(())
+    }
+
+    fn markdown(&self) -> String {
+        let mut text = String::new();
+        let _infallible = self.write_markdown(&mut text);
+        text
+    }
+
+    fn write_markdown(&self, out: &mut String) -> std::fmt::Result {
+        let machine = &self.machine;
+        writeln!(out, "# {}\n", self.bench)?;
+        if self.smoke {
+            writeln!(out, "Small numbers: shows that it works, and measures nothing.\n")?;
+        }
+        writeln!(out, "`{}`\n", self.command)?;
+        let [before, after] = &machine.load;
+        writeln!(out, "Linux {}, {} x {}, load {before} to {after}.", machine.kernel, machine.cpus, machine.cpu)?;
+        let versions: Vec<String> = machine.versions.values().cloned().collect();
+        writeln!(out, "{}.\n", versions.join("; "))?;
+        for note in &self.notes {
+            writeln!(out, "* {note}")?;
+        }
+        if !self.notes.is_empty() {
+            writeln!(out)?;
+        }
+        let mut last: Option<&str> = None;
+        for group in &self.groups {
+            if last != Some(&group.what) {
+                writeln!(out, "{}## {}, {}\n", if last.is_some() { "\n" } else { "" }, group.what, group.unit)?;
+                writeln!(out, "| | size | median | least | most | runs |\n|---|---:|---:|---:|---:|---:|")?;
+                last = Some(&group.what);
+            }
+            let size = group.size.map_or_else(String::new, |size| size.to_string());
+            for side in &group.sides {
+                let [median, least, most] = [side.median, side.least, side.most].map(figure);
+                writeln!(out, "| {} | {size} | {median} | {least} | {most} | {} |", side.name, side.runs.len())?;
+            }
+        }
+        if !self.ratios.is_empty() {
+            writeln!(out, "\n## Goals\n\n| | value | goal | |\n|---|---:|---|---|")?;
+            for ratio in &self.ratios {
+                let reached = if ratio.reached { "reached" } else { "**not reached**" };
+                writeln!(out, "| {} | {} | {} | {reached} |", ratio.name, figure(ratio.value), ratio.goal)?;
+            }
+        }
+        if let Some(stem) = &self.stem {
+            let stem = stem.file_name().unwrap_or_default().display();
+            for curve in &self.curves {
+                writeln!(out, "\n![{}]({stem}-{}.svg)", curve.title, curve.file)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// As many digits as mean something.
+fn figure(value: f64) -> String {
+    match value.abs() {
+        size if size >= 1000.0 => {
+            let digits = format!("{size:.0}");
+            let mut grouped = String::new();
+            for (index, digit) in digits.chars().enumerate() {
+                if index > 0 && (digits.len() - index).is_multiple_of(3) {
+                    grouped.push(',');
+                }
+                grouped.push(digit);
+            }
+            if value < 0.0 { format!("-{grouped}") } else { grouped }
+        }
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Measured, figure};
+
+    #[test]
+    fn the_median_of_an_even_number_of_runs_lies_between_the_middle_ones() {
+        let mut side = Measured::default();
+        for run in [4.0, 1.0, 3.0, 2.0] {
+            side.take(run);
+        }
+        assert!((side.median - 2.5).abs() < 1e-9);
+        assert!((side.least - 1.0).abs() < 1e-9 && (side.most - 4.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn figures_have_three_digits_and_thousands_apart() {
+        let texts = [1_234_567.8, 1000.0, 123.4, 12.34, 1.234, 0.01234].map(figure);
+        assert_eq!(texts, ["1,234,568", "1,000", "123", "12.3", "1.23", "0.012"]);
+    }
+}

@@ -1,0 +1,196 @@
+//! P9: Services by IPVS against Services by iptables, legacy and nft, as their number grows.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::namespace::{collect, tell};
+use crate::network::Network;
+use crate::node::Node;
+use crate::report::{Report, float, ms};
+use crate::world::cluster_ip;
+use crate::{Failure, Options, kube_rules};
+
+const PROGRAM: &str = "All Services from nothing";
+const CHANGE: &str = "One changed Service";
+const LATENCY: &str = "Connecting";
+const RATE: &str = "Connections one after the other";
+const CPU: &str = "Processor time of a connection, client and backend included";
+const MEMORY: &str = "Kernel memory (Slab, VmallocUsed, Percpu)";
+const LIST: &str = "Reading the real connection list";
+const ENDPOINTS: u32 = 2;
+/// A size is left out when the one before lets expect more than this.
+const PATIENCE_MS: f64 = 120_000.0;
+
+/// Its name in arguments and in figures.
+const WAYS: [(&str, &str); 3] = [("ipvs", "IPVS (Proxier)"), ("legacy", "iptables-legacy"), ("nft", "iptables-nft")];
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let mut report = Report::new("versus-iptables", options);
+    report.note(format!("Services with {ENDPOINTS} endpoints each, in a fresh set of network namespaces every time."));
+    report.note(
+        "IPVS: a whole pass of the reconciler, from checked objects to both families' sets, rules, addresses and virtual servers. \
+         iptables: iptables-restore alone, of text as kube-proxy 1.28 has it ready, IPv4 only; one change is its partial sync \
+         (KUBE-SERVICES and the chains of one Service). What kube-proxy does besides is not counted.",
+    );
+    report.note(
+        "Connections go from a client namespace over veth to the node, and over veth to a namespace with all backends.",
+    );
+    let sizes: &[u32] = match (options.smoke, options.quick) {
+        (true, _) => &[10, 30],
+        (_, true) => &[10, 100, 1_000],
+        _ => &[10, 100, 1_000, 5_000, 10_000],
+    };
+    let connections = if options.smoke { "20" } else { "300" };
+    let mut worst = [0.0_f64; WAYS.len()];
+    let mut before = 0;
+    for services in sizes.iter().copied() {
+        for _ in 0..options.rounds {
+            for ((way, name), worst) in WAYS.into_iter().zip(&mut worst) {
+                // Costs may grow with the square of the number.
+                let factor =
+                    if before == 0 || before == services { 1.0 } else { f64::from(services) / f64::from(before) };
+                if *worst * factor.powf(1.5) > PATIENCE_MS && before != services {
+                    report.note(format!("{name} with {services} Services is left out: too slow for this bench."));
+                    continue;
+                }
+                let start = Instant::now();
+                collect(&mut report, &["versus", way, &services.to_string(), connections])?;
+                eprintln!("{name}, {services} Services: {:.1} s", start.elapsed().as_secs_f64());
+                let median = report.median(PROGRAM, Some(services), name);
+                if before != services {
+                    *worst = 0.0;
+                }
+                *worst = worst.max(median);
+            }
+        }
+        before = services;
+    }
+    report.curve("program", PROGRAM, "Services");
+    report.curve("change", CHANGE, "Services");
+    report.curve("connect", LATENCY, "Services");
+    report.curve("rate", RATE, "Services");
+    report.curve("memory", MEMORY, "Services");
+    report.finish()
+}
+
+/// KiB of kernel memory that grow with tables.
+fn kernel_memory() -> Result<f64, Failure> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let mut sum = 0.0;
+    for line in text.lines() {
+        let Some((name, rest)) = line.split_once(':') else { continue };
+        if ["Slab", "VmallocUsed", "Percpu"].contains(&name) {
+            sum += rest.split_whitespace().next().unwrap_or_default().parse::<f64>()?;
+        }
+    }
+    Ok(sum)
+}
+
+/// Milliseconds that processors were busy, and in soft interrupts, since the machine started.
+fn busy_ms() -> Result<(f64, f64), Failure> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("cpu ")).ok_or("/proc/stat has no sum")?;
+    let ticks: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+    let [user, nice, system, _idle, _wait, irq, softirq, ..] = ticks.as_slice() else {
+        return Err("short /proc/stat".into());
+    };
+    // USER_HZ is 100 on every architecture that runs this.
+    Ok(((user + nice + system + irq + softirq) * 10.0, softirq * 10.0))
+}
+
+fn restore(way: &str, text: &str) -> Result<Duration, Failure> {
+    let program = if way == "legacy" { "iptables-legacy-restore" } else { "iptables-nft-restore" };
+    let start = Instant::now();
+    let mut child = Command::new(program).args(["--noflush", "--counters"]).stdin(Stdio::piped()).spawn()?;
+    child.stdin.take().ok_or("no standard input")?.write_all(text.as_bytes())?;
+    let status = child.wait()?;
+    if status.success() { Ok(start.elapsed()) } else { Err(format!("{program} ended with {status}").into()) }
+}
+
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
+    let [way, services, connections] = arguments else { return Err("WAY SERVICES CONNECTIONS".into()) };
+    let (services, connections): (u32, usize) = (services.parse()?, connections.parse()?);
+    let name = WAYS.into_iter().find(|(known, _)| known == way).map(|(_, name)| name).ok_or("no such way")?;
+    let network = Network::new()?;
+    let changes = if services >= 5_000 { 1 } else { 3 };
+    let endpoints_then = |change: u32| if change.is_multiple_of(2) { ENDPOINTS - 1 } else { ENDPOINTS };
+    let middle = services / 2;
+    let memory;
+    if *way == "ipvs" {
+        let mut node = Node::new()?;
+        node.load(services, ENDPOINTS);
+        memory = kernel_memory()?;
+        let start = Instant::now();
+        node.pass()?;
+        tell(PROGRAM, services, "ms", name, ms(start.elapsed()));
+        for change in 0..changes {
+            let start = Instant::now();
+            node.change(middle, endpoints_then(change));
+            let report = node.pass()?;
+            tell(CHANGE, services, "ms", name, ms(start.elapsed()));
+            if report.full || report.writes() == 0 {
+                return Err("a change was not taken as one".into());
+            }
+        }
+    } else {
+        restore(way, kube_rules::JUMPS)?;
+        let text = kube_rules::full(services, ENDPOINTS);
+        memory = kernel_memory()?;
+        tell(PROGRAM, services, "ms", name, ms(restore(way, &text)?));
+        for change in 0..changes {
+            let text = kube_rules::change(services, middle, endpoints_then(change));
+            tell(CHANGE, services, "ms", name, ms(restore(way, &text)?));
+        }
+    }
+    // What was in use until the last moment is given back after a grace period.
+    std::thread::sleep(Duration::from_millis(300));
+    tell(MEMORY, services, "KiB", name, kernel_memory()? - memory);
+    connect(&network, services, connections, name)?;
+    if *way == "ipvs" {
+        let start = Instant::now();
+        let found = ipvs::proc::Proc::new().connections()?.flatten().count();
+        let took = start.elapsed();
+        if found < connections {
+            return Err(format!("{found} connections in the list").into());
+        }
+        let each = took.as_secs_f64() * 1e6 / float(u64::try_from(found)?);
+        tell(LIST, services, "µs an entry", "ipvs crate", each);
+    }
+    Ok(())
+}
+
+fn connect(network: &Network, services: u32, connections: usize, name: &str) -> Result<(), Failure> {
+    let place = |number: u32| -> Result<SocketAddr, Failure> { Ok(SocketAddr::new(cluster_ip(number).parse()?, 80)) };
+    let direct: SocketAddr = "10.128.0.1:8080".parse()?;
+    let places = [
+        ("directly, no Service".to_owned(), direct),
+        (format!("{name}, first"), place(0)?),
+        (format!("{name}, middle"), place(services / 2)?),
+        (format!("{name}, last"), place(services - 1)?),
+    ];
+    for (_, place) in &places {
+        network.connect(*place, connections / 5 + 1)?;
+    }
+    // In turns, so that what else the machine does meets all of them.
+    let mut micros: Vec<Vec<f64>> = places.iter().map(|_| Vec::new()).collect();
+    for _ in 0..5 {
+        for ((_, place), micros) in places.iter().zip(&mut micros) {
+            micros.extend(network.connect(*place, connections / 5 + 1)?.micros);
+        }
+    }
+    for ((what, _), mut micros) in places.into_iter().zip(micros) {
+        micros.sort_by(f64::total_cmp);
+        tell(LATENCY, services, "µs", &what, micros.get(micros.len() / 2).copied().unwrap_or(f64::NAN));
+    }
+    let (busy, soft) = busy_ms()?;
+    let number = connections * 5;
+    let took = network.connect(place(services - 1)?, number)?.took;
+    let (busy_after, soft_after) = busy_ms()?;
+    let number = float(u64::try_from(number)?);
+    tell(RATE, services, "connections a second", &format!("{name}, last"), number / took.as_secs_f64());
+    tell(CPU, services, "µs", name, (busy_after - busy) * 1e3 / number);
+    tell(CPU, services, "µs", &format!("{name}, in soft interrupts"), (soft_after - soft) * 1e3 / number);
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! A cluster of any size: the same objects for every bench.
+
+use proxier_core::objects::{
+    EndpointObject, EndpointPortObject, EndpointSliceObject, Metadata, ServiceObject, ServicePortObject,
+};
+
+/// Endpoint addresses that one Service may use: its number times this is its first.
+const STRIDE: u32 = 16;
+
+fn octets(number: u32) -> [u32; 3] {
+    [number >> 16 & 0xff, number >> 8 & 0xff, number & 0xff]
+}
+
+/// The cluster IP of a Service: 10.96.0.1 and up.
+pub(crate) fn cluster_ip(number: u32) -> String {
+    let [a, b, c] = octets(number + 1);
+    format!("10.{}.{b}.{c}", 96 + a)
+}
+
+/// The address of an endpoint: 10.128.0.1 and up.
+pub(crate) fn endpoint_address(number: u32, endpoint: u32) -> String {
+    let [a, b, c] = octets(number * STRIDE + endpoint + 1);
+    format!("10.{}.{b}.{c}", 128 + a)
+}
+
+pub(crate) fn service_name(number: u32) -> String {
+    format!("service-{number:05}")
+}
+
+/// A Service with a cluster IP and port 80.
+pub(crate) fn service(number: u32) -> ServiceObject {
+    let port = ServicePortObject { name: Some("http".into()), port: 80, ..ServicePortObject::default() };
+    let mut object = ServiceObject { metadata: metadata(service_name(number)), ..ServiceObject::default() };
+    object.spec.cluster_ip = Some(cluster_ip(number));
+    object.spec.ports = vec![port];
+    object
+}
+
+/// Its EndpointSlice: so many endpoints on port 8080, on other nodes.
+pub(crate) fn slice(number: u32, endpoints: u32) -> EndpointSliceObject {
+    let mut metadata = metadata(format!("{}-x7k2p", service_name(number)));
+    metadata.labels.insert("kubernetes.io/service-name".into(), service_name(number));
+    let port = EndpointPortObject { name: Some("http".into()), port: Some(8080), ..EndpointPortObject::default() };
+    let endpoint = |endpoint| EndpointObject {
+        addresses: vec![endpoint_address(number, endpoint)],
+        node_name: Some(format!("node-{}", endpoint % 10 + 10)),
+        ..EndpointObject::default()
+    };
+    EndpointSliceObject {
+        metadata,
+        address_type: "IPv4".into(),
+        ports: vec![port],
+        endpoints: (0..endpoints).map(endpoint).collect(),
+    }
+}
+
+fn metadata(name: String) -> Metadata {
+    Metadata { namespace: "demo".into(), name, ..Metadata::default() }
+}
