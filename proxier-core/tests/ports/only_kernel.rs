@@ -26,6 +26,10 @@ fn bound_addresses_are_local() {
             run("ip", "-br address show kube-ipvs0").split_whitespace().skip(2).collect::<Vec<_>>(),
             ["10.96.0.1/32", "fd00::1/128"]
         );
+        // Nothing but the local routes.
+        for family in ["-4", "-6"] {
+            assert_eq!(run("ip", &format!("{family} route show dev kube-ipvs0")), "");
+        }
         for address in ips(&["10.96.0.1", "fd00::1"]) {
             wait_until_local(address);
             let server = UdpSocket::bind((address, 0)).unwrap();

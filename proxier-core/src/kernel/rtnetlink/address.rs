@@ -13,7 +13,10 @@ pub(super) const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 
 /// `IFA_F_NODAD`: usable at once, without asking the network whether somebody else has it.
-const NO_DUPLICATE_DETECTION: u8 = 0x02;
+const NO_DUPLICATE_DETECTION: u32 = 0x02;
+/// `IFA_F_NOPREFIXROUTE`: no route for a network of one address beside the local one. Without it, the kernel looks through all
+/// addresses of the device for another of that network when one is deleted (`check_cleanup_prefix_route`).
+const NO_PREFIX_ROUTE: u32 = 0x200;
 
 attrs! {
     /// An address of a device.
@@ -23,6 +26,8 @@ attrs! {
         ADDRESS = 1 => Address(&'a [u8]),
         /// The address, where it differs from the peer's. IPv4 always has it.
         LOCAL = 2 => Local(&'a [u8]),
+        /// `IFA_F_*`, of which the header holds only the first eight.
+        FLAGS = 8 => Flags(u32),
     }
 }
 
@@ -35,9 +40,9 @@ pub(super) struct Assigned {
 }
 
 /// `struct ifaddrmsg`.
-fn header(family: u8, prefix: u8, flags: u8, device: u32) -> [u8; 8] {
+fn header(family: u8, prefix: u8, device: u32) -> [u8; 8] {
     let [a, b, c, d] = device.to_ne_bytes();
-    [family, prefix, flags, 0, a, b, c, d]
+    [family, prefix, 0, 0, a, b, c, d]
 }
 
 /// Reads an address from what follows the message header; `None` for families that are not IP.
@@ -52,7 +57,7 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<Assigned>, WireError> {
         match attr? {
             AddressAttr::Local(bytes) => local = get_address(bytes),
             AddressAttr::Address(bytes) => address = get_address(bytes),
-            AddressAttr::Unknown(_) => {}
+            AddressAttr::Flags(_) | AddressAttr::Unknown(_) => {}
         }
     }
     let missing = || WireError::Missing { attribute: "IFA_LOCAL".to_owned() };
@@ -62,7 +67,7 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<Assigned>, WireError> {
 
 /// All addresses of all devices.
 pub(super) fn list(connection: &mut Connection) -> Result<Vec<Assigned>, Error> {
-    let dump = connection.dump(RTM_GETADDR, 0, &header(AF_UNSPEC, 0, 0, 0), |_| {}, read)?;
+    let dump = connection.dump(RTM_GETADDR, 0, &header(AF_UNSPEC, 0, 0), |_| {}, read)?;
     Ok(dump.items.into_iter().flatten().collect())
 }
 
@@ -70,11 +75,13 @@ pub(super) fn list(connection: &mut Connection) -> Result<Vec<Assigned>, Error> 
 pub(super) fn add(connection: &mut Connection, device: u32, addresses: &[IpAddr]) -> BatchReport {
     let mut batch = connection.batch();
     for &address in addresses {
-        let (prefix, flags) = if address.is_ipv4() { (32, 0) } else { (128, NO_DUPLICATE_DETECTION) };
-        let header = header(family_of(address), prefix, flags, device);
-        batch.push(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &header, |out| {
+        let prefix = if address.is_ipv4() { 32 } else { 128 };
+        batch.push(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &header(family_of(address), prefix, device), |out| {
             put_address(out, AddressAttr::LOCAL, address);
             put_address(out, AddressAttr::ADDRESS, address);
+            if address.is_ipv6() {
+                out.attr(AddressAttr::FLAGS, &(NO_DUPLICATE_DETECTION | NO_PREFIX_ROUTE));
+            }
         });
     }
     batch.finish()
@@ -84,7 +91,7 @@ pub(super) fn add(connection: &mut Connection, device: u32, addresses: &[IpAddr]
 pub(super) fn delete(connection: &mut Connection, device: u32, addresses: &[(IpAddr, u8)]) -> BatchReport {
     let mut batch = connection.batch();
     for &(address, prefix) in addresses {
-        batch.push(RTM_DELADDR, 0, &header(family_of(address), prefix, 0, device), |out| {
+        batch.push(RTM_DELADDR, 0, &header(family_of(address), prefix, device), |out| {
             put_address(out, AddressAttr::LOCAL, address);
             if address.is_ipv6() {
                 put_address(out, AddressAttr::ADDRESS, address);

@@ -14,6 +14,14 @@ use crate::ports::{ItemFailures, Links, PortError, PortErrorKind};
 use crate::snapshot::HostAddresses;
 
 /// The port over rtnetlink.
+///
+/// Many addresses go in a send. Side by side on Linux 6.1 in an emulated machine that was busy otherwise, three runs: 1,000 IPv4
+/// addresses took 0.15 to 0.65 s, `ip -batch` 0.35 to 1.4 s; 5,000 took 1.5 to 1.7 s, `ip -batch` 1.9 to 6.4 s. What is left is the
+/// kernel's own work, which grows with the number that a device has: it looks through them for each one added or deleted. One
+/// `ip` process for each address takes 250 ms there.
+///
+/// IPv6 addresses get no route of their own beside the local one (`noprefixroute`), which would only be in the way: deleting
+/// 5,000 of them takes the kernel 5 to 9 s without those routes, 15 to 20 s with them.
 #[derive(Debug)]
 pub struct LinksPort {
     connection: Lazy<Connection, Error>,
