@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -280,8 +280,7 @@ fn bad_input_is_named_and_the_rest_is_served() {
         assert!(served.contains(&"-A -t 10.96.0.10:80 -s rr".to_owned()), "{served:?}");
         assert!(served.contains(&"-A -t 10.96.0.12:81 -s rr".to_owned()), "{served:?}");
 
-        let missing =
-            command(&["run", "--once", "--manifests"]).arg(Path::new("/nonexistent/x.yaml")).output().unwrap();
+        let missing = command(&["run", "--once", "--manifests", "/nonexistent/x.yaml"]).output().unwrap();
         assert_eq!(missing.status.code(), Some(2));
         assert!(text(&missing.stderr).contains("/nonexistent/x.yaml"), "{}", text(&missing.stderr));
         let unknown = demo(&["run", "--no-such-flag"], &manifests);

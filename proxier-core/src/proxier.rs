@@ -56,6 +56,7 @@ pub struct Options {
 /// the start, every [`Limits::max_interval`], after a failure and when asked for.
 ///
 /// Before [`Proxier::start`] nothing is touched: half a list of Services would remove the other half.
+#[expect(clippy::struct_excessive_bools, reason = "each is one question about the past, and none excludes another")]
 #[derive(Debug)]
 pub struct Proxier {
     options: Options,
