@@ -11,15 +11,17 @@
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "tests stop at the first surprise"
+    clippy::arithmetic_side_effects,
+    clippy::let_underscore_must_use,
+    reason = "tests stop at the first surprise; numbers here are small, and what is damaged may not be there"
 )]
-#![allow(clippy::arithmetic_side_effects, clippy::as_conversions, reason = "numbers here are small")]
 
 mod model {
     pub(crate) mod foreign;
     pub(crate) mod held;
     pub(crate) mod machine;
     pub(crate) mod objects;
+    mod rules;
     pub(crate) mod steps;
     mod watch;
 }

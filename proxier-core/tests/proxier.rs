@@ -1,4 +1,5 @@
 //! The reconciler on a kernel in memory: what is there after a pass, and what was written for it.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use std::net::Ipv4Addr;
 use std::time::Duration;

@@ -11,6 +11,7 @@ use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::sets::SetKey;
 use proxier_core::state::Desired;
 
+use super::rules::our_rules;
 use super::steps::Damage;
 
 #[derive(Clone, Copy)]
@@ -179,27 +180,6 @@ pub(crate) fn state(state: &KernelState) -> Theirs {
     theirs
 }
 
-/// Our lines of each chain, with its table.
-fn our_rules(text: &str) -> BTreeMap<(String, String), Vec<String>> {
-    let mut chains: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
-    let mut table = "";
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        let first = words.next().unwrap_or_default();
-        if line.starts_with('*') {
-            table = line;
-        } else if first.starts_with(":KUBE-") {
-            chains.entry((table.to_owned(), first[1..].to_owned())).or_default();
-        } else if first == "-A" && line.contains("KUBE-") && !line.contains("FOREIGN") {
-            let chain = words.next().unwrap_or_default().to_owned();
-            chains.entry((table.to_owned(), chain)).or_default().push(line.to_owned());
-        } else if first == "-A" && words.next().is_some_and(|chain| chain.starts_with("KUBE-")) {
-            chains.entry((table.to_owned(), "extra".to_owned())).or_default().push(line.to_owned());
-        }
-    }
-    chains
-}
-
 fn our_servers(state: &KernelState, orphans: &BTreeSet<VirtualServerKey>) -> Vec<String> {
     let places = orphans.iter().filter_map(|key| match key {
         VirtualServerKey::Address { protocol, addr, port } => {
@@ -238,7 +218,7 @@ pub(crate) fn assert_same(
         assert_eq!(rules(one), rules(fresh));
     }
     let addresses = |state: &KernelState| {
-        let mut addresses = BTreeSet::from_iter(state.devices["kube-ipvs0"].iter().copied());
+        let mut addresses: BTreeSet<IpAddr> = state.devices["kube-ipvs0"].iter().copied().collect();
         // What another interface has too may stay.
         addresses.retain(|address| !desired.is_elsewhere(*address));
         addresses

@@ -44,7 +44,7 @@ pub(crate) fn service(bytes: [u8; 10]) -> ServiceObject {
         object.spec.cluster_ips = vec!["None".to_owned()];
     }
     object.spec.cluster_ip = object.spec.cluster_ips.first().cloned();
-    let ports = if ports & 15 == 0 { 1 } else { ports };
+    let ports = if ports.trailing_zeros() >= 4 { 1 } else { ports };
     object.spec.ports = chosen(&PORTS, ports)
         .enumerate()
         .map(|(place, (name, protocol, port, _))| ServicePortObject {
@@ -52,7 +52,7 @@ pub(crate) fn service(bytes: [u8; 10]) -> ServiceObject {
             protocol: Some(protocol.to_owned()),
             port,
             node_port: (kind == "NodePort" || kind == "LoadBalancer")
-                .then(|| 30_000 + i64::from(node_port % 3) * 10 + place as i64),
+                .then(|| 30_000 + i64::from(node_port % 3) * 10 + i64::try_from(place).unwrap()),
         })
         .collect();
     object.spec.external_ips = chosen(&OUTSIDE, external & external >> 4).map(str::to_owned).collect();
@@ -69,13 +69,13 @@ pub(crate) fn service(bytes: [u8; 10]) -> ServiceObject {
     }
     let policy = |local: bool| Some(if local { "Local" } else { "Cluster" }.to_owned());
     object.spec.external_traffic_policy = policy(flags & 2 == 2);
-    object.spec.internal_traffic_policy = policy(flags & 12 == 12);
+    object.spec.internal_traffic_policy = policy(flags & 0xc == 0xc);
     if kind == "LoadBalancer" && flags & 2 == 2 {
         object.spec.health_check_node_port = Some(31_000 + i64::from(node_port % 2));
     }
-    if flags & 48 == 48 {
+    if flags & 0x30 == 0x30 {
         object.spec.session_affinity = Some("ClientIP".to_owned());
-        let client_ip = Some(ClientIpConfig { timeout_seconds: Some(if flags & 64 == 0 { 100 } else { 200 }) });
+        let client_ip = Some(ClientIpConfig { timeout_seconds: Some(if flags & 0x40 == 0 { 100 } else { 200 }) });
         object.spec.session_affinity_config = Some(SessionAffinityConfig { client_ip });
     }
     object
@@ -86,11 +86,10 @@ pub(crate) fn slice(bytes: [u8; 7]) -> EndpointSliceObject {
     let [which, service, family, endpoints @ ..] = bytes;
     let (namespace, service) = SERVICES[usize::from(service) % SERVICES.len()];
     let mut object =
-        EndpointSliceObject { metadata: metadata("any", &slice_name(which)), ..EndpointSliceObject::default() };
-    object.metadata.namespace = namespace.to_owned();
+        EndpointSliceObject { metadata: metadata(namespace, &slice_name(which)), ..EndpointSliceObject::default() };
     object.metadata.labels.insert("kubernetes.io/service-name".to_owned(), service.to_owned());
     let v6 = family & 1 == 1;
-    object.address_type = if v6 { "IPv6" } else { "IPv4" }.to_owned();
+    if v6 { "IPv6" } else { "IPv4" }.clone_into(&mut object.address_type);
     object.ports = PORTS
         .iter()
         .map(|(name, protocol, _, port)| EndpointPortObject {
