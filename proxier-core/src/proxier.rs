@@ -73,6 +73,8 @@ pub struct Proxier {
     leaving: BTreeSet<VirtualServerKey>,
     /// Places whose UDP flows could not be forgotten yet.
     unforgotten: BTreeSet<SocketAddr>,
+    /// The facts are not those of the last plan that was carried out.
+    new_facts: bool,
     /// The last pass met what it did not expect in the kernel.
     surprised: bool,
     desired: Desired,
@@ -106,6 +108,7 @@ impl Proxier {
             touched: Touched::default(),
             leaving: BTreeSet::new(),
             unforgotten: BTreeSet::new(),
+            new_facts: true,
             surprised: false,
             desired: Desired::new(),
             observed: None,
@@ -242,6 +245,7 @@ impl Proxier {
         let facts = Facts::new(&self.options.config, &self.node, &self.host);
         if facts != self.facts {
             self.facts = facts;
+            self.new_facts = true;
             self.pending.extend(self.store.services().map(|service| service.key.clone()));
         }
     }
@@ -298,6 +302,7 @@ impl Proxier {
         }
         let pending = std::mem::take(&mut self.pending);
         let touched = self.desired.refresh(&self.store, &self.facts, &pending);
+        report.health_checks_touched = report.full || !touched.health_checks.is_empty();
         for key in &touched.virtual_servers {
             if self.desired.frontend(key).is_some() {
                 self.leaving.remove(key);
@@ -375,8 +380,11 @@ impl Proxier {
         }
         let mut inputs = BTreeMap::new();
         // Rules follow what is wanted: while something that is not is kept, what guards it has to stay.
-        let families = self.options.config.families.iter().filter(|_| report.stopped.is_none());
-        for family in families {
+        let families = self.options.config.families;
+        for family in families.iter().filter(|_| report.stopped.is_none()) {
+            if !report.full && self.has_same_rules(family) {
+                continue;
+            }
             match self.plan_rules(family, report.full, &mut plan, ports.rules) {
                 Ok(None) => {}
                 Ok(Some(new)) => {
@@ -389,6 +397,13 @@ impl Proxier {
             report.drift = self.drift(&plan, &inputs);
         }
         Prepared { plan, inputs, report, ready: true }
+    }
+
+    /// Whether the rules of a family cannot have changed, told at the cost of what was touched: working out their inputs
+    /// costs as much as there are guarded load balancers. What rules depend on has entries of its own in sets.
+    fn has_same_rules(&self, family: Family) -> bool {
+        let touched = self.touched.entries.iter().any(|(set, _)| set.family == family);
+        !touched && !self.new_facts && self.rules.contains_key(&family)
     }
 
     /// Adds what comes of looking at the real servers that drain.
@@ -500,6 +515,7 @@ impl Proxier {
         let names = Names::new(&self.store, &self.desired);
         let applied = apply(plan, &self.desired, observed, &names, ports);
         self.touched = Touched::default();
+        self.new_facts = false;
         for (key, real) in applied.drained.iter().chain(&plan.adopt_drains) {
             self.drains.begin(*key, *real, now);
         }
@@ -522,6 +538,9 @@ impl Proxier {
             self.schedule.request_full(now);
         }
         self.surprised = surprised;
+        // What was not planned although it may have changed is not known any more.
+        let skipped = report.stopped.is_some() || !report.unread.is_empty();
+        self.rules.retain(|family, _| !skipped || inputs.contains_key(family));
         let failed: BTreeSet<&str> = applied
             .failures
             .iter()

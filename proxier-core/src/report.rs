@@ -142,6 +142,8 @@ pub struct Report {
     pub stopped: Option<Arc<str>>,
     /// Real servers that drain now.
     pub draining: usize,
+    /// Health checks of Services may have changed ([`Desired::health_checks`](crate::state::Desired::health_checks)).
+    pub health_checks_touched: bool,
 }
 
 /// A virtual server that a Service asks for and that is not served.

@@ -126,7 +126,7 @@ impl Snapshot {
                 self.services.push(*object);
             }
             Change::DeleteService(key) | Change::LostService(key) => {
-                self.services.retain(|known| ObjectKey::of(&known.metadata) != key)
+                self.services.retain(|known| ObjectKey::of(&known.metadata) != key);
             }
             Change::UpsertSlice(object) => {
                 let key = ObjectKey::of(&object.metadata);

@@ -111,7 +111,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     watch_host(messages.clone());
     let recorder = recorder(configured).await;
     recorder.tell(Regarding::Node, Reason::Starting, "");
-    let (passed, mut outcomes) = mpsc::unbounded_channel();
+    let (passed, outcomes) = mpsc::unbounded_channel();
     let handle = Handle::current();
     let worker = {
         let (health, recorder) = (health.clone(), recorder.clone());
@@ -124,55 +124,71 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         return fail(&[Problem::new("", format!("no thread for the kernel ({error})"))]);
     }
     tracing::info!("node {}: serving in IPVS mode, {}", settings.node_name, source.describe());
-    let (mut terminate, mut interrupt, mut hangup) = match signals() {
-        Ok(signals) => signals,
-        Err(error) => return fail(&[Problem::new("", format!("signals cannot be handled ({error})"))]),
-    };
-    let mut service_health = ServiceHealth::new(health.clone());
-    let config_changed = async {
-        match config_file {
-            Some(path) => files::changed(path).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::pin!(config_changed);
-    let mut limiter = Limiter::default();
-    loop {
-        tokio::select! {
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-            _ = hangup.recv() => {
-                tracing::info!("SIGHUP: everything is compared now");
-                if messages.send(Message::Control(Control::Resync)).await.is_err() {
-                    return fail(&[Problem::new("", "the kernel's thread has ended")]);
+    let service_health = ServiceHealth::new(health);
+    Attending { messages, outcomes, recorder, service_health, tasks }.attend(config_file).await
+}
+
+/// What goes on beside the kernel's thread.
+struct Attending {
+    messages: mpsc::Sender<Message>,
+    outcomes: mpsc::UnboundedReceiver<Passed>,
+    recorder: Recorder,
+    service_health: ServiceHealth,
+    tasks: JoinSet<Result<(), Problem>>,
+}
+
+impl Attending {
+    /// Until a signal, or until something ends that should not.
+    async fn attend(mut self, config_file: Option<&std::path::Path>) -> ExitCode {
+        let (mut terminate, mut interrupt, mut hangup) = match signals() {
+            Ok(signals) => signals,
+            Err(error) => return fail(&[Problem::new("", format!("signals cannot be handled ({error})"))]),
+        };
+        let config_changed = async {
+            match config_file {
+                Some(path) => files::changed(path).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(config_changed);
+        let mut limiter = Limiter::default();
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => {
+                    tracing::info!("SIGHUP: everything is compared now");
+                    if self.messages.send(Message::Control(Control::Resync)).await.is_err() {
+                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
+                    }
                 }
-            }
-            () = &mut config_changed => {
-                tracing::error!("the content of the configuration file was changed; ending, to be started anew");
-                return ExitCode::FAILURE;
-            }
-            outcome = outcomes.recv() => {
-                let Some(passed) = outcome else {
-                    return fail(&[Problem::new("", "the kernel's thread has ended")]);
-                };
-                for failed in service_health.update(&passed.health_checks, &passed.node_port_addresses) {
-                    if limiter.pass(&failed.service.to_string(), Instant::now()).is_some() {
-                        let note = format!("cannot listen on {}: {}", failed.address, failed.reason);
-                        tracing::error!("Service {}: {note}", failed.service);
-                        let service = Regarding::Service(failed.service);
-                        recorder.tell(service, Reason::FailedToStartServiceHealthcheck, note);
+                () = &mut config_changed => {
+                    tracing::error!("the content of the configuration file was changed; ending, to be started anew");
+                    return ExitCode::FAILURE;
+                }
+                outcome = self.outcomes.recv() => {
+                    let Some(passed) = outcome else {
+                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
+                    };
+                    for failed in self.service_health.update(&passed.health_checks, &passed.node_port_addresses) {
+                        if limiter.pass(&failed.service.to_string(), Instant::now()).is_some() {
+                            let note = format!("cannot listen on {}: {}", failed.address, failed.reason);
+                            tracing::error!("Service {}: {note}", failed.service);
+                            let service = Regarding::Service(failed.service);
+                            self.recorder.tell(service, Reason::FailedToStartServiceHealthcheck, note);
+                        }
+                    }
+                }
+                ended = self.tasks.join_next(), if !self.tasks.is_empty() => {
+                    if let Some(Ok(Err(problem))) = ended {
+                        return fail(&[problem]);
                     }
                 }
             }
-            ended = tasks.join_next(), if !tasks.is_empty() => {
-                if let Some(Ok(Err(problem))) = ended {
-                    return fail(&[problem]);
-                }
-            }
         }
+        tracing::info!("ending; virtual servers, addresses, sets and rules stay");
+        ExitCode::SUCCESS
     }
-    tracing::info!("ending; virtual servers, addresses, sets and rules stay");
-    ExitCode::SUCCESS
 }
 
 /// Sends Events to the cluster there is, if there is one.
@@ -419,9 +435,15 @@ impl Worker {
             metrics.sync_failures = totals.failed_passes;
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
             metrics.draining = u64::try_from(report.draining).unwrap_or(u64::MAX);
-            metrics.virtual_servers = count(engine, |_server| 1);
-            metrics.real_servers = count(engine, |server| server.real_servers.len());
+            // Not with each change: counting walks everything.
+            if report.full {
+                metrics.virtual_servers = count(engine, |_server| 1);
+                metrics.real_servers = count(engine, |server| server.real_servers.len());
+            }
         });
+        if !report.full && !report.health_checks_touched {
+            return;
+        }
         let health_checks = engine
             .proxier()
             .desired()

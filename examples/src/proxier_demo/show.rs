@@ -86,11 +86,11 @@ async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Desi
 
 /// What is worth saying about a virtual server besides its place.
 fn details(server: &VirtualServer) -> String {
-    let mut text = server.config.scheduler.to_string();
-    if let Some(persistence) = &server.config.persistence {
-        text.push_str(&format!(" persistent {} s", persistence.timeout_secs));
+    let scheduler = server.config.scheduler;
+    match &server.config.persistence {
+        Some(persistence) => format!("{scheduler} persistent {} s", persistence.timeout_secs),
+        None => scheduler.to_string(),
     }
-    text
 }
 
 fn text(entries: &[SnapshotEntry], names: &Names<'_>, bound: usize) -> std::io::Result<()> {
