@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub(crate) mod bench;
+pub(crate) mod demo;
 pub(crate) mod setup;
 pub(crate) mod test;
 pub(crate) mod vm;

@@ -25,6 +25,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
 
   setup   install what the tests need and fetch kernels
   test    run every test, those on real kernels too
+  demo    see what IPVS mode does, on a real kernel
   bench   measure side by side, on real kernels
   vm      run a command, or a shell, on a real kernel in a virtual machine
 
@@ -61,6 +62,7 @@ fn dispatch(arguments: &[OsString]) -> Result<ExitCode> {
     let (help, main): (&str, Main) = match command.to_str() {
         Some("setup") => (commands::setup::HELP, commands::setup::main),
         Some("bench") => (commands::bench::HELP, commands::bench::main),
+        Some("demo") => (commands::demo::HELP, commands::demo::main),
         Some("test") => (commands::test::HELP, commands::test::main),
         Some("vm") => (commands::vm::HELP, commands::vm::main),
         Some("--help" | "-h" | "help") => {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::error::{Context as _, Error, Result};
 
-/// A program and the Debian package that has it.
+/// A program, by name or full path, and the Debian package that has it.
 type Tool = (&'static str, &'static str);
 
 /// What it takes to fetch a kernel and boot it.
@@ -32,6 +32,15 @@ pub(crate) const ORACLES: &[Tool] = &[
     ("iptables", "iptables"),
     ("conntrack", "conntrack"),
     ("strace", "strace"),
+];
+
+/// What the demo asks and compares with.
+pub(crate) const DEMO: &[Tool] = &[
+    ("ip", "iproute2"),
+    ("ipvsadm", "ipvsadm"),
+    ("ipset", "ipset"),
+    ("iptables", "iptables"),
+    ("/usr/bin/python3", "python3-minimal"),
 ];
 
 /// What counts instructions.

@@ -106,11 +106,11 @@ impl Vm {
         self.boot(accelerator, command, stdout, stderr)
     }
 
-    /// A shell on the console, until it ends. The time limit does not apply.
-    pub(crate) fn shell(&self) -> Result<()> {
+    /// Runs a command on the console, with the keyboard, until it ends: a shell. The time limit does not apply.
+    pub(crate) fn shell(&self, command: &[OsString]) -> Result<()> {
         let accelerator = accel::choose(&self.kernel)?;
         let run = RunFolder::new()?;
-        let initramfs = self.write_initramfs(&run, &[OsString::from("bash"), OsString::from("-i")], true)?;
+        let initramfs = self.write_initramfs(&run, command, true)?;
         let mut qemu = self.qemu(accelerator, &initramfs);
         qemu.args(["-serial", "mon:stdio"]);
         let status = qemu.status().context(|| "cannot start qemu-system-x86_64".to_owned())?;

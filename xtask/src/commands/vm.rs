@@ -57,7 +57,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         vm.shares.push(path);
     }
     if options.command.is_empty() {
-        vm.shell()?;
+        vm.shell(&["bash".into(), "-i".into()])?;
         return Ok(ExitCode::SUCCESS);
     }
     let outcome = vm.run(&options.command)?;

@@ -17,7 +17,7 @@ use crate::vm::{Vm, quote};
 const MARK: &str = "##xtask ";
 
 /// For all test programs together.
-const TIME_LIMIT: Duration = Duration::from_secs(1800);
+const TIME_LIMIT: Duration = Duration::from_secs(2700);
 
 /// In MiB. What tests write to files lies in it too.
 const MEMORY: u32 = 2048;

@@ -1,0 +1,290 @@
+#!/bin/sh
+# What IPVS mode does, on a real kernel: network namespaces for a client, a node and pods, the proxy on the node, and
+# traffic. `cargo xtask demo` starts this in a virtual machine. It changes nothing outside of its namespaces but kernel
+# modules, needs root, and can also be started by hand on a machine with IPVS:
+#
+#   demo.sh PROXIER-DEMO [--check | --shell]
+#
+# Every step is checked. Exit code: 0 all is as it says, 1 something is not, 2 bad usage.
+set -u
+export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
+here=$(dirname "$0")
+proxy=${1:-}
+mode=${2:-}
+case "$mode" in '' | --check | --shell) ;; *) proxy= ;; esac
+if [ ! -x "$proxy" ]; then
+    echo "usage: demo.sh PROXIER-DEMO [--check | --shell]" >&2
+    exit 2
+fi
+
+work=$(mktemp -d /run/proxier-demo.XXXXXX) || exit 1
+manifests=$work/manifests
+python=/usr/bin/python3
+node_address=192.168.50.1
+web=10.96.0.80
+cart=10.96.0.90
+dns=10.96.0.10
+checks=0
+proxy_pid=
+jobs=
+
+# --- saying and checking ---
+
+say() { [ "$mode" = --check ] || printf '%s\n' "$@"; }
+number=0
+step() {
+    number=$((number + 1))
+    say "" "$number. $1" ""
+    shift
+    for line; do say "   $line"; done
+}
+# A command as the reader would type it.
+typed() { say "" "   \$ $*"; }
+indent() { if [ "$mode" = --check ]; then cat >/dev/null; else sed 's/^/   | /'; fi; }
+fail() {
+    echo "FAILED in step $number: $1" >&2
+    if [ -n "$proxy_pid" ]; then
+        echo "--- ipvsadm -Ln" >&2
+        on_node ipvsadm -Ln >&2
+        echo "--- the proxy's log" >&2
+        tail -n 30 "$work/log" >&2
+    fi
+    exit 1
+}
+ok() {
+    checks=$((checks + 1))
+    say "   ok: $1"
+}
+# until_so SECONDS WHAT COMMAND...: waits until COMMAND succeeds.
+until_so() {
+    limit=$1 what=$2
+    shift 2
+    tries=0
+    until "$@" >/dev/null 2>&1; do
+        tries=$((tries + 1))
+        [ "$tries" -lt $((limit * 10)) ] || fail "not within $limit s: $what"
+        sleep 0.1
+    done
+    ok "$what"
+}
+
+# --- the network ---
+
+on_node() { ip netns exec node "$@"; }
+on_client() { ip netns exec client "$@"; }
+
+cleanup() {
+    [ -z "$jobs$proxy_pid" ] || kill $jobs $proxy_pid 2>/dev/null
+    for namespace in client node pods; do ip netns delete "$namespace" 2>/dev/null; done
+    rm -rf "$work"
+}
+trap cleanup EXIT
+trap 'exit 1' HUP INT TERM
+
+network() {
+    modprobe ip_vs 2>/dev/null
+    modprobe dummy 2>/dev/null
+    for namespace in client node pods; do
+        ip netns add "$namespace" || fail "no namespace $namespace (is another demo running?)"
+        ip -n "$namespace" link set lo up || fail "lo of $namespace"
+    done
+    ip link add to-node netns client type veth peer name to-client netns node &&
+        ip -n client address add 192.168.50.2/24 dev to-node &&
+        ip -n node address add $node_address/24 dev to-client &&
+        ip link add to-node netns pods type veth peer name to-pods netns node &&
+        ip -n node address add 10.244.0.1/24 dev to-pods || fail "the devices between the namespaces"
+    for pod in 11 12 13 14 21 22 31 32; do
+        ip -n pods address add 10.244.0.$pod/24 dev to-node || fail "the address of a pod"
+    done
+    ip -n client link set to-node up && ip -n node link set to-client up &&
+        ip -n node link set to-pods up && ip -n pods link set to-node up || fail "the devices do not come up"
+    ip -n client route add default via $node_address && ip -n pods route add default via 10.244.0.1 ||
+        fail "the routes"
+    # Not through on_pods: $! is to be the program itself, not a shell that waits for it.
+    ip netns exec pods "$python" "$here/talk.py" serve \
+        web-1=tcp:10.244.0.11:8080 web-2=tcp:10.244.0.12:8080 web-3=tcp:10.244.0.13:8080 web-4=tcp:10.244.0.14:8080 \
+        cart-1=tcp:10.244.0.21:8080 cart-2=tcp:10.244.0.22:8080 \
+        dns-1=udp:10.244.0.31:53 dns-2=udp:10.244.0.32:53 >"$work/pods" 2>&1 &
+    jobs=$!
+    until_so 30 "eight pods listen" grep -q ready "$work/pods"
+}
+
+# --- asking ---
+
+# answers PROTOCOL ADDRESS PORT COUNT: asks from the client, shows who answered, and keeps that in $work/answers.
+answers() {
+    say "" "   the client asks $2 port $3 ($1), $4 times; who answered, and how often:"
+    on_client "$python" "$here/talk.py" ask "$@" >"$work/answers" || fail "the client could not ask"
+    bars <"$work/answers" | indent
+}
+bars() {
+    awk '{ bar = ""; count = $NF; sub(/ [0-9]+$/, "")
+           for (i = 0; i < count; i++) bar = bar "#"; printf "%-8s %-14s %d\n", $0, bar, count }'
+}
+# shared NAME...: these and nobody else have answered, and none more than once oftener than another.
+shared() {
+    said=$(awk '{ print $1 }' "$work/answers" | sort | tr '\n' ' ')
+    [ "$said" = "$* " ] || fail "answered have: ${said:-nobody }but should have: $*"
+    awk 'NR == 1 { least = most = $NF } $NF < least { least = $NF } $NF > most { most = $NF }
+         END { exit most - least > 1 }' "$work/answers" || fail "the shares differ: $(tr '\n' ' ' <"$work/answers")"
+}
+
+# weight ADDRESS: the weight of web's real server, as ipvsadm tells it.
+weight() { on_node ipvsadm -Ln -t $web:80 | awk -v real="$1:8080" '$2 == real { print $4 }'; }
+weight_is() { [ "$(weight "$1")" = "$2" ]; }
+is_gone() { [ -z "$(weight "$1")" ] && on_node ipvsadm -Ln -t $web:80; }
+has_servers() { [ "$(on_node ipvsadm -Ln "$1" "$2" | grep -c -e '->.*Masq')" -eq "$3" ]; }
+open_connections() { on_node ipvsadm -Ln -t $web:80 | awk -v real="$1:8080" '$2 == real { print $5 }'; }
+healthy() { on_node busybox wget -q -O - http://127.0.0.1:10256/healthz | grep -q '"healthy":true'; }
+table() {
+    typed "proxier-demo show"
+    on_node "$proxy" show --manifests "$manifests" --hostname-override demo-node >"$work/table" || fail "show failed"
+    indent <"$work/table"
+}
+# edit SED-EXPRESSION: changes web.yaml, whole or not at all.
+edit() {
+    typed "sed -i '$1' web.yaml"
+    sed "$1" "$manifests/web.yaml" >"$manifests/.new" || fail "sed"
+    ! cmp -s "$manifests/web.yaml" "$manifests/.new" || fail "the edit changes nothing"
+    mv "$manifests/.new" "$manifests/web.yaml" || fail "mv"
+}
+
+# --- the story ---
+
+say "IPVS mode on Linux $(uname -r): a client, a node and eight pods, each side in a network namespace of its own." \
+    "" \
+    "   client                        node                          pods" \
+    "   192.168.50.2 ---------------- 192.168.50.1" \
+    "                                 10.244.0.1 ------------------ 10.244.0.11 to .14  web" \
+    "                                 proxier-demo runs here        10.244.0.21, .22    cart" \
+    "                                                               10.244.0.31, .32    dns"
+step "The proxy starts" \
+    "A Kubernetes Service has an address that no machine owns. The proxy tells the kernel's load balancer, IPVS, to" \
+    "take what is sent there and to send it on to a pod. It reads Services and their endpoints; here from files." ""
+cp -r "$here/manifests" "$manifests" || fail "cannot copy the manifests"
+network
+typed "proxier-demo run --manifests $manifests --hostname-override demo-node --cluster-cidr 10.244.0.0/16"
+ip netns exec node "$proxy" run --manifests "$manifests" --hostname-override demo-node --cluster-cidr 10.244.0.0/16 \
+    --conntrack-max-per-core 0 --oom-score-adj 0 >"$work/log" 2>&1 &
+proxy_pid=$!
+until_so 60 "/healthz says that the proxy is well" healthy
+until_so 60 "the kernel has the virtual server of web, with its three pods" has_servers -t $web:80 3
+until_so 10 "the kernel has that of cart" has_servers -t $cart:80 2
+until_so 10 "the kernel has that of kube-dns" has_servers -u $dns:53 2
+on_node ip -4 -brief address show dev kube-ipvs0 | grep -q "$web/32" || fail "$web is not on kube-ipvs0"
+ok "the Services' addresses are on the device kube-ipvs0, so the kernel takes their packets"
+say "" "   One virtual server for each address and port; below it its real servers, the pods:"
+table
+grep -q "$web:80.*shop/web" "$work/table" || fail "show does not name the Service of $web:80"
+ok "the table names the Services"
+
+if [ "$mode" = --shell ]; then
+    say "" "You are on the node. Try:" \
+        "   ipvsadm -Ln                                            what the kernel has" \
+        "   \$proxy show --manifests \$manifests --hostname-override demo-node" \
+        "   ip netns exec client curl http://$web/                 a request of the client" \
+        "   vi \$manifests/web.yaml                                 the proxy follows" \
+        "   tail \$log                                              what it did" \
+        "exit leaves." ""
+    proxy=$(realpath "$proxy") manifests=$manifests log=$work/log PS1='node# ' ip netns exec node bash --norc -i
+    exit 0
+fi
+
+step "Traffic" \
+    "IPVS hands each new connection to the next pod, in turn (scheduler rr). The kernel does it: no packet and no" \
+    "connection passes through the proxy's process."
+answers tcp $web 80 12
+shared web-1 web-2 web-3
+ok "twelve connections, four for each pod"
+say "" "   From outside of the cluster: the same pods, at port 30080 of the node itself."
+answers tcp $node_address 30080 6
+shared web-1 web-2 web-3
+ok "the node port leads to the same pods"
+say "" "   UDP, as for DNS:"
+answers udp $dns 53 6
+shared dns-1 dns-2
+ok "datagrams are shared out too"
+say "" "   Session affinity: Service cart wants each client to stay with one pod."
+answers tcp $cart 80 6
+[ "$(wc -l <"$work/answers")" -eq 1 ] && grep -q '^cart-[12] 6$' "$work/answers" || fail "more than one pod has answered"
+ok "one pod has answered all six"
+
+step "Scaling" \
+    "A fourth pod is added to the endpoints. The proxy sends the kernel just that change."
+edit '/# web-3$/a - {addresses: [10.244.0.14], conditions: {ready: true}, nodeName: demo-node} # web-4'
+until_so 30 "the kernel has web-4" has_servers -t $web:80 4
+say "   the proxy's log: $(grep -e 'pass: ' "$work/log" | tail -n 1)"
+answers tcp $web 80 12
+shared web-1 web-2 web-3 web-4
+ok "the new pod has its share"
+
+step "Draining under load" \
+    "A client keeps a connection to web-1 and uses it ten times a second. Then web-1 is taken out of the endpoints." \
+    "The proxy must not cut that connection: it gives web-1 the weight 0, so that nothing new goes there."
+touch "$work/held"
+ip netns exec client "$python" "$here/talk.py" hold $web 80 web-1 "$work/held" 2>"$work/held.error" &
+holder=$!
+jobs="$jobs $holder"
+until_so 30 "the connection to web-1 is open and answers" test -s "$work/held.answers"
+edit '/# web-1$/d'
+until_so 30 "web-1 has weight 0 in the kernel" weight_is 10.244.0.11 0
+before=$(cat "$work/held.answers")
+answers tcp $web 80 12
+shared web-2 web-3 web-4
+ok "no new connection goes to web-1"
+more_answers() { [ "$(cat "$work/held.answers")" -gt $((before + 5)) ]; }
+until_so 30 "the old connection still answers" more_answers
+[ "$(open_connections 10.244.0.11)" -ge 1 ] || fail "ipvsadm shows no open connection of web-1"
+ok "ipvsadm counts it: $(open_connections 10.244.0.11) open at web-1"
+say "" "   WEIGHT 0 and still ACTIVE: that is a pod which drains."
+table
+rm "$work/held"
+wait "$holder" || fail "the held connection broke: $(cat "$work/held.error")"
+jobs=${jobs% *}
+ok "the client has closed it itself, after $(cat "$work/held.answers") answers. The kernel forgets it in 10 s; more then."
+
+step "Failover" \
+    "web-2 fails its readiness probe: its endpoint says ready: false. It is not gone, but gets nothing new."
+edit '/# web-2$/s/ready: true/ready: false/'
+no_new_for() { is_gone "$1" || weight_is "$1" 0; }
+until_so 30 "web-2 is out of the rotation" no_new_for 10.244.0.12
+say "   the proxy's log: $(grep -e 'pass: ' "$work/log" | tail -n 1)"
+answers tcp $web 80 12
+shared web-3 web-4
+ok "the others have taken over, and no request was lost"
+until_so 90 "web-1, drained, is deleted from the kernel now that it has no connection left" is_gone 10.244.0.11
+edit '/# web-2$/s/ready: false/ready: true/'
+until_so 30 "web-2 is ready again and back in the rotation" weight_is 10.244.0.12 1
+answers tcp $web 80 12
+shared web-2 web-3 web-4
+ok "it has its share again"
+table
+
+step "The proxy ends, the traffic does not" \
+    "What the proxy has told the kernel stays when the process ends, so that it can be replaced on a live node."
+kill -TERM "$proxy_pid"
+wait "$proxy_pid" || fail "the proxy ended with code $?"
+ok "the proxy has ended"
+answers tcp $web 80 6
+shared web-2 web-3 web-4
+ok "the Service still works"
+
+step "Clean-up" \
+    "One command takes everything away that the proxy has made: virtual servers, addresses, sets and rules."
+typed "proxier-demo cleanup"
+on_node "$proxy" cleanup >"$work/cleaned" 2>&1 || fail "cleanup: $(cat "$work/cleaned")"
+indent <"$work/cleaned"
+left=$(
+    on_node ipvsadm -Sn
+    on_node ip -brief link show type dummy
+    on_node ipset list -name
+    for save in iptables-save ip6tables-save; do on_node $save 2>/dev/null | grep KUBE; done
+)
+[ -z "$left" ] || fail "left behind: $left"
+ok "nothing left: ipvsadm, ip, ipset and iptables-save show none of it"
+proxy_pid=
+answers tcp $web 80 1
+! grep -q web "$work/answers" || fail "a pod has answered"
+ok "and nobody answers at $web any more"
+say "" "All $checks checks held. cargo xtask demo --shell leaves you on the node, to try for yourself."
+[ "$mode" != --check ] || echo "demo: ok, $checks checks"

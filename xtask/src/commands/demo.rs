@@ -1,0 +1,163 @@
+//! `cargo xtask demo`: what IPVS mode does, on a real kernel, with real traffic.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::error::{Context as _, Error, Result};
+use crate::kernel::{Kernel, Series};
+use crate::tools;
+use crate::vm::Vm;
+
+pub(crate) const HELP: &str = "\
+Usage: cargo xtask demo [OPTIONS]
+
+Boots a Debian kernel in QEMU and shows there what IPVS mode does: a client, a node with proxier-demo, pods, traffic, a
+pod more, one that drains under load, one that fails, the proxy's end and clean-up. Each step checks itself. No cluster
+and no root needed; programs that are missing are installed with apt when this is root, else named.
+
+  --shell          leaves you in a shell on the node, with the proxy running (exit leaves, Ctrl-A X switches off)
+  --check          prints one line, or what is not as it should be
+  --kernel KERNEL  5.10, 6.1 (default), 6.12 or 7.x; fetched when it is not in the cache yet
+  --proxy FILE     this proxier-demo instead of building one
+
+Exit codes: 0 all steps were as they say, 1 one was not, 2 bad usage, 124 no end, 125 the machine could not start.
+";
+
+/// A demo that has not ended by then never will.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// How the demo is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Told,
+    Check,
+    Shell,
+}
+
+#[derive(Debug)]
+struct Options {
+    mode: Mode,
+    kernel: Series,
+    proxy: Option<PathBuf>,
+}
+
+pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
+    let options = parse(arguments)?;
+    let root = super::test::repository()?;
+    tools::ensure(tools::MACHINE)?;
+    tools::ensure(tools::DEMO)?;
+    let proxy = match &options.proxy {
+        Some(path) => path.canonicalize().context(|| format!("--proxy {}: no such file", path.display()))?,
+        None => build(&root)?,
+    };
+    let mut vm = Vm::new(Kernel::get(options.kernel)?)?;
+    vm.timeout = LIMIT;
+    let mut command: Vec<OsString> = vec!["sh".into(), root.join("examples/demo/demo.sh").into(), proxy.into()];
+    match options.mode {
+        Mode::Told => {}
+        Mode::Check => command.push("--check".into()),
+        Mode::Shell => {
+            command.push("--shell".into());
+            vm.shell(&command)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    let start = Instant::now();
+    let outcome = vm.run(&command)?;
+    if let Some(trouble) = outcome.trouble() {
+        eprintln!("{}\nxtask: {trouble}", outcome.console.trim_end());
+        return Ok(ExitCode::from(if outcome.timed_out { 124 } else { 125 }));
+    }
+    if options.mode == Mode::Told {
+        println!("{} s from power-on to power-off", start.elapsed().as_secs());
+    }
+    Ok(ExitCode::from(u8::from(outcome.exit != Some(0))))
+}
+
+/// Builds `proxier-demo`, optimised: an emulated machine makes the difference felt.
+fn build(root: &Path) -> Result<PathBuf> {
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .current_dir(root)
+        .args(["build", "--release", "--package", "examples", "--bin", "proxier-demo"])
+        .arg("--message-format=json-render-diagnostics")
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context(|| "cannot start cargo".to_owned())?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let program = text.lines().filter_map(executable).next_back();
+    program.filter(|_| output.status.success()).ok_or_else(|| Error::new("proxier-demo does not build"))
+}
+
+/// The program a line of cargo's messages is about, if it is proxier-demo.
+fn executable(line: &str) -> Option<PathBuf> {
+    let message: serde_json::Value = serde_json::from_str(line).ok()?;
+    let name = message.get("target")?.get("name")?.as_str()?;
+    let path = message.get("executable")?.as_str()?;
+    (name == "proxier-demo").then(|| path.into())
+}
+
+fn parse(arguments: &[OsString]) -> Result<Options> {
+    let mut options = Options { mode: Mode::Told, kernel: Series::V6_1, proxy: None };
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let mut value =
+            || rest.next().ok_or_else(|| Error::usage(format!("{}: a value is missing", argument.display())));
+        let mode = match argument.to_str() {
+            Some("--check") => Mode::Check,
+            Some("--shell") => Mode::Shell,
+            Some("--kernel") => {
+                options.kernel = Series::parse(&value()?.to_string_lossy())?;
+                continue;
+            }
+            Some("--proxy") => {
+                options.proxy = Some(value()?.into());
+                continue;
+            }
+            _ => return Err(Error::usage(format!("demo: unknown option {}", argument.display()))),
+        };
+        if options.mode != Mode::Told && options.mode != mode {
+            return Err(Error::usage("demo: either --check or --shell"));
+        }
+        options.mode = mode;
+    }
+    Ok(options)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::path::Path;
+
+    use super::{Mode, executable, parse};
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn one_way_to_run_it_at_a_time() {
+        let options = parse(&words("--check --kernel 6.12 --proxy /p")).unwrap();
+        assert_eq!((options.mode, options.kernel.name()), (Mode::Check, "6.12"));
+        assert_eq!(options.proxy.as_deref(), Some(Path::new("/p")));
+        assert_eq!(parse(&words("--shell")).unwrap().mode, Mode::Shell);
+        assert_eq!(parse(&[]).unwrap().mode, Mode::Told);
+        for line in ["--shell --check", "--proxy", "--kernel", "--kernel 2.6", "--quiet", "web"] {
+            let error = parse(&words(line)).unwrap_err();
+            assert_eq!(format!("{:?}", error.exit_code()), format!("{:?}", std::process::ExitCode::from(2)), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_program_is_found_among_cargos_messages() {
+        let message = |name: &str, executable: &str| {
+            format!(r#"{{"reason":"compiler-artifact","target":{{"name":"{name}"}},"executable":{executable}}}"#)
+        };
+        assert_eq!(executable(&message("proxier-demo", "\"/t/p\"")).as_deref(), Some(Path::new("/t/p")));
+        assert_eq!(executable(&message("examples", "null")), None);
+        assert_eq!(executable(&message("xtask", "\"/t/x\"")), None);
+        assert_eq!(executable("Compiling"), None);
+    }
+}
