@@ -18,8 +18,9 @@ use crate::oracle;
 
 /// `ARPHRD_NETLINK`.
 const NETLINK_DEVICE: u16 = 824;
-/// `PACKET_KERNEL`: a message on its way to the kernel.
-const TO_KERNEL: u8 = 7;
+/// `NLM_F_REQUEST`: the kernel takes no message without it, and sends none with it. The device tells directions apart, but says so
+/// to nobody: each copy is marked as outgoing (`dev_queue_xmit_nit`).
+const REQUEST: u16 = 1;
 
 const NETLINK_ROUTE: u16 = 0;
 const NETLINK_NETFILTER: u16 = 12;
@@ -83,7 +84,7 @@ fn listen(fd: &OwnedFd, writes: &Mutex<Vec<String>>, stop: &AtomicBool) {
                 return;
             }
         };
-        if from.hatype() == NETLINK_DEVICE && from.pkttype() == TO_KERNEL {
+        if from.hatype() == NETLINK_DEVICE {
             let found = writes_in(u16::from_be(from.protocol()), buffer.get(..length).unwrap_or_default());
             writes.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
         }
@@ -94,10 +95,12 @@ fn listen(fd: &OwnedFd, writes: &Mutex<Vec<String>>, stop: &AtomicBool) {
 fn writes_in(protocol: u16, mut datagram: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     while let Some((header, _)) = datagram.split_first_chunk::<16>() {
-        let &[l0, l1, l2, l3, t0, t1, ..] = header;
+        let &[l0, l1, l2, l3, t0, t1, f0, f1, ..] = header;
         let length = usize::try_from(u32::from_ne_bytes([l0, l1, l2, l3])).unwrap_or(usize::MAX).max(16);
         let message = datagram.get(..length).unwrap_or(datagram);
-        found.extend(write(protocol, u16::from_ne_bytes([t0, t1]), message.get(16..).unwrap_or_default()));
+        if u16::from_ne_bytes([f0, f1]) & REQUEST != 0 {
+            found.extend(write(protocol, u16::from_ne_bytes([t0, t1]), message.get(16..).unwrap_or_default()));
+        }
         datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     found
@@ -162,10 +165,15 @@ mod tests {
     use super::writes_in;
 
     fn message(kind: u16, payload: &[u8]) -> Vec<u8> {
+        with_flags(0x305, kind, payload)
+    }
+
+    fn with_flags(flags: u16, kind: u16, payload: &[u8]) -> Vec<u8> {
         let length = 16 + u32::try_from(payload.len()).unwrap();
         let mut bytes = length.to_ne_bytes().to_vec();
         bytes.extend(kind.to_ne_bytes());
-        bytes.extend([0; 10]);
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend([0; 8]);
         bytes.extend(payload);
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes
@@ -179,6 +187,14 @@ mod tests {
         assert_eq!(writes_in(12, &sent), ["ipset ADD", "conntrack 2"]);
         let sent = [message(16, &[3]), message(30, &[4]), message(30, &[5]), message(30, &[8])].concat();
         assert_eq!(writes_in(16, &sent), ["IPVS NEW_DEST"]);
+    }
+
+    #[test]
+    fn what_the_kernel_says_is_no_write() {
+        let listed = [with_flags(2, 20, &[2, 24, 0, 0, 1]), with_flags(2, 3, &[0; 4])].concat();
+        assert_eq!(writes_in(0, &listed), <[String; 0]>::default());
+        let acknowledged = with_flags(0x100, 2, &[[0; 4].to_vec(), message(20, &[])].concat());
+        assert_eq!(writes_in(0, &acknowledged), <[String; 0]>::default());
     }
 
     #[test]

@@ -300,11 +300,38 @@ pub fn ask(transport: Transport, from: Option<IpAddr>, to: SocketAddr, limit: Du
     Conversation::open(transport, from, to, limit)?.ask()
 }
 
+/// Sends one echo request (ICMP, or ICMPv6) from the current thread's namespace and waits for the answer.
+///
+/// The namespace's `net.ipv4.ping_group_range` has to let the caller's group send them: it lets nobody at first.
+///
+/// # Errors
+/// [`io::ErrorKind::ConnectionRefused`] when the answer says that the port is unreachable, [`io::ErrorKind::TimedOut`] without one.
+pub fn ping(to: IpAddr, limit: Duration) -> io::Result<()> {
+    let (family, protocol, request, reply) = match to {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8, 0),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6, 128, 129),
+    };
+    let socket = UdpSocket::from(socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol)?);
+    socket.connect(SocketAddr::new(to, 0))?;
+    socket.set_read_timeout(Some(limit))?;
+    // The kernel fills in checksum and identifier.
+    socket.send(&[request, 0, 0, 0, 0, 0, 0, 1])?;
+    let mut answer = [0; 64];
+    match socket.recv(&mut answer) {
+        Ok(_) if answer.first() == Some(&reply) => Ok(()),
+        Ok(_) => Err(io::Error::new(io::ErrorKind::InvalidData, format!("not an echo: {:?}", answer.first()))),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(io::Error::new(io::ErrorKind::TimedOut, "no answer"))
+        }
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-    use super::{Conversation, Transport, Witness, ask};
+    use super::{Conversation, Transport, Witness, ask, ping};
     use crate::netns::Netns;
     use crate::traffic::TIME_LIMIT;
 
@@ -326,6 +353,10 @@ mod tests {
                 drop(blue);
                 assert!(long.ask().is_err(), "a stopped server closes its connections");
                 assert!(ask(transport, None, places[0], TIME_LIMIT).is_err());
+            }
+            here.write_sysctl("net/ipv4/ping_group_range", "0 0").unwrap();
+            for place in places {
+                ping(place.ip(), TIME_LIMIT).unwrap();
             }
         });
     }
