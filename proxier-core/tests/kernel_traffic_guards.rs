@@ -1,0 +1,142 @@
+//! What must not get through: nobody to answer, programs of the node, source ranges. And what gets through all the same.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "real time and real sockets are what this is about"
+)]
+
+mod traffic;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use serde_json::json;
+use testkit::kernel_test;
+use testkit::witness::{Transport, Witness, ask, ping};
+use traffic::NEEDS;
+use traffic::clients::{LIMIT, Peer, Surprises, daemon_at, every, with_service};
+use traffic::cluster::{Cluster, options};
+use traffic::net::{self, FAMILIES, From, Net};
+use traffic::objects::{A, R, Vip, node_port};
+
+#[test]
+fn without_endpoints_clients_are_refused_at_once() {
+    with_service(&json!({}), &[], |net, _| {
+        // A program of the node on the same port is not asked instead.
+        let _daemon = Witness::start(&net.node, "daemon", &daemon_at(80)).unwrap();
+        let _other = Witness::start(&net.node, "daemon", &daemon_at(node_port(10))).unwrap();
+        let mut surprises = Surprises::default();
+        for (family, transport) in every() {
+            for vip in Vip::ALL {
+                let to = vip.of(10, family);
+                if transport == Transport::Sctp {
+                    // SCTP takes an unreachable port for a hint, and goes on trying.
+                    surprises.silent(net, From::Client, transport, to);
+                    continue;
+                }
+                for from in From::ALL {
+                    surprises.refused(net, from, transport, to);
+                }
+            }
+        }
+        surprises.none();
+    });
+}
+
+#[test]
+fn programs_of_the_node_do_not_answer_at_service_addresses() {
+    with_service(&json!({}), &[A], |net, _| {
+        let _daemon = Witness::start(&net.node, "daemon", &daemon_at(9100)).unwrap();
+        let _same_port = Witness::start(&net.node, "daemon", &daemon_at(80)).unwrap();
+        let mut surprises = Surprises::default();
+        for (family, transport) in every() {
+            // It is there.
+            let itself = SocketAddr::new(net::NODE.of(family), 9100);
+            let answer = net.client.run_in(|| ask(transport, None, itself, LIMIT)).unwrap().unwrap();
+            assert_eq!(answer.name, "daemon");
+            for vip in [Vip::ClusterIp, Vip::ExternalIp, Vip::LoadBalancer] {
+                let to = vip.of(10, family);
+                let elsewhere = SocketAddr::new(to.ip(), 9100);
+                for from in From::ALL {
+                    if transport == Transport::Tcp {
+                        surprises.refused(net, from, transport, elsewhere);
+                    } else {
+                        surprises.silent(net, from, transport, elsewhere);
+                    }
+                    surprises.served(
+                        net,
+                        from,
+                        transport,
+                        to,
+                        &["a"],
+                        match (vip, from) {
+                            (Vip::ClusterIp, From::PodB) => Peer::Kept,
+                            _ => Peer::Masqueraded,
+                        },
+                    );
+                }
+            }
+        }
+        surprises.none();
+    });
+}
+
+/// As kube-proxy: an echo request is a new connection to an address of the proxy's, and no Service port, so it is rejected.
+#[test]
+fn a_ping_of_a_service_address_is_rejected() {
+    with_service(&json!({}), &[A], |net, _| {
+        net.client.write_sysctl("net/ipv4/ping_group_range", "0 0").unwrap();
+        for family in FAMILIES {
+            let ping = |to: IpAddr| net.client.run_in(|| ping(to, LIMIT)).unwrap();
+            ping(net::NODE.of(family)).unwrap();
+            for vip in [Vip::ClusterIp, Vip::ExternalIp, Vip::LoadBalancer] {
+                let error = ping(vip.of(10, family).ip()).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{vip:?} {family:?}: {error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn source_ranges_let_in_whom_they_name() {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        let mut cluster = Cluster::new(options(&json!({})));
+        let outside = ["192.0.2.10/32", "2001:db8:1::10/128"];
+        let with_node = ["192.0.2.0/28", "2001:db8:1::/123"];
+        cluster.publish("outside", 14, &json!({ "loadBalancerSourceRanges": outside }), &[A, R]);
+        cluster.publish("with-node", 15, &json!({ "loadBalancerSourceRanges": with_node }), &[A, R]);
+        let everybody = ["0.0.0.0/0", "::/0"];
+        cluster.publish("everybody", 16, &json!({ "loadBalancerSourceRanges": everybody }), &[A, R]);
+        cluster.settle();
+        let mut surprises = Surprises::default();
+        for (family, transport) in every() {
+            let balancer = |number| Vip::LoadBalancer.of(number, family);
+            let masqueraded = Peer::Masqueraded;
+            for number in [14, 15, 16] {
+                surprises.served(&net, From::Client, transport, balancer(number), &["a", "r"], masqueraded);
+                // Other ways in are not restricted.
+                surprises.served(
+                    &net,
+                    From::PodB,
+                    transport,
+                    Vip::ClusterIp.of(number, family),
+                    &["a", "r"],
+                    Peer::Kept,
+                );
+            }
+            surprises.served(&net, From::PodB, transport, balancer(16), &["a", "r"], masqueraded);
+            surprises.served(&net, From::Node, transport, balancer(16), &["a", "r"], masqueraded);
+            surprises.served(&net, From::Node, transport, balancer(15), &["a", "r"], masqueraded);
+            surprises.silent(&net, From::Node, transport, balancer(14));
+            for number in [14, 15] {
+                surprises.silent_to(&net.client, Some(net::STRANGER.of(family)), transport, balancer(number));
+                surprises.silent(&net, From::PodB, transport, balancer(number));
+            }
+        }
+        surprises.none();
+    });
+}

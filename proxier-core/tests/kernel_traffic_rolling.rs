@@ -1,0 +1,175 @@
+//! A rolling update under load: ten pods are replaced one by one while fifty clients connect and long connections stay open.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_macros, reason = "a run says how much it was")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "real time and real sockets are what this is about"
+)]
+
+mod traffic;
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ipvs::model::Family;
+use serde_json::{Value, json};
+use testkit::witness::{Conversation, Transport, Witness};
+use testkit::{kernel_test, oracle};
+use traffic::NEEDS;
+use traffic::cluster::{Cluster, options};
+use traffic::load::Load;
+use traffic::net::{FAMILIES, Net, POD_PORT, batch};
+use traffic::objects::{self, HERE, Vip};
+
+const LIMIT: Duration = Duration::from_secs(10);
+/// How long a pod that stops keeps its connections.
+const DEADLINE: Duration = Duration::from_secs(12);
+const PODS: usize = 10;
+const CLIENTS: usize = 50;
+
+fn address(pod: usize, family: Family) -> String {
+    match family {
+        Family::V4 => format!("10.244.1.{}", 100 + pod),
+        Family::V6 => format!("fd00:244:1::{}", 100 + pod),
+    }
+}
+
+/// How far a pod is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Ready,
+    /// Stopping, with its connections.
+    Terminating,
+}
+
+fn publish(cluster: &mut Cluster, pods: &BTreeMap<usize, Stage>) {
+    for family in FAMILIES {
+        let endpoint = |(pod, stage): (&usize, &Stage)| {
+            let ready = *stage == Stage::Ready;
+            json!({
+                "addresses": [address(*pod, family)],
+                "nodeName": HERE,
+                "conditions": { "ready": ready, "serving": true, "terminating": !ready },
+            })
+        };
+        let endpoints: Vec<Value> = pods.iter().map(endpoint).collect();
+        let ports = json!([{ "name": "tcp", "protocol": "TCP", "port": POD_PORT }]);
+        let address_type = if family == Family::V4 { "IPv4" } else { "IPv6" };
+        cluster.slice(&objects::slice("web", address_type, &ports, &json!(endpoints)));
+    }
+}
+
+/// Runs the passes that are due for so long.
+fn run(cluster: &mut Cluster, time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        cluster.settle();
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_rolling_update_fails_no_connection_and_cuts_none_before_its_deadline() {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        let mut lines = Vec::new();
+        for family in FAMILIES {
+            let bits = if family == Family::V4 { 32 } else { 128 };
+            for pod in 0..2 * PODS {
+                let nodad = if family == Family::V6 { " nodad" } else { "" };
+                lines.push(format!("address add {}/{bits} dev eth0{nodad}", address(pod, family)));
+            }
+        }
+        batch(&net.pod_a, &lines);
+        let routes = (0..2 * PODS)
+            .flat_map(|pod| FAMILIES.map(|family| format!("route add {} dev pod-a", address(pod, family))));
+        batch(&net.node, &routes.collect::<Vec<_>>());
+        let servers: Vec<Witness> = (0..2 * PODS)
+            .map(|pod| {
+                let place = |family| {
+                    (Transport::Tcp, (address(pod, family).parse::<std::net::IpAddr>().unwrap(), POD_PORT).into())
+                };
+                Witness::start(&net.pod_a, &pod.to_string(), &FAMILIES.map(place)).unwrap()
+            })
+            .collect();
+
+        let mut options = options(&json!({}));
+        options.drain.deadline = Some(DEADLINE);
+        let mut cluster = Cluster::new(options);
+        cluster.service(&objects::service("web", 10, &json!({})));
+        let mut pods: BTreeMap<usize, Stage> = (0..PODS).map(|pod| (pod, Stage::Ready)).collect();
+        publish(&mut cluster, &pods);
+        cluster.settle();
+
+        // Two long connections to each pod, one of each family.
+        let vips = FAMILIES.map(|family| Vip::ClusterIp.of(10, family));
+        let open = || {
+            let one = |to| Conversation::open(Transport::Tcp, None, to, LIMIT).unwrap();
+            vips.iter().flat_map(|vip| (0..PODS).map(|_| one(*vip))).collect()
+        };
+        let mut long: Vec<Conversation> = net.client.run_in(open).unwrap();
+        let held: Vec<usize> = long.iter_mut().map(|long| long.ask().unwrap().name.parse().unwrap()).collect();
+        assert!((0..PODS).all(|pod| held.contains(&pod)), "{held:?}");
+
+        let places: Vec<_> = vips.map(|vip| (Transport::Tcp, vip)).into();
+        let load = Load::start(&net.client, CLIENTS, &places, Duration::from_millis(100));
+        // A pod comes, an old one begins to stop, and is not listed any more a moment later.
+        let mut drained = BTreeMap::new();
+        for pod in 0..PODS {
+            pods.insert(PODS + pod, Stage::Ready);
+            publish(&mut cluster, &pods);
+            cluster.settle();
+            pods.insert(pod, Stage::Terminating);
+            publish(&mut cluster, &pods);
+            drained.insert(pod, Instant::now());
+            cluster.settle();
+            if pod > 0 {
+                pods.remove(&(pod - 1));
+                publish(&mut cluster, &pods);
+                cluster.settle();
+            }
+            load.wait_for(CLIENTS);
+            run(&mut cluster, Duration::from_millis(100));
+        }
+        pods.remove(&(PODS - 1));
+        publish(&mut cluster, &pods);
+        cluster.settle();
+        load.wait_for(CLIENTS);
+        let took = drained[&0].elapsed();
+        println!("rolled in {took:?}");
+
+        // Each long connection lasts as long as it may, and no longer.
+        let mut ended: BTreeMap<usize, Duration> = BTreeMap::new();
+        while ended.len() < long.len() {
+            assert!(drained[&(PODS - 1)].elapsed() < DEADLINE * 3, "some never ended: {ended:?}");
+            run(&mut cluster, Duration::from_millis(200));
+            for (number, (long, pod)) in long.iter_mut().zip(&held).enumerate() {
+                if ended.contains_key(&number) {
+                    continue;
+                }
+                let age = drained[pod].elapsed();
+                match long.ask() {
+                    Ok(answer) => assert_eq!(answer.name, pod.to_string()),
+                    Err(error) => {
+                        assert!(
+                            age >= DEADLINE,
+                            "connection {number} to pod {pod} ended {age:?} after it began to drain: {error}"
+                        );
+                        ended.insert(number, age);
+                    }
+                }
+            }
+        }
+        let served = load.finish();
+        println!("{served} connections, long ones ended after {:?}", ended.values().max());
+        drop(servers);
+        let saved = oracle::ipvsadm_save().unwrap();
+        for pod in 0..2 * PODS {
+            let there = saved.contains(&format!("{}:{POD_PORT} ", address(pod, Family::V4)));
+            assert_eq!(there, pod >= PODS, "pod {pod}: {saved}");
+        }
+    });
+}
