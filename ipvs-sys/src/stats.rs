@@ -13,6 +13,7 @@ pub enum Counter {
 
 impl Counter {
     /// The count.
+    #[inline]
     pub fn get(self) -> u64 {
         match self {
             Counter::Narrow(count) => count.into(),
@@ -24,6 +25,7 @@ impl Counter {
 impl Wire<'_> for Counter {
     const EXPECTED: &'static str = "4 or 8 bytes";
 
+    #[inline]
     fn get(payload: &[u8]) -> Option<Self> {
         u32::get(payload).map(Counter::Narrow).or_else(|| u64::get(payload).map(Counter::Wide))
     }
