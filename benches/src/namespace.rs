@@ -11,7 +11,11 @@ use nix::sched::{CloneFlags, unshare};
 use crate::report::Report;
 use crate::{Failure, drift, ipset_fill, ipvs_program, library, network, sets, snapshot, versus};
 
+/// How long the kernel is given to take the namespace of the side before apart, which it does when nobody uses it any more.
+const REST: Duration = Duration::from_millis(200);
+
 fn run(side: &[&str]) -> Result<String, Failure> {
+    std::thread::sleep(REST);
     let output = Command::new(std::env::current_exe()?).arg("side").args(side).stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err(format!("side {side:?} ended with {}", output.status).into());
@@ -25,6 +29,11 @@ pub(crate) fn measure(side: &[&str]) -> Result<Duration, Failure> {
     let last = text.lines().last().unwrap_or_default();
     let nanos: u64 = last.trim().parse().map_err(|error| format!("side {side:?} printed {last:?}: {error}"))?;
     Ok(Duration::from_nanos(nanos))
+}
+
+/// Starts this program again for one side, and forgets what it found: modules are loaded then, and files are read.
+pub(crate) fn warm_up(side: &[&str]) -> Result<(), Failure> {
+    run(side).map(drop)
 }
 
 /// Prints a figure for [`collect`].

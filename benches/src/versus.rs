@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::namespace::{collect, tell};
+use crate::namespace::{collect, tell, warm_up};
 use crate::network::Network;
 use crate::node::Node;
 use crate::report::{Report, float, ms};
@@ -43,6 +43,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         _ => &[10, 100, 1_000, 5_000, 10_000],
     };
     let connections = if options.smoke { "20" } else { "300" };
+    for (way, _) in WAYS {
+        warm_up(&["versus", way, "3", "5"])?;
+    }
     let mut worst = [0.0_f64; WAYS.len()];
     let mut before = 0;
     for services in sizes.iter().copied() {
