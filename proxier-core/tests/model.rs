@@ -32,7 +32,7 @@ use proptest::prelude::*;
 
 #[allow(clippy::disallowed_methods, reason = "how long a test runs is no part of what is tested")]
 fn cases() -> u32 {
-    std::env::var("PROXIER_MODEL_CASES").ok().and_then(|number| number.parse().ok()).unwrap_or(200)
+    std::env::var("PROXIER_MODEL_CASES").ok().and_then(|number| number.parse().ok()).unwrap_or(150)
 }
 
 fn run(steps: &[Step]) {

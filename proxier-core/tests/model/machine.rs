@@ -12,6 +12,7 @@ use proxier_core::compile::Frontend;
 use proxier_core::drain::Policy;
 use proxier_core::fake::{Call, FakeKernel};
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::ports::PortErrorKind;
 use proxier_core::proxier::{Options, Proxier};
 use proxier_core::report::{Failure, Report};
 use proxier_core::schedule::Limits;
@@ -165,8 +166,10 @@ impl Machine {
 
     fn trouble(&mut self, trouble: Trouble) {
         self.lies |= trouble.takes_effect();
-        self.marks_at_risk |=
-            matches!(trouble.call(), Call::SetsAdd | Call::SetsCreate | Call::SetsReplace | Call::LinksBind);
+        let marks = matches!(trouble.call(), Call::SetsAdd | Call::SetsCreate | Call::SetsReplace | Call::LinksBind);
+        // One that is made although the kernel says no is not looked for before the next full pass.
+        let lie = trouble.takes_effect() && trouble.kind() != PortErrorKind::Unknown;
+        self.marks_at_risk |= marks || lie;
         self.kernel.fail(trouble.fault());
     }
 

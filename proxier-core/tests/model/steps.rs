@@ -68,12 +68,16 @@ impl Trouble {
         Call::ALL[usize::from(self.call) % Call::ALL.len()]
     }
 
+    pub(crate) fn kind(self) -> PortErrorKind {
+        KINDS[usize::from(self.kind) % KINDS.len()]
+    }
+
     pub(crate) fn takes_effect(self) -> bool {
         self.how & 4 == 4
     }
 
     pub(crate) fn fault(self) -> Fault {
-        let fault = Fault::new(self.call(), KINDS[usize::from(self.kind) % KINDS.len()]);
+        let fault = Fault::new(self.call(), self.kind());
         let fault = match self.how & 3 {
             0 => fault.after_calls((self.nth % 4).into()),
             3 if self.nth.is_multiple_of(4) => fault.every(),

@@ -1,0 +1,328 @@
+//! Random sequences on a real kernel, as `tests/model.rs` has them in memory: whatever happened before, the tools of the field
+//! print the same in the end as on a kernel that nobody has disturbed.
+//!
+//! `PROXIER_KERNEL_MODEL_CASES` sets the number of sequences. They are the same in every run.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::as_conversions,
+    clippy::let_underscore_must_use,
+    clippy::disallowed_methods,
+    clippy::disallowed_macros,
+    reason = "tests stop at the first surprise and say which sequence it was, and touch files"
+)]
+
+#[allow(dead_code, reason = "the test in memory uses more of it")]
+#[path = "model/objects.rs"]
+mod objects;
+#[path = "model/rules.rs"]
+mod rules;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use proptest::test_runner::TestRunner;
+use proxier_core::cleanup::cleanup;
+use proxier_core::kernel::{self, KernelPorts};
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::proxier::{Options, Proxier};
+use proxier_core::snapshot::ObjectKey;
+use testkit::{Need, Netns, kernel_test, oracle};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Service([u8; 10]),
+    DeleteService(u8),
+    Slice([u8; 7]),
+    DeleteSlice(u8),
+    Host(u8),
+    Damage(u8, u8),
+    Pass,
+    Restart,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => any::<[u8; 10]>().prop_map(Step::Service),
+        1 => any::<u8>().prop_map(Step::DeleteService),
+        6 => any::<[u8; 7]>().prop_map(Step::Slice),
+        1 => any::<u8>().prop_map(Step::DeleteSlice),
+        1 => any::<u8>().prop_map(Step::Host),
+        4 => any::<(u8, u8)>().prop_map(|(what, which)| Step::Damage(what, which)),
+        4 => Just(Step::Pass),
+        1 => Just(Step::Restart),
+    ];
+    proptest::collection::vec(step, 6..16)
+}
+
+/// Runs a program, which must succeed.
+fn run(line: &str) -> String {
+    let words: Vec<&str> = line.split(' ').filter(|word| !word.is_empty()).collect();
+    oracle::run(words[0], &words[1..], None).unwrap_or_else(|error| panic!("{line}: {error}")).stdout
+}
+
+/// What is somebody else's.
+fn invite_strangers() {
+    oracle::ipvsadm_restore(
+        "-A -t 172.30.0.1:7000 -s rr\n-a -t 172.30.0.1:7000 -r 172.30.1.1:7000 -m -w 2\n-A -f 3 -s rr\n",
+    )
+    .unwrap();
+    oracle::ipset_restore("create FOREIGN hash:ip\nadd FOREIGN 172.30.0.1\n").unwrap();
+    let rules = "*nat\n:FOREIGN-A - [0:0]\n-A FOREIGN-A -j RETURN\n-A PREROUTING -j FOREIGN-A\n\
+                 -A POSTROUTING -s 172.30.0.0/16 -m comment --comment FOREIGN -j MASQUERADE\nCOMMIT\n";
+    oracle::iptables_restore(oracle::Backend::Nft, oracle::Family::V4, rules).unwrap();
+}
+
+/// What the tools print of ours, and of theirs.
+#[derive(Debug, PartialEq, Eq)]
+struct Printed {
+    ipvs: Vec<String>,
+    sets: Vec<String>,
+    rules: Vec<BTreeMap<(String, String), Vec<String>>>,
+    addresses: BTreeSet<IpAddr>,
+}
+
+fn is_theirs(line: &str) -> bool {
+    ["172.30.", "-f 3 ", "FOREIGN"].iter().any(|word| line.contains(word))
+}
+
+fn printed() -> (Printed, Vec<String>) {
+    let mut all: Vec<String> = oracle::ipvsadm_save().unwrap().lines().map(|line| line.trim_end().to_owned()).collect();
+    all.sort();
+    let (mut theirs, ipvs): (Vec<String>, Vec<String>) = all.into_iter().partition(|line| is_theirs(line));
+    let saved = oracle::ipset_save().unwrap();
+    // Which bucket size and seed a set has is up to the kernel.
+    let saved = saved.lines().map(|line| line.split(" bucketsize").next().unwrap_or(line).to_owned());
+    let (foreign, mut sets): (Vec<String>, Vec<String>) = saved.partition(|line| is_theirs(line));
+    sets.sort();
+    theirs.extend(foreign);
+    let mut rules = Vec::new();
+    for family in [oracle::Family::V4, oracle::Family::V6] {
+        let text = oracle::iptables_save(oracle::Backend::Nft, family).unwrap();
+        theirs.extend(text.lines().filter(|line| is_theirs(line)).map(str::to_owned));
+        rules.push(rules::our_rules(&text));
+    }
+    (Printed { ipvs, sets, rules, addresses: addresses("kube-ipvs0") }, theirs)
+}
+
+fn addresses(device: &str) -> BTreeSet<IpAddr> {
+    let json: serde_json::Value = serde_json::from_str(&oracle::ip_json(&["address"]).unwrap()).unwrap();
+    let device = json.as_array().unwrap().iter().find(|link| link["ifname"] == device);
+    let addresses = device.into_iter().flat_map(|link| link["addr_info"].as_array().unwrap());
+    addresses
+        .filter(|info| info["scope"] != "link")
+        .map(|info| info["local"].as_str().unwrap().parse().unwrap())
+        .collect()
+}
+
+fn set_host(which: u8) {
+    run("ip address flush dev eth0");
+    for address in objects::host(which) {
+        let (length, nodad) = if address.is_ipv4() { (32, "") } else { (128, "nodad") };
+        run(&format!("ip address add {address}/{length} dev eth0 {nodad}"));
+    }
+}
+
+struct Machine {
+    ports: KernelPorts,
+    proxier: Proxier,
+    now: Duration,
+    services: BTreeMap<ObjectKey, ServiceObject>,
+    slices: BTreeMap<ObjectKey, EndpointSliceObject>,
+}
+
+impl Machine {
+    /// In the namespace of the calling thread, with interface `eth0`.
+    fn new(host: u8) -> Self {
+        run("ip link set lo up");
+        run("ip link add eth0 type bridge");
+        run("ip link set eth0 up");
+        set_host(host);
+        let mut machine = Machine {
+            ports: KernelPorts::open(&kernel::Options::default()).unwrap(),
+            proxier: Proxier::new("node-a", Options::default(), Duration::ZERO),
+            now: Duration::ZERO,
+            services: BTreeMap::new(),
+            slices: BTreeMap::new(),
+        };
+        machine.proxier.start(machine.now);
+        machine
+    }
+
+    fn restart(&mut self) {
+        self.proxier = Proxier::new("node-a", Options::default(), self.now);
+        self.proxier.replace_objects(self.services.values(), self.slices.values(), self.now);
+        self.proxier.start(self.now);
+    }
+
+    /// Passes until none is due before this much time has gone by.
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            let now = self.now;
+            let report = self.proxier.pass(&|| now, &mut self.ports.ports()).unwrap();
+            assert!(report.is_done(), "{report:#?}");
+        }
+        self.now = end;
+    }
+
+    fn take(&mut self, step: &Step) {
+        let now = self.now;
+        match step {
+            Step::Service(bytes) => {
+                let object = objects::service(*bytes);
+                self.proxier.upsert_service(&object, now);
+                self.services.insert(ObjectKey::of(&object.metadata), object);
+            }
+            Step::DeleteService(which) => {
+                let (namespace, name) = objects::SERVICES[usize::from(*which) % objects::SERVICES.len()];
+                let key = ObjectKey::new(namespace, name);
+                self.services.remove(&key);
+                self.proxier.delete_service(&key, now);
+            }
+            Step::Slice(bytes) => {
+                let object = objects::slice(*bytes);
+                self.proxier.upsert_slice(&object, now);
+                self.slices.insert(ObjectKey::of(&object.metadata), object);
+            }
+            Step::DeleteSlice(which) => {
+                let Some(key) = self.slices.keys().nth(usize::from(which % objects::SLICES)).cloned() else { return };
+                self.slices.remove(&key);
+                self.proxier.delete_slice(&key, now);
+            }
+            Step::Host(which) => {
+                set_host(*which);
+                self.proxier.host_changed(now);
+            }
+            Step::Damage(what, which) => {
+                damage(*what, usize::from(*which));
+                self.proxier.request_full(now);
+                self.run(Duration::ZERO);
+            }
+            Step::Pass => self.run(Duration::ZERO),
+            Step::Restart => self.restart(),
+        }
+    }
+}
+
+/// Somebody changes what is ours.
+fn damage(what: u8, which: usize) {
+    let saved = oracle::ipvsadm_save().unwrap();
+    let ours = |kind: &'static str| -> Vec<Vec<&str>> {
+        let lines = saved.lines().filter(|line| line.starts_with(kind) && !is_theirs(line));
+        lines.map(|line| line.split_whitespace().collect()).collect()
+    };
+    let (servers, reals) = (ours("-A"), ours("-a"));
+    let server = servers.get(which % servers.len().max(1));
+    let real = reals.get(which % reals.len().max(1));
+    match (what % 9, server, real) {
+        (0, Some(line), _) => drop(run(&format!("ipvsadm -D {} {}", line[1], line[2]))),
+        (1, _, Some(line)) => {
+            drop(run(&format!("ipvsadm -e {} {} -r {} -m -w 0", line[1], line[2], line[4])));
+        }
+        (2, _, Some(line)) => drop(run(&format!("ipvsadm -d {} {} -r {}", line[1], line[2], line[4]))),
+        (3, Some(line), _) => {
+            let extra = if line[2].contains('[') { "[fd99::9]:99" } else { "10.9.9.9:99" };
+            drop(run(&format!("ipvsadm -a {} {} -r {extra} -m", line[1], line[2])));
+        }
+        (4, ..) => {
+            let saved = oracle::ipset_save().unwrap();
+            let ours: Vec<&str> = saved.lines().filter(|line| line.starts_with("create KUBE-")).collect();
+            if let Some(line) = ours.get(which % ours.len().max(1)) {
+                run(&format!("ipset flush {}", line.split(' ').nth(1).unwrap()));
+            }
+        }
+        (5, ..) if !addresses("kube-ipvs0").is_empty() => drop(run("ip link delete kube-ipvs0")),
+        (6, ..) => {
+            for rules in ["*nat\n-F KUBE-SERVICES\nCOMMIT\n", "*filter\n-F KUBE-FORWARD\nCOMMIT\n"] {
+                // Before the first pass there is no such chain.
+                let _ = oracle::iptables_restore(oracle::Backend::Nft, oracle::Family::V4, rules);
+            }
+        }
+        (7, ..) => {
+            let there: Vec<IpAddr> = addresses("kube-ipvs0").into_iter().collect();
+            if let Some(address) = there.get(which % there.len().max(1)) {
+                let length = if address.is_ipv4() { 32 } else { 128 };
+                run(&format!("ip address delete {address}/{length} dev kube-ipvs0"));
+            }
+        }
+        (8, ..) => std::fs::write("/proc/sys/net/ipv4/vs/conntrack", "0\n").unwrap(),
+        _ => {}
+    }
+}
+
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::IpVs,
+    Need::Scheduler("rr"),
+    Need::Dummy,
+    Need::Ipset("hash:ip"),
+    Need::Ipset("hash:ip,port"),
+    Need::Ipset("hash:ip,port,ip"),
+    Need::Ipset("hash:ip,port,net"),
+    Need::Ipset("bitmap:port"),
+    Need::IptablesNft,
+];
+
+fn sequence(steps: &[Step]) {
+    let host = steps.iter().rev().find_map(|step| if let Step::Host(which) = step { Some(*which) } else { None });
+    let (disturbed, services, slices) = Netns::new()
+        .unwrap()
+        .run_in(|| {
+            let mut machine = Machine::new(0);
+            invite_strangers();
+            let strangers = printed().1;
+            for step in steps {
+                machine.take(step);
+            }
+            // Past the last look at what drains, and a full pass.
+            machine.run(Duration::from_secs(100));
+            let (ours, theirs) = printed();
+            assert_eq!(theirs, strangers);
+            let all = machine.proxier.desired().addresses().collect::<BTreeSet<_>>();
+            let elsewhere: BTreeSet<IpAddr> =
+                ours.addresses.iter().filter(|address| !all.contains(address)).copied().collect();
+            assert!(elsewhere.iter().all(|address| machine.proxier.desired().is_elsewhere(*address)), "{elsewhere:?}");
+            // Once more: nothing is written.
+            machine.proxier.request_full(machine.now);
+            let now = machine.now;
+            let report = machine.proxier.pass(&|| now, &mut machine.ports.ports()).unwrap();
+            assert!(report.full && report.is_done() && report.writes() == 0 && report.drift.is_empty(), "{report:#?}");
+            // And everything of ours can go.
+            let cleaned = cleanup(&Options::default().config, &mut machine.ports.ports());
+            assert!(cleaned.is_done(), "{cleaned:#?}");
+            let (left, theirs) = printed();
+            assert_eq!(theirs, strangers);
+            assert!(left.ipvs.is_empty() && left.sets.is_empty() && left.addresses.is_empty(), "{left:#?}");
+            assert!(left.rules.iter().all(BTreeMap::is_empty), "{left:#?}");
+            (Printed { addresses: &ours.addresses - &elsewhere, ..ours }, machine.services, machine.slices)
+        })
+        .unwrap();
+    let fresh = Netns::new().unwrap().run_in(|| {
+        let mut machine = Machine::new(host.unwrap_or(0));
+        (machine.services, machine.slices) = (services, slices);
+        machine.restart();
+        machine.run(Duration::ZERO);
+        printed().0
+    });
+    assert_eq!(disturbed, fresh.unwrap());
+}
+
+#[test]
+fn whatever_happened_the_tools_print_what_they_print_on_an_untouched_kernel() {
+    let cases = std::env::var("PROXIER_KERNEL_MODEL_CASES").ok().and_then(|number| number.parse().ok()).unwrap_or(6);
+    kernel_test(NEEDS, || {
+        let mut runner = TestRunner::deterministic();
+        for case in 0..cases {
+            let steps = steps().new_tree(&mut runner).unwrap().current();
+            println!("case {case}: {steps:?}");
+            sequence(&steps);
+        }
+    });
+}
