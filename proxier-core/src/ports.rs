@@ -172,10 +172,10 @@ pub trait Rules {
     /// [`PortErrorKind::Unavailable`] when there is no program for this family.
     fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError>;
 
-    /// Tables nat and filter, whoever made the rules.
+    /// Tables nat and filter, whoever made the rules. One that nobody has used yet may be missing.
     ///
     /// # Errors
-    /// [`PortErrorKind::Unavailable`] when there is no program for this family or no table nat.
+    /// [`PortErrorKind::Unavailable`] when there is no program for this family that works with this kernel.
     fn dump(&mut self, family: Family) -> Result<iptables::Dump, PortError>;
 
     /// Carries out a transaction; of a table it is done as a whole or not at all.
