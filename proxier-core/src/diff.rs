@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipset::Element;
 use ipvs::model::{Family, VirtualServerConfig};
@@ -76,6 +77,8 @@ pub fn diff(desired: &Desired, observed: &Observed, config: &Config) -> Changes 
     let mut diff = Diff { desired, observed, config, changes: Changes::default() };
     for set in config.families.iter().flat_map(SetKey::all) {
         match observed.sets.get(&set) {
+            // Nearly always: one walk in place of two lookups for each.
+            Some(elements) if elements.iter().eq(desired.entries(set)) => continue,
             Some(elements) => elements.iter().for_each(|element| diff.entry(set, element)),
             None => {
                 diff.changes.create_sets.insert(set);
@@ -83,7 +86,9 @@ pub fn diff(desired: &Desired, observed: &Observed, config: &Config) -> Changes 
         }
         desired.entries(set).for_each(|element| diff.entry(set, element));
     }
-    desired.addresses().chain(observed.addresses.iter().copied()).for_each(|address| diff.address(address));
+    if !desired.addresses().eq(observed.addresses.iter().copied()) {
+        desired.addresses().chain(observed.addresses.iter().copied()).for_each(|address| diff.address(address));
+    }
     for frontend in desired.frontends() {
         diff.wanted(frontend.key(), frontend);
     }
@@ -188,7 +193,8 @@ impl Diff<'_> {
 
 fn update(wanted: &Frontend, there: &ObservedServer) -> Option<VirtualServerChange> {
     let config = (wanted.config != there.config).then_some(wanted.config);
-    if config.is_none() && *wanted.real_servers == *there.real_servers {
+    let same = Arc::ptr_eq(&wanted.real_servers, &there.real_servers) || wanted.real_servers == there.real_servers;
+    if config.is_none() && same {
         return None;
     }
     let (mut add, mut set, mut remove) = (Vec::new(), Vec::new(), Vec::new());
