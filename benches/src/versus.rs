@@ -46,29 +46,21 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     for (way, _) in WAYS {
         warm_up(&["versus", way, "3", "5"])?;
     }
-    let mut worst = [0.0_f64; WAYS.len()];
-    let mut before = 0;
+    let mut before = None;
     for services in sizes.iter().copied() {
+        let (possible, slow): (Vec<_>, Vec<_>) =
+            WAYS.into_iter().partition(|(_, name)| is_quick(&report, name, before, services));
+        for (_, name) in slow {
+            report.note(format!("{name} with {services} Services is left out: too slow for this bench."));
+        }
         for _ in 0..options.rounds {
-            for ((way, name), worst) in WAYS.into_iter().zip(&mut worst) {
-                // Costs may grow with the square of the number.
-                let factor =
-                    if before == 0 || before == services { 1.0 } else { f64::from(services) / f64::from(before) };
-                if *worst * factor.powf(1.5) > PATIENCE_MS && before != services {
-                    report.note(format!("{name} with {services} Services is left out: too slow for this bench."));
-                    continue;
-                }
+            for (way, name) in &possible {
                 let start = Instant::now();
                 collect(&mut report, &["versus", way, &services.to_string(), connections])?;
                 eprintln!("{name}, {services} Services: {:.1} s", start.elapsed().as_secs_f64());
-                let median = report.median(PROGRAM, Some(services), name);
-                if before != services {
-                    *worst = 0.0;
-                }
-                *worst = worst.max(median);
             }
         }
-        before = services;
+        before = Some(services);
     }
     report.curve("program", PROGRAM, "Services");
     report.curve("change", CHANGE, "Services");
@@ -76,6 +68,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.curve("rate", RATE, "Services");
     report.curve("memory", MEMORY, "Services");
     report.finish()
+}
+
+/// Whether programming so many Services can be waited for, judging by the size before. Small sizes say nothing: what they take is
+/// starting programs.
+fn is_quick(report: &Report, name: &str, before: Option<u32>, services: u32) -> bool {
+    let Some(before) = before.filter(|before| *before >= 1_000) else { return true };
+    // Costs may grow with more than the number. One that was left out has no median, and is left out again.
+    report.median(PROGRAM, Some(before), name) * (f64::from(services) / f64::from(before)).powf(1.5) <= PATIENCE_MS
 }
 
 /// KiB of kernel memory that grow with tables.
