@@ -37,6 +37,8 @@ pub(crate) struct Machine {
     orphans: BTreeSet<VirtualServerKey>,
     /// What tells which virtual servers are ours may be missing: somebody removed it, or it could not be written.
     marks_at_risk: bool,
+    /// A failure to come may keep it from being written.
+    marks_threatened: bool,
     /// Some call may be done and say that it was not.
     lies: bool,
     races: u32,
@@ -71,6 +73,7 @@ impl Machine {
             node: None,
             orphans: BTreeSet::new(),
             marks_at_risk: false,
+            marks_threatened: false,
             lies: false,
             races: 0,
             raced: Arc::default(),
@@ -169,13 +172,15 @@ impl Machine {
         let marks = matches!(trouble.call(), Call::SetsAdd | Call::SetsCreate | Call::SetsReplace | Call::LinksBind);
         // One that is made although the kernel says no is not looked for before the next full pass.
         let lie = trouble.takes_effect() && trouble.kind() != PortErrorKind::Unknown;
-        self.marks_at_risk |= marks || lie;
+        self.marks_threatened |= marks || lie;
+        self.marks_at_risk |= self.marks_threatened;
         self.kernel.fail(trouble.fault());
     }
 
     fn quiet(&mut self) {
         self.kernel.clear_faults();
         self.lies = false;
+        self.marks_threatened = false;
     }
 
     /// A process on this kernel that knows these objects.
@@ -290,7 +295,7 @@ impl Machine {
             let differences = after.differences(desired, &self.orphans);
             if report.is_done() && !raced {
                 assert!(differences.is_empty(), "done, and yet {differences:#?}\n{report:#?}\n{:#?}", log.0);
-                self.marks_at_risk = false;
+                self.marks_at_risk = self.marks_threatened;
             }
         }
         if report.full && !crashed && !raced && !self.lies && self.orphans.is_empty() && tells_a_difference(&report) {
