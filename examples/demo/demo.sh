@@ -19,7 +19,8 @@ fi
 
 work=$(mktemp -d /run/proxier-demo.XXXXXX) || exit 1
 manifests=$work/manifests
-python=/usr/bin/python3
+# Without its site packages it starts sooner.
+python="/usr/bin/python3 -I -S"
 node_address=192.168.50.1
 web=10.96.0.80
 cart=10.96.0.90
@@ -61,6 +62,7 @@ until_so() {
     shift 2
     tries=0
     until "$@" >/dev/null 2>&1; do
+        [ -z "$proxy_pid" ] || kill -0 "$proxy_pid" 2>/dev/null || fail "the proxy has ended; not so: $what"
         tries=$((tries + 1))
         [ "$tries" -lt $((limit * 10)) ] || fail "not within $limit s: $what"
         sleep 0.1
@@ -101,7 +103,7 @@ network() {
     ip -n client route add default via $node_address && ip -n pods route add default via 10.244.0.1 ||
         fail "the routes"
     # Not through on_pods: $! is to be the program itself, not a shell that waits for it.
-    ip netns exec pods "$python" "$here/talk.py" serve \
+    ip netns exec pods $python "$here/talk.py" serve \
         web-1=tcp:10.244.0.11:8080 web-2=tcp:10.244.0.12:8080 web-3=tcp:10.244.0.13:8080 web-4=tcp:10.244.0.14:8080 \
         cart-1=tcp:10.244.0.21:8080 cart-2=tcp:10.244.0.22:8080 \
         dns-1=udp:10.244.0.31:53 dns-2=udp:10.244.0.32:53 >"$work/pods" 2>&1 &
@@ -113,12 +115,13 @@ network() {
 
 # answers PROTOCOL ADDRESS PORT COUNT: asks from the client, shows who answered, and keeps that in $work/answers.
 answers() {
-    say "" "   the client asks $2 port $3 ($1), $4 times; who answered, and how often:"
-    on_client "$python" "$here/talk.py" ask "$@" >"$work/answers" || fail "the client could not ask"
+    say "" "   the client asks $2 port $3 ($1), $4 x; who answered, and how often:"
+    on_client $python "$here/talk.py" ask "$@" >"$work/answers" || fail "the client could not ask"
     bars <"$work/answers" | indent
 }
 bars() {
-    awk '{ bar = ""; count = $NF; sub(/ [0-9]+$/, "")
+    awk '/^nobody|^refused/ { sub(/ [0-9]+$/, ""); print; next }
+         { bar = ""; count = $NF; sub(/ [0-9]+$/, "")
            for (i = 0; i < count; i++) bar = bar "#"; printf "%-8s %-14s %d\n", $0, bar, count }'
 }
 # shared NAME...: these and nobody else have answered, and none more than once oftener than another.
@@ -141,6 +144,7 @@ table() {
     on_node "$proxy" show --manifests "$manifests" --hostname-override demo-node >"$work/table" || fail "show failed"
     indent <"$work/table"
 }
+last_pass() { sed -n 's/.* \(pass: \)/\1/p' "$work/log" | tail -n 1; }
 # edit SED-EXPRESSION: changes web.yaml, whole or not at all.
 edit() {
     typed "sed -i '$1' web.yaml"
@@ -213,7 +217,7 @@ step "Scaling" \
     "A fourth pod is added to the endpoints. The proxy sends the kernel just that change."
 edit '/# web-3$/a - {addresses: [10.244.0.14], conditions: {ready: true}, nodeName: demo-node} # web-4'
 until_so 30 "the kernel has web-4" has_servers -t $web:80 4
-say "   the proxy's log: $(grep -e 'pass: ' "$work/log" | tail -n 1)"
+say "   the proxy's log: $(last_pass)"
 answers tcp $web 80 12
 shared web-1 web-2 web-3 web-4
 ok "the new pod has its share"
@@ -222,7 +226,7 @@ step "Draining under load" \
     "A client keeps a connection to web-1 and uses it ten times a second. Then web-1 is taken out of the endpoints." \
     "The proxy must not cut that connection: it gives web-1 the weight 0, so that nothing new goes there."
 touch "$work/held"
-ip netns exec client "$python" "$here/talk.py" hold $web 80 web-1 "$work/held" 2>"$work/held.error" &
+ip netns exec client $python "$here/talk.py" hold $web 80 web-1 "$work/held" 2>"$work/held.error" &
 holder=$!
 jobs="$jobs $holder"
 until_so 30 "the connection to web-1 is open and answers" test -s "$work/held.answers"
@@ -248,7 +252,7 @@ step "Failover" \
 edit '/# web-2$/s/ready: true/ready: false/'
 no_new_for() { is_gone "$1" || weight_is "$1" 0; }
 until_so 30 "web-2 is out of the rotation" no_new_for 10.244.0.12
-say "   the proxy's log: $(grep -e 'pass: ' "$work/log" | tail -n 1)"
+say "   the proxy's log: $(last_pass)"
 answers tcp $web 80 12
 shared web-3 web-4
 ok "the others have taken over, and no request was lost"
@@ -271,17 +275,29 @@ ok "the Service still works"
 
 step "Clean-up" \
     "One command takes everything away that the proxy has made: virtual servers, addresses, sets and rules."
+# traces KIND: what of the proxy's work the tool for that kind still shows.
+traces() {
+    case "$1" in
+    servers) on_node ipvsadm -Sn ;;
+    devices) on_node ip -brief link show type dummy ;;
+    sets) on_node ipset list -name ;;
+    rules) on_node iptables-save | grep KUBE ;;
+    rules6) on_node ip6tables-save | grep KUBE ;;
+    esac 2>/dev/null
+}
+kinds="servers devices sets rules rules6"
+# A tool that shows nothing now would show nothing afterwards either.
+for kind in $kinds; do
+    [ -n "$(traces "$kind")" ] || fail "no $kind to be seen before the clean-up"
+done
 typed "proxier-demo cleanup"
 on_node "$proxy" cleanup >"$work/cleaned" 2>&1 || fail "cleanup: $(cat "$work/cleaned")"
 indent <"$work/cleaned"
-left=$(
-    on_node ipvsadm -Sn
-    on_node ip -brief link show type dummy
-    on_node ipset list -name
-    for save in iptables-save ip6tables-save; do on_node $save 2>/dev/null | grep KUBE; done
-)
-[ -z "$left" ] || fail "left behind: $left"
-ok "nothing left: ipvsadm, ip, ipset and iptables-save show none of it"
+for kind in $kinds; do
+    left=$(traces "$kind")
+    [ -z "$left" ] || fail "$kind are left: $left"
+done
+ok "nothing left: ipvsadm, ip, ipset, iptables-save and ip6tables-save show none of it"
 proxy_pid=
 answers tcp $web 80 1
 ! grep -q web "$work/answers" || fail "a pod has answered"
