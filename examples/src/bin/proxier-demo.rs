@@ -25,6 +25,7 @@ fn main() -> ExitCode {
     };
     let code = match &invocation.command {
         Command::WriteConfig(file) => write_config(&configured, file),
+        Command::Run { init_only: true, .. } => once::init(&warned(configured)),
         Command::Run { once: true, .. } => runtime.block_on(once::run_once(&warned(configured))),
         Command::Run { once: false, .. } => runtime.block_on(run::run(&configured, invocation.config.as_deref())),
         Command::Plan(output) => runtime.block_on(once::plan(&warned(configured), *output)),

@@ -10,6 +10,7 @@ use proxier_core::ports::PortErrorKind;
 use proxier_core::proxier::{Options, Proxier};
 use proxier_core::report::Report;
 use proxier_core::schedule::Limits;
+use proxier_core::sysctls::HostSettings;
 
 use super::change::Change;
 use super::cli::Source;
@@ -163,6 +164,21 @@ fn reduce(options: &mut Options, settings: &Settings, kernel: &mut KernelPorts) 
     })
 }
 
+/// Settings of the host.
+pub(super) fn host_settings(settings: &Settings) -> HostSettings {
+    let mut host = HostSettings::default();
+    host.strict_arp = settings.strict_arp;
+    let conntrack = &settings.conntrack;
+    let cpus = std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
+    host.conntrack_max = conntrack.max_per_core.map(|each| each.saturating_mul(cpus).max(conntrack.min));
+    host.tcp_established_secs = conntrack.tcp_established_secs;
+    host.tcp_close_wait_secs = conntrack.tcp_close_wait_secs;
+    host.tcp_be_liberal = conntrack.tcp_be_liberal;
+    host.udp_secs = conntrack.udp_secs;
+    host.udp_stream_secs = conntrack.udp_stream_secs;
+    host
+}
+
 fn options(settings: &Settings, source: &Source, families: Families) -> Options {
     let mut options = Options::default();
     options.config = settings.core.clone();
@@ -173,15 +189,7 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
             options.config.reserved.reserve(Place::tcp_here(address.port()), user);
         }
     }
-    options.host.strict_arp = settings.strict_arp;
-    let conntrack = &settings.conntrack;
-    let cpus = std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
-    options.host.conntrack_max = conntrack.max_per_core.map(|each| each.saturating_mul(cpus).max(conntrack.min));
-    options.host.tcp_established_secs = conntrack.tcp_established_secs;
-    options.host.tcp_close_wait_secs = conntrack.tcp_close_wait_secs;
-    options.host.tcp_be_liberal = conntrack.tcp_be_liberal;
-    options.host.udp_secs = conntrack.udp_secs;
-    options.host.udp_stream_secs = conntrack.udp_stream_secs;
+    options.host = host_settings(settings);
     options.timeouts.tcp_secs = settings.timeouts.tcp_secs;
     options.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
     options.timeouts.udp_secs = settings.timeouts.udp_secs;

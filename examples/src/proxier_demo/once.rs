@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use proxier_core::cleanup::cleanup;
+use proxier_core::observe::sysctl_changes;
 use proxier_core::plan::Plan;
 use proxier_core::report::Report;
 use proxier_core::step::Names;
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::change::Snapshot;
 use super::cli::{Configured, Output};
-use super::engine::{Engine, open_kernel};
+use super::engine::{Engine, host_settings, open_kernel};
 use super::lock::{self, Lock};
 use super::picture;
 use super::problem::Problem;
@@ -86,6 +87,32 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
         (true, false) => ExitCode::from(BAD_INPUT),
         (true, true) => ExitCode::SUCCESS,
     }
+}
+
+/// `--init-only`: settings of the host, which need more privilege than serving does, and nothing else.
+pub fn init(configured: &Configured) -> ExitCode {
+    let mut kernel = match open_kernel() {
+        Ok(kernel) => kernel,
+        Err(problem) => return complain(&[problem], FAILED),
+    };
+    let settings = host_settings(&configured.settings);
+    let ports = kernel.ports();
+    let (changes, unmet) = sysctl_changes(ports.sysctls, &settings);
+    let mut failed = 0_u8;
+    for change in changes {
+        match ports.sysctls.set(&change.path, &change.to) {
+            Ok(()) => println!("{} = {}", change.path, change.to),
+            Err(error) => {
+                eprintln!("proxier-demo: {error}");
+                failed = FAILED;
+            }
+        }
+    }
+    for unmet in unmet {
+        let now = unmet.from.as_deref().unwrap_or("unknown");
+        eprintln!("proxier-demo: {} stays {now}: it cannot be written from here", unmet.path);
+    }
+    ExitCode::from(failed)
 }
 
 /// What a person has to know of a pass.
