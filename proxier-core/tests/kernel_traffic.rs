@@ -18,7 +18,7 @@ use iptables::Backend;
 use ipvs::model::Family;
 use proxier_core::config::LocalFallback;
 use serde_json::{Value, json};
-use testkit::witness::{Answer, Conversation, Transport, Witness, ask};
+use testkit::witness::{Conversation, Transport, Witness, ask};
 use testkit::{Need, kernel_test, oracle};
 use traffic::NEEDS;
 use traffic::clients::{LIMIT, Peer, SILENCE, Surprises, daemon_at, every, with_service};
