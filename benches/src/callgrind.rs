@@ -14,6 +14,14 @@ pub(crate) struct Counted {
     pub(crate) allocations: u64,
 }
 
+/// Runs one case under callgrind.
+pub(crate) fn instructions(what: &str, size: Size) -> Result<u64, Failure> {
+    match run(what, size, false)? {
+        (0, _) => Err(format!("callgrind counted nothing of {what}").into()),
+        (instructions, _) => Ok(instructions),
+    }
+}
+
 /// Runs one case under callgrind, and once more without the work: callgrind counts calls from the start of the process on.
 pub(crate) fn count(what: &str, size: Size) -> Result<Counted, Failure> {
     let (instructions, all) = run(what, size, false)?;

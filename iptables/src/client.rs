@@ -97,12 +97,7 @@ impl<R: Runner> Iptables<R> {
     }
 
     /// Opens programs that were located before, without running them again.
-    pub(crate) fn over(
-        runner: R,
-        family: Family,
-        backend: Backend,
-        programs: Option<Programs>,
-    ) -> Result<Self, Error> {
+    pub(crate) fn over(runner: R, family: Family, backend: Backend, programs: Option<Programs>) -> Result<Self, Error> {
         match programs {
             Some(programs) => Ok(Self { runner, family, programs, limits: Limits::default() }),
             None => Err(Error::new(

@@ -62,6 +62,33 @@ fn publish(cluster: &mut Cluster, pods: &BTreeMap<usize, Stage>) {
     }
 }
 
+/// Connections that stay open, and the pod at the other end of each.
+struct Long {
+    open: Vec<(usize, Conversation)>,
+    /// How long after its pod began to stop each one ended that has.
+    ended: Vec<Duration>,
+}
+
+impl Long {
+    /// Every connection still works, unless its pod began to stop a deadline ago.
+    fn check(&mut self, drained: &BTreeMap<usize, Instant>) {
+        let ended = &mut self.ended;
+        self.open.retain_mut(|(pod, connection)| {
+            let answer = connection.ask();
+            let age = drained.get(pod).map(Instant::elapsed);
+            match answer {
+                Ok(answer) => assert_eq!(answer.name, pod.to_string()),
+                Err(error) => {
+                    let late = age.filter(|age| *age >= DEADLINE);
+                    ended.push(late.unwrap_or_else(|| panic!("to pod {pod}, stopping for {age:?}: {error}")));
+                    return false;
+                }
+            }
+            true
+        });
+    }
+}
+
 /// Runs the passes that are due for so long.
 fn run(cluster: &mut Cluster, time: Duration) {
     let end = Instant::now() + time;
@@ -110,9 +137,11 @@ fn a_rolling_update_fails_no_connection_and_cuts_none_before_its_deadline() {
             let one = |to| Conversation::open(Transport::Tcp, None, to, LIMIT).unwrap();
             vips.iter().flat_map(|vip| (0..PODS).map(|_| one(*vip))).collect()
         };
-        let mut long: Vec<Conversation> = net.client.run_in(open).unwrap();
-        let held: Vec<usize> = long.iter_mut().map(|long| long.ask().unwrap().name.parse().unwrap()).collect();
-        assert!((0..PODS).all(|pod| held.contains(&pod)), "{held:?}");
+        let open: Vec<Conversation> = net.client.run_in(open).unwrap();
+        let named = |mut long: Conversation| (long.ask().unwrap().name.parse().unwrap(), long);
+        let mut long = Long { open: open.into_iter().map(named).collect(), ended: Vec::new() };
+        let all = long.open.len();
+        assert!((0..PODS).all(|pod| long.open.iter().any(|(held, _)| *held == pod)));
 
         let places: Vec<_> = vips.map(|vip| (Transport::Tcp, vip)).into();
         let load = Load::start(&net.client, CLIENTS, &places, Duration::from_millis(100));
@@ -133,6 +162,7 @@ fn a_rolling_update_fails_no_connection_and_cuts_none_before_its_deadline() {
             }
             load.wait_for(CLIENTS);
             run(&mut cluster, Duration::from_millis(100));
+            long.check(&drained);
         }
         pods.remove(&(PODS - 1));
         publish(&mut cluster, &pods);
@@ -142,29 +172,14 @@ fn a_rolling_update_fails_no_connection_and_cuts_none_before_its_deadline() {
         println!("rolled in {took:?}");
 
         // Each long connection lasts as long as it may, and no longer.
-        let mut ended: BTreeMap<usize, Duration> = BTreeMap::new();
-        while ended.len() < long.len() {
-            assert!(drained[&(PODS - 1)].elapsed() < DEADLINE * 3, "some never ended: {ended:?}");
+        while !long.open.is_empty() {
+            assert!(drained[&(PODS - 1)].elapsed() < DEADLINE * 3, "{} never ended", long.open.len());
             run(&mut cluster, Duration::from_millis(200));
-            for (number, (long, pod)) in long.iter_mut().zip(&held).enumerate() {
-                if ended.contains_key(&number) {
-                    continue;
-                }
-                let age = drained[pod].elapsed();
-                match long.ask() {
-                    Ok(answer) => assert_eq!(answer.name, pod.to_string()),
-                    Err(error) => {
-                        assert!(
-                            age >= DEADLINE,
-                            "connection {number} to pod {pod} ended {age:?} after it began to drain: {error}"
-                        );
-                        ended.insert(number, age);
-                    }
-                }
-            }
+            long.check(&drained);
         }
+        assert_eq!(long.ended.len(), all);
         let served = load.finish();
-        println!("{served} connections, long ones ended after {:?}", ended.values().max());
+        println!("{served} connections, long ones ended after {:?}", long.ended.iter().max());
         drop(servers);
         let saved = oracle::ipvsadm_save().unwrap();
         for pod in 0..2 * PODS {
