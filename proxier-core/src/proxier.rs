@@ -412,6 +412,11 @@ impl Proxier {
             let listed = ports.ipvs.real_servers(&key);
             let verdicts = match &listed {
                 Ok(listed) => self.drains.observe(&key, listed, now),
+                Err(error) if error.kind() == PortErrorKind::NotFound => {
+                    // Somebody deleted it with all it had.
+                    self.drains.forget_virtual_server(&key);
+                    continue;
+                }
                 Err(_) => self.drains.observe_failed(&key, now),
             };
             let Some(frontend) = self.desired.frontend(&key) else { continue };

@@ -400,6 +400,25 @@ fn a_real_server_that_drains_and_gets_a_weight_from_somebody_loses_it_at_the_nex
     assert_eq!(world.proxier.drains().len(), 1);
 }
 
+/// Nobody else says that these real servers are gone: the virtual server is neither wanted nor there to be deleted.
+#[test]
+fn nothing_drains_where_somebody_deleted_the_virtual_server_of_a_service_that_went() {
+    let mut world = World::new();
+    world.service(web());
+    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    world.proxier.start(world.now);
+    world.pass();
+    world.slice("web", &["10.244.0.1"]);
+    assert_eq!(world.pass().draining, 1);
+    let key = "TCP 10.96.0.10:80".parse().unwrap();
+    world.kernel.ipvs().apply(&Operation::DeleteVirtualServer(key)).unwrap();
+    world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
+    world.proxier.request_full(world.now);
+    assert!(world.pass().is_done());
+    world.run(Duration::from_secs(60));
+    assert!(world.proxier.drains().is_empty(), "{:?}", world.proxier.drains());
+}
+
 /// An address that another interface got stays bound; when its Service goes, it goes, and nobody else did that.
 #[test]
 fn an_address_that_another_interface_has_too_goes_with_its_service() {

@@ -39,6 +39,8 @@ pub(crate) struct Machine {
     marks_at_risk: bool,
     /// A failure to come may keep it from being written.
     marks_threatened: bool,
+    /// The process has not read the kernel yet: what tells that something is ours may still be taken away.
+    unaware: bool,
     /// Some call may be done and say that it was not.
     lies: bool,
     races: u32,
@@ -74,6 +76,7 @@ impl Machine {
             orphans: BTreeSet::new(),
             marks_at_risk: false,
             marks_threatened: false,
+            unaware: true,
             lies: false,
             races: 0,
             raced: Arc::default(),
@@ -205,6 +208,7 @@ impl Machine {
         assert!(self.marks_at_risk || lost.is_subset(&self.orphans), "nothing tells that these are ours: {lost:?}");
         self.orphans.extend(lost);
         self.proxier = self.process();
+        self.unaware = true;
     }
 
     fn bury(&mut self) {
@@ -276,11 +280,15 @@ impl Machine {
     fn pass(&mut self) -> Report {
         let before = self.left.take().unwrap_or_else(|| Held::of(&self.kernel));
         let raced = self.raced();
+        if self.unaware {
+            self.orphans.extend(marks::missing(&before));
+        }
         let now = self.now;
         let mut log = Log::default();
         let proxier = &mut self.proxier;
         let report = log.with(&mut self.kernel, |ports| proxier.pass(&|| now, ports)).expect("a pass is due");
         let crashed = self.kernel.has_crashed();
+        self.unaware &= !report.full || !report.unread.is_empty();
         let raced = self.raced() != raced;
 
         let after = Held::of(&self.kernel);
