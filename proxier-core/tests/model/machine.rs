@@ -26,6 +26,7 @@ use super::objects::{self, SERVICES};
 use super::steps::{Damage, Step, Trouble};
 use super::watch::{Log, Write};
 
+#[expect(clippy::struct_excessive_bools, reason = "each remembers one thing that has happened")]
 pub(crate) struct Machine {
     kernel: FakeKernel,
     proxier: Proxier,
