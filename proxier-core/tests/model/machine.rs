@@ -300,6 +300,9 @@ impl Machine {
         if !raced {
             check_kept(&before, &after, desired);
         }
+        // A process that begins now would know what is ours.
+        let lost = marks::missing(&after);
+        assert!(self.marks_at_risk || lost.is_subset(&self.orphans), "nothing tells that these are ours: {lost:?}");
         if report.full && !crashed {
             let differences = after.differences(desired, &self.orphans);
             if report.is_done() && !raced {
