@@ -101,7 +101,7 @@ fn run(cluster: &mut Cluster, time: Duration) {
 #[test]
 fn a_rolling_update_fails_no_connection_and_cuts_none_before_its_deadline() {
     kernel_test(NEEDS, || {
-        let net = Net::new();
+        let net = Net::for_load();
         let mut lines = Vec::new();
         for family in FAMILIES {
             let bits = if family == Family::V4 { 32 } else { 128 };
@@ -178,7 +178,7 @@ fn a_rolling_update_fails_no_connection_and_cuts_none_before_its_deadline() {
             long.check(&drained);
         }
         assert_eq!(long.ended.len(), all);
-        let served = load.finish();
+        let served = load.finish(&net.node);
         println!("{served} connections, long ones ended after {:?}", long.ended.iter().max());
         drop(servers);
         let saved = oracle::ipvsadm_save().unwrap();

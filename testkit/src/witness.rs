@@ -209,9 +209,23 @@ impl Conversation {
     /// # Errors
     /// When the connection is refused, or is not made in time ([`io::ErrorKind::TimedOut`]).
     pub fn open(transport: Transport, from: Option<IpAddr>, to: SocketAddr, limit: Duration) -> io::Result<Self> {
+        Self::open_from_port(transport, from, 0, to, limit)
+    }
+
+    /// As [`Conversation::open`], from this port; 0 lets the kernel choose one.
+    ///
+    /// # Errors
+    /// Those of [`Conversation::open`], and when the port is taken.
+    pub fn open_from_port(
+        transport: Transport,
+        from: Option<IpAddr>,
+        port: u16,
+        to: SocketAddr,
+        limit: Duration,
+    ) -> io::Result<Self> {
         let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
         let datagrams = || {
-            let socket = UdpSocket::bind(SocketAddr::new(from.unwrap_or(any), 0))?;
+            let socket = UdpSocket::bind(SocketAddr::new(from.unwrap_or(any), port))?;
             socket.connect(to)?;
             io::Result::Ok(socket)
         };
@@ -222,11 +236,14 @@ impl Conversation {
         }
         let from = match (transport, from) {
             (Transport::Sctp, None) => Some(datagrams()?.local_addr()?.ip()),
+            (Transport::Tcp, None) if port != 0 => Some(any),
             _ => from,
         };
         let fd = stream_socket(transport, to)?;
         if let Some(from) = from {
-            bind(fd.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(from, 0)))?;
+            // A port on which an ended connection still lingers will do.
+            setsockopt(&fd, ReuseAddr, &true)?;
+            bind(fd.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(from, port)))?;
         }
         match connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
             Ok(()) => {}

@@ -1,17 +1,24 @@
 //! Clients that keep connecting, each time from a new port, and remember every time they were not served.
 //!
+//! No two connections share a port for as long as ports last, whoever they go to. IPVS finds the connection that an answer belongs
+//! to by the real server and the client's address and port (`ip_vs_conn_out_get`): of two connections from one port through two
+//! virtual servers to one pod, the one that is younger gets all answers. With many virtual servers in front of few pods, as here,
+//! ports that the kernel chooses at random meet that way a few times in 100,000 connections.
+//!
 //! A client asks over UDP as a resolver does: three times before it gives up, from one port. A question that is on its way while
 //! its pod goes is lost; the flow must not be.
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use testkit::Netns;
 use testkit::witness::{Conversation, Transport};
+
+use super::net::Net;
 
 /// Where a client connects to.
 pub(crate) type Place = (Transport, SocketAddr);
@@ -28,12 +35,22 @@ pub(crate) struct Load {
 const LIMIT: Duration = Duration::from_secs(10);
 const UDP_LIMIT: Duration = Duration::from_secs(3);
 
+/// The ports that connections are made from, in turn.
+const PORTS: std::ops::Range<u16> = 2_000..62_000;
+
+fn next_port(ports: &AtomicU16) -> u16 {
+    PORTS.start
+        + ports
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |port| Some((port + 1) % (PORTS.end - PORTS.start)))
+            .unwrap()
+}
+
 /// How often the client had to ask.
-fn ask((transport, to): Place) -> io::Result<usize> {
+fn ask((transport, to): Place, port: u16) -> io::Result<usize> {
     if transport != Transport::Udp {
-        return Conversation::open(transport, None, to, LIMIT)?.ask().map(|_| 1);
+        return Conversation::open_from_port(transport, None, port, to, LIMIT)?.ask().map(|_| 1);
     }
-    let mut flow = Conversation::open(transport, None, to, UDP_LIMIT)?;
+    let mut flow = Conversation::open_from_port(transport, None, port, to, UDP_LIMIT)?;
     flow.ask().map(|_| 1).or_else(|_| flow.ask().map(|_| 2)).or_else(|_| flow.ask().map(|_| 3))
 }
 
@@ -41,6 +58,7 @@ impl Load {
     /// So many clients at work, each of which goes through all the places in turn, with this pause after each.
     pub(crate) fn start(namespace: &Netns, clients: usize, places: &[Place], pause: Duration) -> Self {
         let origin = Instant::now();
+        let ports = Arc::new(AtomicU16::new(0));
         let load = Load {
             stop: Arc::default(),
             served: Arc::default(),
@@ -51,6 +69,7 @@ impl Load {
         let threads = (0..clients).map(|number| {
             let (stop, served, again, failures) =
                 (Arc::clone(&load.stop), Arc::clone(&load.served), Arc::clone(&load.again), Arc::clone(&load.failures));
+            let ports = Arc::clone(&ports);
             // They begin at different places.
             let mut places = places.to_vec();
             let length = places.len();
@@ -61,14 +80,17 @@ impl Load {
                         break;
                     }
                     let begun = origin.elapsed();
-                    match ask((*transport, *to)) {
+                    let port = next_port(&ports);
+                    match ask((*transport, *to), port) {
                         Ok(asked) => {
                             served.fetch_add(1, Ordering::Relaxed);
                             again.fetch_add(asked - 1, Ordering::Relaxed);
                         }
                         Err(error) => {
-                            let failure =
-                                format!("{transport:?} {to} from {begun:?} to {:?}: {error}", origin.elapsed());
+                            let failure = format!(
+                                "{transport:?} {to} from port {port}, {begun:?} to {:?}: {error}",
+                                origin.elapsed()
+                            );
                             failures.lock().unwrap().push(failure);
                         }
                     }
@@ -104,9 +126,11 @@ impl Load {
         }
     }
 
-    /// Ends it. Every connection must have been served; says how many there were.
+    /// Ends it. Every connection must have been served, and there must have been room for all of them in the node's table of
+    /// tracked connections; says how many there were.
     #[track_caller]
-    pub(crate) fn finish(self) -> usize {
+    pub(crate) fn finish(self, node: &Netns) -> usize {
+        let (tracked, room) = Net::tracked(node);
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
             thread.join().unwrap();
@@ -115,12 +139,13 @@ impl Load {
         let served = self.served.load(Ordering::Relaxed);
         assert!(
             failures.is_empty(),
-            "{} of {} failed:\n{}",
+            "{} of {} failed, {tracked} of {room} tracked:\n{}",
             failures.len(),
             served + failures.len(),
             failures.join("\n")
         );
         assert!(served > 0, "nobody connected");
+        assert!(tracked < room / 2, "{tracked} connections are tracked, and there is room for {room}");
         served
     }
 }

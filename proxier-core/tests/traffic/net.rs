@@ -94,6 +94,26 @@ impl Net {
         Self::with(true)
     }
 
+    /// The node forgets connections that have ended soon: a small machine has room for 8,192 tracked ones, and drops what comes
+    /// beyond that.
+    pub(crate) fn for_load() -> Self {
+        oracle::run("modprobe", &["nf_conntrack"], None).unwrap();
+        let net = Self::new();
+        for timeout in ["tcp_timeout_time_wait", "tcp_timeout_close", "udp_timeout", "udp_timeout_stream"] {
+            net.node.write_sysctl(&format!("net/netfilter/nf_conntrack_{timeout}"), "3").unwrap();
+        }
+        net
+    }
+
+    /// Connections that the node tracks, and for how many there is room.
+    pub(crate) fn tracked(node: &Netns) -> (u32, u32) {
+        let read = |name| {
+            let text = node.run_in(|| std::fs::read_to_string(format!("/proc/sys/net/netfilter/nf_conntrack_{name}")));
+            text.unwrap().unwrap().trim().parse().unwrap()
+        };
+        (read("count"), read("max"))
+    }
+
     fn with(bridged: bool) -> Self {
         let new = || Netns::new().unwrap();
         let net =
