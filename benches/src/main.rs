@@ -10,6 +10,7 @@ mod conn_list;
 mod counts;
 mod curve;
 mod drift;
+mod end_to_end;
 mod ipset_fill;
 mod ipvs_program;
 mod kube_rules;
@@ -43,6 +44,7 @@ benches:
   ipset-fill        20,000 entries into a set: the ipset crate, ipset restore  (P3)
   host-library      sets, rules and connection lists on this machine's own kernel
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
+  end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
   reconcile         compile, diff and plan, in instructions; up to 50,000 Services  (P8)
   memory            what Store, Desired and Observed take  (P6)
   versus-iptables   Services by IPVS and by iptables, legacy and nft  (P9)
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         // One side of a comparison, or one case of a count, in a process of its own.
         "side" => return end(namespace::side(&rest)),
         "case" => return end(cases::case(&rest)),
+        "api-server" => return end(end_to_end::serve(&rest)),
         "memory-case" => return end(memory::case(&rest)),
         "counts" => {
             return match rest.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         "ipset-fill" => end(ipset_fill::run(&options)),
         "host-library" => end(sets::run(&options)),
         "drift" => end(drift::run(&options)),
+        "end-to-end" => end(end_to_end::run(&options)),
         "reconcile" => end(reconcile::run(&options)),
         "memory" => end(memory::run(&options)),
         "versus-iptables" => end(versus::run(&options)),

@@ -62,6 +62,7 @@ struct Ratio {
 pub(crate) enum Goal {
     AtMost(&'static str, f64),
     AtLeast(&'static str, f64),
+    Within(&'static str, f64, f64),
 }
 
 /// Milliseconds.
@@ -145,6 +146,7 @@ impl Report {
         let (text, reached) = match goal {
             Goal::AtMost(text, limit) => (text, value <= limit),
             Goal::AtLeast(text, limit) => (text, value >= limit),
+            Goal::Within(text, least, most) => (text, (least..=most).contains(&value)),
         };
         self.ratios.push(Ratio { name, value, of_least, goal: text, reached });
     }

@@ -1,0 +1,131 @@
+//! P4, P5 and P6: `proxier-demo` as it is run, with an API server, on a kernel: how long until it serves, how long a
+//! change takes, what memory it takes.
+
+mod objects;
+mod proxy;
+mod server;
+mod side;
+
+pub(crate) use self::server::serve;
+pub(crate) use self::side::side;
+
+use crate::namespace::{collect, warm_up};
+use crate::report::{Goal, Report};
+use crate::{Failure, Options};
+
+const WHOLE: &str = "From the process's start until everything is served";
+const START_STAGES: &str = "The same on an empty kernel, by stage";
+const PROCESSOR: &str = "Processor time of the same, programs that it starts included";
+const SERVER: &str = "The server's part: all lists, to a client that throws them away";
+const CHANGE: &str = "From the API server's event until the kernel has the other endpoint";
+const POLL: &str = "Between two looks at the kernel while a change is waited for";
+const MEMORY: &str = "Memory of the process";
+const SLOPE: &str = "Resident memory per endpoint beyond 1,000 x 10";
+
+const COLD: &str = "empty kernel";
+const WARM: &str = "everything there";
+const START: &str = "until it asks for objects";
+const LISTS: &str = "objects, the server's part included";
+const PASS: &str = "first pass";
+const INTERVAL: &str = "mean of each change";
+
+/// A cluster and how often it is measured.
+struct Size {
+    services: u32,
+    endpoints: u32,
+    rounds: usize,
+    changes: u32,
+}
+
+fn label(endpoints: u32) -> String {
+    format!("{endpoints} endpoints each")
+}
+
+fn sizes(options: &Options) -> Vec<Size> {
+    let size = |services, endpoints, rounds, changes| Size { services, endpoints, rounds, changes };
+    let (all, few) = (options.rounds, options.rounds.min(3));
+    if options.smoke {
+        return vec![size(30, 3, 1, 3)];
+    }
+    if options.quick {
+        return vec![size(100, 10, 1, 20), size(1_000, 10, all, 100)];
+    }
+    vec![
+        size(100, 10, few, 20),
+        size(1_000, 10, all, 100),
+        size(1_000, 50, few, 20),
+        size(5_000, 10, few, 20),
+        size(10_000, 10, few, 20),
+        size(50_000, 2, 1, 40),
+    ]
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let mut report = Report::new("end-to-end", options);
+    report.note(
+        "proxier-demo run --kubeconfig, with its defaults, against testkit's API server in a process of its own: lists in pages \
+         of 500 and watches of objects that have what a cluster's controllers write. A network namespace of its own for each \
+         round, in which the proxy starts on an empty kernel, ends, starts again and gets the changes.",
+    );
+    report.note(
+        "The end of a start is the proxy's report of its first pass; right then virtual servers, real servers, addresses, \
+         entries of KUBE-CLUSTER-IP and rules are counted in the kernel. A start with everything there ends when the \
+         metrics show a full pass, which is looked at every 10 ms; that it wrote nothing is checked.",
+    );
+    report.note(
+        "A change replaces the last endpoint of a slice. It is over when the kernel sends connections to the new one and \
+         none to the old one: the list of that virtual server's real servers is read over and over.",
+    );
+    warm_up(&["end-to-end", "3", "2", "2"])?;
+    for size in sizes(options) {
+        for _ in 0..size.rounds {
+            let start = std::time::Instant::now();
+            let [services, endpoints, changes] = [size.services, size.endpoints, size.changes].map(|n| n.to_string());
+            collect(&mut report, &["end-to-end", &services, &endpoints, &changes])?;
+            eprintln!("{services} Services x {endpoints}: {:.1} s", start.elapsed().as_secs_f64());
+        }
+    }
+    if !options.smoke {
+        goals(&mut report, options);
+    }
+    report.curve("start", WHOLE, "Services");
+    report.curve("change", CHANGE, "Services");
+    report.finish()
+}
+
+fn goals(report: &mut Report, options: &Options) {
+    let thousand = Some(1_000);
+    for start in [COLD, WARM] {
+        let took = report.median(WHOLE, thousand, &format!("{}, {start}", label(10)));
+        report.goal(format!("P4: start, 1,000 x 10, {start}, ms"), took, Goal::AtMost("<= 1,000", 1_000.0));
+    }
+    let change = report.median(CHANGE, thousand, &label(10));
+    report.goal("P5: one change, 1,000 x 10, ms", change, Goal::AtMost("<= 20", 20.0));
+    let resident = |report: &Report, services, endpoints| {
+        report.median(MEMORY, Some(services), &format!("{}, {COLD}, resident", label(endpoints)))
+    };
+    let base = resident(report, 1_000, 10);
+    let mut others = vec![(100, 10)];
+    if !options.quick {
+        others.extend([(10_000, 10), (50_000, 2)]);
+    }
+    for (services, endpoints) in others {
+        let other = report.median(CHANGE, Some(services), &label(endpoints));
+        let name = format!("P5: one change, {services} Services / 1,000 Services");
+        report.goal(name, other / change, Goal::Within("0.8 to 1.2", 0.8, 1.2));
+    }
+    let most = report.median(MEMORY, thousand, &format!("{}, {WARM}, after 100 changes, at most", label(10)));
+    report.goal("P6: resident memory, 1,000 x 10, MB", base * 1024.0 / 1e6, Goal::AtMost("<= 16", 16.0));
+    report.goal("P6: the most of it, 100 changes later, MB", most * 1024.0 / 1e6, Goal::AtMost("<= 16", 16.0));
+    if options.quick {
+        return;
+    }
+    for (services, endpoints, what) in
+        [(1_000_u32, 50_u32, "1,000 Services x 50 endpoints"), (5_000, 10, "5,000 Services x 10 endpoints")]
+    {
+        let more = f64::from(services * endpoints - 10_000);
+        let bytes = (resident(report, services, endpoints) - base) * 1024.0 / more;
+        report.record(SLOPE, None, "bytes", what, bytes);
+        report.goal(format!("P6: bytes per endpoint, {what}"), bytes, Goal::AtMost("<= 300", 300.0));
+    }
+}

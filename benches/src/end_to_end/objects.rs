@@ -1,0 +1,113 @@
+//! The cluster's objects as an API server has them: with what its controllers write besides what a proxy reads.
+
+use serde_json::{Value, json};
+
+use crate::world::{cluster_ip, service_name};
+
+/// Endpoint addresses that one Service may use.
+const STRIDE: u32 = 64;
+/// The place of the endpoint that comes with an odd change, in the place of the last.
+pub(super) const OTHER: u32 = STRIDE - 1;
+/// The node that the proxy serves.
+pub(super) const NODE: &str = "node-a";
+
+/// The address of an endpoint: 10.128.0.0 and up.
+pub(super) fn address(number: u32, endpoint: u32) -> [u8; 4] {
+    let [_, b, c, d] = (number * STRIDE + endpoint).to_be_bytes();
+    [10, 128 | b, c, d]
+}
+
+fn uid(kind: u32, number: u32) -> String {
+    format!("{kind:08x}-2491-4e16-9c70-{number:012x}")
+}
+
+fn managed(manager: &str, fields: &Value) -> Value {
+    json!([{
+        "manager": manager, "operation": "Update", "apiVersion": "v1", "time": "2026-01-21T04:55:24Z",
+        "fieldsType": "FieldsV1", "fieldsV1": fields,
+    }])
+}
+
+/// This node.
+pub(super) fn node() -> Value {
+    json!({
+        "kind": "Node",
+        "metadata": {"name": NODE, "uid": uid(3, 0), "labels": {"topology.kubernetes.io/zone": "zone-a"}},
+        "spec": {"podCIDR": "10.127.0.0/24", "podCIDRs": ["10.127.0.0/24"]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": NODE}]},
+    })
+}
+
+/// A Service with a cluster IP and port 80.
+pub(super) fn service(number: u32) -> Value {
+    let fields = json!({
+        "f:spec": {"f:internalTrafficPolicy": {}, "f:sessionAffinity": {}, "f:type": {}, "f:selector": {}, "f:ports": {
+            ".": {}, "k:{\"port\":80,\"protocol\":\"TCP\"}": {
+                ".": {}, "f:name": {}, "f:port": {}, "f:protocol": {}, "f:targetPort": {},
+            },
+        }},
+    });
+    json!({
+        "kind": "Service",
+        "metadata": {
+            "name": service_name(number), "namespace": "demo", "uid": uid(1, number),
+            "creationTimestamp": "2026-01-21T04:55:24Z", "managedFields": managed("kubectl-create", &fields),
+        },
+        "spec": {
+            "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}],
+            "selector": {"app": service_name(number)},
+            "clusterIP": cluster_ip(number), "clusterIPs": [cluster_ip(number)], "type": "ClusterIP",
+            "sessionAffinity": "None", "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack",
+            "internalTrafficPolicy": "Cluster",
+        },
+        "status": {"loadBalancer": {}},
+    })
+}
+
+/// Its EndpointSlice: so many endpoints on other nodes, port 8080. Changed, the last endpoint is another one.
+pub(super) fn slice(number: u32, endpoints: u32, changed: bool) -> Value {
+    let name = service_name(number);
+    let endpoint = |place: u32| {
+        let place = if changed && place + 1 == endpoints { OTHER } else { place };
+        let [a, b, c, d] = address(number, place);
+        json!({
+            "addresses": [format!("{a}.{b}.{c}.{d}")],
+            "conditions": {"ready": true, "serving": true, "terminating": false},
+            "targetRef": {
+                "kind": "Pod", "namespace": "demo", "name": format!("{name}-6d4cf56db6-{place:05}"),
+                "uid": uid(2, number * STRIDE + place),
+            },
+            "nodeName": format!("node-{}", place % 10 + 10),
+            "zone": "zone-a",
+        })
+    };
+    let fields = json!({
+        "f:addressType": {}, "f:endpoints": {}, "f:ports": {}, "f:metadata": {
+            "f:annotations": {".": {}, "f:endpoints.kubernetes.io/last-change-trigger-time": {}},
+            "f:generateName": {}, "f:ownerReferences": {".": {}, "k:{\"uid\":\"\"}": {}},
+            "f:labels": {
+                ".": {}, "f:endpointslice.kubernetes.io/managed-by": {}, "f:kubernetes.io/service-name": {},
+            },
+        },
+    });
+    json!({
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": format!("{name}-x7k2p"), "generateName": format!("{name}-"), "namespace": "demo",
+            "uid": uid(4, number), "generation": 2, "creationTimestamp": "2026-01-21T04:55:24Z",
+            "labels": {
+                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+                "kubernetes.io/service-name": name,
+            },
+            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-21T04:55:24Z"},
+            "ownerReferences": [{
+                "apiVersion": "v1", "kind": "Service", "name": name, "uid": uid(1, number),
+                "controller": true, "blockOwnerDeletion": true,
+            }],
+            "managedFields": managed("kube-controller-manager", &fields),
+        },
+        "addressType": "IPv4",
+        "endpoints": (0..endpoints).map(endpoint).collect::<Vec<_>>(),
+        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+    })
+}

@@ -1,0 +1,175 @@
+//! `proxier-demo` in a process of its own: what it says, what it takes.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::objects::NODE;
+use crate::Failure;
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Where the proxy serves its metrics unless told otherwise.
+const METRICS: &str = "127.0.0.1:10249";
+/// How often metrics are asked for while something is waited for.
+const EVERY: Duration = Duration::from_millis(10);
+
+/// A proxy that runs. It is killed when it is dropped.
+pub(super) struct Proxy {
+    child: Child,
+    pub(super) started: Instant,
+    /// What it writes to standard error, and when.
+    lines: Receiver<(Instant, String)>,
+    /// What was read of it so far.
+    pub(super) said: Vec<String>,
+}
+
+/// Memory of a process, in KiB.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Memory {
+    pub(super) resident: f64,
+    /// The most that it ever was.
+    pub(super) peak: f64,
+    /// What it shares with others counted in part.
+    pub(super) proportional: f64,
+    /// Without pages of files: heap and stacks.
+    pub(super) anonymous: f64,
+}
+
+fn program() -> Result<PathBuf, Failure> {
+    let path = std::env::current_exe()?.with_file_name("proxier-demo");
+    if path.exists() {
+        Ok(path)
+    } else {
+        Err(format!("{} is missing: build it with --release --package examples", path.display()).into())
+    }
+}
+
+impl Proxy {
+    pub(super) fn start(kubeconfig: &Path) -> Result<Self, Failure> {
+        let mut command = Command::new(program()?);
+        command.args(["run", "--hostname-override", NODE, "--kubeconfig"]).arg(kubeconfig);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let started = Instant::now();
+        let mut child = command.spawn()?;
+        let stderr = BufReader::new(child.stderr.take().ok_or("no standard error")?);
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                if sender.send((Instant::now(), line)).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Proxy { child, started, lines, said: Vec::new() })
+    }
+
+    /// Waits until it says something with these words in it; when it did, and the line.
+    pub(super) fn wait_for(&mut self, words: &str) -> Result<(Instant, String), Failure> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok((at, line)) => {
+                    self.said.push(line.clone());
+                    if line.contains(words) {
+                        return Ok((at, line));
+                    }
+                }
+                Err(_) => return Err(format!("proxier-demo never said {words:?}, but {:#?}", self.said).into()),
+            }
+        }
+    }
+
+    /// What it has said since it was last asked.
+    pub(super) fn heard(&mut self) -> Vec<String> {
+        let lines: Vec<String> = self.lines.try_iter().map(|(_, line)| line).collect();
+        self.said.extend(lines.iter().cloned());
+        lines
+    }
+
+    /// Waits until its first full pass has ended, as its metrics tell; when that was seen.
+    pub(super) fn wait_for_full_pass(&mut self) -> Result<Instant, Failure> {
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end {
+            if full_passes().is_some_and(|count| count > 0) {
+                return Ok(Instant::now());
+            }
+            if let Some(status) = self.child.try_wait()? {
+                return Err(format!("proxier-demo ended with {status}: {:#?}", self.heard()).into());
+            }
+            std::thread::sleep(EVERY);
+        }
+        Err("proxier-demo made no full pass".into())
+    }
+
+    /// Waits until it has done nothing for 300 ms.
+    pub(super) fn wait_until_idle(&self) -> Result<(), Failure> {
+        let mut before = self.processor_ms()?;
+        loop {
+            std::thread::sleep(Duration::from_millis(300));
+            let now = self.processor_ms()?;
+            if now - before < 10.0 {
+                return Ok(());
+            }
+            before = now;
+        }
+    }
+
+    fn read(&self, file: &str) -> Result<String, Failure> {
+        let path = format!("/proc/{}/{file}", self.child.id());
+        std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}").into())
+    }
+
+    /// Processor time so far, of its own and of the programs that it has started.
+    pub(super) fn processor_ms(&self) -> Result<f64, Failure> {
+        let text = self.read("stat")?;
+        let (_, fields) = text.rsplit_once(") ").ok_or("stat has no name")?;
+        // utime, stime, cutime and cstime; USER_HZ is 100 on every architecture that runs this.
+        let ticks = fields.split(' ').skip(11).take(4).map(str::parse::<f64>);
+        Ok(ticks.sum::<Result<f64, _>>()? * 10.0)
+    }
+
+    pub(super) fn memory(&self) -> Result<Memory, Failure> {
+        let (status, sums) = (self.read("status")?, self.read("smaps_rollup")?);
+        Ok(Memory {
+            resident: field(&status, "VmRSS:")?,
+            peak: field(&status, "VmHWM:")?,
+            proportional: field(&sums, "Pss:")?,
+            anonymous: field(&status, "RssAnon:")?,
+        })
+    }
+
+    /// Ends it as a supervisor does, and waits until it is gone.
+    pub(super) fn stop(mut self) -> Result<(), Failure> {
+        kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM)?;
+        let status = self.child.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("proxier-demo ended with {status}").into()) }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _it_has_ended = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+fn field(text: &str, name: &str) -> Result<f64, Failure> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name)).ok_or_else(|| format!("no {name}"))?;
+    Ok(rest.split_whitespace().next().unwrap_or_default().parse()?)
+}
+
+fn full_passes() -> Option<u64> {
+    let mut stream = TcpStream::connect(METRICS).ok()?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    let name = "kubeproxy_sync_full_proxy_rules_duration_seconds_count ";
+    text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
+}

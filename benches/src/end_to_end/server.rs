@@ -1,0 +1,96 @@
+//! The API server, in a process of its own, so that its memory and its work are not the proxy's.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+use testkit::apiserver::ApiServer;
+
+use super::objects::{node, service, slice};
+use crate::Failure;
+
+/// How often a real server tells its watches where they are.
+const BOOKMARKS: Duration = Duration::from_secs(60);
+
+/// What every process of the machine reads the same clock by.
+pub(super) fn monotonic() -> Result<Duration, Failure> {
+    Ok(clock_gettime(ClockId::CLOCK_MONOTONIC)?.into())
+}
+
+/// The server's process: prints its kubeconfig; then makes one change for each line of standard input (a Service's
+/// number and 0 or 1, see [`slice`]) and prints when it began to tell of it.
+pub(crate) fn serve(arguments: &[String]) -> Result<(), Failure> {
+    let [services, endpoints] = arguments else { return Err("SERVICES ENDPOINTS".into()) };
+    let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
+    let server = Arc::new(ApiServer::start());
+    server.put(&node());
+    for number in 0..services {
+        server.put(&service(number));
+        server.put(&slice(number, endpoints, false));
+    }
+    // A server that has been up for a while has no history since the beginning.
+    server.compact();
+    let bookmarks = Arc::clone(&server);
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(BOOKMARKS);
+            bookmarks.bookmark();
+        }
+    });
+    println!("{}", server.kubeconfig(None));
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let (number, changed) = line.split_once(' ').ok_or("NUMBER CHANGED")?;
+        let slice = slice(number.parse()?, endpoints, changed == "1");
+        let told = monotonic()?;
+        server.put(&slice);
+        println!("{}", told.as_nanos());
+    }
+    Ok(())
+}
+
+/// A server that runs. It ends when it is dropped.
+pub(super) struct Server {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+    pub(super) kubeconfig: String,
+}
+
+impl Server {
+    /// Starts one; it has all objects when this returns.
+    pub(super) fn start(services: u32, endpoints: u32) -> Result<Self, Failure> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["api-server", &services.to_string(), &endpoints.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let orders = child.stdin.take().ok_or("no standard input")?;
+        let answers = BufReader::new(child.stdout.take().ok_or("no standard output")?);
+        let mut server = Server { child, orders, answers, kubeconfig: String::new() };
+        server.kubeconfig = server.answer()?;
+        Ok(server)
+    }
+
+    fn answer(&mut self) -> Result<String, Failure> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        if line.is_empty() { Err("the API server has ended".into()) } else { Ok(line) }
+    }
+
+    /// Changes a slice; when the server began to tell of it, by [`monotonic`].
+    pub(super) fn change(&mut self, number: u32, changed: bool) -> Result<Duration, Failure> {
+        writeln!(self.orders, "{number} {}", u8::from(changed))?;
+        self.orders.flush()?;
+        Ok(Duration::from_nanos(self.answer()?.trim().parse()?))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _it_has_ended = self.child.kill();
+        let _status = self.child.wait();
+    }
+}

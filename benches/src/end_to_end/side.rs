@@ -1,0 +1,230 @@
+//! One cluster: a proxy starts on an empty kernel, follows changes, ends, and starts again.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use ipvs::model::ObservedRealServer;
+use ipvs::{Client, VirtualServerKey};
+
+use super::objects::{OTHER, address};
+use super::proxy::Proxy;
+use super::server::{Server, monotonic};
+use super::{
+    CHANGE, COLD, INTERVAL, LISTS, MEMORY, PASS, POLL, PROCESSOR, SERVER, START, START_STAGES, WARM, WHOLE, label,
+};
+use crate::Failure;
+use crate::namespace::tell;
+use crate::report::ms;
+use crate::world::cluster_ip;
+
+/// A change that has not arrived by then never will.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Between looks at the kernel while a change is waited for.
+const LOOK: Duration = Duration::from_micros(200);
+/// Between one change's arrival and the next change.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A file that goes away.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _nothing_to_do = std::fs::remove_file(&self.0);
+    }
+}
+
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
+    let [services, endpoints, changes] = arguments else { return Err("SERVICES ENDPOINTS CHANGES".into()) };
+    let (services, endpoints, changes): (u32, u32, u32) = (services.parse()?, endpoints.parse()?, changes.parse()?);
+    let side = label(endpoints);
+    let mut server = Server::start(services, endpoints)?;
+    let path = std::env::temp_dir().join(format!("end-to-end-{}.kubeconfig", std::process::id()));
+    std::fs::write(&path, &server.kubeconfig)?;
+    let kubeconfig = Temporary(path);
+    tell(SERVER, services, "ms", &side, ms(lists(&server.kubeconfig)?));
+
+    cold(&kubeconfig.0, services, endpoints)?;
+    let mut proxy = warm(&kubeconfig.0, services, endpoints)?;
+    let mut client = Client::open()?;
+    for change in 0..changes {
+        // Each of another Service, in no order.
+        let number = (change * 7919 + services / 2) % services;
+        std::thread::sleep(PAUSE);
+        one_change(&mut server, &mut client, services, endpoints, number)?;
+    }
+    proxy.wait_until_idle()?;
+    memory(&proxy, services, &format!("{side}, {WARM}, after {changes} changes"))?;
+    check_kernel(services, endpoints)?;
+    complaints(&mut proxy)?;
+    proxy.stop()
+}
+
+/// Starts on an empty kernel, checks the kernel, and ends.
+fn cold(kubeconfig: &Path, services: u32, endpoints: u32) -> Result<(), Failure> {
+    let side = label(endpoints);
+    let mut proxy = Proxy::start(kubeconfig)?;
+    let (serving, _) = proxy.wait_for("serving in IPVS mode")?;
+    let (end, line) = proxy.wait_for("full pass: ")?;
+    tell(PROCESSOR, services, "ms", &format!("{side}, {COLD}"), proxy.processor_ms()?);
+    check_kernel(services, endpoints)?;
+    let whole = end - proxy.started;
+    let pass = line.rsplit_once(" in ").and_then(|(_, rest)| rest.strip_suffix(" ms")).ok_or("no duration")?;
+    let pass = Duration::from_secs_f64(pass.parse::<f64>()? / 1e3);
+    tell(WHOLE, services, "ms", &format!("{side}, {COLD}"), ms(whole));
+    for (stage, took) in [
+        (START, serving - proxy.started),
+        (LISTS, whole.saturating_sub(serving - proxy.started).saturating_sub(pass)),
+        (PASS, pass),
+    ] {
+        tell(START_STAGES, services, "ms", &format!("{side}, {stage}"), ms(took));
+    }
+    proxy.wait_until_idle()?;
+    memory(&proxy, services, &format!("{side}, {COLD}"))?;
+    complaints(&mut proxy)?;
+    proxy.stop()
+}
+
+/// Starts with everything there.
+fn warm(kubeconfig: &Path, services: u32, endpoints: u32) -> Result<Proxy, Failure> {
+    let side = label(endpoints);
+    let mut proxy = Proxy::start(kubeconfig)?;
+    let end = proxy.wait_for_full_pass()?;
+    tell(PROCESSOR, services, "ms", &format!("{side}, {WARM}"), proxy.processor_ms()?);
+    tell(WHOLE, services, "ms", &format!("{side}, {WARM}"), ms(end - proxy.started));
+    proxy.wait_until_idle()?;
+    check_kernel(services, endpoints)?;
+    complaints(&mut proxy)?;
+    if let Some(wrote) = proxy.said.iter().find(|line| line.contains(" changes in ")) {
+        return Err(format!("everything was there, and yet: {wrote}").into());
+    }
+    memory(&proxy, services, &format!("{side}, {WARM}"))?;
+    Ok(proxy)
+}
+
+fn complaints(proxy: &mut Proxy) -> Result<(), Failure> {
+    proxy.heard();
+    let complaint = proxy.said.iter().find(|line| line.contains(" ERROR ") || line.contains("somebody else"));
+    complaint.map_or(Ok(()), |line| Err(line.clone().into()))
+}
+
+fn memory(proxy: &Proxy, services: u32, what: &str) -> Result<(), Failure> {
+    let memory = proxy.memory()?;
+    for (kind, kib) in [
+        ("resident", memory.resident),
+        ("at most", memory.peak),
+        ("proportional", memory.proportional),
+        ("anonymous", memory.anonymous),
+    ] {
+        tell(MEMORY, services, "KiB", &format!("{what}, {kind}"), kib);
+    }
+    Ok(())
+}
+
+/// How long the server takes to give all objects to a client that throws them away.
+fn lists(kubeconfig: &str) -> Result<Duration, Failure> {
+    let config: serde_json::Value = serde_json::from_str(kubeconfig)?;
+    let url = config.pointer("/clusters/0/cluster/server").and_then(serde_json::Value::as_str).unwrap_or_default();
+    let place: SocketAddr = url.trim_start_matches("http://").parse()?;
+    let mut took = Duration::ZERO;
+    // The first time the emulator translates the server.
+    for _ in 0..2 {
+        let start = Instant::now();
+        for path in ["/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"] {
+            let mut token = String::new();
+            loop {
+                let mut stream = TcpStream::connect(place)?;
+                write!(stream, "GET {path}?limit=500&continue={token} HTTP/1.1\r\nHost: x\r\n\r\n")?;
+                stream.shutdown(std::net::Shutdown::Write)?;
+                let mut text = String::new();
+                stream.read_to_string(&mut text)?;
+                let next = text.rsplit_once(r#""continue":""#).and_then(|(_, rest)| rest.split_once('"'));
+                match next {
+                    Some((next, _)) => next.clone_into(&mut token),
+                    None => break,
+                }
+            }
+        }
+        took = start.elapsed();
+    }
+    Ok(took)
+}
+
+fn key(number: u32) -> Result<VirtualServerKey, Failure> {
+    Ok(VirtualServerKey::tcp(SocketAddr::new(cluster_ip(number).parse()?, 80)))
+}
+
+/// One endpoint becomes another one: from the server's first word of it until the kernel sends connections to the new
+/// one, and none to the old one any more.
+fn one_change(
+    server: &mut Server,
+    client: &mut Client,
+    services: u32,
+    endpoints: u32,
+    number: u32,
+) -> Result<(), Failure> {
+    let key = key(number)?;
+    let serves = |servers: &[ObservedRealServer], place: u32| {
+        let addr = Ipv4Addr::from(address(number, place));
+        servers.iter().any(|known| known.server.key.addr == addr && known.server.config.weight.get() > 0)
+    };
+    let (old, new) = (endpoints - 1, OTHER);
+    if !serves(&client.list_real_servers(&key)?, old) {
+        return Err(format!("endpoint {old} of Service {number} is not there before the change").into());
+    }
+    let told = server.change(number, true)?;
+    let (mut looks, first) = (0_u32, monotonic()?);
+    loop {
+        let servers = client.list_real_servers(&key)?;
+        looks += 1;
+        let now = monotonic()?;
+        if serves(&servers, new) && !serves(&servers, old) {
+            let side = label(endpoints);
+            tell(CHANGE, services, "ms", &side, ms(now.saturating_sub(told)));
+            tell(POLL, services, "ms", INTERVAL, ms(now.saturating_sub(first)) / f64::from(looks));
+            break;
+        }
+        if now.saturating_sub(told) > PATIENCE {
+            return Err(format!("Service {number} never got its other endpoint: {servers:?}").into());
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// Whether everything is there: real servers, addresses, set entries and rules, as the kernel and the usual programs
+/// say. After a change, real servers that drain may be there too.
+fn check_kernel(services: u32, endpoints: u32) -> Result<(), Failure> {
+    let snapshot = Client::open()?.snapshot()?;
+    let used = |known: &&ObservedRealServer| known.server.config.weight.get() > 0;
+    let used: usize = snapshot.entries.iter().map(|entry| entry.real_servers.iter().filter(used).count()).sum();
+    let addresses = output("ip", &["-4", "-oneline", "address", "show", "dev", "kube-ipvs0"])?.lines().count();
+    let entries = output("ipset", &["list", "-terse", "KUBE-CLUSTER-IP"])?;
+    let entries =
+        entries.lines().find_map(|line| line.strip_prefix("Number of entries: ")).unwrap_or("none").to_owned();
+    let rules = output("iptables-save", &["-t", "nat"])?;
+    let found = [
+        ("virtual servers", snapshot.entries.len().to_string(), services.to_string()),
+        ("real servers", used.to_string(), (services * endpoints).to_string()),
+        ("addresses", addresses.to_string(), services.to_string()),
+        ("entries of KUBE-CLUSTER-IP", entries, services.to_string()),
+        ("rules", rules.contains("--match-set KUBE-CLUSTER-IP").to_string(), true.to_string()),
+    ];
+    for (what, found, expected) in found {
+        if found != expected {
+            return Err(format!("{what}: {found} instead of {expected}").into());
+        }
+    }
+    Ok(())
+}
+
+fn output(program: &str, arguments: &[&str]) -> Result<String, Failure> {
+    let output = Command::new(program).args(arguments).output().map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        Ok(String::from_utf8(output.stdout)?)
+    } else {
+        Err(format!("{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr)).into())
+    }
+}
