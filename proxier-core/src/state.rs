@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipset::Element;
 use ipvs::VirtualServerKey;
 
-use crate::compile::{Compiled, Facts, Frontend, HealthCheck, NoLocalEndpoints, compile};
+use crate::compile::{Compiled, Facts, Frontend, HealthCheck, NoLocalEndpoints, Roles, compile};
 use crate::interlock::Refusal;
 use crate::sets::SetKey;
 use crate::snapshot::{Created, ObjectKey, Store};
@@ -16,9 +16,11 @@ use crate::snapshot::{Created, ObjectKey, Store};
 /// What has to be programmed, kept up to date at the cost of the Services that change.
 ///
 /// Services share: two may use one load-balancer address with different ports, and one pod may be in many. What is
-/// shared is counted and goes when its last user goes. One address, protocol and port has one owner: of Services that
-/// claim the same, the older one gets it (then the first by name), with its entries and address; see
-/// [`Desired::conflicts`].
+/// shared is counted and goes when its last user goes. One address, protocol and port has one owner, with its entries and
+/// address. Of Services that claim the same, the one whose cluster IP it is gets it: an API server gives that to one
+/// Service, while anybody who may write Services can name any external IP, those of others included (CVE-2020-8554).
+/// Then node ports, load balancers' addresses and external IPs follow; of equals the older one, then the first by name.
+/// See [`Desired::conflicts`].
 ///
 /// Two values that have the same Services compare equal, whatever way they came to be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,6 +40,15 @@ struct Claim {
     created: Created,
     service: ObjectKey,
     frontend: Arc<Frontend>,
+}
+
+impl Claim {
+    /// Sorts the owner first.
+    fn rank(&self) -> (u8, Created, &ObjectKey) {
+        let strength = [Roles::CLUSTER_IP, Roles::NODE_PORT, Roles::LOAD_BALANCER];
+        let weaker = strength.iter().take_while(|role| !self.frontend.roles.contains(**role)).count();
+        (u8::try_from(weaker).unwrap_or(u8::MAX), self.created, &self.service)
+    }
 }
 
 /// The Services that claim a Frontend, the owner first. Nearly always one.
@@ -226,8 +237,7 @@ impl Desired {
         let before = owned(claims);
         claims.retain(|claim| claim.service != *service);
         if let Some(new) = new {
-            let older = |claim: &Claim| (claim.created, &claim.service) < (new.created, &new.service);
-            let place = claims.partition_point(older);
+            let place = claims.partition_point(|claim| claim.rank() < new.rank());
             claims.reserve_exact(1);
             claims.insert(place, new);
         }
