@@ -367,7 +367,7 @@ impl State {
         let rest = items.split_off(limit.unwrap_or(items.len()).min(items.len()));
         let mut metadata = json!({"resourceVersion": version.to_string()});
         if !rest.is_empty() {
-            let token = format!("page-{}-{}", version, rest.len());
+            let token = format!("page-{}-{version}-{}", kind.plural, rest.len());
             metadata["continue"] = token.clone().into();
             if selector.is_empty() {
                 metadata["remainingItemCount"] = rest.len().into();
