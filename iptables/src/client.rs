@@ -11,7 +11,9 @@ use crate::system::System;
 use crate::token::Token;
 use crate::transaction::{Edit, Transaction};
 use crate::version::{ProgramVersion, RestoreWait};
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time limits.
@@ -48,6 +50,22 @@ pub enum Position {
     Last,
 }
 
+/// What programs say they are, asked once of each file.
+#[derive(Debug, Default)]
+pub(crate) struct Versions(BTreeMap<PathBuf, ProgramVersion>);
+
+impl Versions {
+    pub(crate) fn of(&mut self, runner: &impl Runner, program: &Path) -> Result<ProgramVersion, Error> {
+        match self.0.entry(runner.resolve(program)) {
+            Entry::Occupied(known) => Ok(known.get().clone()),
+            Entry::Vacant(place) => {
+                let output = runner.run(&Invocation::new(program, ["--version"], Duration::from_secs(20)))?;
+                Ok(place.insert(ProgramVersion::parse(&String::from_utf8_lossy(&output.stdout))?).clone())
+            }
+        }
+    }
+}
+
 /// The three programs of one family and back end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Programs {
@@ -58,14 +76,18 @@ pub(crate) struct Programs {
 
 impl Programs {
     /// Finds the programs for a back end: those named after it, else the plain ones if they are of it.
-    pub(crate) fn locate(runner: &impl Runner, family: Family, backend: Backend) -> Result<Option<Self>, Error> {
+    pub(crate) fn locate(
+        runner: &impl Runner,
+        family: Family,
+        backend: Backend,
+        versions: &mut Versions,
+    ) -> Result<Option<Self>, Error> {
         let plain = family.program();
         for stem in [format!("{plain}-{}", backend.program_suffix()), plain.to_owned()] {
             let paths =
                 (runner.find(&stem), runner.find(&format!("{stem}-save")), runner.find(&format!("{stem}-restore")));
             let (Some(program), Some(save), Some(restore)) = paths else { continue };
-            let output = runner.run(&Invocation::new(&program, ["--version"], Duration::from_secs(20)))?;
-            let version = ProgramVersion::parse(&String::from_utf8_lossy(&output.stdout))?;
+            let version = versions.of(runner, &program)?;
             if version.backend == backend {
                 return Ok(Some(Self { version, save, restore }));
             }
@@ -92,7 +114,7 @@ impl<R: Runner> Iptables<R> {
     /// # Errors
     /// [`ErrorKind::ProgramMissing`] if they are not installed, [`ErrorKind::UnsupportedProgram`] if they do not say what they are.
     pub fn open(runner: R, family: Family, backend: Backend) -> Result<Self, Error> {
-        let programs = Programs::locate(&runner, family, backend)?;
+        let programs = Programs::locate(&runner, family, backend, &mut Versions::default())?;
         Self::over(runner, family, backend, programs)
     }
 

@@ -1,12 +1,11 @@
 //! Which back end does this host use?
 
-use crate::client::{Iptables, Programs};
+use crate::client::{Iptables, Programs, Versions};
 use crate::error::{Error, ErrorKind};
 use crate::model::{Dump, Table};
 use crate::name::{Backend, Family, TableName};
-use crate::runner::{Invocation, Runner};
+use crate::runner::Runner;
 use crate::version::ProgramVersion;
-use std::time::Duration;
 
 /// Chains in `mangle` by which the kubelet shows which back end it uses (`KUBE-IPTABLES-HINT` since Kubernetes 1.24).
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
@@ -27,6 +26,8 @@ pub struct Presence {
     pub unusable: Option<String>,
     /// The programs that were found, so that nobody has to look again.
     programs: Vec<(Family, Programs)>,
+    /// What they listed; for the same reason.
+    dumps: Vec<(Family, Dump)>,
 }
 
 impl Presence {
@@ -39,12 +40,18 @@ impl Presence {
         self.programs.iter().find(|(of, _)| *of == family).map(|(_, programs)| programs.clone())
     }
 
-    fn add(&mut self, dump: &Dump) {
+    /// Whether the kernel has shown tables of this family.
+    fn has_tables(&self, family: Family) -> bool {
+        self.dumps.iter().any(|(of, dump)| *of == family && !dump.tables.is_empty())
+    }
+
+    fn add(&mut self, family: Family, dump: Dump) {
         self.rules = self.rules.saturating_add(dump.rule_count());
         let user =
             |t: &Table| t.chains().iter().filter(|c| !t.name().builtin_chains().contains(&c.name.as_str())).count();
         self.chains = dump.tables.iter().map(user).fold(self.chains, usize::saturating_add);
         self.kubelet_hint |= HINTS.iter().any(|hint| dump.has_chain(&TableName::MANGLE, hint));
+        self.dumps.push((family, dump));
     }
 }
 
@@ -79,10 +86,11 @@ impl Survey {
     /// [`ErrorKind::Permission`] without privilege (the answer would be wrong, not just incomplete), and failures to run
     /// programs. A back end that the kernel lacks is no error: see [`Presence::unusable`].
     pub fn take(runner: &impl Runner) -> Result<Self, Error> {
+        let versions = &mut Versions::default();
         Ok(Self {
-            legacy: look(runner, Backend::Legacy)?,
-            nf_tables: look(runner, Backend::NfTables)?,
-            default: plain(runner)?,
+            legacy: look(runner, Backend::Legacy, versions)?,
+            nf_tables: look(runner, Backend::NfTables, versions)?,
+            default: plain(runner, versions),
         })
     }
 
@@ -158,20 +166,23 @@ impl Survey {
     }
 }
 
-fn plain(runner: &impl Runner) -> Result<Option<Backend>, Error> {
-    let Some(path) = Family::ALL.iter().find_map(|f| runner.find(f.program())) else { return Ok(None) };
-    let output = runner.run(&Invocation::new(&path, ["--version"], Duration::from_secs(20)))?;
-    Ok(ProgramVersion::parse(&String::from_utf8_lossy(&output.stdout)).ok().map(|v| v.backend))
+fn plain(runner: &impl Runner, versions: &mut Versions) -> Option<Backend> {
+    let path = Family::ALL.iter().find_map(|f| runner.find(f.program()))?;
+    // One that does not say what it is is nobody's default.
+    versions.of(runner, &path).ok().map(|version| version.backend)
 }
 
-fn look(runner: &impl Runner, backend: Backend) -> Result<Presence, Error> {
+fn look(runner: &impl Runner, backend: Backend, versions: &mut Versions) -> Result<Presence, Error> {
     let mut presence = Presence::default();
     for family in Family::ALL {
-        let Some(programs) = Programs::locate(runner, family, backend)? else { continue };
+        let Some(programs) = Programs::locate(runner, family, backend, versions)? else { continue };
         presence.version.get_or_insert_with(|| programs.version.clone());
         presence.programs.push((family, programs.clone()));
+        if backend == Backend::Legacy && runner.has_legacy_tables(family) == Some(false) {
+            continue;
+        }
         match Iptables::over(runner, family, backend, Some(programs))?.dump() {
-            Ok(dump) => presence.add(&dump),
+            Ok(dump) => presence.add(family, dump),
             Err(e) if matches!(e.kind(), ErrorKind::Permission | ErrorKind::TimedOut | ErrorKind::Io) => return Err(e),
             Err(e) => presence.unusable = Some(e.to_string()),
         }
@@ -179,35 +190,69 @@ fn look(runner: &impl Runner, backend: Backend) -> Result<Presence, Error> {
     Ok(presence)
 }
 
-impl<R: Runner> Iptables<R> {
-    /// Opens the programs of the back end that this host uses, and makes sure that the kernel has tables for it.
+impl Survey {
+    /// Opens the programs of the back end that this host uses, for both families the same, and makes sure that the kernel
+    /// has tables for it: that it has shown some, or with [`Iptables::check_kernel`].
     ///
     /// On an untouched host with a kernel that lacks the default back end, the other one is taken.
     ///
     /// # Errors
-    /// As [`Survey::take`], [`Survey::choose`] and [`Iptables::check_kernel`].
-    pub fn detect(runner: R, family: Family, choice: BackendChoice) -> Result<Self, Error> {
-        let survey = Survey::take(&runner)?;
-        let backend = survey.choose(choice)?;
-        let found = |backend| survey.presence(backend).programs(family);
-        let check = Iptables::over(&runner, family, backend, found(backend))?.check_kernel();
-        let backend = match check {
-            Ok(()) => backend,
+    /// As [`Survey::choose`] and [`Iptables::check_kernel`].
+    pub fn open<R: Runner>(&self, runner: R, family: Family, choice: BackendChoice) -> Result<Iptables<R>, Error> {
+        let chosen = self.choose(choice)?;
+        let found = |backend| self.presence(backend).programs(family);
+        let check = |backend| {
+            if self.presence(backend).has_tables(family) {
+                return Ok(());
+            }
+            Iptables::over(&runner, family, backend, found(backend))?.check_kernel()
+        };
+        let backend = match check(chosen) {
+            Ok(()) => chosen,
             Err(e)
                 if e.kind() == ErrorKind::NoKernelSupport
                     && choice == BackendChoice::Detect
-                    && survey.settled().is_none() =>
+                    && self.settled().is_none() =>
             {
-                let other = backend.other();
                 // If that fails as well, the first reason is the one to tell.
-                match Iptables::over(&runner, family, other, found(other)).and_then(|o| o.check_kernel()) {
-                    Ok(()) => other,
+                match check(chosen.other()) {
+                    Ok(()) => chosen.other(),
                     Err(_) => return Err(e),
                 }
             }
             Err(e) => return Err(e),
         };
         let programs = found(backend);
-        Self::over(runner, family, backend, programs)
+        Iptables::over(runner, family, backend, programs)
+    }
+
+    /// Opens the programs of this back end, whatever the host uses, as they were found by the survey.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ProgramMissing`] if they were not there.
+    pub fn reopen<R: Runner>(&self, runner: R, family: Family, backend: Backend) -> Result<Iptables<R>, Error> {
+        Iptables::over(runner, family, backend, self.presence(backend).programs(family))
+    }
+
+    /// Takes out what was listed: the same as [`Iptables::dump`] at the time of the survey. `None` if it was not listed, or
+    /// taken before.
+    pub fn take_dump(&mut self, backend: Backend, family: Family) -> Option<Dump> {
+        let presence = match backend {
+            Backend::Legacy => &mut self.legacy,
+            Backend::NfTables => &mut self.nf_tables,
+        };
+        let place = presence.dumps.iter().position(|(of, _)| *of == family)?;
+        Some(presence.dumps.swap_remove(place).1)
+    }
+}
+
+impl<R: Runner> Iptables<R> {
+    /// Opens the programs of the back end that this host uses: [`Survey::take`], then [`Survey::open`].
+    ///
+    /// # Errors
+    /// As these two.
+    pub fn detect(runner: R, family: Family, choice: BackendChoice) -> Result<Self, Error> {
+        let survey = Survey::take(&runner)?;
+        survey.open(runner, family, choice)
     }
 }

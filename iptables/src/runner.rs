@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::lock::{self, HeldLock};
+use crate::name::Family;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -77,6 +78,22 @@ pub trait Runner {
     /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) if it was killed for taking too long.
     fn run(&self, invocation: &Invocation) -> Result<Output, Error>;
 
+    /// The file that a program is, links followed: programs that are one file are of one version and back end. Unless
+    /// a runner knows better, each is its own.
+    fn resolve(&self, program: &Path) -> PathBuf {
+        program.to_owned()
+    }
+
+    /// Whether the kernel has tables of the legacy back end here, as far as that can be told without a program; `None`
+    /// if it cannot.
+    ///
+    /// The kernel lists them in `/proc/net/ip_tables_names` (`xt_table_seq_show`), where `iptables-legacy-save` looks,
+    /// too. Without the file the module is not there, and neither are tables.
+    fn has_legacy_tables(&self, family: Family) -> Option<bool> {
+        let _ = family;
+        None
+    }
+
     /// The lock file in use.
     fn lock_path(&self) -> &Path {
         Path::new(lock::LOCK_PATH)
@@ -100,6 +117,14 @@ impl<R: Runner + ?Sized> Runner for &R {
         (**self).run(invocation)
     }
 
+    fn resolve(&self, program: &Path) -> PathBuf {
+        (**self).resolve(program)
+    }
+
+    fn has_legacy_tables(&self, family: Family) -> Option<bool> {
+        (**self).has_legacy_tables(family)
+    }
+
     fn lock_path(&self) -> &Path {
         (**self).lock_path()
     }
@@ -116,6 +141,14 @@ impl<R: Runner + ?Sized> Runner for std::sync::Arc<R> {
 
     fn run(&self, invocation: &Invocation) -> Result<Output, Error> {
         (**self).run(invocation)
+    }
+
+    fn resolve(&self, program: &Path) -> PathBuf {
+        (**self).resolve(program)
+    }
+
+    fn has_legacy_tables(&self, family: Family) -> Option<bool> {
+        (**self).has_legacy_tables(family)
     }
 
     fn lock_path(&self) -> &Path {

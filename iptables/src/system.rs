@@ -2,6 +2,7 @@
 
 use crate::error::{Error, ErrorKind};
 use crate::lock;
+use crate::name::Family;
 use crate::runner::{Invocation, Output, Runner};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -94,6 +95,26 @@ impl Runner for System {
                 ),
             )),
             Err(e) => Err(Error::new(ErrorKind::Io, format!("lost contact with {name}")).with_source(e)),
+        }
+    }
+
+    fn resolve(&self, program: &Path) -> PathBuf {
+        // What cannot be followed is what it is.
+        program.canonicalize().unwrap_or_else(|_| program.to_owned())
+    }
+
+    fn has_legacy_tables(&self, family: Family) -> Option<bool> {
+        let name = match family {
+            Family::Ipv4 => "ip_tables_names",
+            Family::Ipv6 => "ip6_tables_names",
+        };
+        // Not those of the process: a thread may be in another network namespace.
+        match std::fs::read(Path::new("/proc/thread-self/net").join(name)) {
+            Ok(names) => Some(!names.is_empty()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                Path::new("/proc/thread-self/net").exists().then_some(false)
+            }
+            Err(_) => None,
         }
     }
 

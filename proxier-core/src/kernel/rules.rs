@@ -1,8 +1,11 @@
 //! Rules over [`iptables::Iptables`].
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
-use iptables::{Backend, BackendChoice, Dump, Error, ErrorKind, Iptables, Limits, Runner, TableName, Transaction};
+use iptables::{
+    Backend, BackendChoice, Dump, Error, ErrorKind, Iptables, Limits, Runner, Survey, TableName, Transaction,
+};
 use ipvs::model::Family;
 
 use crate::ports::{PortError, PortErrorKind, Rules};
@@ -17,7 +20,11 @@ pub struct RulesPort<R> {
     limits: Limits,
     v4: Option<Iptables<R>>,
     v6: Option<Iptables<R>>,
+    survey: Option<(Instant, Survey)>,
 }
+
+/// For this long what a survey has listed is as good as listing it again.
+const FRESH: Duration = Duration::from_secs(1);
 
 impl<R> fmt::Debug for RulesPort<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -42,10 +49,17 @@ fn kind_of(error: &Error) -> PortErrorKind {
     }
 }
 
+fn of(family: Family) -> iptables::Family {
+    match family {
+        Family::V4 => iptables::Family::Ipv4,
+        Family::V6 => iptables::Family::Ipv6,
+    }
+}
+
 impl<R: Runner + Clone> RulesPort<R> {
     /// A port over the programs that this runner finds.
     pub fn new(runner: R, choice: BackendChoice, limits: Limits) -> Self {
-        RulesPort { runner, choice, limits, v4: None, v6: None }
+        RulesPort { runner, choice, limits, v4: None, v6: None, survey: None }
     }
 
     /// The back end in use, once one was looked for and found.
@@ -53,20 +67,24 @@ impl<R: Runner + Clone> RulesPort<R> {
         self.v4.as_ref().or(self.v6.as_ref()).map(Iptables::backend)
     }
 
-    fn open(&self, family: Family) -> Result<Iptables<R>, Error> {
-        let family = match family {
-            Family::V4 => iptables::Family::Ipv4,
-            Family::V6 => iptables::Family::Ipv6,
-        };
-        let opened = match self.backend() {
-            None => Iptables::detect(self.runner.clone(), family, self.choice)?,
-            Some(backend) => {
-                let opened = Iptables::open(self.runner.clone(), family, backend)?;
-                opened.check_kernel()?;
-                opened
-            }
+    fn open(&mut self, family: Family) -> Result<Iptables<R>, Error> {
+        if self.fresh_survey().is_none() {
+            #[expect(clippy::disallowed_methods, reason = "how old a listing is, at the edge where it is made")]
+            let now = Instant::now();
+            self.survey = Some((now, Survey::take(&self.runner)?));
+        }
+        let opened = match (self.backend(), &self.survey) {
+            (None, Some((_, survey))) => survey.open(self.runner.clone(), of(family), self.choice)?,
+            (Some(backend), Some((_, survey))) => survey.reopen(self.runner.clone(), of(family), backend)?,
+            (_, None) => Iptables::detect(self.runner.clone(), of(family), self.choice)?,
         };
         Ok(opened.with_limits(self.limits))
+    }
+
+    /// What was found a moment ago, and is as it was since.
+    fn fresh_survey(&mut self) -> Option<&mut Survey> {
+        self.survey.take_if(|(at, _)| at.elapsed() > FRESH);
+        self.survey.as_mut().map(|(_, survey)| survey)
     }
 
     fn call<T>(&mut self, family: Family, ask: impl FnOnce(&Iptables<R>) -> Result<T, Error>) -> Result<T, PortError> {
@@ -97,8 +115,15 @@ impl<R: Runner + Clone> Rules for RulesPort<R> {
     }
 
     fn dump(&mut self, family: Family) -> Result<Dump, PortError> {
+        self.call(family, |_| Ok(()))?;
+        let listed = self
+            .backend()
+            .and_then(|backend| self.fresh_survey().and_then(|survey| survey.take_dump(backend, of(family))));
         self.call(family, |iptables| {
-            let mut dump = iptables.dump()?;
+            let mut dump = match listed {
+                Some(dump) => dump,
+                None => iptables.dump()?,
+            };
             dump.tables.retain(|table| [TableName::NAT, TableName::FILTER].contains(table.name()));
             // A table that nobody has used yet is not in the listing: it is empty, or the kernel lacks it, which restoring
             // it says. Asking for each would cost a process.
@@ -107,6 +132,7 @@ impl<R: Runner + Clone> Rules for RulesPort<R> {
     }
 
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        self.survey = None;
         self.call(family, |iptables| iptables.restore(transaction))
     }
 }
