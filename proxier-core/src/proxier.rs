@@ -253,7 +253,13 @@ impl Proxier {
     /// When [`Proxier::pass`] has something to do: now, when it has passed. `None` before [`Proxier::start`].
     pub fn next_wake(&self) -> Option<Moment> {
         let next = self.schedule.next().filter(|_| self.started)?;
-        Some(self.drains.next_check().map_or(next.at, |check| check.min(next.at)))
+        Some(self.next_look().map_or(next.at, |look| look.max(self.schedule.earliest()).min(next.at)))
+    }
+
+    /// When to look at real servers that drain. While the kernel could not be read, the next full pass does; before that
+    /// there is nothing to try again.
+    fn next_look(&self) -> Option<Moment> {
+        self.observed.as_ref().and_then(|_| self.drains.next_check())
     }
 
     /// Does what is due. `None` when nothing is.
@@ -265,7 +271,7 @@ impl Proxier {
             return None;
         }
         let now = clock();
-        if self.drains.next_check().is_some_and(|check| check <= now) {
+        if self.next_look().is_some_and(|look| look <= now) {
             self.schedule.request(now);
         }
         let pass = self.schedule.start(now)?;

@@ -176,6 +176,11 @@ impl Schedule {
         self.full_at = self.full_at.min(full_at);
     }
 
+    /// No pass starts before this moment: the last one's end and the shortest pause.
+    pub fn earliest(&self) -> Moment {
+        self.earliest
+    }
+
     /// Since when something is wanted that has not been done: because no pass has started yet, one is at it, or it
     /// failed. `None` when all is done. Health checks go by this (`/healthz`).
     pub fn pending_since(&self) -> Option<Moment> {

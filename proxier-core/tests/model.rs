@@ -54,3 +54,18 @@ proptest! {
         run(&steps);
     }
 }
+
+#[test]
+fn a_kernel_that_cannot_be_read_is_not_asked_over_and_over_for_those_that_drain() {
+    use model::steps::Trouble;
+    run(&[
+        Step::Pass,
+        Step::Trouble(Trouble { call: 0, kind: 0, nth: 108, how: 43 }),
+        Step::Service([47, 91, 130, 169, 11, 0, 0, 0, 44, 0]),
+        Step::Slice([0, 192, 20, 0, 18, 0, 0]),
+        Step::Trouble(Trouble { call: 206, kind: 0, nth: 209, how: 0 }),
+        Step::Pass,
+        Step::Service([13, 0, 22, 37, 71, 0, 0, 0, 127, 0]),
+        Step::Wait(2),
+    ]);
+}

@@ -268,7 +268,13 @@ impl Machine {
             self.pass();
             self.bury();
             passes += 1;
-            assert!(passes < 200, "it does not come to rest: {:?}", self.proxier.schedule());
+            assert!(
+                passes < 200,
+                "it does not come to rest: {:?} {:?} {:?}",
+                self.now,
+                self.proxier.next_wake(),
+                self.proxier.drains()
+            );
         }
         self.now = end;
     }
