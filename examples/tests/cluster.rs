@@ -68,7 +68,8 @@ fn line(change: &Change) -> String {
     match change {
         Change::UpsertService(object) => format!("+service {}/{}", object.metadata.namespace, object.metadata.name),
         Change::UpsertSlice(object) => format!("+slice {}/{}", object.metadata.namespace, object.metadata.name),
-        Change::DeleteService(key) | Change::LostService(key) => format!("-service {key}"),
+        Change::DeleteService(key) => format!("-service {key}"),
+        Change::LostServices(keys) => keys.iter().map(|key| format!("-service {key}")).collect::<Vec<_>>().join(" "),
         Change::DeleteSlice(key) => format!("-slice {key}"),
         Change::Node(node) => format!("+node {} leaving {}", node.object.metadata.name, node.leaving),
         Change::NodeGone => "-node".to_owned(),
@@ -297,6 +298,40 @@ async fn a_version_too_old_is_a_new_list_and_its_difference() {
         assert_eq!(lines, ["+service default/c".to_owned(), format!("-service default/{}", ["a", "b"][round])]);
         watched(&server).await;
     }
+    watching.ends_with(&server).await;
+}
+
+/// A server for which each version is too old, even that of the list just before, is not asked for lists all the time.
+#[tokio::test]
+async fn a_server_that_takes_every_version_for_too_old_is_given_time() {
+    let server = shop();
+    for _ in 0..200 {
+        server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+    }
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let lists = requests(&server, "/services", false);
+    assert!((4..=25).contains(&lists), "{lists} lists in two seconds");
+}
+
+/// A server that was restored from a backup counts its versions from further back: a watch from where it was before
+/// would be told nothing. The next bookmark shows it.
+#[tokio::test]
+async fn a_bookmark_from_the_past_is_a_new_list() {
+    let server = shop();
+    server.start_from(2000);
+    server.put(&service("web", 80));
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    server.start_from(500);
+    server.put(&service("web", 81));
+    server.bookmark();
+    let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
+    assert_eq!(web.spec.ports[0].port, 81);
+    // The server learns late that the old watches were left.
+    wait_for("watches from there on", || requests(&server, "/services", true) >= 2).await;
     watching.ends_with(&server).await;
 }
 

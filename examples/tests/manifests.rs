@@ -57,7 +57,8 @@ fn line(change: &Change) -> String {
     match change {
         Change::UpsertService(object) => format!("+{} {}", object.metadata.name, object.spec.ports[0].port),
         Change::UpsertSlice(object) => format!("+slice {}", object.metadata.name),
-        Change::DeleteService(key) | Change::LostService(key) => format!("-{key}"),
+        Change::DeleteService(key) => format!("-{key}"),
+        Change::LostServices(keys) => keys.iter().map(|key| format!("-{key}")).collect::<Vec<_>>().join(" "),
         Change::DeleteSlice(key) => format!("-slice {key}"),
         Change::Node(node) => format!("+node {}", node.object.metadata.name),
         Change::NodeGone => "-node".to_owned(),

@@ -7,6 +7,7 @@ use proxier_core::snapshot::ObjectKey;
 use tokio::sync::mpsc;
 
 use super::problem::Problem;
+use super::progress::Progress;
 
 /// A change of the input.
 ///
@@ -20,8 +21,9 @@ pub enum Change {
     UpsertService(Box<ServiceObject>),
     /// A Service is gone.
     DeleteService(ObjectKey),
-    /// A Service is missing from a new list, or from the last of the files: nobody has said that it was deleted.
-    LostService(ObjectKey),
+    /// Services are missing from a new list, or from the last of the files: nobody has said that they were deleted.
+    /// Together, so that it is seen how many they are: one by one, each would look like a small thing.
+    LostServices(Vec<ObjectKey>),
     /// A new or changed EndpointSlice.
     UpsertSlice(Box<EndpointSliceObject>),
     /// An EndpointSlice is gone.
@@ -36,15 +38,20 @@ pub enum Change {
     Unreadable(Problem),
 }
 
-impl Change {
-    /// The same, when it was not announced but found out.
-    #[must_use]
-    pub fn unannounced(self) -> Self {
-        match self {
-            Change::DeleteService(key) => Change::LostService(key),
-            other => other,
+/// Changes, with the deletions of Services as one: they were not announced but found out.
+pub(super) fn unannounced(changes: impl IntoIterator<Item = Change>) -> Vec<Change> {
+    let mut lost = Vec::new();
+    let mut others = Vec::new();
+    for change in changes {
+        match change {
+            Change::DeleteService(key) => lost.push(key),
+            other => others.push(other),
         }
     }
+    if !lost.is_empty() {
+        others.insert(0, Change::LostServices(lost));
+    }
+    others
 }
 
 /// A Node, and what is not in its [`NodeObject`].
@@ -109,8 +116,11 @@ impl Snapshot {
     /// Takes changes up to [`Change::Synced`]. `None` when the source ended before.
     pub async fn collect(changes: &mut mpsc::Receiver<Event>) -> Option<Self> {
         let mut snapshot = Snapshot::default();
+        let mut progress = Progress::start();
         loop {
-            match changes.recv().await?.change {
+            let change = changes.recv().await?.change;
+            progress.saw(&change);
+            match change {
                 Change::Synced => return Some(snapshot),
                 change => snapshot.take(change),
             }
@@ -125,8 +135,9 @@ impl Snapshot {
                 self.services.retain(|known| ObjectKey::of(&known.metadata) != key);
                 self.services.push(*object);
             }
-            Change::DeleteService(key) | Change::LostService(key) => {
-                self.services.retain(|known| ObjectKey::of(&known.metadata) != key);
+            Change::DeleteService(key) => self.services.retain(|known| ObjectKey::of(&known.metadata) != key),
+            Change::LostServices(keys) => {
+                self.services.retain(|known| !keys.contains(&ObjectKey::of(&known.metadata)));
             }
             Change::UpsertSlice(object) => {
                 let key = ObjectKey::of(&object.metadata);

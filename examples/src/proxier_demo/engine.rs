@@ -1,8 +1,10 @@
 //! The reconciler on the running kernel, fed with changes.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use proxier_core::config::Families;
+use iptables::Backend;
+use proxier_core::config::{Config, Families};
 use proxier_core::interlock::{MassRemoval, Place, User};
 use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 use proxier_core::plan::Plan;
@@ -13,7 +15,9 @@ use proxier_core::schedule::Limits;
 use proxier_core::sysctls::HostSettings;
 
 use super::change::Change;
-use super::cli::Source;
+use super::cli::{Configured, Source};
+use super::cluster::Connection;
+use super::privileges;
 use super::probe;
 use super::problem::Problem;
 use super::settings::Settings;
@@ -31,11 +35,19 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Neither family can be served: what is missing.
-    pub fn open(settings: &Settings, source: &Source) -> Result<(Self, Vec<String>), Problem> {
+    /// Neither family can be served, or a capability is missing: what to do.
+    pub async fn open(configured: &Configured) -> Result<(Self, Vec<String>), Problem> {
+        let settings = &configured.settings;
         let mut kernel = open_kernel()?;
         let (families, mut notes) = families(&mut kernel, settings.core.families)?;
-        let mut options = options(settings, source, families);
+        if kernel.iptables_backend() == Some(Backend::Legacy) {
+            privileges::require_legacy()?;
+        }
+        let mut options = options(settings, &configured.source, families);
+        if configured.allow_mass_removal {
+            options.mass_removal.share = 1.0;
+        }
+        reserve_api_server(&mut options, &configured.source, &mut kernel).await;
         notes.extend(reduce(&mut options, settings, &mut kernel));
         let proxier = Proxier::new(&settings.node_name, options, Duration::ZERO);
         Ok((Engine { proxier, kernel, origin: Instant::now() }, notes))
@@ -51,7 +63,11 @@ impl Engine {
         match change {
             Change::UpsertService(object) => self.proxier.upsert_service(&object, now),
             Change::DeleteService(key) => self.proxier.delete_service(&key, now),
-            Change::LostService(key) => self.proxier.lose_service(&key, now),
+            Change::LostServices(keys) => {
+                for key in keys {
+                    self.proxier.lose_service(&key, now);
+                }
+            }
             Change::UpsertSlice(object) => self.proxier.upsert_slice(&object, now),
             Change::DeleteSlice(key) => self.proxier.delete_slice(&key, now),
             Change::Node(node) => self.proxier.set_node(&node.object, now),
@@ -118,12 +134,22 @@ impl Engine {
     }
 }
 
-/// The kernel that this process runs on.
+/// The kernel that this process runs on, to be changed.
+///
+/// # Errors
+///
+/// There is no netlink, or this process has not the capabilities.
+pub fn open_kernel() -> Result<KernelPorts, Problem> {
+    privileges::require()?;
+    open_to_look()
+}
+
+/// The kernel that this process runs on. Most of it tells nothing without capabilities.
 ///
 /// # Errors
 ///
 /// There is no netlink.
-pub fn open_kernel() -> Result<KernelPorts, Problem> {
+pub(super) fn open_to_look() -> Result<KernelPorts, Problem> {
     KernelPorts::open(&KernelOptions::default()).map_err(|error| Problem::new("", error.to_string()))
 }
 
@@ -150,6 +176,20 @@ fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec
         (false, false) => return Err(Problem::new("", format!("cannot write rules: {}", notes.join("; ")))),
     };
     Ok((families, notes))
+}
+
+/// No Service may take the API server's place when that is on this node.
+async fn reserve_api_server(options: &mut Options, source: &Source, kernel: &mut KernelPorts) {
+    let Source::Cluster { kubeconfig, master } = source else { return };
+    let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
+    let Ok(host) = kernel.ports().links.addresses() else { return };
+    let own = host.interfaces.iter().filter(|(interface, _)| *interface != Config::DUMMY_DEVICE);
+    let own: Vec<IpAddr> = own.flat_map(|(_, addresses)| addresses).map(IpAddr::to_canonical).collect();
+    for server in connection.server_addresses().await {
+        if own.contains(&server.ip().to_canonical()) {
+            options.config.reserved.reserve(Place::tcp(server.ip(), server.port()), User::ApiServer);
+        }
+    }
 }
 
 /// Does without the matches that this kernel is known to lack. Says what is lost.

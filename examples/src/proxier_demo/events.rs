@@ -11,10 +11,10 @@ use kube::Client;
 use kube::client::Body;
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::cluster::Connection;
-use super::problem::Problem;
 
 /// What an Event is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -86,18 +86,21 @@ const NOTE: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Recorder {
-    /// A recorder for a cluster. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    ///
-    /// As of [`Connection::client`].
-    pub async fn start(connection: Connection, node_name: &str) -> Result<Self, Problem> {
-        let client = connection.client().await?;
+    /// A recorder for a cluster, whose requests are made within this runtime. What is told is sent as soon as there are
+    /// credentials.
+    pub fn start(runtime: &Handle, connection: Connection, node_name: &str) -> Self {
         let (queue, reports) = mpsc::channel(128);
-        let sender =
-            Sender { connection, client, node_name: node_name.to_owned(), sent: HashMap::new(), forbidden: false };
-        tokio::spawn(sender.run(reports));
-        Ok(Recorder { queue: Some(queue) })
+        let node_name = node_name.to_owned();
+        runtime.spawn(async move {
+            match connection.client().await {
+                Ok(client) => {
+                    let sender = Sender { connection, client, node_name, sent: HashMap::new(), forbidden: false };
+                    sender.run(reports).await;
+                }
+                Err(problem) => tracing::warn!("no Events are sent: {problem}"),
+            }
+        });
+        Recorder { queue: Some(queue) }
     }
 
     /// Tells something. Returns at once.
@@ -213,7 +216,7 @@ mod tests {
     async fn each_event_arrives_once() {
         let server = ApiServer::start();
         let connection = Connection { master: Some(server.url()), ..Connection::default() };
-        let recorder = Recorder::start(connection, "n1").await.unwrap();
+        let recorder = Recorder::start(&Handle::current(), connection, "n1");
         let web = || Regarding::Service(ObjectKey::new("demo", "web"));
         recorder.tell(Regarding::Node, Reason::Starting, "");
         for _ in 0..3 {
@@ -242,7 +245,7 @@ mod tests {
     async fn a_flood_is_cut_off() {
         let server = ApiServer::start();
         let connection = Connection { master: Some(server.url()), ..Connection::default() };
-        let recorder = Recorder::start(connection, "n1").await.unwrap();
+        let recorder = Recorder::start(&Handle::current(), connection, "n1");
         for number in 0..100 {
             recorder.tell(Regarding::Node, Reason::FailedToProgram, number.to_string());
             tokio::time::sleep(Duration::from_millis(2)).await;

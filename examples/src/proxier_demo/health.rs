@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -11,6 +12,7 @@ use proxier_core::config::Families;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
+use super::cluster::Counters;
 use super::metrics::Metrics;
 use super::problem::Problem;
 use super::server::{Answer, serve};
@@ -27,6 +29,8 @@ struct State {
     families: Vec<Family>,
     node_eligible: bool,
     metrics: Metrics,
+    /// What happens between this process and the API server.
+    api: Option<Arc<Counters>>,
 }
 
 #[derive(Debug)]
@@ -47,7 +51,12 @@ impl Health {
         });
         Arc::new(Health {
             timeout: sync_period * 2,
-            state: Mutex::new(State { families: families.collect(), node_eligible: true, metrics: Metrics::default() }),
+            state: Mutex::new(State {
+                families: families.collect(),
+                node_eligible: true,
+                metrics: Metrics::default(),
+                api: None,
+            }),
         })
     }
 
@@ -82,6 +91,22 @@ impl Health {
     /// Changes the metrics.
     pub fn metrics<T>(&self, change: impl FnOnce(&mut Metrics) -> T) -> T {
         change(&mut self.state().metrics)
+    }
+
+    /// Failures of the API server are counted there.
+    pub fn set_api(&self, counters: Arc<Counters>) {
+        self.state().api = Some(counters);
+    }
+
+    /// The page of metrics.
+    fn page(&self) -> String {
+        let mut state = self.state();
+        if let Some(api) = &state.api {
+            state.metrics.api_failures = api.failures.load(Ordering::Relaxed);
+        }
+        let metrics = state.metrics.clone();
+        drop(state);
+        metrics.render()
     }
 
     /// Whether nothing has waited for too long.
@@ -183,7 +208,7 @@ pub async fn serve_metrics(listener: TcpListener, health: Arc<Health>, configura
     let configuration = json!({"kubeproxy.config.k8s.io": configuration}).to_string();
     serve(listener, move |path| match path {
         "/metrics" => {
-            let page = health.metrics(|metrics| metrics.clone()).render();
+            let page = health.page();
             Answer {
                 status: StatusCode::OK,
                 kind: "text/plain; version=0.0.4; charset=utf-8",

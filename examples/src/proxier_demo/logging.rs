@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Starts logging for the process. Without effect when it was started before.
 ///
@@ -14,12 +17,24 @@ pub fn start(verbosity: u8, json: bool) {
         4..=5 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    let builder = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
-    let started =
-        if json { builder.json().flatten_event(true).try_init() } else { builder.with_ansi(false).try_init() };
+    // Each failure of a request is told where it is known what it means; the client's own words come with the details.
+    let client = if verbosity > 5 { level } else { LevelFilter::OFF };
+    let targets = Targets::new().with_default(level).with_target("kube_client", client);
+    let text = tracing_subscriber::fmt::layer().with_writer(stderr).with_target(false).with_ansi(false);
+    let started = if json {
+        tracing_subscriber::registry().with(text.json().flatten_event(true).with_filter(targets)).try_init()
+    } else {
+        tracing_subscriber::registry().with(text.with_filter(targets)).try_init()
+    };
     if let Err(error) = started {
         tracing::debug!("logging goes on as before: {error}");
     }
+}
+
+/// Standard error, on a line of its own.
+fn stderr() -> std::io::Stderr {
+    super::progress::clear();
+    std::io::stderr()
 }
 
 /// Lets one message of an object through each minute, and counts the others.

@@ -36,8 +36,7 @@ async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), ExitCo
         .await
         .map_err(|problems| complain(&problems, if is_input(configured) { BAD_INPUT } else { FAILED }))?;
     let unreadable = std::mem::take(&mut snapshot.unreadable);
-    let (mut engine, notes) =
-        Engine::open(&configured.settings, &configured.source).map_err(|problem| complain(&[problem], FAILED))?;
+    let (mut engine, notes) = Engine::open(configured).await.map_err(|problem| complain(&[problem], FAILED))?;
     for note in notes {
         eprintln!("proxier-demo: {note}");
     }
@@ -131,7 +130,7 @@ fn tell(report: &Report) {
         eprintln!("proxier-demo: {} of {} is not served: {}", refused.key, refused.service, refused.reason);
     }
     if let Some(stopped) = &report.stopped {
-        eprintln!("proxier-demo: {stopped}");
+        eprintln!("proxier-demo: {stopped}; add --allow-mass-removal if it is meant");
     }
     if report.draining > 0 {
         eprintln!("proxier-demo: {} real servers still have connections and take no new ones", report.draining);

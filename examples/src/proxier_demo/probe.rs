@@ -9,7 +9,7 @@ use proxier_core::ports::{PortError, PortErrorKind};
 use serde_json::json;
 
 use super::cli::Output;
-use super::engine::open_kernel;
+use super::engine::open_to_look;
 use super::once::print_json;
 use super::problem::Problem;
 use super::settings::Settings;
@@ -71,7 +71,7 @@ pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<
 
 /// Prints the table, or JSON. 0: yes. 1: no, or not known.
 pub fn probe(settings: &Settings, output: Output) -> ExitCode {
-    let looked = open_kernel().and_then(|mut kernel| look(settings, &mut kernel));
+    let looked = open_to_look().and_then(|mut kernel| look(settings, &mut kernel));
     let report = match looked {
         Ok(report) => report,
         Err(problem) => {

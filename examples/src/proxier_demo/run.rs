@@ -9,10 +9,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use proxier_core::config::NodePortAddresses;
 use proxier_core::kernel::Monitor;
 use proxier_core::report::Report;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
-use tokio::runtime::Handle;
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -30,6 +31,7 @@ use super::manifests::Manifests;
 use super::metrics::Metrics;
 use super::probe;
 use super::problem::Problem;
+use super::progress::Progress;
 use super::service_health::{HealthCheck, ServiceHealth};
 
 /// What the kernel's thread is told besides changes of the input.
@@ -38,6 +40,8 @@ enum Control {
     Resync,
     /// Addresses or devices of the host changed.
     HostChanged,
+    /// What is held back is meant (SIGUSR1).
+    ConfirmRemoval,
 }
 
 /// What the kernel's thread gets, in the order in which it came.
@@ -81,7 +85,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         },
         Source::Cluster { .. } => None,
     };
-    let mut engine = match open(configured) {
+    let mut engine = match open(configured).await {
         Ok(engine) => engine,
         Err(problems) => return fail(&problems),
     };
@@ -89,7 +93,16 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     let families = engine.proxier().facts().config().families;
     let health = Health::new(settings.sync_period, families);
     let mut tasks = JoinSet::new();
-    serve(configured, &health, &mut tasks);
+    let api = match Api::start() {
+        Ok(api) => api,
+        Err(problem) => return fail(&[problem]),
+    };
+    let recorder = recorder(configured, &api);
+    recorder.tell(Regarding::Node, Reason::Starting, "");
+    if let Err(problem) = serve(configured, &health, &recorder, &mut tasks).await {
+        fail(&[problem]);
+        return ExitCode::from(2);
+    }
     let (messages, inbox) = mpsc::channel(1024);
     let (changes, mut events) = channel();
     let forward = messages.clone();
@@ -101,23 +114,35 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         }
         Ok(())
     });
-    let source = match start_source(configured, manifests, changes, &mut tasks).await {
+    let source = match start_source(configured, manifests, changes, &api, &mut tasks).await {
         Ok(source) => source,
         Err(problem) => {
             fail(&[problem]);
             return ExitCode::from(2);
         }
     };
+    if let Running::Cluster(cluster) = &source {
+        health.set_api(cluster.counters().clone());
+    }
     watch_host(messages.clone());
-    let recorder = recorder(configured).await;
-    recorder.tell(Regarding::Node, Reason::Starting, "");
     let (passed, outcomes) = mpsc::unbounded_channel();
-    let handle = Handle::current();
+    // Its own: the process's ends while that thread may still wait.
+    let clock = match Builder::new_current_thread().enable_time().build() {
+        Ok(clock) => clock,
+        Err(error) => return fail(&[Problem::new("", format!("no clock for the kernel's thread ({error})"))]),
+    };
     let worker = {
         let (health, recorder) = (health.clone(), recorder.clone());
         std::thread::Builder::new().name("kernel".to_owned()).spawn(move || {
-            let mut worker = Worker { health, recorder, limiter: Limiter::default(), passed, arrived: Vec::new() };
-            worker.work(&mut engine, inbox, &handle);
+            let mut worker = Worker {
+                health,
+                recorder,
+                limiter: Limiter::default(),
+                passed,
+                arrived: Vec::new(),
+                progress: Some(Progress::start()),
+            };
+            worker.work(&mut engine, inbox, &clock);
         })
     };
     if let Err(error) = worker {
@@ -140,7 +165,7 @@ struct Attending {
 impl Attending {
     /// Until a signal, or until something ends that should not.
     async fn attend(mut self, config_file: Option<&std::path::Path>) -> ExitCode {
-        let (mut terminate, mut interrupt, mut hangup) = match signals() {
+        let [mut terminate, mut interrupt, mut hangup, mut confirm] = match signals() {
             Ok(signals) => signals,
             Err(error) => return fail(&[Problem::new("", format!("signals cannot be handled ({error})"))]),
         };
@@ -159,6 +184,11 @@ impl Attending {
                 _ = hangup.recv() => {
                     tracing::info!("SIGHUP: everything is compared now");
                     if self.messages.send(Message::Control(Control::Resync)).await.is_err() {
+                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
+                    }
+                }
+                _ = confirm.recv() => {
+                    if self.messages.send(Message::Control(Control::ConfirmRemoval)).await.is_err() {
                         return fail(&[Problem::new("", "the kernel's thread has ended")]);
                     }
                 }
@@ -192,26 +222,54 @@ impl Attending {
 }
 
 /// Sends Events to the cluster there is, if there is one.
-async fn recorder(configured: &Configured) -> Recorder {
+fn recorder(configured: &Configured, api: &Api) -> Recorder {
     let Source::Cluster { kubeconfig, master } = &configured.source else { return Recorder::default() };
     let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
-    Recorder::start(connection, &configured.settings.node_name).await.unwrap_or_else(|problem| {
-        tracing::warn!("no Events are sent: {problem}");
-        Recorder::default()
-    })
+    Recorder::start(&api.handle(), connection, &configured.settings.node_name)
+}
+
+/// What talks with the API server has a thread of its own: programs that get credentials (`exec` in a kubeconfig) are
+/// waited for there, and must not keep health checks and the kernel waiting.
+struct Api(Option<Runtime>);
+
+impl Api {
+    fn start() -> Result<Self, Problem> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("api").enable_all().build();
+        let problem = |error| Problem::new("", format!("no thread for the API server ({error})"));
+        runtime.map(|runtime| Api(Some(runtime))).map_err(problem)
+    }
+
+    fn handle(&self) -> Handle {
+        self.0.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        // Within another runtime nothing may be waited for.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 type Signal = tokio::signal::unix::Signal;
 
-fn signals() -> std::io::Result<(Signal, Signal, Signal)> {
-    Ok((signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?))
+/// SIGTERM, SIGINT, SIGHUP, SIGUSR1.
+fn signals() -> std::io::Result<[Signal; 4]> {
+    Ok([
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::hangup())?,
+        signal(SignalKind::user_defined1())?,
+    ])
 }
 
-fn open(configured: &Configured) -> Result<Engine, Vec<Problem>> {
+async fn open(configured: &Configured) -> Result<Engine, Vec<Problem>> {
     let mut kernel = super::engine::open_kernel().map_err(|problem| vec![problem])?;
     probe::require(&configured.settings, &mut kernel)?;
     drop(kernel);
-    let (engine, notes) = Engine::open(&configured.settings, &configured.source).map_err(|problem| vec![problem])?;
+    let (engine, notes) = Engine::open(configured).await.map_err(|problem| vec![problem])?;
     for note in notes {
         tracing::warn!("{note}");
     }
@@ -225,31 +283,57 @@ fn adjust_oom_score(score: i16) {
     }
 }
 
-fn serve(configured: &Configured, health: &Arc<Health>, tasks: &mut JoinSet<Result<(), Problem>>) {
+/// Starts the servers for health and metrics. With `bindAddressHardFail` an address that cannot be had is an error;
+/// otherwise it is tried for again and again, as with kube-proxy.
+async fn serve(
+    configured: &Configured,
+    health: &Arc<Health>,
+    recorder: &Recorder,
+    tasks: &mut JoinSet<Result<(), Problem>>,
+) -> Result<(), Problem> {
     let settings = &configured.settings;
     let hard = settings.bind_address_hard_fail;
     if let Some(address) = settings.healthz {
-        let health = health.clone();
+        let bound = if hard { Some(listen(HEALTH_SERVER, address, true, |_problem| {}).await?) } else { None };
+        let (health, recorder) = (health.clone(), recorder.clone());
         tasks.spawn(async move {
-            let listener = listen("healthz server", address, hard, |_problem| {}).await?;
+            let failed = |problem: &Problem| {
+                recorder.tell(Regarding::Node, Reason::FailedToStartProxierHealthcheck, problem.to_string());
+            };
+            let listener = match bound {
+                Some(listener) => listener,
+                None => listen(HEALTH_SERVER, address, false, failed).await?,
+            };
             serve_health(listener, health).await;
             Ok(())
         });
     }
     if let Some(address) = settings.metrics {
-        let (health, object) = (health.clone(), serde_json::to_value(&settings.object).unwrap_or_default());
+        let bound = if hard { Some(listen(METRICS_SERVER, address, true, |_problem| {}).await?) } else { None };
+        let (health, recorder) = (health.clone(), recorder.clone());
+        let object = serde_json::to_value(&settings.object).unwrap_or_default();
         tasks.spawn(async move {
-            let listener = listen("metrics server", address, hard, |_problem| {}).await?;
+            let failed = |problem: &Problem| {
+                recorder.tell(Regarding::Node, Reason::FailedToStartMetricServer, problem.to_string());
+            };
+            let listener = match bound {
+                Some(listener) => listener,
+                None => listen(METRICS_SERVER, address, false, failed).await?,
+            };
             serve_metrics(listener, health, object).await;
             Ok(())
         });
     }
+    Ok(())
 }
+
+const HEALTH_SERVER: &str = "healthz server";
+const METRICS_SERVER: &str = "metrics server";
 
 /// A source that runs. It ends when it is dropped.
 enum Running {
     Files,
-    Cluster(#[expect(dead_code, reason = "held for its Drop")] Cluster),
+    Cluster(Cluster),
 }
 
 impl Running {
@@ -265,6 +349,7 @@ async fn start_source(
     configured: &Configured,
     manifests: Option<(Manifests, Vec<Change>)>,
     changes: Changes,
+    api: &Api,
     tasks: &mut JoinSet<Result<(), Problem>>,
 ) -> Result<Running, Problem> {
     if let Some((manifests, first)) = manifests {
@@ -276,7 +361,19 @@ async fn start_source(
     }
     let Source::Cluster { kubeconfig, master } = &configured.source else { return Ok(Running::Files) };
     let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
-    Cluster::start(connection, &configured.settings.node_name, Options::default(), changes).await.map(Running::Cluster)
+    let node_name = configured.settings.node_name.clone();
+    let options = Options::default();
+    let mut started = api.handle().spawn(async move { Cluster::start(connection, &node_name, options, changes).await });
+    // Nothing is asked of the server here. Only a program that gets credentials can take its time.
+    let started = match tokio::time::timeout(Duration::from_secs(10), &mut started).await {
+        Ok(started) => started,
+        Err(_elapsed) => {
+            tracing::warn!("still waiting for the program that gets the credentials (exec in the kubeconfig)");
+            started.await
+        }
+    };
+    let ended = |error| Problem::new("", format!("the client of the API server has ended ({error})"));
+    started.map_err(ended)?.map(Running::Cluster)
 }
 
 /// Tells of addresses and devices that change. Without it, only the full pass finds them.
@@ -327,6 +424,8 @@ struct Worker {
     passed: mpsc::UnboundedSender<Passed>,
     /// When the changes arrived that no pass has taken up yet.
     arrived: Vec<Instant>,
+    /// Until the first pass is over.
+    progress: Option<Progress>,
 }
 
 /// More than this is not measured one by one.
@@ -334,7 +433,7 @@ const ARRIVALS: usize = 10_000;
 
 impl Worker {
     /// Takes messages and does what is due, until nobody sends any more.
-    fn work(&mut self, engine: &mut Engine, mut inbox: mpsc::Receiver<Message>, handle: &Handle) {
+    fn work(&mut self, engine: &mut Engine, mut inbox: mpsc::Receiver<Message>, clock: &Runtime) {
         loop {
             let idle = engine.idle();
             let message = match idle {
@@ -342,10 +441,10 @@ impl Worker {
                     inbox.try_recv().map_err(|error| error == mpsc::error::TryRecvError::Disconnected)
                 }
                 // Within the future: the clock is the runtime's.
-                Some(idle) => handle
+                Some(idle) => clock
                     .block_on(async { tokio::time::timeout(idle, inbox.recv()).await })
                     .map_or(Err(false), |message| message.ok_or(true)),
-                None => handle.block_on(inbox.recv()).ok_or(true),
+                None => clock.block_on(inbox.recv()).ok_or(true),
             };
             match message {
                 Ok(message) => {
@@ -359,7 +458,11 @@ impl Worker {
                 Err(false) => {}
             }
             let start = Instant::now();
+            if let Some(progress) = self.progress.as_mut().filter(|_| engine.idle() == Some(Duration::ZERO)) {
+                progress.programming();
+            }
             if let Some(report) = engine.pass() {
+                self.progress = None;
                 self.tell(engine, &report, start);
             }
         }
@@ -369,7 +472,14 @@ impl Worker {
         match message {
             Message::Control(Control::Resync) => engine.request_full(),
             Message::Control(Control::HostChanged) => engine.host_changed(),
+            Message::Control(Control::ConfirmRemoval) => match engine.confirm_removal() {
+                0 => tracing::info!("SIGUSR1: nothing is held back"),
+                count => tracing::warn!("SIGUSR1: {count} virtual servers that were held back are deleted now"),
+            },
             Message::Event(Event { at, change }) => {
+                if let Some(progress) = &mut self.progress {
+                    progress.saw(&change);
+                }
                 match &change {
                     Change::Unreadable(problem) => {
                         self.health.metrics(|metrics| metrics.unreadable += 1);
@@ -439,6 +549,7 @@ impl Worker {
             if report.full {
                 metrics.virtual_servers = count(engine, |_server| 1);
                 metrics.real_servers = count(engine, |server| server.real_servers.len());
+                metrics.no_local_endpoints = no_local_endpoints(engine);
             }
         });
         if !report.full && !report.health_checks_touched {
@@ -450,7 +561,12 @@ impl Worker {
             .health_checks()
             .map(|(key, check)| (key.clone(), HealthCheck::from(check)))
             .collect();
-        let _main_has_ended = self.passed.send(Passed { health_checks, node_port_addresses: Vec::new() });
+        let facts = engine.proxier().facts();
+        let node_port_addresses = match facts.config().node_port_addresses {
+            NodePortAddresses::All => Vec::new(),
+            _ => facts.config().families.iter().flat_map(|family| facts.node_port_addresses(family)).collect(),
+        };
+        let _main_has_ended = self.passed.send(Passed { health_checks, node_port_addresses });
     }
 
     fn tell_failures(&mut self, report: &Report, now: Instant) {
@@ -492,7 +608,8 @@ impl Worker {
         if let Some(stopped) = &report.stopped
             && self.limiter.pass("held back", now).is_some()
         {
-            tracing::error!("{stopped}");
+            let how = "kill -USR1, or start with --allow-mass-removal, if it is meant";
+            tracing::error!("{stopped}; {how} (this is process {})", std::process::id());
         }
     }
 }
@@ -501,6 +618,16 @@ impl Worker {
 fn service_key(text: &str) -> Option<ObjectKey> {
     let (namespace, rest) = text.split_once('/')?;
     Some(ObjectKey::new(namespace, rest.split_once(':').map_or(rest, |(name, _port)| name)))
+}
+
+/// Services without the local endpoints that a policy asks for: internal, external.
+fn no_local_endpoints(engine: &Engine) -> [u64; 2] {
+    let mut counts = [0; 2];
+    for (_, missing) in engine.proxier().desired().no_local_endpoints() {
+        counts[0] += u64::from(missing.internal);
+        counts[1] += u64::from(missing.external);
+    }
+    counts
 }
 
 fn count(engine: &Engine, of: impl Fn(&proxier_core::observed::ObservedServer) -> usize) -> u64 {

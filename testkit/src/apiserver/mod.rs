@@ -13,12 +13,16 @@
 //! assert!(server.url().starts_with("http://127.0.0.1:"));
 //! ```
 //!
-//! What it does not do: check objects, namespaces in paths (but for Events), TLS, writes other than of Events.
+//! With the feature `tls`, [`tls`] puts TLS in front of it, with authorities, client certificates and all.
+//!
+//! What it does not do: check objects, namespaces in paths (but for Events), writes other than of Events.
 
 #![expect(clippy::panic, clippy::expect_used, reason = "a test's own mistake ends the test")]
 
 mod http;
 mod resource;
+#[cfg(feature = "tls")]
+pub mod tls;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, BufReader};
@@ -100,6 +104,7 @@ struct State {
     watches: Vec<Watch>,
     faults: Vec<(&'static str, bool, Fault)>,
     forbidden: Vec<&'static str>,
+    events_forbidden: bool,
     token: Option<String>,
     requests: Vec<Request>,
     events: Vec<Value>,
@@ -126,6 +131,19 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn bind(address: SocketAddr) -> TcpListener {
+    let started = Instant::now();
+    loop {
+        match TcpListener::bind(address) {
+            Ok(listener) => return listener,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && started.elapsed() < Duration::from_secs(10) => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => panic!("cannot listen on {address}: {error}"),
+        }
+    }
+}
+
 fn kind_of(object: &Value) -> Kind {
     let kind = object["kind"].as_str().unwrap_or_default();
     *KINDS.iter().find(|known| known.name == kind).unwrap_or_else(|| panic!("no such kind here: {kind:?}"))
@@ -146,7 +164,16 @@ impl ApiServer {
     ///
     /// Without a loopback address.
     pub fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        Self::start_on(SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    /// Starts a server on this address, which another one may be about to leave: waits for it for up to ten seconds.
+    ///
+    /// # Panics
+    ///
+    /// The address is not free, or not of this machine.
+    pub fn start_on(address: SocketAddr) -> Self {
+        let listener = bind(address);
         let address = listener.local_addr().expect("an address");
         let state = Arc::new(Mutex::new(State { version: 1000, ..State::default() }));
         let shared = state.clone();
@@ -160,6 +187,11 @@ impl ApiServer {
             }
         });
         ApiServer { address, state }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Its URL.
@@ -248,6 +280,13 @@ impl ApiServer {
         state.resources.values_mut().for_each(|resource| resource.history.clear());
     }
 
+    /// The next change gets a version after this one, and nothing before it is remembered: what a server says that was
+    /// started anew on the same data. With a smaller version than before, one that was restored from a backup.
+    pub fn start_from(&self, version: u64) {
+        lock(&self.state).version = version;
+        self.compact();
+    }
+
     /// Ends every watch in the middle of a line, as a broken connection does.
     pub fn cut_watches(&self) {
         for watch in lock(&self.state).watches.drain(..) {
@@ -290,6 +329,11 @@ impl ApiServer {
         if forbidden {
             state.forbidden.push(resource);
         }
+    }
+
+    /// Forbids to send Events, or allows it again.
+    pub fn forbid_events(&self, forbidden: bool) {
+        lock(&self.state).events_forbidden = forbidden;
     }
 
     /// Demands this token from now on.
@@ -445,6 +489,10 @@ fn respond(stream: &mut TcpStream, request: &Request, state: &Mutex<State>) -> i
             return fail(stream, 401, &status(401));
         }
         if request.method == "POST" && request.path.ends_with("/events") {
+            if state.events_forbidden {
+                drop(state);
+                return fail(stream, 403, &forbidden("events", "create"));
+            }
             state.events.extend(serde_json::from_str::<Value>(&request.body));
             drop(state);
             return fail(stream, 201, &json!({}));

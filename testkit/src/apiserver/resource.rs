@@ -163,7 +163,11 @@ pub(super) fn status(code: u16) -> Value {
 }
 
 pub(super) fn forbidden(plural: &str, verb: &str) -> Value {
-    let group = if plural == "endpointslices" { "discovery.k8s.io" } else { "" };
+    let group = match plural {
+        "endpointslices" => "discovery.k8s.io",
+        "events" => "events.k8s.io",
+        _ => "",
+    };
     let resource = if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") };
     json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",

@@ -109,6 +109,8 @@ pub struct Configured {
     pub source: Source,
     /// Everything else.
     pub settings: Settings,
+    /// `--allow-mass-removal`: most of the Services may go at once.
+    pub allow_mass_removal: bool,
     /// What to log: one line each.
     pub warnings: Vec<String>,
 }
@@ -185,7 +187,7 @@ impl Invocation {
         let (settings, more) = Settings::check(object, &given).map_err(|problems| Ending::bad_input(&problems))?;
         warnings.extend(more.iter().map(ToString::to_string));
         let source = self.source(&settings);
-        Ok(Configured { source, settings, warnings })
+        Ok(Configured { source, settings, allow_mass_removal: matches.get_flag("allow-mass-removal"), warnings })
     }
 
     fn by_flags(&self) -> Result<(KubeProxyConfiguration, Given), Problem> {
@@ -233,6 +235,12 @@ fn clap() -> Clap {
     let command = |name: &'static str, about: &'static str| {
         let all = sources().into_iter().chain(files()).chain(flags::args());
         let command = Clap::new(name).about(about).args(all).args_override_self(true).disable_version_flag(true);
+        let mass_removal = Arg::new("allow-mass-removal").long("allow-mass-removal").action(ArgAction::SetTrue);
+        let mass_removal = mass_removal.help(
+            "Delete also when more than half of the virtual servers are suddenly not wanted any more, which otherwise \
+             waits for five minutes. To a running proxy, SIGUSR1 says that once",
+        );
+        let command = command.arg(mass_removal.hide(!matches!(name, "run" | "plan")));
         let output = Arg::new("output").short('o').long("output").value_parser(["text", "json"]).default_value("text");
         match name {
             "plan" | "show" | "probe" => command.arg(output.help("How to print").display_order(0)),

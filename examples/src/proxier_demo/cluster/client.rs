@@ -1,5 +1,6 @@
 //! Requests to an API server: one at a time, each with an end, each failure of a kind that says what to do next.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,6 +23,35 @@ pub struct Connection {
 }
 
 impl Connection {
+    /// Where the server is, as far as that can be said without asking anybody; `None` when [`Connection::client`] would
+    /// fail.
+    pub fn server(&self) -> Option<http::Uri> {
+        let url: http::Uri = match (&self.master, &self.kubeconfig) {
+            (Some(url), _) => url.parse().ok()?,
+            (None, Some(path)) => {
+                let kubeconfig = Kubeconfig::read_from(path).ok()?;
+                let current = kubeconfig.current_context.as_ref()?;
+                let context = kubeconfig.contexts.iter().find(|context| context.name == *current)?.context.as_ref()?;
+                let cluster = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster)?;
+                cluster.cluster.as_ref()?.server.as_ref()?.parse().ok()?
+            }
+            (None, None) => Config::incluster().ok()?.cluster_url,
+        };
+        Some(url)
+    }
+
+    /// The addresses and the port of the server. A name that is not found within two seconds has none.
+    pub async fn server_addresses(&self) -> Vec<SocketAddr> {
+        let Some(url) = self.server() else { return Vec::new() };
+        let Some(host) = url.host() else { return Vec::new() };
+        let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });
+        let lookup = tokio::net::lookup_host((host.trim_matches(['[', ']']), port));
+        match tokio::time::timeout(Duration::from_secs(2), lookup).await {
+            Ok(Ok(addresses)) => addresses.collect(),
+            _ => Vec::new(),
+        }
+    }
+
     /// A client. It reads credentials again by itself when they are in files; a new client reads them at once.
     ///
     /// # Errors
@@ -48,6 +78,10 @@ impl Connection {
             config.cluster_url = uri.ok_or_else(|| {
                 Problem::new("--master", format!("{url:?} is not a URL such as https://10.0.0.1:6443"))
             })?;
+        }
+        if config.cluster_url.scheme_str() == Some("http") {
+            // The system's own, which are not asked for then, take longer to read than everything else here.
+            config.root_cert.get_or_insert_default();
         }
         // What is retried, when and how often is decided here, not below.
         config.default_retry = false;

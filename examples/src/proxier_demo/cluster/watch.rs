@@ -7,7 +7,7 @@ use std::time::Duration;
 use kube::Client;
 use tokio::time::{Instant, sleep};
 
-use super::super::change::{Change, Changes, Closed};
+use super::super::change::{Change, Changes, Closed, unannounced};
 use super::super::problem::Problem;
 use super::client::{Connection, Failure, FailureKind, get};
 use super::known::{Known, number};
@@ -53,6 +53,8 @@ struct Place {
     page: Option<usize>,
     /// Watches that broke one after the other without bringing anything.
     broken: u32,
+    /// How often the version was too old, without a watch in between that was not.
+    expired: u32,
 }
 
 /// A watch that breaks so often without bringing anything is not tried again from the same version.
@@ -66,12 +68,14 @@ impl Watcher {
         let mut pause = Pauses::new(&self.options);
         loop {
             let started = Instant::now();
-            let outcome = match place.version.take() {
-                None => self.list(&mut place).await,
-                Some(version) => self.watch(&mut place, version).await,
+            let (outcome, is_list) = match place.version.take() {
+                None => (self.list(&mut place).await, true),
+                Some(version) => (self.watch(&mut place, version).await, false),
             };
             match outcome {
                 Err(Stop::Closed) => return,
+                // A server for which each list is too old at once would be asked for lists without a pause.
+                Ok(_) if is_list && place.expired > 1 => {}
                 Ok(brought) => {
                     // A server that ends watches at once is not asked again at once.
                     if brought || started.elapsed() > Duration::from_secs(1) {
@@ -82,7 +86,9 @@ impl Watcher {
                 }
                 Err(Stop::Failed(failure)) => {
                     Counters::count(&self.counters.failures);
-                    if started.elapsed() > self.options.longest_pause {
+                    // A watch that brought something, or lasted, and then broke is the first failure, not the next one.
+                    let was_of_use = !is_list && place.version.is_some() && place.broken == 0;
+                    if was_of_use || (!is_list && started.elapsed() > pause.next) {
                         pause.reset();
                     }
                     self.recover(&failure, &mut place, &mut pause).await;
@@ -102,13 +108,20 @@ impl Watcher {
                 return;
             }
         }
-        // The first time a version is too old, that is no failure but a server's good right.
-        let at_once = failure.kind == FailureKind::Expired && pauses.is_fresh();
+        // That a version is too old is no failure but a server's good right, unless it was that of the list just before.
+        if failure.kind == FailureKind::Expired {
+            place.expired = place.expired.saturating_add(1);
+            if place.expired == 1 {
+                tracing::info!(resource = plural, "{}; listing again", failure.message);
+                return;
+            }
+        }
         let pause = pauses.next(failure.retry_after);
-        let pause = if at_once { Duration::ZERO } else { pause };
         let again = pause.as_secs_f32();
         match failure.kind {
-            FailureKind::Expired => tracing::info!(resource = plural, "{}; listing again", failure.message),
+            FailureKind::Expired => {
+                tracing::info!(resource = plural, "{}; listing again in {again:.1} s", failure.message);
+            }
             FailureKind::Forbidden => tracing::error!(
                 resource = plural,
                 "{}; allow get, list and watch of {plural} (ClusterRole system:node-proxier does); \
@@ -155,8 +168,9 @@ impl Watcher {
                 break;
             }
         }
-        for key in place.known.end_list() {
-            self.changes.send(self.resource.gone(&key).unannounced()).await?;
+        let gone: Vec<Change> = place.known.end_list().iter().map(|key| self.resource.gone(key)).collect();
+        for change in unannounced(gone) {
+            self.changes.send(change).await?;
         }
         place.version = version;
         place.broken = 0;
@@ -201,10 +215,11 @@ impl Watcher {
         let mut stream = Stream { buffer: Vec::new(), version, brought: false };
         let outcome = self.follow(&target, place, &mut stream).await;
         place.broken = if stream.brought { 0 } else { place.broken + u32::from(outcome.is_err()) };
-        let resume = match &outcome {
-            Err(Stop::Failed(failure)) => failure.kind != FailureKind::Expired && place.broken < BROKEN_BEFORE_LIST,
-            _ => true,
-        };
+        let is_expired = matches!(&outcome, Err(Stop::Failed(Failure { kind: FailureKind::Expired, .. })));
+        if !is_expired {
+            place.expired = 0;
+        }
+        let resume = outcome.is_ok() || (!is_expired && place.broken < BROKEN_BEFORE_LIST);
         place.version = Some(stream.version).filter(|_| resume);
         outcome.map(|()| stream.brought)
     }
@@ -254,6 +269,15 @@ impl Watcher {
         stream.brought = true;
         let version = number(&identity.version);
         match &*event.what {
+            // Events may come late, bookmarks do not: what happens from now on would have versions that this watch is
+            // not told of, perhaps for hours.
+            "BOOKMARK" if version != 0 && version < number(&stream.version) => {
+                let message = format!(
+                    "the server is at version {version}, and was at {} before: restored from a backup",
+                    stream.version
+                );
+                return Err(Failure { kind: FailureKind::Expired, message, retry_after: None }.into());
+            }
             "BOOKMARK" => {}
             _ if !identity.is_named() => {
                 self.unreadable("", String::new(), "an event about an object without a name".to_owned()).await?;
@@ -317,10 +341,6 @@ impl Pauses {
 
     fn new(options: &Options) -> Self {
         Pauses { first: options.first_pause, longest: options.longest_pause, next: options.first_pause }
-    }
-
-    fn is_fresh(&self) -> bool {
-        self.next == self.first
     }
 
     fn reset(&mut self) {

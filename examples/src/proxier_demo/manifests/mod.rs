@@ -16,7 +16,7 @@ use std::time::Duration;
 use proxier_core::snapshot::ObjectKind;
 
 use self::read::Id;
-use super::change::{Change, Changes, Closed};
+use super::change::{Change, Changes, Closed, unannounced};
 use super::files::{FileWatch, Fingerprint};
 use super::problem::Problem;
 
@@ -167,7 +167,12 @@ impl Manifests {
         let mut changes: Vec<Change> = problems.difference(&self.told).cloned().map(Change::Unreadable).collect();
         // That nothing at all is left may be a directory that is not mounted: nobody has taken all of that away.
         let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
-        changes.extend(gone.map(gone_change).map(|change| if all { change.unannounced() } else { change }));
+        let gone = gone.map(gone_change);
+        if all {
+            changes.extend(unannounced(gone));
+        } else {
+            changes.extend(gone);
+        }
         let mut reported = BTreeMap::new();
         for (id, (_, change)) in wanted {
             let digest = digest(change);

@@ -1,0 +1,115 @@
+//! What this process may do: the capabilities that the kernel asks for, and which of them are missing.
+
+use super::problem::Problem;
+
+/// Sets of capabilities, as `/proc/self/status` has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Privileges {
+    /// What this process may do (`CapEff`).
+    effective: u64,
+    /// What the programs that it starts may do, when it is not root (`CapAmb`).
+    ambient: u64,
+    /// Whether its programs get all that it may itself, being root's.
+    root: bool,
+}
+
+/// A capability by name and number (`linux/capability.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability(&'static str, u8);
+
+impl Capability {
+    /// IPVS, sets, rules, addresses.
+    pub const NET_ADMIN: Capability = Capability("CAP_NET_ADMIN", 12);
+    /// iptables of the legacy back end reads and writes its tables through a raw socket.
+    pub const NET_RAW: Capability = Capability("CAP_NET_RAW", 13);
+
+    fn is_in(self, set: u64) -> bool {
+        set >> self.1 & 1 == 1
+    }
+}
+
+impl Privileges {
+    /// Those of this process; `None` where `/proc` does not tell.
+    pub fn of_this_process() -> Option<Self> {
+        Self::read(&std::fs::read_to_string("/proc/self/status").ok()?)
+    }
+
+    fn read(status: &str) -> Option<Self> {
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let set = |name: &str| u64::from_str_radix(field(name)?.trim(), 16).ok();
+        let effective_user = field("Uid")?.split_whitespace().nth(1)?;
+        // Before Linux 4.3 there was no ambient set.
+        let ambient = set("CapAmb").unwrap_or(0);
+        Some(Privileges { effective: set("CapEff")?, ambient, root: effective_user == "0" })
+    }
+
+    /// What is missing for this, and how to get it.
+    pub fn lacks(self, capability: Capability, purpose: &str) -> Option<Problem> {
+        let Capability(name, _) = capability;
+        if !capability.is_in(self.effective) {
+            let reason = format!("{name} is missing, which {purpose}; run as root, or let this program have {name}");
+            return Some(Problem::new("", reason));
+        }
+        // iptables is a program of its own.
+        if !self.root && !capability.is_in(self.ambient) {
+            let reason = format!(
+                "{name} is not ambient: iptables, which is started as another user than root, would not have it; use \
+                 AmbientCapabilities={name} of systemd, or setpriv --inh-caps and --ambient-caps"
+            );
+            return Some(Problem::new("", reason));
+        }
+        None
+    }
+}
+
+/// Whether this process has what it always needs.
+///
+/// # Errors
+///
+/// `CAP_NET_ADMIN` is missing.
+pub fn require() -> Result<(), Problem> {
+    let lacks =
+        |privileges: Privileges| privileges.lacks(Capability::NET_ADMIN, "IPVS, sets, rules and addresses need");
+    Privileges::of_this_process().and_then(lacks).map_or(Ok(()), Err)
+}
+
+/// Whether this process has what it needs besides when iptables is the legacy one.
+///
+/// # Errors
+///
+/// `CAP_NET_RAW` is missing.
+pub fn require_legacy() -> Result<(), Problem> {
+    let purpose = "iptables of the legacy back end needs (that of nf_tables does not)";
+    let lacks = |privileges: Privileges| privileges.lacks(Capability::NET_RAW, purpose);
+    Privileges::of_this_process().and_then(lacks).map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(user: u32, effective: u64, ambient: u64) -> Privileges {
+        let text = format!(
+            "Name:\tx\nUid:\t7\t{user}\t{user}\t{user}\nCapPrm:\t{effective:016x}\nCapEff:\t{effective:016x}\n\
+             CapBnd:\t000001ffffffffff\nCapAmb:\t{ambient:016x}\n"
+        );
+        Privileges::read(&text).unwrap()
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let lacks = |privileges: Privileges, capability| {
+            privileges.lacks(capability, "x needs").map(|problem| problem.to_string()).unwrap_or_default()
+        };
+        assert_eq!(lacks(status(0, 0x3000, 0), Capability::NET_ADMIN), "");
+        assert_eq!(lacks(status(0, 0x3000, 0), Capability::NET_RAW), "");
+        let missing = lacks(status(0, 0x1000, 0), Capability::NET_RAW);
+        assert!(missing.starts_with("CAP_NET_RAW is missing, which x needs; run as root"), "{missing}");
+        let missing = lacks(status(1000, 0, 0), Capability::NET_ADMIN);
+        assert!(missing.starts_with("CAP_NET_ADMIN is missing"), "{missing}");
+        let missing = lacks(status(1000, 0x1000, 0), Capability::NET_ADMIN);
+        assert!(missing.starts_with("CAP_NET_ADMIN is not ambient"), "{missing}");
+        assert_eq!(lacks(status(1000, 0x1000, 0x1000), Capability::NET_ADMIN), "");
+        assert_eq!(Privileges::read(""), None);
+    }
+}
