@@ -70,6 +70,11 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         tracing::warn!("{warning}");
     }
     let settings = &configured.settings;
+    // First of all: who ends this while it starts gets the exit code that belongs to it.
+    let mut signals = match Signals::listen() {
+        Ok(signals) => signals,
+        Err(error) => return fail(&[Problem::new("", format!("signals cannot be handled ({error})"))]),
+    };
     let _lock = match Lock::take(lock::NAME) {
         Ok(lock) => lock,
         Err(problem) => return fail(&[problem]),
@@ -114,7 +119,11 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         }
         Ok(())
     });
-    let source = match start_source(configured, manifests, changes, &api, &mut tasks).await {
+    let source = tokio::select! {
+        source = start_source(configured, manifests, changes, &api, &mut tasks) => source,
+        () = signals.end() => return ExitCode::SUCCESS,
+    };
+    let source = match source {
         Ok(source) => source,
         Err(problem) => {
             fail(&[problem]);
@@ -150,7 +159,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     }
     tracing::info!("node {}: serving in IPVS mode, {}", settings.node_name, source.describe());
     let service_health = ServiceHealth::new(health);
-    Attending { messages, outcomes, recorder, service_health, tasks }.attend(config_file).await
+    Attending { messages, outcomes, recorder, service_health, tasks }.attend(config_file, signals).await
 }
 
 /// What goes on beside the kernel's thread.
@@ -164,11 +173,8 @@ struct Attending {
 
 impl Attending {
     /// Until a signal, or until something ends that should not.
-    async fn attend(mut self, config_file: Option<&std::path::Path>) -> ExitCode {
-        let [mut terminate, mut interrupt, mut hangup, mut confirm] = match signals() {
-            Ok(signals) => signals,
-            Err(error) => return fail(&[Problem::new("", format!("signals cannot be handled ({error})"))]),
-        };
+    async fn attend(mut self, config_file: Option<&std::path::Path>, signals: Signals) -> ExitCode {
+        let Signals { mut terminate, mut interrupt, mut hangup, mut confirm } = signals;
         let config_changed = async {
             match config_file {
                 Some(path) => files::changed(path).await,
@@ -255,14 +261,33 @@ impl Drop for Api {
 
 type Signal = tokio::signal::unix::Signal;
 
-/// SIGTERM, SIGINT, SIGHUP, SIGUSR1.
-fn signals() -> std::io::Result<[Signal; 4]> {
-    Ok([
-        signal(SignalKind::terminate())?,
-        signal(SignalKind::interrupt())?,
-        signal(SignalKind::hangup())?,
-        signal(SignalKind::user_defined1())?,
-    ])
+/// The signals that mean something.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    /// Compare everything.
+    hangup: Signal,
+    /// What is held back is meant.
+    confirm: Signal,
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+            confirm: signal(SignalKind::user_defined1())?,
+        })
+    }
+
+    /// Until SIGTERM or SIGINT.
+    async fn end(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }
 
 async fn open(configured: &Configured) -> Result<Engine, Vec<Problem>> {

@@ -1,0 +1,416 @@
+//! What the tests of `proxier-demo` on a live API share: the program as a process, the kernel's state in the words of
+//! `ipvsadm`, and a witness that nothing which is wanted is ever missing.
+#![allow(dead_code, reason = "each test file uses some of it")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ipvs::Client;
+use serde_json::{Value, json};
+use testkit::Need;
+use testkit::apiserver::ApiServer;
+
+pub(crate) const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::IpVs,
+    Need::Scheduler("rr"),
+    Need::Dummy,
+    Need::Ipset("hash:ip"),
+    Need::Ipset("hash:ip,port"),
+    Need::Ipset("hash:ip,port,ip"),
+    Need::Ipset("hash:ip,port,net"),
+    Need::Ipset("bitmap:port"),
+    Need::IptablesNft,
+];
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub(crate) fn tool(line: &str) -> String {
+    let mut words = line.split_whitespace();
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+pub(crate) fn ipvsadm() -> BTreeSet<String> {
+    tool("ipvsadm -Sn").lines().map(str::to_owned).collect()
+}
+
+/// One address of the node.
+pub(crate) fn set_up() {
+    tool("ip link set lo up");
+    tool("ip link add eth9 type dummy");
+    tool("ip addr add 192.0.2.1/24 dev eth9");
+    tool("ip link set eth9 up");
+}
+
+/// What the kernel holds of the proxy's.
+pub(crate) fn touched() -> Vec<String> {
+    let mut touched: Vec<String> = ipvsadm().into_iter().collect();
+    for (line, of_ours) in [("ipset list -n", "KUBE-"), ("ip -o link", "kube-ipvs0"), ("iptables-save", "KUBE-")] {
+        touched.extend(tool(line).lines().filter(|line| line.contains(of_ours)).map(str::to_owned));
+    }
+    touched
+}
+
+/// A directory that goes with the test.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("proxier-demo-{name}-{}-{number}", std::process::id()));
+        let _not_there = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    /// Writes a file and says where it is.
+    pub(crate) fn put(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _gone_already = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// `proxier-demo` with these words, as the node `n1`.
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
+    command.args(arguments).args(["--hostname-override", "n1"]);
+    command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
+    command
+}
+
+/// The same, to its end.
+pub(crate) fn demo(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+/// `proxier-demo run`, and what it logs.
+pub(crate) struct Running {
+    child: Child,
+    log: PathBuf,
+    _folder: Folder,
+}
+
+impl Running {
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let mut run = vec!["run", "--healthz-bind-address", "127.0.0.1:10256"];
+        run.extend(arguments);
+        Self::spawn(command(&run))
+    }
+
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let folder = Folder::new("log");
+        let log = folder.put("log", "");
+        let child = command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
+        Running { child, log, _folder: folder }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until this holds; a test that waits in vain shows the log.
+    #[track_caller]
+    pub(crate) fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < Duration::from_secs(60), "waited for: {what}\n{:#?}\n{}", ipvsadm(), self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn until_logged(&self, words: &str) {
+        self.until(&format!("a line with {words:?}"), || self.log().contains(words));
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        tool(&format!("kill -{name} {}", self.child.id()));
+    }
+
+    /// SIGTERM, and how it ends.
+    pub(crate) fn end(mut self) -> ExitStatus {
+        self.signal("TERM");
+        self.child.wait().unwrap()
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) fn wait(mut self) -> (ExitStatus, String) {
+        (self.child.wait().unwrap(), self.log())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ended_already = self.child.kill();
+        let _waited_already = self.child.wait();
+    }
+}
+
+/// Reads the kernel's table again and again: what has to be there is there, each time.
+pub(crate) struct Witness {
+    wanted: Arc<Mutex<BTreeSet<String>>>,
+    ends: Arc<AtomicBool>,
+    looks: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Witness {
+    /// Begins, in the network namespace of this thread.
+    pub(crate) fn start() -> Self {
+        let wanted = Arc::new(Mutex::new(BTreeSet::new()));
+        let (ends, looks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let thread = {
+            let (wanted, ends, looks) = (wanted.clone(), ends.clone(), looks.clone());
+            std::thread::spawn(move || {
+                let mut client = Client::open().unwrap();
+                while !ends.load(Ordering::Relaxed) {
+                    // Held while reading, so that what is wanted is what was wanted then.
+                    let wanted = wanted.lock().unwrap();
+                    let there = table(&mut client);
+                    let missing: Vec<_> = wanted.difference(&there).collect();
+                    assert!(missing.is_empty(), "wanted and not there: {missing:#?}\nthere: {there:#?}");
+                    drop(wanted);
+                    looks.fetch_add(1, Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            })
+        };
+        Witness { wanted, ends, looks, thread: Some(thread) }
+    }
+
+    /// From now on these lines of `ipvsadm -Sn` have to be there.
+    pub(crate) fn want(&self, lines: BTreeSet<String>) {
+        *self.wanted.lock().unwrap_or_else(|_| panic!("the witness has seen something")) = lines;
+    }
+
+    /// Of what has to be there, only these lines still have to.
+    pub(crate) fn still_want(&self, lines: &BTreeSet<String>) {
+        let mut wanted = self.wanted.lock().unwrap_or_else(|_| panic!("the witness has seen something"));
+        wanted.retain(|line| lines.contains(line));
+    }
+
+    /// Ends it; fails when it has seen something missing, or has not looked.
+    pub(crate) fn end(mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+        assert!(self.looks.load(Ordering::Relaxed) > 50, "the witness has slept");
+    }
+}
+
+/// The kernel's table as lines of `ipvsadm -Sn`.
+fn table(client: &mut Client) -> BTreeSet<String> {
+    let mut lines = BTreeSet::new();
+    for entry in client.snapshot().unwrap().entries {
+        let server = &entry.virtual_server.server;
+        let key = server.key.to_string();
+        let (protocol, place) = key.split_once(' ').unwrap();
+        let option = if protocol == "UDP" { "-u" } else { "-t" };
+        let persistence = server.config.persistence.as_ref();
+        let persistence = persistence.map_or(String::new(), |persistence| format!(" -p {}", persistence.timeout_secs));
+        lines.insert(format!("-A {option} {place} -s {}{persistence}", server.config.scheduler));
+        for real in &entry.real_servers {
+            let (key, weight) = (real.server.key, real.server.config.weight.get());
+            lines.insert(format!("-a {option} {place} -r {key} -m -w {weight}"));
+        }
+    }
+    lines
+}
+
+/// A Service with one port, as the API server has it and as `ipvsadm` prints it.
+#[derive(Clone, Debug)]
+pub(crate) struct Service {
+    pub(crate) name: String,
+    pub(crate) protocol: &'static str,
+    pub(crate) address: String,
+    pub(crate) port: u16,
+    pub(crate) target: u16,
+    pub(crate) node_port: Option<u16>,
+    /// External addresses.
+    pub(crate) external: Vec<String>,
+    /// Addresses of a load balancer.
+    pub(crate) balancer: Vec<String>,
+    pub(crate) affinity_secs: Option<u32>,
+    pub(crate) endpoints: Vec<String>,
+}
+
+impl Service {
+    pub(crate) fn new(name: &str, address: &str, endpoints: &[&str]) -> Self {
+        Service {
+            name: name.to_owned(),
+            protocol: "TCP",
+            address: address.to_owned(),
+            port: 80,
+            target: 8080,
+            node_port: None,
+            external: Vec::new(),
+            balancer: Vec::new(),
+            affinity_secs: None,
+            endpoints: endpoints.iter().map(|&address| address.to_owned()).collect(),
+        }
+    }
+
+    pub(crate) fn object(&self) -> Value {
+        let mut object = json!({
+            "kind": "Service", "apiVersion": "v1", "metadata": {"namespace": "demo", "name": self.name},
+            "spec": {
+                "type": "ClusterIP", "clusterIP": self.address, "clusterIPs": [self.address],
+                "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack", "internalTrafficPolicy": "Cluster",
+                "ports": [{"name": "p", "port": self.port, "protocol": self.protocol, "targetPort": self.target}],
+                "sessionAffinity": "None",
+            },
+            "status": {"loadBalancer": {}},
+        });
+        if let Some(port) = self.node_port {
+            object["spec"]["type"] = "NodePort".into();
+            object["spec"]["ports"][0]["nodePort"] = port.into();
+        }
+        if !self.external.is_empty() {
+            object["spec"]["externalIPs"] = self.external.clone().into();
+        }
+        if !self.balancer.is_empty() {
+            object["spec"]["type"] = "LoadBalancer".into();
+            let ingress: Vec<Value> = self.balancer.iter().map(|ip| json!({"ip": ip, "ipMode": "VIP"})).collect();
+            object["status"]["loadBalancer"]["ingress"] = ingress.into();
+        }
+        if let Some(seconds) = self.affinity_secs {
+            object["spec"]["sessionAffinity"] = "ClientIP".into();
+            object["spec"]["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": seconds}});
+        }
+        object
+    }
+
+    pub(crate) fn slice(&self) -> Value {
+        let endpoints: Vec<Value> = self
+            .endpoints
+            .iter()
+            .map(|address| json!({"addresses": [address], "conditions": {"ready": true, "serving": true}}))
+            .collect();
+        json!({
+            "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
+            "metadata": {
+                "namespace": "demo", "name": format!("{}-1", self.name),
+                "labels": {"kubernetes.io/service-name": self.name},
+            },
+            "ports": [{"name": "p", "port": self.target, "protocol": self.protocol}],
+            "endpoints": endpoints,
+        })
+    }
+
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let option = if self.protocol == "UDP" { "-u" } else { "-t" };
+        let mut places = vec![format!("{}:{}", self.address, self.port)];
+        places.extend(self.external.iter().chain(&self.balancer).map(|ip| format!("{ip}:{}", self.port)));
+        places.extend(self.node_port.map(|port| format!("192.0.2.1:{port}")));
+        let affinity = self.affinity_secs.map_or(String::new(), |seconds| format!(" -p {seconds}"));
+        let mut lines = Vec::new();
+        for place in places {
+            lines.push(format!("-A {option} {place} -s rr{affinity}"));
+            let reals = self.endpoints.iter();
+            lines.extend(reals.map(|real| format!("-a {option} {place} -r {real}:{} -m -w 1", self.target)));
+        }
+        lines
+    }
+}
+
+/// A Node as a kubelet and the controllers make it.
+pub(crate) fn node() -> Value {
+    json!({
+        "kind": "Node", "apiVersion": "v1",
+        "metadata": {"name": "n1", "labels": {"kubernetes.io/hostname": "n1", "topology.kubernetes.io/zone": "a"}},
+        "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}, {"type": "Hostname", "address": "n1"}]},
+    })
+}
+
+/// What is true: Services, on a server that can be lost, and a kubeconfig for it.
+pub(crate) struct World {
+    pub(crate) server: ApiServer,
+    pub(crate) services: Vec<Service>,
+    folder: Folder,
+}
+
+impl World {
+    pub(crate) fn new(services: Vec<Service>) -> Self {
+        let world = World { server: ApiServer::start(), services, folder: Folder::new("world") };
+        world.fill();
+        world.folder.put("token", "first");
+        let kubeconfig = world.server.kubeconfig(Some(&world.token()));
+        world.folder.put("kubeconfig", &kubeconfig);
+        world
+    }
+
+    pub(crate) fn token(&self) -> PathBuf {
+        self.folder.0.join("token")
+    }
+
+    pub(crate) fn kubeconfig(&self) -> String {
+        self.folder.0.join("kubeconfig").display().to_string()
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.folder.0
+    }
+
+    fn fill(&self) {
+        self.server.put(&node());
+        for service in &self.services {
+            self.server.put(&service.object());
+            self.server.put(&service.slice());
+        }
+    }
+
+    /// The server is gone: connections are refused.
+    pub(crate) fn server_goes(self) -> Away {
+        let World { server, services, folder } = self;
+        let (address, version) = (server.address(), server.version());
+        drop(server);
+        Away { address, version, services, folder }
+    }
+
+    pub(crate) fn lines(&self) -> BTreeSet<String> {
+        self.services.iter().flat_map(Service::lines).collect()
+    }
+}
+
+/// A world whose server is not there.
+pub(crate) struct Away {
+    address: std::net::SocketAddr,
+    version: u64,
+    pub(crate) services: Vec<Service>,
+    folder: Folder,
+}
+
+impl Away {
+    /// A server of the same address, with the same objects. Its versions go on from the old ones, by so much.
+    pub(crate) fn server_returns(self, versions: i64) -> World {
+        let Away { address, version, services, folder } = self;
+        let server = ApiServer::start_on(address);
+        server.start_from(version.saturating_add_signed(versions));
+        let world = World { server, services, folder };
+        world.fill();
+        world.server.start_from(world.server.version());
+        world
+    }
+}
