@@ -20,7 +20,7 @@ pub(super) fn monotonic() -> Result<Duration, Failure> {
 }
 
 /// The server's process: prints its kubeconfig; then makes one change for each line of standard input (a Service's
-/// number and 0 or 1, see [`slice`]) and prints when it began to tell of it.
+/// number and 0 or 1, see [`slice()`]) and prints when it began to tell of it.
 pub(crate) fn serve(arguments: &[String]) -> Result<(), Failure> {
     let [services, endpoints] = arguments else { return Err("SERVICES ENDPOINTS".into()) };
     let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
