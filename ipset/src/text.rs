@@ -27,7 +27,8 @@ impl From<ObservedSet> for SavedSet {
 /// The lines that `ipset save` prints for these sets.
 ///
 /// Byte for byte the same, but for the option `forceadd`, which `ipset` 7.17 forgets, and for protocols that the machine's
-/// `/etc/protocols` names otherwise than Debian's.
+/// `/etc/protocols` names otherwise than Debian's. [`parse_save`] reads all of it back. `ipset restore` 7.17 cannot read an
+/// entry whose comment is one of its own options (`-t`, `-q`, `-exist` ...), not even from `ipset save`.
 pub fn save<'a>(sets: impl IntoIterator<Item = &'a SavedSet>) -> String {
     let mut text = String::new();
     for set in sets {

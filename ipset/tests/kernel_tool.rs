@@ -276,7 +276,9 @@ fn entry(set_type: SetType, six: bool) -> BoxedStrategy<String> {
         // The kernel keeps a counter that is given as all ones as it is.
         format!(" packets {} bytes {}", packets >> 1, bytes >> 1)
     });
-    let comment = "[a-zA-Z0-9 .,;:_'-]{1,40}".prop_map(|text| format!(" comment \"{text}\""));
+    // No dash at the start: the tool takes a comment that is one of its options, such as `-t`, for that option, and cannot
+    // restore what it saved.
+    let comment = "[a-zA-Z0-9 .,;:_'][a-zA-Z0-9 .,;:_'-]{0,39}".prop_map(|text| format!(" comment \"{text}\""));
     (element(set_type, six), nomatch, option(counters.boxed()), option(comment.boxed()), option(skb.boxed()))
         .prop_map(|(element, nomatch, counters, comment, skb)| format!("{element}{nomatch}{counters}{comment}{skb}"))
         .boxed()

@@ -3,11 +3,12 @@
 mod binaries;
 mod guest;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use self::binaries::Binary;
 use crate::error::{Context as _, Error, Result};
@@ -29,6 +30,7 @@ Missing programs are installed with apt when this is root, else named.
   --host-only        no virtual machine
   --strict           a test that ran nowhere is a failure, unless it needs a newer kernel (also when CI=true)
 
+Tests on random input start from one seed, which is printed; PROPTEST_RNG_SEED=N in the environment repeats a run's.
 The last line is `N passed, N failed, N skipped`; skipped are those that ran nowhere. Exit code 1 if any failed.
 ";
 
@@ -56,13 +58,14 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         troubles.push(error.to_string());
     }
 
+    let seed = seed();
     let root = repository()?;
     let binaries = binaries::build(&root, &options.crates)?;
     let host = format!("this machine ({})", host_release());
     // The real-kernel tiers come last: they are the ones that can take long.
     let (kernel, plain): (Vec<&Binary>, Vec<&Binary>) = binaries.iter().partition(|binary| binary.needs_kernel);
     for binary in plain.iter().chain(&kernel) {
-        let run = run_here(binary, options.filter.as_deref())?;
+        let run = run_here(binary, options.filter.as_deref(), &seed)?;
         report.add_program(&host, &binary.name, &run);
     }
     documentation_examples(&root, &options, &host, &mut report)?;
@@ -70,7 +73,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         for series in &options.kernels {
             let place = format!("kernel {series}");
             println!("\n=== {place} ===");
-            if let Err(error) = guest::run(*series, &kernel, options.filter.as_deref(), &mut report) {
+            if let Err(error) = guest::run(*series, &kernel, options.filter.as_deref(), &seed, &mut report) {
                 eprintln!("xtask: {place}: {error}");
                 report.add(&place, "xtask", &format!("virtual machine with {place}"), Verdict::Failed);
             }
@@ -93,6 +96,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         }
         failed |= !troubles.is_empty();
     }
+    println!("random input: {SEED}={}", seed.display());
     println!("{totals}");
     Ok(ExitCode::from(u8::from(failed)))
 }
@@ -141,8 +145,19 @@ fn host_release() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
 }
 
+/// What proptest takes as the start of its random numbers.
+const SEED: &str = "PROPTEST_RNG_SEED";
+
+/// The environment's seed, else one of this moment.
+fn seed() -> OsString {
+    std::env::var_os(SEED).unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        now.as_millis().to_string().into()
+    })
+}
+
 /// Runs a test program on this machine's kernel.
-fn run_here(binary: &Binary, filter: Option<&str>) -> Result<ProgramRun> {
+fn run_here(binary: &Binary, filter: Option<&str>, seed: &OsStr) -> Result<ProgramRun> {
     println!("\n--- {} ---", binary.name);
     let skips = std::env::temp_dir().join(format!("ipvs-rs-skips-{}", std::process::id()));
     drop(fs::remove_file(&skips));
@@ -150,6 +165,7 @@ fn run_here(binary: &Binary, filter: Option<&str>) -> Result<ProgramRun> {
     // One stream for both outputs, so that what belongs together stays together.
     command.args(["-c", "exec \"$0\" \"$@\" 2>&1"]).arg(&binary.executable).args(binary.arguments(filter));
     command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).env("TESTKIT_SKIPPED", &skips);
+    command.env(SEED, seed);
     let mut run = ProgramRun::default();
     let exit = stream(&mut command, |line| run.line(line))?;
     run.exit(exit);
@@ -225,7 +241,7 @@ fn stream(command: &mut Command, mut line: impl FnMut(&str)) -> Result<Option<i3
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
+    use std::ffi::{OsStr, OsString};
 
     use super::{parse, stream};
 

@@ -23,14 +23,24 @@ const TIME_LIMIT: Duration = Duration::from_secs(2700);
 const MEMORY: u32 = 2048;
 
 /// Runs the test programs on one kernel.
-pub(super) fn run(series: Series, binaries: &[&Binary], filter: Option<&str>, report: &mut Report) -> Result<()> {
+pub(super) fn run(
+    series: Series,
+    binaries: &[&Binary],
+    filter: Option<&str>,
+    seed: &OsStr,
+    report: &mut Report,
+) -> Result<()> {
     let kernel = Kernel::get(series)?;
     let place = format!("kernel {series} ({})", kernel.release);
     let mut vm = Vm::new(kernel)?;
     vm.memory = MEMORY;
     vm.timeout = TIME_LIMIT;
     vm.folder = "/".into();
-    vm.env = vec![("TESTKIT_REQUIRE".into(), "all".into()), ("RUST_BACKTRACE".into(), "0".into())];
+    vm.env = vec![
+        ("TESTKIT_REQUIRE".into(), "all".into()),
+        ("RUST_BACKTRACE".into(), "0".into()),
+        (super::SEED.into(), seed.to_owned()),
+    ];
     let command = ["/bin/sh".into(), "-c".into(), OsString::from_vec(script(binaries, filter))];
     let (sender, lines) = channel();
     let outcome = vm.run_with(&command, Box::new(Lines { partial: Vec::new(), sender }), Box::new(io::stderr()))?;
