@@ -42,8 +42,8 @@ pub struct Observed {
     pub addresses: BTreeSet<IpAddr>,
     /// The sets that exist, with their entries.
     pub sets: BTreeMap<SetKey, BTreeSet<Element>>,
-    /// Virtual servers that are ours, whatever addresses and sets say: this process wanted them and wants them no more.
-    /// Not read from the kernel.
+    /// Virtual servers that are ours, whatever addresses and sets say now: this process wanted them, or has found them with
+    /// what tells so, and wants them no more. Not read from the kernel.
     pub ours: BTreeSet<VirtualServerKey>,
 }
 

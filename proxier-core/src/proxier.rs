@@ -69,7 +69,8 @@ pub struct Proxier {
     pending: BTreeSet<ObjectKey>,
     /// What compiling has changed since the last plan that was carried out.
     touched: Touched,
-    /// Virtual servers that this process has wanted and does not want any more, until they are gone.
+    /// Virtual servers that are known to be this proxy's and are not wanted any more, until they are gone: this process
+    /// wanted them, or found them with what tells so. Somebody may take that away before they can be deleted.
     leaving: BTreeSet<VirtualServerKey>,
     /// Places whose UDP flows could not be forgotten yet.
     unforgotten: BTreeSet<SocketAddr>,
@@ -331,6 +332,8 @@ impl Proxier {
         if let Some(observed) = &mut self.observed {
             if report.full {
                 self.leaving.retain(|key| observed.virtual_servers.contains_key(key));
+                let unwanted = observed.virtual_servers.keys().filter(|key| self.desired.frontend(key).is_none());
+                self.leaving.extend(unwanted.filter(|key| observed.owns(key)));
             }
             observed.ours.clone_from(&self.leaving);
         }

@@ -69,3 +69,16 @@ fn a_kernel_that_cannot_be_read_is_not_asked_over_and_over_for_those_that_drain(
         Step::Wait(2),
     ]);
 }
+
+#[test]
+fn what_was_found_to_be_ours_stays_so_without_its_mark() {
+    use model::steps::Damage;
+    run(&[
+        Step::Service([0, 224, 90, 0, 36, 0, 0, 3, 0, 0]),
+        Step::Pass,
+        Step::Relist([0, 0, 0, 0, 16, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], 0),
+        Step::Restart,
+        Step::Pass,
+        Step::Damage(Damage(37, 183)),
+    ]);
+}
