@@ -1,0 +1,51 @@
+//! Addresses and devices of the host that change.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use proxier_core::kernel::{Change, Changes, Monitor};
+use tokio::sync::mpsc;
+
+use super::worker::{Control, Message};
+
+/// Tells of addresses and devices that change. Without it, only the full pass finds them.
+pub(super) fn watch(messages: mpsc::Sender<Message>) {
+    let mut monitor = match Monitor::open() {
+        Ok(monitor) => monitor,
+        Err(error) => {
+            tracing::warn!("changes of addresses are seen late only: {error}");
+            return;
+        }
+    };
+    let work = move || loop {
+        let mut ready = [PollFd::new(monitor.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ready, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => {
+                tracing::warn!("changes of addresses are seen late only: {error}");
+                return;
+            }
+        }
+        let relevant = match monitor.drain() {
+            Ok(changes) => changes.overflowed || !changes.addresses.is_empty() || gone(&changes),
+            Err(error) => {
+                tracing::warn!("hearing of addresses: {error}");
+                // Not again and again at once, should it not go away.
+                std::thread::sleep(Duration::from_secs(1));
+                true
+            }
+        };
+        if relevant && messages.blocking_send(Message::Control(Control::HostChanged)).is_err() {
+            return;
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("host".to_owned()).spawn(work) {
+        tracing::warn!("changes of addresses are seen late only: {error}");
+    }
+}
+
+fn gone(changes: &Changes) -> bool {
+    changes.devices.values().any(|change| *change == Change::Gone)
+}
