@@ -26,5 +26,6 @@ pub mod service_health;
 pub mod settings;
 pub mod show;
 mod signals;
+mod source;
 mod worker;
 pub mod yaml;

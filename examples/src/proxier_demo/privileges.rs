@@ -62,15 +62,23 @@ impl Privileges {
     }
 }
 
+/// Whether this process, and the programs it starts, have this capability, which is for `purpose`.
+///
+/// # Errors
+///
+/// It is missing: how to get it.
+fn require_one(capability: Capability, purpose: &str) -> Result<(), Problem> {
+    let lacks = |privileges: Privileges| privileges.lacks(capability, purpose);
+    Privileges::of_this_process().and_then(lacks).map_or(Ok(()), Err)
+}
+
 /// Whether this process has what it always needs.
 ///
 /// # Errors
 ///
 /// `CAP_NET_ADMIN` is missing.
 pub fn require() -> Result<(), Problem> {
-    let lacks =
-        |privileges: Privileges| privileges.lacks(Capability::NET_ADMIN, "IPVS, sets, rules and addresses need");
-    Privileges::of_this_process().and_then(lacks).map_or(Ok(()), Err)
+    require_one(Capability::NET_ADMIN, "IPVS, sets, rules and addresses need")
 }
 
 /// Whether this process has what it needs besides when iptables is the legacy one.
@@ -79,9 +87,7 @@ pub fn require() -> Result<(), Problem> {
 ///
 /// `CAP_NET_RAW` is missing.
 pub fn require_legacy() -> Result<(), Problem> {
-    let purpose = "iptables of the legacy back end needs (that of nf_tables does not)";
-    let lacks = |privileges: Privileges| privileges.lacks(Capability::NET_RAW, purpose);
-    Privileges::of_this_process().and_then(lacks).map_or(Ok(()), Err)
+    require_one(Capability::NET_RAW, "iptables of the legacy back end needs (that of nf_tables does not)")
 }
 
 #[cfg(test)]

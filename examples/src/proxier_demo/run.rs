@@ -2,15 +2,14 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::change::{Change, Changes, channel};
+use super::change::channel;
 use super::cli::{Configured, Source};
-use super::cluster::{Cluster, Connection, Options};
+use super::cluster::Connection;
 use super::engine::Engine;
 use super::events::{Reason, Recorder, Regarding};
 use super::files;
@@ -18,11 +17,11 @@ use super::health::{Health, listen, serve_health, serve_metrics};
 use super::host;
 use super::lock::{self, Lock};
 use super::logging::Limiter;
-use super::manifests::Manifests;
 use super::probe;
 use super::problem::Problem;
 use super::service_health::ServiceHealth;
 use super::signals::Signals;
+use super::source::{Api, Running, Starting};
 use super::worker::{Control, Message, Passed, Worker};
 
 fn fail(problems: &[Problem]) -> ExitCode {
@@ -48,16 +47,18 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         Ok(lock) => lock,
         Err(problem) => return fail(&[problem]),
     };
-    // Bad input is found before anything is touched.
-    let manifests = match &configured.source {
-        Source::Manifests(paths) => match Manifests::open(paths.clone(), &settings.node_name) {
-            Ok(manifests) => Some(manifests),
-            Err(problems) => {
-                fail(&problems);
-                return ExitCode::from(2);
-            }
-        },
-        Source::Cluster { .. } => None,
+    let api = match Api::start() {
+        Ok(api) => api,
+        Err(problem) => return fail(&[problem]),
+    };
+    let (changes, mut events) = channel();
+    // The lists arrive while the kernel is looked at. Bad input is found before anything is touched.
+    let source = match Starting::begin(configured, changes, &api) {
+        Ok(source) => source,
+        Err(problems) => {
+            fail(&problems);
+            return ExitCode::from(2);
+        }
     };
     let engine = match open(configured).await {
         Ok(engine) => engine,
@@ -67,10 +68,6 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     let families = engine.proxier().facts().config().families;
     let health = Health::new(settings.sync_period, families);
     let mut tasks = JoinSet::new();
-    let api = match Api::start() {
-        Ok(api) => api,
-        Err(problem) => return fail(&[problem]),
-    };
     let recorder = recorder(configured, &api);
     recorder.tell(Regarding::Node, Reason::Starting, "");
     if let Err(problem) = serve(configured, &health, &recorder, &mut tasks).await {
@@ -78,7 +75,6 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         return ExitCode::from(2);
     }
     let (messages, inbox) = mpsc::channel(1024);
-    let (changes, mut events) = channel();
     let forward = messages.clone();
     tasks.spawn(async move {
         while let Some(event) = events.recv().await {
@@ -89,7 +85,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         Ok(())
     });
     let source = tokio::select! {
-        source = start_source(configured, manifests, changes, &api, &mut tasks) => source,
+        source = source.finish(&mut tasks) => source,
         () = signals.end() => return ExitCode::SUCCESS,
     };
     let source = match source {
@@ -184,31 +180,6 @@ fn recorder(configured: &Configured, api: &Api) -> Recorder {
     Recorder::start(&api.handle(), connection, &configured.settings.node_name)
 }
 
-/// What talks with the API server has a thread of its own: programs that get credentials (`exec` in a kubeconfig) are
-/// waited for there, and must not keep health checks and the kernel waiting.
-struct Api(Option<Runtime>);
-
-impl Api {
-    fn start() -> Result<Self, Problem> {
-        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("api").enable_all().build();
-        let problem = |error| Problem::new("", format!("no thread for the API server ({error})"));
-        runtime.map(|runtime| Api(Some(runtime))).map_err(problem)
-    }
-
-    fn handle(&self) -> Handle {
-        self.0.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
-    }
-}
-
-impl Drop for Api {
-    fn drop(&mut self) {
-        // Within another runtime nothing may be waited for.
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
 async fn open(configured: &Configured) -> Result<Engine, Vec<Problem>> {
     let mut kernel = super::engine::open_kernel().map_err(|problem| vec![problem])?;
     probe::require(&configured.settings, &mut kernel)?;
@@ -273,49 +244,3 @@ async fn serve(
 
 const HEALTH_SERVER: &str = "healthz server";
 const METRICS_SERVER: &str = "metrics server";
-
-/// A source that runs. It ends when it is dropped.
-enum Running {
-    Files,
-    Cluster(Cluster),
-}
-
-impl Running {
-    fn describe(&self) -> &'static str {
-        match self {
-            Running::Files => "Services from files",
-            Running::Cluster(_) => "Services from the API server",
-        }
-    }
-}
-
-async fn start_source(
-    configured: &Configured,
-    manifests: Option<(Manifests, Vec<Change>)>,
-    changes: Changes,
-    api: &Api,
-    tasks: &mut JoinSet<Result<(), Problem>>,
-) -> Result<Running, Problem> {
-    if let Some((manifests, first)) = manifests {
-        tasks.spawn(async move {
-            let closed = manifests.follow(first, &changes).await;
-            closed.map_err(|_closed| Problem::new("", "the kernel's thread has ended"))
-        });
-        return Ok(Running::Files);
-    }
-    let Source::Cluster { kubeconfig, master } = &configured.source else { return Ok(Running::Files) };
-    let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
-    let node_name = configured.settings.node_name.clone();
-    let options = Options::default();
-    let mut started = api.handle().spawn(async move { Cluster::start(connection, &node_name, options, changes).await });
-    // Nothing is asked of the server here. Only a program that gets credentials can take its time.
-    let started = match tokio::time::timeout(Duration::from_secs(10), &mut started).await {
-        Ok(started) => started,
-        Err(_elapsed) => {
-            tracing::warn!("still waiting for the program that gets the credentials (exec in the kubeconfig)");
-            started.await
-        }
-    };
-    let ended = |error| Problem::new("", format!("the client of the API server has ended ({error})"));
-    started.map_err(ended)?.map(Running::Cluster)
-}

@@ -23,8 +23,14 @@ pub struct RulesPort<R> {
     survey: Option<(Instant, Survey)>,
 }
 
-/// For this long what a survey has listed is as good as listing it again.
-const FRESH: Duration = Duration::from_secs(1);
+/// For this long what a survey has listed is as good as listing it again: the first pass follows so soon, and what somebody
+/// else changes meanwhile is found by the next full one.
+const FRESH: Duration = Duration::from_secs(3);
+
+#[expect(clippy::disallowed_methods, reason = "how old a listing is, at the edge where it is made")]
+fn now() -> Instant {
+    Instant::now()
+}
 
 impl<R> fmt::Debug for RulesPort<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,23 +74,23 @@ impl<R: Runner + Clone> RulesPort<R> {
     }
 
     fn open(&mut self, family: Family) -> Result<Iptables<R>, Error> {
-        if self.fresh_survey().is_none() {
-            #[expect(clippy::disallowed_methods, reason = "how old a listing is, at the edge where it is made")]
-            let now = Instant::now();
-            self.survey = Some((now, Survey::take(&self.runner)?));
-        }
-        let opened = match (self.backend(), &self.survey) {
-            (None, Some((_, survey))) => survey.open(self.runner.clone(), of(family), self.choice)?,
-            (Some(backend), Some((_, survey))) => survey.reopen(self.runner.clone(), of(family), backend)?,
-            (_, None) => Iptables::detect(self.runner.clone(), of(family), self.choice)?,
+        let used = self.backend();
+        let (_, survey) = match self.survey.take_if(|(at, _)| at.elapsed() <= FRESH) {
+            Some(fresh) => self.survey.insert(fresh),
+            None => self.survey.insert((now(), Survey::take(&self.runner)?)),
+        };
+        let opened = match used {
+            Some(backend) => survey.reopen(self.runner.clone(), of(family), backend)?,
+            None => survey.open(self.runner.clone(), of(family), self.choice)?,
         };
         Ok(opened.with_limits(self.limits))
     }
 
-    /// What was found a moment ago, and is as it was since.
-    fn fresh_survey(&mut self) -> Option<&mut Survey> {
-        self.survey.take_if(|(at, _)| at.elapsed() > FRESH);
-        self.survey.as_mut().map(|(_, survey)| survey)
+    /// What the survey has listed of a family, if that is fresh. It is handed out once.
+    fn listed(&mut self, family: Family) -> Option<Dump> {
+        let backend = self.backend()?;
+        let (_, survey) = self.survey.as_mut().filter(|(at, _)| at.elapsed() <= FRESH)?;
+        survey.take_dump(backend, of(family))
     }
 
     fn call<T>(&mut self, family: Family, ask: impl FnOnce(&Iptables<R>) -> Result<T, Error>) -> Result<T, PortError> {
@@ -115,20 +121,14 @@ impl<R: Runner + Clone> Rules for RulesPort<R> {
     }
 
     fn dump(&mut self, family: Family) -> Result<Dump, PortError> {
-        self.call(family, |_| Ok(()))?;
-        let listed = self
-            .backend()
-            .and_then(|backend| self.fresh_survey().and_then(|survey| survey.take_dump(backend, of(family))));
-        self.call(family, |iptables| {
-            let mut dump = match listed {
-                Some(dump) => dump,
-                None => iptables.dump()?,
-            };
-            dump.tables.retain(|table| [TableName::NAT, TableName::FILTER].contains(table.name()));
-            // A table that nobody has used yet is not in the listing: it is empty, or the kernel lacks it, which restoring
-            // it says. Asking for each would cost a process.
-            Ok(dump)
-        })
+        let mut dump = match self.listed(family) {
+            Some(dump) => dump,
+            None => self.call(family, Iptables::dump)?,
+        };
+        dump.tables.retain(|table| [TableName::NAT, TableName::FILTER].contains(table.name()));
+        // A table that nobody has used yet is not in the listing: it is empty, or the kernel lacks it, which restoring it
+        // says. Asking for each would cost a process.
+        Ok(dump)
     }
 
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {

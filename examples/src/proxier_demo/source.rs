@@ -1,0 +1,101 @@
+//! Where the Services come from: files or an API server.
+
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::change::{Change, Changes};
+use super::cli::{Configured, Source};
+use super::cluster::{Cluster, Connection, Options};
+use super::manifests::Manifests;
+use super::problem::Problem;
+
+/// What talks with the API server has a thread of its own: programs that get credentials (`exec` in a kubeconfig) are
+/// waited for there, and must not keep health checks and the kernel waiting.
+pub(super) struct Api(Option<Runtime>);
+
+impl Api {
+    pub(super) fn start() -> Result<Self, Problem> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("api").enable_all().build();
+        let problem = |error| Problem::new("", format!("no thread for the API server ({error})"));
+        runtime.map(|runtime| Api(Some(runtime))).map_err(problem)
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        self.0.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        // Within another runtime nothing may be waited for.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// A source that begins, while other things go on. It ends when it is dropped.
+pub(super) enum Starting {
+    Files { manifests: Manifests, first: Vec<Change>, changes: Changes },
+    Cluster(JoinHandle<Result<Cluster, Problem>>),
+}
+
+/// A source that runs. It ends when it is dropped.
+pub(super) enum Running {
+    Files,
+    Cluster(Cluster),
+}
+
+impl Starting {
+    /// Reads the files, or begins to ask the API server.
+    pub(super) fn begin(configured: &Configured, changes: Changes, api: &Api) -> Result<Self, Vec<Problem>> {
+        let node_name = configured.settings.node_name.clone();
+        match &configured.source {
+            Source::Manifests(paths) => {
+                let (manifests, first) = Manifests::open(paths.clone(), &node_name)?;
+                Ok(Starting::Files { manifests, first, changes })
+            }
+            Source::Cluster { kubeconfig, master } => {
+                let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
+                let options = Options::default();
+                let start = async move { Cluster::start(connection, &node_name, options, changes).await };
+                Ok(Starting::Cluster(api.handle().spawn(start)))
+            }
+        }
+    }
+
+    /// Until it is known whether it can run at all. The server need not answer for that, but a program that gets
+    /// credentials has to.
+    pub(super) async fn finish(self, tasks: &mut JoinSet<Result<(), Problem>>) -> Result<Running, Problem> {
+        let mut started = match self {
+            Starting::Files { manifests, first, changes } => {
+                tasks.spawn(async move {
+                    let closed = manifests.follow(first, &changes).await;
+                    closed.map_err(|_closed| Problem::new("", "the kernel's thread has ended"))
+                });
+                return Ok(Running::Files);
+            }
+            Starting::Cluster(started) => started,
+        };
+        let started = match tokio::time::timeout(Duration::from_secs(10), &mut started).await {
+            Ok(started) => started,
+            Err(_elapsed) => {
+                tracing::warn!("still waiting for the program that gets the credentials (exec in the kubeconfig)");
+                started.await
+            }
+        };
+        let ended = |error| Problem::new("", format!("the client of the API server has ended ({error})"));
+        started.map_err(ended)?.map(Running::Cluster)
+    }
+}
+
+impl Running {
+    pub(super) fn describe(&self) -> &'static str {
+        match self {
+            Running::Files => "Services from files",
+            Running::Cluster(_) => "Services from the API server",
+        }
+    }
+}
