@@ -20,6 +20,7 @@ mod memory;
 mod namespace;
 mod network;
 mod node;
+mod passes;
 mod reconcile;
 mod report;
 mod sets;
@@ -45,6 +46,7 @@ benches:
   host-library      sets, rules and connection lists on this machine's own kernel
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
   end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
+  passes            the reconciler on a kernel: a rolling update of 1,000 endpoints, binding 1,000 to 20,000 addresses
   reconcile         compile, diff and plan, in instructions; up to 50,000 Services  (P8)
   memory            what Store, Desired and Observed take  (P6)
   versus-iptables   Services by IPVS and by iptables, legacy and nft  (P9)
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
         "host-library" => end(sets::run(&options)),
         "drift" => end(drift::run(&options)),
         "end-to-end" => end(end_to_end::run(&options)),
+        "passes" => end(passes::run(&options)),
         "reconcile" => end(reconcile::run(&options)),
         "memory" => end(memory::run(&options)),
         "versus-iptables" => end(versus::run(&options)),

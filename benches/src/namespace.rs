@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::sched::{CloneFlags, unshare};
 
 use crate::report::Report;
-use crate::{Failure, drift, end_to_end, ipset_fill, ipvs_program, library, network, sets, snapshot, versus};
+use crate::{Failure, drift, end_to_end, ipset_fill, ipvs_program, library, network, passes, sets, snapshot, versus};
 
 /// How long the kernel is given to take the namespace of the side before apart, which it does when nobody uses it any more.
 const REST: Duration = Duration::from_millis(200);
@@ -72,6 +72,7 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
         ["drift", rest @ ..] => return drift::side(rest),
         ["end-to-end", rest @ ..] => return end_to_end::side(rest),
         ["library", rest @ ..] => return library::side(rest),
+        ["passes", rest @ ..] => return passes::side(rest),
         ["sets", rest @ ..] => return sets::side(rest),
         ["versus", rest @ ..] => return versus::side(rest),
         other => return Err(format!("no such side: {other:?}").into()),

@@ -212,8 +212,7 @@ impl Report {
             writeln!(out, "Small numbers: shows that it works, and measures nothing.\n")?;
         }
         writeln!(out, "`{}`\n", self.command)?;
-        let [before, after] = &machine.load;
-        writeln!(out, "Linux {}, {} x {}, load {before} to {after}.", machine.kernel, machine.cpus, machine.cpu)?;
+        writeln!(out, "{}", machine.sentence())?;
         let versions: Vec<String> = machine.versions.values().cloned().collect();
         writeln!(out, "{}.\n", versions.join("; "))?;
         for note in &self.notes {

@@ -38,7 +38,16 @@ pub(crate) fn service(number: u32) -> ServiceObject {
 
 /// Its EndpointSlice: so many endpoints on port 8080, on other nodes.
 pub(crate) fn slice(number: u32, endpoints: u32) -> EndpointSliceObject {
-    let mut metadata = metadata(format!("{}-x7k2p", service_name(number)));
+    of(number, "x7k2p", 0..endpoints)
+}
+
+/// One of several EndpointSlices of a Service, with these endpoints.
+pub(crate) fn part(number: u32, part: u32, endpoints: &[u32]) -> EndpointSliceObject {
+    of(number, &format!("x{part:04}"), endpoints.iter().copied())
+}
+
+fn of(number: u32, suffix: &str, endpoints: impl Iterator<Item = u32>) -> EndpointSliceObject {
+    let mut metadata = metadata(format!("{}-{suffix}", service_name(number)));
     metadata.labels.insert("kubernetes.io/service-name".into(), service_name(number));
     let port = EndpointPortObject { name: Some("http".into()), port: Some(8080), ..EndpointPortObject::default() };
     let endpoint = |endpoint| EndpointObject {
@@ -50,7 +59,7 @@ pub(crate) fn slice(number: u32, endpoints: u32) -> EndpointSliceObject {
         metadata,
         address_type: "IPv4".into(),
         ports: vec![port],
-        endpoints: (0..endpoints).map(endpoint).collect(),
+        endpoints: endpoints.map(endpoint).collect(),
     }
 }
 

@@ -1,10 +1,14 @@
 //! `cargo xtask bench`: measurements side by side, on real kernels.
 
+mod host_load;
+mod table;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use self::host_load::HostLoad;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::tools;
@@ -13,6 +17,7 @@ use crate::vm::Vm;
 pub(crate) const HELP: &str = "\
 Usage: cargo xtask bench [NAME...] [OPTIONS]
        cargo xtask bench --check | --update
+       cargo xtask bench table [--check]
 
 Builds the benches optimised and runs them, each comparison interleaved. Without NAME: all of them.
 
@@ -24,6 +29,7 @@ Builds the benches optimised and runs them, each comparison interleaved. Without
   ipvs-snapshot     reading such a table; in the virtual machine
   ipvs-library      single operations and batches, snapshots; in the virtual machine
   drift             a full check of 10,000 Services, nothing changed; in the virtual machine
+  passes            a rolling update of 1,000 endpoints, binding addresses; in the virtual machine
   end-to-end        proxier-demo with an API server: start, changes, memory; in the virtual machine
   versus-iptables   Services by IPVS and by iptables, 10 to 10,000; in the virtual machine
 
@@ -34,8 +40,9 @@ Builds the benches optimised and runs them, each comparison interleaved. Without
   --check         counts instructions and allocations of the pure parts, and fails when one is more than 5 % above
                   benches/counts.json; takes less than a minute once built
   --update        writes that file anew
+  table           puts the figures of benches/results into the README's table; with --check, says whether they are there
 
-Results are kept in benches/results, as JSON, Markdown and SVG.
+Results are kept in benches/results, as JSON, Markdown and SVG; those of --quick in benches/results/quick.
 ";
 
 /// Where a bench runs.
@@ -46,7 +53,7 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 10] = [
+const BENCHES: [(&str, Place); 11] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
     ("ipset-fill", Place::Both),
@@ -55,6 +62,7 @@ const BENCHES: [(&str, Place); 10] = [
     ("ipvs-snapshot", Place::Machine),
     ("ipvs-library", Place::Machine),
     ("drift", Place::Machine),
+    ("passes", Place::Machine),
     ("end-to-end", Place::Machine),
     ("versus-iptables", Place::Machine),
 ];
@@ -113,7 +121,9 @@ impl Options {
                 Place::Host => format!("{name}-host"),
                 _ => format!("{name}-linux-{}", self.kernel),
             };
-            arguments.extend(["--out".into(), results.join(stem).into()]);
+            // Fewer sizes do not take the place of all of them.
+            let folder = if self.mode == Mode::Quick { results.join("quick") } else { results.to_owned() };
+            arguments.extend(["--out".into(), folder.join(stem).into()]);
         }
         arguments
     }
@@ -127,6 +137,11 @@ fn run_here(line: &[OsString]) -> Result<bool> {
 }
 
 pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
+    if let Some((first, rest)) = arguments.split_first()
+        && first == "table"
+    {
+        return table::main(rest);
+    }
     let options = parse(arguments)?;
     let root = super::test::repository()?;
     if let Some(counts) = options.counts {
@@ -141,7 +156,8 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     tools::ensure(tools::COUNTERS)?;
     let program = build(&root)?;
     let results = root.join("benches/results");
-    std::fs::create_dir_all(&results).context(|| format!("cannot make {}", results.display()))?;
+    let quick = results.join("quick");
+    std::fs::create_dir_all(&quick).context(|| format!("cannot make {}", quick.display()))?;
     let mut failed = Vec::new();
     for (name, place) in BENCHES {
         if !options.names.is_empty() && !options.names.iter().any(|wanted| wanted == name) {
@@ -161,6 +177,9 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         // The API server of `end-to-end` holds 50,000 Services.
         vm.memory = if name == "end-to-end" { 6144 } else { 3072 };
         vm.shares.push(results.clone());
+        let load = HostLoad::tell()?;
+        vm.shares.push(load.folder().to_owned());
+        vm.env.push(("BENCHES_HOST_LOAD".into(), load.file().into()));
         let outcome = vm.run(&options.arguments(&program, name, Place::Machine, &results))?;
         if let Some(trouble) = outcome.trouble() {
             eprintln!("{}\nxtask: {name}: {trouble}", outcome.console.trim_end());
@@ -292,7 +311,7 @@ mod tests {
                 "cargo xtask bench drift --kernel 6.12 --quick --rounds 3",
                 "--quick",
                 "--out",
-                "/r/drift-linux-6.12"
+                "/r/quick/drift-linux-6.12"
             ]
         );
         assert!(!line("--smoke", Place::Host).contains(&"--out".to_owned()), "small numbers are not kept");

@@ -241,7 +241,7 @@ fn stream(command: &mut Command, mut line: impl FnMut(&str)) -> Result<Option<i3
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::{OsStr, OsString};
+    use std::ffi::OsString;
 
     use super::{parse, stream};
 

@@ -1,0 +1,81 @@
+//! What a virtual machine cannot see: how busy the machine is that emulates it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::error::{Context as _, Result};
+
+/// How old what the file says may be. The kernel computes its averages every five seconds.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// A folder with a file that holds this machine's load average over a minute and its number of processors, written anew
+/// all the time until this is dropped.
+#[derive(Debug)]
+pub(super) struct HostLoad {
+    folder: PathBuf,
+    end: Option<Sender<()>>,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl HostLoad {
+    pub(super) fn tell() -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("ipvs-rs-load-{}", std::process::id()));
+        fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
+        let folder = folder.canonicalize().context(|| format!("cannot find {}", folder.display()))?;
+        let (end, ended) = channel();
+        let mut load = HostLoad { folder, end: Some(end), writer: None };
+        let file = load.file();
+        write(&file).context(|| format!("cannot write {}", file.display()))?;
+        load.writer = Some(thread::spawn(move || {
+            while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
+                // A figure that is a little older is no reason to end a bench.
+                drop(write(&file));
+            }
+        }));
+        Ok(load)
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(super) fn file(&self) -> PathBuf {
+        self.folder.join("load")
+    }
+}
+
+impl Drop for HostLoad {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        drop(self.writer.take().map(JoinHandle::join));
+        drop(fs::remove_dir_all(&self.folder));
+    }
+}
+
+/// A reader sees the old file or the new one, never half of one.
+fn write(file: &Path) -> std::io::Result<()> {
+    let load = fs::read_to_string("/proc/loadavg")?;
+    let cpus = thread::available_parallelism()?;
+    let next = file.with_extension("next");
+    fs::write(&next, format!("{} {cpus}\n", load.split_whitespace().next().unwrap_or("unknown")))?;
+    fs::rename(next, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::HostLoad;
+
+    #[test]
+    fn the_file_has_a_number_and_the_processors_and_is_gone_afterwards() {
+        let load = HostLoad::tell().unwrap();
+        let text = std::fs::read_to_string(load.file()).unwrap();
+        let (average, cpus) = text.trim().split_once(' ').unwrap();
+        assert!(average.parse::<f64>().unwrap() >= 0.0 && cpus.parse::<u32>().unwrap() > 0, "{text}");
+        let folder = load.folder().to_owned();
+        drop(load);
+        assert!(!folder.exists());
+    }
+}

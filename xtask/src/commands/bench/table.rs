@@ -1,0 +1,392 @@
+//! `cargo xtask bench table`: the README's table of figures, made from the result files.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+use crate::error::{Context as _, Error, Result};
+
+/// Between these lines the README belongs to this command.
+const START: &str = "<!-- made by `cargo xtask bench table` -->";
+const END: &str = "<!-- end of what `cargo xtask bench table` made -->";
+
+/// A figure in a result file.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Text(&'static str),
+    /// A figure that is held against a goal, by its name.
+    Goal(&'static str, Unit),
+    /// A median: of what, at which size, of which side.
+    Median(&'static str, u64, &'static str, Unit),
+}
+
+/// How a figure is written.
+#[derive(Clone, Copy, Debug)]
+enum Unit {
+    Times,
+    Millis,
+    Micros,
+    Mega,
+    Bytes,
+    Instructions,
+}
+
+/// A row of the table.
+#[derive(Debug)]
+struct Row {
+    id: &'static str,
+    what: &'static str,
+    against: &'static str,
+    goal: &'static str,
+    bench: &'static str,
+    /// The result's name in `benches/results`, without the ending.
+    result: &'static str,
+    figures: &'static [Part],
+}
+
+use Part::{Goal, Median, Text};
+
+const PROGRAM: &str = "Virtual servers with 10 real servers each, from nothing";
+const ONE_CHANGE: &str = "One changed Service";
+const CONNECTING: &str = "Connecting";
+
+const ROWS: [Row; 9] = [
+    Row {
+        id: "P1",
+        what: "1,000 virtual servers × 10 real servers through `ipvs`",
+        against: "a minimal C program that sends the same bytes in the same batches",
+        goal: "≤ 1.15 × its time",
+        bench: "ipvs-program",
+        result: "ipvs-program-linux-6.1",
+        figures: &[
+            Goal("P1: ipvs crate / C program", Unit::Times),
+            Text(" ("),
+            Median(PROGRAM, 1_000, "ipvs crate, one batch", Unit::Millis),
+            Text(" to "),
+            Median(PROGRAM, 1_000, "C program, batches of 128", Unit::Millis),
+            Text(")"),
+        ],
+    },
+    Row {
+        id: "P2",
+        what: "the same",
+        against: "`ipvsadm --restore`",
+        goal: "≥ 20 × faster",
+        bench: "ipvs-program",
+        result: "ipvs-program-linux-6.1",
+        figures: &[
+            Goal("P2: ipvsadm --restore / ipvs crate", Unit::Times),
+            Text(" ("),
+            Median(PROGRAM, 1_000, "ipvsadm --restore", Unit::Millis),
+            Text(")"),
+        ],
+    },
+    Row {
+        id: "P3",
+        what: "20,000 entries into a set through `ipset`, on the host kernel",
+        against: "`ipset restore`",
+        goal: "≥ 25 × faster",
+        bench: "ipset-fill",
+        result: "ipset-fill-host",
+        figures: &[
+            Goal("P3: ipset restore / ipset crate", Unit::Times),
+            Text(" ("),
+            Median("Filling a set", 20_000, "ipset crate", Unit::Millis),
+            Text(" to "),
+            Median("Filling a set", 20_000, "ipset restore", Unit::Millis),
+            Text(")"),
+        ],
+    },
+    Row {
+        id: "P4",
+        what: "`proxier-demo`, from its start until the kernel has everything: 1,000 Services × 10 endpoints, an API server",
+        against: "kube-proxy 1.23 in IPVS mode: 66 s in the emulated machine",
+        goal: "≤ 1 s there",
+        bench: "end-to-end",
+        result: "end-to-end-linux-6.1",
+        figures: &[
+            Text("empty kernel "),
+            Goal("P4: start, 1,000 x 10, empty kernel, ms", Unit::Millis),
+            Text("; everything there "),
+            Goal("P4: start, 1,000 x 10, everything there, ms", Unit::Millis),
+        ],
+    },
+    Row {
+        id: "P5",
+        what: "one endpoint changes, from the API server's event until the kernel has it",
+        against: "kube-proxy: 10.6 s",
+        goal: "≤ 20 ms with 1,000 Services; the same ± 20 % with 100 and 50,000",
+        bench: "end-to-end",
+        result: "end-to-end-linux-6.1",
+        figures: &[
+            Goal("P5: one change, 1,000 x 10, ms", Unit::Millis),
+            Text("; 100 Services "),
+            Goal("P5: one change, 100 Services / 1,000 Services", Unit::Times),
+            Text("; 50,000 "),
+            Goal("P5: one change, 50000 Services / 1,000 Services", Unit::Times),
+        ],
+    },
+    Row {
+        id: "P6",
+        what: "resident memory of `proxier-demo` at 1,000 × 10, and per endpoint beyond",
+        against: "kube-proxy: 80 MB",
+        goal: "≤ 16 MB, ≤ 300 bytes an endpoint",
+        bench: "end-to-end",
+        result: "end-to-end-linux-6.1",
+        figures: &[
+            Goal("P6: resident memory, 1,000 x 10, MB", Unit::Mega),
+            Text("; "),
+            Goal("P6: bytes per endpoint, 1,000 Services x 50 endpoints", Unit::Bytes),
+            Text(" an endpoint of larger Services, "),
+            Goal("P6: bytes per endpoint, 5,000 Services x 10 endpoints", Unit::Bytes),
+            Text(" of more Services"),
+        ],
+    },
+    Row {
+        id: "P7",
+        what: "full check of 10,000 Services × 10 endpoints, nothing changed",
+        against: "the kernel's own dumps by a C program, and `iptables-save`",
+        goal: "≤ 1.5 × their time, no writes",
+        bench: "drift",
+        result: "drift-linux-6.1",
+        figures: &[
+            Goal("P7: full pass / the kernel's own dumps", Unit::Times),
+            Text(" ("),
+            Median("Whole check", 10_000, "Proxier, full pass", Unit::Millis),
+            Text(" to "),
+            Median("Whole check", 10_000, "C program and the two iptables-save", Unit::Millis),
+            Text("), no writes"),
+        ],
+    },
+    Row {
+        id: "P8",
+        what: "compile, diff and plan, 10,000 Services × 10 endpoints; the same for one changed EndpointSlice",
+        against: "",
+        goal: "≤ 400 M instructions; ≤ 60 k for the slice, 100 to 50,000 Services",
+        bench: "reconcile",
+        result: "reconcile-host",
+        figures: &[
+            Goal("P8: all of 10,000 x 10", Unit::Instructions),
+            Text("; slice "),
+            Goal("P8: one changed slice of 100 Services", Unit::Instructions),
+            Text(" to "),
+            Goal("P8: one changed slice of 50000 Services", Unit::Instructions),
+        ],
+    },
+    Row {
+        id: "P9",
+        what: "10,000 Services: one change programmed; a connection through the last Service",
+        against: "`iptables-restore` of kube-proxy's rules, legacy and nft",
+        goal: "curves: IPVS flat, iptables growing",
+        bench: "versus-iptables",
+        result: "versus-iptables-linux-6.1",
+        figures: &[
+            Text("change "),
+            Median(ONE_CHANGE, 10_000, "IPVS (Proxier)", Unit::Millis),
+            Text(", legacy "),
+            Median(ONE_CHANGE, 10_000, "iptables-legacy", Unit::Millis),
+            Text(", nft "),
+            Median(ONE_CHANGE, 10_000, "iptables-nft", Unit::Millis),
+            Text("; connection "),
+            Median(CONNECTING, 10_000, "IPVS (Proxier), last", Unit::Micros),
+            Text(", "),
+            Median(CONNECTING, 10_000, "iptables-legacy, last", Unit::Micros),
+            Text(", "),
+            Median(CONNECTING, 10_000, "iptables-nft, last", Unit::Micros),
+        ],
+    },
+];
+
+pub(super) fn main(arguments: &[OsString]) -> Result<ExitCode> {
+    let check = match arguments {
+        [] => false,
+        [option] if option == "--check" => true,
+        _ => return Err(Error::usage("bench table takes --check or nothing")),
+    };
+    let root = super::super::test::repository()?;
+    let path = root.join("README.md");
+    let readme = std::fs::read_to_string(&path).context(|| format!("cannot read {}", path.display()))?;
+    let next = replaced(&readme, &table(&root.join("benches/results"))?)?;
+    if let Some(link) = links(&next).find(|link| !root.join(link).is_file()) {
+        return Err(Error::new(format!("README.md names {link}, which is not there")));
+    }
+    if readme == next {
+        println!("README.md has the figures of benches/results");
+        return Ok(ExitCode::SUCCESS);
+    }
+    if check {
+        for (old, new) in readme.lines().zip(next.lines()).filter(|(old, new)| old != new) {
+            eprintln!("README.md: {old}\nresults:   {new}");
+        }
+        eprintln!("xtask: README.md's figures are not those of benches/results: cargo xtask bench table");
+        return Ok(ExitCode::FAILURE);
+    }
+    std::fs::write(&path, next).context(|| format!("cannot write {}", path.display()))?;
+    println!("written: {}", path.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The README with another table.
+fn replaced(readme: &str, table: &str) -> Result<String> {
+    let parts = readme.split_once(START).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+    let (before, after) = parts.ok_or_else(|| Error::new(format!("README.md has no lines {START} and {END}")))?;
+    Ok(format!("{before}{START}\n{table}{END}{after}"))
+}
+
+/// Result files that a text links to.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    text.split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'))
+        .map(|(link, _)| link)
+        .filter(|link| link.starts_with("benches/results/"))
+}
+
+fn table(results: &Path) -> Result<String> {
+    let mut text = "\
+| | what | against | goal | measured | load | command, result |
+| --- | --- | --- | --- | --- | --- | --- |
+"
+    .to_owned();
+    for row in &ROWS {
+        let file = format!("{}.json", row.result);
+        let path = results.join(&file);
+        let json = std::fs::read_to_string(&path).context(|| format!("cannot read {}", path.display()))?;
+        let result: Value = serde_json::from_str(&json).map_err(|error| Error::new(format!("{file}: {error}")))?;
+        let (measured, reached) = measured(&result, row).map_err(|missing| {
+            Error::new(format!("{file} has no figure {missing}: cargo xtask bench {}", row.bench))
+        })?;
+        let reached = if reached { "" } else { " **not reached**" };
+        let _infallible = writeln!(
+            text,
+            "| {} | {} | {} | {} | {measured}{reached} | {} | `cargo xtask bench {}` [{}](benches/results/{}.md) |",
+            row.id,
+            row.what,
+            row.against,
+            row.goal,
+            load(&result).ok_or_else(|| Error::new(format!("{file} does not say the machine's load")))?,
+            row.bench,
+            row.result,
+            row.result
+        );
+    }
+    Ok(text)
+}
+
+/// The load of the machine, the emulator's host where there is one: at the start and at the end.
+fn load(result: &Value) -> Option<String> {
+    let machine = result.get("machine")?;
+    let machine = machine.get("host").filter(|host| !host.is_null()).unwrap_or(machine);
+    let average = |index: usize| machine.get("load")?.get(index)?.as_str();
+    Some(format!("{} to {} of {}", average(0)?, average(1)?, machine.get("cpus")?.as_u64()?))
+}
+
+/// The cell of a row, and whether all goals in it are reached; else what is missing.
+fn measured(result: &Value, row: &Row) -> std::result::Result<(String, bool), String> {
+    let mut text = String::new();
+    let mut reached = true;
+    for part in row.figures {
+        match *part {
+            Text(words) => text.push_str(words),
+            Goal(name, unit) => {
+                let goal = goal(result, name).ok_or_else(|| format!("{name:?}"))?;
+                text.push_str(&unit.write(goal.0));
+                reached &= goal.1;
+            }
+            Median(what, size, side, unit) => {
+                let median = median(result, what, size, side).ok_or_else(|| format!("{side:?} of {what:?}"))?;
+                text.push_str(&unit.write(median));
+            }
+        }
+    }
+    Ok((text, reached))
+}
+
+fn named<'a>(list: &'a Value, key: &str, name: &str) -> impl Iterator<Item = &'a Value> {
+    list.as_array().into_iter().flatten().filter(move |item| item.get(key).and_then(Value::as_str) == Some(name))
+}
+
+fn goal(result: &Value, name: &str) -> Option<(f64, bool)> {
+    let goal = named(result.get("ratios")?, "name", name).next()?;
+    Some((goal.get("value")?.as_f64()?, goal.get("reached")?.as_bool()?))
+}
+
+fn median(result: &Value, what: &str, size: u64, side: &str) -> Option<f64> {
+    let mut groups = named(result.get("groups")?, "what", what);
+    let group = groups.find(|group| group.get("size").and_then(Value::as_u64) == Some(size))?;
+    named(group.get("sides")?, "name", side).next()?.get("median")?.as_f64()
+}
+
+impl Unit {
+    fn write(self, value: f64) -> String {
+        match self {
+            Unit::Times => format!("{} ×", digits(value)),
+            Unit::Millis if value >= 1_000.0 => format!("{} s", digits(value / 1_000.0)),
+            Unit::Millis => format!("{} ms", digits(value)),
+            Unit::Micros if value >= 1_000.0 => format!("{} ms", digits(value / 1_000.0)),
+            Unit::Micros => format!("{} µs", digits(value)),
+            Unit::Mega => format!("{} MB", digits(value)),
+            Unit::Bytes => format!("{value:.0} bytes"),
+            Unit::Instructions if value >= 1e6 => format!("{} M", digits(value / 1e6)),
+            Unit::Instructions => format!("{} k", digits(value / 1e3)),
+        }
+    }
+}
+
+/// Three digits.
+fn digits(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{END, ROWS, START, Unit, links, measured, replaced};
+
+    #[test]
+    fn figures_come_from_the_result_and_goals_are_judged_by_it() {
+        let row = ROWS.iter().find(|row| row.id == "P2").unwrap();
+        let result = |reached: bool, side: &str| {
+            json!({
+                "ratios": [{"name": "P2: ipvsadm --restore / ipvs crate", "value": 29.87, "reached": reached}],
+                "groups": [{"what": super::PROGRAM, "size": 1000, "sides": [{"name": side, "median": 5432.1}]}],
+            })
+        };
+        assert_eq!(measured(&result(true, "ipvsadm --restore"), row), Ok(("29.9 × (5.43 s)".to_owned(), true)));
+        assert_eq!(measured(&result(false, "ipvsadm --restore"), row), Ok(("29.9 × (5.43 s)".to_owned(), false)));
+        assert!(measured(&result(true, "another"), row).unwrap_err().contains("ipvsadm --restore"));
+    }
+
+    #[test]
+    fn only_what_is_between_the_lines_changes() {
+        let readme = format!("before\n{START}\nold\n{END}\nafter\n");
+        assert_eq!(replaced(&readme, "new\n").unwrap(), format!("before\n{START}\nnew\n{END}\nafter\n"));
+        assert!(replaced("neither", "new\n").is_err());
+    }
+
+    #[test]
+    fn links_to_results_are_found() {
+        let text = "![a](benches/results/a.svg) [b](README.md) [c](benches/results/c.md)";
+        assert_eq!(links(text).collect::<Vec<_>>(), ["benches/results/a.svg", "benches/results/c.md"]);
+    }
+
+    #[test]
+    fn units_are_those_that_read_well() {
+        let texts = [
+            Unit::Millis.write(11.93),
+            Unit::Millis.write(4_422.0),
+            Unit::Instructions.write(335_340_632.0),
+            Unit::Instructions.write(47_937.0),
+            Unit::Bytes.write(299.3),
+        ];
+        assert_eq!(texts, ["11.9 ms", "4.42 s", "335 M", "47.9 k", "299 bytes"]);
+    }
+}
