@@ -18,7 +18,7 @@ use proxier_core::snapshot::{HostAddresses, Node, Store};
 use proxier_core::state::Desired;
 
 use crate::tape::Tape;
-use crate::world::{service, slice};
+use crate::world::{part, service, slice};
 use crate::{Failure, ipvs_program};
 
 /// Services and endpoints of each; for cases about sets, entries and 0.
@@ -32,9 +32,13 @@ pub(crate) struct Size {
 pub(crate) fn words(what: &str) -> &'static str {
     match what {
         "full" => "compile, diff and plan everything",
+        "compile" => "of it: compile",
+        "diff" => "of it: diff with an empty kernel",
+        "plan" => "of it: plan",
         "unchanged" => "compare everything, all as wanted",
         "slice" => "one changed EndpointSlice",
         "service" => "one new Service with its slice",
+        "rolling" => "25 of a Service's 1,000 endpoints replaced",
         "ipvs-encode" => "write IPVS operations in batches",
         "ipvs-decode" => "read a snapshot of IPVS",
         "ipset-encode" => "write entries of a set",
@@ -57,7 +61,7 @@ pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
     let [what, services, endpoints] = arguments else { return Err("WHAT SERVICES ENDPOINTS".into()) };
     let size = Size { services: services.parse()?, endpoints: endpoints.parse()? };
     let micros = match what.as_str() {
-        "full" | "unchanged" | "slice" | "service" => reconcile(what, size)?,
+        "full" | "compile" | "diff" | "plan" | "unchanged" | "slice" | "service" | "rolling" => reconcile(what, size)?,
         "ipvs-encode" => ipvs_encode(size)?,
         "ipvs-decode" => ipvs_decode(size)?,
         "ipset-encode" => ipset(size.services, true)?,
@@ -118,6 +122,28 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             check(operations, usize::try_from(services * (endpoints + 1))?)?;
             Ok(micros)
         }
+        "compile" | "diff" | "plan" => {
+            let (empty, drains) = (Observed::new(), Drains::default());
+            let (mut desired, mut changes, mut planned) = (None, None, 0);
+            let mut step = |part: &str| match part {
+                "compile" => desired = Some(Desired::build(&world.store, &world.facts)),
+                "diff" => changes = desired.as_ref().map(|desired| diff(desired, &empty, world.facts.config())),
+                _ => {
+                    if let (Some(desired), Some(changes)) = (&desired, changes.take()) {
+                        planned = black_box(plan(changes, desired, &empty, &drains)).serve.len();
+                    }
+                }
+            };
+            // What comes before the part that is measured.
+            for part in ["compile", "diff"].into_iter().take_while(|part| *part != what) {
+                step(part);
+            }
+            let micros = clock(|| step(what));
+            let found = [desired.is_some(), changes.is_some(), planned > 0].into_iter().filter(|done| *done).count();
+            // A plan takes the changes.
+            check(found, if what == "compile" { 1 } else { 2 })?;
+            Ok(micros)
+        }
         "unchanged" => {
             world.converge();
             let mut operations = 1;
@@ -135,6 +161,20 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             let mut operations = 0;
             let micros = clock(|| operations = world.take(None, &changed));
             check(operations, 1)?;
+            Ok(micros)
+        }
+        "rolling" => {
+            let members: Vec<u32> = (0..1_000).collect();
+            world.store.upsert_service(&service(services));
+            for (number, slice) in (0..).zip(members.chunks(100)) {
+                world.store.upsert_slice(&part(services, number, slice));
+            }
+            world.converge();
+            let changed: Vec<u32> = (0..100).map(|member| if member < 25 { member + 1_000 } else { member }).collect();
+            let changed = part(services, 0, &changed);
+            let mut operations = 0;
+            let micros = clock(|| operations = world.take(None, &changed));
+            check(operations, 50)?;
             Ok(micros)
         }
         _ => {

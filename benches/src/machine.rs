@@ -39,6 +39,29 @@ fn host() -> Option<(String, usize)> {
     Some((load.to_owned(), cpus.parse().ok()?))
 }
 
+/// Whether this is a virtual machine that xtask has started.
+pub(crate) fn is_emulated() -> bool {
+    std::env::var_os(HOST).is_some()
+}
+
+/// Time that processors have spent since the machine started, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticks {
+    pub(crate) all: f64,
+    pub(crate) busy: f64,
+    pub(crate) soft_interrupts: f64,
+}
+
+pub(crate) fn ticks() -> Option<Ticks> {
+    let text = read("/proc/stat");
+    let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let ticks: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+    let [user, nice, system, idle, wait, irq, softirq, ..] = ticks.as_slice() else { return None };
+    let busy = user + nice + system + irq + softirq;
+    // USER_HZ is 100 on every architecture that runs this.
+    Some(Ticks { all: (busy + idle + wait) * 10.0, busy: busy * 10.0, soft_interrupts: softirq * 10.0 })
+}
+
 fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }

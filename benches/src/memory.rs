@@ -16,13 +16,15 @@ use crate::{Failure, Options};
 const RESIDENT: &str = "Resident memory beyond an empty process";
 const PER_ENDPOINT: &str = "The same, per endpoint";
 const GROWTH: &str = "Per endpoint of a Service that grows";
+const PER_SERVICE: &str = "Per Service, its slice, its virtual server and all";
 const TYPES: &str = "Size of a value";
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut report = Report::new("memory", options);
     report.note("Store, Desired and Observed as a running proxy has them, with lists of real servers shared where they are equal. Resident pages, so what malloc adds is in it.");
     report.note("Per endpoint: the whole, keys and virtual servers included, divided by the number of endpoints.");
-    let sizes: &[(u32, u32)] = if options.smoke { &[(100, 10)] } else { &[(1_000, 10), (10_000, 10), (1_000, 100)] };
+    let sizes: &[(u32, u32)] =
+        if options.smoke { &[(100, 10)] } else { &[(1_000, 10), (10_000, 1), (10_000, 10), (1_000, 100)] };
     for (services, endpoints) in sizes.iter().copied() {
         let output = Command::new(std::env::current_exe()?)
             .args(["memory-case", &services.to_string(), &endpoints.to_string()])
@@ -44,6 +46,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         report.goal("P6: bytes per endpoint, 10,000 x 10", value, Goal::AtMost("<= 300", 300.0));
         let kib = report.median(RESIDENT, Some(1_000), &whole(100)) - report.median(RESIDENT, Some(1_000), &whole(10));
         report.record(GROWTH, Some(1_000), "bytes", "from 10 to 100 endpoints", kib * 1024.0 / 90_000.0);
+    }
+    if !options.smoke {
+        let kib = report.median(RESIDENT, Some(10_000), &whole(1));
+        report.record(PER_SERVICE, Some(10_000), "bytes", "with one endpoint", kib * 1024.0 / 10_000.0);
     }
     for (name, bytes) in [
         ("Service", size_of::<Service>()),

@@ -4,18 +4,41 @@
 //! falsifies a measurement.
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
 
 use crate::report::Report;
-use crate::{Failure, drift, end_to_end, ipset_fill, ipvs_program, library, network, passes, sets, snapshot, versus};
+use crate::{
+    Failure, drift, end_to_end, ipset_fill, ipvs_program, library, machine, network, passes, sets, snapshot, versus,
+};
 
-/// How long the kernel is given to take the namespace of the side before apart, which it does when nobody uses it any more.
+/// How long the kernel is given to take the namespace of the side before apart, which it does when nobody uses it any more; also
+/// between looks at whether it has.
 const REST: Duration = Duration::from_millis(200);
 
+/// How long at most a virtual machine is given until it is idle.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until what the side before left behind is gone. A virtual machine does nothing else, so it is idle then: taking a
+/// namespace with tens of thousands of rules apart takes seconds.
+fn rest() {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let before = machine::ticks();
+        std::thread::sleep(REST);
+        let idle = machine::ticks().zip(before).is_none_or(|(after, before)| {
+            let (busy, all) = (after.busy - before.busy, after.all - before.all);
+            busy <= all * 0.1
+        });
+        if idle || !machine::is_emulated() || Instant::now() >= end {
+            return;
+        }
+    }
+}
+
 fn run(side: &[&str]) -> Result<String, Failure> {
-    std::thread::sleep(REST);
+    rest();
     let output = Command::new(std::env::current_exe()?).arg("side").args(side).stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err(format!("side {side:?} ended with {}", output.status).into());

@@ -9,6 +9,9 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::Failure;
 
+/// A packet that is lost is sent again after 1, 3, 7 and 15 seconds.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A thread in a network namespace of its own that does what it is given.
@@ -119,7 +122,7 @@ impl Network {
             let all = Instant::now();
             for _ in 0..number {
                 let start = Instant::now();
-                let connection = TcpStream::connect_timeout(&to, Duration::from_secs(5));
+                let connection = TcpStream::connect_timeout(&to, PATIENCE);
                 micros.push(start.elapsed().as_secs_f64() * 1e6);
                 connection.map_err(|error| format!("connecting to {to}: {error}"))?;
             }

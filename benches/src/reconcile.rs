@@ -14,9 +14,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let size = |services, endpoints| Size { services, endpoints };
     let mut cases = Vec::new();
     if options.smoke {
-        cases.extend(["full", "unchanged", "slice", "service"].map(|what| (what, size(50, 4))));
+        cases.extend(
+            ["full", "compile", "diff", "plan", "unchanged", "slice", "service", "rolling"]
+                .map(|what| (what, size(50, 4))),
+        );
     } else {
         cases.extend([("full", size(1_000, 10)), ("full", size(10_000, 10)), ("unchanged", size(10_000, 10))]);
+        cases.extend(["compile", "diff", "plan"].map(|what| (what, size(10_000, 10))));
+        cases.push(("rolling", size(1_000, 10)));
         let sizes: &[u32] = if options.quick { &[100, 10_000] } else { &[100, 1_000, 10_000, 50_000] };
         for services in sizes {
             cases.extend(["slice", "service"].map(|what| (what, size(*services, 10))));

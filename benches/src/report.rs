@@ -161,11 +161,23 @@ impl Report {
 
     /// Draws the medians of a group over its sizes.
     pub(crate) fn curve(&mut self, file: &'static str, what: &str, x: &'static str) {
+        self.curve_of(file, what, what, x, |_side| true);
+    }
+
+    /// Draws the medians of some sides of a group over its sizes.
+    pub(crate) fn curve_of(
+        &mut self,
+        file: &'static str,
+        title: &str,
+        what: &str,
+        x: &'static str,
+        wanted: impl Fn(&str) -> bool,
+    ) {
         let mut series: Vec<Series> = Vec::new();
         let mut unit = "";
         for group in self.groups.iter().filter(|group| group.what == what) {
             unit = group.unit;
-            for side in &group.sides {
+            for side in group.sides.iter().filter(|side| wanted(&side.name)) {
                 let Some(size) = group.size else { continue };
                 let point = (f64::from(size), side.median);
                 match series.iter_mut().find(|known| known.name == side.name) {
@@ -174,7 +186,7 @@ impl Report {
                 }
             }
         }
-        self.curves.push(Curve { file, title: what.to_owned(), x, y: unit, series });
+        self.curves.push(Curve { file, title: title.to_owned(), x, y: unit, series });
     }
 
     /// Prints everything, and writes it where the options say.

@@ -22,7 +22,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.note("Sets of type hash:ip,port. One process an entry is measured with the first 300 entries.");
     report.note("Sync: one entry of a hundred differs; ipset restore fills a second set and swaps it in, which is how it has to be done there.");
     report.note("Rules: those of kube-proxy's iptables mode, eight a Service; the size is the number of rules.");
-    let sizes: &[&str] = if options.smoke { &["200"] } else { &["1000", "10000", "100000"] };
+    let sizes: &[&str] = match (options.smoke, options.quick) {
+        (true, _) => &["200"],
+        (_, true) => &["1000", "10000"],
+        _ => &["1000", "10000", "100000"],
+    };
     let services: &[&str] = if options.smoke { &["10"] } else { &["1250"] };
     for _ in 0..options.rounds {
         for size in sizes {

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::machine::ticks;
 use crate::namespace::{collect, tell, warm_up};
 use crate::network::Network;
 use crate::node::Node;
-use crate::report::{Report, float, ms};
+use crate::report::{Goal, Report, float, ms};
 use crate::world::cluster_ip;
 use crate::{Failure, Options, kube_rules};
 
@@ -17,11 +18,14 @@ const CHANGE: &str = "One changed Service";
 const LATENCY: &str = "Connecting";
 const RATE: &str = "Connections one after the other";
 const CPU: &str = "Processor time of a connection, client and backend included";
+const SOFT: &str = "Of it in soft interrupts";
 const MEMORY: &str = "Kernel memory (Slab, VmallocUsed, Percpu)";
 const LIST: &str = "Reading the real connection list";
 const ENDPOINTS: u32 = 2;
-/// A size is left out when the one before lets expect more than this.
-const PATIENCE_MS: f64 = 120_000.0;
+/// What took longer than this altogether, at one size, is not repeated.
+const PATIENCE: Duration = Duration::from_secs(100);
+/// With more Services, restoring rules takes iptables-nft minutes.
+const NFT_LIMIT: u32 = 5_000;
 
 /// Its name in arguments and in figures.
 const WAYS: [(&str, &str); 3] = [("ipvs", "IPVS (Proxier)"), ("legacy", "iptables-legacy"), ("nft", "iptables-nft")];
@@ -42,40 +46,61 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         (_, true) => &[10, 100, 1_000],
         _ => &[10, 100, 1_000, 5_000, 10_000],
     };
-    let connections = if options.smoke { "20" } else { "300" };
+    let connections = if options.smoke { "20" } else { "150" };
     for (way, _) in WAYS {
         warm_up(&["versus", way, "3", "5"])?;
     }
-    let mut before = None;
     for services in sizes.iter().copied() {
-        let (possible, slow): (Vec<_>, Vec<_>) =
-            WAYS.into_iter().partition(|(_, name)| is_quick(&report, name, before, services));
-        for (_, name) in slow {
-            report.note(format!("{name} with {services} Services is left out: too slow for this bench."));
-        }
-        for _ in 0..options.rounds {
-            for (way, name) in &possible {
+        let mut spent = WAYS.map(|_| Duration::ZERO);
+        // Tens of seconds each at the largest.
+        for round in 0..options.rounds.min(5) {
+            for ((way, name), spent) in WAYS.into_iter().zip(&mut spent) {
+                if *spent > PATIENCE || (way == "nft" && services > NFT_LIMIT) {
+                    continue;
+                }
                 let start = Instant::now();
                 collect(&mut report, &["versus", way, &services.to_string(), connections])?;
-                eprintln!("{name}, {services} Services: {:.1} s", start.elapsed().as_secs_f64());
+                *spent += start.elapsed();
+                eprintln!("{name}, {services} Services, round {round}: {:.1} s", start.elapsed().as_secs_f64());
             }
         }
-        before = Some(services);
+    }
+    if sizes.iter().any(|services| *services > NFT_LIMIT) {
+        report
+            .note(format!("iptables-nft with more than {NFT_LIMIT} Services is left out: one restore takes minutes."));
+    }
+    report.note(format!(
+        "{} rounds; fewer of what took more than {} s altogether.",
+        options.rounds.min(5),
+        PATIENCE.as_secs()
+    ));
+    if !options.smoke {
+        goals(&mut report, sizes);
     }
     report.curve("program", PROGRAM, "Services");
     report.curve("change", CHANGE, "Services");
-    report.curve("connect", LATENCY, "Services");
+    let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
+    report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
     report.curve("rate", RATE, "Services");
     report.curve("memory", MEMORY, "Services");
     report.finish()
 }
 
-/// Whether programming so many Services can be waited for, judging by the size before. Small sizes say nothing: what they take is
-/// starting programs.
-fn is_quick(report: &Report, name: &str, before: Option<u32>, services: u32) -> bool {
-    let Some(before) = before.filter(|before| *before >= 1_000) else { return true };
-    // Costs may grow with more than the number. One that was left out has no median, and is left out again.
-    report.median(PROGRAM, Some(before), name) * (f64::from(services) / f64::from(before)).powf(1.5) <= PATIENCE_MS
+/// Flat or growing, from the smallest to the largest number of Services.
+fn goals(report: &mut Report, sizes: &[u32]) {
+    for (way, name) in WAYS {
+        let mut measured = sizes.iter().filter(|services| way != "nft" || **services <= NFT_LIMIT);
+        let (Some(least), Some(most)) = (measured.next(), measured.next_back()) else { continue };
+        let last = format!("{name}, last");
+        for (what, side, text) in [(CHANGE, name, "one change"), (LATENCY, last.as_str(), "connecting")] {
+            let growth = report.median(what, Some(*most), side) / report.median(what, Some(*least), side);
+            let goal = match way {
+                "ipvs" => Goal::AtMost("flat: <= 2", 2.0),
+                _ => Goal::AtLeast("grows: >= 2", 2.0),
+            };
+            report.goal(format!("P9: {name}, {text}, {most} / {least} Services"), growth, goal);
+        }
+    }
 }
 
 /// KiB of kernel memory that grow with tables.
@@ -89,18 +114,6 @@ fn kernel_memory() -> Result<f64, Failure> {
         }
     }
     Ok(sum)
-}
-
-/// Milliseconds that processors were busy, and in soft interrupts, since the machine started.
-fn busy_ms() -> Result<(f64, f64), Failure> {
-    let text = std::fs::read_to_string("/proc/stat")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("cpu ")).ok_or("/proc/stat has no sum")?;
-    let ticks: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-    let [user, nice, system, _idle, _wait, irq, softirq, ..] = ticks.as_slice() else {
-        return Err("short /proc/stat".into());
-    };
-    // USER_HZ is 100 on every architecture that runs this.
-    Ok(((user + nice + system + irq + softirq) * 10.0, softirq * 10.0))
 }
 
 fn restore(way: &str, text: &str) -> Result<Duration, Failure> {
@@ -187,13 +200,16 @@ fn connect(network: &Network, services: u32, connections: usize, name: &str) -> 
         micros.sort_by(f64::total_cmp);
         tell(LATENCY, services, "µs", &what, micros.get(micros.len() / 2).copied().unwrap_or(f64::NAN));
     }
-    let (busy, soft) = busy_ms()?;
     let number = connections * 5;
-    let took = network.connect(place(services - 1)?, number)?.took;
-    let (busy_after, soft_after) = busy_ms()?;
-    let number = float(u64::try_from(number)?);
-    tell(RATE, services, "connections a second", &format!("{name}, last"), number / took.as_secs_f64());
-    tell(CPU, services, "µs", name, (busy_after - busy) * 1e3 / number);
-    tell(CPU, services, "µs", &format!("{name}, in soft interrupts"), (soft_after - soft) * 1e3 / number);
+    for (what, place) in [("directly, no Service".to_owned(), direct), (format!("{name}, last"), place(services - 1)?)]
+    {
+        let before = ticks().ok_or("/proc/stat cannot be read")?;
+        let took = network.connect(place, number)?.took;
+        let after = ticks().ok_or("/proc/stat cannot be read")?;
+        let number = float(u64::try_from(number)?);
+        tell(RATE, services, "connections a second", &what, number / took.as_secs_f64());
+        tell(CPU, services, "µs", &what, (after.busy - before.busy) * 1e3 / number);
+        tell(SOFT, services, "µs", &what, (after.soft_interrupts - before.soft_interrupts) * 1e3 / number);
+    }
     Ok(())
 }

@@ -4,6 +4,7 @@ mod host_load;
 mod table;
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -12,14 +13,14 @@ use self::host_load::HostLoad;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::tools;
-use crate::vm::Vm;
+use crate::vm::{Vm, quote};
 
 pub(crate) const HELP: &str = "\
 Usage: cargo xtask bench [NAME...] [OPTIONS]
        cargo xtask bench --check | --update
        cargo xtask bench table [--check]
 
-Builds the benches optimised and runs them, each comparison interleaved. Without NAME: all of them.
+Builds the benches and runs them, each comparison interleaved. Without NAME: all of them.
 
   reconcile         compile, diff and plan, in instructions counted by callgrind; on this machine
   memory            what the reconciler keeps in memory; on this machine
@@ -36,7 +37,7 @@ Builds the benches optimised and runs them, each comparison interleaved. Without
   --kernel K      5.10, 6.1 (default), 6.12 or 7.x
   --rounds N      how often each side runs, 7 unless told
   --quick         3 rounds, fewer sizes: less than five minutes on a quiet machine
-  --smoke         small numbers, 1 round: shows only that the benches work, and keeps no results
+  --smoke         small numbers, 1 round, not optimised: shows only that the benches work, and keeps no results
   --check         counts instructions and allocations of the pure parts, and fails when one is more than 5 % above
                   benches/counts.json; takes less than a minute once built
   --update        writes that file anew
@@ -146,7 +147,8 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let root = super::test::repository()?;
     if let Some(counts) = options.counts {
         tools::ensure(tools::COUNTERS)?;
-        let mut line: Vec<OsString> = vec![cargo_build(&root, "benches", "benches")?.into(), "counts".into()];
+        let program = cargo_build(&root, "benches", "benches", Mode::Full)?;
+        let mut line: Vec<OsString> = vec![program.into(), "counts".into()];
         line.push(root.join("benches/counts.json").into());
         line.extend((counts == Counts::Update).then(|| "--update".into()));
         return Ok(ExitCode::from(u8::from(!run_here(&line)?)));
@@ -154,40 +156,45 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     tools::ensure(tools::ORACLES)?;
     tools::ensure(tools::MACHINE)?;
     tools::ensure(tools::COUNTERS)?;
-    let program = build(&root)?;
+    let program = build(&root, options.mode)?;
     let results = root.join("benches/results");
     let quick = results.join("quick");
     std::fs::create_dir_all(&quick).context(|| format!("cannot make {}", quick.display()))?;
+    let wanted = |name: &str| options.names.is_empty() || options.names.iter().any(|wanted| wanted == name);
     let mut failed = Vec::new();
-    for (name, place) in BENCHES {
-        if !options.names.is_empty() && !options.names.iter().any(|wanted| wanted == name) {
-            continue;
-        }
+    let mut lines = Vec::new();
+    for (name, place) in BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
         if place != Place::Machine {
             if !run_here(&options.arguments(&program, name, Place::Host, &results))? {
                 failed.push(name);
             }
             println!();
         }
-        if place == Place::Host {
-            continue;
+        if place != Place::Host {
+            lines.push((name, options.arguments(&program, name, Place::Machine, &results)));
         }
-        let mut vm = Vm::new(Kernel::get(options.kernel)?)?;
-        vm.timeout = Duration::from_secs(3600);
-        // The API server of `end-to-end` holds 50,000 Services.
-        vm.memory = if name == "end-to-end" { 6144 } else { 3072 };
-        vm.shares.push(results.clone());
-        let load = HostLoad::tell()?;
-        vm.shares.push(load.folder().to_owned());
-        vm.env.push(("BENCHES_HOST_LOAD".into(), load.file().into()));
-        let outcome = vm.run(&options.arguments(&program, name, Place::Machine, &results))?;
-        if let Some(trouble) = outcome.trouble() {
-            eprintln!("{}\nxtask: {name}: {trouble}", outcome.console.trim_end());
+    }
+    if options.mode == Mode::Full {
+        for (name, line) in lines {
+            if !run_in_machine(&options, &results, name, &line)? {
+                failed.push(name);
+            }
         }
-        if outcome.exit != Some(0) {
-            failed.push(name);
+    } else if !lines.is_empty() {
+        // One after the other in one machine: booting is a good part of what small numbers take.
+        let mut script = b"code=0\n".to_vec();
+        for (name, line) in &lines {
+            for word in line {
+                script.extend(quote(word));
+                script.push(b' ');
+            }
+            script.extend(format!("|| {{ code=1; echo 'failed: {name}' >&2; }}\necho\n").into_bytes());
         }
-        println!();
+        script.extend(b"exit $code\n");
+        let line: Vec<OsString> = vec!["sh".into(), "-c".into(), OsString::from_vec(script)];
+        if !run_in_machine(&options, &results, "small benches", &line)? {
+            failed.push("in the virtual machine");
+        }
     }
     if !failed.is_empty() {
         eprintln!("xtask: failed: {}", failed.join(", "));
@@ -195,14 +202,32 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!failed.is_empty())))
 }
 
+/// Runs a command in a machine that has room for a bench; whether it succeeded.
+fn run_in_machine(options: &Options, results: &Path, name: &str, line: &[OsString]) -> Result<bool> {
+    let mut vm = Vm::new(Kernel::get(options.kernel)?)?;
+    vm.timeout = Duration::from_secs(3600);
+    // The API server of `end-to-end` holds 50,000 Services.
+    vm.memory = if name == "end-to-end" { 6144 } else { 3072 };
+    vm.shares.push(results.to_owned());
+    let load = HostLoad::tell()?;
+    vm.shares.push(load.folder().to_owned());
+    vm.env.push(("BENCHES_HOST_LOAD".into(), load.file().into()));
+    let outcome = vm.run(line)?;
+    if let Some(trouble) = outcome.trouble() {
+        eprintln!("{}\nxtask: {name}: {trouble}", outcome.console.trim_end());
+    }
+    println!();
+    Ok(outcome.exit == Some(0))
+}
+
 /// The C programs that the benches are measured against.
 const C_PROGRAMS: [&str; 2] = ["ipvs_batch", "ipvs_dump"];
 
 /// Builds the benches, `proxier-demo` and the C programs they are measured against; gives the benches' path.
-fn build(root: &Path) -> Result<PathBuf> {
-    let program = cargo_build(root, "benches", "benches")?;
+fn build(root: &Path, mode: Mode) -> Result<PathBuf> {
+    let program = cargo_build(root, "benches", "benches", mode)?;
     // In a run of cargo's of its own: with the benches it would get the features that only they want.
-    cargo_build(root, "examples", "proxier-demo")?;
+    cargo_build(root, "examples", "proxier-demo", mode)?;
     for name in C_PROGRAMS {
         let status = Command::new("cc")
             .args(["-O2", "-Wall", "-o"])
@@ -217,15 +242,16 @@ fn build(root: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds a program optimised; gives its path.
-fn cargo_build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
+/// Builds a program, optimised when figures are wanted; gives its path.
+fn cargo_build(root: &Path, package: &str, name: &str, mode: Mode) -> Result<PathBuf> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let version = Command::new(rustc).arg("--version").output().context(|| "cannot start rustc".to_owned())?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .current_dir(root)
         .env("BENCHES_RUSTC", String::from_utf8_lossy(&version.stdout).trim())
-        .args(["build", "--release", "--package", package, "--bin", name])
+        .args(["build", "--package", package, "--bin", name])
+        .args((mode != Mode::Smoke).then_some("--release"))
         .arg("--message-format=json-render-diagnostics")
         .stderr(std::process::Stdio::inherit())
         .output()
