@@ -179,7 +179,9 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
 
 fn connect(network: &Network, services: u32, connections: usize, name: &str) -> Result<(), Failure> {
     let place = |number: u32| -> Result<SocketAddr, Failure> { Ok(SocketAddr::new(cluster_ip(number).parse()?, 80)) };
-    let direct: SocketAddr = "10.128.0.1:8080".parse()?;
+    // No Service's endpoint: IPVS takes answers of a real server to a client's port for those of the connection it knows, so a port that
+    // is used again for a connection straight to it gets none.
+    let direct: SocketAddr = "10.250.0.1:8080".parse()?;
     let places = [
         ("directly, no Service".to_owned(), direct),
         (format!("{name}, first"), place(0)?),
