@@ -213,6 +213,13 @@ const ROWS: [Row; 9] = [
     },
 ];
 
+/// Pictures below the table: what they show, and their names in `benches/results`.
+const CURVES: [(&str, &str); 3] = [
+    ("Time of one change as Services grow", "versus-iptables-linux-6.1-change"),
+    ("Time to connect through the last Service", "versus-iptables-linux-6.1-connect"),
+    ("Time to program all Services from nothing", "versus-iptables-linux-6.1-program"),
+];
+
 pub(super) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let check = match arguments {
         [] => false,
@@ -293,12 +300,23 @@ fn table(results: &Path) -> Result<String> {
             row.result
         );
     }
+    for (title, name) in CURVES {
+        let file = format!("{name}.svg");
+        if results.join(&file).is_file() {
+            let _infallible = writeln!(text, "\n![{title}](benches/results/{file})");
+        }
+    }
     Ok(text)
 }
 
 /// The load of the machine, the emulator's host where there is one: at the start and at the end.
 fn load(result: &Value) -> Option<String> {
     let machine = result.get("machine")?;
+    let emulated = machine.get("cpu")?.as_str()?.contains("QEMU");
+    if emulated && machine.get("host").is_none_or(Value::is_null) {
+        // The guest's own load says nothing.
+        return Some("unknown".to_owned());
+    }
     let machine = machine.get("host").filter(|host| !host.is_null()).unwrap_or(machine);
     let average = |index: usize| machine.get("load")?.get(index)?.as_str();
     Some(format!("{} to {} of {}", average(0)?, average(1)?, machine.get("cpus")?.as_u64()?))
