@@ -3,53 +3,19 @@
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
+mod program;
+
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use testkit::{Need, kernel_test};
+use program::{Folder, Running, command, ipvsadm, ok, set_up, text, tool};
+use testkit::{PROXY, kernel_test};
 
-const NEEDS: &[Need] = &[
-    Need::Root,
-    Need::IpVs,
-    Need::Scheduler("rr"),
-    Need::Dummy,
-    Need::Ipset("hash:ip"),
-    Need::Ipset("hash:ip,port"),
-    Need::Ipset("hash:ip,port,ip"),
-    Need::Ipset("hash:ip,port,net"),
-    Need::Ipset("bitmap:port"),
-    Need::IptablesNft,
-];
-
-/// A directory of manifests that goes with the test.
-struct Manifests(PathBuf);
-
-impl Manifests {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("proxier-demo-{name}-{}", std::process::id()));
-        let _not_there = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Manifests(path)
-    }
-
-    /// Puts a file in place at once, as editors do.
-    fn put(&self, name: &str, text: &str) {
-        let next = self.0.join(".next");
-        fs::write(&next, text).unwrap();
-        fs::rename(next, self.0.join(name)).unwrap();
-    }
-
-    fn args(&self) -> [String; 2] {
-        ["--manifests".to_owned(), self.0.display().to_string()]
-    }
-}
-
-impl Drop for Manifests {
-    fn drop(&mut self) {
-        let _gone_already = fs::remove_dir_all(&self.0);
-    }
+/// `--manifests` and where they are.
+fn from(manifests: &Folder) -> [String; 2] {
+    ["--manifests".to_owned(), manifests.0.display().to_string()]
 }
 
 fn service(name: &str, cluster_ip: &str, node_port: u16, endpoints: &[&str]) -> String {
@@ -77,109 +43,47 @@ endpoints:
     )
 }
 
-fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
-    // Servers on ports of their own: the default ones may be in use on a machine that is a node.
-    command.args(arguments).args(["--hostname-override", "node-a"]);
-    command
+fn demo(arguments: &[&str], manifests: &Folder) -> Output {
+    command(arguments).args(from(manifests)).output().unwrap()
 }
 
-fn demo(arguments: &[&str], manifests: &Manifests) -> Output {
-    command(arguments).args(manifests.args()).output().unwrap()
+fn start(manifests: &Folder) -> Running {
+    let [flag, folder] = from(manifests);
+    Running::start(&[&flag, &folder])
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn ok(output: &Output) -> String {
-    assert!(output.status.success(), "{}\n{}\n{}", output.status, text(&output.stdout), text(&output.stderr));
-    text(&output.stdout)
-}
-
-fn tool(line: &str) -> String {
-    let mut words = line.split_whitespace();
-    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
-    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
-fn ipvsadm() -> Vec<String> {
-    let mut lines: Vec<String> = tool("ipvsadm -Sn").lines().map(str::to_owned).collect();
-    lines.sort();
-    lines
-}
-
-fn set_up() {
-    tool("ip link set lo up");
-    tool("ip link add eth9 type dummy");
-    tool("ip addr add 192.0.2.1/24 dev eth9");
-    tool("ip link set eth9 up");
-}
-
-/// Waits until this holds.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "waited for: {what}\n{}", ipvsadm().join("\n"));
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-struct Running(Child);
-
-impl Running {
-    fn start(manifests: &Manifests) -> Self {
-        let child = command(&["run", "--healthz-bind-address", "127.0.0.1:10256"])
-            .args(manifests.args())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        Running(child)
-    }
-
-    fn signal(&self, name: &str) {
-        tool(&format!("kill -{name} {}", self.0.id()));
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ended_already = self.0.kill();
-        let _waited_already = self.0.wait();
-    }
+fn set(lines: &[&str]) -> BTreeSet<String> {
+    lines.iter().map(|&line| line.to_owned()).collect()
 }
 
 const TWO: [&str; 2] = ["10.244.0.5", "10.244.0.6"];
 
-fn served() -> Vec<String> {
-    let mut lines = Vec::new();
+fn served() -> BTreeSet<String> {
+    let mut lines = BTreeSet::new();
     for place in ["10.96.0.10:80", "192.0.2.1:30080"] {
-        lines.push(format!("-A -t {place} -s rr"));
+        lines.insert(format!("-A -t {place} -s rr"));
         lines.extend(TWO.map(|real| format!("-a -t {place} -r {real}:8080 -m -w 1")));
     }
-    lines.sort();
     lines
 }
 
 #[test]
 fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
-    kernel_test(NEEDS, || {
+    kernel_test(PROXY, || {
         set_up();
         tool("ipvsadm -A -t 198.51.100.1:443 -s rr");
         tool("iptables -A INPUT -s 203.0.113.0/24 -j DROP");
         tool("ipset create MINE hash:ip");
         let foreign_rules = tool("iptables-save -t filter");
-        let manifests = Manifests::new("once");
+        let manifests = Folder::new("once");
         manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
         let plan = ok(&demo(&["plan"], &manifests));
         assert!(plan.contains("+ virtual server TCP 10.96.0.10:80 rr  (demo/web:http)\n"), "{plan}");
-        assert_eq!(ipvsadm(), ["-A -t 198.51.100.1:443 -s rr"], "a plan writes nothing");
+        assert_eq!(ipvsadm(), set(&["-A -t 198.51.100.1:443 -s rr"]), "a plan writes nothing");
 
         ok(&demo(&["run", "--once"], &manifests));
         let mut expected = served();
-        expected.push("-A -t 198.51.100.1:443 -s rr".to_owned());
-        expected.sort();
+        expected.insert("-A -t 198.51.100.1:443 -s rr".to_owned());
         assert_eq!(ipvsadm(), expected);
         assert!(tool("ip -br addr show kube-ipvs0").contains("10.96.0.10/32"));
         assert!(tool("ipset save KUBE-CLUSTER-IP").contains("add KUBE-CLUSTER-IP 10.96.0.10,tcp:80\n"));
@@ -193,7 +97,7 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         assert_eq!(json["virtualServers"][0]["service"], "demo/web:http", "{json}");
 
         ok(&command(&["cleanup"]).output().unwrap());
-        assert_eq!(ipvsadm(), ["-A -t 198.51.100.1:443 -s rr"]);
+        assert_eq!(ipvsadm(), set(&["-A -t 198.51.100.1:443 -s rr"]));
         assert_eq!(tool("ipset list -n"), "MINE\n");
         let drop_rule = |text: &str| text.lines().filter(|line| line.contains("203.0.113.0/24")).count();
         assert_eq!(drop_rule(&tool("iptables-save -t filter")), drop_rule(&foreign_rules));
@@ -205,55 +109,53 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
 
 #[test]
 fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
-    kernel_test(NEEDS, || {
+    kernel_test(PROXY, || {
         set_up();
-        let manifests = Manifests::new("run");
+        let manifests = Folder::new("run");
         manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
-        let mut running = Running::start(&manifests);
-        until("the Service is served", || ipvsadm() == served());
-        until("its address is bound", || tool("ip -br addr show kube-ipvs0").contains("10.96.0.10/32"));
+        let running = start(&manifests);
+        running.until("the Service is served", || ipvsadm() == served());
+        running.until("its address is bound", || tool("ip -br addr show kube-ipvs0").contains("10.96.0.10/32"));
 
         let second = demo(&["run"], &manifests);
         assert_eq!(second.status.code(), Some(1));
-        assert!(text(&second.stderr).contains(&format!("process {} (", running.0.id())), "{}", text(&second.stderr));
+        assert!(text(&second.stderr).contains(&format!("process {} (", running.pid())), "{}", text(&second.stderr));
 
         manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &["10.244.0.5", "10.244.0.7"]));
         let now = |address: &str| ipvsadm().contains(&format!("-a -t 10.96.0.10:80 -r {address}:8080 -m -w 1"));
-        until("the new endpoint is served", || now("10.244.0.7"));
-        until("the old one has gone", || !ipvsadm().iter().any(|line| line.contains("10.244.0.6")));
+        running.until("the new endpoint is served", || now("10.244.0.7"));
+        running.until("the old one has gone", || !ipvsadm().iter().any(|line| line.contains("10.244.0.6")));
 
         // A file that is half written, or nonsense, changes nothing; a broken object keeps what it said.
         fs::write(manifests.0.join("web.yaml"), "apiVersion: v1\nkind: Serv").unwrap();
         manifests.put("other.yaml", &service("other", "10.96.0.11", 30081, &["10.244.0.9"]));
-        until("another file is read", || ipvsadm().contains(&"-A -t 10.96.0.11:80 -s rr".to_owned()));
+        running.until("another file is read", || ipvsadm().contains("-A -t 10.96.0.11:80 -s rr"));
         assert!(now("10.244.0.5") && now("10.244.0.7"));
 
         // Somebody deletes the device: heard of and repaired without waiting for the sync period.
         tool("ip link del kube-ipvs0");
-        until("the device is back", || {
+        running.until("the device is back", || {
             let shown = Command::new("ip").args(["-br", "addr", "show", "kube-ipvs0"]).output().unwrap();
             text(&shown.stdout).contains("10.96.0.10/32") && text(&shown.stdout).contains("10.96.0.11/32")
         });
         // An address of the node that is new serves node ports.
         tool("ip addr add 192.0.2.77/24 dev eth9");
-        until("node ports on a new address", || ipvsadm().contains(&"-A -t 192.0.2.77:30080 -s rr".to_owned()));
+        running.until("node ports on a new address", || ipvsadm().contains("-A -t 192.0.2.77:30080 -s rr"));
 
-        running.signal("KILL");
-        running.0.wait().unwrap();
+        running.end_with("KILL");
         manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &["10.244.0.5", "10.244.0.7"]));
         let before = ipvsadm();
         let once = ok(&demo(&["run", "--once"], &manifests));
         assert!(once.contains(", 0 changes made"), "{once}");
         assert_eq!(ipvsadm(), before);
 
-        let mut running = Running::start(&manifests);
-        until("it is healthy", || {
+        let running = start(&manifests);
+        running.until("it is healthy", || {
             let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
             curl.status.success()
         });
         let start = Instant::now();
-        running.signal("TERM");
-        assert!(running.0.wait().unwrap().success());
+        assert!(running.end().success());
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         assert_eq!(ipvsadm(), before, "the data path stays");
     });
@@ -261,9 +163,9 @@ fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
 
 #[test]
 fn bad_input_is_named_and_the_rest_is_served() {
-    kernel_test(NEEDS, || {
+    kernel_test(PROXY, || {
         set_up();
-        let manifests = Manifests::new("bad");
+        let manifests = Folder::new("bad");
         manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
         manifests.put(
             "bad.yaml",
@@ -277,8 +179,8 @@ fn bad_input_is_named_and_the_rest_is_served() {
         assert!(errors.contains("demo/bad: spec.ports[0].port 70000: not a port"), "{errors}");
         assert!(errors.contains("typed.yaml: document 1: ") && errors.contains("spec.ports"), "{errors}");
         let served = ipvsadm();
-        assert!(served.contains(&"-A -t 10.96.0.10:80 -s rr".to_owned()), "{served:?}");
-        assert!(served.contains(&"-A -t 10.96.0.12:81 -s rr".to_owned()), "{served:?}");
+        assert!(served.contains("-A -t 10.96.0.10:80 -s rr"), "{served:?}");
+        assert!(served.contains("-A -t 10.96.0.12:81 -s rr"), "{served:?}");
 
         let missing = command(&["run", "--once", "--manifests", "/nonexistent/x.yaml"]).output().unwrap();
         assert_eq!(missing.status.code(), Some(2));
@@ -291,9 +193,9 @@ fn bad_input_is_named_and_the_rest_is_served() {
 /// A directory that is suddenly empty is not believed; one file after the other may go.
 #[test]
 fn an_empty_directory_does_not_empty_the_node() {
-    kernel_test(NEEDS, || {
+    kernel_test(PROXY, || {
         set_up();
-        let manifests = Manifests::new("empty");
+        let manifests = Folder::new("empty");
         for number in 1..=12 {
             let name = format!("web-{number}");
             let text = service(&name, &format!("10.96.1.{number}"), 30100 + number, &["10.244.0.5"]);

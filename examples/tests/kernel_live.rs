@@ -4,16 +4,18 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 mod live;
+mod program;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use live::{NEEDS, Running, Service, Witness, World, command, demo, ipvsadm, set_up, text, tool, touched};
+use live::{Service, Witness, World};
+use program::{Running, command, demo, ipvsadm, set_up, text, tool, touched};
 use serde_json::{Value, json};
 use testkit::apiserver::{Fault, Verb};
-use testkit::kernel_test;
+use testkit::{PROXY, kernel_test};
 
 /// Services of several kinds.
 fn services() -> Vec<Service> {
@@ -116,7 +118,7 @@ impl Play {
 
 #[test]
 fn services_of_all_kinds_are_served_and_followed() {
-    kernel_test(NEEDS, || {
+    kernel_test(PROXY, || {
         set_up();
         let mut play = Play::start();
         for (set, entry) in [
@@ -180,7 +182,7 @@ fn services_of_all_kinds_are_served_and_followed() {
 /// afterwards it is as the world is.
 #[test]
 fn no_fault_of_the_api_takes_anything_away() {
-    kernel_test(NEEDS, || {
+    kernel_test(PROXY, || {
         set_up();
         let mut play = Play::start();
         play.watched();
@@ -302,7 +304,7 @@ fn no_fault_of_the_api_takes_anything_away() {
 /// As long as one list is missing nothing is written, nor taken away of what is there.
 #[test]
 fn nothing_is_touched_before_all_lists_are_complete() {
-    kernel_test(NEEDS, || {
+    kernel_test(PROXY, || {
         set_up();
         for resource in ["services", "endpointslices"] {
             let world = World::new(services());
@@ -341,7 +343,7 @@ fn nothing_is_touched_before_all_lists_are_complete() {
 /// A server that suddenly has no Services is not believed; who deletes them is.
 #[test]
 fn an_empty_list_does_not_empty_the_node() {
-    kernel_test(NEEDS, || {
+    kernel_test(PROXY, || {
         set_up();
         let mut play = Play::start();
         play.watched();
@@ -365,7 +367,7 @@ fn an_empty_list_does_not_empty_the_node() {
 
 #[test]
 fn events_tell_and_never_stop_anything() {
-    kernel_test(NEEDS, || {
+    kernel_test(PROXY, || {
         set_up();
         let mut all = services();
         // The same address and port once more.

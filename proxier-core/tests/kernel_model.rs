@@ -32,7 +32,7 @@ use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::proxier::{Options, Proxier};
 use proxier_core::snapshot::ObjectKey;
-use testkit::{Need, Netns, kernel_test, oracle};
+use testkit::{Netns, PROXY, kernel_test, oracle};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -257,19 +257,6 @@ fn damage(what: u8, which: usize) {
     }
 }
 
-const NEEDS: &[Need] = &[
-    Need::Root,
-    Need::IpVs,
-    Need::Scheduler("rr"),
-    Need::Dummy,
-    Need::Ipset("hash:ip"),
-    Need::Ipset("hash:ip,port"),
-    Need::Ipset("hash:ip,port,ip"),
-    Need::Ipset("hash:ip,port,net"),
-    Need::Ipset("bitmap:port"),
-    Need::IptablesNft,
-];
-
 fn sequence(steps: &[Step]) {
     let host = steps.iter().rev().find_map(|step| if let Step::Host(which) = step { Some(*which) } else { None });
     let (disturbed, services, slices) = Netns::new()
@@ -317,7 +304,7 @@ fn sequence(steps: &[Step]) {
 #[test]
 fn whatever_happened_the_tools_print_what_they_print_on_an_untouched_kernel() {
     let cases = std::env::var("PROXIER_KERNEL_MODEL_CASES").ok().and_then(|number| number.parse().ok()).unwrap_or(6);
-    kernel_test(NEEDS, || {
+    kernel_test(PROXY, || {
         let mut runner = TestRunner::deterministic();
         for case in 0..cases {
             let steps = steps().new_tree(&mut runner).unwrap().current();

@@ -8,28 +8,15 @@ mod runner;
 
 use runner::Scenario;
 use runner::real::Real;
-use testkit::{Need, kernel_test};
+use testkit::{Need, PROXY, kernel_test};
 
-const NEEDS: &[Need] = &[
-    Need::Root,
-    Need::IpVs,
-    Need::Scheduler("rr"),
-    Need::Scheduler("wlc"),
-    Need::Scheduler("lc"),
-    Need::Scheduler("sh"),
-    Need::Scheduler("mh"),
-    Need::Dummy,
-    Need::Ipset("hash:ip"),
-    Need::Ipset("hash:ip,port"),
-    Need::Ipset("hash:ip,port,ip"),
-    Need::Ipset("hash:ip,port,net"),
-    Need::Ipset("bitmap:port"),
-    Need::IptablesNft,
-];
+/// The schedulers that scenarios ask for besides `rr`.
+const SCHEDULERS: &[Need] =
+    &[Need::Scheduler("wlc"), Need::Scheduler("lc"), Need::Scheduler("sh"), Need::Scheduler("mh")];
 
 fn run(scenario: &Scenario) -> String {
     let mut report = String::new();
-    kernel_test(NEEDS, || report = runner::run(scenario, "kernel", Real::boxed));
+    kernel_test(&[PROXY, SCHEDULERS].concat(), || report = runner::run(scenario, "kernel", Real::boxed));
     report
 }
 

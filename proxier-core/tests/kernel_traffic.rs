@@ -83,7 +83,7 @@ fn policy_local_reaches_this_nodes_pods_with_the_clients_address() {
 
 #[test]
 fn rules_of_the_legacy_back_end_do_the_same() {
-    let needs = [NEEDS, &[Need::IptablesLegacy]].concat();
+    let needs = [&NEEDS[..], &[Need::IptablesLegacy]].concat();
     kernel_test(&needs, || {
         let net = Net::new();
         let _pods = net.serve();
@@ -107,7 +107,7 @@ fn rules_of_the_legacy_back_end_do_the_same() {
 
 #[test]
 fn pods_on_one_bridge_reach_each_other_and_themselves() {
-    kernel_test(NEEDS, || {
+    kernel_test(&NEEDS, || {
         let net = Net::bridged();
         let _pods = net.serve();
         let mut cluster = Cluster::new(options(&json!({})));

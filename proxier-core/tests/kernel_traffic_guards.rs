@@ -101,7 +101,7 @@ fn a_ping_of_a_service_address_is_rejected() {
 
 #[test]
 fn source_ranges_let_in_whom_they_name() {
-    kernel_test(NEEDS, || {
+    kernel_test(&NEEDS, || {
         let net = Net::new();
         let _pods = net.serve();
         let mut cluster = Cluster::new(options(&json!({})));

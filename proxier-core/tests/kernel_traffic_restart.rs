@@ -232,7 +232,7 @@ fn killed_at_any_moment_it_fails_no_connection_and_converges() {
     if let Some(manifests) = std::env::var_os(MANIFESTS) {
         follow(Path::new(&manifests));
     }
-    kernel_test(NEEDS, || {
+    kernel_test(&NEEDS, || {
         let kills = number_of("TRAFFIC_KILLS").unwrap_or(10);
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
         let seed = number_of("TRAFFIC_SEED").unwrap_or_else(|| u64::try_from(clock % 1_000_000_007).unwrap() + 1);
@@ -296,7 +296,7 @@ fn restarted_with_nothing_changed_it_writes_nothing() {
     if let Some(manifests) = std::env::var_os(MANIFESTS) {
         follow(Path::new(&manifests));
     }
-    let needs = [NEEDS, &[Need::Tool("ip")]].concat();
+    let needs = [&NEEDS[..], &[Need::Tool("ip")]].concat();
     kernel_test(&needs, || {
         let folder = std::env::temp_dir().join(format!("traffic-same-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();

@@ -100,7 +100,7 @@ fn run(cluster: &mut Cluster, time: Duration) {
 
 #[test]
 fn a_rolling_update_fails_no_connection_and_cuts_none_before_its_deadline() {
-    kernel_test(NEEDS, || {
+    kernel_test(&NEEDS, || {
         let net = Net::for_load();
         let mut lines = Vec::new();
         for family in FAMILIES {

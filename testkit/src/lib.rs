@@ -32,4 +32,4 @@ pub mod witness;
 
 pub use hexdiff::hexdiff;
 pub use netns::{Netns, NetnsGuard, veth_pair};
-pub use require::{Need, kernel_test, missing};
+pub use require::{Need, PROXY, kernel_test, missing};

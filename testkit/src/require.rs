@@ -45,6 +45,21 @@ pub enum Need {
     Kernel(u32, u32),
 }
 
+/// What a service proxy in IPVS mode takes: its device, virtual servers with the scheduler `rr`, the types of its sets, and
+/// rules.
+pub const PROXY: &[Need] = &[
+    Need::Root,
+    Need::IpVs,
+    Need::Scheduler("rr"),
+    Need::Dummy,
+    Need::Ipset("hash:ip"),
+    Need::Ipset("hash:ip,port"),
+    Need::Ipset("hash:ip,port,ip"),
+    Need::Ipset("hash:ip,port,net"),
+    Need::Ipset("bitmap:port"),
+    Need::IptablesNft,
+];
+
 impl fmt::Display for Need {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,172 +1,19 @@
-//! What the tests of `proxier-demo` on a live API share: the program as a process, the kernel's state in the words of
-//! `ipvsadm`, and a witness that nothing which is wanted is ever missing.
+//! What the tests of `proxier-demo` on a live API share: a world of Services on a server, and a witness that nothing which
+//! is wanted is ever missing from the kernel.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipvs::Client;
 use serde_json::{Value, json};
-use testkit::Need;
 use testkit::apiserver::ApiServer;
 
-pub(crate) const NEEDS: &[Need] = &[
-    Need::Root,
-    Need::IpVs,
-    Need::Scheduler("rr"),
-    Need::Dummy,
-    Need::Ipset("hash:ip"),
-    Need::Ipset("hash:ip,port"),
-    Need::Ipset("hash:ip,port,ip"),
-    Need::Ipset("hash:ip,port,net"),
-    Need::Ipset("bitmap:port"),
-    Need::IptablesNft,
-];
-
-pub(crate) fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-pub(crate) fn tool(line: &str) -> String {
-    let mut words = line.split_whitespace();
-    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
-    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
-pub(crate) fn ipvsadm() -> BTreeSet<String> {
-    tool("ipvsadm -Sn").lines().map(str::to_owned).collect()
-}
-
-/// One address of the node.
-pub(crate) fn set_up() {
-    tool("ip link set lo up");
-    tool("ip link add eth9 type dummy");
-    tool("ip addr add 192.0.2.1/24 dev eth9");
-    tool("ip link set eth9 up");
-}
-
-/// What the kernel holds of the proxy's.
-pub(crate) fn touched() -> Vec<String> {
-    let mut touched: Vec<String> = ipvsadm().into_iter().collect();
-    for (line, of_ours) in [("ipset list -n", "KUBE-"), ("ip -o link", "kube-ipvs0"), ("iptables-save", "KUBE-")] {
-        touched.extend(tool(line).lines().filter(|line| line.contains(of_ours)).map(str::to_owned));
-    }
-    touched
-}
-
-/// A directory that goes with the test.
-pub(crate) struct Folder(pub(crate) PathBuf);
-
-impl Folder {
-    pub(crate) fn new(name: &str) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("proxier-demo-{name}-{}-{number}", std::process::id()));
-        let _not_there = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    /// Writes a file and says where it is.
-    pub(crate) fn put(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, text).unwrap();
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _gone_already = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// `proxier-demo` with these words, as the node `n1`.
-pub(crate) fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
-    command.args(arguments).args(["--hostname-override", "n1"]);
-    command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
-    command
-}
-
-/// The same, to its end.
-pub(crate) fn demo(arguments: &[&str]) -> Output {
-    command(arguments).output().unwrap()
-}
-
-/// `proxier-demo run`, and what it logs.
-pub(crate) struct Running {
-    child: Child,
-    log: PathBuf,
-    _folder: Folder,
-}
-
-impl Running {
-    pub(crate) fn start(arguments: &[&str]) -> Self {
-        let mut run = vec!["run", "--healthz-bind-address", "127.0.0.1:10256"];
-        run.extend(arguments);
-        Self::spawn(command(&run))
-    }
-
-    pub(crate) fn spawn(mut command: Command) -> Self {
-        let folder = Folder::new("log");
-        let log = folder.put("log", "");
-        let child = command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
-        Running { child, log, _folder: folder }
-    }
-
-    pub(crate) fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Waits until this holds; a test that waits in vain shows the log.
-    #[track_caller]
-    pub(crate) fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !holds() {
-            assert!(start.elapsed() < Duration::from_secs(60), "waited for: {what}\n{:#?}\n{}", ipvsadm(), self.log());
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-
-    #[track_caller]
-    pub(crate) fn until_logged(&self, words: &str) {
-        self.until(&format!("a line with {words:?}"), || self.log().contains(words));
-    }
-
-    pub(crate) fn signal(&self, name: &str) {
-        tool(&format!("kill -{name} {}", self.child.id()));
-    }
-
-    /// SIGTERM, and how it ends.
-    pub(crate) fn end(mut self) -> ExitStatus {
-        self.signal("TERM");
-        self.child.wait().unwrap()
-    }
-
-    /// Waits until it ends by itself.
-    pub(crate) fn wait(mut self) -> (ExitStatus, String) {
-        (self.child.wait().unwrap(), self.log())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ended_already = self.child.kill();
-        let _waited_already = self.child.wait();
-    }
-}
+use crate::program::Folder;
 
 /// Reads the kernel's table again and again: what has to be there is there, each time.
 pub(crate) struct Witness {

@@ -131,7 +131,7 @@ pub(crate) fn every() -> impl Iterator<Item = (Family, Transport)> {
 
 /// A node with one Service.
 pub(crate) fn with_service(more: &Value, pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
-    kernel_test(NEEDS, || {
+    kernel_test(&NEEDS, || {
         let net = Net::new();
         let _pods = net.serve();
         let mut cluster = Cluster::new(options(&json!({})));

@@ -8,20 +8,9 @@ pub(crate) mod load;
 pub(crate) mod net;
 pub(crate) mod objects;
 
-use testkit::Need;
+use std::sync::LazyLock;
+
+use testkit::{Need, PROXY};
 
 /// What the kernel must have for the ground and for the reconciler.
-pub(crate) const NEEDS: &[Need] = &[
-    Need::Root,
-    Need::Veth,
-    Need::Dummy,
-    Need::IpVs,
-    Need::Scheduler("rr"),
-    Need::Ipset("hash:ip"),
-    Need::Ipset("hash:ip,port"),
-    Need::Ipset("hash:ip,port,ip"),
-    Need::Ipset("hash:ip,port,net"),
-    Need::Ipset("bitmap:port"),
-    Need::IptablesNft,
-    Need::Conntrack,
-];
+pub(crate) static NEEDS: LazyLock<Vec<Need>> = LazyLock::new(|| [PROXY, &[Need::Veth, Need::Conntrack]].concat());

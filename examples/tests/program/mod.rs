@@ -1,0 +1,163 @@
+//! What the tests of the whole program share: `proxier-demo` as a process, and the kernel's state in the words of the field's
+//! own tools.
+#![allow(dead_code, reason = "each test file uses some of it")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What a run that has to succeed prints.
+#[track_caller]
+pub(crate) fn ok(output: &Output) -> String {
+    assert!(output.status.success(), "{}\n{}\n{}", output.status, text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+pub(crate) fn tool(line: &str) -> String {
+    let mut words = line.split_whitespace();
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// The lines of `ipvsadm -Sn`.
+pub(crate) fn ipvsadm() -> BTreeSet<String> {
+    tool("ipvsadm -Sn").lines().map(str::to_owned).collect()
+}
+
+/// One address of the node.
+pub(crate) fn set_up() {
+    tool("ip link set lo up");
+    tool("ip link add eth9 type dummy");
+    tool("ip addr add 192.0.2.1/24 dev eth9");
+    tool("ip link set eth9 up");
+}
+
+/// What the kernel holds of the proxy's.
+pub(crate) fn touched() -> Vec<String> {
+    let mut touched: Vec<String> = ipvsadm().into_iter().collect();
+    for (line, of_ours) in [("ipset list -n", "KUBE-"), ("ip -o link", "kube-ipvs0"), ("iptables-save", "KUBE-")] {
+        touched.extend(tool(line).lines().filter(|line| line.contains(of_ours)).map(str::to_owned));
+    }
+    touched
+}
+
+/// A directory that goes with the test.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("proxier-demo-{name}-{}-{number}", std::process::id()));
+        let _not_there = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    /// Puts a file in place at once, as editors do, and says where it is.
+    pub(crate) fn put(&self, name: &str, text: &str) -> PathBuf {
+        let (next, path) = (self.0.join(".next"), self.0.join(name));
+        fs::write(&next, text).unwrap();
+        fs::rename(next, &path).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _gone_already = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// `proxier-demo` with these words, as the node `n1`.
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
+    command.args(arguments).args(["--hostname-override", "n1"]);
+    command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
+    command
+}
+
+/// The same, to its end.
+pub(crate) fn demo(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+/// `proxier-demo run`, and what it logs.
+pub(crate) struct Running {
+    child: Child,
+    log: PathBuf,
+    _folder: Folder,
+}
+
+impl Running {
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        let mut run = vec!["run", "--healthz-bind-address", "127.0.0.1:10256"];
+        run.extend(arguments);
+        Self::spawn(command(&run))
+    }
+
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let folder = Folder::new("log");
+        let log = folder.put("log", "");
+        let child = command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
+        Running { child, log, _folder: folder }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until this holds; a test that waits in vain shows the log.
+    #[track_caller]
+    pub(crate) fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < Duration::from_secs(60), "waited for: {what}\n{:#?}\n{}", ipvsadm(), self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn until_logged(&self, words: &str) {
+        self.until(&format!("a line with {words:?}"), || self.log().contains(words));
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        tool(&format!("kill -{name} {}", self.child.id()));
+    }
+
+    /// This signal, and how it ends.
+    pub(crate) fn end_with(mut self, signal: &str) -> ExitStatus {
+        self.signal(signal);
+        self.child.wait().unwrap()
+    }
+
+    /// SIGTERM, and how it ends.
+    pub(crate) fn end(self) -> ExitStatus {
+        self.end_with("TERM")
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) fn wait(mut self) -> (ExitStatus, String) {
+        (self.child.wait().unwrap(), self.log())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ended_already = self.child.kill();
+        let _waited_already = self.child.wait();
+    }
+}
