@@ -1,6 +1,7 @@
 //! Kubernetes Events: what an operator should find with `kubectl describe` of the Node or the Service.
 //!
-//! They are a courtesy: sent one after the other, never waited for, and dropped when there are too many.
+//! They are a courtesy: sent one after the other, never waited for, and dropped when there are too many. One that the
+//! server does not take because it is away or busy is sent again, for ten minutes, and says when it was told.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -73,7 +74,7 @@ struct Report {
 /// Sends Events in the background. Without a cluster it does nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Recorder {
-    queue: Option<mpsc::Sender<Report>>,
+    queue: Option<mpsc::Sender<(Report, SystemTime)>>,
 }
 
 /// The same Event is not sent again for so long.
@@ -84,6 +85,10 @@ const A_MINUTE: usize = 60;
 const NOTE: usize = 1024;
 /// Longest wait for the server.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The first pause after a failure; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl Recorder {
     /// A recorder for a cluster, whose requests are made within this runtime. What is told is sent as soon as there are
@@ -106,7 +111,7 @@ impl Recorder {
     /// Tells something. Returns at once.
     pub fn tell(&self, regarding: Regarding, reason: Reason, note: impl Into<String>) {
         let Some(queue) = &self.queue else { return };
-        if queue.try_send(Report { regarding, reason, note: note.into() }).is_err() {
+        if queue.try_send((Report { regarding, reason, note: note.into() }, SystemTime::now())).is_err() {
             tracing::debug!("too many Events at once; one is dropped");
         }
     }
@@ -122,34 +127,56 @@ struct Sender {
 }
 
 impl Sender {
-    async fn run(mut self, mut reports: mpsc::Receiver<Report>) {
-        while let Some(report) = reports.recv().await {
+    async fn run(mut self, mut reports: mpsc::Receiver<(Report, SystemTime)>) {
+        while let Some((report, told)) = reports.recv().await {
             let now = Instant::now();
             self.sent.retain(|_, at| now.saturating_duration_since(*at) < AGAIN);
             let lately = |at: &&Instant| now.saturating_duration_since(**at) < Duration::from_secs(60);
             if self.sent.contains_key(&report) || self.sent.values().filter(lately).count() >= A_MINUTE {
                 continue;
             }
-            match self.send(&report).await {
+            self.deliver(&report, told).await;
+            self.sent.insert(report, Instant::now());
+        }
+    }
+
+    /// Sends it until the server takes or refuses it, or has been away for too long. Those that come meanwhile wait.
+    async fn deliver(&mut self, report: &Report, told: SystemTime) {
+        let start = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let failure = match self.send(report, told).await {
+                Ok(status) if status.is_success() => return,
                 Ok(StatusCode::UNAUTHORIZED) => {
                     if let Ok(client) = self.connection.client().await {
                         self.client = client;
                     }
+                    "the credentials do not count".to_owned()
                 }
-                Ok(StatusCode::FORBIDDEN) if !self.forbidden => {
-                    self.forbidden = true;
-                    tracing::warn!("Events are forbidden; allow create of events.events.k8s.io to see them");
+                Ok(StatusCode::FORBIDDEN) => {
+                    if !std::mem::replace(&mut self.forbidden, true) {
+                        tracing::warn!("Events are forbidden; allow create of events.events.k8s.io to see them");
+                    }
+                    return;
                 }
-                Ok(status) if !status.is_success() => tracing::debug!("an Event was refused: {status}"),
-                Ok(_) => {}
-                Err(reason) => tracing::debug!("an Event was not sent: {reason}"),
+                Ok(status) if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => status.to_string(),
+                Ok(status) => {
+                    tracing::debug!("an Event was refused: {status}");
+                    return;
+                }
+                Err(reason) => reason,
+            };
+            if start.elapsed() > AGAIN {
+                tracing::debug!("an Event was not sent: {failure}");
+                return;
             }
-            self.sent.insert(report, now);
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    async fn send(&self, report: &Report) -> Result<StatusCode, String> {
-        let event = event(report, &self.node_name, SystemTime::now());
+    async fn send(&self, report: &Report, told: SystemTime) -> Result<StatusCode, String> {
+        let event = event(report, &self.node_name, told);
         let namespace = event["metadata"]["namespace"].as_str().unwrap_or("default");
         let request = Request::post(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
             .header(header::CONTENT_TYPE, "application/json")
@@ -239,6 +266,32 @@ mod tests {
         assert_eq!(events[2]["reason"], "InvalidField");
         let posted = server.requests().into_iter().find(|request| request.path.contains("demo")).unwrap();
         assert_eq!(posted.path, "/apis/events.k8s.io/v1/namespaces/demo/events");
+    }
+
+    /// The server comes after what it should be told, and what it is told is from before.
+    #[tokio::test]
+    async fn what_a_server_missed_is_sent_later() {
+        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let connection = Connection { master: Some(format!("http://{address}")), ..Connection::default() };
+        let recorder = Recorder::start(&Handle::current(), connection, "n1");
+        recorder.tell(Regarding::Node, Reason::Starting, "");
+        recorder.tell(Regarding::Node, Reason::FailedToStartMetricServer, "");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let before = Timestamp::try_from(SystemTime::now()).unwrap().to_string();
+        let server = ApiServer::start_on(address);
+        for _ in 0..1000 {
+            if server.events().len() == 2 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let events = server.events();
+        assert_eq!(events.len(), 2, "{events:?}");
+        assert_eq!(
+            (&events[0]["reason"], &events[1]["reason"]),
+            (&json!("Starting"), &json!("FailedToStartMetricServer"))
+        );
+        assert!(events.iter().all(|event| event["eventTime"].as_str().unwrap() < before.as_str()), "{events:?}");
     }
 
     #[tokio::test]
