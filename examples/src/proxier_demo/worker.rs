@@ -144,8 +144,13 @@ impl Worker {
                     }
                     Change::Node(node) => self.health.set_node_eligible(!node.leaving),
                     Change::NodeGone => self.health.set_node_eligible(false),
-                    _ => {
+                    change => {
                         self.health.waiting(at);
+                        self.health.metrics(|metrics| match change {
+                            Change::UpsertService(_) | Change::DeleteService(_) => metrics.service_changes_pending += 1,
+                            Change::UpsertSlice(_) | Change::DeleteSlice(_) => metrics.endpoint_changes_pending += 1,
+                            _ => {}
+                        });
                         if self.arrived.len() < ARRIVALS {
                             self.arrived.push(at);
                         }
@@ -193,9 +198,12 @@ impl Worker {
                     metrics.network_programming.observe(end.saturating_duration_since(at));
                 }
             }
+            // The pass has taken them up; what it could not carry out is not counted twice.
+            (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);
             metrics.service_changes = totals.service_changes;
             metrics.endpoint_changes = totals.endpoint_changes;
             metrics.iptables_restore_failures = totals.restore_failures;
+            metrics.conntrack_deleted = totals.flows;
             metrics.sync_failures = totals.failed_passes;
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
             metrics.draining = u64::try_from(report.draining).unwrap_or(u64::MAX);
