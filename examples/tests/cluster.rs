@@ -554,7 +554,7 @@ async fn what_cannot_work_is_said_at_once() {
     for (connection, expected) in [
         (
             Connection { kubeconfig: Some("/nonexistent".into()), master: None },
-            "/nonexistent: not a usable kubeconfig: ",
+            "/nonexistent: the kubeconfig cannot be read (No such file or directory",
         ),
         (Connection { kubeconfig: None, master: Some("nowhere".into()) }, "--master: \"nowhere\" is not a URL such as"),
         (Connection::default(), "this is not a pod of a cluster (failed to read an incluster environment variable"),
@@ -575,4 +575,31 @@ async fn it_ends_when_nobody_listens() {
     let before = server.requests().len();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(server.requests().len(), before);
+}
+
+/// With `detectLocalMode: NodeCIDR`: nothing is reported as complete before this node's own pods can be told.
+#[tokio::test]
+async fn the_node_s_network_of_pods_is_waited_for() {
+    let node = |spec: Value| json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": spec});
+    let server = ApiServer::start();
+    server.put(&service("web", 80));
+    server.put(&node(json!({})));
+    let mut options = quick();
+    options.needs_pod_cidr = true;
+    let mut watching = watch(&server, options.clone()).await;
+    let early = tokio::time::timeout(Duration::from_secs(1), Snapshot::collect(&mut watching.changes)).await;
+    assert!(early.is_err(), "{early:?}");
+    server.put(&node(json!({"podCIDR": "10.244.1.0/24"})));
+    watching.snapshot().await;
+    watching.cluster.giving_up().await.unwrap();
+
+    // In vain.
+    server.put(&node(json!({})));
+    options.pod_cidr_patience = Duration::from_millis(500);
+    let mut watching = watch(&server, options).await;
+    let problem = watching.cluster.giving_up().await.unwrap_err().to_string();
+    let expected = "spec.podCIDR of Node n1, for detectLocalMode NodeCIDR: not there after 0 s; set it, or another detectLocalMode";
+    assert_eq!(problem, expected);
+    let early = tokio::time::timeout(Duration::from_millis(100), Snapshot::collect(&mut watching.changes)).await;
+    assert!(early.is_err(), "{early:?}");
 }

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use iptables::Backend;
 use proxier_core::config::{Config, Families};
 use proxier_core::interlock::{MassRemoval, Place, User};
 use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
@@ -39,10 +38,8 @@ impl Engine {
     pub async fn open(configured: &Configured) -> Result<(Self, Vec<String>), Problem> {
         let settings = &configured.settings;
         let mut kernel = open_kernel()?;
+        privileges::require_rules()?;
         let (families, mut notes) = families(&mut kernel, settings.core.families)?;
-        if kernel.iptables_backend() == Some(Backend::Legacy) {
-            privileges::require_legacy()?;
-        }
         let mut options = options(settings, &configured.source, families);
         if configured.allow_mass_removal {
             options.mass_removal.share = 1.0;

@@ -102,7 +102,8 @@ impl Recorder {
                     let sender = Sender { connection, client, node_name, sent: HashMap::new(), forbidden: false };
                     sender.run(reports).await;
                 }
-                Err(problem) => tracing::warn!("no Events are sent: {problem}"),
+                // Whoever watches the cluster has the same credentials, and says what is wrong with them.
+                Err(problem) => tracing::debug!("no Events are sent: {problem}"),
             }
         });
         Recorder { queue: Some(queue) }

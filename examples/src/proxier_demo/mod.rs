@@ -27,5 +27,6 @@ pub mod settings;
 pub mod show;
 mod signals;
 mod source;
+pub mod table;
 mod worker;
 pub mod yaml;

@@ -15,8 +15,10 @@ use super::change::Snapshot;
 use super::cli::{Configured, Output};
 use super::engine::{Engine, host_settings, open_kernel};
 use super::lock::{self, Lock};
-use super::picture;
+use super::picture::{self, Unread};
+use super::privileges;
 use super::problem::Problem;
+use super::table::wrapped;
 
 /// Something failed.
 const FAILED: u8 = 1;
@@ -32,9 +34,12 @@ fn complain(problems: &[Problem], code: u8) -> ExitCode {
 
 /// What could be read, in an engine that is ready for its first pass; or how to end.
 async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), ExitCode> {
-    let mut snapshot: Snapshot = picture::read(&configured.source, &configured.settings.node_name)
-        .await
-        .map_err(|problems| complain(&problems, if is_input(configured) { BAD_INPUT } else { FAILED }))?;
+    let options = configured.settings.watching();
+    let mut snapshot: Snapshot =
+        picture::read(&configured.source, &configured.settings.node_name, options).await.map_err(|unread| {
+            let code = if matches!(unread, Unread::BadInput(_)) { BAD_INPUT } else { FAILED };
+            complain(unread.problems(), code)
+        })?;
     let unreadable = std::mem::take(&mut snapshot.unreadable);
     let (mut engine, notes) = Engine::open(configured).await.map_err(|problem| complain(&[problem], FAILED))?;
     for note in notes {
@@ -44,10 +49,6 @@ async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), ExitCo
         engine.take(change);
     }
     Ok((engine, unreadable))
-}
-
-fn is_input(configured: &Configured) -> bool {
-    matches!(configured.source, super::cli::Source::Manifests(_))
 }
 
 /// One full sync. 0: the kernel is as the Services ask. 1: something failed. 2: it is, as far as the input could be read,
@@ -169,7 +170,9 @@ fn print_plan(plan: &Plan, report: &Report, engine: &Engine) -> std::io::Result<
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut steps = 0_usize;
     for step in plan.steps(&names) {
-        writeln!(out, "{step}")?;
+        for line in step.to_string().lines().flat_map(wrapped) {
+            writeln!(out, "{line}")?;
+        }
         steps += 1;
     }
     if report.unread.is_empty() {
@@ -215,7 +218,7 @@ pub fn clean(configured: &Configured) -> ExitCode {
         Ok(lock) => lock,
         Err(problem) => return complain(&[problem], FAILED),
     };
-    let mut kernel = match open_kernel() {
+    let mut kernel = match open_kernel().and_then(|kernel| privileges::require_rules().map(|()| kernel)) {
         Ok(kernel) => kernel,
         Err(problem) => return complain(&[problem], FAILED),
     };

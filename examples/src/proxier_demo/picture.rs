@@ -11,15 +11,34 @@ use super::problem::Problem;
 /// How long to wait for an API server's complete answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Reads everything once.
+/// Why there is no picture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// What was given to read from is wrong.
+    BadInput(Vec<Problem>),
+    /// The API server has not told everything.
+    NoAnswer(Problem),
+}
+
+impl Unread {
+    /// What to say.
+    pub fn problems(&self) -> &[Problem] {
+        match self {
+            Unread::BadInput(problems) => problems,
+            Unread::NoAnswer(problem) => std::slice::from_ref(problem),
+        }
+    }
+}
+
+/// Reads everything once, from an API server with these times and sizes.
 ///
 /// # Errors
 ///
 /// Nothing could be read.
-pub async fn read(source: &Source, node_name: &str) -> Result<Snapshot, Vec<Problem>> {
+pub async fn read(source: &Source, node_name: &str, options: Options) -> Result<Snapshot, Unread> {
     match source {
         Source::Manifests(paths) => {
-            let (_, changes) = Manifests::open(paths.clone(), node_name)?;
+            let (_, changes) = Manifests::open(paths.clone(), node_name).map_err(Unread::BadInput)?;
             let mut snapshot = Snapshot::default();
             for change in changes {
                 snapshot.take(change);
@@ -29,17 +48,17 @@ pub async fn read(source: &Source, node_name: &str) -> Result<Snapshot, Vec<Prob
         Source::Cluster { kubeconfig, master } => {
             let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
             let (changes, mut receiver) = channel();
-            let cluster = Cluster::start(connection, node_name, Options::default(), changes)
+            let cluster = Cluster::start(connection, node_name, options, changes)
                 .await
-                .map_err(|problem| vec![problem])?;
+                .map_err(|problem| Unread::BadInput(vec![problem]))?;
             let snapshot = tokio::time::timeout(PATIENCE, Snapshot::collect(&mut receiver)).await;
             drop(cluster);
             match snapshot {
                 Ok(Some(snapshot)) => Ok(snapshot),
-                _ => Err(vec![Problem::new(
+                _ => Err(Unread::NoAnswer(Problem::new(
                     "the API server",
                     format!("no complete answer in {} s; the log says why", PATIENCE.as_secs()),
-                )]),
+                ))),
             }
         }
     }

@@ -20,7 +20,7 @@ pub struct Capability(&'static str, u8);
 impl Capability {
     /// IPVS, sets, rules, addresses.
     pub const NET_ADMIN: Capability = Capability("CAP_NET_ADMIN", 12);
-    /// iptables of the legacy back end reads and writes its tables through a raw socket.
+    /// iptables asks the kernel about sets, and the legacy one for its tables too, through a raw socket.
     pub const NET_RAW: Capability = Capability("CAP_NET_RAW", 13);
 
     fn is_in(self, set: u64) -> bool {
@@ -81,13 +81,13 @@ pub fn require() -> Result<(), Problem> {
     require_one(Capability::NET_ADMIN, "IPVS, sets, rules and addresses need")
 }
 
-/// Whether this process has what it needs besides when iptables is the legacy one.
+/// Whether this process has what it needs besides to list and write rules.
 ///
 /// # Errors
 ///
 /// `CAP_NET_RAW` is missing.
-pub fn require_legacy() -> Result<(), Problem> {
-    require_one(Capability::NET_RAW, "iptables of the legacy back end needs (that of nf_tables does not)")
+pub fn require_rules() -> Result<(), Problem> {
+    require_one(Capability::NET_RAW, "iptables needs for rules that ask sets")
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use proxier_core::config::Config;
+use proxier_core::config::{Config, LocalTraffic};
 use proxier_core::objects::ConfigObject;
 
+use super::cluster;
 use super::duration::GoDuration;
 use super::kubeproxyconfig::KubeProxyConfiguration;
 use super::problem::Problem;
@@ -103,6 +104,12 @@ impl Settings {
         let mut check = Check { given, errors: Vec::new(), warnings: Vec::new() };
         let settings = check.all(object);
         if check.errors.is_empty() { Ok((settings, check.warnings)) } else { Err(check.errors) }
+    }
+
+    /// How a cluster is watched with these settings.
+    pub fn watching(&self) -> cluster::Options {
+        let needs_pod_cidr = self.core.local_traffic == LocalTraffic::NodeCidr;
+        cluster::Options { needs_pod_cidr, ..cluster::Options::default() }
     }
 
     /// Writes the effective configuration to a file, as YAML.

@@ -13,10 +13,12 @@ use serde_json::{Value, json};
 
 use super::change::Snapshot;
 use super::cli::{Configured, Output, Source};
+use super::cluster;
 use super::engine::open_kernel;
 use super::once::print_json;
 use super::picture;
 use super::problem::Problem;
+use super::table::wrapped;
 
 /// Prints every virtual server of the kernel, also those of somebody else, with real servers and connections, and the
 /// Service that it serves where the source of Services can be read.
@@ -60,10 +62,12 @@ async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Desi
     if nothing_named && !in_a_pod {
         return (store, Desired::new());
     }
-    let snapshot = match picture::read(&configured.source, &configured.settings.node_name).await {
+    // What the kernel holds is shown without waiting for the Node's networks.
+    let options = cluster::Options::default();
+    let snapshot = match picture::read(&configured.source, &configured.settings.node_name, options).await {
         Ok(snapshot) => snapshot,
-        Err(problems) => {
-            for problem in problems {
+        Err(unread) => {
+            for problem in unread.problems() {
                 eprintln!("proxier-demo: {problem}; Services are not named");
             }
             Snapshot::default()
@@ -95,52 +99,59 @@ fn details(server: &VirtualServer) -> String {
 
 fn text(entries: &[SnapshotEntry], names: &Names<'_>, bound: usize) -> std::io::Result<()> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    let mut rows = vec![["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE", "SERVICE"].map(str::to_owned)];
-    for entry in entries {
-        let server = &entry.virtual_server.server;
-        let service = names.service_of(&server.key).unwrap_or_else(|| "-".to_owned());
-        rows.push([
-            format!("{} {}", server.key, details(server)),
-            String::new(),
-            String::new(),
-            String::new(),
-            service,
-        ]);
-        for real in &entry.real_servers {
-            rows.push([
-                format!("  -> {}", real.server.key),
-                real.server.config.weight.to_string(),
-                real.active_connections.to_string(),
-                real.inactive_connections.to_string(),
-                String::new(),
-            ]);
-        }
-        if entry.real_servers.is_empty() {
-            rows.push([
-                "  no real server: refused".to_owned(),
-                String::new(),
-                String::new(),
-                String::new(),
-                String::new(),
-            ]);
-        }
-    }
-    let width = |column: usize| rows.iter().map(|row| row.get(column).map_or(0, |cell| cell.chars().count())).max();
-    let widths: Vec<usize> = (0..4).map(|column| width(column).unwrap_or(0)).collect();
-    for row in &rows {
-        let [place, weight, active, inactive, service] = row;
-        let line = format!(
-            "{place:<a$}  {weight:>b$}  {active:>c$}  {inactive:>d$}  {service}",
-            a = widths.first().copied().unwrap_or(0),
-            b = widths.get(1).copied().unwrap_or(0),
-            c = widths.get(2).copied().unwrap_or(0),
-            d = widths.get(3).copied().unwrap_or(0),
-        );
-        writeln!(out, "{}", line.trim_end())?;
+    for line in table(entries, names).iter().flat_map(|line| wrapped(line)) {
+        writeln!(out, "{line}")?;
     }
     let real: usize = entries.iter().map(|entry| entry.real_servers.len()).sum();
     writeln!(out, "{} virtual servers, {real} real servers, {bound} addresses on kube-ipvs0", entries.len())?;
     out.flush()
+}
+
+/// Real servers have columns; what is said of a virtual server goes across them, with the Service behind, or below where
+/// both are long.
+fn table(entries: &[SnapshotEntry], names: &Names<'_>) -> Vec<String> {
+    const HEADS: [&str; 4] = ["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE"];
+    let cells = |entry: &SnapshotEntry| -> Vec<[String; 4]> {
+        let cells = |real: &ipvs::model::ObservedRealServer| {
+            [
+                format!("  -> {}", real.server.key),
+                real.server.config.weight.to_string(),
+                real.active_connections.to_string(),
+                real.inactive_connections.to_string(),
+            ]
+        };
+        entry.real_servers.iter().map(cells).collect()
+    };
+    let mut widths = HEADS.map(|head| head.chars().count());
+    for row in entries.iter().flat_map(cells) {
+        for (width, cell) in widths.iter_mut().zip(&row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    // Room for most virtual servers, so that their Services are below each other.
+    let own: Vec<String> = entries
+        .iter()
+        .map(|entry| &entry.virtual_server.server)
+        .map(|server| format!("{} {}", server.key, details(server)))
+        .collect();
+    let longest = own.iter().map(|text| text.chars().count()).max().unwrap_or(0);
+    let [place, weight, active, inactive] = widths;
+    let behind = 2 + weight + 2 + active + 2 + inactive;
+    let place = place.max(longest.saturating_sub(behind));
+    let line = |row: &[String; 4]| {
+        let [a, b, c, d] = row;
+        format!("{a:<place$}  {b:>weight$}  {c:>active$}  {d:>inactive$}")
+    };
+    let mut lines = vec![format!("{}  SERVICE", line(&HEADS.map(str::to_owned)))];
+    for (entry, own) in entries.iter().zip(&own) {
+        let service = names.service_of(&entry.virtual_server.server.key).unwrap_or_else(|| "-".to_owned());
+        lines.push(format!("{own:<across$}  {service}", across = place + behind));
+        lines.extend(cells(entry).iter().map(line));
+        if entry.real_servers.is_empty() {
+            lines.push("  no real server: refused".to_owned());
+        }
+    }
+    lines
 }
 
 fn forwarding(method: ForwardingMethod) -> &'static str {

@@ -7,7 +7,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::change::{Change, Changes};
 use super::cli::{Configured, Source};
-use super::cluster::{Cluster, Connection, Options};
+use super::cluster::{Cluster, Connection};
 use super::manifests::Manifests;
 use super::problem::Problem;
 
@@ -59,7 +59,7 @@ impl Starting {
             }
             Source::Cluster { kubeconfig, master } => {
                 let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
-                let options = Options::default();
+                let options = configured.settings.watching();
                 let start = async move { Cluster::start(connection, &node_name, options, changes).await };
                 Ok(Starting::Cluster(api.handle().spawn(start)))
             }
@@ -87,7 +87,9 @@ impl Starting {
             }
         };
         let ended = |error| Problem::new("", format!("the client of the API server has ended ({error})"));
-        started.map_err(ended)?.map(Running::Cluster)
+        let mut cluster = started.map_err(ended)??;
+        tasks.spawn(cluster.giving_up());
+        Ok(Running::Cluster(cluster))
     }
 }
 

@@ -7,10 +7,11 @@ use std::time::Duration;
 use http::{Request, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::Kubeconfig;
 use kube::{Client, Config};
 
 use super::super::problem::{OneLine, Problem};
+use super::kubeconfig;
 use super::objects::Status;
 
 /// How the server is reached.
@@ -59,14 +60,7 @@ impl Connection {
     /// The kubeconfig or its credentials cannot be read, or this is no pod and nothing else is given.
     pub async fn client(&self) -> Result<Client, Problem> {
         let mut config = match (&self.kubeconfig, &self.master) {
-            (Some(path), _) => {
-                let problem = |error: &dyn std::error::Error| {
-                    Problem::new(path.display().to_string(), format!("not a usable kubeconfig: {}", causes(error)))
-                };
-                let kubeconfig = Kubeconfig::read_from(path).map_err(|error| problem(&error))?;
-                let options = KubeConfigOptions::default();
-                Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| problem(&error))?
-            }
+            (Some(path), _) => kubeconfig::config(path).await?,
             (None, Some(_)) => Config::new(http::Uri::from_static("http://localhost")),
             (None, None) => Config::incluster().map_err(|error| {
                 let advice = "give --kubeconfig, --master or --manifests";
@@ -86,7 +80,7 @@ impl Connection {
         // What is retried, when and how often is decided here, not below.
         config.default_retry = false;
         let origin = config.cluster_url.to_string();
-        Client::try_from(config).map_err(|error| Problem::new(origin, causes(&error)))
+        Client::try_from(config).map_err(|error| Problem::new(origin, kubeconfig::no_client(&error)))
     }
 }
 
@@ -101,6 +95,8 @@ pub(super) enum FailureKind {
     Forbidden,
     /// The answer is larger than there is room for: ask for less.
     TooLarge,
+    /// There was no connection, or it broke off.
+    Unreachable,
     /// Anything else: try again later.
     Other,
 }
@@ -115,6 +111,13 @@ pub(super) struct Failure {
 impl Failure {
     pub(super) fn other(message: impl Into<String>) -> Self {
         Failure { kind: FailureKind::Other, message: message.into(), retry_after: None }
+    }
+
+    fn unreachable(error: &kube::Error) -> Self {
+        let causes = causes(error);
+        let message = causes.trim_start_matches("ServiceError: ").trim_start_matches("client error (Connect): ");
+        let message = format!("{}{}", OneLine(message), kubeconfig::advice(message));
+        Failure { kind: FailureKind::Unreachable, message, retry_after: None }
     }
 
     /// From a status, as a body or as an event.
@@ -169,7 +172,7 @@ pub(super) async fn get(client: &Client, target: &str, patience: Duration) -> Re
         .map_err(|error| Failure::other(error.to_string()))?;
     let answer = tokio::time::timeout(patience, client.send(request)).await;
     let answer = answer.map_err(|_elapsed| Failure::other(format!("no answer within {} s", patience.as_secs_f32())))?;
-    let answer = answer.map_err(|error| Failure::other(causes(&error)))?;
+    let answer = answer.map_err(|error| Failure::unreachable(&error))?;
     let code = answer.status();
     let retry_after = answer.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     let mut answer = Answer { body: answer.into_body(), patience };

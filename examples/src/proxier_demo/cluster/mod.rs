@@ -11,6 +11,7 @@
 
 mod client;
 mod known;
+mod kubeconfig;
 mod objects;
 mod watch;
 
@@ -18,7 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 pub use self::client::Connection;
 use self::objects::Resource;
@@ -47,6 +50,11 @@ pub struct Options {
     pub longest_pause: Duration,
     /// How long the first picture waits for the Node when Services and slices are there. Default 10 s.
     pub node_patience: Duration,
+    /// Whether the first picture waits for the Node's network of pods (`detectLocalMode: NodeCIDR`): without it nobody can
+    /// tell this node's own pods. Default no.
+    pub needs_pod_cidr: bool,
+    /// How long it waits for that, before it gives up. Default 5 minutes, as with kube-proxy.
+    pub pod_cidr_patience: Duration,
 }
 
 impl Default for Options {
@@ -60,6 +68,8 @@ impl Default for Options {
             first_pause: Duration::from_millis(500),
             longest_pause: Duration::from_secs(30),
             node_patience: Duration::from_secs(10),
+            needs_pod_cidr: false,
+            pod_cidr_patience: Duration::from_secs(300),
         }
     }
 }
@@ -89,6 +99,7 @@ impl Counters {
 pub struct Cluster {
     counters: Arc<Counters>,
     tasks: JoinSet<()>,
+    gave_up: oneshot::Receiver<Problem>,
 }
 
 impl Cluster {
@@ -107,7 +118,7 @@ impl Cluster {
     ) -> Result<Self, Problem> {
         let client = connection.client().await?;
         let counters = Arc::new(Counters::default());
-        let gate = Arc::new(Gate::new(changes.clone()));
+        let gate = Arc::new(Gate::new(changes.clone(), options.needs_pod_cidr));
         let connection = Arc::new(connection);
         let options = Arc::new(options);
         let mut tasks = JoinSet::new();
@@ -123,8 +134,27 @@ impl Cluster {
             };
             tasks.spawn(watcher.run());
         }
+        let (gives_up, gave_up) = oneshot::channel();
+        if options.needs_pod_cidr {
+            let (gate, node_name) = (gate.clone(), node_name.to_owned());
+            let patience = options.pod_cidr_patience;
+            tasks.spawn(async move {
+                if let Err(problem) = gate.wait_for_pod_cidr(&node_name, patience).await
+                    && gives_up.send(problem).is_err()
+                {
+                    tracing::debug!("nobody waits any more");
+                }
+            });
+        }
         tasks.spawn(async move { gate.do_without_node(options.node_patience).await });
-        Ok(Cluster { counters, tasks })
+        Ok(Cluster { counters, tasks, gave_up })
+    }
+
+    /// Ends when there is nothing to wait for any more, well or not. To be asked once.
+    pub fn giving_up(&mut self) -> impl Future<Output = Result<(), Problem>> + Send + use<> {
+        let (_, nothing) = oneshot::channel();
+        let gave_up = std::mem::replace(&mut self.gave_up, nothing);
+        async { gave_up.await.map_or(Ok(()), Err) }
     }
 
     /// What has happened so far.
@@ -144,15 +174,52 @@ struct Gate {
     /// Kinds whose first list is not complete yet.
     outstanding: Mutex<Vec<&'static str>>,
     only_node: tokio::sync::Notify,
+    has_pod_cidr: tokio::sync::Notify,
     changes: Changes,
 }
 
 const NODES: &str = "nodes";
+/// No kind, but waited for like one: that the Node has a network for its pods.
+const POD_CIDR: &str = "podCIDR";
+/// How often it says that it waits.
+const REMINDER: Duration = Duration::from_secs(30);
 
 impl Gate {
-    fn new(changes: Changes) -> Self {
-        let outstanding = Mutex::new(vec!["services", "endpointslices", NODES]);
-        Gate { outstanding, only_node: tokio::sync::Notify::new(), changes }
+    fn new(changes: Changes, needs_pod_cidr: bool) -> Self {
+        let mut outstanding = vec!["services", "endpointslices", NODES];
+        outstanding.extend(needs_pod_cidr.then_some(POD_CIDR));
+        Gate {
+            outstanding: Mutex::new(outstanding),
+            only_node: tokio::sync::Notify::new(),
+            has_pod_cidr: tokio::sync::Notify::new(),
+            changes,
+        }
+    }
+
+    /// The Node has a network for its pods.
+    async fn pod_cidr(&self) -> Result<(), Closed> {
+        self.has_pod_cidr.notify_one();
+        self.listed(POD_CIDR).await
+    }
+
+    /// Says what it waits for, until that is there, or for so long.
+    async fn wait_for_pod_cidr(&self, node_name: &str, patience: Duration) -> Result<(), Problem> {
+        let what = format!("spec.podCIDR of Node {node_name}, for detectLocalMode NodeCIDR");
+        let deadline = Instant::now() + patience;
+        // Most have it from the start: nothing to speak of.
+        let mut pause = Duration::from_secs(1);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if tokio::time::timeout(pause.min(left), self.has_pod_cidr.notified()).await.is_ok() {
+                return Ok(());
+            }
+            if left <= pause {
+                let reason = format!("not there after {} s; set it, or another detectLocalMode", patience.as_secs());
+                return Err(Problem::new(what, reason));
+            }
+            tracing::warn!("waiting for {what}; kube-controller-manager sets it (--allocate-node-cidrs)");
+            pause = REMINDER;
+        }
     }
 
     /// A kind was listed.

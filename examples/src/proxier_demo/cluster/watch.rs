@@ -128,6 +128,16 @@ impl Watcher {
                  trying again in {again:.1} s",
                 failure.message
             ),
+            FailureKind::Unauthorized => tracing::error!(
+                resource = plural,
+                "{}: the server does not know these credentials; reading them again in {again:.1} s",
+                failure.message
+            ),
+            FailureKind::Unreachable => {
+                let server = self.connection.server().map(|url| url.to_string()).unwrap_or_default();
+                let message = &failure.message;
+                tracing::warn!(resource = plural, "no answer from {server} ({message}); trying again in {again:.1} s");
+            }
             _ => tracing::warn!(resource = plural, "{}; trying again in {again:.1} s", failure.message),
         }
         sleep(pause).await;
@@ -193,7 +203,12 @@ impl Watcher {
     /// Reports an object, or that it cannot be read: then what it said before stays.
     async fn report(&self, key: &str, text: &str) -> Result<(), Closed> {
         match self.resource.read(text) {
-            Ok(change) => self.changes.send(change).await,
+            Ok(change) => {
+                let spec = if let Change::Node(node) = &change { Some(&node.object.spec) } else { None };
+                let has_pods = spec.is_some_and(|spec| spec.pod_cidr.is_some() || !spec.pod_cidrs.is_empty());
+                self.changes.send(change).await?;
+                if has_pods { self.gate.pod_cidr().await } else { Ok(()) }
+            }
             Err((field, reason)) => self.unreadable(key, field, reason).await,
         }
     }
