@@ -2,6 +2,8 @@
 //! own tools.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
+pub(crate) mod page;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
