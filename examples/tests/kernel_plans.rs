@@ -1,0 +1,299 @@
+//! What `plan`, `show` and `probe` say on a real kernel: that a plan which was carried out leaves nothing to do, that tables
+//! fit a terminal, and that JSON is as `examples/README.md` describes it.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+mod program;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use program::{Folder, command, ipvsadm, ok, set_up, text, tool};
+use serde_json::{Value, json};
+use testkit::{Need, PROXY, kernel_test, oracle};
+
+/// The scenarios of proxier-core: Kubernetes objects, and what the kernel holds before.
+fn scenarios() -> Vec<(PathBuf, Value)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proxier-core/tests/scenarios");
+    let list = |folder: &Path| -> Vec<PathBuf> {
+        let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        paths
+    };
+    let groups = list(&folder).into_iter().filter(|path| path.is_dir() && !path.ends_with("runner"));
+    let files: Vec<PathBuf> = groups.flat_map(|group| list(&group)).collect();
+    assert!(files.len() > 200, "{}", files.len());
+    let read = |path: PathBuf| {
+        let value = serde_saphyr::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        (path, value)
+    };
+    files.into_iter().map(read).collect()
+}
+
+/// The scenarios' usual node and what one says otherwise.
+fn make_node(scenario: &Value, folder: &Folder) {
+    let usual = json!({
+        "name": "node-a", "zone": "zone-a", "addresses": ["192.168.0.10", "2001:db8:1::10"], "podCIDRs": [],
+        "interfaces": {"eth0": ["192.168.0.10", "2001:db8:1::10"]},
+    });
+    let field = |name: &str| scenario["node"].get(name).unwrap_or(&usual[name]).clone();
+    let mut batch = vec!["link set lo up".to_owned()];
+    for (device, addresses) in field("interfaces").as_object().unwrap() {
+        if device != "lo" {
+            batch.push(format!("link add {device} type dummy"));
+        }
+        for address in addresses.as_array().unwrap().iter().map(|address| address.as_str().unwrap()) {
+            if !matches!(address, "127.0.0.1" | "::1") {
+                let (length, nodad) = if address.contains(':') { (128, " nodad") } else { (32, "") };
+                batch.push(format!("address replace {address}/{length} dev {device}{nodad}"));
+            }
+        }
+    }
+    for line in scenario["kernel"]["addresses"].as_str().unwrap_or_default().lines() {
+        let (what, address) = line.split_once(' ').unwrap();
+        assert_eq!(what, "add", "before the start nothing is there to be deleted");
+        if !batch.iter().any(|line| line.starts_with("link add kube-ipvs0")) {
+            batch.push("link add kube-ipvs0 type dummy".to_owned());
+        }
+        let (length, nodad) = if address.contains(':') { (128, " nodad") } else { (32, "") };
+        batch.push(format!("address add {address}/{length} dev kube-ipvs0{nodad}"));
+    }
+    oracle::run("ip", &["-batch", "-"], Some(&batch.join("\n"))).unwrap();
+    for (part, program, arguments) in [
+        ("ipvsadm", "ipvsadm", &["-R"][..]),
+        ("ipset", "ipset", &["restore"]),
+        ("iptables", "iptables-nft-restore", &["--noflush"]),
+        ("ip6tables", "ip6tables-nft-restore", &["--noflush"]),
+    ] {
+        if let Some(text) = scenario["kernel"][part].as_str() {
+            oracle::run(program, arguments, Some(text)).unwrap();
+        }
+    }
+    let addresses = field("addresses");
+    let addresses: Vec<Value> =
+        addresses.as_array().unwrap().iter().map(|address| json!({"type": "InternalIP", "address": address})).collect();
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": field("name"), "labels": {"topology.kubernetes.io/zone": field("zone")}},
+        "spec": {"podCIDRs": field("podCIDRs")},
+        "status": {"addresses": addresses},
+    });
+    folder.put("node.json", &node.to_string());
+}
+
+/// The objects after all steps.
+fn objects(scenario: &Value) -> BTreeMap<String, Value> {
+    let mut objects = BTreeMap::new();
+    let key = |object: &Value| {
+        let metadata = &object["metadata"];
+        let name = |field: &str| metadata[field].as_str().unwrap_or_default();
+        format!("{} {}/{}", object["kind"].as_str().unwrap(), name("namespace"), name("name"))
+    };
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    objects.extend(list(&scenario["objects"]).into_iter().map(|object| (key(&object), object)));
+    for step in list(&scenario["steps"]) {
+        objects.extend(list(&step["apply"]).into_iter().map(|object| (key(&object), object)));
+        for gone in list(&step["delete"]) {
+            objects.remove(gone.as_str().unwrap());
+        }
+    }
+    objects
+}
+
+/// What a scenario leaves to do after its objects were served, which has to be nothing.
+fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
+    let folder = Folder::new("scenario");
+    make_node(scenario, &folder);
+    let mut config = scenario["config"].clone();
+    if !config.is_object() {
+        config = json!({});
+    }
+    for (field, value) in
+        [("apiVersion", "kubeproxy.config.k8s.io/v1alpha1"), ("kind", "KubeProxyConfiguration"), ("mode", "ipvs")]
+    {
+        config[field] = value.into();
+    }
+    let configuration = Folder::new("scenario-config");
+    let configuration = configuration.put("config.conf", &config.to_string());
+    let node = scenario["node"]["name"].as_str().unwrap_or("node-a");
+    let run = |words: &[&str]| -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
+        command.args(words).arg("--config").arg(&configuration).arg("--manifests").arg(&folder.0);
+        command.args(["--hostname-override", node]).output().unwrap()
+    };
+    // First the state before the steps, then the one after them: with what differs to be taken away again.
+    let first = json!({"objects": scenario["objects"]});
+    for (number, objects) in [objects(&first), objects(scenario)].into_iter().enumerate() {
+        if number == 1 && scenario["steps"].as_array().is_none_or(Vec::is_empty) {
+            break;
+        }
+        let items: Vec<&Value> = objects.values().collect();
+        folder.put("objects.json", &json!({"kind": "List", "apiVersion": "v1", "items": items}).to_string());
+        let before = (ipvsadm(), tool("ipset save"), tool("ip -o addr"));
+        let plan = run(&["plan"]);
+        let after = (ipvsadm(), tool("ipset save"), tool("ip -o addr"));
+        assert_eq!(before, after, "{name}: a plan writes nothing");
+        // Where fields are left out the code says so: 2.
+        if !matches!(plan.status.code(), Some(0 | 2)) {
+            return Some(format!("{name}: plan: {}: {}", plan.status, text(&plan.stderr)));
+        }
+        let once = run(&["run", "--once"]);
+        if !matches!(once.status.code(), Some(0 | 2)) {
+            return Some(format!("{name}: run --once: {}: {}", once.status, text(&once.stderr)));
+        }
+        let again = run(&["plan"]);
+        let left = text(&again.stdout);
+        if !left.starts_with("nothing to do: the kernel is as it has to be\n") {
+            return Some(format!("{name}, state {number}: {left}{}", text(&again.stderr)));
+        }
+    }
+    None
+}
+
+/// `plan`, `run --once`, `plan`: the last one is empty. Each sixtieth scenario; all with `PROXIER_SCENARIOS=all`.
+#[test]
+fn what_was_planned_and_done_is_not_planned_again() {
+    let all = std::env::var_os("PROXIER_SCENARIOS").is_some_and(|value| value == "all");
+    let needs = [PROXY, &[Need::Scheduler("sh"), Need::Scheduler("mh"), Need::Scheduler("lc"), Need::Scheduler("wlc")]]
+        .concat();
+    let mut failures = Vec::new();
+    let mut tried = 0;
+    for (number, (path, scenario)) in scenarios().into_iter().enumerate() {
+        // What is no field of the configuration cannot be asked for here.
+        let beyond = scenario.get("options").is_some()
+            || scenario["node"]["interfaces"]
+                .as_object()
+                .is_some_and(|interfaces| interfaces.contains_key("kube-ipvs0"));
+        if beyond || !(all || number % 60 == 0) {
+            continue;
+        }
+        let name = format!(
+            "{}/{}",
+            path.parent().unwrap().file_name().unwrap().display(),
+            path.file_name().unwrap().display()
+        );
+        tried += 1;
+        kernel_test(&needs, || failures.extend(left_to_do(&scenario, &name)));
+    }
+    assert!(tried > 2, "{tried}");
+    assert!(failures.is_empty(), "{} of {tried}:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Keys as paths: `virtualServers[].realServers[].weight`.
+fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                found.insert(path.clone());
+                paths(value, &path, found);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| paths(item, &format!("{path}[]"), found)),
+        _ => {}
+    }
+}
+
+/// The rows of the README's table below this heading: path, and whether it is always there.
+fn documented(heading: &str) -> BTreeMap<String, bool> {
+    let readme = include_str!("../README.md");
+    let section = readme.split(&format!("\n### {heading}\n")).nth(1).unwrap().split("\n#").next().unwrap();
+    let mut rows = BTreeMap::new();
+    for line in section.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let always = !cells[2].contains('?');
+        for path in cells[1].split(", ") {
+            assert!(rows.insert(path.trim_matches('`').to_owned(), always).is_none(), "{path} is there twice");
+        }
+    }
+    assert!(!rows.is_empty(), "{heading}");
+    rows
+}
+
+/// Every key is documented; what is documented as always there is there.
+fn is_as_documented(heading: &str, outputs: &[Value]) {
+    let rows = documented(heading);
+    let mut found = BTreeSet::new();
+    for output in outputs {
+        paths(output, "", &mut found);
+    }
+    let unknown: Vec<&String> = found.iter().filter(|path| !rows.contains_key(*path)).collect();
+    assert!(unknown.is_empty(), "{heading}: not documented: {unknown:?}");
+    let missing: Vec<&String> =
+        rows.iter().filter(|(path, always)| **always && !found.contains(*path)).map(|(path, _)| path).collect();
+    assert!(missing.is_empty(), "{heading}: documented, and not there: {missing:?}: {outputs:#?}");
+}
+
+const LONG: &str = "a-name-of-sixty-three-characters-which-is-as-long-as-they-can-be";
+
+fn manifest() -> String {
+    let long = &LONG[..63];
+    let service = |name: &str, addresses: Value, port: i64| {
+        json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": long, "name": name},
+            "spec": {
+                "type": "ClusterIP", "clusterIP": addresses[0], "clusterIPs": addresses, "sessionAffinity": "ClientIP",
+                "ports": [{"name": "fifteen-letters", "port": port, "protocol": "TCP", "targetPort": 8080}],
+            },
+        })
+    };
+    let long_address = "2001:db8:1111:2222:3333:4444:5555:";
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv6",
+        "metadata": {"namespace": long, "name": "slice", "labels": {"kubernetes.io/service-name": long}},
+        "ports": [{"name": "fifteen-letters", "port": 65000, "protocol": "TCP"}],
+        "endpoints": [{"addresses": [format!("{long_address}6666")]}, {"addresses": [format!("{long_address}7777")]}],
+    });
+    let items = [
+        service(long, json!([format!("{long_address}8888"), "10.96.0.10"]), 65001),
+        service("bad", json!(["10.96.0.11"]), 70000),
+        service("owner", json!(["10.96.0.12"]), 80),
+        service("thief", json!(["10.96.0.12"]), 80),
+        slice,
+    ];
+    json!({"kind": "List", "apiVersion": "v1", "items": items}).to_string()
+}
+
+#[test]
+fn tables_fit_a_terminal_and_json_is_as_documented() {
+    kernel_test(PROXY, || {
+        set_up();
+        tool("ipvsadm -A -t 198.51.100.1:443 -s rr -p 300");
+        let folder = Folder::new("outputs");
+        folder.put("all.json", &manifest());
+        folder.put("typed.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: typed}\nspec: {ports: 7}\n");
+        let path = folder.0.display().to_string();
+        let run = |words: &[&str]| command(words).args(["--manifests", &path]).output().unwrap();
+        let said = |output: &Output| {
+            assert!(matches!(output.status.code(), Some(0..=2)), "{}", text(&output.stderr));
+            text(&output.stdout)
+        };
+        let parsed = |output: &Output| -> Value {
+            serde_json::from_str(&said(output)).unwrap_or_else(|error| panic!("{error}: {}", said(output)))
+        };
+        let fits = |what: &str, table: &str| {
+            assert!(table.lines().count() > 3, "{what}: {table}");
+            for line in table.lines() {
+                assert!(line.chars().count() <= 100, "{what}: {line}");
+                assert!(!line.contains('\u{1b}'), "{what}: colours, and this is no terminal: {line:?}");
+            }
+        };
+        fits("plan", &said(&run(&["plan"])));
+        let plans = [parsed(&run(&["plan", "-o", "json"]))];
+        said(&run(&["run", "--once"]));
+        let shown = said(&run(&["show"]));
+        fits("show", &shown);
+        let flat = shown.replace(['\n', ' '], "");
+        assert!(flat.contains(&format!("{}/{}:fifteen-letters", &LONG[..63], &LONG[..63])), "{shown}");
+        assert!(shown.contains("198.51.100.1:443 rr persistent 300 s"), "{shown}");
+        fits("probe", &said(&run(&["probe"])));
+        let probes = [parsed(&run(&["probe", "-o", "json"]))];
+        let shows = [parsed(&run(&["show", "-o", "json"]))];
+        is_as_documented("`plan -o json`", &plans);
+        is_as_documented("`show -o json`", &shows);
+        is_as_documented("`probe -o json`", &probes);
+        ok(&command(&["cleanup"]).output().unwrap());
+    });
+}
