@@ -3,9 +3,10 @@
 use std::process::ExitCode;
 
 use examples::proxier_demo::cli::{self, Command, Configured};
-use examples::proxier_demo::{logging, once, probe, run, show};
+use examples::proxier_demo::{logging, memory, once, probe, run, show};
 
 fn main() -> ExitCode {
+    memory::one_heap();
     let invocation = match cli::parse(std::env::args_os()) {
         Ok(invocation) => invocation,
         Err(ending) => return ending.report(),

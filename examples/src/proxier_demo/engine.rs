@@ -1,6 +1,7 @@
 //! The reconciler on the running kernel, fed with changes.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use proxier_core::config::{Config, Families};
@@ -191,6 +192,10 @@ async fn reserve_api_server(options: &mut Options, source: &Source, kernel: &mut
 
 /// Does without the matches that this kernel is known to lack. Says what is lost.
 fn reduce(options: &mut Options, settings: &Settings, kernel: &mut KernelPorts) -> Option<String> {
+    // Which costs as much as many other things of a start: a kernel that has them loaded need not be asked.
+    if ["xt_physdev", "xt_ipvs"].iter().all(|module| Path::new("/sys/module").join(module).exists()) {
+        return None;
+    }
     let report = probe::look(settings, kernel).ok()?;
     let lacks = |name: &str| report.finding(name).is_some_and(|finding| finding.state == kmod_probe::State::Missing);
     options.capabilities.physdev = !lacks("xt_physdev");

@@ -13,6 +13,7 @@ pub mod kubeproxyconfig;
 pub mod lock;
 pub mod logging;
 pub mod manifests;
+pub mod memory;
 pub mod metrics;
 pub mod once;
 pub mod picture;

@@ -17,6 +17,7 @@ use super::engine::Engine;
 use super::events::{Reason, Recorder, Regarding};
 use super::health::Health;
 use super::logging::Limiter;
+use super::memory;
 use super::metrics::Metrics;
 use super::problem::Problem;
 use super::progress::Progress;
@@ -55,6 +56,9 @@ pub(super) struct Worker {
     /// Until the first pass is over.
     progress: Option<Progress>,
 }
+
+/// A pass with so many changes leaves memory behind that is worth giving back.
+const MANY: u64 = 1000;
 
 /// More than this is not measured one by one.
 const ARRIVALS: usize = 10_000;
@@ -118,6 +122,9 @@ impl Worker {
             if let Some(report) = engine.pass() {
                 self.progress = None;
                 self.tell(engine, &report, start);
+                if report.writes() >= MANY {
+                    memory::give_back();
+                }
             }
         }
     }

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 pub use self::http::Request;
-use self::resource::{Change, KINDS, Kind, Resource, Selector, bookmark, forbidden, status, with_version};
+use self::resource::{Change, KINDS, Kind, Object, Resource, Selector, bookmark, forbidden, status, with_version};
 
 /// Answers recorded from a kube-apiserver v1.23, with the selector
 /// `!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless`.
@@ -100,7 +100,7 @@ struct State {
     compacted: u64,
     resources: BTreeMap<&'static str, Resource>,
     /// What is left of lists in pages, by continue token.
-    pages: BTreeMap<String, (u64, VecDeque<Value>)>,
+    pages: BTreeMap<String, (u64, VecDeque<Arc<str>>)>,
     watches: Vec<Watch>,
     faults: Vec<(&'static str, bool, Fault)>,
     forbidden: Vec<&'static str>,
@@ -378,9 +378,10 @@ impl State {
         let resource = self.resources.entry(kind.plural).or_default();
         let after = object.map(|object| with_version(object, version));
         let before = match &after {
-            Some(object) => resource.objects.insert(key, object.clone()),
+            Some(object) => resource.objects.insert(key, Object::new(object.clone())),
             None => resource.objects.remove(&key),
         };
+        let before = before.map(|object| object.value);
         let change = Change { version, before, after };
         self.watches.retain(|watch| {
             let event = Some(watch).filter(|watch| watch.kind.plural == kind.plural);
@@ -397,7 +398,7 @@ impl State {
     }
 
     /// A list or a page of one. Version 0 means "whatever is at hand", and then a limit does not count.
-    fn list(&mut self, kind: Kind, request: &Request) -> Result<Value, u16> {
+    fn list(&mut self, kind: Kind, request: &Request) -> Result<String, u16> {
         let selector = selector(request);
         let limit = request.parameter("limit").and_then(|text| text.parse::<usize>().ok()).filter(|limit| *limit > 0);
         let limit = limit.filter(|_| request.parameter("resourceVersion") != Some("0"));
@@ -406,7 +407,8 @@ impl State {
             self.pages.remove(token).ok_or(410_u16)?
         } else {
             let objects = self.resources.entry(kind.plural).or_default().objects.values();
-            (self.version, objects.filter(|object| selector.matches(object)).cloned().collect())
+            let chosen = objects.filter(|object| selector.matches(&object.value));
+            (self.version, chosen.map(|object| object.text.clone()).collect())
         };
         let rest = items.split_off(limit.unwrap_or(items.len()).min(items.len()));
         let mut metadata = json!({"resourceVersion": version.to_string()});
@@ -418,9 +420,13 @@ impl State {
             }
             self.pages.insert(token, (version, rest));
         }
-        Ok(json!({
-            "kind": format!("{}List", kind.name), "apiVersion": kind.api_version, "metadata": metadata, "items": items,
-        }))
+        let items: Vec<&str> = items.iter().map(|item| &**item).collect();
+        Ok(format!(
+            r#"{{"kind":"{}List","apiVersion":"{}","metadata":{metadata},"items":[{}]}}"#,
+            kind.name,
+            kind.api_version,
+            items.join(",")
+        ))
     }
 
     /// A watch and what it has missed.
@@ -439,7 +445,7 @@ impl State {
             let all = resource.objects.values().map(|object| Change {
                 version: 0,
                 before: None,
-                after: Some(object.clone()),
+                after: Some(object.value.clone()),
             });
             missed.extend(all.filter_map(|change| change.event(kind, &selector)).map(|event| line(&event)));
         } else {

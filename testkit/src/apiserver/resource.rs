@@ -1,6 +1,7 @@
 //! One kind of object: what there is, what happened, and what a selector lets through.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -50,10 +51,23 @@ impl Change {
     }
 }
 
+/// An object, and its text: real servers keep that too, and lists cost them little.
+#[derive(Clone, Debug)]
+pub(super) struct Object {
+    pub(super) value: Value,
+    pub(super) text: Arc<str>,
+}
+
+impl Object {
+    pub(super) fn new(value: Value) -> Self {
+        Object { text: value.to_string().into(), value }
+    }
+}
+
 /// Objects of one kind and their history.
 #[derive(Debug, Default)]
 pub(super) struct Resource {
-    pub(super) objects: BTreeMap<String, Value>,
+    pub(super) objects: BTreeMap<String, Object>,
     pub(super) history: Vec<Change>,
 }
 
