@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::path::Path;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use proxier_core::config::{Config, Families};
@@ -40,13 +41,15 @@ impl Engine {
         let settings = &configured.settings;
         let mut kernel = open_kernel()?;
         privileges::require_rules()?;
+        let modules = look_at_modules(settings);
         let (families, mut notes) = families(&mut kernel, settings.core.families)?;
         let mut options = options(settings, &configured.source, families);
         if configured.allow_mass_removal {
             options.mass_removal.share = 1.0;
         }
         reserve_api_server(&mut options, &configured.source, &mut kernel).await;
-        notes.extend(reduce(&mut options, settings, &mut kernel));
+        let modules = modules.and_then(|looking| looking.join().ok());
+        notes.extend(modules.and_then(|report| reduce(&mut options, &report)));
         let proxier = Proxier::new(&settings.node_name, options, Duration::ZERO);
         Ok((Engine { proxier, kernel, origin: Instant::now() }, notes))
     }
@@ -190,13 +193,18 @@ async fn reserve_api_server(options: &mut Options, source: &Source, kernel: &mut
     }
 }
 
-/// Does without the matches that this kernel is known to lack. Says what is lost.
-fn reduce(options: &mut Options, settings: &Settings, kernel: &mut KernelPorts) -> Option<String> {
-    // Which costs as much as many other things of a start: a kernel that has them loaded need not be asked.
+/// Looks at the modules there are, which costs as much as the programs of iptables do, beside them. A kernel that has the
+/// matches loaded need not be asked.
+fn look_at_modules(settings: &Settings) -> Option<JoinHandle<kmod_probe::Report>> {
     if ["xt_physdev", "xt_ipvs"].iter().all(|module| Path::new("/sys/module").join(module).exists()) {
         return None;
     }
-    let report = probe::look(settings, kernel).ok()?;
+    let probe = probe::prepared(settings).ok()?;
+    std::thread::Builder::new().name("modules".to_owned()).spawn(move || probe.run()).ok()
+}
+
+/// Does without the matches that this kernel is known to lack. Says what is lost.
+fn reduce(options: &mut Options, report: &kmod_probe::Report) -> Option<String> {
     let lacks = |name: &str| report.finding(name).is_some_and(|finding| finding.state == kmod_probe::State::Missing);
     options.capabilities.physdev = !lacks("xt_physdev");
     options.capabilities.ipvs = !lacks("xt_ipvs");

@@ -21,13 +21,16 @@ use super::settings::Settings;
 ///
 /// The configured scheduler has a name that no kernel module has.
 pub fn look(settings: &Settings, kernel: &mut KernelPorts) -> Result<Report, Problem> {
+    let mut ask = |capability: &Capability| ask(kernel, capability);
+    Ok(prepared(settings)?.run_with(&mut ask))
+}
+
+/// What to look at.
+pub(super) fn prepared(settings: &Settings) -> Result<Probe, Problem> {
     let profile = Profile::default()
         .scheduler(&settings.core.scheduler.to_string())
-        .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?
-        .families(Families::Dual)
-        .strict_arp(settings.strict_arp);
-    let mut ask = |capability: &Capability| ask(kernel, capability);
-    Ok(Probe::new().profile(profile).run_with(&mut ask))
+        .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?;
+    Ok(Probe::new().profile(profile.families(Families::Dual).strict_arp(settings.strict_arp)))
 }
 
 fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {

@@ -60,6 +60,15 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
             return ExitCode::from(2);
         }
     };
+    let (messages, inbox) = mpsc::channel(1024);
+    let forward = messages.clone();
+    api.handle().spawn(async move {
+        while let Some(event) = events.recv().await {
+            if forward.send(Message::Event(event)).await.is_err() {
+                break;
+            }
+        }
+    });
     let engine = match open(configured).await {
         Ok(engine) => engine,
         Err(problems) => return fail(&problems),
@@ -74,16 +83,6 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         fail(&[problem]);
         return ExitCode::from(2);
     }
-    let (messages, inbox) = mpsc::channel(1024);
-    let forward = messages.clone();
-    tasks.spawn(async move {
-        while let Some(event) = events.recv().await {
-            if forward.send(Message::Event(event)).await.is_err() {
-                break;
-            }
-        }
-        Ok(())
-    });
     let source = tokio::select! {
         source = source.finish(&mut tasks) => source,
         () = signals.end() => return ExitCode::SUCCESS,
