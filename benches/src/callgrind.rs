@@ -16,31 +16,41 @@ pub(crate) struct Counted {
 
 /// Runs one case under callgrind.
 pub(crate) fn instructions(what: &str, size: Size) -> Result<u64, Failure> {
-    match run(what, size, false)? {
+    match run(what, size, Part::Work)? {
         (0, _) => Err(format!("callgrind counted nothing of {what}").into()),
         (instructions, _) => Ok(instructions),
     }
 }
 
-/// Runs one case under callgrind, and once more without the work: callgrind counts calls from the start of the process on.
+/// Runs one case under callgrind three times. Which calls it counts while it collects nothing depends on how the program was
+/// built, so allocations are those of a whole run less those of one that ends where the work would begin.
 pub(crate) fn count(what: &str, size: Size) -> Result<Counted, Failure> {
-    let (instructions, all) = run(what, size, false)?;
-    let (_, setup) = run(what, size, true)?;
+    let (instructions, _) = run(what, size, Part::Work)?;
+    let (_, all) = run(what, size, Part::Whole)?;
+    let (_, setup) = run(what, size, Part::Setup)?;
     match instructions {
         0 => Err(format!("callgrind counted nothing of {what}").into()),
         instructions => Ok(Counted { instructions, allocations: all.saturating_sub(setup) }),
     }
 }
 
-/// Instructions of the work, and allocations of the whole process.
-fn run(what: &str, size: Size, setup_only: bool) -> Result<(u64, u64), Failure> {
+/// What of a case is counted.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Setup,
+    Work,
+    Whole,
+}
+
+/// Instructions and allocations of a part.
+fn run(what: &str, size: Size, part: Part) -> Result<(u64, u64), Failure> {
     let file = std::env::temp_dir().join(format!("benches-callgrind-{}", std::process::id()));
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", &format!("--callgrind-out-file={}", file.display())]);
-    if setup_only {
-        valgrind.env(SETUP_ONLY, "1");
-    } else {
-        valgrind.args(["--collect-atstart=no", "--toggle-collect=*cases*measured*"]);
+    match part {
+        Part::Setup => drop(valgrind.env(SETUP_ONLY, "1")),
+        Part::Work => drop(valgrind.args(["--collect-atstart=no", "--toggle-collect=*cases*measured*"])),
+        Part::Whole => {}
     }
     let output = valgrind
         .arg(std::env::current_exe()?)
