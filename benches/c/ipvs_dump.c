@@ -4,6 +4,9 @@
  * one of the addresses. Of the answers it reads message headers, and of virtual servers the key, without which it could not ask
  * for real servers.
  *
+ * Real servers are asked for on a socket of their own that is only ever read with a small buffer: for each datagram of a dump the
+ * kernel allocates, and with init_on_alloc clears, as much as the largest buffer offered (net/netlink/af_netlink.c, netlink_dump).
+ *
  * Makes two passes and prints the nanoseconds of the second: "ipvs N", "sets N", "addresses N", and "entries N", the messages of
  * virtual and real servers. The sockets are opened before the clock starts, as those of a long-running proxy are.
  */
@@ -28,7 +31,10 @@ struct key {
 	unsigned char addr[16];
 };
 
-static char in[65536], out[4096];
+#define LARGE 65536
+#define SMALL 7680
+
+static char in[LARGE], out[4096];
 static struct key *keys;
 static size_t used, known, room;
 static uint32_t sequence;
@@ -99,14 +105,14 @@ static void take_key(struct nlmsghdr *h)
 }
 
 /* Sends what is in `out` and reads to the end of the answer. */
-static void dump(int fd, int with_keys)
+static void dump(int fd, size_t size, int with_keys)
 {
 	((struct nlmsghdr *)out)->nlmsg_len = used;
 	if (send(fd, out, used, 0) != (ssize_t)used)
 		fail("send");
 	for (;;) {
-		ssize_t n = recv(fd, in, sizeof(in), MSG_TRUNC);
-		if (n < 0 || n > (ssize_t)sizeof(in))
+		ssize_t n = recv(fd, in, size, MSG_TRUNC);
+		if (n < 0 || n > (ssize_t)size)
 			fail("recv");
 		for (struct nlmsghdr *h = (struct nlmsghdr *)in; NLMSG_OK(h, n); h = NLMSG_NEXT(h, n)) {
 			if (h->nlmsg_type == NLMSG_DONE)
@@ -146,12 +152,12 @@ static void lookup(int fd)
 	}
 }
 
-static void ipvs(int fd)
+static void ipvs(int fd, int fd_small)
 {
 	struct genlmsghdr g = { .cmd = IPVS_CMD_GET_SERVICE, .version = IPVS_GENL_VERSION };
 	known = 0;
 	begin(family, NLM_F_DUMP, &g, sizeof(g));
-	dump(fd, 1);
+	dump(fd, LARGE, 1);
 	g.cmd = IPVS_CMD_GET_DEST;
 	for (size_t i = 0; i < known; i++) {
 		begin(family, NLM_F_DUMP, &g, sizeof(g));
@@ -162,7 +168,7 @@ static void ipvs(int fd)
 		attr(IPVS_SVC_ATTR_ADDR, keys[i].addr, 16);
 		attr(IPVS_SVC_ATTR_PORT, &keys[i].port, 2);
 		((struct nlattr *)(out + at))->nla_len = used - at;
-		dump(fd, 0);
+		dump(fd_small, SMALL, 0);
 	}
 }
 
@@ -173,7 +179,7 @@ static void set(int fd, const char *name)
 	begin(NFNL_SUBSYS_IPSET << 8 | IPSET_CMD_LIST, NLM_F_DUMP, &n, sizeof(n));
 	attr(IPSET_ATTR_PROTOCOL, &protocol, 1);
 	attr(IPSET_ATTR_SETNAME, name, strlen(name) + 1);
-	dump(fd, 0);
+	dump(fd, LARGE, 0);
 }
 
 static void addresses(int fd)
@@ -181,9 +187,9 @@ static void addresses(int fd)
 	struct ifinfomsg link = { 0 };
 	struct ifaddrmsg address = { 0 };
 	begin(RTM_GETLINK, NLM_F_DUMP, &link, sizeof(link));
-	dump(fd, 0);
+	dump(fd, LARGE, 0);
 	begin(RTM_GETADDR, NLM_F_DUMP, &address, sizeof(address));
-	dump(fd, 0);
+	dump(fd, LARGE, 0);
 }
 
 static long long now(void)
@@ -195,14 +201,15 @@ static long long now(void)
 
 int main(int argc, char **argv)
 {
-	int genl = open_netlink(NETLINK_GENERIC), nf = open_netlink(NETLINK_NETFILTER), rt = open_netlink(NETLINK_ROUTE);
+	int genl = open_netlink(NETLINK_GENERIC), genl_small = open_netlink(NETLINK_GENERIC);
+	int nf = open_netlink(NETLINK_NETFILTER), rt = open_netlink(NETLINK_ROUTE);
 	long long t[4] = { 0 };
 	long entries = 0;
 	lookup(genl);
 	for (int pass = 0; pass < 2; pass++) {
 		messages = 0;
 		t[0] = now();
-		ipvs(genl);
+		ipvs(genl, genl_small);
 		t[1] = now();
 		entries = messages;
 		for (int i = 1; i < argc; i++)

@@ -7,7 +7,7 @@ use ipvs_sys::{
     Command, DelDaemon, Flush, GetConfig, GetDaemon, GetDest, GetInfo, GetService, NewDaemon, Query, SetConfig, Zero,
     uapi,
 };
-use netlink_batch::{Dump, Genl, Limits, Outcome, Transport};
+use netlink_batch::{Connection, Dump, Genl, Limits, Outcome, Protocol, Socket, Transport};
 
 use crate::batch::{Operation, Report, run};
 use crate::convert;
@@ -27,6 +27,15 @@ const ALL: Option<&VirtualServerKey> = None;
 #[derive(Debug)]
 pub struct Client {
     genl: Genl,
+    /// For the lists of real servers, most of which are short; over a transport that is not the kernel's, none.
+    short: Option<Genl>,
+}
+
+/// How long a list will be: what the kernel should make room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expect {
+    Short,
+    Long,
 }
 
 impl Client {
@@ -37,7 +46,7 @@ impl Client {
     /// themselves when it is looked up, 5.10 does not.
     /// [`ErrorKind::Io`] when there is no socket to be had.
     pub fn open() -> Result<Self, Error> {
-        Genl::open(uapi::GENL_NAME).map(|genl| Client { genl }).map_err(|error| below(error, "opening", Subject::Ipvs))
+        Self::over(|| Socket::open(Protocol::Generic))
     }
 
     /// Opens IPVS of another network namespace, given by an open file: `/proc/<pid>/ns/net`, `/run/netns/<name>`.
@@ -45,9 +54,16 @@ impl Client {
     /// # Errors
     /// As [`Client::open`]; entering a namespace takes `CAP_SYS_ADMIN`.
     pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
-        Genl::open_in(uapi::GENL_NAME, namespace)
-            .map(|genl| Client { genl })
-            .map_err(|error| below(error, "opening", Subject::Ipvs))
+        Self::over(|| Socket::open_in(Protocol::Generic, namespace))
+    }
+
+    fn over(open: impl Fn() -> Result<Socket, netlink_batch::Error>) -> Result<Self, Error> {
+        let genl = |connection: fn(Socket) -> Connection| {
+            open()
+                .and_then(|socket| Genl::new(connection(socket), uapi::GENL_NAME))
+                .map_err(|error| below(error, "opening", Subject::Ipvs))
+        };
+        Ok(Client { genl: genl(Connection::new)?, short: Some(genl(Connection::for_short_dumps)?) })
     }
 
     /// Talks over another transport, such as a fake kernel's.
@@ -56,13 +72,15 @@ impl Client {
     /// As [`Client::open`].
     pub fn with_transport(transport: impl Transport + 'static) -> Result<Self, Error> {
         Genl::with_transport(uapi::GENL_NAME, transport)
-            .map(|genl| Client { genl })
+            .map(|genl| Client { genl, short: None })
             .map_err(|error| below(error, "opening", Subject::Ipvs))
     }
 
     /// Changes how long to wait, how often to repeat a disturbed read, and how much goes into one send.
     pub fn set_limits(&mut self, limits: Limits) {
-        self.genl.connection().set_limits(limits);
+        for genl in std::iter::once(&mut self.genl).chain(&mut self.short) {
+            genl.connection().set_limits(limits);
+        }
     }
 
     /// Version and size of the connection table.
@@ -102,7 +120,7 @@ impl Client {
     }
 
     pub(crate) fn dump_virtual_servers(&mut self) -> Result<Dump<ObservedVirtualServer>, Error> {
-        self.dump(&GetService { service: ALL }, Subject::Ipvs, |attributes| {
+        self.dump(Expect::Long, &GetService { service: ALL }, Subject::Ipvs, |attributes| {
             convert::read_virtual_server(GetService::<&VirtualServerKey>::decode(attributes)?)
         })
     }
@@ -158,8 +176,12 @@ impl Client {
         snapshot::list_real_servers(self, key)
     }
 
-    pub(crate) fn dump_real_servers(&mut self, key: &VirtualServerKey) -> Result<Dump<ObservedRealServer>, Error> {
-        self.dump(&GetDest { service: key }, Subject::VirtualServer(*key), |attributes| {
+    pub(crate) fn dump_real_servers(
+        &mut self,
+        key: &VirtualServerKey,
+        expect: Expect,
+    ) -> Result<Dump<ObservedRealServer>, Error> {
+        self.dump(expect, &GetDest { service: key }, Subject::VirtualServer(*key), |attributes| {
             convert::read_real_server(GetDest::<&VirtualServerKey>::decode(attributes)?, key.family())
         })
     }
@@ -248,7 +270,9 @@ impl Client {
     #[doc(alias = "IPVS_CMD_GET_DAEMON")]
     pub fn list_daemons(&mut self) -> Result<Vec<SyncDaemon>, Error> {
         Ok(self
-            .dump(&GetDaemon, Subject::Daemon, |attributes| convert::read_daemon(GetDaemon::decode(attributes)?))?
+            .dump(Expect::Short, &GetDaemon, Subject::Daemon, |attributes| {
+                convert::read_daemon(GetDaemon::decode(attributes)?)
+            })?
             .items)
     }
 
@@ -350,12 +374,16 @@ impl Client {
 
     fn dump<C: Query, T>(
         &mut self,
+        expect: Expect,
         command: &C,
         subject: Subject,
         read: impl Fn(&[u8]) -> Result<T, netlink_batch::WireError>,
     ) -> Result<Dump<T>, Error> {
-        self.genl
-            .dump(C::NUMBER, |out| command.encode(out), |_, attributes| read(attributes))
+        let genl = match expect {
+            Expect::Short => self.short.as_mut().unwrap_or(&mut self.genl),
+            Expect::Long => &mut self.genl,
+        };
+        genl.dump(C::NUMBER, |out| command.encode(out), |_, attributes| read(attributes))
             .map_err(|error| failed::<C>(error, "listing", subject))
     }
 }

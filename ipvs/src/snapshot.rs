@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use netlink_batch::Dump;
 
-use crate::client::Client;
+use crate::client::{Client, Expect};
 use crate::error::{Error, ErrorKind, Subject};
 use crate::model::{
     ObservedRealServer, ObservedVirtualServer, Snapshot, SnapshotEntry, VirtualServer, VirtualServerKey,
@@ -27,31 +27,34 @@ use crate::model::{
 /// table takes Linux 7.2 some milliseconds, which reading again at once would not outlast.
 const PAUSES_MS: [u64; 8] = [0, 1, 2, 5, 10, 20, 50, 100];
 
-/// A list that two readings agree on, or one that came in a single datagram; nothing in it twice.
+/// A list on which two readings, one after the other, agree, with nothing in it twice, or one that came in a single datagram.
 fn agreed<T, K: Ord>(
     mut read: impl FnMut() -> Result<Dump<T>, Error>,
     key: impl Fn(&T) -> K,
 ) -> Result<Option<Vec<T>>, Error> {
-    let mut dump = read()?;
-    for pause in PAUSES_MS {
-        let keys: Vec<K> = dump.items.iter().map(&key).collect();
-        let unique = keys.iter().collect::<BTreeSet<_>>().len() == keys.len();
-        if unique && dump.datagrams <= 1 {
+    let mut before = None;
+    let mut pauses = PAUSES_MS.iter();
+    loop {
+        let dump = read()?;
+        if dump.datagrams <= 1 {
             return Ok(Some(dump.items));
         }
-        let again = read()?;
-        if unique && again.items.iter().map(&key).eq(keys) {
-            return Ok(Some(again.items));
+        let keys: Vec<K> = dump.items.iter().map(&key).collect();
+        if before.as_ref() == Some(&keys) {
+            return Ok(Some(dump.items));
         }
-        std::thread::sleep(Duration::from_millis(pause));
-        dump = read()?;
+        let unique = keys.iter().collect::<BTreeSet<_>>().len() == keys.len();
+        before = unique.then_some(keys);
+        let Some(pause) = pauses.next() else { return Ok(None) };
+        std::thread::sleep(Duration::from_millis(*pause));
     }
-    Ok(None)
 }
 
 /// The real servers of one virtual server, as one state.
 pub(crate) fn list_real_servers(client: &mut Client, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, Error> {
-    agreed(|| client.dump_real_servers(key), |observed| observed.server)?
+    // One that does not fit into what a short list gets is asked for again with more room, where up to 80 are one datagram.
+    let mut expect = Expect::Short;
+    agreed(|| client.dump_real_servers(key, std::mem::replace(&mut expect, Expect::Long)), |observed| observed.server)?
         .ok_or_else(|| Error::new(ErrorKind::Interrupted, "listing the real servers of", Subject::VirtualServer(*key)))
 }
 

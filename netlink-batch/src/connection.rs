@@ -86,6 +86,9 @@ impl std::fmt::Debug for Connection {
 /// (net/netlink/af_netlink.c, `netlink_dump`).
 const RECEIVE: usize = 64 << 10;
 
+/// As much as the kernel makes a datagram of in two pages, with its own bookkeeping (`struct skb_shared_info`) behind.
+const RECEIVE_SMALL: usize = (8 << 10) - 512;
+
 /// The moment this far from now.
 pub(crate) fn after(timeout: Duration) -> Instant {
     let now = Instant::now();
@@ -116,6 +119,16 @@ impl Connection {
             encoder: Encoder::new(),
             buffer: vec![0; RECEIVE],
         }
+    }
+
+    /// A conversation that reads many short dumps: it offers the kernel two pages for a datagram where [`Connection::new`] offers
+    /// 64 KiB.
+    ///
+    /// For each datagram of a dump the kernel allocates as much as the largest buffer that was ever offered on the socket, up to
+    /// 32 KiB, and a kernel with `init_on_alloc` clears it each time: that may cost more than the dump. Long dumps come in more
+    /// datagrams here; read those over another conversation. A datagram that does not fit makes room for the next attempt.
+    pub fn for_short_dumps(transport: impl Transport + 'static) -> Self {
+        Connection { buffer: vec![0; RECEIVE_SMALL], ..Connection::new(transport) }
     }
 
     /// The bounds in force.

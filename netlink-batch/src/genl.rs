@@ -72,7 +72,11 @@ impl Genl {
         Self::new(Connection::new(transport), name)
     }
 
-    fn new(mut connection: Connection, name: &'static str) -> Result<Self, Error> {
+    /// Over a conversation that was opened with [`Protocol::Generic`].
+    ///
+    /// # Errors
+    /// As [`Genl::open`].
+    pub fn new(mut connection: Connection, name: &'static str) -> Result<Self, Error> {
         let family = lookup(&mut connection, name)?;
         Ok(Genl { connection, name, family })
     }

@@ -85,6 +85,7 @@ macro_rules! for_each_case {
                 addresses_the_kernel_refuses,
                 a_removed_one_comes_back,
                 the_list_of_an_absent_virtual_server_is_empty,
+                lists_of_every_length,
             }
             batches {
                 failures_in_the_middle,

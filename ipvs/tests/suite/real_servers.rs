@@ -247,3 +247,23 @@ pub(crate) fn the_list_of_an_absent_virtual_server_is_empty(world: &dyn World) {
     let key: RealServerKey = "10.1.0.1:80".parse().unwrap();
     assert!(client.get_real_server(&tcp("10.0.0.1:80"), &key).unwrap_err().is_not_found());
 }
+
+/// A datagram takes 17 of them with the small buffer and about 80 with the large one: up to beyond the second of those.
+pub(crate) fn lists_of_every_length(world: &dyn World) {
+    let mut client = world.client();
+    let key = with_server(&mut client);
+    let mut added = Vec::new();
+    for number in 1..=170 {
+        let server = real(&format!("10.1.0.{number}:8080")).with_weight(Weight::new(number).unwrap());
+        client.add_real_server(&key, &server).unwrap();
+        added.insert(0, server);
+        let listed: Vec<_> = client.list_real_servers(&key).unwrap().iter().map(|observed| observed.server).collect();
+        assert_eq!(listed, added);
+        let snapshot = client.snapshot().unwrap();
+        let [entry] = snapshot.entries.as_slice() else { panic!("{snapshot:?}") };
+        assert!(entry.real_servers.iter().map(|observed| observed.server).eq(listed), "{number}: {entry:?}");
+    }
+    let mut lines = vec!["-A -t 10.0.0.1:80 -s rr".to_owned()];
+    lines.extend((1..=170).map(|number| format!("-a -t 10.0.0.1:80 -r 10.1.0.{number}:8080 -m -w {number}")));
+    world.expect(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+}
