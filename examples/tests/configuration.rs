@@ -107,6 +107,21 @@ fn the_effective_configuration_is_written_and_reads_back_the_same() {
     assert!(problem.starts_with("/nonexistent/file: cannot be written (No such file"), "{problem}");
 }
 
+/// Whatever the kernel lacks, or the process may not do: bad input has its own exit code.
+#[test]
+fn a_wrong_kubeconfig_is_bad_input_on_any_host() {
+    let folder = TempDir::new("kubeconfig");
+    let no_yaml = folder.write("no-yaml", "{");
+    for path in [folder.0.join("absent"), no_yaml] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
+        command.args(["run", "--hostname-override", "node-a", "--kubeconfig"]).arg(&path);
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.lines().any(|line| line.contains(path.to_str().unwrap())), "{said}");
+    }
+}
+
 struct TempDir(PathBuf);
 
 impl TempDir {

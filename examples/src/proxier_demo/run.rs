@@ -71,7 +71,17 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     });
     let engine = match open(configured).await {
         Ok(engine) => engine,
-        Err(problems) => return fail(&problems),
+        Err(problems) => {
+            let code = fail(&problems);
+            // Bad input is told too, and has the say.
+            return match source.refused().await {
+                Some(problem) => {
+                    fail(&[problem]);
+                    ExitCode::from(2)
+                }
+                None => code,
+            };
+        }
     };
     adjust_oom_score(settings.oom_score_adj);
     let families = engine.proxier().facts().config().families;

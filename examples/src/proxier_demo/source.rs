@@ -66,6 +66,15 @@ impl Starting {
         }
     }
 
+    /// Why it cannot run at all, if that is known by now or soon: reading a kubeconfig takes no longer.
+    pub(super) async fn refused(self) -> Option<Problem> {
+        let Starting::Cluster(started) = self else { return None };
+        match tokio::time::timeout(Duration::from_secs(1), started).await {
+            Ok(Ok(Err(problem))) => Some(problem),
+            _ => None,
+        }
+    }
+
     /// Until it is known whether it can run at all. The server need not answer for that, but a program that gets
     /// credentials has to.
     pub(super) async fn finish(self, tasks: &mut JoinSet<Result<(), Problem>>) -> Result<Running, Problem> {
