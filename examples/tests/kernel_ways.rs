@@ -469,7 +469,7 @@ fn metrics() {
             "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\"}",
             "kubeproxy_proxy_healthz_total{code=\"200\"}",
             "kubeproxy_proxy_livez_total{code=\"200\"}",
-            "kubeproxy_conntrack_reconciler_deleted_entries_total",
+            "kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family=\"IPv4\"}",
             "kubeproxy_api_request_failures_total",
             "process_resident_memory_bytes",
         ] {

@@ -68,7 +68,7 @@ pub fn apply(
         match ports.conntrack.forget_udp(&plan.forget) {
             Ok(flows) => {
                 run.applied.flows = flows;
-                run.applied.count(Part::Flows, Action::Delete, flows);
+                run.applied.count(Part::Flows, Action::Delete, flows.total());
             }
             Err(error) => run.applied.fail(Step::flows(&plan.forget), error),
         }

@@ -236,14 +236,30 @@ pub trait Sysctls {
 /// answers is not among the value's addresses.
 pub type UdpServices = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
 
+/// A number of flows, by family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Flows {
+    /// Of IPv4.
+    pub v4: usize,
+    /// Of IPv6.
+    pub v6: usize,
+}
+
+impl Flows {
+    /// Of both families.
+    pub fn total(self) -> usize {
+        self.v4.saturating_add(self.v6)
+    }
+}
+
 /// Tracked connections.
 pub trait Conntrack {
     /// Deletes the UDP flows to these places that no endpoint listed there answers; says how many there were. One
-    /// listing of the kernel's table, whatever the number of places.
+    /// listing of the kernel's table for each family, whatever the number of places.
     ///
     /// # Errors
     /// [`PortErrorKind::Unavailable`] without the module; when the table could not be listed.
-    fn forget_udp(&mut self, services: &UdpServices) -> Result<usize, PortError>;
+    fn forget_udp(&mut self, services: &UdpServices) -> Result<Flows, PortError>;
 }
 
 /// Everything a pass works on.

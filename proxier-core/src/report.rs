@@ -9,7 +9,7 @@ use ipvs::model::Family;
 use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::config::Config;
-use crate::ports::{PortError, PortErrorKind};
+use crate::ports::{Flows, PortError, PortErrorKind};
 use crate::sets::SetKey;
 use crate::step::{Action, Part, Step};
 use crate::sysctls::SysctlChange;
@@ -69,7 +69,7 @@ pub struct Applied {
     /// Operations that were not.
     pub failures: Vec<Failure>,
     /// UDP flows that were forgotten.
-    pub flows: usize,
+    pub flows: Flows,
     /// Real servers that drain from now on.
     pub drained: Vec<(VirtualServerKey, RealServerKey)>,
     /// Real servers that are served again, or that went: they do not drain any more.

@@ -99,8 +99,8 @@ pub struct Metrics {
     pub healthz: [u64; 2],
     /// Answers of /livez: 200, 503.
     pub livez: [u64; 2],
-    /// Entries of connection tracking that were deleted.
-    pub conntrack_deleted: u64,
+    /// Entries of connection tracking that were deleted: IPv4, IPv6.
+    pub conntrack_deleted: [u64; 2],
     /// Passes that failed, wholly or in part. kube-proxy does not have it.
     pub sync_failures: u64,
     /// Fields and objects of the input that are left out at the moment. kube-proxy does not have it.
@@ -134,7 +134,7 @@ impl Default for Metrics {
             no_local_endpoints: [0; 2],
             healthz: [0; 2],
             livez: [0; 2],
-            conntrack_deleted: 0,
+            conntrack_deleted: [0; 2],
             sync_failures: 0,
             rejected: 0,
             unreadable: 0,
@@ -188,8 +188,13 @@ impl Metrics {
             |[ok, unavailable]: [u64; 2]| [("code=\"200\"".to_owned(), ok), ("code=\"503\"".to_owned(), unavailable)];
         p.family("proxy_healthz_total", "counter", "Answers of /healthz", &codes(self.healthz));
         p.family("proxy_livez_total", "counter", "Answers of /livez", &codes(self.livez));
-        let deleted = "Entries of connection tracking that were deleted, of both families";
-        p.counter("conntrack_reconciler_deleted_entries_total", deleted, self.conntrack_deleted);
+        let [v4, v6] = self.conntrack_deleted;
+        p.family(
+            "conntrack_reconciler_deleted_entries_total",
+            "counter",
+            "Entries of connection tracking that were deleted",
+            &[("ip_family=\"IPv4\"".to_owned(), v4), ("ip_family=\"IPv6\"".to_owned(), v6)],
+        );
         p.counter("sync_failures_total", "Passes that failed, wholly or in part", self.sync_failures);
         p.gauge("rejected_fields", "Fields and objects of the input that are left out", self.rejected);
         p.counter("unreadable_objects_total", "Objects and files that could not be read", self.unreadable);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use ipvs::model::Protocol;
 
-use crate::ports::UdpServices;
+use crate::ports::{Flows, UdpServices};
 
 /// A tracked connection, seen from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,12 +27,14 @@ impl Flow {
     }
 }
 
-pub(super) fn forget_udp(flows: &mut BTreeSet<Flow>, services: &UdpServices) -> usize {
-    let before = flows.len();
+pub(super) fn forget_udp(flows: &mut BTreeSet<Flow>, services: &UdpServices) -> Flows {
+    let mut forgotten = Flows::default();
     flows.retain(|flow| {
         let stale = flow.protocol == Protocol::Udp
             && services.get(&flow.destination).is_some_and(|endpoints| !endpoints.contains(&flow.endpoint));
+        let count = if flow.destination.is_ipv4() { &mut forgotten.v4 } else { &mut forgotten.v6 };
+        *count = count.saturating_add(usize::from(stale));
         !stale
     });
-    before.saturating_sub(flows.len())
+    forgotten
 }

@@ -18,7 +18,7 @@ use super::transport::{Watched, Written};
 use super::{Parts, Touched};
 use crate::kernel::{IpvsPort, RulesPort, SetsPort, check_sysctl};
 use crate::ports::{
-    Conntrack, Ipvs, ItemFailure, ItemFailures, Links, PortError, PortErrorKind, Ports, Rules, Sets, Sysctls,
+    Conntrack, Flows, Ipvs, ItemFailure, ItemFailures, Links, PortError, PortErrorKind, Ports, Rules, Sets, Sysctls,
     UdpServices,
 };
 use crate::sets::SetKey;
@@ -360,7 +360,7 @@ struct FakeConntrackPort {
 }
 
 impl Conntrack for FakeConntrackPort {
-    fn forget_udp(&mut self, services: &UdpServices) -> Result<usize, PortError> {
+    fn forget_udp(&mut self, services: &UdpServices) -> Result<Flows, PortError> {
         self.gate.call(Call::ConntrackForgetUdp, None, || Ok(forget_udp(&mut self.flows.lock(), services)))
     }
 }

@@ -8,7 +8,7 @@ use netlink_batch::{Attrs, Be16, Be32, Connection, Encoder, Errno, Error, Protoc
 
 use super::error::{batch, netlink};
 use super::lazy::Lazy;
-use crate::ports::{Conntrack, PortError, PortErrorKind, UdpServices};
+use crate::ports::{Conntrack, Flows, PortError, PortErrorKind, UdpServices};
 
 /// `NFNL_SUBSYS_CTNETLINK` in the upper byte, `IPCTNL_MSG_CT_*` in the lower.
 const CT_GET: u16 = 0x0101;
@@ -293,18 +293,18 @@ impl ConntrackPort {
 }
 
 impl Conntrack for ConntrackPort {
-    fn forget_udp(&mut self, services: &UdpServices) -> Result<usize, PortError> {
-        let mut forgotten = 0_usize;
-        for (family, is_v4) in [(AF_INET, true), (AF_INET6, false)] {
-            if services.keys().any(|destination| destination.is_ipv4() == is_v4) {
-                let flows = self.find(family, services)?;
-                if !flows.is_empty() {
-                    self.delete(family, &flows)?;
-                }
-                forgotten = forgotten.saturating_add(flows.len());
+    fn forget_udp(&mut self, services: &UdpServices) -> Result<Flows, PortError> {
+        let mut forget = |family, is_v4| {
+            if services.keys().all(|destination| destination.is_ipv4() != is_v4) {
+                return Ok(0);
             }
-        }
-        Ok(forgotten)
+            let flows = self.find(family, services)?;
+            if !flows.is_empty() {
+                self.delete(family, &flows)?;
+            }
+            Ok(flows.len())
+        };
+        Ok(Flows { v4: forget(AF_INET, true)?, v6: forget(AF_INET6, false)? })
     }
 }
 

@@ -99,7 +99,7 @@ fn ids(deleted: &mpsc::Receiver<Vec<u8>>) -> Vec<u32> {
 #[test]
 fn only_stale_udp_flows_are_deleted() {
     let (mut port, deleted) = port(table(), |_| None, netlink_batch::testing::Faults::default());
-    assert_eq!(port.forget_udp(&services()), Ok(3));
+    assert_eq!(port.forget_udp(&services()), Ok(Flows { v4: 2, v6: 1 }));
     assert_eq!(ids(&deleted), [2, 5, 6]);
 }
 
@@ -119,7 +119,7 @@ fn a_deletion_repeats_tuple_identity_and_zone() {
 fn a_listing_that_was_disturbed_counts_no_flow_twice() {
     let faults = netlink_batch::testing::Faults { interrupted_dumps: 2, dump_chunk: 1, ..Default::default() };
     let (mut port, deleted) = port(table(), |_| None, faults);
-    assert_eq!(port.forget_udp(&services()), Ok(3));
+    assert_eq!(port.forget_udp(&services()), Ok(Flows { v4: 2, v6: 1 }));
     assert_eq!(ids(&deleted), [2, 5, 6]);
 }
 
@@ -127,7 +127,7 @@ fn a_listing_that_was_disturbed_counts_no_flow_twice() {
 fn a_flow_that_ended_by_itself_is_done() {
     let gone = |message: &Message<'_>| (message.header.kind == CT_DELETE).then_some(Errno::ENOENT);
     let (mut port, _) = port(table(), gone, netlink_batch::testing::Faults::default());
-    assert_eq!(port.forget_udp(&services()), Ok(3));
+    assert_eq!(port.forget_udp(&services()), Ok(Flows { v4: 2, v6: 1 }));
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_kernel_that_refuses_the_filter_is_asked_without() {
         filtered.then_some(Errno::EINVAL)
     };
     let (mut port, deleted) = port(table(), picky, netlink_batch::testing::Faults::default());
-    assert_eq!(port.forget_udp(&services()), Ok(3));
+    assert_eq!(port.forget_udp(&services()), Ok(Flows { v4: 2, v6: 1 }));
     assert_eq!(ids(&deleted), [2, 5, 6]);
 }
 
@@ -156,7 +156,7 @@ fn permission_is_reported() {
 #[test]
 fn nothing_to_look_for_asks_nothing() {
     let (mut port, _) = port(table(), |_| Some(Errno::EPERM), netlink_batch::testing::Faults::default());
-    assert_eq!(port.forget_udp(&UdpServices::new()), Ok(0));
+    assert_eq!(port.forget_udp(&UdpServices::new()), Ok(Flows { v4: 0, v6: 0 }));
 }
 
 /// Every prefix of a flow is an error or something less.
