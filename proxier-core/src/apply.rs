@@ -101,12 +101,16 @@ fn split<T>(items: &[T], mut failures: ItemFailures) -> (Vec<&T>, Vec<(&T, PortE
 
 impl Run<'_, '_> {
     fn restore(&mut self, rules: &[RulesChange], ports: &mut Ports<'_>) {
+        let mut possible = Vec::with_capacity(rules.len());
         for change in rules {
-            let missing = self.missing.iter().find(|set| set.family == change.family);
-            let outcome = match missing {
-                Some(set) => Err(report::not_without_set(*set)),
-                None => ports.rules.restore(change.family, change.changes.transaction()),
-            };
+            match self.missing.iter().find(|set| set.family == change.family) {
+                Some(set) => self.applied.fail(Step::rules(change), report::not_without_set(*set)),
+                None => possible.push(change),
+            }
+        }
+        let transactions: Vec<_> =
+            possible.iter().map(|change| (change.family, change.changes.transaction())).collect();
+        for (change, outcome) in possible.into_iter().zip(ports.rules.restore_families(&transactions)) {
             if self.applied.note(|| Step::rules(change), outcome) {
                 self.applied.restored.push(change.family);
             }

@@ -183,6 +183,12 @@ pub trait Rules {
     /// # Errors
     /// The line that was refused and why; [`PortErrorKind::Busy`] when another program held the lock too long.
     fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError>;
+
+    /// As [`Rules::restore`] for several families, with an outcome for each, in their order. They do not wait for each other
+    /// where that can be: most of the time goes into starting the programs.
+    fn restore_families(&mut self, changes: &[(Family, &iptables::Transaction)]) -> Vec<Result<(), PortError>> {
+        changes.iter().map(|(family, transaction)| self.restore(*family, transaction)).collect()
+    }
 }
 
 /// The dummy device and the addresses of this host.

@@ -1,6 +1,8 @@
 //! Rules over [`iptables::Iptables`].
 
 use std::fmt;
+use std::panic::resume_unwind;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use iptables::{
@@ -93,18 +95,18 @@ impl<R: Runner + Clone> RulesPort<R> {
         survey.take_dump(backend, of(family))
     }
 
-    fn call<T>(&mut self, family: Family, ask: impl FnOnce(&Iptables<R>) -> Result<T, Error>) -> Result<T, PortError> {
-        let port_error = |error: &Error| PortError::from_error(kind_of(error), error);
-        let place = |port: &mut Self| match family {
-            Family::V4 => port.v4.take(),
-            Family::V6 => port.v6.take(),
+    /// The programs of a family, opened if need be.
+    fn take(&mut self, family: Family) -> Result<Iptables<R>, PortError> {
+        let known = match family {
+            Family::V4 => self.v4.take(),
+            Family::V6 => self.v6.take(),
         };
-        let iptables = match place(self) {
-            Some(iptables) => iptables,
-            None => self.open(family).map_err(|error| port_error(&error))?,
-        };
-        let answer = ask(&iptables).map_err(|error| port_error(&error));
-        // Programs that are gone, or of another back end now, are looked for again.
+        known.map_or_else(|| self.open(family).map_err(|error| port_error(&error)), Ok)
+    }
+
+    /// Keeps the programs for the next call, unless they have answered that they are gone, or of another back end now.
+    fn keep<T>(&mut self, family: Family, iptables: Iptables<R>, answer: Result<T, Error>) -> Result<T, PortError> {
+        let answer = answer.map_err(|error| port_error(&error));
         if !matches!(&answer, Err(error) if error.kind() == PortErrorKind::Unavailable) {
             match family {
                 Family::V4 => self.v4 = Some(iptables),
@@ -113,9 +115,19 @@ impl<R: Runner + Clone> RulesPort<R> {
         }
         answer
     }
+
+    fn call<T>(&mut self, family: Family, ask: impl FnOnce(&Iptables<R>) -> Result<T, Error>) -> Result<T, PortError> {
+        let iptables = self.take(family)?;
+        let answer = ask(&iptables);
+        self.keep(family, iptables, answer)
+    }
 }
 
-impl<R: Runner + Clone> Rules for RulesPort<R> {
+fn port_error(error: &Error) -> PortError {
+    PortError::from_error(kind_of(error), error)
+}
+
+impl<R: Runner + Clone + Send> Rules for RulesPort<R> {
     fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError> {
         self.call(family, |iptables| Ok(iptables.version().has_random_fully()))
     }
@@ -134,5 +146,42 @@ impl<R: Runner + Clone> Rules for RulesPort<R> {
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
         self.survey = None;
         self.call(family, |iptables| iptables.restore(transaction))
+    }
+
+    fn restore_families(&mut self, changes: &[(Family, &Transaction)]) -> Vec<Result<(), PortError>> {
+        if let [(family, transaction)] = changes {
+            return vec![self.restore(*family, transaction)];
+        }
+        self.survey = None;
+        let opened: Vec<_> = changes.iter().map(|(family, _)| self.take(*family)).collect();
+        // Threads are in the network namespace of the one that starts them.
+        let restored: Vec<_> = thread::scope(|scope| {
+            let start = |iptables: Iptables<R>, transaction| {
+                let restore = move || {
+                    let answer = iptables.restore(transaction);
+                    (iptables, answer)
+                };
+                let started = thread::Builder::new().name("iptables".to_owned()).spawn_scoped(scope, restore);
+                started.map_err(|error| PortError::from_error(PortErrorKind::Busy, &error))
+            };
+            let transactions = changes.iter().map(|(_, transaction)| *transaction);
+            let started: Vec<_> = opened
+                .into_iter()
+                .zip(transactions)
+                .map(|(iptables, transaction)| start(iptables?, transaction))
+                .collect();
+            started
+                .into_iter()
+                .map(|started| Ok(started?.join().unwrap_or_else(|panic| resume_unwind(panic))))
+                .collect()
+        });
+        let families = changes.iter().map(|(family, _)| *family);
+        families
+            .zip(restored)
+            .map(|(family, restored)| {
+                let (iptables, answer) = restored?;
+                self.keep(family, iptables, answer)
+            })
+            .collect()
     }
 }

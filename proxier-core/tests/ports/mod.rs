@@ -95,6 +95,7 @@ macro_rules! for_each_case {
             rules {
                 rules_are_written_and_read,
                 a_refused_transaction_changes_nothing,
+                both_families_at_once,
                 a_rule_keeps_its_set,
                 a_rule_needs_its_set,
                 a_set_is_replaced_under_a_rule,

@@ -1,6 +1,6 @@
 use iptables::{ChainName, Edit, Rule, TableName, Transaction};
 use ipvs::model::Family;
-use proxier_core::ports::PortErrorKind;
+use proxier_core::ports::{PortError, PortErrorKind};
 use proxier_core::sets::{SetKey, SetKind};
 
 use super::sets::service;
@@ -54,6 +54,29 @@ pub(crate) fn a_refused_transaction_changes_nothing(world: &mut impl World) {
         assert_eq!(world.ports().rules.restore(family, &strange).unwrap_err().kind(), PortErrorKind::Unavailable);
         assert_eq!(world.saved_rules(family, "nat"), before);
     }
+}
+
+pub(crate) fn both_families_at_once(world: &mut impl World) {
+    let [v4, v6] = FAMILIES;
+    let good = filling(TableName::NAT, "KUBE-SERVICES", &["-j RETURN"]);
+    let mut bad = filling(TableName::NAT, "OTHER", &["-j ACCEPT"]);
+    bad.table(TableName::NAT).edit(Edit::Append(chain("OTHER"), Rule::parse("-j NOWHERE").unwrap()));
+    assert_eq!(world.ports().rules.restore_families(&[(v6, &good), (v4, &good)]), [Ok(()), Ok(())]);
+    for family in FAMILIES {
+        assert!(world.saved_rules(family, "nat").contains("-A KUBE-SERVICES -j RETURN\n"));
+    }
+    // One is refused, whichever it is; the other is done.
+    for (refused, done) in [(v4, v6), (v6, v4)] {
+        let more = filling(TableName::NAT, "KUBE-POSTROUTING", &["-j RETURN"]);
+        let outcomes = world.ports().rules.restore_families(&[(refused, &bad), (done, &more)]);
+        let kinds: Vec<_> = outcomes.iter().map(|outcome| outcome.as_ref().map_err(PortError::kind)).collect();
+        assert_eq!(kinds, [Err(PortErrorKind::NotFound), Ok(&())]);
+        assert!(!world.saved_rules(refused, "nat").contains("OTHER"));
+        assert!(world.saved_rules(done, "nat").contains("-A KUBE-POSTROUTING -j RETURN\n"));
+        let undo = filling(TableName::NAT, "KUBE-POSTROUTING", &[]);
+        world.ports().rules.restore_families(&[(done, &undo)]).pop().unwrap().unwrap();
+    }
+    assert_eq!(world.ports().rules.restore_families(&[]), []);
 }
 
 pub(crate) fn a_rule_keeps_its_set(world: &mut impl World) {
