@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use program::{Folder, command, ipvsadm, ok, set_up, text, tool};
+use program::{Folder, command, ipvsadm, ok, set_up, text, tool, touched};
 use serde_json::{Value, json};
 use testkit::{Need, PROXY, kernel_test, oracle};
 
@@ -102,6 +102,9 @@ fn objects(scenario: &Value) -> BTreeMap<String, Value> {
     objects
 }
 
+/// Scenarios whose configuration the program does not take; the reconciler alone leaves out what is bad in it.
+const REFUSED: [&str; 2] = ["bad-input/configuration.yaml", "bad-input/node-port-addresses-all-unreadable.yaml"];
+
 /// What a scenario leaves to do after its objects were served, which has to be nothing.
 fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
     let folder = Folder::new("scenario");
@@ -143,6 +146,10 @@ fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
         if !matches!(once.status.code(), Some(0 | 2)) {
             return Some(format!("{name}: run --once: {}: {}", once.status, text(&once.stderr)));
         }
+        if REFUSED.contains(&name) {
+            let refused = once.status.code() == Some(2) && touched().is_empty();
+            return (!refused).then(|| format!("{name}: not refused: {}", text(&once.stderr)));
+        }
         let again = run(&["plan"]);
         let left = text(&again.stdout);
         if !left.starts_with("nothing to do: the kernel is as it has to be\n") {
@@ -152,10 +159,16 @@ fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
     None
 }
 
-/// `plan`, `run --once`, `plan`: the last one is empty. Each sixtieth scenario; all with `PROXIER_SCENARIOS=all`.
+/// `plan`, `run --once`, `plan`: the last one is empty. Each sixtieth scenario; all with `PROXIER_SCENARIOS=all`, those with
+/// some words in their path with these words there.
 #[test]
 fn what_was_planned_and_done_is_not_planned_again() {
-    let all = std::env::var_os("PROXIER_SCENARIOS").is_some_and(|value| value == "all");
+    let asked = std::env::var("PROXIER_SCENARIOS").ok();
+    let is_asked = |number: usize, name: &str| match asked.as_deref() {
+        None => number.is_multiple_of(60),
+        Some("all") => true,
+        Some(words) => name.contains(words),
+    };
     let needs = [PROXY, &[Need::Scheduler("sh"), Need::Scheduler("mh"), Need::Scheduler("lc"), Need::Scheduler("wlc")]]
         .concat();
     let mut failures = Vec::new();
@@ -166,18 +179,18 @@ fn what_was_planned_and_done_is_not_planned_again() {
             || scenario["node"]["interfaces"]
                 .as_object()
                 .is_some_and(|interfaces| interfaces.contains_key("kube-ipvs0"));
-        if beyond || !(all || number % 60 == 0) {
-            continue;
-        }
         let name = format!(
             "{}/{}",
             path.parent().unwrap().file_name().unwrap().display(),
             path.file_name().unwrap().display()
         );
+        if beyond || !is_asked(number, &name) {
+            continue;
+        }
         tried += 1;
         kernel_test(&needs, || failures.extend(left_to_do(&scenario, &name)));
     }
-    assert!(tried > 2, "{tried}");
+    assert!(tried > 0, "no such scenario");
     assert!(failures.is_empty(), "{} of {tried}:\n{}", failures.len(), failures.join("\n"));
 }
 
