@@ -9,7 +9,7 @@ use ipvs::{RealServer, VirtualServerKey};
 
 use crate::config::Config;
 use crate::observed::{Observed, ObservedServer};
-use crate::ports::{Ipvs, Links, PortErrorKind, Ports, Sysctls};
+use crate::ports::{Ipvs, Links, PortErrorKind, Sets, Sysctls};
 use crate::report::Unread;
 use crate::sets::SetKey;
 use crate::snapshot::HostAddresses;
@@ -24,12 +24,13 @@ use crate::sysctls::{HostSettings, OSRELEASE, SysctlChange, wanted};
 /// The parts that could not be read. Nothing may be changed then: what is missing in half a reading would be made again,
 /// and what is ours could not be told.
 pub fn read(
-    ports: &mut Ports<'_>,
+    ipvs: &mut dyn Ipvs,
+    sets: &mut dyn Sets,
     host: &HostAddresses,
     config: &Config,
     desired: &Desired,
 ) -> Result<Observed, Vec<Unread>> {
-    let (observed, unread) = read_parts(ports, host, config, desired);
+    let (observed, unread) = read_parts(ipvs, sets, host, config, desired);
     if unread.is_empty() { Ok(observed) } else { Err(unread) }
 }
 
@@ -38,18 +39,20 @@ pub fn read(
 /// # Errors
 /// The parts that are there and could not be read.
 pub fn read_what_there_is(
-    ports: &mut Ports<'_>,
+    ipvs: &mut dyn Ipvs,
+    sets: &mut dyn Sets,
     host: &HostAddresses,
     config: &Config,
     desired: &Desired,
 ) -> Result<Observed, Vec<Unread>> {
-    let (observed, mut unread) = read_parts(ports, host, config, desired);
+    let (observed, mut unread) = read_parts(ipvs, sets, host, config, desired);
     unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
     if unread.is_empty() { Ok(observed) } else { Err(unread) }
 }
 
 fn read_parts(
-    ports: &mut Ports<'_>,
+    ipvs: &mut dyn Ipvs,
+    sets: &mut dyn Sets,
     host: &HostAddresses,
     config: &Config,
     desired: &Desired,
@@ -57,12 +60,12 @@ fn read_parts(
     let mut unread = Vec::new();
     let mut observed = Observed::new();
     observed.addresses = device_addresses(host).collect();
-    match ports.ipvs.snapshot() {
+    match ipvs.snapshot() {
         Ok(snapshot) => observed.virtual_servers = take(snapshot, desired),
         Err(error) => unread.push(Unread::new("virtual servers", error)),
     }
     for set in config.families.iter().flat_map(SetKey::all) {
-        match ports.sets.entries(set) {
+        match sets.entries(set) {
             Ok(Some(entries)) => {
                 observed.sets.insert(set, entries);
             }

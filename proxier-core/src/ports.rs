@@ -178,6 +178,14 @@ pub trait Rules {
     /// [`PortErrorKind::Unavailable`] when there is no program for this family that works with this kernel.
     fn dump(&mut self, family: Family) -> Result<iptables::Dump, PortError>;
 
+    /// Does the work, and lists these families meanwhile where that can be: the next [`Rules::dump`] has less to wait for, and
+    /// shows the rules as they were when this was called.
+    fn list_meanwhile(&mut self, families: &[Family], work: &mut dyn FnMut()) {
+        // Without a second hand there is only the work.
+        let _ = families;
+        work();
+    }
+
     /// Carries out a transaction; of a table it is done as a whole or not at all.
     ///
     /// # Errors

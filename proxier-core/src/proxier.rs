@@ -319,7 +319,13 @@ impl Proxier {
         }
         self.touched.extend(touched);
         if report.full && report.unread.is_empty() {
-            match observe::read(ports, &self.host, &self.options.config, &self.desired) {
+            let Ports { ipvs, sets, rules, .. } = ports;
+            let families: Vec<Family> = self.facts.config().families.iter().collect();
+            let mut read = Ok(Observed::new());
+            rules.list_meanwhile(&families, &mut || {
+                read = observe::read(*ipvs, *sets, &self.host, &self.options.config, &self.desired);
+            });
+            match read {
                 Ok(observed) => self.observed = Some(observed),
                 Err(errors) => report.unread.extend(errors),
             }

@@ -1,8 +1,9 @@
 //! Rules over [`iptables::Iptables`].
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::resume_unwind;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use iptables::{
@@ -23,9 +24,10 @@ pub struct RulesPort<R> {
     v4: Option<Iptables<R>>,
     v6: Option<Iptables<R>>,
     survey: Option<(Instant, Survey)>,
+    listed: BTreeMap<Family, (Instant, Dump)>,
 }
 
-/// For this long what a survey has listed is as good as listing it again: the first pass follows so soon, and what somebody
+/// For this long what was listed before it was asked for is as good as listing it again: the first pass follows so soon, and what somebody
 /// else changes meanwhile is found by the next full one.
 const FRESH: Duration = Duration::from_secs(3);
 
@@ -67,7 +69,7 @@ fn of(family: Family) -> iptables::Family {
 impl<R: Runner + Clone> RulesPort<R> {
     /// A port over the programs that this runner finds.
     pub fn new(runner: R, choice: BackendChoice, limits: Limits) -> Self {
-        RulesPort { runner, choice, limits, v4: None, v6: None, survey: None }
+        RulesPort { runner, choice, limits, v4: None, v6: None, survey: None, listed: BTreeMap::new() }
     }
 
     /// The back end in use, once one was looked for and found.
@@ -88,30 +90,40 @@ impl<R: Runner + Clone> RulesPort<R> {
         Ok(opened.with_limits(self.limits))
     }
 
-    /// What the survey has listed of a family, if that is fresh. It is handed out once.
+    /// What was listed of a family before, if that is fresh. It is handed out once.
     fn listed(&mut self, family: Family) -> Option<Dump> {
+        if let Some((_, dump)) = self.listed.remove(&family).filter(|(at, _)| at.elapsed() <= FRESH) {
+            return Some(dump);
+        }
         let backend = self.backend()?;
         let (_, survey) = self.survey.as_mut().filter(|(at, _)| at.elapsed() <= FRESH)?;
         survey.take_dump(backend, of(family))
     }
 
+    /// Nothing that was listed before is as it is now.
+    fn forget_listed(&mut self) {
+        self.survey = None;
+        self.listed.clear();
+    }
+
+    /// The programs of a family, once they were found.
+    fn known(&mut self, family: Family) -> &mut Option<Iptables<R>> {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+
     /// The programs of a family, opened if need be.
     fn take(&mut self, family: Family) -> Result<Iptables<R>, PortError> {
-        let known = match family {
-            Family::V4 => self.v4.take(),
-            Family::V6 => self.v6.take(),
-        };
-        known.map_or_else(|| self.open(family).map_err(|error| port_error(&error)), Ok)
+        self.known(family).take().map_or_else(|| self.open(family).map_err(|error| port_error(&error)), Ok)
     }
 
     /// Keeps the programs for the next call, unless they have answered that they are gone, or of another back end now.
     fn keep<T>(&mut self, family: Family, iptables: Iptables<R>, answer: Result<T, Error>) -> Result<T, PortError> {
         let answer = answer.map_err(|error| port_error(&error));
         if !matches!(&answer, Err(error) if error.kind() == PortErrorKind::Unavailable) {
-            match family {
-                Family::V4 => self.v4 = Some(iptables),
-                Family::V6 => self.v6 = Some(iptables),
-            }
+            *self.known(family) = Some(iptables);
         }
         answer
     }
@@ -127,7 +139,7 @@ fn port_error(error: &Error) -> PortError {
     PortError::from_error(kind_of(error), error)
 }
 
-impl<R: Runner + Clone + Send> Rules for RulesPort<R> {
+impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError> {
         self.call(family, |iptables| Ok(iptables.version().has_random_fully()))
     }
@@ -143,17 +155,51 @@ impl<R: Runner + Clone + Send> Rules for RulesPort<R> {
         Ok(dump)
     }
 
+    fn list_meanwhile(&mut self, families: &[Family], work: &mut dyn FnMut()) {
+        let at = now();
+        let is_fresh = |at: Instant| at.elapsed() <= FRESH;
+        let mut found = Vec::new();
+        for &family in families {
+            // Programs that are not found yet are looked for by who needs them, and list everything then.
+            let is_listed = self.listed.get(&family).is_some_and(|(at, _)| is_fresh(*at))
+                || self.survey.as_ref().is_some_and(|(at, _)| is_fresh(*at));
+            if !is_listed {
+                found.extend(self.known(family).take().map(|iptables| (family, iptables)));
+            }
+        }
+        // Threads are in the network namespace of the one that starts them.
+        let dumps: Vec<_> = thread::scope(|scope| {
+            let mut started = Vec::with_capacity(found.len());
+            for (_, iptables) in &found {
+                let list = || iptables.dump();
+                started.push(thread::Builder::new().name("iptables".to_owned()).spawn_scoped(scope, list));
+            }
+            work();
+            let join = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+            started.into_iter().map(|started| started.ok().map(join)).collect()
+        });
+        for ((family, iptables), dump) in found.into_iter().zip(dumps) {
+            *self.known(family) = Some(iptables);
+            // What failed is asked for again when it is needed, and fails there.
+            if let Some(Ok(dump)) = dump {
+                self.listed.insert(family, (at, dump));
+            }
+        }
+    }
+
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
-        self.survey = None;
-        self.call(family, |iptables| iptables.restore(transaction))
+        let answer = self.call(family, |iptables| iptables.restore(transaction));
+        // Afterwards: to open programs, everything may have been listed.
+        self.forget_listed();
+        answer
     }
 
     fn restore_families(&mut self, changes: &[(Family, &Transaction)]) -> Vec<Result<(), PortError>> {
         if let [(family, transaction)] = changes {
             return vec![self.restore(*family, transaction)];
         }
-        self.survey = None;
         let opened: Vec<_> = changes.iter().map(|(family, _)| self.take(*family)).collect();
+        self.forget_listed();
         // Threads are in the network namespace of the one that starts them.
         let restored: Vec<_> = thread::scope(|scope| {
             let start = |iptables: Iptables<R>, transaction| {

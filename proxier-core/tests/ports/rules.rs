@@ -79,6 +79,28 @@ pub(crate) fn both_families_at_once(world: &mut impl World) {
     assert_eq!(world.ports().rules.restore_families(&[]), []);
 }
 
+pub(crate) fn rules_are_listed_while_other_work_is_done(world: &mut impl World) {
+    let mut worked = 0;
+    let mut list = |world: &mut dyn FnMut(&mut dyn FnMut())| world(&mut || worked += 1);
+    // Nobody has looked for the programs yet.
+    list(&mut |work| world.ports().rules.list_meanwhile(&FAMILIES, work));
+    for family in FAMILIES {
+        world.ports().rules.restore(family, &filling(TableName::NAT, "ONE", &["-j RETURN"])).unwrap();
+    }
+    list(&mut |work| world.ports().rules.list_meanwhile(&FAMILIES, work));
+    for family in FAMILIES {
+        let dump = world.ports().rules.dump(family).unwrap();
+        assert!(dump.has_chain(&TableName::NAT, "ONE"), "{family:?}: {dump}");
+    }
+    list(&mut |work| world.ports().rules.list_meanwhile(&FAMILIES, work));
+    for family in FAMILIES {
+        // What is written later is not missing from what was listed before.
+        world.ports().rules.restore(family, &filling(TableName::NAT, "TWO", &["-j RETURN"])).unwrap();
+        assert!(world.ports().rules.dump(family).unwrap().has_chain(&TableName::NAT, "TWO"));
+    }
+    assert_eq!(worked, 3);
+}
+
 pub(crate) fn a_rule_keeps_its_set(world: &mut impl World) {
     for family in FAMILIES {
         let set = SetKey::new(family, SetKind::ClusterIp);
