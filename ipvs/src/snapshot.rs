@@ -65,22 +65,32 @@ pub(crate) fn list_virtual_servers(client: &mut Client) -> Result<Vec<ObservedVi
         .ok_or_else(|| Error::new(ErrorKind::Interrupted, "listing the virtual servers of", Subject::Ipvs))
 }
 
+/// One reading, not compared with another.
+pub(crate) fn once(client: &mut Client) -> Result<Snapshot, Error> {
+    let virtual_servers = client.dump_virtual_servers()?.items;
+    let mut entries = Vec::with_capacity(virtual_servers.len());
+    for virtual_server in virtual_servers {
+        let real_servers = list_real_servers(client, &virtual_server.server.key)?;
+        entries.push(SnapshotEntry { virtual_server, real_servers });
+    }
+    Ok(Snapshot { entries })
+}
+
+/// Whether the virtual servers are listed as they are there, and none is there twice.
+pub(crate) fn is_still(client: &mut Client, snapshot: &Snapshot) -> Result<bool, Error> {
+    let servers = || snapshot.entries.iter().map(|entry| &entry.virtual_server.server);
+    let unique: BTreeSet<&VirtualServer> = servers().collect();
+    let now = client.dump_virtual_servers()?.items;
+    Ok(unique.len() == snapshot.entries.len() && servers().eq(now.iter().map(|observed| &observed.server)))
+}
+
 pub(crate) fn snapshot(client: &mut Client) -> Result<Snapshot, Error> {
-    let mut virtual_servers = client.dump_virtual_servers()?.items;
     for pause in PAUSES_MS {
-        let mut entries = Vec::with_capacity(virtual_servers.len());
-        for virtual_server in &virtual_servers {
-            let real_servers = list_real_servers(client, &virtual_server.server.key)?;
-            entries.push(SnapshotEntry { virtual_server: *virtual_server, real_servers });
-        }
-        let again = client.dump_virtual_servers()?.items;
-        let servers: Vec<&VirtualServer> = virtual_servers.iter().map(|observed| &observed.server).collect();
-        let unique: BTreeSet<&VirtualServer> = servers.iter().copied().collect();
-        if unique.len() == servers.len() && servers.iter().copied().eq(again.iter().map(|observed| &observed.server)) {
-            return Ok(Snapshot { entries });
+        let snapshot = once(client)?;
+        if is_still(client, &snapshot)? {
+            return Ok(snapshot);
         }
         std::thread::sleep(Duration::from_millis(pause));
-        virtual_servers = client.dump_virtual_servers()?.items;
     }
     Err(Error::new(ErrorKind::Interrupted, "reading a snapshot of", Subject::Ipvs))
 }

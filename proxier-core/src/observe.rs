@@ -8,8 +8,9 @@ use ipvs::model::{Snapshot, TimeoutsUpdate};
 use ipvs::{RealServer, VirtualServerKey};
 
 use crate::config::Config;
+use crate::diff::diff;
 use crate::observed::{Observed, ObservedServer};
-use crate::ports::{Ipvs, Links, PortErrorKind, Sets, Sysctls};
+use crate::ports::{Ipvs, Links, PortError, PortErrorKind, Sets, Sysctls};
 use crate::report::Unread;
 use crate::sets::SetKey;
 use crate::snapshot::HostAddresses;
@@ -18,7 +19,8 @@ use crate::sysctls::{HostSettings, OSRELEASE, SysctlChange, wanted};
 
 /// Reads virtual servers, sets and the dummy device's addresses: what the proxy itself wrote and what tells it apart.
 ///
-/// Lists of real servers that are as wanted are shared with `desired` and take no memory of their own.
+/// Lists of real servers that are as wanted are shared with `desired` and take no memory of their own. `is_settled`: everything
+/// was read before, and no virtual server of ours is known that is to be deleted; one reading of them may do then.
 ///
 /// # Errors
 /// The parts that could not be read. Nothing may be changed then: what is missing in half a reading would be made again,
@@ -29,8 +31,9 @@ pub fn read(
     host: &HostAddresses,
     config: &Config,
     desired: &Desired,
+    is_settled: bool,
 ) -> Result<Observed, Vec<Unread>> {
-    let (observed, unread) = read_parts(ipvs, sets, host, config, desired);
+    let (observed, unread) = read_parts(ipvs, sets, host, config, desired, is_settled);
     if unread.is_empty() { Ok(observed) } else { Err(unread) }
 }
 
@@ -44,8 +47,9 @@ pub fn read_what_there_is(
     host: &HostAddresses,
     config: &Config,
     desired: &Desired,
+    is_settled: bool,
 ) -> Result<Observed, Vec<Unread>> {
-    let (observed, mut unread) = read_parts(ipvs, sets, host, config, desired);
+    let (observed, mut unread) = read_parts(ipvs, sets, host, config, desired, is_settled);
     unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
     if unread.is_empty() { Ok(observed) } else { Err(unread) }
 }
@@ -56,14 +60,11 @@ fn read_parts(
     host: &HostAddresses,
     config: &Config,
     desired: &Desired,
+    is_settled: bool,
 ) -> (Observed, Vec<Unread>) {
     let mut unread = Vec::new();
     let mut observed = Observed::new();
     observed.addresses = device_addresses(host).collect();
-    match ipvs.snapshot() {
-        Ok(snapshot) => observed.virtual_servers = take(snapshot, desired),
-        Err(error) => unread.push(Unread::new("virtual servers", error)),
-    }
     for set in config.families.iter().flat_map(SetKey::all) {
         match sets.entries(set) {
             Ok(Some(entries)) => {
@@ -73,13 +74,35 @@ fn read_parts(
             Err(error) => unread.push(Unread::new(format_args!("set {set}"), error)),
         }
     }
+    if let Err(error) = read_virtual_servers(ipvs, config, desired, is_settled, &mut observed) {
+        unread.push(Unread::new("virtual servers", error));
+    }
     (observed, unread)
 }
 
-fn take(snapshot: Snapshot, desired: &Desired) -> BTreeMap<VirtualServerKey, ObservedServer> {
+/// Reads the virtual servers, once if that is enough: if all that is wanted is there as wanted, and nothing is to be deleted. What
+/// a disturbed reading lacks makes no difference then. Otherwise an unwanted virtual server that it lacks would lose what tells
+/// that it is ours.
+fn read_virtual_servers(
+    ipvs: &mut dyn Ipvs,
+    config: &Config,
+    desired: &Desired,
+    is_settled: bool,
+    observed: &mut Observed,
+) -> Result<(), PortError> {
+    let snapshot = ipvs.snapshot_once()?;
+    observed.virtual_servers = take(&snapshot, desired);
+    let is_as_wanted = is_settled && diff(desired, observed, config).is_empty();
+    if !is_as_wanted && !ipvs.is_still(&snapshot)? {
+        observed.virtual_servers = take(&ipvs.snapshot()?, desired);
+    }
+    Ok(())
+}
+
+fn take(snapshot: &Snapshot, desired: &Desired) -> BTreeMap<VirtualServerKey, ObservedServer> {
     let mut servers = Vec::with_capacity(snapshot.entries.len());
     let mut scratch: Vec<RealServer> = Vec::new();
-    for entry in snapshot.entries {
+    for entry in &snapshot.entries {
         let server = entry.virtual_server.server;
         scratch.clear();
         scratch.extend(entry.real_servers.iter().map(|real| real.server));
@@ -145,3 +168,6 @@ pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<O
     };
     Ok((update != TimeoutsUpdate::default()).then_some(update))
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests;

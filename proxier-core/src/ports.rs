@@ -108,6 +108,24 @@ pub trait Ipvs {
     /// When it could not be read as a whole. A kernel without the module `ip_vs` is [`PortErrorKind::Unavailable`].
     fn snapshot(&mut self) -> Result<Snapshot, PortError>;
 
+    /// Everything, read once: virtual servers may be missing or there twice when somebody else made changes meanwhile.
+    ///
+    /// # Errors
+    /// As [`Ipvs::snapshot`].
+    fn snapshot_once(&mut self) -> Result<Snapshot, PortError> {
+        self.snapshot()
+    }
+
+    /// Whether the virtual servers, without their real servers, are still those of a snapshot: then none was missing.
+    ///
+    /// # Errors
+    /// When they could not be read.
+    fn is_still(&mut self, snapshot: &Snapshot) -> Result<bool, PortError> {
+        // One that is complete needs no second look.
+        let _ = snapshot;
+        Ok(true)
+    }
+
     /// The real servers of one virtual server with their connections.
     ///
     /// # Errors

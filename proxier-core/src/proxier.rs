@@ -321,9 +321,10 @@ impl Proxier {
         if report.full && report.unread.is_empty() {
             let Ports { ipvs, sets, rules, .. } = ports;
             let families: Vec<Family> = self.facts.config().families.iter().collect();
+            let is_settled = self.observed.is_some() && self.leaving.is_empty();
             let mut read = Ok(Observed::new());
             rules.list_meanwhile(&families, &mut || {
-                read = observe::read(*ipvs, *sets, &self.host, &self.options.config, &self.desired);
+                read = observe::read(*ipvs, *sets, &self.host, &self.options.config, &self.desired, is_settled);
             });
             match read {
                 Ok(observed) => self.observed = Some(observed),

@@ -86,6 +86,7 @@ macro_rules! for_each_case {
                 a_removed_one_comes_back,
                 the_list_of_an_absent_virtual_server_is_empty,
                 lists_of_every_length,
+                a_snapshot_is_still_so_or_not,
             }
             batches {
                 failures_in_the_middle,

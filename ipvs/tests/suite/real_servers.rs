@@ -267,3 +267,27 @@ pub(crate) fn lists_of_every_length(world: &dyn World) {
     lines.extend((1..=170).map(|number| format!("-a -t 10.0.0.1:80 -r 10.1.0.{number}:8080 -m -w {number}")));
     world.expect(&lines.iter().map(String::as_str).collect::<Vec<_>>());
 }
+
+pub(crate) fn a_snapshot_is_still_so_or_not(world: &dyn World) {
+    let (mut client, mut other) = (world.client(), world.client());
+    let key = with_server(&mut client);
+    client.add_real_server(&key, &real("10.1.0.1:8080")).unwrap();
+    let snapshot = client.snapshot_once().unwrap();
+    assert_eq!(snapshot, client.snapshot().unwrap());
+    assert!(client.is_still(&snapshot).unwrap());
+    other.add_real_server(&key, &real("10.1.0.2:8080")).unwrap();
+    assert!(client.is_still(&snapshot).unwrap(), "real servers are not compared");
+    other.add_virtual_server(&round_robin(tcp("10.0.0.2:80"))).unwrap();
+    assert!(!client.is_still(&snapshot).unwrap());
+    other.delete_virtual_server(&tcp("10.0.0.2:80")).unwrap();
+    assert!(client.is_still(&snapshot).unwrap());
+    let mut changed = round_robin(key);
+    changed.config.one_packet = true;
+    other.update_virtual_server(&changed).unwrap();
+    assert!(!client.is_still(&snapshot).unwrap());
+    other.delete_virtual_server(&key).unwrap();
+    assert!(!client.is_still(&snapshot).unwrap());
+    let mut twice = client.snapshot_once().unwrap();
+    twice.entries.extend(snapshot.entries.iter().cloned().chain(snapshot.entries.clone()));
+    assert!(!client.is_still(&twice).unwrap());
+}

@@ -65,6 +65,14 @@ impl Ipvs for IpvsPort {
         self.call(Client::snapshot)
     }
 
+    fn snapshot_once(&mut self) -> Result<Snapshot, PortError> {
+        self.call(Client::snapshot_once)
+    }
+
+    fn is_still(&mut self, snapshot: &Snapshot) -> Result<bool, PortError> {
+        self.call(|client| client.is_still(snapshot))
+    }
+
     fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
         self.call(|client| {
             let servers = client.list_real_servers(key)?;
