@@ -29,7 +29,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         .note(format!("{services} Services with {endpoints} endpoints each; every pass is checked to write nothing."));
     report.note(
         "The C program asks for the same dumps once: virtual servers, real servers of each, the 34 sets, devices, addresses. \
-         What it does not do: read them, look whether they are one state (virtual servers twice), compare, compile.",
+         What it does not do: read them, compare, compile. IPVS of the crates is a snapshot(), which lists the virtual servers twice; a \
+         pass in which nothing is to be done does so once.",
     );
     report.note(
         "Rules are only to be had from iptables-save, so those programs count on the kernel's side too. The parts are the \
