@@ -95,7 +95,7 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
             return false;
         }
     };
-    let observed = match observe::read_what_there_is(ports.ipvs, ports.sets, &host, config, &desired, false) {
+    let observed = match observe::read_what_there_is(ports.ipvs, ports.sets, &host, config, &desired) {
         Ok(observed) => observed,
         Err(errors) => {
             cleaned.unread.extend(errors);

@@ -47,9 +47,8 @@ pub fn read_what_there_is(
     host: &HostAddresses,
     config: &Config,
     desired: &Desired,
-    is_settled: bool,
 ) -> Result<Observed, Vec<Unread>> {
-    let (observed, mut unread) = read_parts(ipvs, sets, host, config, desired, is_settled);
+    let (observed, mut unread) = read_parts(ipvs, sets, host, config, desired, false);
     unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
     if unread.is_empty() { Ok(observed) } else { Err(unread) }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::resume_unwind;
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use iptables::{
@@ -167,21 +167,11 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
                 found.extend(self.known(family).take().map(|iptables| (family, iptables)));
             }
         }
-        // Threads are in the network namespace of the one that starts them.
-        let dumps: Vec<_> = thread::scope(|scope| {
-            let mut started = Vec::with_capacity(found.len());
-            for (_, iptables) in &found {
-                let list = || iptables.dump();
-                started.push(thread::Builder::new().name("iptables".to_owned()).spawn_scoped(scope, list));
-            }
-            work();
-            let join = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
-            started.into_iter().map(|started| started.ok().map(join)).collect()
-        });
+        let dumps = at_once(&found, |(_, iptables)| iptables.dump(), work);
         for ((family, iptables), dump) in found.into_iter().zip(dumps) {
             *self.known(family) = Some(iptables);
             // What failed is asked for again when it is needed, and fails there.
-            if let Some(Ok(dump)) = dump {
+            if let Ok(dump) = dump {
                 self.listed.insert(family, (at, dump));
             }
         }
@@ -200,34 +190,31 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         }
         let opened: Vec<_> = changes.iter().map(|(family, _)| self.take(*family)).collect();
         self.forget_listed();
-        // Threads are in the network namespace of the one that starts them.
-        let restored: Vec<_> = thread::scope(|scope| {
-            let start = |iptables: Iptables<R>, transaction| {
-                let restore = move || {
-                    let answer = iptables.restore(transaction);
-                    (iptables, answer)
-                };
-                let started = thread::Builder::new().name("iptables".to_owned()).spawn_scoped(scope, restore);
-                started.map_err(|error| PortError::from_error(PortErrorKind::Busy, &error))
-            };
-            let transactions = changes.iter().map(|(_, transaction)| *transaction);
-            let started: Vec<_> = opened
-                .into_iter()
-                .zip(transactions)
-                .map(|(iptables, transaction)| start(iptables?, transaction))
-                .collect();
-            started
-                .into_iter()
-                .map(|started| Ok(started?.join().unwrap_or_else(|panic| resume_unwind(panic))))
-                .collect()
-        });
-        let families = changes.iter().map(|(family, _)| *family);
-        families
-            .zip(restored)
-            .map(|(family, restored)| {
-                let (iptables, answer) = restored?;
-                self.keep(family, iptables, answer)
-            })
-            .collect()
+        let jobs: Vec<_> = opened.into_iter().zip(changes).collect();
+        let restore = |(iptables, (_, transaction)): &(Result<Iptables<R>, PortError>, &(Family, &Transaction))| {
+            iptables.as_ref().map(|iptables| iptables.restore(transaction)).map_err(PortError::clone)
+        };
+        let answers = at_once(&jobs, restore, || {});
+        let outcomes = jobs
+            .into_iter()
+            .zip(answers)
+            .map(|((iptables, (family, _)), answer)| self.keep(*family, iptables?, answer?));
+        outcomes.collect()
     }
+}
+
+/// Does something with each of these at the same time, and other work meanwhile; after that work what no thread was to be had
+/// for. Threads are in the network namespace of the one that starts them.
+fn at_once<J: Sync, T: Send>(jobs: &[J], run: impl Fn(&J) -> T + Sync, meanwhile: impl FnOnce()) -> Vec<T> {
+    let run = &run;
+    thread::scope(|scope| {
+        let start = |job| thread::Builder::new().name("iptables".to_owned()).spawn_scoped(scope, move || run(job));
+        let started: Vec<_> = jobs.iter().map(|job| (job, start(job))).collect();
+        meanwhile();
+        let end = |(job, started): (_, std::io::Result<thread::ScopedJoinHandle<'_, T>>)| match started {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(_no_thread) => run(job),
+        };
+        started.into_iter().map(end).collect()
+    })
 }
