@@ -395,7 +395,7 @@ impl Proxier {
             }
         }
         let mut inputs = BTreeMap::new();
-        // Rules follow what is wanted: while something that is not is kept, what guards it has to stay.
+        // Rules follow what is wanted: while something that is not wanted is kept, what guards it has to stay.
         let families = self.options.config.families;
         for family in families.iter().filter(|_| report.stopped.is_none()) {
             if !report.full && self.has_same_rules(family) {

@@ -229,11 +229,38 @@ fn small_passes_do_not_nibble() {
     stopped.hold(&mut changes, &observed);
     observed.apply(&changes);
     assert_eq!(observed, before);
-    // One that has nothing to do with it.
+    // One that has nothing to do with it is carried out; still the rest is held back.
     let touched = world.slice("s20-1", "s20", json!([]));
-    let changes = diff_touched(&world.desired, &observed, &touched, &world.config);
-    assert_eq!(guard.check(&changes, &observed, &world.desired, secs(2)), None);
-    assert_eq!(guard.held().count(), 39);
+    let mut changes = diff_touched(&world.desired, &observed, &touched, &world.config);
+    let stopped = guard.check(&changes, &observed, &world.desired, secs(2)).unwrap();
+    assert_eq!(stopped.held().count(), 39);
+    stopped.hold(&mut changes, &observed);
+    observed.apply(&changes);
+    let server = |number| &observed.virtual_servers[&keys_of(number)[0]];
+    assert_eq!((server(20).real_servers.len(), server(13).real_servers.len()), (0, 1));
+}
+
+/// The Services come back one after the other: those that have not yet are as little deleted as before.
+#[test]
+fn a_list_that_comes_back_in_parts_is_waited_for() {
+    let (mut world, mut observed) = cluster(20);
+    let mut guard = Guard::new(MassRemoval::default());
+    let before = observed.clone();
+    remove(&mut world, 1..=20);
+    assert!(pass(&mut guard, &world, &mut observed, secs(0)).is_some());
+    for number in 1..=19 {
+        add(&mut world, number);
+        let stopped = pass(&mut guard, &world, &mut observed, secs(u64::from(number))).unwrap();
+        assert_eq!(stopped.held().count(), 60 - 3 * usize::from(number));
+        assert_eq!(observed, before, "{number}");
+    }
+    // One that is deleted meanwhile, as ever: few enough.
+    remove(&mut world, [1]);
+    assert_eq!(pass(&mut guard, &world, &mut observed, secs(30)).unwrap().held().count(), 3);
+    assert!(!observed.virtual_servers.contains_key(&keys_of(1)[0]));
+    // And the last has been missing for long enough.
+    assert_eq!(pass(&mut guard, &world, &mut observed, secs(300)), None);
+    assert!(in_step(&world, &observed));
 }
 
 proptest! {

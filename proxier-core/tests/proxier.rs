@@ -208,6 +208,47 @@ fn what_vanishes_from_a_list_all_at_once_is_kept_and_what_is_deleted_goes() {
     assert_eq!(world.servers(), "");
 }
 
+/// The rules of load balancers stay as long as the virtual servers do, whatever else passes.
+#[test]
+fn what_is_kept_keeps_its_rules() {
+    let mut world = World::new();
+    let balancer = |number: u8| -> ServiceObject {
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "demo", "name": format!("web-{number}")},
+            "spec": {
+                "type": "LoadBalancer", "clusterIP": format!("10.96.1.{number}"), "ports": [{"port": 80}],
+                "loadBalancerSourceRanges": ["192.0.2.0/24"],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": format!("203.0.113.{number}")}]}},
+        }))
+        .unwrap()
+    };
+    let services: Vec<ServiceObject> = (1..=20).map(balancer).collect();
+    world.proxier.replace_objects(&services, [], world.now);
+    world.proxier.start(world.now);
+    assert!(world.pass().is_done());
+    let full = world.kernel.state();
+    world.proxier.replace_objects([], [], world.now);
+    assert!(world.pass().stopped.is_some());
+    assert_eq!(world.kernel.state(), full);
+    // A new Service comes and goes.
+    world.service(web());
+    world.slice("web", &["10.244.0.1"]);
+    assert!(world.run(Duration::from_secs(31)).iter().all(|report| report.stopped.is_some()));
+    assert_eq!(world.kernel.state().rules, full.rules);
+    world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
+    assert!(world.run(Duration::from_secs(31)).iter().all(|report| report.stopped.is_some()));
+    assert_eq!(world.kernel.state(), full);
+    // They come back one after the other.
+    for service in &services {
+        world.proxier.upsert_service(service, world.now);
+        world.run(Duration::from_secs(3));
+        assert_eq!(world.kernel.state(), full);
+    }
+    assert!(world.run(Duration::from_secs(31)).last().is_some_and(Report::is_done));
+    assert_eq!(world.kernel.state(), full);
+}
+
 fn node_port() -> Value {
     json!({
         "metadata": {"namespace": "demo", "name": "web"},

@@ -151,7 +151,8 @@ impl Needs {
 ///
 /// # How it ends
 ///
-/// * The input comes back: what is wanted again is not held back any more.
+/// * The input comes back: what is wanted again is not held back any more. What is not yet, stays held back, however
+///   little that is: lists that come back in parts are no deletions of the rest.
 /// * An operator confirms: [`Guard::confirm`] lets through what is held back then, and nothing later.
 /// * The input stays as it is for [`MassRemoval::patience`]: each virtual server that was missing all the time is
 ///   deleted then.
@@ -224,42 +225,39 @@ impl Guard {
         self.held.iter().map(|(key, since)| (*key, *since))
     }
 
-    /// Says what of these changes must not be made; [`Stopped::hold`] takes it out.
+    /// Says what of these changes must not be made; [`Stopped::hold`] takes it out. `Some` as long as anything is held
+    /// back, also when the changes have nothing to do with it: they may take away what it needs.
     ///
-    /// The cost is that of the changes and of what is held back; if there are too many deletions, that of everything.
+    /// The cost is that of the changes; with many deletions, or as long as something is held back, that of everything.
     pub fn check(&mut self, changes: &Changes, observed: &Observed, desired: &Desired, now: Moment) -> Option<Stopped> {
         let is_lost =
             |key: &VirtualServerKey| observed.virtual_servers.contains_key(key) && desired.frontend(key).is_none();
         self.believed.retain(is_lost);
-        self.held.retain(|key, _| is_lost(key));
-        let deleted = changes.virtual_servers.iter().filter(|(_, change)| **change == VirtualServerChange::Delete);
-        let deleted: BTreeSet<VirtualServerKey> = deleted.map(|(key, _)| *key).collect();
         let patience = self.settings.patience;
-        let believed = |key: &VirtualServerKey, held: &BTreeMap<VirtualServerKey, Moment>| {
-            let since = held.get(key).zip(patience);
-            let waited = since.is_some_and(|(since, patience)| since.saturating_add(patience) <= now);
-            waited || self.believed.contains(key)
-        };
-        if deleted.iter().all(|key| believed(key, &self.held)) {
-            return None;
+        let is_over = |since: Moment| patience.is_some_and(|patience| since.saturating_add(patience) <= now);
+        self.held.retain(|key, since| {
+            if is_over(*since) && is_lost(key) {
+                self.believed.insert(*key);
+            }
+            is_lost(key) && !self.believed.contains(key)
+        });
+        let deleted = changes.virtual_servers.iter().filter(|(_, change)| **change == VirtualServerChange::Delete);
+        let new: BTreeSet<VirtualServerKey> = deleted
+            .map(|(key, _)| *key)
+            .filter(|key| !self.held.contains_key(key) && !self.believed.contains(key))
+            .collect();
+        let kept = || desired.frontends().filter(|of| observed.virtual_servers.contains_key(&of.key())).count();
+        // What is held back already counts too: else what comes on top of it would be few.
+        let lost = self.held.len().saturating_add(new.len());
+        if !new.is_empty() && lost >= self.settings.at_least {
+            let of = kept().saturating_add(lost).saturating_add(self.believed.len());
+            if self.settings.is_too_much(lost, of, desired.frontends().count()) {
+                self.held.extend(new.into_iter().map(|key| (key, now)));
+            }
         }
-        // What is held back already counts too, though a pass for changes does not touch it.
-        let all: BTreeSet<VirtualServerKey> = deleted.iter().chain(self.held.keys()).copied().collect();
-        let sudden: BTreeSet<VirtualServerKey> = all.iter().filter(|key| !believed(key, &self.held)).copied().collect();
-        if sudden.len() < self.settings.at_least {
-            return None;
-        }
-        let wanted = desired.frontends().count();
-        let kept = desired.frontends().filter(|of| observed.virtual_servers.contains_key(&of.key())).count();
-        let of = kept.saturating_add(all.len());
-        if !self.settings.is_too_much(sudden.len(), of, wanted) {
-            return None;
-        }
-        for key in &sudden {
-            self.held.entry(*key).or_insert(now);
-        }
-        let last = sudden.iter().filter_map(|key| self.held.get(key)).max();
-        let until = last.zip(patience).map(|(since, patience)| since.saturating_add(patience));
-        Some(Stopped { would_delete: sudden.len(), of, until, held: sudden })
+        let since = self.held.values().max()?;
+        let until = patience.map(|patience| since.saturating_add(patience));
+        let of = kept().saturating_add(self.held.len());
+        Some(Stopped { would_delete: self.held.len(), of, until, held: self.held.keys().copied().collect() })
     }
 }
