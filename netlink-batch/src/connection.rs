@@ -112,12 +112,16 @@ impl Connection {
 
     /// A conversation over this transport.
     pub fn new(transport: impl Transport + 'static) -> Self {
+        Connection::with_room(transport, RECEIVE)
+    }
+
+    fn with_room(transport: impl Transport + 'static, room: usize) -> Self {
         Connection {
             transport: Box::new(transport),
             limits: Limits::default(),
             sequence: 0,
             encoder: Encoder::new(),
-            buffer: vec![0; RECEIVE],
+            buffer: vec![0; room],
         }
     }
 
@@ -128,7 +132,7 @@ impl Connection {
     /// 32 KiB, and a kernel with `init_on_alloc` clears it each time: that may cost more than the dump. Long dumps come in more
     /// datagrams here; read those over another conversation. A datagram that does not fit makes room for the next attempt.
     pub fn for_short_dumps(transport: impl Transport + 'static) -> Self {
-        Connection { buffer: vec![0; RECEIVE_SMALL], ..Connection::new(transport) }
+        Connection::with_room(transport, RECEIVE_SMALL)
     }
 
     /// The bounds in force.

@@ -282,6 +282,12 @@ impl Flows {
     pub fn total(self) -> usize {
         self.v4.saturating_add(self.v6)
     }
+
+    /// Adds these.
+    pub fn add(&mut self, more: Flows) {
+        self.v4 = self.v4.saturating_add(more.v4);
+        self.v6 = self.v6.saturating_add(more.v6);
+    }
 }
 
 /// Tracked connections.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::ports::PortErrorKind;
+use crate::ports::{Flows, PortErrorKind};
 use crate::report::{Counts, Report};
 use crate::schedule::Moment;
 use crate::step::{Action, Part};
@@ -34,10 +34,8 @@ pub struct Totals {
     pub drift: u64,
     /// Restores of iptables that failed (`kubeproxy_sync_proxy_rules_iptables_restore_failures_total`).
     pub restore_failures: u64,
-    /// UDP flows of IPv4 that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
-    pub flows_v4: u64,
-    /// Those of IPv6.
-    pub flows_v6: u64,
+    /// UDP flows that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
+    pub flows: Flows,
     /// When the last pass ended after which all was as wanted
     /// (`kubeproxy_sync_proxy_rules_last_timestamp_seconds`).
     pub last_success: Option<Moment>,
@@ -64,8 +62,7 @@ impl Totals {
         }
         add(&mut self.unread, report.unread.len());
         add(&mut self.drift, report.drift.len());
-        add(&mut self.flows_v4, report.applied.flows.v4);
-        add(&mut self.flows_v6, report.applied.flows.v6);
+        self.flows.add(report.applied.flows);
         if report.is_done() {
             self.last_success = Some(now);
         }

@@ -10,6 +10,8 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use proxier_core::ports::Flows;
+
 /// Observations by size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
@@ -100,7 +102,7 @@ pub struct Metrics {
     /// Answers of /livez: 200, 503.
     pub livez: [u64; 2],
     /// Entries of connection tracking that were deleted: IPv4, IPv6.
-    pub conntrack_deleted: [u64; 2],
+    pub conntrack_deleted: Flows,
     /// Passes that failed, wholly or in part. kube-proxy does not have it.
     pub sync_failures: u64,
     /// Fields and objects of the input that are left out at the moment. kube-proxy does not have it.
@@ -134,7 +136,7 @@ impl Default for Metrics {
             no_local_endpoints: [0; 2],
             healthz: [0; 2],
             livez: [0; 2],
-            conntrack_deleted: [0; 2],
+            conntrack_deleted: Flows::default(),
             sync_failures: 0,
             rejected: 0,
             unreadable: 0,
@@ -188,7 +190,8 @@ impl Metrics {
             |[ok, unavailable]: [u64; 2]| [("code=\"200\"".to_owned(), ok), ("code=\"503\"".to_owned(), unavailable)];
         p.family("proxy_healthz_total", "counter", "Answers of /healthz", &codes(self.healthz));
         p.family("proxy_livez_total", "counter", "Answers of /livez", &codes(self.livez));
-        let [v4, v6] = self.conntrack_deleted;
+        let Flows { v4, v6 } = self.conntrack_deleted;
+        let [v4, v6] = [v4, v6].map(|number| u64::try_from(number).unwrap_or(u64::MAX));
         p.family(
             "conntrack_reconciler_deleted_entries_total",
             "counter",

@@ -210,7 +210,7 @@ impl Worker {
             metrics.service_changes = totals.service_changes;
             metrics.endpoint_changes = totals.endpoint_changes;
             metrics.iptables_restore_failures = totals.restore_failures;
-            metrics.conntrack_deleted = [totals.flows_v4, totals.flows_v6];
+            metrics.conntrack_deleted = totals.flows;
             metrics.sync_failures = totals.failed_passes;
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
             metrics.draining = u64::try_from(report.draining).unwrap_or(u64::MAX);

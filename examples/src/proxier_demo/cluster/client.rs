@@ -7,7 +7,6 @@ use std::time::Duration;
 use http::{Request, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
-use kube::config::Kubeconfig;
 use kube::{Client, Config};
 
 use super::super::problem::{OneLine, Problem};
@@ -29,13 +28,7 @@ impl Connection {
     pub fn server(&self) -> Option<http::Uri> {
         let url: http::Uri = match (&self.master, &self.kubeconfig) {
             (Some(url), _) => url.parse().ok()?,
-            (None, Some(path)) => {
-                let kubeconfig = Kubeconfig::read_from(path).ok()?;
-                let current = kubeconfig.current_context.as_ref()?;
-                let context = kubeconfig.contexts.iter().find(|context| context.name == *current)?.context.as_ref()?;
-                let cluster = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster)?;
-                cluster.cluster.as_ref()?.server.as_ref()?.parse().ok()?
-            }
+            (None, Some(path)) => kubeconfig::server(path)?,
             (None, None) => Config::incluster().ok()?.cluster_url,
         };
         Some(url)

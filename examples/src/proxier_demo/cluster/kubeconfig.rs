@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kube::Config;
 use kube::client::AuthError;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, NamedCluster};
 
 use super::super::problem::Problem;
 use super::client::causes;
@@ -42,8 +42,15 @@ pub(super) async fn config(path: &Path) -> Result<Config, Problem> {
     Ok(config)
 }
 
-/// Whether the names that it refers to are there. The field and the reason, if not.
-fn complete(kubeconfig: &Kubeconfig) -> Result<(), (&'static str, String)> {
+/// Where the server of its current context is; `None` when [`config`] would fail.
+pub(super) fn server(path: &Path) -> Option<http::Uri> {
+    let kubeconfig = Kubeconfig::read_from(path).ok()?;
+    let cluster = complete(&kubeconfig).ok()?;
+    cluster.cluster.as_ref()?.server.as_ref()?.parse().ok()
+}
+
+/// The cluster of its current context, when the names that it refers to are there. The field and the reason, if not.
+fn complete(kubeconfig: &Kubeconfig) -> Result<&NamedCluster, (&'static str, String)> {
     let named = |what: &str, name: &str, names: Vec<&str>| {
         let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         format!("there is no {what} {name:?}; there is {known}")
@@ -57,17 +64,17 @@ fn complete(kubeconfig: &Kubeconfig) -> Result<(), (&'static str, String)> {
         let names = contexts().map(|context| context.name.as_str()).collect();
         return Err(("current-context", named("context", current, names)));
     };
-    if !kubeconfig.clusters.iter().any(|cluster| cluster.name == context.cluster) {
+    let Some(cluster) = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster) else {
         let names = kubeconfig.clusters.iter().map(|cluster| cluster.name.as_str()).collect();
         return Err(("contexts.context.cluster", named("cluster", &context.cluster, names)));
-    }
+    };
     if let Some(user) = context.user.as_deref().filter(|user| !user.is_empty())
         && !kubeconfig.auth_infos.iter().any(|known| known.name == user)
     {
         let names = kubeconfig.auth_infos.iter().map(|user| user.name.as_str()).collect();
         return Err(("contexts.context.user", named("user", user, names)));
     }
-    Ok(())
+    Ok(cluster)
 }
 
 /// Why there is no client although the configuration could be read.
