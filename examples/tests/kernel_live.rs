@@ -107,7 +107,7 @@ impl Play {
     }
 
     fn end(self) {
-        // Rules come after the virtual servers: the pass that brought those may still be at work.
+        // The pass that brought the virtual servers may still bind addresses and take rules away.
         let since = Instant::now();
         loop {
             let plan = demo(&["plan", "--kubeconfig", &self.world.kubeconfig()]);
