@@ -373,6 +373,11 @@ fn an_empty_list_does_not_empty_the_node() {
         // Longer than a pass for changes takes, and the first attempts after it.
         std::thread::sleep(Duration::from_secs(5));
         assert_eq!(rules(), before);
+        let metrics = tool("curl -s -f http://127.0.0.1:10249/metrics");
+        let held_back =
+            format!("_virtual_servers_held_back {}\n", full.iter().filter(|line| line.starts_with("-A ")).count());
+        assert!(metrics.contains(&held_back) && metrics.contains("_sync_failures_total 0\n"), "{held_back}: {metrics}");
+        assert!(tool("curl -s -f http://127.0.0.1:10256/healthz").contains("\"healthy\":true"));
         for service in &play.world.services {
             play.world.server.put(&service.object());
         }

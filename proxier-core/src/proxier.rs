@@ -282,7 +282,7 @@ impl Proxier {
         }
         let end = clock();
         self.settled |= report.full && report.is_done();
-        self.schedule.done(end, report.is_done());
+        self.schedule.done(end, !report.has_failed());
         self.totals.add(&report, end);
         Some(report)
     }
@@ -605,6 +605,11 @@ impl Proxier {
     /// What compiling needs besides the Services.
     pub fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    /// What keeps deletions back that are too many at once.
+    pub fn guard(&self) -> &Guard {
+        &self.guard
     }
 
     /// Real servers that drain.

@@ -161,7 +161,13 @@ pub struct Refused {
 impl Report {
     /// Whether the kernel holds what is wanted, as far as this pass looked.
     pub fn is_done(&self) -> bool {
-        self.unread.is_empty() && self.applied.failures.is_empty() && self.stopped.is_none()
+        !self.has_failed() && self.stopped.is_none()
+    }
+
+    /// Whether something could not be read or done. What is held back on purpose ([`Report::stopped`]) is no failure: what
+    /// is wanted is served, and more.
+    pub fn has_failed(&self) -> bool {
+        !self.unread.is_empty() || !self.applied.failures.is_empty()
     }
 
     /// How many operations were carried out: 0 when nothing differed.

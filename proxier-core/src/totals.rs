@@ -49,7 +49,7 @@ impl Totals {
     /// Counts a pass that ended at `now`.
     pub fn add(&mut self, report: &Report, now: Moment) {
         add(if report.full { &mut self.full_passes } else { &mut self.passes_for_changes }, 1);
-        add(&mut self.failed_passes, usize::from(!report.is_done()));
+        add(&mut self.failed_passes, usize::from(report.has_failed()));
         add(&mut self.stopped_passes, usize::from(report.stopped.is_some()));
         for (what, number) in &report.applied.done {
             let count = self.done.entry(*what).or_default();
@@ -63,7 +63,7 @@ impl Totals {
         add(&mut self.unread, report.unread.len());
         add(&mut self.drift, report.drift.len());
         self.flows.add(report.applied.flows);
-        if report.is_done() {
+        if !report.has_failed() {
             self.last_success = Some(now);
         }
     }

@@ -231,6 +231,10 @@ fn what_is_kept_keeps_its_rules() {
     world.proxier.replace_objects([], [], world.now);
     assert!(world.pass().stopped.is_some());
     assert_eq!(world.kernel.state(), full);
+    assert_eq!(world.proxier.guard().held().count(), 40);
+    // What is kept serves: the node is well, and nothing is tried again and again.
+    assert_eq!((world.proxier.schedule().failures(), world.proxier.schedule().pending_since()), (0, None));
+    assert_eq!((world.proxier.totals().failed_passes, world.proxier.totals().stopped_passes), (0, 1));
     // A new Service comes and goes.
     world.service(web());
     world.slice("web", &["10.244.0.1"]);

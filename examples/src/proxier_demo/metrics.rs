@@ -115,6 +115,8 @@ pub struct Metrics {
     pub virtual_servers: u64,
     /// What the kernel holds of ours: real servers. kube-proxy does not have it.
     pub real_servers: u64,
+    /// Virtual servers that are not wanted any more and stay for now. kube-proxy does not have it.
+    pub held_back: u64,
     /// Real servers that are draining. kube-proxy does not have it.
     pub draining: u64,
 }
@@ -143,6 +145,7 @@ impl Default for Metrics {
             api_failures: 0,
             virtual_servers: 0,
             real_servers: 0,
+            held_back: 0,
             draining: 0,
         }
     }
@@ -203,6 +206,8 @@ impl Metrics {
         p.counter("unreadable_objects_total", "Objects and files that could not be read", self.unreadable);
         p.counter("api_request_failures_total", "Requests to the API server that failed", self.api_failures);
         p.gauge("virtual_servers", "Virtual servers of ours in the kernel", self.virtual_servers);
+        let held_back = "Virtual servers that are not wanted any more and stay for now: too many at once";
+        p.gauge("virtual_servers_held_back", held_back, self.held_back);
         p.gauge("real_servers", "Real servers of ours in the kernel", self.real_servers);
         p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
         process(p);

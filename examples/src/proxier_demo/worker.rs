@@ -187,13 +187,14 @@ impl Worker {
                 }
             }
         }
-        if report.is_done() {
-            self.health.updated(SystemTime::now());
-        } else {
+        // A node that keeps more than is wanted serves: load balancers must not leave it.
+        let failed = report.has_failed();
+        if failed {
             self.health.waiting(start);
+        } else {
+            self.health.updated(SystemTime::now());
         }
         let arrived = std::mem::take(&mut self.arrived);
-        let failed = !report.is_done();
         let totals = engine.proxier().totals();
         let rejected = engine.proxier().rejections().count();
         self.health.metrics(|metrics: &mut Metrics| {
@@ -213,6 +214,7 @@ impl Worker {
             metrics.conntrack_deleted = totals.flows;
             metrics.sync_failures = totals.failed_passes;
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
+            metrics.held_back = u64::try_from(engine.proxier().guard().held().count()).unwrap_or(u64::MAX);
             metrics.draining = u64::try_from(report.draining).unwrap_or(u64::MAX);
             // Not with each change: counting walks everything.
             if report.full {
