@@ -7,6 +7,7 @@ mod program;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -14,22 +15,69 @@ use program::{Folder, command, ipvsadm, ok, set_up, text, tool, touched};
 use serde_json::{Value, json};
 use testkit::{Need, PROXY, kernel_test, oracle};
 
-/// The scenarios of proxier-core: Kubernetes objects, and what the kernel holds before.
-fn scenarios() -> Vec<(PathBuf, Value)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proxier-core/tests/scenarios");
+/// The scenarios of proxier-core by name: Kubernetes objects, and what the kernel holds before.
+fn scenarios() -> Vec<(String, Value)> {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proxier-core/tests");
+    let mut scenarios = written_by_hand(&tests.join("scenarios"));
+    scenarios.extend(corpus(&tests.join("oracle/corpus.jsonl.gz")));
+    scenarios
+}
+
+fn written_by_hand(folder: &Path) -> Vec<(String, Value)> {
     let list = |folder: &Path| -> Vec<PathBuf> {
         let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         paths.sort();
         paths
     };
-    let groups = list(&folder).into_iter().filter(|path| path.is_dir() && !path.ends_with("runner"));
+    let groups = list(folder).into_iter().filter(|path| path.is_dir() && !path.ends_with("runner"));
     let files: Vec<PathBuf> = groups.flat_map(|group| list(&group)).collect();
     assert!(files.len() > 200, "{}", files.len());
     let read = |path: PathBuf| {
         let value = serde_saphyr::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-        (path, value)
+        let name = path.strip_prefix(folder).unwrap().display().to_string();
+        (name, value)
     };
     files.into_iter().map(read).collect()
+}
+
+/// `oracle/README.md` there says what its lines are.
+fn corpus(file: &Path) -> Vec<(String, Value)> {
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(fs::File::open(file).unwrap()).read_to_string(&mut text).unwrap();
+    let as_scenario = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let field = |name: &str| &line["config"][name];
+        let config = json!({
+            "clusterCIDR": field("clusterCIDR").as_str().unwrap_or_default(),
+            "nodePortAddresses": field("nodePortAddresses").as_array().cloned().unwrap_or_default(),
+            "ipvs": {"scheduler": field("scheduler").as_str().unwrap_or_default()},
+            "iptables": {"masqueradeAll": field("masqueradeAll").as_bool().unwrap_or_default()},
+        });
+        let of_kind = |kind: &str, version: &str, list: &str| -> Vec<Value> {
+            let mut objects = line[list].as_array().unwrap().clone();
+            for object in &mut objects {
+                object["kind"] = kind.into();
+                object["apiVersion"] = version.into();
+            }
+            objects
+        };
+        let mut objects = of_kind("Service", "v1", "services");
+        objects.extend(of_kind("EndpointSlice", "discovery.k8s.io/v1", "endpointSlices"));
+        let node = &line["node"];
+        let scenario = json!({
+            "config": config,
+            "node": {
+                "name": node["name"], "zone": node["labels"]["topology.kubernetes.io/zone"],
+                "addresses": node["nodeIP"].as_object().unwrap().values().collect::<Vec<_>>(),
+                "interfaces": node["interfaces"],
+            },
+            "objects": objects,
+        });
+        (format!("corpus/{}", line["id"].as_str().unwrap()), scenario)
+    };
+    let scenarios: Vec<_> = text.lines().map(as_scenario).collect();
+    assert!(scenarios.len() > 400, "{}", scenarios.len());
+    scenarios
 }
 
 /// The scenarios' usual node and what one says otherwise.
@@ -74,9 +122,13 @@ fn make_node(scenario: &Value, folder: &Folder) {
     let addresses = field("addresses");
     let addresses: Vec<Value> =
         addresses.as_array().unwrap().iter().map(|address| json!({"type": "InternalIP", "address": address})).collect();
+    let mut labels = json!({});
+    if let Some(zone) = field("zone").as_str() {
+        labels["topology.kubernetes.io/zone"] = zone.into();
+    }
     let node = json!({
         "apiVersion": "v1", "kind": "Node",
-        "metadata": {"name": field("name"), "labels": {"topology.kubernetes.io/zone": field("zone")}},
+        "metadata": {"name": field("name"), "labels": labels},
         "spec": {"podCIDRs": field("podCIDRs")},
         "status": {"addresses": addresses},
     });
@@ -159,13 +211,13 @@ fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
     None
 }
 
-/// `plan`, `run --once`, `plan`: the last one is empty. Each sixtieth scenario; all with `PROXIER_SCENARIOS=all`, those with
-/// some words in their path with these words there.
+/// `plan`, `run --once`, `plan`: the last one is empty. Each hundredth scenario; all with `PROXIER_SCENARIOS=all`, those
+/// with some words in their name with these words there.
 #[test]
 fn what_was_planned_and_done_is_not_planned_again() {
     let asked = std::env::var("PROXIER_SCENARIOS").ok();
     let is_asked = |number: usize, name: &str| match asked.as_deref() {
-        None => number.is_multiple_of(60),
+        None => number.is_multiple_of(100),
         Some("all") => true,
         Some(words) => name.contains(words),
     };
@@ -173,17 +225,12 @@ fn what_was_planned_and_done_is_not_planned_again() {
         .concat();
     let mut failures = Vec::new();
     let mut tried = 0;
-    for (number, (path, scenario)) in scenarios().into_iter().enumerate() {
+    for (number, (name, scenario)) in scenarios().into_iter().enumerate() {
         // What is no field of the configuration cannot be asked for here.
         let beyond = scenario.get("options").is_some()
             || scenario["node"]["interfaces"]
                 .as_object()
                 .is_some_and(|interfaces| interfaces.contains_key("kube-ipvs0"));
-        let name = format!(
-            "{}/{}",
-            path.parent().unwrap().file_name().unwrap().display(),
-            path.file_name().unwrap().display()
-        );
         if beyond || !is_asked(number, &name) {
             continue;
         }
