@@ -29,6 +29,10 @@ const LISTS: &str = "objects, the server's part included";
 const PASS: &str = "first pass";
 const INTERVAL: &str = "mean of each change";
 
+/// Of each cluster whose changes are compared: while they go on, the real servers of those before drain and are looked at, so
+/// a few would be cheaper than many.
+const CHANGES: u32 = 100;
+
 /// A cluster and how often it is measured.
 struct Size {
     services: u32,
@@ -43,20 +47,22 @@ fn label(endpoints: u32) -> String {
 
 fn sizes(options: &Options) -> Vec<Size> {
     let size = |services, endpoints, rounds, changes| Size { services, endpoints, rounds, changes };
-    let (all, few) = (options.rounds, options.rounds.min(3));
+    let all = options.rounds;
     if options.smoke {
         return vec![size(30, 3, 1, 3)];
     }
     if options.quick {
-        return vec![size(100, 10, 1, 20), size(1_000, 10, all, 100)];
+        return vec![size(100, 10, 1, CHANGES), size(1_000, 10, all, CHANGES)];
     }
     vec![
-        size(100, 10, few, 20),
-        size(1_000, 10, all, 100),
-        size(1_000, 50, few, 20),
-        size(5_000, 10, few, 20),
-        size(10_000, 10, few, 20),
-        size(50_000, 2, 1, 40),
+        size(100, 10, all, CHANGES),
+        size(1_000, 10, all, CHANGES),
+        size(1_000, 2, all, CHANGES),
+        size(1_000, 50, all, 20),
+        size(5_000, 10, all, 20),
+        size(10_000, 10, all, CHANGES),
+        // Minutes each, and an API server of half a gigabyte.
+        size(50_000, 2, 1, CHANGES),
     ]
 }
 
@@ -77,8 +83,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
          none to the old one: the list of that virtual server's real servers is read over and over.",
     );
     warm_up(&["end-to-end", "3", "2", "2"])?;
-    for size in sizes(options) {
-        for _ in 0..size.rounds {
+    let sizes = sizes(options);
+    for round in 0..options.rounds {
+        for size in sizes.iter().filter(|size| round < size.rounds) {
             let start = std::time::Instant::now();
             let [services, endpoints, changes] = [size.services, size.endpoints, size.changes].map(|n| n.to_string());
             collect(&mut report, &["end-to-end", &services, &endpoints, &changes])?;
@@ -110,9 +117,10 @@ fn goals(report: &mut Report, options: &Options) {
         others.extend([(10_000, 10), (50_000, 2)]);
     }
     for (services, endpoints) in others {
-        let other = report.median(CHANGE, Some(services), &label(endpoints));
-        let name = format!("P5: one change, {services} Services / 1,000 Services");
-        report.goal(name, other / change, Goal::Within("0.8 to 1.2", 0.8, 1.2));
+        let of = |services| report.median(CHANGE, Some(services), &label(endpoints));
+        let ratio = of(services) / of(1_000);
+        let name = format!("P5: one change, {services} x {endpoints} / 1,000 x {endpoints}");
+        report.goal(name, ratio, Goal::Within("0.8 to 1.2", 0.8, 1.2));
     }
     let most = report.median(MEMORY, thousand, &format!("{}, {WARM}, after 100 changes, at most", label(10)));
     report.goal("P6: resident memory, 1,000 x 10, MB", base * 1024.0 / 1e6, Goal::AtMost("<= 16", 16.0));

@@ -124,9 +124,9 @@ const ROWS: [Row; 9] = [
         figures: &[
             Goal("P5: one change, 1,000 x 10, ms", Unit::Millis),
             Text("; 100 Services "),
-            Goal("P5: one change, 100 Services / 1,000 Services", Unit::Times),
-            Text("; 50,000 "),
-            Goal("P5: one change, 50000 Services / 1,000 Services", Unit::Times),
+            Goal("P5: one change, 100 x 10 / 1,000 x 10", Unit::Times),
+            Text("; 50,000, against 1,000 as small, "),
+            Goal("P5: one change, 50000 x 2 / 1,000 x 2", Unit::Times),
         ],
     },
     Row {
