@@ -184,7 +184,10 @@ impl<R: Runner> Iptables<R> {
         let run = Invocation::new(&self.programs.save, args.iter().copied(), self.limits.program);
         let output = self.runner.run(&run)?;
         if output.code != Some(0) {
-            return Err(failure::of_program(&format!("{} {}", self.programs.save.display(), args.join(" ")), &output));
+            return Err(failure::of_program(
+                format!("{} {}", self.programs.save.display(), args.join(" ")).trim_end(),
+                &output,
+            ));
         }
         Dump::parse(&output.stdout)
     }
