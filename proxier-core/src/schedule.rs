@@ -155,7 +155,7 @@ impl Schedule {
 
     /// The pass has ended. Without one that runs, nothing happens.
     ///
-    /// It succeeded when the kernel is as it has to be; one operation that failed is a failure.
+    /// It succeeded when all that it set out to do was done; one operation that failed is a failure.
     pub fn done(&mut self, now: Moment, success: bool) {
         let Some(running) = self.running.take() else { return };
         self.earliest = now.saturating_add(self.limits.min_interval);

@@ -36,7 +36,7 @@ pub struct Totals {
     pub restore_failures: u64,
     /// UDP flows that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
     pub flows: Flows,
-    /// When the last pass ended after which all was as wanted
+    /// When the last pass ended that did not fail ([`Report::has_failed`])
     /// (`kubeproxy_sync_proxy_rules_last_timestamp_seconds`).
     pub last_success: Option<Moment>,
 }

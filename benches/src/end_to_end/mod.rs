@@ -122,7 +122,7 @@ fn goals(report: &mut Report, options: &Options) {
         let name = format!("P5: one change, {services} x {endpoints} / 1,000 x {endpoints}");
         report.goal(name, ratio, Goal::Within("0.8 to 1.2", 0.8, 1.2));
     }
-    let most = report.median(MEMORY, thousand, &format!("{}, {WARM}, after 100 changes, at most", label(10)));
+    let most = report.median(MEMORY, thousand, &format!("{}, {WARM}, after {CHANGES} changes, at most", label(10)));
     report.goal("P6: resident memory, 1,000 x 10, MB", base * 1024.0 / 1e6, Goal::AtMost("<= 16", 16.0));
     report.goal("P6: the most of it, 100 changes later, MB", most * 1024.0 / 1e6, Goal::AtMost("<= 16", 16.0));
     if options.quick {

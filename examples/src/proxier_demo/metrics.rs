@@ -101,7 +101,7 @@ pub struct Metrics {
     pub healthz: [u64; 2],
     /// Answers of /livez: 200, 503.
     pub livez: [u64; 2],
-    /// Entries of connection tracking that were deleted: IPv4, IPv6.
+    /// Entries of connection tracking that were deleted.
     pub conntrack_deleted: Flows,
     /// Passes that failed, wholly or in part. kube-proxy does not have it.
     pub sync_failures: u64,

@@ -246,18 +246,19 @@ impl Guard {
             .map(|(key, _)| *key)
             .filter(|key| !self.held.contains_key(key) && !self.believed.contains(key))
             .collect();
-        let kept = || desired.frontends().filter(|of| observed.virtual_servers.contains_key(&of.key())).count();
+        if self.held.is_empty() && new.len() < self.settings.at_least.max(1) {
+            return None;
+        }
+        let kept = desired.frontends().filter(|of| observed.virtual_servers.contains_key(&of.key())).count();
         // What is held back already counts too: else what comes on top of it would be few.
         let lost = self.held.len().saturating_add(new.len());
-        if !new.is_empty() && lost >= self.settings.at_least {
-            let of = kept().saturating_add(lost).saturating_add(self.believed.len());
-            if self.settings.is_too_much(lost, of, desired.frontends().count()) {
-                self.held.extend(new.into_iter().map(|key| (key, now)));
-            }
+        let all = kept.saturating_add(lost).saturating_add(self.believed.len());
+        if self.settings.is_too_much(lost, all, desired.frontends().count()) {
+            self.held.extend(new.into_iter().map(|key| (key, now)));
         }
         let since = self.held.values().max()?;
         let until = patience.map(|patience| since.saturating_add(patience));
-        let of = kept().saturating_add(self.held.len());
+        let of = kept.saturating_add(self.held.len());
         Some(Stopped { would_delete: self.held.len(), of, until, held: self.held.keys().copied().collect() })
     }
 }
