@@ -373,15 +373,29 @@ fn an_empty_list_does_not_empty_the_node() {
         // Longer than a pass for changes takes, and the first attempts after it.
         std::thread::sleep(Duration::from_secs(5));
         assert_eq!(rules(), before);
+        // The first load balancer for some sources only is closed to others at once.
+        let guarded = Service { balancer: vec!["203.0.113.9".to_owned()], ..Service::new("guarded", "10.96.5.1", &[]) };
+        let mut object = guarded.object();
+        object["spec"]["loadBalancerSourceRanges"] = json!(["198.51.100.0/24"]);
+        let drops = || tool("iptables-save -t filter").contains(" -j KUBE-SOURCE-RANGES-FIREWALL");
+        assert!(!drops());
+        play.world.server.put(&object);
+        play.running.until("it is served", || ipvsadm().contains("-A -t 203.0.113.9:80 -s rr"));
+        assert!(drops(), "{}", tool("iptables-save -t filter"));
+        assert_eq!(rules(), before);
+        play.world.services.push(guarded);
         let metrics = tool("curl -s -f http://127.0.0.1:10249/metrics");
         let held_back =
             format!("_virtual_servers_held_back {}\n", full.iter().filter(|line| line.starts_with("-A ")).count());
         assert!(metrics.contains(&held_back) && metrics.contains("_sync_failures_total 0\n"), "{held_back}: {metrics}");
         assert!(tool("curl -s -f http://127.0.0.1:10256/healthz").contains("\"healthy\":true"));
         for service in &play.world.services {
-            play.world.server.put(&service.object());
+            if service.name != "guarded" {
+                play.world.server.put(&service.object());
+            }
         }
         play.settles("they are back");
+        assert!(drops());
         play.end();
     });
 }

@@ -56,23 +56,25 @@ pub(crate) fn marks(key: &VirtualServerKey) -> impl Iterator<Item = (SetKey, Ele
         SetKind::LoadBalancer,
         SetKind::NodePortSctp,
     ];
-    let place = match *key {
-        VirtualServerKey::Address { protocol, addr, port } => Some((protocol, addr, port)),
-        VirtualServerKey::Fwmark { .. } => None,
+    let at = place(key);
+    let node_port = match *key {
+        VirtualServerKey::Address { protocol: Protocol::Tcp, addr, port } => Some((SetKind::NodePortTcp, addr, port)),
+        VirtualServerKey::Address { protocol: Protocol::Udp, addr, port } => Some((SetKind::NodePortUdp, addr, port)),
+        _ => None,
     };
-    place.into_iter().flat_map(move |(protocol, addr, port)| {
-        let family = Family::of(addr);
-        let node_port = match protocol {
-            Protocol::Tcp => Some(SetKind::NodePortTcp),
-            Protocol::Udp => Some(SetKind::NodePortUdp),
-            _ => None,
-        };
-        let node_port = node_port.map(|kind| (SetKey::new(family, kind), Element::Port(port.into())));
-        let number = ipset::Protocol::from_number(protocol.number()).ok();
-        let at = number.map(|protocol| Element::IpPort(IpSpan::host(addr), Ports::port(protocol, port)));
-        let places = at.into_iter().flat_map(move |at| kinds.map(|kind| (SetKey::new(family, kind), at.clone())));
-        node_port.into_iter().chain(places)
-    })
+    let node_port =
+        node_port.map(|(kind, addr, port)| (SetKey::new(Family::of(addr), kind), Element::Port(port.into())));
+    let places = at.into_iter().flat_map(move |(addr, ports)| {
+        kinds.map(|kind| (SetKey::new(Family::of(addr), kind), Element::IpPort(IpSpan::host(addr), ports)))
+    });
+    node_port.into_iter().chain(places)
+}
+
+/// Address, and protocol with port, as entries have them.
+fn place(key: &VirtualServerKey) -> Option<(IpAddr, Ports)> {
+    let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
+    let protocol = ipset::Protocol::from_number(protocol.number()).ok()?;
+    Some((addr, Ports::port(protocol, port)))
 }
 
 impl Observed {
@@ -104,6 +106,23 @@ impl Observed {
         let VirtualServerKey::Address { addr, .. } = *key else { return false };
         let marked = || marks(key).any(|(set, element)| self.has_entry(set, &element));
         self.addresses.contains(&addr) || self.ours.contains(key) || marked()
+    }
+
+    /// The entry that sends traffic to this load balancer through source ranges, if it is there.
+    pub(crate) fn firewall_entry(&self, key: &VirtualServerKey) -> Option<(SetKey, Element)> {
+        let (addr, ports) = place(key)?;
+        let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerFirewall);
+        let element = Element::IpPort(IpSpan::host(addr), ports);
+        self.has_entry(set, &element).then_some((set, element))
+    }
+
+    /// Whether this node itself may use a load balancer with source ranges.
+    pub(crate) fn may_be_used_by_node(&self, key: &VirtualServerKey) -> bool {
+        place(key).is_some_and(|(addr, ports)| {
+            let host = IpSpan::host(addr);
+            let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerSourceIp);
+            self.has_entry(set, &Element::IpPortIp(host, ports, host))
+        })
     }
 
     /// Takes changes as made.

@@ -373,6 +373,7 @@ impl Proxier {
             stopped.hold(&mut changes, observed);
             report.stopped = Some(stopped.to_string().into());
         }
+        let kept = rules::Kept::new(&self.leaving, &changes, observed);
         let mut flows = udp::stale(&changes, &self.desired, &self.drains);
         if report.full && !self.settled {
             for (place, answering) in udp::all(&self.desired, &self.drains) {
@@ -395,13 +396,11 @@ impl Proxier {
             }
         }
         let mut inputs = BTreeMap::new();
-        // Rules follow what is wanted: while something that is not wanted is kept, what guards it has to stay.
-        let families = self.options.config.families;
-        for family in families.iter().filter(|_| report.stopped.is_none()) {
+        for family in self.options.config.families.iter() {
             if !report.full && self.has_same_rules(family) {
                 continue;
             }
-            match self.plan_rules(family, report.full, &mut plan, ports.rules) {
+            match self.plan_rules(family, report.full, &kept, &mut plan, ports.rules) {
                 Ok(None) => {}
                 Ok(Some(new)) => {
                     inputs.insert(family, new);
@@ -460,6 +459,7 @@ impl Proxier {
         &self,
         family: Family,
         full: bool,
+        kept: &rules::Kept,
         plan: &mut Plan,
         port: &mut dyn Rules,
     ) -> Result<Option<rules::Inputs>, Unread> {
@@ -471,7 +471,7 @@ impl Proxier {
         } else {
             capabilities.random_fully &= port.has_random_fully(family).map_err(unread)?;
         }
-        let inputs = rules::Inputs::new(family, &self.desired, &self.facts, capabilities);
+        let inputs = rules::Inputs::new(family, &self.desired, &self.facts, capabilities).with_kept(kept);
         if !full && written == Some(&inputs) {
             return Ok(None);
         }
@@ -560,7 +560,7 @@ impl Proxier {
         }
         self.surprised = surprised;
         // What was not planned although it may have changed is not known any more.
-        let skipped = report.stopped.is_some() || !report.unread.is_empty();
+        let skipped = !report.unread.is_empty();
         self.rules.retain(|family, _| !skipped || inputs.contains_key(family));
         let failed: BTreeSet<&str> = applied
             .failures

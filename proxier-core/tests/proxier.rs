@@ -7,7 +7,7 @@ use std::time::Duration;
 use ipvs::model::Family;
 use ipvs::{Operation, RealServer};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::proxier::{Options, Proxier};
 use proxier_core::report::Report;
@@ -251,6 +251,87 @@ fn what_is_kept_keeps_its_rules() {
     }
     assert!(world.run(Duration::from_secs(31)).last().is_some_and(Report::is_done));
     assert_eq!(world.kernel.state(), full);
+}
+
+/// A proxier that knows its node's address.
+fn on_a_node() -> Proxier {
+    let mut proxier = new_proxier();
+    let node = json!({
+        "metadata": {"name": "node-a"},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]},
+    });
+    proxier.set_node(&serde_json::from_value::<NodeObject>(node).unwrap(), Duration::ZERO);
+    proxier
+}
+
+/// A load balancer on port 80: `192.0.2.0/24` has this node in it.
+fn balancer(number: u8, policy: &str, range: Option<&str>) -> ServiceObject {
+    serde_json::from_value(json!({
+        "metadata": {"namespace": "demo", "name": format!("lb-{number}")},
+        "spec": {
+            "type": "LoadBalancer", "clusterIP": format!("10.96.1.{number}"), "ports": [{"port": 80}],
+            "externalTrafficPolicy": policy, "loadBalancerSourceRanges": range.map(|range| vec![range]),
+        },
+        "status": {"loadBalancer": {"ingress": [{"ip": format!("203.0.113.{number}")}]}},
+    }))
+    .unwrap()
+}
+
+/// What comes while something is kept gets its rules at once, and what is kept loses none: they are the rules of a
+/// cluster that has both. So too when another process held it back.
+#[test]
+fn what_comes_while_something_is_kept_is_guarded_too() {
+    let kinds =
+        [("Cluster", None), ("Local", None), ("Cluster", Some("192.0.2.0/24")), ("Local", Some("198.51.100.0/24"))];
+    let node_world = || World { proxier: on_a_node(), ..World::new() };
+    let pairs = kinds.iter().flat_map(|kept| kinds.iter().map(move |new| [*kept, *new]));
+    for (both_kinds, restarts) in pairs.flat_map(|pair| [(pair, false), (pair, true)]) {
+        let [kept, new] = both_kinds;
+        let kept: Vec<ServiceObject> = (1..=20).map(|number| balancer(number, kept.0, kept.1)).collect();
+        let new = balancer(30, new.0, new.1);
+        let both = |world: &mut World| {
+            world.proxier.replace_objects(kept.iter().chain([&new]), [], world.now);
+            world.proxier.start(world.now);
+            assert!(world.run(Duration::from_secs(31)).last().is_some_and(Report::is_done));
+            world.kernel.state().rules
+        };
+        let expected = both(&mut node_world());
+        let mut world = node_world();
+        world.proxier.replace_objects(&kept, [], world.now);
+        world.proxier.start(world.now);
+        assert!(world.pass().is_done());
+        if restarts {
+            world.proxier = on_a_node();
+            world.proxier.start(world.now);
+        } else {
+            world.proxier.replace_objects([], [], world.now);
+        }
+        assert!(world.pass().stopped.is_some());
+        world.proxier.upsert_service(&new, world.now);
+        let report = world.run(Duration::from_secs(1)).pop().unwrap();
+        assert!(report.stopped.is_some() && !report.has_failed(), "{report:#?}");
+        assert_eq!(world.kernel.state().rules, expected, "kept {:?}, new {new:?}", kept[0].spec);
+        // It stays so, and costs nothing.
+        let reports = world.run(Duration::from_secs(100));
+        assert!(reports.iter().all(|report| report.stopped.is_some() && report.writes() == 0), "{reports:#?}");
+        assert_eq!(both(&mut world), expected);
+        // Confirmed, only the new one is left; by another process it would have been as well.
+        world.proxier.replace_objects([&new], [], world.now);
+        assert!(world.run(Duration::from_secs(1)).pop().unwrap().stopped.is_some());
+        assert_eq!(world.kernel.state().rules, expected);
+        assert!(world.proxier.confirm_removal(world.now) > 0);
+        world.run(Duration::from_secs(31));
+        let mut alone = node_world();
+        alone.proxier.upsert_service(&new, alone.now);
+        alone.proxier.start(alone.now);
+        assert!(alone.pass().is_done());
+        assert_eq!(world.kernel.state().rules, alone.kernel.state().rules);
+        // These are the rules that matter here.
+        let ranges: Vec<&str> = both_kinds.iter().filter_map(|kind| kind.1).collect();
+        let rules = format!("{expected:?}");
+        assert_eq!(rules.contains("-j KUBE-SOURCE-RANGES-FIREWALL"), !ranges.is_empty(), "{rules}");
+        assert_eq!(rules.contains("--vaddr"), ranges.contains(&"198.51.100.0/24"), "{rules}");
+    }
 }
 
 fn node_port() -> Value {

@@ -84,8 +84,8 @@ impl Stopped {
     /// Takes out of the changes what is not to be done: deleting the virtual servers, and the addresses and entries
     /// they need. The rest stays: virtual servers that are wanted follow their endpoints as always.
     ///
-    /// Rules of iptables are no part of these changes. Which are needed depends on the sets that have entries, and those
-    /// that are held back have some: rules must not be taken away as long as something is held back.
+    /// Rules of iptables are no part of these changes. Those that guard what is held back have to stay too:
+    /// [`Kept`](crate::rules::Kept) tells which.
     pub fn hold(&self, changes: &mut Changes, observed: &Observed) {
         changes.virtual_servers.retain(|key, _| !self.held.contains(key));
         let mut needs = Needs::default();

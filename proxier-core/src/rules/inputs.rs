@@ -1,5 +1,6 @@
 //! What rules depend on: little, and cheap to compare.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use ipset::IpSpan;
@@ -8,7 +9,9 @@ use ipvs::model::Family;
 
 use crate::compile::Facts;
 use crate::config::{InterfaceName, LocalTraffic, MarkBit};
-use crate::sets::SetKind;
+use crate::diff::Changes;
+use crate::observed::Observed;
+use crate::sets::{SetKey, SetKind};
 use crate::state::Desired;
 
 /// What iptables and the kernel can do, of what some rules need. All of it by default.
@@ -100,6 +103,19 @@ impl Inputs {
         }
     }
 
+    /// Counts in what stays in the kernel although it is not wanted.
+    #[must_use]
+    pub fn with_kept(mut self, kept: &Kept) -> Self {
+        let family = self.family;
+        let mut filled: BTreeSet<SetKind> = self.filled.drain(..).collect();
+        filled.extend(kept.filled.iter().filter(|set| set.family == family).map(|set| set.kind));
+        self.filled = filled.into_iter().collect();
+        let mut barred: BTreeSet<VirtualServerKey> = self.barred.drain(..).collect();
+        barred.extend(kept.barred.iter().filter(|key| key.family() == family));
+        self.barred = barred.into_iter().collect();
+        self
+    }
+
     /// The family.
     pub fn family(&self) -> Family {
         self.family
@@ -143,6 +159,42 @@ impl Inputs {
     /// kernel lacks the match `ipvs`. To be told to the administrator.
     pub fn not_enforced(&self) -> &[VirtualServerKey] {
         if self.capabilities.ipvs { &[] } else { &self.barred }
+    }
+}
+
+/// What stays in the kernel although it is not wanted, because its deletion is held back
+/// ([`Guard`](crate::interlock::Guard)) or its turn has not come: as long as it serves it is guarded as before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Sets in which entries stay; only those that decide on rules.
+    filled: Vec<SetKey>,
+    /// Load balancers to which this node's own traffic stays dropped.
+    barred: Vec<VirtualServerKey>,
+}
+
+impl Kept {
+    /// What there is after these changes, of what the kernel holds. `unwanted` are the virtual servers of ours that are
+    /// not wanted.
+    ///
+    /// Whether a load balancer is barred from this node is told from its entries: it has source ranges, and its own
+    /// address is none of those that may use it.
+    pub fn new<'a>(
+        unwanted: impl IntoIterator<Item = &'a VirtualServerKey>,
+        changes: &Changes,
+        observed: &Observed,
+    ) -> Self {
+        let mut deleted: BTreeMap<SetKey, usize> = BTreeMap::new();
+        for (set, element) in &changes.delete_entries {
+            let count = deleted.entry(*set).or_default();
+            *count = count.saturating_add(observed.has_entry(*set, element).into());
+        }
+        let stays = |set: &SetKey, entries: usize| entries > deleted.get(set).copied().unwrap_or(0);
+        let sets = observed.sets.iter().filter(|(set, entries)| decides(set.kind) && stays(set, entries.len()));
+        let barred = unwanted.into_iter().filter(|key| {
+            observed.firewall_entry(key).is_some_and(|entry| !changes.delete_entries.contains(&entry))
+                && !observed.may_be_used_by_node(key)
+        });
+        Kept { filled: sets.map(|(set, _)| *set).collect(), barred: barred.copied().collect() }
     }
 }
 

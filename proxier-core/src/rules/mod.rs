@@ -59,7 +59,7 @@ use iptables::{Chain, ChainName, Dump, Error, Rule, TableName};
 use ipvs::model::Family;
 
 pub use changes::{LineChange, RuleChanges, RuleLine, UnreadableTable};
-pub use inputs::{Capabilities, Inputs, MasqueradeSources};
+pub use inputs::{Capabilities, Inputs, Kept, MasqueradeSources};
 
 /// A rule in a built-in chain that jumps to a chain of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
