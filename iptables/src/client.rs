@@ -55,6 +55,10 @@ pub enum Position {
 pub(crate) struct Versions(BTreeMap<PathBuf, ProgramVersion>);
 
 impl Versions {
+    pub(crate) fn extend(&mut self, others: Self) {
+        self.0.extend(others.0);
+    }
+
     pub(crate) fn of(&mut self, runner: &impl Runner, program: &Path) -> Result<ProgramVersion, Error> {
         match self.0.entry(runner.resolve(program)) {
             Entry::Occupied(known) => Ok(known.get().clone()),
@@ -98,7 +102,7 @@ impl Programs {
 
 /// `iptables` or `ip6tables` of one back end.
 ///
-/// Blocking and without threads of its own. Every write is one run of `iptables-restore --noflush`, so it is atomic per table;
+/// Blocking, and without threads of its own but those of [`Survey::take`](crate::Survey::take). Every write is one run of `iptables-restore --noflush`, so it is atomic per table;
 /// methods that look before they write (`ensure_…`, `delete_…`) do so in two steps, between which others may act.
 #[derive(Debug)]
 pub struct Iptables<R = System> {

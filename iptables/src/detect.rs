@@ -1,5 +1,8 @@
 //! Which back end does this host use?
 
+use std::panic::resume_unwind;
+use std::thread;
+
 use crate::client::{Iptables, Programs, Versions};
 use crate::error::{Error, ErrorKind};
 use crate::model::{Dump, Table};
@@ -80,18 +83,19 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Looks at both back ends and both families.
+    /// Looks at both back ends and both families, at the same time where there are threads to be had: it takes little longer
+    /// than starting two programs.
     ///
     /// # Errors
     /// [`ErrorKind::Permission`] without privilege (the answer would be wrong, not just incomplete), and failures to run
     /// programs. A back end that the kernel lacks is no error: see [`Presence::unusable`].
-    pub fn take(runner: &impl Runner) -> Result<Self, Error> {
-        let versions = &mut Versions::default();
-        Ok(Self {
-            legacy: look(runner, Backend::Legacy, versions)?,
-            nf_tables: look(runner, Backend::NfTables, versions)?,
-            default: plain(runner, versions),
-        })
+    pub fn take(runner: &(impl Runner + Sync)) -> Result<Self, Error> {
+        let [legacy, nf_tables] = at_once([Backend::Legacy, Backend::NfTables], |backend| Found::look(runner, backend));
+        let (legacy, nf_tables) = (legacy?, nf_tables?);
+        let mut versions = legacy.versions;
+        versions.extend(nf_tables.versions);
+        let default = plain(runner, &mut versions);
+        Ok(Self { legacy: legacy.presence, nf_tables: nf_tables.presence, default })
     }
 
     /// What it found in one back end.
@@ -172,22 +176,57 @@ fn plain(runner: &impl Runner, versions: &mut Versions) -> Option<Backend> {
     versions.of(runner, &path).ok().map(|version| version.backend)
 }
 
-fn look(runner: &impl Runner, backend: Backend, versions: &mut Versions) -> Result<Presence, Error> {
-    let mut presence = Presence::default();
-    for family in Family::ALL {
-        let Some(programs) = Programs::locate(runner, family, backend, versions)? else { continue };
-        presence.version.get_or_insert_with(|| programs.version.clone());
-        presence.programs.push((family, programs.clone()));
-        if backend == Backend::Legacy && runner.has_legacy_tables(family) == Some(false) {
-            continue;
+/// What was found of one back end, and what its programs said they are.
+struct Found {
+    presence: Presence,
+    versions: Versions,
+}
+
+impl Found {
+    fn look(runner: &(impl Runner + Sync), backend: Backend) -> Result<Self, Error> {
+        let mut presence = Presence::default();
+        let mut versions = Versions::default();
+        for family in Family::ALL {
+            if let Some(programs) = Programs::locate(runner, family, backend, &mut versions)? {
+                presence.version.get_or_insert_with(|| programs.version.clone());
+                presence.programs.push((family, programs));
+            }
         }
-        match Iptables::over(runner, family, backend, Some(programs))?.dump() {
-            Ok(dump) => presence.add(family, dump),
-            Err(e) if matches!(e.kind(), ErrorKind::Permission | ErrorKind::TimedOut | ErrorKind::Io) => return Err(e),
-            Err(e) => presence.unusable = Some(e.to_string()),
+        let dump = |family| {
+            let programs = presence.programs(family)?;
+            if backend == Backend::Legacy && runner.has_legacy_tables(family) == Some(false) {
+                return None;
+            }
+            Some(Iptables::over(runner, family, backend, Some(programs)).and_then(|iptables| iptables.dump()))
+        };
+        let dumps = at_once(Family::ALL, dump);
+        for (family, dump) in Family::ALL.into_iter().zip(dumps) {
+            match dump {
+                None => {}
+                Some(Ok(dump)) => presence.add(family, dump),
+                Some(Err(e)) if matches!(e.kind(), ErrorKind::Permission | ErrorKind::TimedOut | ErrorKind::Io) => {
+                    return Err(e);
+                }
+                Some(Err(e)) => presence.unusable = Some(e.to_string()),
+            }
         }
+        Ok(Self { presence, versions })
     }
-    Ok(presence)
+}
+
+/// Does both at the same time; one after the other where no thread is to be had. Threads are in the network namespace of
+/// the one that starts them.
+fn at_once<J: Copy + Send, T: Send>([first, second]: [J; 2], run: impl Fn(J) -> T + Sync) -> [T; 2] {
+    let run = &run;
+    thread::scope(|scope| {
+        let started = thread::Builder::new().name("iptables".to_owned()).spawn_scoped(scope, move || run(second));
+        let first = run(first);
+        let second = match started {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(_no_thread) => run(second),
+        };
+        [first, second]
+    })
 }
 
 impl Survey {
@@ -246,7 +285,7 @@ impl Survey {
     }
 }
 
-impl<R: Runner> Iptables<R> {
+impl<R: Runner + Sync> Iptables<R> {
     /// Opens the programs of the back end that this host uses: [`Survey::take`], then [`Survey::open`].
     ///
     /// # Errors

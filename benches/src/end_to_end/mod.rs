@@ -24,8 +24,8 @@ const SLOPE: &str = "Resident memory per endpoint beyond 1,000 x 10";
 
 const COLD: &str = "empty kernel";
 const WARM: &str = "everything there";
-const START: &str = "until it asks for objects";
-const LISTS: &str = "objects, the server's part included";
+const START: &str = "until it takes objects";
+const LISTS: &str = "objects, as far as they have not come before";
 const PASS: &str = "first pass";
 const INTERVAL: &str = "mean of each change";
 

@@ -66,7 +66,7 @@ fn of(family: Family) -> iptables::Family {
     }
 }
 
-impl<R: Runner + Clone> RulesPort<R> {
+impl<R: Runner + Clone + Sync> RulesPort<R> {
     /// A port over the programs that this runner finds.
     pub fn new(runner: R, choice: BackendChoice, limits: Limits) -> Self {
         RulesPort { runner, choice, limits, v4: None, v6: None, survey: None, listed: BTreeMap::new() }
