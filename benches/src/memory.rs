@@ -93,7 +93,9 @@ pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
         world.store.upsert_slice(&slice(number, endpoints));
     }
     step("EndpointSlices of the Store")?;
+    world.store.compact();
     world.desired = Desired::build(&world.store, &world.facts);
+    world.desired.compact();
     step("Desired")?;
     share(&mut world);
     step("Observed")?;

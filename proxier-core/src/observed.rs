@@ -10,6 +10,7 @@ use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::diff::{Changes, VirtualServerChange};
 use crate::sets::{SetKey, SetKind};
+use crate::state::pack;
 
 /// A virtual server as the kernel holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,6 +124,15 @@ impl Observed {
             let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerSourceIp);
             self.has_entry(set, &Element::IpPortIp(host, ports, host))
         })
+    }
+
+    /// Takes as little memory as it can; see [`Desired::compact`](crate::state::Desired::compact).
+    pub fn compact(&mut self) {
+        pack(&mut self.virtual_servers);
+        self.addresses = std::mem::take(&mut self.addresses).into_iter().collect();
+        for entries in self.sets.values_mut() {
+            *entries = std::mem::take(entries).into_iter().collect();
+        }
     }
 
     /// Takes changes as made.

@@ -582,6 +582,15 @@ impl Proxier {
         report.applied = applied;
     }
 
+    /// Takes as little memory as it can, at the cost of moving everything that is kept: for after the first pass.
+    pub fn compact(&mut self) {
+        self.store.compact();
+        self.desired.compact();
+        if let Some(observed) = &mut self.observed {
+            observed.compact();
+        }
+    }
+
     /// The name of the node.
     pub fn node_name(&self) -> &str {
         self.store.node_name()

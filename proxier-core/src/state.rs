@@ -98,6 +98,11 @@ fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
     }
 }
 
+/// Makes a map again of all it has.
+pub(crate) fn pack<K: Ord, V>(map: &mut BTreeMap<K, V>) {
+    *map = std::mem::take(map).into_iter().collect();
+}
+
 /// Where changes are noted; nowhere when nobody asks, since noting costs as much as changing.
 struct Notes<'a>(Option<&'a mut Touched>);
 
@@ -309,6 +314,17 @@ impl Desired {
         if elements.is_empty() {
             self.sets.remove(&set);
         }
+    }
+
+    /// Takes as little memory as it can, at the cost of moving everything once: for after a large change.
+    ///
+    /// A map whose keys came in order has nodes that are half empty; one that is made of a whole list has full ones.
+    pub fn compact(&mut self) {
+        pack(&mut self.services);
+        pack(&mut self.claims);
+        pack(&mut self.addresses);
+        pack(&mut self.elsewhere);
+        self.sets.values_mut().for_each(pack);
     }
 
     /// All virtual servers, each as its owner wants it.

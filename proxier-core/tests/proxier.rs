@@ -52,6 +52,8 @@ impl World {
     fn pass(&mut self) -> Report {
         let now = self.now;
         let report = self.proxier.pass(&|| now, &mut self.kernel.ports());
+        // Which changes where things are kept, and nothing else.
+        self.proxier.compact();
         report.unwrap_or_else(|| panic!("nothing is due at {now:?}, but at {:?}", self.proxier.next_wake()))
     }
 

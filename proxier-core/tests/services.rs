@@ -6,6 +6,7 @@
 mod world;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use proxier_core::config::{LocalFallback, NodePortAddresses, Topology};
 use proxier_core::sets::SetKind;
@@ -463,4 +464,39 @@ fn ports_are_joined_by_name_and_protocol() {
     assert_eq!(world.servers("TCP 10.96.0.1:9153"), [""; 0]);
     assert_eq!(world.set(SetKind::LoopBack).len(), 4);
     assert_eq!(world.store.rejections().count(), 0);
+}
+
+/// A cluster has each name many times, and memory goes into names: they are kept once, whatever comes first.
+#[test]
+fn names_are_kept_once() {
+    let ready = |address: &str| json!([endpoint(address, "node-a")]);
+    for slices_first in [false, true] {
+        let mut world = World::new();
+        for number in 1..=3 {
+            let name = format!("s{number}");
+            let slice = |world: &mut World| {
+                for part in 1..=2 {
+                    world.slice(&format!("{name}-{part}"), &name, ready(&format!("10.244.{part}.{number}")));
+                }
+            };
+            if slices_first {
+                slice(&mut world);
+            }
+            world.service(&name, cluster_ip(&format!("10.96.0.{number}")));
+            // Said again, and changed.
+            slice(&mut world);
+            world.service(&name, cluster_ip(&format!("10.96.1.{number}")));
+        }
+        let first = &world.store.services().next().unwrap().key;
+        for service in world.store.services() {
+            assert!(Arc::ptr_eq(&service.key.namespace, &first.namespace), "{}", service.key);
+            assert_eq!(world.store.slices_of(&service.key).count(), 2);
+            for slice in world.store.slices_of(&service.key) {
+                assert!(Arc::ptr_eq(&slice.service.name, &service.key.name), "{} {}", slice.key, service.key);
+                assert!(Arc::ptr_eq(&slice.key.namespace, &first.namespace), "{}", slice.key);
+                // Of the slice itself, and of the map that finds its Service.
+                assert_eq!(Arc::strong_count(&slice.key.name), 2);
+            }
+        }
+    }
 }

@@ -18,6 +18,7 @@ use proxier_core::sysctls::HostSettings;
 use super::change::Change;
 use super::cli::{Configured, Source};
 use super::cluster::Connection;
+use super::memory;
 use super::privileges;
 use super::probe;
 use super::problem::Problem;
@@ -88,6 +89,12 @@ impl Engine {
     pub fn pass_ahead(&mut self, ahead: Duration) -> Option<Report> {
         let origin = self.origin;
         self.proxier.pass(&|| origin.elapsed() + ahead, &mut self.kernel.ports())
+    }
+
+    /// Keeps what it has in as little memory as it can, and gives the rest back.
+    pub fn compact(&mut self) {
+        self.proxier.compact();
+        memory::give_back();
     }
 
     /// What a full pass would do.

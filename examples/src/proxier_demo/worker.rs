@@ -120,9 +120,11 @@ impl Worker {
                 progress.programming();
             }
             if let Some(report) = engine.pass() {
-                self.progress = None;
+                let is_first = self.progress.take().is_some();
                 self.tell(engine, &report, start);
-                if report.writes() >= MANY {
+                if is_first {
+                    engine.compact();
+                } else if report.writes() >= MANY {
                     memory::give_back();
                 }
             }

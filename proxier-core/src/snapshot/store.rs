@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{EndpointSlice, ObjectKey, ObjectKind, Rejection, Service};
 use crate::objects::{EndpointSliceObject, ServiceObject};
+use crate::state::pack;
 
 /// The checked Services and EndpointSlices of a cluster, as seen from one node.
 ///
@@ -40,15 +41,23 @@ impl Store {
         Store { node_name: node_name.to_owned(), ..Store::default() }
     }
 
+    /// Takes as little memory as it can; see [`Desired::compact`](crate::state::Desired::compact).
+    pub fn compact(&mut self) {
+        pack(&mut self.services);
+        pack(&mut self.slices);
+        pack(&mut self.owners);
+    }
+
     /// Takes a new or changed Service. One that has nothing to program any more is removed.
     pub fn upsert_service(&mut self, object: &ServiceObject) -> Vec<ObjectKey> {
         let mut rejections = Vec::new();
-        let key = ObjectKey::of(&object.metadata);
+        let key = self.shared(ObjectKey::of(&object.metadata));
         let checked = Service::check(object, &mut rejections);
         self.note(ObjectKind::Service, &key, rejections);
         let changed = match checked {
             Some(service) if self.service(&key) == Some(&service) => false,
-            Some(service) => {
+            Some(mut service) => {
+                service.key = key.clone();
                 self.services.insert(key.clone(), Box::new(service));
                 true
             }
@@ -69,12 +78,20 @@ impl Store {
         let key = ObjectKey::of(&object.metadata);
         let checked = EndpointSlice::check(object, &self.node_name, &mut rejections);
         self.note(ObjectKind::EndpointSlice, &key, rejections);
-        let Some(slice) = checked else { return self.remove_slice(&key) };
+        let Some(mut slice) = checked else { return self.remove_slice(&key) };
         let mut touched = Vec::new();
-        if self.owners.get(&key).is_some_and(|owner| *owner != slice.service) {
-            touched.extend(self.remove_slice(&key));
+        let known = self.owners.get_key_value(&key);
+        if let Some((key, service)) = known.filter(|(_, service)| **service == slice.service) {
+            (slice.key, slice.service) = (key.clone(), service.clone());
+        } else {
+            if known.is_some() {
+                touched.extend(self.remove_slice(&key));
+            }
+            slice.service = self.shared(slice.service);
+            // An object's Service is in its own namespace.
+            slice.key = ObjectKey { namespace: slice.service.namespace.clone(), name: key.name };
         }
-        let service = slice.service.clone();
+        let (key, service) = (slice.key.clone(), slice.service.clone());
         let slices = self.slices.entry(service.clone()).or_default();
         match slices.binary_search_by(|known| known.key.cmp(&key)) {
             Ok(place) => match slices.get_mut(place) {
@@ -106,6 +123,25 @@ impl Store {
             }
         }
         self.services.contains_key(&service).then_some(service).into_iter().collect()
+    }
+
+    /// The same key, of the same memory as what is known of this Service, or its namespace: each name is kept once.
+    fn shared(&self, key: ObjectKey) -> ObjectKey {
+        if let Some((known, _)) = self.services.get_key_value(&key) {
+            return known.clone();
+        }
+        let neighbours = [
+            self.services.range(..=&key).next_back().map(|(known, _)| known),
+            self.slices.range(..=&key).next_back().map(|(known, _)| known),
+            self.services.range(&key..).next().map(|(known, _)| known),
+            self.slices.range(&key..).next().map(|(known, _)| known),
+        ];
+        let known = || neighbours.iter().flatten();
+        if let Some(same) = known().find(|known| ***known == key) {
+            return (*same).clone();
+        }
+        let namespace = known().find(|known| known.namespace == key.namespace).map(|known| known.namespace.clone());
+        ObjectKey { namespace: namespace.unwrap_or(key.namespace), name: key.name }
     }
 
     fn note(&mut self, kind: ObjectKind, key: &ObjectKey, rejections: Vec<Rejection>) {
