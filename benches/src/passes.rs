@@ -54,7 +54,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     let sizes: &[u32] = match (options.smoke, options.quick) {
         (true, _) => &[200],
-        (_, true) => &[1_000, 5_000],
+        (_, true) => &[1_000, 2_000],
         _ => &[1_000, 5_000, 10_000, 20_000],
     };
     let mut before: Option<u32> = None;

@@ -9,7 +9,11 @@ use crate::report::Report;
 use crate::{Failure, Options, ipvs_program, namespace};
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let (virtual_servers, real_servers) = if options.smoke { ("50", "4") } else { ("2000", "10") };
+    let (virtual_servers, real_servers) = match (options.smoke, options.quick) {
+        (true, _) => ("50", "4"),
+        (_, true) => ("1000", "10"),
+        _ => ("2000", "10"),
+    };
     let side = |way: &'static str| move || namespace::measure(&["ipvs-snapshot", way, virtual_servers, real_servers]);
     let mut report = Report::new("ipvs-snapshot", options);
     let group = ("Reading virtual servers with 10 real servers each", Some(virtual_servers.parse()?));

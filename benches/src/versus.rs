@@ -43,7 +43,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     );
     let sizes: &[u32] = match (options.smoke, options.quick) {
         (true, _) => &[10, 30],
-        (_, true) => &[10, 100, 1_000],
+        (_, true) => &[10, 1_000],
         _ => &[10, 100, 1_000, 5_000, 10_000],
     };
     let connections = if options.smoke { "20" } else { "150" };
