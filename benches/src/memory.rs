@@ -111,11 +111,9 @@ fn share(world: &mut World) {
             server.real_servers = frontend.real_servers.clone();
         }
     }
-    // From lists, as the kernel's answers are: a map made in one go has full nodes.
-    let servers = std::mem::take(&mut world.observed.virtual_servers);
-    world.observed.virtual_servers = servers.into_iter().collect();
     for set in world.desired.sets() {
         world.observed.sets.insert(set, world.desired.entries(set).cloned().collect());
     }
     world.observed.addresses = world.desired.addresses().collect();
+    world.observed.compact();
 }

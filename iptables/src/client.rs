@@ -102,8 +102,8 @@ impl Programs {
 
 /// `iptables` or `ip6tables` of one back end.
 ///
-/// Blocking, and without threads of its own but those of [`Survey::take`](crate::Survey::take). Every write is one run of `iptables-restore --noflush`, so it is atomic per table;
-/// methods that look before they write (`ensure_…`, `delete_…`) do so in two steps, between which others may act.
+/// Blocking, and without threads of its own but those of [`Survey::take`](crate::Survey::take). Every write is one run of
+/// `iptables-restore --noflush`, so it is atomic per table; methods that look before they write (`ensure_…`, `delete_…`) do so in two steps, between which others may act.
 #[derive(Debug)]
 pub struct Iptables<R = System> {
     runner: R,

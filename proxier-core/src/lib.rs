@@ -152,6 +152,7 @@ pub mod kernel;
 pub mod objects;
 pub mod observe;
 pub mod observed;
+mod pack;
 pub mod plan;
 pub mod ports;
 pub mod proxier;

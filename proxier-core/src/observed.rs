@@ -9,8 +9,8 @@ use ipvs::model::{Family, Protocol, VirtualServerConfig};
 use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::diff::{Changes, VirtualServerChange};
+use crate::pack::pack;
 use crate::sets::{SetKey, SetKind};
-use crate::state::pack;
 
 /// A virtual server as the kernel holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,10 +129,8 @@ impl Observed {
     /// Takes as little memory as it can; see [`Desired::compact`](crate::state::Desired::compact).
     pub fn compact(&mut self) {
         pack(&mut self.virtual_servers);
-        self.addresses = std::mem::take(&mut self.addresses).into_iter().collect();
-        for entries in self.sets.values_mut() {
-            *entries = std::mem::take(entries).into_iter().collect();
-        }
+        pack(&mut self.addresses);
+        self.sets.values_mut().for_each(pack);
     }
 
     /// Takes changes as made.

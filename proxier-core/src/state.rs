@@ -10,6 +10,7 @@ use ipvs::VirtualServerKey;
 
 use crate::compile::{Compiled, Facts, Frontend, HealthCheck, NoLocalEndpoints, Roles, compile};
 use crate::interlock::Refusal;
+use crate::pack::pack;
 use crate::sets::SetKey;
 use crate::snapshot::{Created, ObjectKey, Store};
 
@@ -96,11 +97,6 @@ fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
     if !set.remove(&value) {
         set.insert(value);
     }
-}
-
-/// Makes a map again of all it has.
-pub(crate) fn pack<K: Ord, V>(map: &mut BTreeMap<K, V>) {
-    *map = std::mem::take(map).into_iter().collect();
 }
 
 /// Where changes are noted; nowhere when nobody asks, since noting costs as much as changing.
@@ -317,8 +313,6 @@ impl Desired {
     }
 
     /// Takes as little memory as it can, at the cost of moving everything once: for after a large change.
-    ///
-    /// A map whose keys came in order has nodes that are half empty; one that is made of a whole list has full ones.
     pub fn compact(&mut self) {
         pack(&mut self.services);
         pack(&mut self.claims);

@@ -18,7 +18,6 @@ use proxier_core::sysctls::HostSettings;
 use super::change::Change;
 use super::cli::{Configured, Source};
 use super::cluster::Connection;
-use super::memory;
 use super::privileges;
 use super::probe;
 use super::problem::Problem;
@@ -91,10 +90,9 @@ impl Engine {
         self.proxier.pass(&|| origin.elapsed() + ahead, &mut self.kernel.ports())
     }
 
-    /// Keeps what it has in as little memory as it can, and gives the rest back.
+    /// Keeps what it has in as little memory as it can.
     pub fn compact(&mut self) {
         self.proxier.compact();
-        memory::give_back();
     }
 
     /// What a full pass would do.

@@ -124,7 +124,8 @@ impl Worker {
                 self.tell(engine, &report, start);
                 if is_first {
                     engine.compact();
-                } else if report.writes() >= MANY {
+                }
+                if is_first || report.writes() >= MANY {
                     memory::give_back();
                 }
             }

@@ -1,6 +1,6 @@
 //! What rules depend on: little, and cheap to compare.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use ipset::IpSpan;
@@ -107,12 +107,12 @@ impl Inputs {
     #[must_use]
     pub fn with_kept(mut self, kept: &Kept) -> Self {
         let family = self.family;
-        let mut filled: BTreeSet<SetKind> = self.filled.drain(..).collect();
-        filled.extend(kept.filled.iter().filter(|set| set.family == family).map(|set| set.kind));
-        self.filled = filled.into_iter().collect();
-        let mut barred: BTreeSet<VirtualServerKey> = self.barred.drain(..).collect();
-        barred.extend(kept.barred.iter().filter(|key| key.family() == family));
-        self.barred = barred.into_iter().collect();
+        self.filled.extend(kept.filled.iter().filter(|set| set.family == family).map(|set| set.kind));
+        self.filled.sort_unstable();
+        self.filled.dedup();
+        self.barred.extend(kept.barred.iter().filter(|key| key.family() == family));
+        self.barred.sort_unstable();
+        self.barred.dedup();
         self
     }
 

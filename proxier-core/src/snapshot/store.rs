@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{EndpointSlice, ObjectKey, ObjectKind, Rejection, Service};
 use crate::objects::{EndpointSliceObject, ServiceObject};
-use crate::state::pack;
+use crate::pack::pack;
 
 /// The checked Services and EndpointSlices of a cluster, as seen from one node.
 ///
@@ -127,8 +127,9 @@ impl Store {
 
     /// The same key, of the same memory as what is known of this Service, or its namespace: each name is kept once.
     fn shared(&self, key: ObjectKey) -> ObjectKey {
-        if let Some((known, _)) = self.services.get_key_value(&key) {
-            return known.clone();
+        let service = self.services.get_key_value(&key).map(|(known, _)| known);
+        if let Some(same) = service.or_else(|| self.slices.get_key_value(&key).map(|(known, _)| known)) {
+            return same.clone();
         }
         let neighbours = [
             self.services.range(..=&key).next_back().map(|(known, _)| known),
@@ -136,12 +137,8 @@ impl Store {
             self.services.range(&key..).next().map(|(known, _)| known),
             self.slices.range(&key..).next().map(|(known, _)| known),
         ];
-        let known = || neighbours.iter().flatten();
-        if let Some(same) = known().find(|known| ***known == key) {
-            return (*same).clone();
-        }
-        let namespace = known().find(|known| known.namespace == key.namespace).map(|known| known.namespace.clone());
-        ObjectKey { namespace: namespace.unwrap_or(key.namespace), name: key.name }
+        let akin = neighbours.into_iter().flatten().find(|known| known.namespace == key.namespace);
+        ObjectKey { namespace: akin.map_or(key.namespace, |akin| akin.namespace.clone()), name: key.name }
     }
 
     fn note(&mut self, kind: ObjectKind, key: &ObjectKey, rejections: Vec<Rejection>) {
