@@ -7,9 +7,11 @@ use std::net::IpAddr;
 
 use ipset::Element;
 use ipvs::VirtualServerKey;
+use ipvs::model::Family;
 
 use crate::config::Config;
-use crate::observed::{Observed, marks};
+use crate::interlock::Needs;
+use crate::observed::Observed;
 use crate::plan::{Plan, RulesChange};
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Sets};
 use crate::report::{self, Applied};
@@ -24,8 +26,11 @@ use crate::step::{Action, Names, Part, Step};
 /// is gone when it is to be changed is made; what is gone when it is to be deleted is done. A set that is full is replaced
 /// by a larger one.
 ///
-/// A virtual server that cannot be deleted keeps the entries and the address that tell that it is ours: without them it
-/// would be taken for somebody else's, and stay for ever.
+/// A virtual server that cannot be deleted keeps its entries and its address: they tell that it is ours, and guard it. Without
+/// them it would be taken for somebody else's, and stay for ever, open to everybody.
+///
+/// A virtual server with source ranges is not made before they hold: its entry in `KUBE-LOAD-BALANCER-FW` is in the kernel, and
+/// so are the rules it needs ([`Plan::guarded`]).
 ///
 /// After a failure or a surprise ([`Applied::surprises`]) `observed` may be behind the kernel: it should be read again.
 pub fn apply(
@@ -35,7 +40,15 @@ pub fn apply(
     names: &Names<'_>,
     ports: &mut Ports<'_>,
 ) -> Applied {
-    let mut run = Run { desired, observed, names, applied: Applied::default(), missing: BTreeSet::new() };
+    let mut run = Run {
+        desired,
+        observed,
+        names,
+        applied: Applied::default(),
+        missing: BTreeSet::new(),
+        unguarded: plan.rules_put_off.clone(),
+        guarded: &plan.guarded,
+    };
     let mut device = true;
     if plan.create_device {
         let outcome = ports.links.create_device(Config::DUMMY_DEVICE);
@@ -55,15 +68,21 @@ pub fn apply(
     for (set, elements) in &plan.add_entries {
         run.add_entries(*set, elements, ports.sets);
     }
-    run.restore(&plan.rules, ports);
+    let unserved = run.operations(&plan.serve_first, ports.ipvs).unserved;
+    run.bind(&plan.bind_first, device, &unserved, ports);
+    run.operations(&plan.retire_first, ports.ipvs);
+    let refused = run.restore(&plan.rules, ports);
+    run.unguarded.extend(refused);
     let unserved = run.operations(&plan.serve, ports.ipvs).unserved;
     run.bind(&plan.bind, device, &unserved, ports);
     let left = run.operations(&plan.retire, ports.ipvs).left;
+    let mut needs = Needs::default();
+    left.iter().for_each(|key| needs.add(key, run.observed));
     for (set, elements) in &plan.delete_entries {
-        run.delete_entries(*set, elements, &left, ports.sets);
+        run.delete_entries(*set, elements, &needs, ports.sets);
     }
-    run.restore(&plan.relax, ports);
-    run.unbind(&plan.unbind, &left, ports);
+    run.relax(&plan.relax, &left, ports);
+    run.unbind(&plan.unbind, &needs, ports);
     if !plan.forget.is_empty() {
         match ports.conntrack.forget_udp(&plan.forget) {
             Ok(flows) => {
@@ -83,6 +102,10 @@ struct Run<'a, 'n> {
     applied: Applied,
     /// Sets that could not be created.
     missing: BTreeSet<SetKey>,
+    /// Families whose rules are not as they have to be.
+    unguarded: BTreeSet<Family>,
+    /// Virtual servers that need those rules.
+    guarded: &'a BTreeSet<VirtualServerKey>,
 }
 
 /// Splits items by whether their place is among the failures, which are sorted by it here.
@@ -100,7 +123,8 @@ fn split<T>(items: &[T], mut failures: ItemFailures) -> (Vec<&T>, Vec<(&T, PortE
 }
 
 impl Run<'_, '_> {
-    fn restore(&mut self, rules: &[RulesChange], ports: &mut Ports<'_>) {
+    /// Restores rules; returns the families of which that failed.
+    fn restore(&mut self, rules: &[RulesChange], ports: &mut Ports<'_>) -> BTreeSet<Family> {
         let mut possible = Vec::with_capacity(rules.len());
         for change in rules {
             match self.missing.iter().find(|set| set.family == change.family) {
@@ -110,11 +134,41 @@ impl Run<'_, '_> {
         }
         let transactions: Vec<_> =
             possible.iter().map(|change| (change.family, change.changes.transaction())).collect();
+        let mut failed: BTreeSet<Family> = rules.iter().map(|change| change.family).collect();
         for (change, outcome) in possible.into_iter().zip(ports.rules.restore_families(&transactions)) {
             if self.applied.note(|| Step::rules(change), outcome) {
                 self.applied.restored.push(change.family);
+                failed.remove(&change.family);
             }
         }
+        failed
+    }
+
+    /// Restores rules that fall away, but not while what they guard is there.
+    fn relax(&mut self, rules: &[RulesChange], left: &[VirtualServerKey], ports: &mut Ports<'_>) {
+        let guarded = |change: &RulesChange| {
+            left.iter().find(|key| key.family() == change.family && self.observed.firewall_entry(key).is_some()).copied()
+        };
+        let (mut possible, mut stay) = (Vec::new(), Vec::new());
+        for change in rules {
+            match guarded(change) {
+                Some(key) => stay.push((change, key)),
+                None => possible.push(change.clone()),
+            }
+        }
+        for (change, key) in stay {
+            self.applied.fail(Step::rules(change), report::guards(&key));
+        }
+        self.restore(&possible, ports);
+    }
+
+    /// Why a virtual server must not be made: its source ranges would not hold.
+    fn not_guarded(&self, key: &VirtualServerKey) -> Option<PortError> {
+        let has_ranges = self.desired.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
+        if self.guarded.contains(key) && self.unguarded.contains(&key.family()) {
+            return Some(report::not_without_rules(key));
+        }
+        (has_ranges && self.observed.firewall_entry(key).is_none()).then(|| report::not_without_entry(key))
     }
 
     fn create_set(&mut self, set: SetKey, sets: &mut dyn Sets) {
@@ -160,15 +214,13 @@ impl Run<'_, '_> {
         }
     }
 
-    fn delete_entries(&mut self, set: SetKey, elements: &[Element], left: &[VirtualServerKey], sets: &mut dyn Sets) {
-        let needed = |element: &Element| left.iter().find(|key| marks(key).any(|mark| mark == (set, element.clone())));
+    fn delete_entries(&mut self, set: SetKey, elements: &[Element], needs: &Needs, sets: &mut dyn Sets) {
         let mut refs: Vec<&Element> = Vec::with_capacity(elements.len());
         for element in elements {
-            match needed(element) {
-                Some(key) => {
-                    self.applied.fail(Step::entry(Action::Delete, set, element), report::needed_by(key));
-                }
-                None => refs.push(element),
+            if needs.entry(set, element) {
+                self.applied.fail(Step::entry(Action::Delete, set, element), report::needed());
+            } else {
+                refs.push(element);
             }
         }
         let (done, failed) = split(&refs, sets.delete(set, &refs));
@@ -200,15 +252,13 @@ impl Run<'_, '_> {
         }
     }
 
-    fn unbind(&mut self, addresses: &[IpAddr], left: &[VirtualServerKey], ports: &mut Ports<'_>) {
-        let needed = |address: &IpAddr| {
-            left.iter().find(|key| matches!(key, VirtualServerKey::Address { addr, .. } if addr == address))
-        };
+    fn unbind(&mut self, addresses: &[IpAddr], needs: &Needs, ports: &mut Ports<'_>) {
         let mut going: Vec<IpAddr> = Vec::with_capacity(addresses.len());
         for address in addresses {
-            match needed(address) {
-                Some(key) => self.applied.fail(Step::address(Action::Delete, *address), report::needed_by(key)),
-                None => going.push(*address),
+            if needs.address(address) {
+                self.applied.fail(Step::address(Action::Delete, *address), report::needed());
+            } else {
+                going.push(*address);
             }
         }
         if going.is_empty() {

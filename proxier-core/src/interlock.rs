@@ -1,8 +1,11 @@
-//! What is not done although the input says so: deleting much at once, and taking an address and port that the node
+//! What is not done although the input says so: losing much at once, and taking an address and port that the node
 //! itself cannot do without.
 
+mod lost;
 mod mass;
+mod needs;
 mod reserved;
 
 pub use mass::{Guard, MassRemoval, Stopped};
+pub(crate) use needs::Needs;
 pub use reserved::{Place, Refusal, Reserved, User};

@@ -23,6 +23,8 @@ use crate::sysctls::SysctlChange;
 /// The order is make before break. Sets and rules come before the virtual servers that need them, so that no connection
 /// is made that would have to be masqueraded and is not. A virtual server has its real servers before its address is
 /// bound: until then packets to the address do not end here, and no other program of this host can answer in its place.
+/// What needs none of the rules that are to be restored goes before them: whoever holds the lock of iptables holds up
+/// nothing else.
 /// What goes, goes the other way round; a virtual server goes before its entries and its address, which tell after a
 /// crash that it is ours.
 ///
@@ -40,8 +42,20 @@ pub struct Plan {
     pub create_sets: Vec<SetKey>,
     /// Entries to add.
     pub add_entries: BTreeMap<SetKey, Vec<Element>>,
+    /// Virtual and real servers to add or to change that need none of `rules`; empty without any.
+    pub serve_first: Vec<Operation>,
+    /// Their addresses to bind to the dummy device.
+    pub bind_first: Vec<IpAddr>,
+    /// Real servers to drain or to delete while rules wait; empty without any.
+    pub retire_first: Vec<Operation>,
     /// Rules to restore, at most one change for each family.
     pub rules: Vec<RulesChange>,
+    /// Families of which rules have to change, and which are not tried in this pass: they could not be read, or were refused a
+    /// moment ago.
+    pub rules_put_off: BTreeSet<Family>,
+    /// Of `serve`, the virtual servers whose source ranges need rules that are not there yet. One is not made when the rules of
+    /// its family are put off or cannot be restored: anybody could use it.
+    pub guarded: BTreeSet<VirtualServerKey>,
     /// Virtual and real servers to add or to change.
     pub serve: Vec<Operation>,
     /// Addresses to bind to the dummy device.
@@ -87,7 +101,12 @@ impl Plan {
             timeouts,
             create_sets,
             add_entries,
+            serve_first,
+            bind_first,
+            retire_first,
             rules,
+            rules_put_off: _,
+            guarded: _,
             serve,
             bind,
             retire,
@@ -102,6 +121,9 @@ impl Plan {
             && timeouts.is_none()
             && create_sets.is_empty()
             && add_entries.is_empty()
+            && serve_first.is_empty()
+            && bind_first.is_empty()
+            && retire_first.is_empty()
             && rules.is_empty()
             && serve.is_empty()
             && bind.is_empty()
@@ -109,6 +131,38 @@ impl Plan {
             && delete_entries.is_empty()
             && relax.is_empty()
             && unbind.is_empty()
+    }
+}
+
+impl Plan {
+    /// Puts before the rules what need not wait for them. `needs_rules` says so of a virtual server that is not there yet;
+    /// `is_there` whether it is. Nothing moves while no rules are to be restored.
+    pub(crate) fn put_rules_last(
+        &mut self,
+        needs_rules: impl Fn(&VirtualServerKey) -> bool,
+        is_there: impl Fn(&VirtualServerKey) -> bool,
+    ) {
+        if self.rules.is_empty() && self.rules_put_off.is_empty() {
+            return;
+        }
+        let waits = |key: &VirtualServerKey| !is_there(key) && needs_rules(key);
+        let (later, first): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.serve).into_iter().partition(|operation| waits(&operation.virtual_server()));
+        (self.serve, self.serve_first) = (later, first);
+        let address_of = |key: VirtualServerKey| match key {
+            VirtualServerKey::Address { addr, .. } => Some(addr),
+            VirtualServerKey::Fwmark { .. } => None,
+        };
+        let waiting: BTreeSet<IpAddr> =
+            self.serve.iter().filter_map(|operation| address_of(operation.virtual_server())).collect();
+        let (later, first): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.bind).into_iter().partition(|address| waiting.contains(address));
+        (self.bind, self.bind_first) = (later, first);
+        // A virtual server goes when what takes its place is there.
+        let (later, first): (Vec<_>, Vec<_>) = std::mem::take(&mut self.retire)
+            .into_iter()
+            .partition(|operation| matches!(operation, Operation::DeleteVirtualServer(_)));
+        (self.retire, self.retire_first) = (later, first);
     }
 }
 

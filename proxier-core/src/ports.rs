@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use ipset::Element;
 use ipvs::model::{Family, ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
@@ -202,6 +203,12 @@ pub trait Rules {
         // Without a second hand there is only the work.
         let _ = families;
         work();
+    }
+
+    /// From now on a restore waits no longer than this for whoever holds the lock of iptables. Default: as the port was made.
+    fn set_lock_wait(&mut self, wait: Duration) {
+        // What has no lock does not wait.
+        let _ = wait;
     }
 
     /// Carries out a transaction; of a table it is done as a whole or not at all.

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use ipvs::model::{Family, TimeoutsUpdate, Weight};
 use ipvs::{Operation, VirtualServerKey};
 
 use crate::apply::apply;
+use crate::backoff::Backoff;
 use crate::compile::Facts;
 use crate::config::Config;
 use crate::diff::{diff, diff_touched, foreign};
@@ -85,6 +87,10 @@ pub struct Proxier {
     host_stale: bool,
     /// The inputs of the rules that the kernel holds.
     rules: BTreeMap<Family, rules::Inputs>,
+    /// Families whose rules could not be restored.
+    rules_retry: BTreeMap<Family, RulesRetry>,
+    /// What failed in the last pass: it differs in the next one too, and nobody else has changed it.
+    unfinished: BTreeSet<(Part, String, String)>,
     drains: Drains,
     guard: Guard,
     schedule: Schedule,
@@ -95,6 +101,11 @@ pub struct Proxier {
 }
 
 impl Proxier {
+    /// How long the first pass waits for whoever holds the lock of iptables: 5 s, as kube-proxy does.
+    pub const FIRST_LOCK_WAIT: Duration = Duration::from_secs(5);
+    /// How long later passes wait for it: 1 s, the least that the programs know. They try again after a growing pause.
+    pub const SHORT_LOCK_WAIT: Duration = Duration::from_secs(1);
+
     /// The reconciler of the node of this name (`nodeName` of endpoints). `now` is the origin of its time.
     pub fn new(node_name: &str, options: Options, now: Moment) -> Self {
         let node = Node::new(node_name);
@@ -115,6 +126,8 @@ impl Proxier {
             observed: None,
             host_stale: true,
             rules: BTreeMap::new(),
+            rules_retry: BTreeMap::new(),
+            unfinished: BTreeSet::new(),
             drains: Drains::new(options.drain.clone()),
             guard: Guard::new(options.mass_removal),
             schedule: Schedule::new(options.limits, options.seed, now),
@@ -127,12 +140,8 @@ impl Proxier {
 
     /// Takes a new or changed Service.
     pub fn upsert_service(&mut self, object: &ServiceObject, now: Moment) {
-        self.believe(&ObjectKey::of(&object.metadata));
-        self.take_service(object, now);
-    }
-
-    fn take_service(&mut self, object: &ServiceObject, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
+        self.found(ObjectKind::Service, &ObjectKey::of(&object.metadata), now);
         let touched = self.store.upsert_service(object);
         self.touch(touched, now);
     }
@@ -140,46 +149,75 @@ impl Proxier {
     /// Removes a Service: somebody deleted it. For one that is merely missing from a list there is
     /// [`Proxier::lose_service`].
     pub fn delete_service(&mut self, key: &ObjectKey, now: Moment) {
-        self.believe(key);
-        self.lose_service(key, now);
-    }
-
-    /// Removes a Service that is not there any more without anybody having said so: many at once are doubted
-    /// ([`Guard`]).
-    pub fn lose_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
+        self.found(ObjectKind::Service, key, now);
+        // Its slices are deleted with it: those that are missing are not waited for.
+        let slices = self.store.slices_of(key).map(|slice| &slice.key);
+        let missing: Vec<ObjectKey> =
+            slices.filter(|slice| self.guard.is_lost(ObjectKind::EndpointSlice, slice)).cloned().collect();
+        for slice in missing {
+            self.guard.found(ObjectKind::EndpointSlice, &slice);
+            self.store.delete_slice(&slice);
+        }
         let touched = self.store.delete_service(key);
         self.touch(touched, now);
     }
 
-    /// What this Service has may be deleted without question.
-    fn believe(&mut self, service: &ObjectKey) {
-        if let Some(compiled) = self.desired.compiled(service) {
-            self.guard.believe(compiled.frontends.iter().map(|frontend| frontend.key()));
+    /// A list lacks a Service, and nobody has said that it was deleted: it goes with the next pass, unless too many do at
+    /// once ([`Guard`]).
+    pub fn lose_service(&mut self, key: &ObjectKey, now: Moment) {
+        self.totals.service_changes = self.totals.service_changes.saturating_add(1);
+        if self.store.service(key).is_some() {
+            self.guard.lose(ObjectKind::Service, key.clone());
+            self.schedule.request(now);
+        } else {
+            self.store.delete_service(key);
         }
-    }
-
-    /// Deletions that are held back ([`Guard`]) are meant: the next pass makes them. Says how many they are.
-    pub fn confirm_removal(&mut self, now: Moment) -> usize {
-        self.schedule.request_full(now);
-        self.guard.confirm()
     }
 
     /// Takes a new or changed EndpointSlice.
     pub fn upsert_slice(&mut self, object: &EndpointSliceObject, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
+        self.found(ObjectKind::EndpointSlice, &ObjectKey::of(&object.metadata), now);
         let touched = self.store.upsert_slice(object);
         self.touch(touched, now);
     }
 
-    /// Removes an EndpointSlice.
+    /// Removes an EndpointSlice: somebody deleted it. For one that is merely missing from a list there is
+    /// [`Proxier::lose_slice`].
     pub fn delete_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
+        self.found(ObjectKind::EndpointSlice, key, now);
         let touched = self.store.delete_slice(key);
         self.touch(touched, now);
     }
 
-    /// Takes complete lists in place of all that was known: what is in neither is deleted, what is as before costs
+    /// A list lacks an EndpointSlice, and nobody has said that it was deleted: its endpoints go with the next pass, unless too
+    /// many Services would lose their last endpoint at once ([`Guard`]).
+    pub fn lose_slice(&mut self, key: &ObjectKey, now: Moment) {
+        self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
+        if self.store.service_of_slice(key).is_some() {
+            self.guard.lose(ObjectKind::EndpointSlice, key.clone());
+            self.schedule.request(now);
+        } else {
+            self.store.delete_slice(key);
+        }
+    }
+
+    /// An object is not missing any more: that may end what is held back, though it says what it said before.
+    fn found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
+        if self.guard.found(kind, key) {
+            self.schedule.request(now);
+        }
+    }
+
+    /// What is held back ([`Guard`]) is meant: the next pass makes it so. Says how many virtual servers that are.
+    pub fn confirm_removal(&mut self, now: Moment) -> usize {
+        self.schedule.request_full(now);
+        self.guard.confirm()
+    }
+
+    /// Takes complete lists in place of all that was known: what is in neither is missing, what is as before costs
     /// nothing.
     pub fn replace_objects<'a>(
         &mut self,
@@ -190,7 +228,7 @@ impl Proxier {
         let mut gone = self.store.keys();
         for object in services {
             gone.remove(&(ObjectKind::Service, ObjectKey::of(&object.metadata)));
-            self.take_service(object, now);
+            self.upsert_service(object, now);
         }
         for object in slices {
             gone.remove(&(ObjectKind::EndpointSlice, ObjectKey::of(&object.metadata)));
@@ -199,7 +237,7 @@ impl Proxier {
         for (kind, key) in gone {
             match kind {
                 ObjectKind::Service => self.lose_service(&key, now),
-                _ => self.delete_slice(&key, now),
+                _ => self.lose_slice(&key, now),
             }
         }
     }
@@ -254,7 +292,13 @@ impl Proxier {
     /// When [`Proxier::pass`] has something to do: now, when it has passed. `None` before [`Proxier::start`].
     pub fn next_wake(&self) -> Option<Moment> {
         let next = self.schedule.next().filter(|_| self.started)?;
-        Some(self.next_look().map_or(next.at, |look| look.max(self.schedule.earliest()).min(next.at)))
+        let looks = [self.next_look(), self.next_rules_retry()].into_iter().flatten();
+        Some(looks.map(|look| look.max(self.schedule.earliest())).fold(next.at, Moment::min))
+    }
+
+    /// When to try again to restore rules.
+    fn next_rules_retry(&self) -> Option<Moment> {
+        self.observed.as_ref().and_then(|_| self.rules_retry.values().map(|retry| retry.at).min())
     }
 
     /// When to look at real servers that drain. While the kernel could not be read, the next full pass does; before that
@@ -272,17 +316,24 @@ impl Proxier {
             return None;
         }
         let now = clock();
-        if self.next_look().is_some_and(|look| look <= now) {
+        let is_due = |at: Option<Moment>| at.is_some_and(|at| at <= now);
+        if is_due(self.next_look()) || is_due(self.next_rules_retry()) {
             self.schedule.request(now);
         }
         let pass = self.schedule.start(now)?;
         let Prepared { plan, inputs, mut report, ready } = self.prepare(pass, now, ports);
         if ready {
-            self.carry_out(&plan, inputs, &mut report, now, ports);
+            // A process that goes on tries again soon, and holds nothing up meanwhile.
+            ports.rules.set_lock_wait(if self.settled { Self::SHORT_LOCK_WAIT } else { Self::FIRST_LOCK_WAIT });
+            self.carry_out(&plan, inputs, &mut report, clock, ports);
         }
         let end = clock();
-        self.settled |= report.full && report.is_done();
-        self.schedule.done(end, !report.has_failed());
+        self.settled |= report.full && !report.has_failed() && report.stopped.is_none();
+        if report.has_failed() || report.applied.failures.is_empty() {
+            self.schedule.done(end, !report.has_failed());
+        } else {
+            self.schedule.done_but_for_objects(end);
+        }
         self.totals.add(&report, end);
         Some(report)
     }
@@ -307,8 +358,7 @@ impl Proxier {
                 Err(error) => report.unread.push(error),
             }
         }
-        let pending = std::mem::take(&mut self.pending);
-        let touched = self.desired.refresh(&self.store, &self.facts, &pending);
+        let touched = self.refresh_desired(now);
         report.health_checks_touched = report.full || !touched.health_checks.is_empty();
         for key in &touched.virtual_servers {
             if self.desired.frontend(key).is_some() {
@@ -316,6 +366,11 @@ impl Proxier {
             } else {
                 self.leaving.insert(*key);
             }
+        }
+        // What is missing was judged; what else goes, goes because objects say so. Before anything was compared, nothing is
+        // known to go.
+        if self.guard.has_compared() {
+            self.guard.believe(touched.virtual_servers.iter().copied());
         }
         self.touched.extend(touched);
         if report.full && report.unread.is_empty() {
@@ -347,6 +402,23 @@ impl Proxier {
         self.make_plan(report, now, ports)
     }
 
+    /// Works out anew what changed objects mean, and what is left when those that are missing are believed to be gone.
+    fn refresh_desired(&mut self, now: Moment) -> Touched {
+        let pending = std::mem::take(&mut self.pending);
+        let mut touched = self.desired.refresh(&self.store, &self.facts, &pending);
+        let mut services = Vec::new();
+        for (kind, key) in self.guard.judge(&self.store, &self.desired, &self.facts, now) {
+            services.extend(match kind {
+                ObjectKind::Service => self.store.delete_service(&key),
+                _ => self.store.delete_slice(&key),
+            });
+        }
+        if !services.is_empty() {
+            touched.extend(self.desired.refresh(&self.store, &self.facts, &services));
+        }
+        touched
+    }
+
     /// Says whether the dummy device is not as it is taken to be.
     fn take_host(&mut self, host: HostAddresses) -> bool {
         self.host_stale = false;
@@ -369,7 +441,7 @@ impl Proxier {
             report.foreign = Foreign { virtual_servers: foreign(&self.desired, observed, config).collect() };
             report.refused = refused(&self.desired);
         }
-        if let Some(stopped) = self.guard.check(&changes, observed, &self.desired, now) {
+        if let Some(stopped) = self.guard.check(&changes, observed, &self.store, &self.desired, now) {
             stopped.hold(&mut changes, observed);
             report.stopped = Some(stopped.to_string().into());
         }
@@ -400,25 +472,78 @@ impl Proxier {
             if !report.full && self.has_same_rules(family) {
                 continue;
             }
+            if self.rules_retry.get(&family).is_some_and(|retry| retry.at > now) {
+                plan.rules_put_off.insert(family);
+                report.rules_put_off.insert(family);
+                continue;
+            }
             match self.plan_rules(family, report.full, &kept, &mut plan, ports.rules) {
-                Ok(None) => {}
+                Ok(None) => {
+                    self.rules_retry.remove(&family);
+                }
                 Ok(Some(new)) => {
                     inputs.insert(family, new);
                 }
-                Err(error) => report.unread.push(error),
+                Err(error) => {
+                    plan.rules_put_off.insert(family);
+                    report.unread.push(error);
+                }
             }
         }
-        if report.full && self.settled && self.schedule.failures() == 0 {
+        self.order_by_rules(&mut plan, &kept, &inputs);
+        if report.full && self.settled && !self.schedule.is_failing() {
             report.drift = self.drift(&plan, &inputs);
         }
         Prepared { plan, inputs, report, ready: true }
+    }
+
+    /// Puts before the rules what does not need them, and notes what must not be served without them.
+    fn order_by_rules(&self, plan: &mut Plan, kept: &rules::Kept, inputs: &BTreeMap<Family, rules::Inputs>) {
+        let changing = |family: &Family| plan.rules.iter().any(|change| change.family == *family);
+        let waiting: BTreeMap<Family, rules::Inputs> = self
+            .options
+            .config
+            .families
+            .iter()
+            .filter(|family| plan.rules_put_off.contains(family) || changing(family))
+            .map(|family| {
+                let new = inputs.get(&family).cloned();
+                let capabilities = self.options.capabilities;
+                let made = || rules::Inputs::new(family, &self.desired, &self.facts, capabilities).with_kept(kept);
+                (family, new.unwrap_or_else(made))
+            })
+            .collect();
+        let needs = |key: &VirtualServerKey| {
+            let (Some(frontend), Some(new)) = (self.desired.frontend(key), waiting.get(&key.family())) else { return false };
+            // Rules that differ although their inputs do not were changed by somebody else: nobody knows how.
+            let before = self.rules.get(&key.family()).filter(|before| *before != new);
+            // Capabilities are asked of the programs only when rules are made.
+            let new = before.map_or_else(|| new.clone(), |before| new.clone().with_capabilities(before.capabilities()));
+            new.are_needed_by(frontend, before)
+        };
+        let is_there = |key: &VirtualServerKey| {
+            self.observed.as_ref().is_some_and(|observed| observed.virtual_servers.contains_key(key))
+        };
+        plan.put_rules_last(needs, is_there);
+        if waiting.is_empty() {
+            return;
+        }
+        let added = plan.serve.iter().filter_map(|operation| match operation {
+            Operation::AddVirtualServer(server) => Some(server.key),
+            _ => None,
+        });
+        let has_ranges = |key: &VirtualServerKey| {
+            self.desired.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some())
+        };
+        plan.guarded = added.filter(|key| waiting.contains_key(&key.family()) && has_ranges(key)).collect();
     }
 
     /// Whether the rules of a family cannot have changed, told at the cost of what was touched: working out their inputs
     /// costs as much as there are guarded load balancers. What rules depend on has entries of its own in sets.
     fn has_same_rules(&self, family: Family) -> bool {
         let touched = self.touched.entries.iter().any(|(set, _)| set.family == family);
-        !touched && !self.new_facts && self.rules.contains_key(&family)
+        let is_known = self.rules.contains_key(&family) && !self.rules_retry.contains_key(&family);
+        !touched && !self.new_facts && is_known
     }
 
     /// Adds what comes of looking at the real servers that drain.
@@ -503,17 +628,20 @@ impl Proxier {
                 drift.extend(others.map(|element| Step::entry(action, *set, element)));
             }
         }
+        let unfinished = |step: &Step| self.unfinished.contains(&(step.part, step.name.clone(), step.detail.clone()));
         for change in plan.rules.iter().chain(&plan.relax) {
             let same = self.rules.get(&change.family) == inputs.get(&change.family);
             drift.extend(same.then(|| Step::rules(change)));
         }
-        for (action, addresses) in [(Action::Add, &plan.bind), (Action::Delete, &plan.unbind)] {
+        for (action, addresses) in
+            [(Action::Add, &plan.bind_first), (Action::Add, &plan.bind), (Action::Delete, &plan.unbind)]
+        {
             let others = addresses
                 .iter()
                 .filter(|address| !touched.addresses.contains(address) && !touched.elsewhere.contains(address));
             drift.extend(others.map(|address| Step::address(action, *address)));
         }
-        for operation in plan.serve.iter().chain(&plan.retire) {
+        for operation in [&plan.serve_first, &plan.retire_first, &plan.serve, &plan.retire].into_iter().flatten() {
             let key = operation.virtual_server();
             let ended =
                 matches!(operation, Operation::DeleteRealServer(key, real) if self.drains.is_draining(key, real));
@@ -521,6 +649,7 @@ impl Proxier {
                 drift.push(Step::operation(operation, &names));
             }
         }
+        drift.retain(|step| !unfinished(step));
         drift
     }
 
@@ -529,9 +658,10 @@ impl Proxier {
         plan: &Plan,
         inputs: BTreeMap<Family, rules::Inputs>,
         report: &mut Report,
-        now: Moment,
+        clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
     ) {
+        let now = clock();
         let Some(observed) = &mut self.observed else { return };
         let names = Names::new(&self.store, &self.desired);
         let applied = apply(plan, &self.desired, observed, &names, ports);
@@ -562,24 +692,47 @@ impl Proxier {
         // What was not planned although it may have changed is not known any more.
         let skipped = !report.unread.is_empty();
         self.rules.retain(|family, _| !skipped || inputs.contains_key(family));
-        let failed: BTreeSet<&str> = applied
+        let failed: BTreeMap<&str, PortErrorKind> = applied
             .failures
             .iter()
             .filter(|failure| failure.step.part == Part::Rules)
-            .map(|failure| &*failure.step.name)
+            .map(|failure| (&*failure.step.name, failure.error.kind()))
             .collect();
         for (family, inputs) in inputs {
-            if failed.contains(family_name(family)) {
-                self.rules.remove(&family);
-            } else {
+            let Some(kind) = failed.get(family_name(family)) else {
                 self.rules.insert(family, inputs);
+                self.rules_retry.remove(&family);
+                continue;
+            };
+            // Who did not get the lock, or did not try, has changed nothing; after another failure a table may be as wanted, and one
+            // not.
+            if !matches!(kind, PortErrorKind::Busy | PortErrorKind::Skipped) {
+                self.rules.remove(&family);
             }
+            let seed = self.options.seed;
+            let retry = self.rules_retry.entry(family).or_insert_with(|| RulesRetry::new(seed));
+            retry.failed(clock());
         }
+        self.unfinished = applied
+            .failures
+            .iter()
+            .map(|failure| (failure.step.part, failure.step.name.clone(), failure.step.detail.clone()))
+            .collect();
         if applied.failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Unknown) {
             self.observed = None;
         }
+        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
         report.draining = self.drains.len();
         report.applied = applied;
+    }
+
+    /// Whether none of the virtual servers that are wanted is there.
+    fn serves_nothing(&self) -> bool {
+        let is_there = |key: VirtualServerKey| {
+            self.observed.as_ref().is_some_and(|observed| observed.virtual_servers.contains_key(&key))
+        };
+        let mut wanted = self.desired.frontends().peekable();
+        wanted.peek().is_some() && !wanted.any(|frontend| is_there(frontend.key()))
     }
 
     /// Takes as little memory as it can, at the cost of moving everything that is kept: for after the first pass.
@@ -655,6 +808,26 @@ fn refused(desired: &Desired) -> Vec<Refused> {
         reason: format!("{} had it first", conflict.owner),
     });
     reserved.chain(claimed).collect()
+}
+
+/// When rules that could not be restored are tried again.
+#[derive(Clone, Debug)]
+struct RulesRetry {
+    at: Moment,
+    backoff: Backoff,
+}
+
+impl RulesRetry {
+    /// The longest pause: who waits for a guard should not wait much longer than for the lock.
+    const LONGEST: Duration = Duration::from_secs(5);
+
+    fn new(seed: u64) -> Self {
+        RulesRetry { at: Moment::ZERO, backoff: Backoff::new(Backoff::FIRST, Self::LONGEST, seed) }
+    }
+
+    fn failed(&mut self, now: Moment) {
+        self.at = now.saturating_add(self.backoff.next_pause());
+    }
 }
 
 #[derive(Debug, Default)]

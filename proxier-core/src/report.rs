@@ -1,6 +1,6 @@
 //! What became of a pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -25,6 +25,25 @@ pub struct Failure {
     pub step: Step,
     /// Why.
     pub error: PortError,
+}
+
+impl Failure {
+    /// Whether the reason is the object: a virtual server, real server, address or entry that this kernel does not take as it
+    /// is (an endpoint that is a broadcast address, a family or scheduler that IPVS lacks). Others are not concerned, and
+    /// trying again helps only when something else changes.
+    pub fn is_of_one_object(&self) -> bool {
+        let of_an_object =
+            matches!(self.step.part, Part::VirtualServer | Part::RealServer | Part::Address | Part::Entry);
+        let because_of_it = matches!(
+            self.error.kind(),
+            PortErrorKind::Invalid
+                | PortErrorKind::Unavailable
+                | PortErrorKind::NotFound
+                | PortErrorKind::AlreadyExists
+                | PortErrorKind::Other
+        );
+        of_an_object && because_of_it
+    }
 }
 
 impl fmt::Display for Failure {
@@ -129,6 +148,10 @@ pub struct Report {
     pub unread: Vec<Unread>,
     /// What was carried out and what was not.
     pub applied: Applied,
+    /// Families whose rules have to change and were left for a later attempt, since the last one failed a moment ago.
+    pub rules_put_off: BTreeSet<Family>,
+    /// None of the virtual servers that are wanted is there, and the kernel refused some.
+    pub serves_nothing: bool,
     /// Differences that a full pass found although no input had changed: made by others, and repaired.
     pub drift: Vec<Step>,
     /// What is somebody else's; known after a full pass.
@@ -161,13 +184,36 @@ pub struct Refused {
 impl Report {
     /// Whether the kernel holds what is wanted, as far as this pass looked.
     pub fn is_done(&self) -> bool {
-        !self.has_failed() && self.stopped.is_none()
+        self.unread.is_empty()
+            && self.rules_put_off.is_empty()
+            && self.applied.failures.is_empty()
+            && self.stopped.is_none()
     }
 
-    /// Whether something could not be read or done. What is held back on purpose ([`Report::stopped`]) is no failure: what
-    /// is wanted is served, and more.
+    /// Whether this node could not do its work: something could not be read, or was not done for a reason that concerns more
+    /// than one object. Health checks go by this.
+    ///
+    /// No failure of the node is
+    /// * what the kernel refuses because of the object ([`Failure::is_of_one_object`]), as long as anything is served;
+    /// * what is held back on purpose ([`Report::stopped`]): what is wanted is served, and more.
     pub fn has_failed(&self) -> bool {
-        !self.unread.is_empty() || !self.applied.failures.is_empty()
+        let failures = &self.applied.failures;
+        // What was skipped follows from something else; when nothing else is known, from something that is not.
+        let only_skipped = || failures.iter().all(|failure| failure.error.kind() == PortErrorKind::Skipped);
+        let of_the_node = |failure: &Failure| {
+            failure.error.kind() != PortErrorKind::Skipped && !failure.is_of_one_object()
+        };
+        !self.unread.is_empty()
+            || !self.rules_put_off.is_empty()
+            || self.serves_nothing
+            || failures.iter().any(of_the_node)
+            || (!failures.is_empty() && only_skipped())
+    }
+
+    /// Objects that the kernel refuses: operations that failed because of the object they are about. What depends on them and
+    /// was skipped is not among them.
+    pub fn refused_by_kernel(&self) -> impl Iterator<Item = &Failure> {
+        self.applied.failures.iter().filter(|failure| failure.is_of_one_object())
     }
 
     /// How many operations were carried out: 0 when nothing differed.
@@ -196,6 +242,19 @@ pub(crate) fn not_without_virtual_server(key: &VirtualServerKey) -> PortError {
     skipped(format_args!("not tried, because virtual server {key} could not be made"))
 }
 
-pub(crate) fn needed_by(key: &VirtualServerKey) -> PortError {
-    skipped(format_args!("stays, because it tells that virtual server {key} is ours, which could not be deleted"))
+pub(crate) fn needed() -> PortError {
+    skipped(format_args!("stays, because it tells that a virtual server is ours, or guards it, that could not be deleted"))
+}
+
+pub(crate) fn guards(key: &VirtualServerKey) -> PortError {
+    skipped(format_args!("stay, because they guard virtual server {key}, which could not be deleted"))
+}
+
+pub(crate) fn not_without_rules(key: &VirtualServerKey) -> PortError {
+    skipped(format_args!("{key} is not served, because the rules for its loadBalancerSourceRanges are not in place"))
+}
+
+pub(crate) fn not_without_entry(key: &VirtualServerKey) -> PortError {
+    let set = SetKey::new(key.family(), crate::sets::SetKind::LoadBalancerFirewall);
+    skipped(format_args!("{key} is not served, because its loadBalancerSourceRanges could not be put into set {set}"))
 }

@@ -86,6 +86,8 @@ pub struct Schedule {
     asked: Option<Moment>,
     /// Since when what was asked for has not worked.
     failing: Option<Moment>,
+    /// A full pass is due soon for the sake of single objects.
+    retrying: bool,
     running: Option<Running>,
 }
 
@@ -109,6 +111,7 @@ impl Schedule {
             full_at: now,
             asked: Some(now),
             failing: None,
+            retrying: false,
             running: None,
         }
     }
@@ -163,6 +166,7 @@ impl Schedule {
             (Pass::Full, true) => {
                 self.backoff.reset();
                 self.failing = None;
+                self.retrying = false;
                 now.saturating_add(self.limits.max_interval)
             }
             (Pass::Changes, true) => return,
@@ -174,6 +178,26 @@ impl Schedule {
         };
         // One may have been asked for, or be due anyway, before that.
         self.full_at = self.full_at.min(full_at);
+    }
+
+    /// The pass has ended, and has done what this node can do; the kernel refused single objects. A full pass tries them again
+    /// after a pause ([`Backoff`]); nothing is pending because of them. Without one that runs, nothing happens.
+    pub fn done_but_for_objects(&mut self, now: Moment) {
+        let Some(running) = self.running.take() else { return };
+        self.earliest = now.saturating_add(self.limits.min_interval);
+        match running.pass {
+            Pass::Full => self.failing = None,
+            // A full one is due already.
+            Pass::Changes if self.retrying || self.failing.is_some() => return,
+            Pass::Changes => {}
+        }
+        self.retrying = true;
+        self.full_at = self.full_at.min(now.saturating_add(self.backoff.next_pause()));
+    }
+
+    /// Whether the last full pass failed, or one for changes since.
+    pub fn is_failing(&self) -> bool {
+        self.failing.is_some()
     }
 
     /// No pass starts before this moment: the last one's end and the shortest pause.

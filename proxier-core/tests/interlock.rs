@@ -68,7 +68,7 @@ fn keys_of(number: u8) -> Vec<VirtualServerKey> {
 /// A full pass as an engine makes it: what is stopped is held back, the rest is done.
 fn pass(guard: &mut Guard, world: &World, observed: &mut Observed, now: Moment) -> Option<Stopped> {
     let mut changes = diff(&world.desired, observed, &world.config);
-    let stopped = guard.check(&changes, observed, &world.desired, now);
+    let stopped = guard.check(&changes, observed, &world.store, &world.desired, now);
     if let Some(stopped) = &stopped {
         stopped.hold(&mut changes, observed);
     }
@@ -87,8 +87,8 @@ fn an_empty_list_stops_and_the_rest_goes_on() {
     let before = observed.clone();
     remove(&mut world, 1..=10);
     let stopped = pass(&mut guard, &world, &mut observed, secs(100)).unwrap();
-    assert_eq!((stopped.would_delete, stopped.of, stopped.until), (30, 30, Some(secs(400))));
-    assert!(stopped.to_string().starts_with("30 of 30 virtual servers are not wanted any more"), "{stopped}");
+    assert_eq!((stopped.would_lose, stopped.of, stopped.until), (30, 30, Some(secs(400))));
+    assert!(stopped.to_string().starts_with("30 of 30 virtual servers would go or lose their last endpoint"), "{stopped}");
     assert_eq!(stopped.held().count(), 30);
     // The kernel is as it was: real servers, addresses, entries with source ranges, hairpin; and ours to know.
     assert_eq!(observed, before);
@@ -140,7 +140,7 @@ fn a_confirmation_is_for_what_is_held_then() {
     assert_eq!(guard.confirm(), 36);
     assert_eq!(pass(&mut guard, &world, &mut observed, secs(1)), None);
     remove(&mut world, 13..=20);
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(2)).unwrap().would_delete, 24);
+    assert_eq!(pass(&mut guard, &world, &mut observed, secs(2)).unwrap().would_lose, 24);
     // And one that was wanted again since is not confirmed any more.
     assert_eq!(guard.confirm(), 24);
     for number in 13..=20 {
@@ -224,15 +224,15 @@ fn small_passes_do_not_nibble() {
     let before = observed.clone();
     let touched = world.delete_service("s13");
     let mut changes = diff_touched(&world.desired, &observed, &touched, &world.config);
-    let stopped = guard.check(&changes, &observed, &world.desired, secs(1)).unwrap();
-    assert_eq!((stopped.would_delete, stopped.of), (39, 60));
+    let stopped = guard.check(&changes, &observed, &world.store, &world.desired, secs(1)).unwrap();
+    assert_eq!((stopped.would_lose, stopped.of), (39, 60));
     stopped.hold(&mut changes, &observed);
     observed.apply(&changes);
     assert_eq!(observed, before);
     // One that has nothing to do with it is carried out; still the rest is held back.
     let touched = world.slice("s20-1", "s20", json!([]));
     let mut changes = diff_touched(&world.desired, &observed, &touched, &world.config);
-    let stopped = guard.check(&changes, &observed, &world.desired, secs(2)).unwrap();
+    let stopped = guard.check(&changes, &observed, &world.store, &world.desired, secs(2)).unwrap();
     assert_eq!(stopped.held().count(), 39);
     stopped.hold(&mut changes, &observed);
     observed.apply(&changes);

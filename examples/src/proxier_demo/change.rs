@@ -28,6 +28,8 @@ pub enum Change {
     UpsertSlice(Box<EndpointSliceObject>),
     /// An EndpointSlice is gone.
     DeleteSlice(ObjectKey),
+    /// EndpointSlices are missing from a new list, or from the last of the files, as with Services.
+    LostSlices(Vec<ObjectKey>),
     /// This node's Node, new or changed.
     Node(Box<NodeState>),
     /// This node's Node is gone.
@@ -38,20 +40,20 @@ pub enum Change {
     Unreadable(Problem),
 }
 
-/// Changes, with the deletions of Services as one: they were not announced but found out.
+/// Changes, with the deletions of a kind as one: they were not announced but found out.
 pub(super) fn unannounced(changes: impl IntoIterator<Item = Change>) -> Vec<Change> {
-    let mut lost = Vec::new();
+    let (mut services, mut slices) = (Vec::new(), Vec::new());
     let mut others = Vec::new();
     for change in changes {
         match change {
-            Change::DeleteService(key) => lost.push(key),
+            Change::DeleteService(key) => services.push(key),
+            Change::DeleteSlice(key) => slices.push(key),
             other => others.push(other),
         }
     }
-    if !lost.is_empty() {
-        others.insert(0, Change::LostServices(lost));
-    }
-    others
+    let services = (!services.is_empty()).then_some(Change::LostServices(services));
+    let slices = (!slices.is_empty()).then_some(Change::LostSlices(slices));
+    services.into_iter().chain(slices).chain(others).collect()
 }
 
 /// A Node, and what is not in its [`NodeObject`].
@@ -145,6 +147,7 @@ impl Snapshot {
                 self.slices.push(*object);
             }
             Change::DeleteSlice(key) => self.slices.retain(|known| ObjectKey::of(&known.metadata) != key),
+            Change::LostSlices(keys) => self.slices.retain(|known| !keys.contains(&ObjectKey::of(&known.metadata))),
             Change::Node(node) => self.node = Some(*node),
             Change::NodeGone => self.node = None,
             Change::Unreadable(problem) => self.unreadable.push(problem),

@@ -71,6 +71,11 @@ impl Engine {
             }
             Change::UpsertSlice(object) => self.proxier.upsert_slice(&object, now),
             Change::DeleteSlice(key) => self.proxier.delete_slice(&key, now),
+            Change::LostSlices(keys) => {
+                for key in keys {
+                    self.proxier.lose_slice(&key, now);
+                }
+            }
             Change::Node(node) => self.proxier.set_node(&node.object, now),
             Change::Synced => self.proxier.start(now),
             // What the Node said last is the best that is known; nothing of it is lost by keeping it.

@@ -1,6 +1,7 @@
 //! Operations on virtual and real servers: carried out together, tried in another way where the kernel holds something
 //! else than was thought, and noted.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -142,9 +143,41 @@ impl Run<'_, '_> {
         if operations.is_empty() {
             return Outcome::default();
         }
-        let trial = Trial::run(operations, self.desired, ipvs);
+        let (allowed, unguarded) = self.allowed(operations);
+        let trial = Trial::run(&allowed, self.desired, ipvs);
         self.applied.surprises = self.applied.surprises.saturating_add(trial.surprises);
-        self.note_operations(operations, trial)
+        let mut outcome = self.note_operations(&allowed, trial);
+        let is_served = |address: &IpAddr| {
+            let served = &self.observed.virtual_servers;
+            served.keys().any(|key| matches!(key, VirtualServerKey::Address { addr, .. } if addr == address))
+        };
+        outcome.unserved.extend(unguarded.into_iter().filter(|address| !is_served(address)));
+        outcome
+    }
+
+    /// Leaves out virtual servers that may not be made yet, with their real servers; says which addresses these have.
+    fn allowed<'o>(&mut self, operations: &'o [Operation]) -> (Cow<'o, [Operation]>, BTreeSet<IpAddr>) {
+        let mut reasons: BTreeMap<VirtualServerKey, PortError> = BTreeMap::new();
+        for operation in operations {
+            if let Operation::AddVirtualServer(VirtualServer { key, .. }) = operation {
+                reasons.extend(self.not_guarded(key).map(|why| (*key, why)));
+            }
+        }
+        if reasons.is_empty() {
+            return (Cow::Borrowed(operations), BTreeSet::new());
+        }
+        let mut allowed = Vec::with_capacity(operations.len());
+        for operation in operations {
+            match reasons.get(&operation.virtual_server()) {
+                Some(why) => self.applied.fail(Step::operation(operation, self.names), why.clone()),
+                None => allowed.push(*operation),
+            }
+        }
+        let address = |key: VirtualServerKey| match key {
+            VirtualServerKey::Address { addr, .. } => Some(addr),
+            VirtualServerKey::Fwmark { .. } => None,
+        };
+        (Cow::Owned(allowed), reasons.into_keys().filter_map(address).collect())
     }
 
     /// Counts outcomes and notes what the kernel holds now, one virtual server at a time.

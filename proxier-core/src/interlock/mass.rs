@@ -1,32 +1,31 @@
-//! Deleting much at once.
+//! Losing much at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
 use std::time::Duration;
 
-use ipset::Element;
 use ipvs::VirtualServerKey;
-use ipvs::model::{Family, Protocol};
 
+use super::lost::{Lost, Object};
+use super::needs::Needs;
+use crate::compile::Facts;
 use crate::diff::{Changes, VirtualServerChange};
 use crate::observed::Observed;
 use crate::schedule::Moment;
-use crate::sets::SetKey;
+use crate::snapshot::{ObjectKey, ObjectKind, Store};
 use crate::state::Desired;
 
-/// When a pass deletes too much to be believed.
+/// When a pass would take away too much to be believed: virtual servers, or their last endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MassRemoval {
-    /// More than this share of our virtual servers, 0 to 1. Default 0.5. With 1 nothing is ever held back; what is not
-    /// a number counts as 0.
+    /// More than this share of our virtual servers, or of those that have endpoints, 0 to 1. Default 0.5. With 1 nothing
+    /// is ever held back; what is not a number counts as 0.
     pub share: f64,
-    /// And only when what is still wanted is at most this share of what is there, 0 to 1: the input became empty, or
-    /// nearly so, and not just another. Default 0.5; with 0 only when nothing at all is wanted any more.
+    /// And only when what is left is at most this share of what is there, 0 to 1: the input became empty, or nearly so,
+    /// and not just another. Default 0.5; with 0 only when nothing at all is left.
     pub remains: f64,
-    /// And at least this many. Default 10: fewer are deleted without question, so that a small cluster can lose its
-    /// last Service.
+    /// And at least this many. Default 10: fewer go without question, so that a small cluster can lose its last Service.
     pub at_least: usize,
     /// How long the input has to stay as it is to be believed; `None` for as long as nobody confirms. Default 5 min.
     pub patience: Option<Duration>,
@@ -39,7 +38,7 @@ impl Default for MassRemoval {
 }
 
 impl MassRemoval {
-    fn is_too_much(&self, delete: usize, of: usize, wanted: usize) -> bool {
+    pub(super) fn is_too_much(&self, delete: usize, of: usize, wanted: usize) -> bool {
         let number = |count: usize| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
         let share = if self.share.is_nan() { 0.0 } else { self.share };
         let remains = if self.remains.is_nan() { 1.0 } else { self.remains };
@@ -54,111 +53,86 @@ impl MassRemoval {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stopped {
-    /// How many virtual servers would be deleted and are not.
-    pub would_delete: usize,
+    /// How many virtual servers would go or lose their last endpoint, and do not.
+    pub would_lose: usize,
     /// Of how many that are ours.
     pub of: usize,
-    /// When the last of them is deleted, if nothing changes until then.
+    /// When the last of them follows the input, if nothing changes until then.
     pub until: Option<Moment>,
     held: BTreeSet<VirtualServerKey>,
+    /// Those of them that only the kernel has.
+    inherited: BTreeSet<VirtualServerKey>,
 }
 
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Stopped { would_delete, of, .. } = self;
-        write!(
-            f,
-            "{would_delete} of {of} virtual servers are not wanted any more, all at once, and are left as they are"
-        )?;
+        let Stopped { would_lose, of, .. } = self;
+        write!(f, "{would_lose} of {of} virtual servers would go or lose their last endpoint, all at once; they stay as they are")?;
         let end = if self.until.is_some() { "for a while, or until" } else { "until" };
-        write!(f, " {end} this is confirmed: check where the Services are read from")
+        write!(f, " {end} this is confirmed: check where the Services and EndpointSlices are read from")
     }
 }
 
 impl Stopped {
-    /// The virtual servers that are left as they are, sorted.
+    /// The virtual servers that stay as they are, sorted.
     pub fn held(&self) -> impl Iterator<Item = VirtualServerKey> {
         self.held.iter().copied()
     }
 
-    /// Takes out of the changes what is not to be done: deleting the virtual servers, and the addresses and entries
-    /// they need. The rest stays: virtual servers that are wanted follow their endpoints as always.
+    /// Takes out of the changes what is not to be done: deleting the virtual servers or their real servers, and the addresses
+    /// and entries they need. The rest stays: virtual servers that are wanted follow their endpoints as always.
     ///
     /// Rules of iptables are no part of these changes. Those that guard what is held back have to stay too:
     /// [`Kept`](crate::rules::Kept) tells which.
     pub fn hold(&self, changes: &mut Changes, observed: &Observed) {
-        changes.virtual_servers.retain(|key, _| !self.held.contains(key));
         let mut needs = Needs::default();
-        for key in &self.held {
+        for key in &self.inherited {
             needs.add(key, observed);
+            match changes.virtual_servers.get_mut(key) {
+                Some(VirtualServerChange::Delete) => drop(changes.virtual_servers.remove(key)),
+                Some(VirtualServerChange::Update { config, add, set, remove }) => {
+                    remove.clear();
+                    if config.is_none() && add.is_empty() && set.is_empty() {
+                        changes.virtual_servers.remove(key);
+                    }
+                }
+                _ => {}
+            }
         }
-        changes.delete_addresses.retain(|address| !needs.addresses.contains(address));
+        changes.delete_addresses.retain(|address| !needs.address(address));
         changes.delete_entries.retain(|(set, element)| !needs.entry(*set, element));
     }
 }
 
-/// What virtual servers need besides themselves.
-#[derive(Default)]
-struct Needs {
-    addresses: BTreeSet<IpAddr>,
-    /// Of virtual servers, and of their real servers (hairpin).
-    places: BTreeSet<(u8, IpAddr, u16)>,
-    node_ports: BTreeSet<(Family, u16)>,
-}
-
-impl Needs {
-    fn add(&mut self, key: &VirtualServerKey, observed: &Observed) {
-        let VirtualServerKey::Address { protocol, addr, port } = *key else { return };
-        self.addresses.insert(addr);
-        self.node_ports.insert((Family::of(addr), port));
-        self.places.insert((protocol.number(), addr, port));
-        let server = observed.virtual_servers.get(key);
-        for real in server.into_iter().flat_map(|server| server.real_servers.iter()) {
-            self.places.insert((protocol.number(), real.key.addr, real.key.port));
-        }
-    }
-
-    fn entry(&self, set: SetKey, element: &Element) -> bool {
-        match element {
-            Element::Ip(span) => self.addresses.contains(&span.first()),
-            Element::IpPort(span, ports) | Element::IpPortIp(span, ports, _) => {
-                let protocol = Protocol::from(ports.protocol().number());
-                self.places.contains(&(protocol.number(), span.first(), ports.ports().first()))
-            }
-            Element::Port(ports) => self.node_ports.contains(&(set.family, ports.first())),
-            _ => false,
-        }
-    }
-}
-
-/// Holds back deletions of virtual servers when there are suddenly too many of them.
+/// Keeps what is served when too much of it would go at once: virtual servers, and the last endpoints of virtual servers.
 ///
-/// # What "suddenly" means
+/// # What "at once" means
 ///
-/// Services that are deleted go one by one, each with an event, and a pass works off the few that came since the last.
-/// Services that are merely missing go together: the API server was restored from an empty backup, the configuration
-/// points to an empty cluster, a directory of manifests is not mounted, or all of that happened while this program was
-/// not running. So what counts is what **one pass** would delete, of what the kernel holds: more than a share of our
-/// virtual servers ([`MassRemoval::share`]) and more than a few ([`MassRemoval::at_least`]), with little left that is
-/// wanted ([`MassRemoval::remains`]): other Services in their place are another input, not a missing one.
+/// Objects that are deleted go one by one, each with an event, and a pass works off the few that came since the last. Objects
+/// that are merely missing go together: the API server was restored from an empty backup, the configuration points to an
+/// empty cluster, a directory of manifests is not mounted, or all of that happened while this program was not running. So
+/// what counts is what **one pass** would take away: more than a share of our virtual servers, or of those with endpoints
+/// ([`MassRemoval::share`]), and more than a few ([`MassRemoval::at_least`]), with little left
+/// ([`MassRemoval::remains`]): other Services in their place are another input, not a missing one.
 ///
-/// A deletion that somebody has announced does not count: whoever sees the event of a single Service calls
-/// [`Guard::believe`] with its virtual servers before they are gone from [`Desired`]. With this, deleting a namespace of
-/// any size goes through at once; without, it does as long as the passes keep up.
+/// Services and EndpointSlices come in separate lists, in any order. Both are looked at, for what they mean together:
 ///
-/// Virtual servers that only lose their last endpoint do not count. When nodes fail, many do at once, rightly: their
-/// addresses answer no more, or soon belong to another pod.
+/// * Objects that a list lacks ([`Guard::lose`]). While they are doubted the [`Store`] keeps them, so everything follows from
+///   them as before: virtual servers, endpoints, entries, rules, health checks. A Service that is held back gets the
+///   endpoints that a new slice names.
+/// * What the kernel has from before this process started and the first lists do not explain ([`Guard::check`]): virtual
+///   servers of no Service, and virtual servers with real servers whose Service has no EndpointSlice at all.
+///
+/// What somebody says does not count: an object that is deleted by an event ([`Guard::found`]), or one that says of itself
+/// that it has no endpoints. When nodes fail, many Services lose their endpoints at once, rightly: the addresses answer no
+/// more, or soon belong to another pod.
 ///
 /// # How it ends
 ///
-/// * The input comes back: what is wanted again is not held back any more. What is not yet, stays held back, however
+/// * The input comes back: what is named again is not held back any more. What is not yet, stays held back, however
 ///   little that is: lists that come back in parts are no deletions of the rest.
 /// * An operator confirms: [`Guard::confirm`] lets through what is held back then, and nothing later.
-/// * The input stays as it is for [`MassRemoval::patience`]: each virtual server that was missing all the time is
-///   deleted then.
-///
-/// Meanwhile the virtual servers that are held back keep their real servers and entries ([`Stopped::hold`]), and
-/// everything else goes on.
+/// * The input stays as it is for [`MassRemoval::patience`]: what was missing all the time is believed then.
 ///
 /// ```
 /// use std::time::Duration;
@@ -167,6 +141,7 @@ impl Needs {
 /// use proxier_core::diff::diff;
 /// use proxier_core::interlock::{Guard, MassRemoval};
 /// use proxier_core::observed::Observed;
+/// use proxier_core::snapshot::Store;
 /// use proxier_core::state::Desired;
 ///
 /// // The kernel has twenty virtual servers, and the list of Services is empty.
@@ -176,28 +151,32 @@ impl Needs {
 ///     let key = format!("TCP 10.96.0.{number}:80").parse()?;
 ///     observed.insert(&VirtualServer::new(key, Scheduler::RoundRobin), []);
 /// }
-/// let desired = Desired::new();
+/// let (store, desired) = (Store::new("node-a"), Desired::new());
 /// let mut changes = diff(&desired, &observed, &Config::default());
 ///
 /// let mut guard = Guard::new(MassRemoval::default());
 /// let now = Duration::from_secs(1);
-/// let stopped = guard.check(&changes, &observed, &desired, now).ok_or("not stopped")?;
-/// assert_eq!((stopped.would_delete, stopped.of), (20, 20));
+/// let stopped = guard.check(&changes, &observed, &store, &desired, now).ok_or("not stopped")?;
+/// assert_eq!((stopped.would_lose, stopped.of), (20, 20));
 /// stopped.hold(&mut changes, &observed);
 /// assert!(changes.virtual_servers.is_empty() && changes.delete_addresses.is_empty());
 ///
 /// guard.confirm();
 /// let changes = diff(&desired, &observed, &Config::default());
-/// assert_eq!(guard.check(&changes, &observed, &desired, now), None);
+/// assert_eq!(guard.check(&changes, &observed, &store, &desired, now), None);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Guard {
     settings: MassRemoval,
-    /// Deletions that are meant, until they are made.
+    lost: Lost,
+    /// Virtual servers that may lose what they have, until they have lost it.
     believed: BTreeSet<VirtualServerKey>,
-    /// Deletions that are held back, with when that began.
-    held: BTreeMap<VirtualServerKey, Moment>,
+    /// What only the kernel has, held back, with when that began.
+    inherited: BTreeMap<VirtualServerKey, Moment>,
+    /// The first complete reading of the kernel has been compared: whatever loses its endpoints later does so by what
+    /// objects say.
+    has_compared: bool,
 }
 
 impl Guard {
@@ -206,59 +185,139 @@ impl Guard {
         Guard { settings, ..Guard::default() }
     }
 
-    /// These virtual servers are going to be deleted because somebody deleted or changed their Service: that was an
-    /// event of its own, not a list it is missing from. Forgotten when they are gone, or wanted again at the next check.
+    /// A list lacks this object, and nobody has said that it was deleted. It stays in the store until [`Guard::judge`] says
+    /// otherwise.
+    pub fn lose(&mut self, kind: ObjectKind, key: ObjectKey) {
+        self.lost.lose((kind, key));
+    }
+
+    /// Somebody has said that this object is there, or that it was deleted. Whether it was missing before.
+    pub fn found(&mut self, kind: ObjectKind, key: &ObjectKey) -> bool {
+        self.lost.found(&(kind, key.clone()))
+    }
+
+    /// Whether this object is missing from a list, and counts as if it were there.
+    pub fn is_lost(&self, kind: ObjectKind, key: &ObjectKey) -> bool {
+        self.lost.is_lost(&(kind, key.clone()))
+    }
+
+    /// Says which missing objects are to be deleted from the store now. `desired` is what the store as it is means.
+    ///
+    /// Costs nothing while no object is missing, else O(missing objects), and O(all virtual servers) for new ones.
+    pub fn judge(
+        &mut self,
+        store: &Store,
+        desired: &Desired,
+        facts: &Facts,
+        now: Moment,
+    ) -> BTreeSet<(ObjectKind, ObjectKey)> {
+        let gone: BTreeSet<Object> = self.lost.judge(&self.settings, store, desired, facts, now);
+        gone
+    }
+
+    /// These virtual servers lose what they have because of what objects say. Forgotten when they have lost it, or when they
+    /// have endpoints again at the next check.
     pub fn believe(&mut self, keys: impl IntoIterator<Item = VirtualServerKey>) {
         self.believed.extend(keys);
     }
 
+    /// Whether the kernel was compared with what is wanted before.
+    pub(crate) fn has_compared(&self) -> bool {
+        self.has_compared
+    }
+
     /// What is held back now is meant. Says how many virtual servers that are.
     pub fn confirm(&mut self) -> usize {
-        let confirmed = std::mem::take(&mut self.held);
-        let count = confirmed.len();
-        self.believed.extend(confirmed.into_keys());
+        let count = self.held().count();
+        self.lost.confirm();
+        self.believed.extend(std::mem::take(&mut self.inherited).into_keys());
         count
     }
 
     /// The virtual servers that are held back, with when that began.
     pub fn held(&self) -> impl Iterator<Item = (VirtualServerKey, Moment)> {
-        self.held.iter().map(|(key, since)| (*key, *since))
+        let lost = self.lost.held();
+        let inherited = self.inherited.iter().filter(|(key, _)| !lost.contains_key(key));
+        lost.iter().chain(inherited).map(|(key, since)| (*key, *since))
     }
 
     /// Says what of these changes must not be made; [`Stopped::hold`] takes it out. `Some` as long as anything is held
     /// back, also when the changes have nothing to do with it: they may take away what it needs.
     ///
-    /// The cost is that of the changes; with many deletions, or as long as something is held back, that of everything.
-    pub fn check(&mut self, changes: &Changes, observed: &Observed, desired: &Desired, now: Moment) -> Option<Stopped> {
-        let is_lost =
-            |key: &VirtualServerKey| observed.virtual_servers.contains_key(key) && desired.frontend(key).is_none();
-        self.believed.retain(is_lost);
+    /// Costs O(changes); with many deletions, or as long as something is held back, O(everything).
+    pub fn check(
+        &mut self,
+        changes: &Changes,
+        observed: &Observed,
+        store: &Store,
+        desired: &Desired,
+        now: Moment,
+    ) -> Option<Stopped> {
+        let is_unexplained = |key: &VirtualServerKey| is_unexplained(key, observed, store, desired);
+        self.believed.retain(is_unexplained);
         let patience = self.settings.patience;
         let is_over = |since: Moment| patience.is_some_and(|patience| since.saturating_add(patience) <= now);
-        self.held.retain(|key, since| {
-            if is_over(*since) && is_lost(key) {
+        self.inherited.retain(|key, since| {
+            if is_over(*since) && is_unexplained(key) {
                 self.believed.insert(*key);
             }
-            is_lost(key) && !self.believed.contains(key)
+            is_unexplained(key) && !self.believed.contains(key)
         });
-        let deleted = changes.virtual_servers.iter().filter(|(_, change)| **change == VirtualServerChange::Delete);
-        let new: BTreeSet<VirtualServerKey> = deleted
+        let is_first = !std::mem::replace(&mut self.has_compared, true);
+        let new: BTreeSet<VirtualServerKey> = changes
+            .virtual_servers
+            .iter()
+            .filter(|(key, change)| match change {
+                VirtualServerChange::Delete => true,
+                VirtualServerChange::Update { remove, .. } => is_first && !remove.is_empty() && is_unexplained(key),
+                VirtualServerChange::Add { .. } => false,
+            })
             .map(|(key, _)| *key)
-            .filter(|key| !self.held.contains_key(key) && !self.believed.contains(key))
+            .filter(|key| !self.inherited.contains_key(key) && !self.believed.contains(key))
             .collect();
-        if self.held.is_empty() && new.len() < self.settings.at_least.max(1) {
-            return None;
+        let nothing_new = self.inherited.is_empty() && new.len() < self.settings.at_least.max(1);
+        if !nothing_new {
+            self.compare(&new, observed, desired, now);
         }
-        let kept = desired.frontends().filter(|of| observed.virtual_servers.contains_key(&of.key())).count();
-        // What is held back already counts too: else what comes on top of it would be few.
-        let lost = self.held.len().saturating_add(new.len());
-        let all = kept.saturating_add(lost).saturating_add(self.believed.len());
-        if self.settings.is_too_much(lost, all, desired.frontends().count()) {
-            self.held.extend(new.into_iter().map(|key| (key, now)));
-        }
-        let since = self.held.values().max()?;
-        let until = patience.map(|patience| since.saturating_add(patience));
-        let of = kept.saturating_add(self.held.len());
-        Some(Stopped { would_delete: self.held.len(), of, until, held: self.held.keys().copied().collect() })
+        self.stopped(observed, desired)
     }
+
+    /// Holds back what is new, if it is too much together with what is held back already: else what comes on top of that
+    /// would be few.
+    fn compare(&mut self, new: &BTreeSet<VirtualServerKey>, observed: &Observed, desired: &Desired, now: Moment) {
+        let is_there = |key: &VirtualServerKey| observed.virtual_servers.contains_key(key);
+        let lost = || self.inherited.keys().chain(new);
+        let gone = lost().filter(|key| desired.frontend(key).is_none()).count();
+        let kept = desired.frontends().filter(|of| is_there(&of.key())).count();
+        let all = kept.saturating_add(gone).saturating_add(self.believed.len());
+        let has_real_servers =
+            |key: &&VirtualServerKey| observed.virtual_servers.get(key).is_some_and(|there| !there.real_servers.is_empty());
+        let unserved = lost().filter(has_real_servers).count();
+        let left = desired.frontends().filter(|of| !of.real_servers.is_empty()).count();
+        let served = left.saturating_add(unserved);
+        if self.settings.is_too_much(gone, all, desired.frontends().count())
+            || self.settings.is_too_much(unserved, served, left)
+        {
+            self.inherited.extend(new.iter().map(|key| (*key, now)));
+        }
+    }
+
+    fn stopped(&self, observed: &Observed, desired: &Desired) -> Option<Stopped> {
+        let since = self.held().map(|(_, since)| since).max()?;
+        let until = self.settings.patience.map(|patience| since.saturating_add(patience));
+        let held: BTreeSet<VirtualServerKey> = self.held().map(|(key, _)| key).collect();
+        let inherited: BTreeSet<VirtualServerKey> = self.inherited.keys().copied().collect();
+        let wanted = desired.frontends().filter(|of| observed.virtual_servers.contains_key(&of.key())).count();
+        let unwanted = inherited.iter().filter(|key| desired.frontend(key).is_none()).count();
+        Some(Stopped { would_lose: held.len(), of: wanted.saturating_add(unwanted), until, held, inherited })
+    }
+}
+
+/// Whether the kernel has a virtual server that is not wanted, or one with real servers that is wanted without any because
+/// no EndpointSlice says anything of it.
+fn is_unexplained(key: &VirtualServerKey, observed: &Observed, store: &Store, desired: &Desired) -> bool {
+    let Some(there) = observed.virtual_servers.get(key) else { return false };
+    let (Some(frontend), Some(service)) = (desired.frontend(key), desired.owner(key)) else { return true };
+    let is_silent = || store.slices_of(service).all(|slice| slice.family != key.family());
+    frontend.real_servers.is_empty() && !there.real_servers.is_empty() && is_silent()
 }

@@ -177,6 +177,16 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         }
     }
 
+    fn set_lock_wait(&mut self, wait: Duration) {
+        if self.limits.lock_wait == wait {
+            return;
+        }
+        self.limits.lock_wait = wait;
+        for known in [&mut self.v4, &mut self.v6] {
+            *known = known.take().map(|iptables| iptables.with_limits(self.limits));
+        }
+    }
+
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
         let answer = self.call(family, |iptables| iptables.restore(transaction));
         // Afterwards: to open programs, everything may have been listed.

@@ -7,7 +7,7 @@ use ipset::IpSpan;
 use ipvs::VirtualServerKey;
 use ipvs::model::Family;
 
-use crate::compile::Facts;
+use crate::compile::{Facts, Frontend};
 use crate::config::{InterfaceName, LocalTraffic, MarkBit};
 use crate::diff::Changes;
 use crate::observed::Observed;
@@ -141,6 +141,12 @@ impl Inputs {
         self.bit
     }
 
+    /// The same for other programs or another kernel.
+    pub(crate) fn with_capabilities(mut self, capabilities: Capabilities) -> Self {
+        self.capabilities = capabilities;
+        self
+    }
+
     /// What iptables and the kernel can do.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
@@ -153,6 +159,20 @@ impl Inputs {
         let fewer_sets = self.filled.iter().all(|kind| before.is_filled(*kind));
         let fewer_barred = self.barred.iter().all(|key| before.barred.binary_search(key).is_ok());
         self != before && fewer_sets && fewer_barred && rest(self) == rest(before)
+    }
+
+    /// Whether a virtual server needs rules that these have and `before` lacks. `before`: what the kernel has; `None` when that
+    /// is not known.
+    pub(crate) fn are_needed_by(&self, frontend: &Frontend, before: Option<&Inputs>) -> bool {
+        let Some(before) = before else { return true };
+        let rest = |inputs: &Inputs| (inputs.sources.clone(), inputs.bit, inputs.capabilities);
+        let is_new = |kind: SetKind| self.is_filled(kind) && !before.is_filled(kind);
+        let is_barred = |inputs: &Inputs| inputs.barred.binary_search(&frontend.key()).is_ok();
+        // The hairpin rule is about endpoints.
+        is_new(SetKind::LoopBack)
+            || rest(self) != rest(before)
+            || (is_barred(self) && !is_barred(before))
+            || frontend.entries().iter().any(|(set, _)| is_new(set.kind))
     }
 
     /// Load balancers that this node's own traffic can reach, though it is in none of their source ranges, because the

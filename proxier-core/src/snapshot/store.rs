@@ -176,6 +176,11 @@ impl Store {
         self.slices.get(key).into_iter().flatten()
     }
 
+    /// The Service of a slice.
+    pub fn service_of_slice(&self, slice: &ObjectKey) -> Option<&ObjectKey> {
+        self.owners.get(slice)
+    }
+
     /// What was left out of the objects that are there now, by object.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         self.rejections.values().flatten()
