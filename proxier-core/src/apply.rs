@@ -147,7 +147,9 @@ impl Run<'_, '_> {
     /// Restores rules that fall away, but not while what they guard is there.
     fn relax(&mut self, rules: &[RulesChange], left: &[VirtualServerKey], ports: &mut Ports<'_>) {
         let guarded = |change: &RulesChange| {
-            left.iter().find(|key| key.family() == change.family && self.observed.firewall_entry(key).is_some()).copied()
+            left.iter()
+                .find(|key| key.family() == change.family && self.observed.firewall_entry(key).is_some())
+                .copied()
         };
         let (mut possible, mut stay) = (Vec::new(), Vec::new());
         for change in rules {

@@ -514,7 +514,9 @@ impl Proxier {
             })
             .collect();
         let needs = |key: &VirtualServerKey| {
-            let (Some(frontend), Some(new)) = (self.desired.frontend(key), waiting.get(&key.family())) else { return false };
+            let (Some(frontend), Some(new)) = (self.desired.frontend(key), waiting.get(&key.family())) else {
+                return false;
+            };
             // Rules that differ although their inputs do not were changed by somebody else: nobody knows how.
             let before = self.rules.get(&key.family()).filter(|before| *before != new);
             // Capabilities are asked of the programs only when rules are made.
@@ -666,6 +668,13 @@ impl Proxier {
         let names = Names::new(&self.store, &self.desired);
         let applied = apply(plan, &self.desired, observed, &names, ports);
         self.touched = Touched::default();
+        // What waits for its guard is served in the pass that puts that up.
+        for key in plan.guarded.iter().filter(|key| !observed.virtual_servers.contains_key(key)) {
+            self.touched.virtual_servers.insert(*key);
+            if let VirtualServerKey::Address { addr, .. } = key {
+                self.touched.addresses.insert(*addr);
+            }
+        }
         self.new_facts = false;
         for (key, real) in applied.drained.iter().chain(&plan.adopt_drains) {
             self.drains.begin(*key, *real, now);

@@ -200,9 +200,8 @@ impl Report {
         let failures = &self.applied.failures;
         // What was skipped follows from something else; when nothing else is known, from something that is not.
         let only_skipped = || failures.iter().all(|failure| failure.error.kind() == PortErrorKind::Skipped);
-        let of_the_node = |failure: &Failure| {
-            failure.error.kind() != PortErrorKind::Skipped && !failure.is_of_one_object()
-        };
+        let of_the_node =
+            |failure: &Failure| failure.error.kind() != PortErrorKind::Skipped && !failure.is_of_one_object();
         !self.unread.is_empty()
             || !self.rules_put_off.is_empty()
             || self.serves_nothing
@@ -243,7 +242,9 @@ pub(crate) fn not_without_virtual_server(key: &VirtualServerKey) -> PortError {
 }
 
 pub(crate) fn needed() -> PortError {
-    skipped(format_args!("stays, because it tells that a virtual server is ours, or guards it, that could not be deleted"))
+    skipped(format_args!(
+        "stays, because it tells that a virtual server is ours, or guards it, that could not be deleted"
+    ))
 }
 
 pub(crate) fn guards(key: &VirtualServerKey) -> PortError {

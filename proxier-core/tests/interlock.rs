@@ -88,7 +88,10 @@ fn an_empty_list_stops_and_the_rest_goes_on() {
     remove(&mut world, 1..=10);
     let stopped = pass(&mut guard, &world, &mut observed, secs(100)).unwrap();
     assert_eq!((stopped.would_lose, stopped.of, stopped.until), (30, 30, Some(secs(400))));
-    assert!(stopped.to_string().starts_with("30 of 30 virtual servers would go or lose their last endpoint"), "{stopped}");
+    assert!(
+        stopped.to_string().starts_with("30 of 30 virtual servers would go or lose their last endpoint"),
+        "{stopped}"
+    );
     assert_eq!(stopped.held().count(), 30);
     // The kernel is as it was: real servers, addresses, entries with source ranges, hairpin; and ours to know.
     assert_eq!(observed, before);

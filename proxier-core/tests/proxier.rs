@@ -604,3 +604,342 @@ fn a_set_grows_beyond_what_it_was_made_for() {
     assert!(report.is_done(), "{:#?}", report.applied.failures.first());
     assert_eq!(size(&world), 70_000);
 }
+
+/// Twenty Services with two endpoints each, served.
+fn shop() -> (World, Vec<ServiceObject>, Vec<EndpointSliceObject>) {
+    let mut world = World::new();
+    let service = |number: u8| -> ServiceObject {
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "demo", "name": format!("web-{number}")},
+            "spec": {"clusterIP": format!("10.96.2.{number}"), "ports": [{"name": "http", "port": 80}]},
+        }))
+        .unwrap()
+    };
+    let services: Vec<ServiceObject> = (1..=20).map(service).collect();
+    let slices: Vec<EndpointSliceObject> = (1..=20).map(|number| shop_slice(number, "1", number)).collect();
+    world.proxier.replace_objects(&services, &slices, world.now);
+    world.proxier.start(world.now);
+    assert!(world.pass().is_done());
+    (world, services, slices)
+}
+
+fn shop_slice(service: u8, name: &str, network: u8) -> EndpointSliceObject {
+    serde_json::from_value(json!({
+        "metadata": {
+            "namespace": "demo", "name": format!("web-{service}-{name}"),
+            "labels": {"kubernetes.io/service-name": format!("web-{service}")},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080}],
+        "endpoints": [{"addresses": [format!("10.244.{network}.1")]}, {"addresses": [format!("10.244.{network}.2")]}],
+    }))
+    .unwrap()
+}
+
+fn lose_slices(world: &mut World, slices: &[EndpointSliceObject]) {
+    for slice in slices {
+        world.proxier.lose_slice(&ObjectKey::of(&slice.metadata), world.now);
+    }
+}
+
+fn lose_services(world: &mut World, services: &[ServiceObject]) {
+    for service in services {
+        world.proxier.lose_service(&ObjectKey::of(&service.metadata), world.now);
+    }
+}
+
+/// Services and slices come by separate watches: either list may be worked off first, and come back first.
+#[test]
+fn empty_lists_in_any_order_take_no_endpoint() {
+    for slices_go_first in [true, false] {
+        for slices_come_first in [true, false] {
+            let (mut world, services, slices) = shop();
+            let full = world.kernel.state();
+            for first in [true, false] {
+                if first == slices_go_first {
+                    lose_slices(&mut world, &slices);
+                } else {
+                    lose_services(&mut world, &services);
+                }
+                let reports = world.run(Duration::from_secs(65));
+                assert!(reports.iter().all(|report| report.stopped.is_some() && !report.has_failed()), "{reports:#?}");
+                assert_eq!(world.kernel.state(), full, "gone first: slices {slices_go_first}");
+                assert_eq!(world.proxier.guard().held().count(), 20);
+            }
+            for first in [true, false] {
+                if first == slices_come_first {
+                    slices.iter().for_each(|slice| world.proxier.upsert_slice(slice, world.now));
+                } else {
+                    services.iter().for_each(|service| world.proxier.upsert_service(service, world.now));
+                }
+                world.run(Duration::from_secs(8));
+                assert_eq!(world.kernel.state(), full, "back first: slices {slices_come_first}");
+            }
+            let last = world.run(Duration::from_secs(31)).pop().unwrap();
+            assert!(last.is_done() && last.writes() == 0, "{last:#?}");
+        }
+    }
+}
+
+/// The Services are still there: only the list of slices is empty. It comes back in parts, and one slice by another name.
+#[test]
+fn slices_alone_that_are_missing_are_waited_for() {
+    let (mut world, _, slices) = shop();
+    let full = world.servers();
+    lose_slices(&mut world, &slices);
+    let report = world.pass();
+    assert!(report.stopped.as_deref().is_some_and(|why| why.starts_with("20 of 20 virtual servers would go or lose")));
+    assert_eq!(world.servers(), full);
+    for slice in &slices[..15] {
+        world.proxier.upsert_slice(slice, world.now);
+    }
+    world.run(Duration::from_secs(31));
+    assert_eq!(world.servers(), full, "five are still missing, and five are few: but they went with the rest");
+    // What a new slice names counts, beside what is doubted.
+    world.proxier.upsert_slice(&shop_slice(20, "new", 99), world.now);
+    world.run(Duration::from_secs(1));
+    let line = "TCP 10.96.2.20:80 10.244.20.1:8080*1 10.244.20.2:8080*1 10.244.99.1:8080*1 10.244.99.2:8080*1";
+    assert!(world.servers().contains(line), "{}", world.servers());
+    // One that says that it has no endpoints any more is believed at once.
+    let mut empty = slices[18].clone();
+    empty.endpoints.clear();
+    world.proxier.upsert_slice(&empty, world.now);
+    world.run(Duration::from_secs(3));
+    assert!(world.servers().contains("TCP 10.96.2.19:80\n"), "{}", world.servers());
+    // And one that is deleted.
+    world.proxier.delete_slice(&ObjectKey::of(&slices[17].metadata), world.now);
+    world.run(Duration::from_secs(3));
+    assert!(world.servers().contains("TCP 10.96.2.18:80\n"), "{}", world.servers());
+    assert!(world.servers().contains("TCP 10.96.2.17:80 10.244.17.1:8080*1"), "{}", world.servers());
+    // After five minutes the rest is believed.
+    world.run(Duration::from_secs(400));
+    assert!(world.servers().contains("TCP 10.96.2.17:80\n"), "{}", world.servers());
+    assert!(world.servers().contains("TCP 10.96.2.20:80 10.244.99.1:8080*1 10.244.99.2:8080*1"), "{}", world.servers());
+    assert_eq!(world.proxier.guard().held().count(), 0);
+    assert!(world.proxier.next_wake().is_some());
+}
+
+/// A Service that is held back follows the slices that come for it.
+#[test]
+fn a_service_that_is_held_back_gets_new_endpoints() {
+    let (mut world, services, slices) = shop();
+    lose_services(&mut world, &services);
+    lose_slices(&mut world, &slices);
+    world.run(Duration::from_secs(2));
+    world.proxier.upsert_slice(&shop_slice(7, "new", 77), world.now);
+    world.run(Duration::from_secs(2));
+    let line = "TCP 10.96.2.7:80 10.244.7.1:8080*1 10.244.7.2:8080*1 10.244.77.1:8080*1 10.244.77.2:8080*1";
+    assert!(world.servers().contains(line), "{}", world.servers());
+    // Somebody deletes a Service that is held back: it goes at once, with the slices that are missing.
+    world.proxier.delete_service(&ObjectKey::new("demo", "web-3"), world.now);
+    world.run(Duration::from_secs(2));
+    assert!(!world.servers().contains("TCP 10.96.2.3:80"), "{}", world.servers());
+    assert_eq!(world.proxier.guard().held().count(), 19);
+    assert_eq!(world.proxier.confirm_removal(world.now), 19);
+    world.run(Duration::from_secs(2));
+    assert_eq!(world.servers(), "");
+    assert_eq!(world.proxier.store().slices_of(&ObjectKey::new("demo", "web-3")).count(), 0);
+}
+
+/// Fewer than ten, and fewer than half, go with the list they are missing from.
+#[test]
+fn few_that_are_missing_go() {
+    let (mut world, services, slices) = shop();
+    lose_services(&mut world, &services[..4]);
+    lose_slices(&mut world, &slices[4..9]);
+    let report = world.pass();
+    assert_eq!(report.stopped, None);
+    world.run(Duration::from_secs(3));
+    let servers = world.servers();
+    assert!(!servers.contains("TCP 10.96.2.4:80") && servers.contains("TCP 10.96.2.5:80\n"), "{servers}");
+    assert!(servers.contains("TCP 10.96.2.10:80 10.244.10.1:8080*1"), "{servers}");
+}
+
+/// The process was restarted while the lists are empty: the kernel tells what was served.
+#[test]
+fn a_restart_into_empty_lists_takes_nothing() {
+    for services_are_there in [true, false] {
+        let (mut world, services, slices) = shop();
+        let full = world.servers();
+        world.proxier = new_proxier();
+        let (services_then, new) = (services.clone(), shop_slice(7, "new", 77));
+        world.proxier.replace_objects(if services_are_there { &services_then[..] } else { &[] }, [], world.now);
+        world.proxier.start(world.now);
+        let reports = world.run(Duration::from_secs(65));
+        assert!(reports.iter().all(|report| report.stopped.is_some()), "{reports:#?}");
+        assert_eq!(world.servers(), full, "Services there: {services_are_there}");
+        assert_eq!(world.proxier.guard().held().count(), 20);
+        if services_are_there {
+            world.proxier.upsert_slice(&new, world.now);
+            world.run(Duration::from_secs(3));
+            let line = "TCP 10.96.2.7:80 10.244.77.1:8080*1 10.244.77.2:8080*1";
+            assert!(world.servers().contains(line), "{}", world.servers());
+        }
+        world.proxier.replace_objects(&services, &slices, world.now);
+        world.run(Duration::from_secs(40));
+        assert_eq!(world.servers(), full);
+        assert_eq!(world.proxier.guard().held().count(), 0);
+    }
+    // A Service whose slices say that there is nobody is no doubt, after a restart too.
+    let (mut world, services, mut slices) = shop();
+    world.proxier = new_proxier();
+    slices.iter_mut().for_each(|slice| slice.endpoints.clear());
+    world.proxier.replace_objects(&services, &slices, world.now);
+    world.proxier.start(world.now);
+    world.run(Duration::from_secs(3));
+    assert!(!world.servers().contains("10.244."), "{}", world.servers());
+}
+
+/// The lock of iptables is held while the first guarded load balancer comes.
+#[test]
+fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
+    let mut world = World::new();
+    world.proxier = on_a_node();
+    world.service(web());
+    world.slice("web", &["10.244.0.1"]);
+    world.proxier.start(world.now);
+    assert!(world.pass().is_done());
+    world.run(Duration::from_secs(1));
+    world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
+    world.proxier.upsert_service(&balancer(1, "Cluster", Some("198.51.100.0/24")), world.now);
+    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    let report = world.pass();
+    let servers = world.servers();
+    assert!(!servers.contains("203.0.113.1:80"), "nobody is let in without the guard: {servers}");
+    assert!(servers.contains("TCP 10.96.1.1:80"), "the rest of the Service is served: {servers}");
+    assert!(servers.contains("10.244.0.2:8080*1"), "others are not concerned: {servers}");
+    assert!(!world.kernel.state().devices["kube-ipvs0"].contains(&"203.0.113.1".parse().unwrap()));
+    assert!(report.has_failed() && !report.is_done());
+    let why: Vec<String> = report.applied.failures.iter().map(ToString::to_string).collect();
+    assert!(
+        why.iter().any(|why| why.contains("203.0.113.1:80") && why.contains("loadBalancerSourceRanges")),
+        "{why:#?}"
+    );
+    // Changes of endpoints do not try the rules again before their time.
+    let tried = world.kernel.writes().rules;
+    for number in 3..=6_u8 {
+        world.slice("web", &["10.244.0.1", &format!("10.244.0.{number}")]);
+        world.now += Duration::from_millis(20);
+        let report = world.pass();
+        assert!(report.has_failed(), "what is put off is not done");
+        assert!(world.servers().contains(&format!("10.244.0.{number}:8080*1")));
+    }
+    assert_eq!(world.kernel.writes().rules, tried);
+    // In the long run they are, each time after a longer pause, and never more than some seconds apart.
+    world.run(Duration::from_secs(60));
+    let more = world.kernel.writes().rules - tried;
+    assert!((12..60).contains(&more), "{more}");
+    assert!(!world.servers().contains("203.0.113.1:80"));
+    world.kernel.clear_faults();
+    world.run(Duration::from_secs(6));
+    assert!(world.servers().contains("TCP 203.0.113.1:80"), "{}", world.servers());
+    let last = world.run(Duration::from_secs(40)).pop().unwrap();
+    assert!(last.is_done() && !world.proxier.schedule().is_failing());
+}
+
+/// A further load balancer with ranges needs no new rules: the lock does not matter.
+#[test]
+fn what_the_rules_guard_already_is_served() {
+    let mut world = World::new();
+    world.proxier = on_a_node();
+    world.proxier.upsert_service(&balancer(1, "Cluster", Some("192.0.2.0/24")), world.now);
+    world.proxier.start(world.now);
+    assert!(world.pass().is_done());
+    world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
+    world.proxier.upsert_service(&balancer(2, "Cluster", Some("192.0.2.0/24")), world.now);
+    assert!(world.pass().is_done());
+    assert!(world.servers().contains("TCP 203.0.113.2:80"), "{}", world.servers());
+}
+
+/// Its entries guard a load balancer as long as it is there.
+#[test]
+fn a_guarded_virtual_server_that_cannot_be_deleted_stays_guarded() {
+    let mut world = World::new();
+    world.proxier = on_a_node();
+    world.proxier.upsert_service(&balancer(1, "Cluster", Some("198.51.100.0/24")), world.now);
+    world.proxier.start(world.now);
+    assert!(world.pass().is_done());
+    let guarded = |world: &World| {
+        let state = world.kernel.state();
+        state
+            .sets
+            .iter()
+            .filter(|(set, _)| set.starts_with("KUBE-LOAD-BALANCER-"))
+            .map(|(_, (_, of))| of.len())
+            .sum::<usize>()
+    };
+    let (entries, rules) = (guarded(&world), world.kernel.state().rules);
+    assert!(entries >= 2, "{entries}");
+    world.kernel.refuse(|operation| matches!(operation, Operation::DeleteVirtualServer(_)), PortErrorKind::Busy);
+    world.proxier.delete_service(&ObjectKey::new("demo", "lb-1"), world.now);
+    assert!(world.pass().has_failed());
+    assert!(world.servers().contains("TCP 203.0.113.1:80"), "{}", world.servers());
+    assert_eq!(guarded(&world), entries);
+    assert_eq!(world.kernel.state().rules, rules);
+    world.kernel.clear_faults();
+    world.run(Duration::from_secs(65));
+    assert_eq!((world.servers().as_str(), guarded(&world)), ("", 0));
+}
+
+/// An endpoint that the kernel refuses: told and tried again, and the node stays well.
+#[test]
+fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
+    let mut world = World::new();
+    world.service(web());
+    world.service(json!({
+        "metadata": {"namespace": "demo", "name": "odd"},
+        "spec": {"clusterIP": "10.96.0.11", "ports": [{"name": "http", "port": 80}]},
+    }));
+    world.slice("web", &["10.244.0.1"]);
+    world.slice("odd", &["10.244.0.255"]);
+    let is_broadcast = |operation: &Operation| matches!(operation, Operation::AddRealServer(_, server) if server.key.to_string() == "10.244.0.255:8080");
+    world.kernel.refuse(is_broadcast, PortErrorKind::Invalid);
+    world.proxier.start(world.now);
+    let reports = world.run(Duration::from_secs(120));
+    assert!(reports.iter().all(|report| !report.has_failed()), "{reports:#?}");
+    assert!(reports.len() > 4, "it is tried again");
+    let full: Vec<_> = reports.iter().filter(|report| report.full).collect();
+    assert!(full.iter().all(|report| !report.is_done() && report.refused_by_kernel().count() == 1));
+    assert!(full.iter().all(|report| report.drift.is_empty()), "nobody else has changed it");
+    assert_eq!(world.proxier.schedule().pending_since(), None);
+    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1\nTCP 10.96.0.11:80");
+    // Pauses grow.
+    assert!(full.len() < 12, "{}", full.len());
+    // It is all that there is: the node is still able to serve.
+    world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
+    assert!(world.run(Duration::from_secs(60)).iter().all(|report| !report.has_failed()));
+    world.kernel.clear_faults();
+    let last = world.run(Duration::from_secs(60)).pop().unwrap();
+    assert!(last.is_done());
+    assert!(world.servers().contains("10.244.0.255:8080*1"));
+}
+
+/// A kernel whose IPVS takes nothing at all: the node is not able to serve, whatever the reason.
+#[test]
+fn a_node_that_cannot_program_anything_is_unwell() {
+    let mut world = World::new();
+    world.kernel.refuse(|operation| matches!(operation, Operation::AddVirtualServer(_)), PortErrorKind::Unavailable);
+    world.service(web());
+    world.proxier.start(world.now);
+    let report = world.pass();
+    assert!(report.has_failed() && report.serves_nothing, "{report:#?}");
+    assert!(world.proxier.schedule().pending_since().is_some());
+}
+
+/// One permanent failure of the node; another Service changes each second, which works.
+#[test]
+fn passes_that_work_do_not_hide_one_that_fails() {
+    let mut world = World::new();
+    world.service(web());
+    world.kernel.fail(Fault::new(Call::SysctlsSet, PortErrorKind::Permission).every());
+    world.proxier.start(world.now);
+    world.run(Duration::from_secs(1));
+    for number in 1..=120_u8 {
+        world.slice("web", &[&format!("10.244.0.{number}")]);
+        world.run(Duration::from_secs(1));
+        assert!(
+            world.proxier.schedule().pending_since().is_some_and(|since| since < Duration::from_secs(2)),
+            "{number}"
+        );
+    }
+}

@@ -1,6 +1,7 @@
 //! What goes wrong and when, and what was written.
 
 use crate::ports::{PortError, PortErrorKind};
+use ipvs::Operation;
 use ipvs::model::Family;
 
 /// A method of a port.
@@ -222,9 +223,14 @@ pub(super) enum Fate {
     DoneAndFail(PortError),
 }
 
+/// Which operations on virtual and real servers the kernel refuses.
+pub type Objection = fn(&Operation) -> bool;
+
 #[derive(Debug, Default)]
 pub(super) struct Control {
     faults: Vec<Fault>,
+    /// Operations that are refused, and how.
+    pub(super) objection: Option<(Objection, PortErrorKind)>,
     /// Writes left until the process dies.
     left: Option<u64>,
     crashed: bool,
@@ -246,6 +252,7 @@ impl Control {
 
     pub(super) fn clear(&mut self) {
         self.faults.clear();
+        self.objection = None;
     }
 
     pub(super) fn crash_after(&mut self, writes: u64) {

@@ -48,9 +48,9 @@ use ipvs::testing::FakeIpvs;
 use ipvs::{RealServerKey, VirtualServerKey};
 
 pub use conntrack::Flow;
-pub use control::{Call, Fault, Writes};
+pub use control::{Call, Fault, Objection, Writes};
 
-use crate::ports::Ports;
+use crate::ports::{PortErrorKind, Ports};
 use control::Control;
 use host::Host;
 use links::Interfaces;
@@ -208,6 +208,12 @@ impl FakeKernel {
     /// Arranges a failure.
     pub fn fail(&self, fault: Fault) {
         self.parts.control.lock().add(fault);
+    }
+
+    /// From now on the kernel refuses these operations on virtual and real servers, until [`FakeKernel::clear_faults`]; others
+    /// of the same call are carried out.
+    pub fn refuse(&self, what: Objection, kind: PortErrorKind) {
+        self.parts.control.lock().objection = Some((what, kind));
     }
 
     /// Takes back the failures that have not happened.

@@ -191,7 +191,25 @@ impl Ipvs for FakeIpvsPort {
         let mut touched = self.touched.lock();
         touched.generation = touched.generation.saturating_add(1);
         drop(touched);
-        self.gate.items(Call::IpvsRun, None, operations, |operations| self.port.run(operations))
+        let objection = self.gate.0.lock().objection;
+        self.gate.items(Call::IpvsRun, None, operations, |operations| {
+            let is_refused = |operation: &Operation| objection.is_some_and(|(refuses, _)| refuses(operation));
+            let refused = operations.iter().enumerate().filter(|(_, operation)| is_refused(operation));
+            let (places, allowed): (Vec<usize>, Vec<Operation>) =
+                operations.iter().copied().enumerate().filter(|(_, operation)| !is_refused(operation)).unzip();
+            let mut failures: ItemFailures = refused
+                .map(|(index, operation)| {
+                    let kind = objection.map_or(PortErrorKind::Other, |(_, kind)| kind);
+                    ItemFailure { index, error: PortError::new(kind, format_args!("{operation}: refused for a test")) }
+                })
+                .collect();
+            for failure in self.port.run(&allowed) {
+                if let Some(index) = places.get(failure.index).copied() {
+                    failures.push(ItemFailure { index, ..failure });
+                }
+            }
+            failures
+        })
     }
 
     fn timeouts(&mut self) -> Result<Timeouts, PortError> {

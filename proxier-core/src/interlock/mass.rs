@@ -67,7 +67,10 @@ pub struct Stopped {
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Stopped { would_lose, of, .. } = self;
-        write!(f, "{would_lose} of {of} virtual servers would go or lose their last endpoint, all at once; they stay as they are")?;
+        write!(
+            f,
+            "{would_lose} of {of} virtual servers would go or lose their last endpoint, all at once; they stay as they are"
+        )?;
         let end = if self.until.is_some() { "for a while, or until" } else { "until" };
         write!(f, " {end} this is confirmed: check where the Services and EndpointSlices are read from")
     }
@@ -290,8 +293,9 @@ impl Guard {
         let gone = lost().filter(|key| desired.frontend(key).is_none()).count();
         let kept = desired.frontends().filter(|of| is_there(&of.key())).count();
         let all = kept.saturating_add(gone).saturating_add(self.believed.len());
-        let has_real_servers =
-            |key: &&VirtualServerKey| observed.virtual_servers.get(key).is_some_and(|there| !there.real_servers.is_empty());
+        let has_real_servers = |key: &&VirtualServerKey| {
+            observed.virtual_servers.get(key).is_some_and(|there| !there.real_servers.is_empty())
+        };
         let unserved = lost().filter(has_real_servers).count();
         let left = desired.frontends().filter(|of| !of.real_servers.is_empty()).count();
         let served = left.saturating_add(unserved);
