@@ -361,7 +361,7 @@ fn an_empty_list_does_not_empty_the_node() {
             play.world.server.delete_silently("services", "demo", name);
         }
         play.world.server.compact();
-        play.running.until_logged("virtual servers are not wanted any more, all at once");
+        play.running.until_logged("virtual servers would go or lose their last endpoint, all at once");
         assert_eq!(ipvsadm(), full);
         let rules = || -> Vec<String> {
             let saved = tool("iptables-save -t nat");

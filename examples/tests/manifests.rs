@@ -59,6 +59,7 @@ fn line(change: &Change) -> String {
         Change::UpsertSlice(object) => format!("+slice {}", object.metadata.name),
         Change::DeleteService(key) => format!("-{key}"),
         Change::LostServices(keys) => keys.iter().map(|key| format!("-{key}")).collect::<Vec<_>>().join(" "),
+        Change::LostSlices(keys) => keys.iter().map(|key| format!("-slice {key}")).collect::<Vec<_>>().join(" "),
         Change::DeleteSlice(key) => format!("-slice {key}"),
         Change::Node(node) => format!("+node {}", node.object.metadata.name),
         Change::NodeGone => "-node".to_owned(),

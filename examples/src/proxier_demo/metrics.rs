@@ -117,6 +117,8 @@ pub struct Metrics {
     pub real_servers: u64,
     /// Virtual servers that are not wanted any more and stay for now. kube-proxy does not have it.
     pub held_back: u64,
+    /// Operations that the kernel refused because of the object they are about, as of the last full pass.
+    pub refused_objects: u64,
     /// Real servers that are draining. kube-proxy does not have it.
     pub draining: u64,
 }
@@ -146,6 +148,7 @@ impl Default for Metrics {
             virtual_servers: 0,
             real_servers: 0,
             held_back: 0,
+            refused_objects: 0,
             draining: 0,
         }
     }
@@ -206,8 +209,11 @@ impl Metrics {
         p.counter("unreadable_objects_total", "Objects and files that could not be read", self.unreadable);
         p.counter("api_request_failures_total", "Requests to the API server that failed", self.api_failures);
         p.gauge("virtual_servers", "Virtual servers of ours in the kernel", self.virtual_servers);
-        let held_back = "Virtual servers that are not wanted any more and stay for now: too many at once";
+        let held_back =
+            "Virtual servers that would go or lose their last endpoint and stay as they are: too many at once";
         p.gauge("virtual_servers_held_back", held_back, self.held_back);
+        let refused = "Virtual servers, real servers, addresses and entries that the kernel does not take as they are";
+        p.gauge("refused_objects", refused, self.refused_objects);
         p.gauge("real_servers", "Real servers of ours in the kernel", self.real_servers);
         p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
         process(p);

@@ -221,6 +221,7 @@ impl Worker {
             metrics.draining = u64::try_from(report.draining).unwrap_or(u64::MAX);
             // Not with each change: counting walks everything.
             if report.full {
+                metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
                 metrics.virtual_servers = count(engine, |_server| 1);
                 metrics.real_servers = count(engine, |server| server.real_servers.len());
                 metrics.no_local_endpoints = no_local_endpoints(engine);
