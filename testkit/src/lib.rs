@@ -22,6 +22,8 @@
 
 #[cfg(feature = "apiserver")]
 pub mod apiserver;
+#[cfg(feature = "corpus")]
+mod corpus;
 mod hexdiff;
 mod netns;
 pub mod oracle;
@@ -30,6 +32,8 @@ pub mod tap;
 pub mod traffic;
 pub mod witness;
 
+#[cfg(feature = "corpus")]
+pub use corpus::corpus;
 pub use hexdiff::hexdiff;
 pub use netns::{Netns, NetnsGuard, veth_pair};
 pub use require::{Need, PROXY, kernel_test, missing};
