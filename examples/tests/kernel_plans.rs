@@ -13,7 +13,7 @@ use std::process::{Command, Output};
 
 use program::{Folder, command, ipvsadm, ok, set_up, text, tool, touched};
 use serde_json::{Value, json};
-use testkit::{Need, PROXY, kernel_test, oracle};
+use testkit::{Need, PROXY, Sample, kernel_test, oracle};
 
 /// The scenarios of proxier-core by name: Kubernetes objects, and what the kernel holds before.
 fn scenarios() -> Vec<(String, Value)> {
@@ -211,14 +211,13 @@ fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
     None
 }
 
-/// `plan`, `run --once`, `plan`: the last one is empty. Each hundredth scenario; all with `PROXIER_SCENARIOS=all`, those
-/// with some words in their name with these words there.
+/// `plan`, `run --once`, `plan`: the last one is empty. One scenario in a hundred, others with each seed; all with
+/// `PROXIER_SCENARIOS=all`, those with some words in their name with these words there.
 #[test]
 fn what_was_planned_and_done_is_not_planned_again() {
     let asked = std::env::var("PROXIER_SCENARIOS").ok();
     let is_asked = |number: usize, name: &str| match asked.as_deref() {
-        None => number.is_multiple_of(100),
-        Some("all") => true,
+        None | Some("all") => Sample::asked_for().takes(number, 100),
         Some(words) => name.contains(words),
     };
     let needs = [PROXY, &[Need::Scheduler("sh"), Need::Scheduler("mh"), Need::Scheduler("lc"), Need::Scheduler("wlc")]]

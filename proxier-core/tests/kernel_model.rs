@@ -1,7 +1,8 @@
 //! Random sequences on a real kernel, as `tests/model.rs` has them in memory: whatever happened before, the tools of the field
 //! print the same in the end as on a kernel that nobody has disturbed.
 //!
-//! `PROXIER_KERNEL_MODEL_CASES` sets the number of sequences. They are the same in every run.
+//! `PROXIER_KERNEL_MODEL_CASES` sets the number of sequences. Which ones goes by `PROPTEST_RNG_SEED`; without it they are the
+//! same in every run.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -305,7 +306,8 @@ fn sequence(steps: &[Step]) {
 fn whatever_happened_the_tools_print_what_they_print_on_an_untouched_kernel() {
     let cases = std::env::var("PROXIER_KERNEL_MODEL_CASES").ok().and_then(|number| number.parse().ok()).unwrap_or(6);
     kernel_test(PROXY, || {
-        let mut runner = TestRunner::deterministic();
+        let seeded = std::env::var_os("PROPTEST_RNG_SEED").is_some();
+        let mut runner = if seeded { TestRunner::new(ProptestConfig::default()) } else { TestRunner::deterministic() };
         for case in 0..cases {
             let steps = steps().new_tree(&mut runner).unwrap().current();
             println!("case {case}: {steps:?}");

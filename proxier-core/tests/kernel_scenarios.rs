@@ -8,7 +8,7 @@ mod runner;
 
 use runner::Scenario;
 use runner::real::Real;
-use testkit::{Need, PROXY, kernel_test};
+use testkit::{Need, PROXY, Sample, kernel_test};
 
 /// The schedulers that scenarios ask for besides `rr`.
 const SCHEDULERS: &[Need] =
@@ -20,16 +20,11 @@ fn run(scenario: &Scenario) -> String {
     report
 }
 
-/// One in how many scenarios runs: an emulated machine needs most of an hour for all of them, so all run only when
-/// `PROXIER_SCENARIOS=all` is set. On the kernel in memory (`scenarios.rs`) all run always.
-#[expect(clippy::disallowed_methods, reason = "a test may be asked for more")]
-fn one_in(sample: usize) -> usize {
-    if std::env::var("PROXIER_SCENARIOS").is_ok_and(|which| which == "all") { 1 } else { sample }
-}
-
-/// Whether a scenario is of the sample: always the same ones.
+/// Whether a scenario of a group runs. An emulated machine needs most of an hour for all of them, so all run only when
+/// `PROXIER_SCENARIOS=all` is set, else one in four, others with each seed. On the kernel in memory (`scenarios.rs`) all run
+/// always.
 fn is_sampled(scenario: &Scenario) -> bool {
-    scenario.file.bytes().map(usize::from).sum::<usize>().is_multiple_of(one_in(4))
+    Sample::asked_for().takes(scenario.file.bytes().map(usize::from).sum(), 4)
 }
 
 macro_rules! groups {
@@ -84,7 +79,10 @@ macro_rules! corpus {
         fn $test() {
             let scenarios = runner::corpus::scenarios();
             assert_eq!(scenarios.len(), 497);
-            runner::run_all("the corpus", scenarios.iter().skip($part).step_by(8 * one_in(10)), run);
+            let part = scenarios.iter().enumerate().skip($part).step_by(8);
+            // A number that the parts share, so that each seed takes some of every part.
+            let sample = part.filter(|(number, _)| Sample::asked_for().takes(number / 8 + $part, 10));
+            runner::run_all("the corpus", sample.map(|(_, scenario)| scenario), run);
         })*
     };
 }

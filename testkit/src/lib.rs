@@ -22,14 +22,20 @@
 
 #[cfg(feature = "apiserver")]
 pub mod apiserver;
+#[cfg(feature = "corpus")]
+mod corpus;
 mod hexdiff;
 mod netns;
 pub mod oracle;
 mod require;
+mod sample;
 pub mod tap;
 pub mod traffic;
 pub mod witness;
 
+#[cfg(feature = "corpus")]
+pub use corpus::corpus;
 pub use hexdiff::hexdiff;
 pub use netns::{Netns, NetnsGuard, veth_pair};
 pub use require::{Need, PROXY, kernel_test, missing};
+pub use sample::Sample;

@@ -1,5 +1,7 @@
 //! Reads what Rust's test programs print.
 
+use std::time::Duration;
+
 /// How one test ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -38,9 +40,42 @@ pub(crate) fn parse_count(line: &str) -> Option<usize> {
     matches!(rest.trim_end(), "test" | "tests").then(|| number.parse().ok())?
 }
 
+/// How long each test took: its place in `ends` and the time.
+///
+/// Libtest says when a test ends, not when it starts. It starts tests in the order of their names, as many as it has
+/// threads, and the next one when one ends: so the ends tell the starts. `ends` are names with the time since the program
+/// started, in any order.
+pub(crate) fn durations(ends: &[(&str, Duration)], threads: usize) -> Vec<(usize, Duration)> {
+    let mut by_name: Vec<usize> = (0..ends.len()).collect();
+    by_name.sort_by_key(|index| ends.get(*index).map(|(name, _)| *name));
+    let mut times: Vec<Duration> = ends.iter().map(|(_, end)| *end).collect();
+    times.sort_unstable();
+    let freed = std::iter::repeat_n(Duration::ZERO, threads.max(1)).chain(times);
+    let taken = by_name.into_iter().zip(freed);
+    taken.filter_map(|(index, start)| Some((index, ends.get(index)?.1.saturating_sub(start)))).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Verdict, parse_count, parse_line};
+    use std::time::Duration;
+
+    use super::{Verdict, durations, parse_count, parse_line};
+
+    #[test]
+    fn ends_of_tests_tell_their_durations() {
+        fn seconds<'a>(ends: &[(&'a str, u64)], threads: usize) -> Vec<(&'a str, u64)> {
+            let ends: Vec<_> = ends.iter().map(|(name, end)| (*name, Duration::from_secs(*end))).collect();
+            let mut taken: Vec<_> =
+                durations(&ends, threads).into_iter().map(|(index, took)| (ends[index].0, took.as_secs())).collect();
+            taken.sort_unstable();
+            taken
+        }
+        // Two threads: a and b start at 0, c when b ends, d when a ends.
+        assert_eq!(seconds(&[("b", 2), ("a", 5), ("c", 7), ("d", 8)], 2), [("a", 5), ("b", 2), ("c", 5), ("d", 3)]);
+        assert_eq!(seconds(&[("a", 3), ("b", 4)], 1), [("a", 3), ("b", 1)]);
+        assert_eq!(seconds(&[("a", 3)], 4), [("a", 3)]);
+        assert_eq!(seconds(&[], 2), []);
+    }
 
     #[test]
     fn results_of_all_kinds() {

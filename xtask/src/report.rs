@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::{Duration, Instant};
 
-use crate::libtest::{Verdict, parse_count, parse_line};
+use crate::libtest::{Verdict, durations, parse_count, parse_line};
 
 /// A test by the program it belongs to and its own name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,7 +25,12 @@ pub(crate) struct Report {
     /// The kernels in the order in which they were used.
     places: Vec<String>,
     tests: BTreeMap<Test, Vec<(usize, Verdict)>>,
+    /// How long tests took, and where.
+    times: Vec<(Duration, usize, Test)>,
 }
+
+/// How many of the slowest tests are printed.
+const SLOWEST: usize = 15;
 
 /// How many tests there are, each counted once wherever it ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,10 +51,7 @@ impl fmt::Display for Totals {
 impl Report {
     /// Notes one result.
     pub(crate) fn add(&mut self, place: &str, program: &str, name: &str, verdict: Verdict) {
-        let place = self.places.iter().position(|known| known == place).unwrap_or_else(|| {
-            self.places.push(place.to_owned());
-            self.places.len() - 1
-        });
+        let place = self.place(place);
         let test = Test { program: program.to_owned(), name: name.to_owned() };
         self.tests.entry(test).or_default().push((place, verdict));
     }
@@ -58,6 +61,30 @@ impl Report {
         for (name, verdict) in run.verdicts() {
             self.add(place, program, &name, verdict);
         }
+        let place = self.place(place);
+        for (name, took) in run.times() {
+            self.times.push((took, place, Test { program: program.to_owned(), name }));
+        }
+    }
+
+    /// The number of a place, which is new when it was not known.
+    fn place(&mut self, place: &str) -> usize {
+        self.places.iter().position(|known| known == place).unwrap_or_else(|| {
+            self.places.push(place.to_owned());
+            self.places.len() - 1
+        })
+    }
+
+    /// The tests that took longest, the slowest first: seconds and more, place, test.
+    fn slowest(&self) -> Vec<(Duration, &str, &Test)> {
+        let mut times: Vec<_> = self
+            .times
+            .iter()
+            .map(|(took, place, test)| (*took, self.places.get(*place).map_or("", String::as_str), test))
+            .collect();
+        times.sort_by(|a, b| b.cmp(a));
+        times.truncate(SLOWEST);
+        times
     }
 
     pub(crate) fn totals(&self) -> Totals {
@@ -92,7 +119,7 @@ impl Report {
         })
     }
 
-    /// A table of the kernels, the tests that failed and those that ran nowhere.
+    /// A table of the kernels, the slowest tests, the tests that failed and those that ran nowhere.
     pub(crate) fn print(&self) {
         println!("\n{:<44} {:>8} {:>8} {:>8}", "kernel", "passed", "failed", "not run");
         for (number, place) in self.places.iter().enumerate() {
@@ -106,6 +133,11 @@ impl Report {
             }
             println!("{place:<44} {:>8} {:>8} {:>8}", counts[0], counts[1], counts[2]);
         }
+        println!("\nslowest tests");
+        for (took, place, test) in self.slowest() {
+            println!("{:>7.1} s  {test} (on {place})", took.as_secs_f64());
+        }
+        println!();
         for (test, results) in &self.tests {
             for (place, _) in results.iter().filter(|(_, verdict)| *verdict == Verdict::Failed) {
                 println!("FAILED {test} (on {})", self.places.get(*place).map_or("", String::as_str));
@@ -118,23 +150,50 @@ impl Report {
 }
 
 /// What is known about one run of one test program.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ProgramRun {
     announced: usize,
+    /// In the order in which the tests ended.
     results: Vec<(String, Verdict)>,
+    /// How many tests run at a time; `None` when it is not known, and neither is how long each took.
+    threads: Option<usize>,
+    /// When the tests started.
+    start: Option<Instant>,
+    /// When each of `results` came, counted from the start.
+    ends: Vec<Duration>,
     /// Tests that passed as libtest sees it, but said themselves that they could not run.
     skips: BTreeMap<String, String>,
     exit: Option<i32>,
 }
 
 impl ProgramRun {
-    /// A line of its output.
-    pub(crate) fn line(&mut self, line: &str) {
+    /// Nothing known yet. `threads` is how many of its tests run at a time, if that is known.
+    pub(crate) fn new(threads: Option<usize>) -> Self {
+        let (results, ends, skips) = (Vec::new(), Vec::new(), BTreeMap::new());
+        Self { announced: 0, results, threads, start: None, ends, skips, exit: None }
+    }
+
+    /// A line of its output, and when it came.
+    pub(crate) fn line(&mut self, line: &str, now: Instant) {
         if let Some(count) = parse_count(line) {
             self.announced += count;
+            self.start = Some(now);
         } else if let Some(result) = parse_line(line) {
             self.results.push(result);
+            self.ends.push(self.start.map(|start| now.saturating_duration_since(start)).unwrap_or_default());
         }
+    }
+
+    /// How long each test took, without those that said themselves that they could not run.
+    fn times(&self) -> Vec<(String, Duration)> {
+        let Some(threads) = self.threads else { return Vec::new() };
+        let ends: Vec<(&str, Duration)> =
+            self.results.iter().map(|(name, _)| name.as_str()).zip(self.ends.iter().copied()).collect();
+        durations(&ends, threads)
+            .into_iter()
+            .filter_map(|(index, took)| Some((self.results.get(index)?.0.clone(), took)))
+            .filter(|(name, _)| !self.skips.contains_key(name))
+            .collect()
     }
 
     /// A line of the file `TESTKIT_SKIPPED`: test, tab, reason.
@@ -186,13 +245,15 @@ impl ProgramRun {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::{ProgramRun, Report, Totals};
     use crate::libtest::Verdict;
 
     fn run(lines: &[&str], exit: i32) -> ProgramRun {
-        let mut run = ProgramRun::default();
+        let mut run = ProgramRun::new(Some(2));
         for line in lines {
-            run.line(line);
+            run.line(line, Instant::now());
         }
         run.exit(Some(exit));
         run
@@ -224,6 +285,24 @@ mod tests {
         let mut report = Report::default();
         report.add_program("host", "p", &run);
         assert_eq!(report.totals(), Totals { passed: 1, failed: 0, skipped: 1 });
+    }
+
+    #[test]
+    fn the_slowest_test_comes_first_and_a_skipped_one_not_at_all() {
+        let mut run = ProgramRun::new(Some(2));
+        let start = Instant::now();
+        for (line, second) in
+            [("running 3 tests", 0), ("test b ... ok", 2), ("test a ... FAILED", 5), ("test c ... ok", 9)]
+        {
+            run.line(line, start + Duration::from_secs(second));
+        }
+        run.skipped("b\tno IPVS");
+        run.exit(Some(101));
+        let mut report = Report::default();
+        report.add_program("6.1", "p", &run);
+        let slowest: Vec<_> =
+            report.slowest().into_iter().map(|(took, place, test)| (took.as_secs(), place, test.to_string())).collect();
+        assert_eq!(slowest, [(7, "6.1", "p c".to_owned()), (5, "6.1", "p a".to_owned())]);
     }
 
     #[test]

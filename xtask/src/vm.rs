@@ -35,6 +35,8 @@ pub(crate) struct Vm {
     pub(crate) kernel: Kernel,
     /// Memory in MiB. What the command writes to files lies in it too.
     pub(crate) memory: u32,
+    /// How many processors it has. Emulated, each of two is slower than one alone: they wait for each other.
+    pub(crate) processors: u32,
     /// From power-on to power-off.
     pub(crate) timeout: Duration,
     /// Whether there is a network card with the host at 10.0.2.2 (user-mode networking).
@@ -81,11 +83,12 @@ impl Outcome {
 pub(crate) type Sink = Box<dyn Write + Send>;
 
 impl Vm {
-    /// A machine with this kernel, 1 GiB of memory, ten minutes, and the current folder.
+    /// A machine with this kernel, 1 GiB of memory, two processors, ten minutes, and the current folder.
     pub(crate) fn new(kernel: Kernel) -> Result<Self> {
         Ok(Self {
             kernel,
             memory: 1024,
+            processors: 2,
             timeout: Duration::from_secs(600),
             network: false,
             stdin: false,
@@ -104,6 +107,11 @@ impl Vm {
     pub(crate) fn run_with(&self, command: &[OsString], stdout: Sink, stderr: Sink) -> Result<Outcome> {
         let accelerator = accel::choose(&self.kernel)?;
         self.boot(accelerator, command, stdout, stderr)
+    }
+
+    /// Finds out how this kernel runs here, so that machines which start at the same time later need not all try.
+    pub(crate) fn try_out(&self) -> Result<()> {
+        accel::choose(&self.kernel).map(drop)
     }
 
     /// Runs a command on the console, with the keyboard, until it ends: a shell. The time limit does not apply.
@@ -168,7 +176,8 @@ impl Vm {
         let mut qemu = Command::new("setpriv");
         qemu.env("PATH", tools::search_path());
         qemu.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64", "-M", "q35", "-accel", accelerator]);
-        qemu.args(["-cpu", if accelerator == "kvm" { "host" } else { "max" }, "-smp", "2"]);
+        qemu.args(["-cpu", if accelerator == "kvm" { "host" } else { "max" }]);
+        qemu.args(["-smp", &self.processors.to_string()]);
         qemu.args(["-m", &format!("{}M", self.memory)]);
         qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         qemu.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(initramfs);

@@ -1,14 +1,14 @@
 //! `cargo xtask test`: every test, the ones on real kernels too.
 
-mod binaries;
+pub(crate) mod binaries;
 mod guest;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use self::binaries::Binary;
 use crate::error::{Context as _, Error, Result};
@@ -25,12 +25,16 @@ whose name starts with `kernel`) in a virtual machine, one boot for each kernel.
 Missing programs are installed with apt when this is root, else named.
 
   --kernel K[,K]...  5.10, 6.1, 6.12, 7.x or all; 6.1,6.12 unless told
+  --also K:CRATE[,CRATE]...
+                     these crates' tests on one more kernel (may be repeated)
+  --full             the whole matrix: all kernels, and all scenarios instead of a sample; takes hours
   --filter NAME      only tests whose name contains NAME
   -p CRATE           only this crate (may be repeated)
   --host-only        no virtual machine
   --strict           a test that ran nowhere is a failure, unless it needs a newer kernel (also when CI=true)
 
-Tests on random input start from one seed, which is printed; PROPTEST_RNG_SEED=N in the environment repeats a run's.
+Tests on random input, and which scenarios are in the sample, go by one seed, which is printed; PROPTEST_RNG_SEED=N in
+the environment repeats a run's. PROXIER_SCENARIOS, PROXIER_KERNEL_MODEL_CASES and PROXIER_MODEL_CASES are passed on.
 The last line is `N passed, N failed, N skipped`; skipped are those that ran nowhere. Exit code 1 if any failed.
 ";
 
@@ -38,6 +42,10 @@ The last line is `N passed, N failed, N skipped`; skipped are those that ran now
 #[derive(Debug)]
 struct Options {
     kernels: Vec<Series>,
+    /// Kernels on which only some crates' tests run.
+    also: Vec<(Series, Vec<String>)>,
+    /// All scenarios, not a sample.
+    full: bool,
     filter: Option<String>,
     crates: Vec<String>,
     host_only: bool,
@@ -58,22 +66,30 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         troubles.push(error.to_string());
     }
 
-    let seed = seed();
     let root = repository()?;
-    let binaries = binaries::build(&root, &options.crates)?;
+    let runs = Runs { filter: options.filter.clone(), seed: seed(), all_scenarios: options.full };
+    let binaries = binaries::build(&root, &options.crates)?.tests;
+    for name in options.also.iter().flat_map(|(_, crates)| crates) {
+        // A name that is mistyped must not look like tests that passed.
+        if !binaries.iter().any(|binary| binary.needs_kernel && binary.package() == name) {
+            return Err(Error::usage(format!(
+                "--also: {name} has no tests for real kernels, or is not among the crates"
+            )));
+        }
+    }
     let host = format!("this machine ({})", host_release());
     // The real-kernel tiers come last: they are the ones that can take long.
     let (kernel, plain): (Vec<&Binary>, Vec<&Binary>) = binaries.iter().partition(|binary| binary.needs_kernel);
     for binary in plain.iter().chain(&kernel) {
-        let run = run_here(binary, options.filter.as_deref(), &seed)?;
+        let run = run_here(binary, &runs)?;
         report.add_program(&host, &binary.name, &run);
     }
     documentation_examples(&root, &options, &host, &mut report)?;
     if !options.host_only && ready.is_ok() && !kernel.is_empty() {
-        for series in &options.kernels {
+        for (series, chosen) in on_kernels(&options, &kernel) {
             let place = format!("kernel {series}");
             println!("\n=== {place} ===");
-            if let Err(error) = guest::run(*series, &kernel, options.filter.as_deref(), &seed, &mut report) {
+            if let Err(error) = guest::run(series, &chosen, &runs, &mut report) {
                 eprintln!("xtask: {place}: {error}");
                 report.add(&place, "xtask", &format!("virtual machine with {place}"), Verdict::Failed);
             }
@@ -96,14 +112,51 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         }
         failed |= !troubles.is_empty();
     }
-    println!("random input: {SEED}={}", seed.display());
+    println!("random input and samples: {SEED}={}", runs.seed.display());
     println!("{totals}");
     Ok(ExitCode::from(u8::from(failed)))
+}
+
+/// The kernels to boot, in order, and the test programs to run on each.
+fn on_kernels<'a>(options: &Options, binaries: &[&'a Binary]) -> Vec<(Series, Vec<&'a Binary>)> {
+    let everything = options.kernels.iter().map(|series| (*series, binaries.to_vec()));
+    let some = options.also.iter().map(|(series, crates)| {
+        let chosen = binaries.iter().copied().filter(|binary| crates.iter().any(|name| name == binary.package()));
+        (*series, chosen.collect())
+    });
+    everything.chain(some).collect()
+}
+
+/// What all test programs are started with, here and on real kernels.
+#[derive(Debug)]
+struct Runs {
+    filter: Option<String>,
+    seed: OsString,
+    all_scenarios: bool,
+}
+
+/// What tests are told through the environment, besides the seed: how much to do.
+const SCENARIOS: &str = "PROXIER_SCENARIOS";
+const PASSED_ON: [&str; 3] = [SCENARIOS, "PROXIER_KERNEL_MODEL_CASES", "PROXIER_MODEL_CASES"];
+
+impl Runs {
+    fn environment(&self) -> Vec<(OsString, OsString)> {
+        let mut variables: Vec<(OsString, OsString)> =
+            PASSED_ON.iter().filter_map(|name| Some(((*name).into(), std::env::var_os(name)?))).collect();
+        if self.all_scenarios {
+            variables.retain(|(name, _)| name != SCENARIOS);
+            variables.push((SCENARIOS.into(), "all".into()));
+        }
+        variables.push((SEED.into(), self.seed.clone()));
+        variables
+    }
 }
 
 fn parse(arguments: &[OsString]) -> Result<Options> {
     let mut options = Options {
         kernels: vec![Series::V6_1, Series::V6_12],
+        also: Vec::new(),
+        full: false,
         filter: None,
         crates: Vec::new(),
         host_only: false,
@@ -124,6 +177,11 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
                     names.split(',').map(Series::parse).collect::<Result<_>>()?
                 };
             }
+            Some("--also") => options.also.push(also(&value()?)?),
+            Some("--full") => {
+                options.full = true;
+                options.kernels = Series::ALL.to_vec();
+            }
             Some("--filter") => options.filter = Some(value()?),
             Some("-p" | "--package") => options.crates.push(value()?),
             Some("--host-only") => options.host_only = true,
@@ -132,6 +190,18 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
         }
     }
     Ok(options)
+}
+
+/// A kernel and crates: `6.12:ipvs,ipset`.
+fn also(text: &str) -> Result<(Series, Vec<String>)> {
+    let (series, crates) = text.split_once(':').ok_or_else(|| {
+        Error::usage(format!("--also {text}: a kernel, a colon and crates, as in --also 6.12:ipvs,ipset"))
+    })?;
+    let crates: Vec<String> = crates.split(',').map(str::to_owned).collect();
+    if crates.iter().any(String::is_empty) {
+        return Err(Error::usage(format!("--also {text}: a crate's name is empty")));
+    }
+    Ok((Series::parse(series)?, crates))
 }
 
 /// The root of the repository: cargo says where this crate lies.
@@ -145,7 +215,7 @@ fn host_release() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
 }
 
-/// What proptest takes as the start of its random numbers.
+/// What proptest takes as the start of its random numbers, and samples of scenarios go by.
 const SEED: &str = "PROPTEST_RNG_SEED";
 
 /// The environment's seed, else one of this moment.
@@ -157,17 +227,20 @@ fn seed() -> OsString {
 }
 
 /// Runs a test program on this machine's kernel.
-fn run_here(binary: &Binary, filter: Option<&str>, seed: &OsStr) -> Result<ProgramRun> {
+fn run_here(binary: &Binary, runs: &Runs) -> Result<ProgramRun> {
     println!("\n--- {} ---", binary.name);
     let skips = std::env::temp_dir().join(format!("ipvs-rs-skips-{}", std::process::id()));
     drop(fs::remove_file(&skips));
     let mut command = Command::new("sh");
     // One stream for both outputs, so that what belongs together stays together.
-    command.args(["-c", "exec \"$0\" \"$@\" 2>&1"]).arg(&binary.executable).args(binary.arguments(filter));
+    command
+        .args(["-c", "exec \"$0\" \"$@\" 2>&1"])
+        .arg(&binary.executable)
+        .args(binary.arguments(runs.filter.as_deref()));
     command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).env("TESTKIT_SKIPPED", &skips);
-    command.env(SEED, seed);
-    let mut run = ProgramRun::default();
-    let exit = stream(&mut command, |line| run.line(line))?;
+    command.envs(runs.environment());
+    let mut run = ProgramRun::new(Some(binary.threads()));
+    let exit = stream(&mut command, |line| run.line(line, Instant::now()))?;
     run.exit(exit);
     for line in fs::read_to_string(&skips).unwrap_or_default().lines() {
         println!("SKIPPED {}", line.replace('\t', ": "));
@@ -189,9 +262,9 @@ fn documentation_examples(root: &Path, options: &Options, place: &str, report: &
     let exit = stream(&mut command, |line| {
         if let Some(name) = line.trim_start().strip_prefix("Doc-tests ") {
             program = format!("{name} documentation");
-            runs.push((program.clone(), ProgramRun::default()));
+            runs.push((program.clone(), ProgramRun::new(None)));
         } else if let Some((_, run)) = runs.last_mut() {
-            run.line(line);
+            run.line(line, Instant::now());
         }
     })?;
     // A crate without a library has no such examples, and cargo says so: no failure.
@@ -243,7 +316,9 @@ fn stream(command: &mut Command, mut line: impl FnMut(&str)) -> Result<Option<i3
 mod tests {
     use std::ffi::OsString;
 
-    use super::{parse, stream};
+    use std::path::PathBuf;
+
+    use super::{Binary, Runs, on_kernels, parse, stream};
 
     fn words(line: &str) -> Vec<OsString> {
         line.split_whitespace().map(OsString::from).collect()
@@ -260,6 +335,36 @@ mod tests {
         assert_eq!(parse(&words("--kernel all")).unwrap().kernels.len(), 4);
         assert!(parse(&words("--kernel 6.1,4.4")).is_err());
         assert!(parse(&words("ipvs")).is_err());
+    }
+
+    #[test]
+    fn some_crates_run_on_more_kernels() {
+        let options = parse(&words("--kernel 6.1 --also 6.12:ipvs,ipset --also 7.x:ipvs")).unwrap();
+        let binaries = ["ipset", "ipvs", "proxier-core"].map(|name| {
+            let folder = PathBuf::from("/r").join(name);
+            Binary { name: format!("{name} kernel"), executable: "/t".into(), folder, needs_kernel: true }
+        });
+        let binaries: Vec<&Binary> = binaries.iter().collect();
+        let chosen: Vec<_> = on_kernels(&options, &binaries)
+            .iter()
+            .map(|(series, chosen)| {
+                format!("{series}: {}", chosen.iter().map(|b| b.package()).collect::<Vec<_>>().join(" "))
+            })
+            .collect();
+        assert_eq!(chosen, ["6.1: ipset ipvs proxier-core", "6.12: ipset ipvs", "7.x: ipvs"]);
+        for line in ["--also 6.12", "--also 6.12:", "--also 4.4:ipvs", "--also 6.12:ipvs,", "--also"] {
+            assert!(parse(&words(line)).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_whole_matrix_is_every_kernel_and_every_scenario() {
+        let options = parse(&words("--full")).unwrap();
+        assert_eq!(options.kernels.len(), 4);
+        let runs = Runs { filter: None, seed: "7".into(), all_scenarios: options.full };
+        let environment = runs.environment();
+        assert!(environment.contains(&("PROXIER_SCENARIOS".into(), "all".into())));
+        assert!(environment.contains(&("PROPTEST_RNG_SEED".into(), "7".into())));
     }
 
     #[test]

@@ -22,12 +22,21 @@ pub(super) struct Binary {
 }
 
 impl Binary {
-    /// Its command line. Never one thread alone: libtest would run the tests on the main thread then, and what they
-    /// report about themselves goes by the thread's name.
+    /// The crate it belongs to.
+    pub(super) fn package(&self) -> &str {
+        self.folder.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+    }
+
+    /// How many of its tests run at a time. Never one alone: libtest would run the tests on the main thread then, and
+    /// what they report about themselves goes by the thread's name.
+    pub(super) fn threads(&self) -> usize {
+        let processors = std::thread::available_parallelism().map_or(2, std::num::NonZero::get).max(2);
+        if self.needs_kernel { 2 } else { processors }
+    }
+
+    /// Its command line.
     pub(super) fn arguments(&self, filter: Option<&str>) -> Vec<String> {
-        let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get).max(2);
-        let threads = if self.needs_kernel { 2 } else { threads };
-        let mut arguments = vec![format!("--test-threads={threads}")];
+        let mut arguments = vec![format!("--test-threads={}", self.threads())];
         arguments.extend(filter.map(str::to_owned));
         arguments
     }
@@ -47,51 +56,87 @@ pub(super) fn selection(crates: &[String]) -> Vec<String> {
     }
 }
 
-/// Builds all test programs and lists them in the order of their names.
-pub(super) fn build(root: &Path, crates: &[String]) -> Result<Vec<Binary>> {
+/// What a build has left.
+#[derive(Debug, Default)]
+pub(crate) struct Built {
+    /// The test programs, in the order of their names.
+    pub(super) tests: Vec<Binary>,
+    /// The other programs, name and path.
+    programs: Vec<(String, PathBuf)>,
+}
+
+impl Built {
+    /// The path of a program that is no test.
+    pub(crate) fn program(&self, name: &str) -> Result<PathBuf> {
+        let found = self.programs.iter().find(|(known, _)| known == name);
+        found.map(|(_, path)| path.clone()).ok_or_else(|| Error::new(format!("{name} was not built")))
+    }
+}
+
+/// Builds everything with all features and not optimised: tests, examples and programs, in one run of cargo's.
+///
+/// Everything that needs no optimised program takes it from here: two commands that choose crates or features in other
+/// ways would build much of the same twice.
+pub(crate) fn build(root: &Path, crates: &[String]) -> Result<Built> {
     let mut child = Command::new(cargo())
-        .args(["test", "--no-run", "--all-features", "--message-format=json-render-diagnostics"])
+        .args(["build", "--all-targets", "--all-features", "--message-format=json-render-diagnostics"])
         .args(selection(crates))
         .current_dir(root)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .context(|| "cannot start cargo".to_owned())?;
-    let mut binaries = Vec::new();
+    let mut built = Built::default();
     if let Some(pipe) = child.stdout.take() {
         for line in BufReader::new(pipe).lines() {
-            binaries.extend(parse(&line.context(|| "cannot read cargo's messages".to_owned())?));
+            match parse(&line.context(|| "cannot read cargo's messages".to_owned())?) {
+                Some(Program::Test(test)) => built.tests.push(test),
+                Some(Program::Other(name, path)) => built.programs.push((name, path)),
+                None => {}
+            }
         }
     }
     let status = child.wait().context(|| "cannot wait for cargo".to_owned())?;
     if !status.success() {
         return Err(Error::new("the tests do not build"));
     }
-    binaries.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(binaries)
+    built.tests.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(built)
 }
 
-/// A message of cargo about a program that holds tests.
-fn parse(line: &str) -> Option<Binary> {
+/// A program that cargo built.
+#[derive(Debug, PartialEq, Eq)]
+enum Program {
+    Test(Binary),
+    /// Name and path.
+    Other(String, PathBuf),
+}
+
+/// A message of cargo about a program.
+fn parse(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
-    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+    if message["reason"] != "compiler-artifact" {
         return None;
     }
     let executable = PathBuf::from(message["executable"].as_str()?);
     let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
     let target = message["target"]["name"].as_str()?;
     let kind = message["target"]["kind"][0].as_str()?;
+    if message["profile"]["test"] != true {
+        return Some(Program::Other(target.to_owned(), executable));
+    }
     let package = folder.file_name()?.to_str()?;
     // A library's and a program's own tests can bear the same name.
     let name = if kind == "test" { format!("{package} {target}") } else { format!("{package} {target} ({kind})") };
-    Some(Binary { name, executable, folder, needs_kernel: kind == "test" && target.starts_with("kernel") })
+    let needs_kernel = kind == "test" && target.starts_with("kernel");
+    Some(Program::Test(Binary { name, executable, folder, needs_kernel }))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
-    use super::parse;
+    use super::{Binary, Built, Program, parse};
 
     #[test]
     fn programs_with_tests_are_told_from_the_rest() {
@@ -100,13 +145,24 @@ mod tests {
                 r#"{{"reason":"compiler-artifact","manifest_path":"/r/ipvs/Cargo.toml","target":{{"kind":["{kind}"],"name":"{name}"}},"profile":{{"test":{test}}},"executable":"/t/{name}-1"}}"#
             )
         };
-        let binary = parse(&message("test", "kernel_sync", true)).unwrap();
+        let test = |kind, name| -> Binary {
+            match parse(&message(kind, name, true)) {
+                Some(Program::Test(binary)) => binary,
+                other => panic!("{other:?}"),
+            }
+        };
+        let binary = test("test", "kernel_sync");
+        assert_eq!(binary.package(), "ipvs");
         assert_eq!(binary.name, "ipvs kernel_sync");
         assert_eq!(binary.folder, Path::new("/r/ipvs"));
         assert!(binary.needs_kernel);
-        assert!(!parse(&message("lib", "kernel", true)).unwrap().needs_kernel);
-        assert!(!parse(&message("test", "prop", true)).unwrap().needs_kernel);
-        assert_eq!(parse(&message("bin", "demo", false)), None);
+        assert!(!test("lib", "kernel").needs_kernel);
+        assert!(!test("test", "prop").needs_kernel);
+        let demo = ("demo".to_owned(), PathBuf::from("/t/demo-1"));
+        assert_eq!(parse(&message("bin", "demo", false)), Some(Program::Other(demo.0.clone(), demo.1.clone())));
+        let built = Built { tests: Vec::new(), programs: vec![demo] };
+        assert_eq!(built.program("demo").unwrap(), Path::new("/t/demo-1"));
+        assert!(built.program("other").is_err());
         assert_eq!(parse(r#"{"reason":"build-finished","success":true}"#), None);
         assert_eq!(parse("not JSON"), None);
     }

@@ -1,17 +1,21 @@
-//! The tiers on real kernels, in a virtual machine: one boot for all test programs.
+//! The tiers on real kernels, in virtual machines that share the test programs among them.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use super::Runs;
 use super::binaries::Binary;
-use crate::error::Result;
+use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::libtest::Verdict;
 use crate::report::{ProgramRun, Report};
-use crate::vm::{Vm, quote};
+use crate::vm::{Outcome, Vm, quote};
 
 /// Starts lines that are for this program alone.
 const MARK: &str = "##xtask ";
@@ -19,48 +23,101 @@ const MARK: &str = "##xtask ";
 /// For all test programs together.
 const TIME_LIMIT: Duration = Duration::from_secs(2700);
 
+/// The same when nothing is left out.
+const TIME_LIMIT_OF_ALL: Duration = Duration::from_secs(4 * 3600);
+
 /// In MiB. What tests write to files lies in it too.
 const MEMORY: u32 = 2048;
 
+/// How many machines run at a time. Emulated, two with one processor each do about twice as much as one with two, whose
+/// processors wait for each other at every change of a page table.
+const MACHINES: usize = 2;
+
 /// Runs the test programs on one kernel.
-pub(super) fn run(
-    series: Series,
-    binaries: &[&Binary],
-    filter: Option<&str>,
-    seed: &OsStr,
-    report: &mut Report,
-) -> Result<()> {
+pub(super) fn run(series: Series, binaries: &[&Binary], runs: &Runs, report: &mut Report) -> Result<()> {
     let kernel = Kernel::get(series)?;
     let place = format!("kernel {series} ({})", kernel.release);
+    // Large ones first, which tend to be those that take long: then no machine is left alone with one at the end.
+    let mut binaries = binaries.to_vec();
+    binaries.sort_by_key(|binary| {
+        let size = fs::metadata(&binary.executable).map_or(0, |metadata| metadata.len());
+        (std::cmp::Reverse(size), binary.name.clone())
+    });
+    // The whole matrix takes its time, and more than one processor.
+    let machines = if runs.all_scenarios { 1 } else { MACHINES.min(binaries.len()) };
+    let claims = Claims::new()?;
     let mut vm = Vm::new(kernel)?;
     vm.memory = MEMORY;
-    vm.timeout = TIME_LIMIT;
+    vm.processors = if machines == 1 { 2 } else { 1 };
+    vm.timeout = if runs.all_scenarios { TIME_LIMIT_OF_ALL } else { TIME_LIMIT };
     vm.folder = "/".into();
-    vm.env = vec![
-        ("TESTKIT_REQUIRE".into(), "all".into()),
-        ("RUST_BACKTRACE".into(), "0".into()),
-        (super::SEED.into(), seed.to_owned()),
-    ];
-    let command = ["/bin/sh".into(), "-c".into(), OsString::from_vec(script(binaries, filter))];
+    vm.env = vec![("TESTKIT_REQUIRE".into(), "all".into()), ("RUST_BACKTRACE".into(), "0".into())];
+    vm.env.extend(runs.environment());
+    vm.shares.push(claims.0.clone());
+    vm.try_out()?;
+    let script = script(&binaries, runs.filter.as_deref(), &claims.0);
+    let command: [OsString; 3] = ["/bin/sh".into(), "-c".into(), OsString::from_vec(script)];
     let (sender, lines) = channel();
-    let outcome = vm.run_with(&command, Box::new(Lines { partial: Vec::new(), sender }), Box::new(io::stderr()))?;
-    let runs = collect(&lines, binaries.len());
-    for (binary, run) in binaries.iter().zip(&runs) {
+    let started = Instant::now();
+    let outcomes: Vec<Result<Outcome>> = thread::scope(|scope| {
+        let running: Vec<_> = (0..machines)
+            .map(|machine| {
+                let output = Lines::new(machine, machines > 1, sender.clone());
+                let (vm, command) = (&vm, &command);
+                scope.spawn(move || vm.run_with(command, Box::new(output), Box::new(io::stderr())))
+            })
+            .collect();
+        running
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("the thread of a virtual machine panicked"))))
+            .collect()
+    });
+    drop(sender);
+    let results = collect(&lines, &binaries, machines);
+    for (binary, run) in binaries.iter().zip(&results) {
         report.add_program(&place, &binary.name, run);
     }
-    if let Some(trouble) = outcome.trouble() {
-        eprintln!("{}", outcome.console.trim_end());
-        report.add(&place, "xtask", &format!("virtual machine: {trouble}"), Verdict::Failed);
+    for outcome in outcomes {
+        let trouble = match &outcome {
+            Ok(outcome) => outcome.trouble().inspect(|_| eprintln!("{}", outcome.console.trim_end())),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(trouble) = trouble {
+            report.add(&place, "xtask", &format!("virtual machine: {trouble}"), Verdict::Failed);
+        }
     }
-    println!("{place}: {} s", outcome.elapsed.as_secs());
+    println!("{place}: {} s, {machines} at a time", started.elapsed().as_secs());
     Ok(())
 }
 
-/// Runs one program after the other, with a marked line before and after each.
-fn script(binaries: &[&Binary], filter: Option<&str>) -> Vec<u8> {
-    let mut script = Vec::new();
+/// A folder of this machine in which the virtual ones say what they have taken on; removed with it.
+struct Claims(PathBuf);
+
+impl Claims {
+    fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("ipvs-rs-claims-{}", std::process::id()));
+        fs::create_dir(&path).context(|| format!("cannot create {}", path.display()))?;
+        // Virtual machines see it below the same name.
+        let path = path.canonicalize().context(|| format!("cannot resolve {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Claims {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+/// Runs one program after the other, with a marked line before and after each. A program that another machine has made the
+/// folder of in `claims` is left to it.
+fn script(binaries: &[&Binary], filter: Option<&str>, claims: &Path) -> Vec<u8> {
+    let mut script = b"claims=".to_vec();
+    script.extend_from_slice(&quote(claims.as_os_str()));
+    script.push(b'\n');
     for (number, binary) in binaries.iter().enumerate() {
         let skips = format!("/run/testkit-skipped-{number}");
+        script.extend_from_slice(format!("if mkdir \"$claims/{number}\" 2>/dev/null; then\n").as_bytes());
         script.extend_from_slice(format!("echo '{MARK}begin {number}'; echo; echo ").as_bytes());
         script.extend_from_slice(&quote(OsStr::new(&format!("--- {} ---", binary.name))));
         script.extend_from_slice(format!("\nexport TESTKIT_SKIPPED={skips} CARGO_MANIFEST_DIR=").as_bytes());
@@ -73,18 +130,31 @@ fn script(binaries: &[&Binary], filter: Option<&str>) -> Vec<u8> {
         }
         script.extend_from_slice(format!(" 2>&1\necho '{MARK}'\"end {number} $?\"\n").as_bytes());
         script.extend_from_slice(format!("[ ! -e {skips} ] || sed 's/^/{MARK}skip {number} /' {skips}\n").as_bytes());
+        script.extend_from_slice(b"fi\n");
     }
+    // What the last test left is nobody's result.
+    script.extend_from_slice(b"exit 0\n");
     script
 }
 
+/// A line that a machine printed.
+#[derive(Debug)]
+struct Line {
+    machine: usize,
+    when: Instant,
+    text: String,
+}
+
 /// Sorts the lines by the program they belong to.
-fn collect(lines: &Receiver<String>, programs: usize) -> Vec<ProgramRun> {
-    let mut runs: Vec<ProgramRun> = std::iter::repeat_with(ProgramRun::default).take(programs).collect();
-    let mut current = 0;
-    for line in lines {
-        let Some(marked) = line.strip_prefix(MARK) else {
-            if let Some(run) = runs.get_mut(current) {
-                run.line(&line);
+fn collect(lines: &Receiver<Line>, binaries: &[&Binary], machines: usize) -> Vec<ProgramRun> {
+    let mut runs: Vec<ProgramRun> = binaries.iter().map(|binary| ProgramRun::new(Some(binary.threads()))).collect();
+    // What each machine is at.
+    let mut current: Vec<Option<usize>> = vec![None; machines];
+    for Line { machine, when, text } in lines {
+        let Some(current) = current.get_mut(machine) else { continue };
+        let Some(marked) = text.strip_prefix(MARK) else {
+            if let Some(run) = current.and_then(|number| runs.get_mut(number)) {
+                run.line(&text, when);
             }
             continue;
         };
@@ -93,7 +163,7 @@ fn collect(lines: &Receiver<String>, programs: usize) -> Vec<ProgramRun> {
         let Some(number) = number.and_then(|number| number.parse().ok()) else { continue };
         let Some(run) = runs.get_mut(number) else { continue };
         match verb {
-            Some("begin") => current = number,
+            Some("begin") => *current = Some(number),
             Some("end") => run.exit(rest.and_then(|code| code.parse().ok())),
             Some("skip") => run.skipped(rest.unwrap_or_default()),
             _ => {}
@@ -102,20 +172,40 @@ fn collect(lines: &Receiver<String>, programs: usize) -> Vec<ProgramRun> {
     runs
 }
 
-/// Prints whole lines as they come and hands them on; marked ones are only handed on.
+/// Prints lines and hands them on; marked ones are only handed on.
 struct Lines {
+    machine: usize,
     partial: Vec<u8>,
-    sender: Sender<String>,
+    /// What a program has printed so far, where machines that run at the same time would mix their lines. `None`: lines are
+    /// printed as they come.
+    held: Option<String>,
+    sender: Sender<Line>,
 }
 
 impl Lines {
+    fn new(machine: usize, hold: bool, sender: Sender<Line>) -> Self {
+        Self { machine, partial: Vec::new(), held: hold.then(String::new), sender }
+    }
+
     fn take(&mut self, line: &[u8]) -> io::Result<()> {
         let text = String::from_utf8_lossy(line).into_owned();
-        if !text.starts_with(MARK) {
+        if let Some(marked) = text.strip_prefix(MARK) {
+            if marked.starts_with("end ") {
+                self.print_held()?;
+            }
+        } else if let Some(held) = &mut self.held {
+            held.push_str(&text);
+            held.push('\n');
+        } else {
             println!("{text}");
         }
         // The receiver outlives the machine.
-        self.sender.send(text).map_err(io::Error::other)
+        self.sender.send(Line { machine: self.machine, when: Instant::now(), text }).map_err(io::Error::other)
+    }
+
+    fn print_held(&mut self) -> io::Result<()> {
+        let Some(held) = &mut self.held else { return Ok(()) };
+        io::stdout().write_all(std::mem::take(held).as_bytes())
     }
 }
 
@@ -142,6 +232,7 @@ impl Drop for Lines {
         if !line.is_empty() {
             self.take(&line).unwrap_or_default();
         }
+        self.print_held().unwrap_or_default();
     }
 }
 
@@ -149,13 +240,46 @@ impl Drop for Lines {
 mod tests {
     use std::process::Command;
     use std::sync::mpsc::channel;
+    use std::time::Instant;
 
-    use super::{Lines, collect, script};
+    use super::{Line, Lines, collect, script};
     use crate::commands::test::binaries::Binary;
     use crate::report::{Report, Totals};
     use std::io::Write as _;
 
     /// The script, run by the shell here, with stand-ins for test programs: one passes, one skips, one dies.
+    #[test]
+    fn lines_of_two_machines_are_told_apart() {
+        let folder = std::path::PathBuf::from("/r/ipvs");
+        let binaries = ["a", "b"].map(|name| Binary {
+            name: name.into(),
+            executable: name.into(),
+            folder: folder.clone(),
+            needs_kernel: true,
+        });
+        let binaries: Vec<&Binary> = binaries.iter().collect();
+        let (sender, receiver) = channel();
+        for (machine, text) in [
+            (0, "##xtask begin 0"),
+            (1, "##xtask begin 1"),
+            (1, "running 1 test"),
+            (0, "running 2 tests"),
+            (0, "test x ... ok"),
+            (1, "test y ... FAILED"),
+            (1, "##xtask end 1 101"),
+            (0, "test z ... ok"),
+            (0, "##xtask end 0 0"),
+        ] {
+            sender.send(Line { machine, when: Instant::now(), text: text.to_owned() }).unwrap();
+        }
+        drop(sender);
+        let mut report = Report::default();
+        for (binary, run) in binaries.iter().zip(&collect(&receiver, &binaries, 2)) {
+            report.add_program("here", &binary.name, run);
+        }
+        assert_eq!(report.totals(), Totals { passed: 2, failed: 1, skipped: 0 });
+    }
+
     #[test]
     fn results_come_back_to_the_program_they_belong_to() {
         let folder = std::env::temp_dir().join(format!("xtask-guest-test-{}", std::process::id()));
@@ -171,17 +295,27 @@ mod tests {
             program("dies", "echo running 2 tests; echo 'test a ... ok'; exit 134"),
         ];
         let binaries: Vec<&Binary> = binaries.iter().collect();
-        let text = String::from_utf8(script(&binaries, None)).unwrap();
+        let claims = folder.join("claims");
+        std::fs::create_dir(&claims).unwrap();
+        let text = String::from_utf8(script(&binaries, None, &claims)).unwrap();
         let text = text.replace("/run/", &format!("{}/", folder.display()));
-        let output = Command::new("sh").arg("-c").arg(text).output().unwrap();
         let (sender, receiver) = channel();
-        // In two pieces that split a line.
-        let mut lines = Lines { partial: Vec::new(), sender };
-        let (head, tail) = output.stdout.split_at(output.stdout.len() / 2);
-        lines.write_all(head).unwrap();
-        lines.write_all(tail).unwrap();
-        drop(lines);
-        let mut runs = collect(&receiver, 2);
+        for machine in 0..2 {
+            // The first machine takes both; one is given back, and the second machine runs that one alone.
+            if machine == 1 {
+                std::fs::remove_dir(claims.join("1")).unwrap();
+            }
+            let output = Command::new("sh").arg("-c").arg(&text).output().unwrap();
+            let printed = String::from_utf8(output.stdout.clone()).unwrap();
+            assert_eq!(printed.contains("good"), machine == 0, "{printed}");
+            // In two pieces that split a line.
+            let mut lines = Lines::new(machine, true, sender.clone());
+            let (head, tail) = output.stdout.split_at(output.stdout.len() / 2);
+            lines.write_all(head).unwrap();
+            lines.write_all(tail).unwrap();
+        }
+        drop(sender);
+        let mut runs = collect(&receiver, &binaries, 2);
         runs[0].skipped("a\tno kernel 9.9 or newer");
         let mut report = Report::default();
         for (binary, run) in binaries.iter().zip(&runs) {

@@ -1,0 +1,89 @@
+//! What `.ci/run` does with steps that pass, fail and come too late; the programs it calls are stand-ins.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+/// Runs `.ci/run` where cargo is a script of this text; gives what it printed and whether it succeeded.
+fn ci(name: &str, minutes: &str, cargo: &str) -> (String, bool) {
+    let folder = Folder(std::env::temp_dir().join(format!("xtask-ci-{name}-{}", std::process::id())));
+    let programs = folder.0.join("programs");
+    fs::create_dir_all(&programs).unwrap();
+    for (program, text) in [("cargo", cargo), ("cc", ""), ("promtool", ""), ("rustup", "")] {
+        let path = programs.join(program);
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/run");
+    let output = Command::new(script)
+        .env("PATH", path)
+        .env("CI_MINUTES", minutes)
+        .env_remove("PROPTEST_RNG_SEED")
+        .output()
+        .unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    (printed + &String::from_utf8(output.stderr).unwrap(), output.status.success())
+}
+
+/// All tests pass; the last line of standard output is theirs.
+const TESTS: &str = "case \"$*\" in 'xtask test'*) echo '5 passed, 0 failed, 1 skipped';; esac";
+
+/// The line of the table about a step.
+fn row<'a>(printed: &'a str, step: &str) -> &'a str {
+    let table = printed.rsplit_once("CPU s  result").unwrap().1;
+    table.lines().find(|line| line.starts_with(&format!("{step} "))).unwrap_or_else(|| panic!("no {step}: {printed}"))
+}
+
+#[test]
+fn every_step_runs_and_the_last_line_is_that_of_the_tests() {
+    let (printed, good) = ci("good", "80", TESTS);
+    assert!(good, "{printed}");
+    assert_eq!(printed.trim_end().lines().next_back(), Some("5 passed, 0 failed, 1 skipped"), "{printed}");
+    for step in
+        ["format", "tests", "lints", "documentation", "demo", "counts", "figures", "benches", "each-crate-alone"]
+    {
+        assert!(row(&printed, step).ends_with("  ok"), "{step}: {printed}");
+    }
+    assert!(printed.contains("PROPTEST_RNG_SEED="), "{printed}");
+}
+
+#[test]
+fn without_time_only_the_essential_steps_run_and_the_others_are_named() {
+    let (printed, good) = ci("late", "0", TESTS);
+    assert!(good, "{printed}");
+    for step in ["format", "tests", "lints", "documentation"] {
+        assert!(row(&printed, step).ends_with("  ok"), "{step}: {printed}");
+    }
+    for step in ["demo", "counts", "figures", "benches", "each-crate-alone"] {
+        assert!(row(&printed, step).contains("not run: TIME: 0 of 0 minutes left"), "{step}: {printed}");
+    }
+}
+
+#[test]
+fn steps_after_a_failure_run_and_the_run_has_failed() {
+    for failing in ["fmt", "clippy", "doc", "xtask demo"] {
+        let (printed, good) = ci("failing", "80", &format!("case \"$*\" in '{failing}'*) exit 3;; esac; {TESTS}"));
+        assert!(!good, "{failing}: {printed}");
+        assert!(printed.contains("FAILED with code 3"), "{failing}: {printed}");
+        assert!(row(&printed, "each-crate-alone").ends_with("  ok"), "{failing}: {printed}");
+        assert_eq!(printed.trim_end().lines().next_back(), Some("5 passed, 0 failed, 1 skipped"), "{printed}");
+    }
+}
+
+#[test]
+fn tests_without_a_result_are_a_failure() {
+    let (printed, good) = ci("silent", "80", "");
+    assert!(!good, "{printed}");
+    assert!(printed.contains("the tests gave no result"), "{printed}");
+}
