@@ -943,3 +943,28 @@ fn passes_that_work_do_not_hide_one_that_fails() {
         );
     }
 }
+
+/// IPVS without IPv6: of a Service of both families the half that can be served is.
+#[test]
+fn a_family_that_ipvs_lacks_is_no_illness_of_the_node() {
+    let mut world = World::new();
+    let is_v6 = |operation: &Operation| {
+        matches!(operation, Operation::AddVirtualServer(server) if server.key.family() == Family::V6)
+    };
+    world.kernel.refuse(is_v6, PortErrorKind::Unavailable);
+    world.service(json!({
+        "metadata": {"namespace": "demo", "name": "web"},
+        "spec": {
+            "clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00::10"], "ipFamilies": ["IPv4", "IPv6"],
+            "ports": [{"name": "http", "port": 80}],
+        },
+    }));
+    world.slice("web", &["10.244.0.1"]);
+    world.proxier.start(world.now);
+    let reports = world.run(Duration::from_secs(65));
+    assert!(reports.iter().all(|report| !report.has_failed() && !report.is_done()), "{reports:#?}");
+    assert_eq!(reports[0].refused_by_kernel().count(), 1, "{reports:#?}");
+    assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1");
+    let bound = world.kernel.state().devices["kube-ipvs0"].clone();
+    assert_eq!(bound, ["10.96.0.10".parse::<std::net::IpAddr>().unwrap()]);
+}
