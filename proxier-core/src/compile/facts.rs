@@ -9,6 +9,22 @@ use ipvs::model::{Family, Persistence, Scheduler, SchedulerFlags, VirtualServerC
 use crate::config::{Config, NodePortAddresses};
 use crate::snapshot::{HostAddresses, Node};
 
+/// On which addresses of a family something is open to everybody who may use node ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpenOn {
+    /// On all of this host, also those that it gets later.
+    All,
+    /// On these and no others, sorted; on none when empty.
+    These(Vec<IpAddr>),
+}
+
+impl OpenOn {
+    /// Whether it is open nowhere.
+    pub fn is_nowhere(&self) -> bool {
+        matches!(self, OpenOn::These(addresses) if addresses.is_empty())
+    }
+}
+
 /// What compiling needs besides the Service: made again when configuration, Node object or addresses of the host
 /// change; when the result differs, every Service has to be compiled again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +79,17 @@ impl Facts {
     /// Addresses on which node ports of a family are served, sorted.
     pub fn node_port_addresses(&self, family: Family) -> impl Iterator<Item = IpAddr> {
         self.node_port_addresses.iter().copied().filter(move |address| Family::of(*address) == family)
+    }
+
+    /// Where health-check ports of a family are open: where node ports are. Nowhere in a family that is not served, or in
+    /// which no address of this host serves node ports.
+    pub fn health_checks_open_on(&self, family: Family) -> OpenOn {
+        let served = self.config.families.iter().any(|served| served == family);
+        let addresses: Vec<IpAddr> = self.node_port_addresses(family).filter(|_| served).collect();
+        match &self.config.node_port_addresses {
+            NodePortAddresses::All if !addresses.is_empty() => OpenOn::All,
+            _ => OpenOn::These(addresses),
+        }
     }
 
     /// The node's own address of a family, as the Node object has it.

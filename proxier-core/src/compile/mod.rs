@@ -13,7 +13,7 @@ use ipset::{Element, IpSpan, Ports};
 use ipvs::model::{Family, VirtualServerConfig};
 use ipvs::{RealServer, VirtualServerKey};
 
-pub use facts::Facts;
+pub use facts::{Facts, OpenOn};
 pub use frontends::{Frontend, Roles};
 
 use crate::config::LocalFallback;
@@ -102,8 +102,10 @@ pub fn compile<'a>(service: &Service, slices: impl IntoIterator<Item = &'a Endpo
             }
         }
         if let Some(port) = service.health_check_node_port {
-            let set = SetKey::new(family, SetKind::HealthCheckNodePort);
-            compiled.entries.insert((set, Element::Port(port.into())));
+            if !facts.health_checks_open_on(family).is_nowhere() {
+                let set = SetKey::new(family, SetKind::HealthCheckNodePort);
+                compiled.entries.insert((set, Element::Port(port.into())));
+            }
             let local_endpoints = count_ready_local(&slices);
             compiled.health_check = Some(HealthCheck { port, local_endpoints });
         }

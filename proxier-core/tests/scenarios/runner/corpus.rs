@@ -7,7 +7,12 @@ use std::net::IpAddr;
 
 use ipset::Entry;
 use ipvs::model::Family;
-use proxier_core::sets::SetKey;
+use proxier_core::compile::Facts;
+use proxier_core::config::Config;
+use proxier_core::objects::ConfigObject;
+use proxier_core::sets::{SetKey, SetKind};
+use proxier_core::snapshot::{HostAddresses, Node};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::Scenario;
@@ -87,7 +92,10 @@ fn expect(line: &Value) -> Value {
             });
             entries.entry(set).or_default().extend(parsed);
         }
-        open_health_checks(line, family, &mut entries);
+        if !serves_node_ports(line, family) {
+            // Health-check ports are open where node ports are.
+            entries.retain(|set, _| set.family != family || set.kind != SetKind::HealthCheckNodePort);
+        }
         let program = if family == Family::V4 { "iptables" } else { "ip6tables" };
         rules.insert(program.to_owned(), chains(family, &state["iptables"], &entries).into());
     }
@@ -99,6 +107,19 @@ fn expect(line: &Value) -> Value {
     let mut expect = json!({"ipvsadm": or_none(servers), "ipset": or_none(sets), "addresses": addresses});
     expect.as_object_mut().unwrap().extend(rules);
     expect
+}
+
+/// Whether an address of a family serves node ports.
+fn serves_node_ports(line: &Value, family: Family) -> bool {
+    let networks = line["config"]["nodePortAddresses"].clone();
+    let object = ConfigObject { node_port_addresses: read(networks).unwrap_or_default(), ..ConfigObject::default() };
+    let config = Config::check(&object, &mut Vec::new());
+    let host = HostAddresses { interfaces: read(line["node"]["interfaces"].clone()).unwrap() };
+    Facts::new(&config, &Node::new(""), &host).node_port_addresses(family).next().is_some()
+}
+
+fn read<T: DeserializeOwned>(value: Value) -> Option<T> {
+    serde_json::from_value(value).ok()
 }
 
 fn virtual_server(at: &str, server: &Value) -> String {
@@ -123,21 +144,6 @@ fn virtual_server(at: &str, server: &Value) -> String {
 /// Writing to a String cannot fail.
 fn append(text: &mut String, new: fmt::Arguments<'_>) {
     text.write_fmt(new).unwrap();
-}
-
-/// A health-check port is open even where no address serves node ports (behaviour Q47).
-fn open_health_checks(line: &Value, family: Family, entries: &mut BTreeMap<SetKey, Vec<String>>) {
-    let set = SetKey::all(family).find(|set| set.name().ends_with("-HEALTH-CHECK-NODE-PORT")).unwrap();
-    let named = if family == Family::V4 { "IPv4" } else { "IPv6" };
-    for service in line["services"].as_array().unwrap() {
-        let spec = &service["spec"];
-        let deserves = spec["externalTrafficPolicy"] == "Local" && spec["type"] == "LoadBalancer";
-        let families = spec["ipFamilies"].as_array().cloned().unwrap_or_default();
-        let port = spec["healthCheckNodePort"].as_u64().filter(|port| *port != 0).map(|port| port.to_string());
-        let served = spec["clusterIP"] != "None" && families.iter().any(|family| family == named);
-        let known = entries.entry(set).or_default();
-        known.extend(port.filter(|port| deserves && served && !known.contains(port)));
-    }
 }
 
 /// The chains as text, with the rule that external IPs with policy Local are not rejected (behaviour Q21). The chain that came
