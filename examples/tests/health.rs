@@ -7,9 +7,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant, SystemTime};
 
 use examples::proxier_demo::health::{Health, listen, serve_health, serve_metrics};
-use examples::proxier_demo::service_health::{HealthCheck, ServiceHealth};
-use proxier_core::config::Families;
-use proxier_core::snapshot::ObjectKey;
+use examples::proxier_demo::service_health::{HealthCheck, Listening, ServiceHealth};
+use proxier_core::compile::{Facts, OpenOn};
+use proxier_core::config::{Config, Families, NodePortAddresses};
+use proxier_core::snapshot::{HostAddresses, Node, ObjectKey};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -44,6 +45,18 @@ async fn local() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
+}
+
+/// On these addresses.
+fn on(addresses: &[IpAddr]) -> Listening {
+    let of = |v4: bool| OpenOn::These(addresses.iter().copied().filter(|address| address.is_ipv4() == v4).collect());
+    Listening { v4: of(true), v6: of(false) }
+}
+
+const EVERYWHERE: Listening = Listening { v4: OpenOn::All, v6: OpenOn::All };
+
+fn has_ipv6() -> bool {
+    std::net::TcpListener::bind("[::1]:0").is_ok()
 }
 
 async fn free_port() -> u16 {
@@ -131,13 +144,13 @@ async fn an_address_in_use_is_waited_for_or_the_end() {
 async fn the_server_of_a_service() {
     let health = Health::new(Duration::from_secs(30), Families::Dual);
     let mut servers = ServiceHealth::new(health.clone());
-    let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST)];
+    let loopback = on(&[Ipv4Addr::LOCALHOST.into()]);
     let (port, other_port) = (free_port().await, free_port().await);
     let key = ObjectKey::new("demo", "web");
     let one = |port, local_endpoints| BTreeMap::from([(key.clone(), HealthCheck { port, local_endpoints })]);
     let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
 
-    assert_eq!(servers.update(&one(port, 3), &loopback), []);
+    assert_eq!(servers.update(&one(port, 3), &loopback).await, []);
     let got = get(at(port), "/anything").await;
     assert_eq!(got.status, 200);
     assert_eq!(
@@ -152,10 +165,10 @@ async fn the_server_of_a_service() {
     }
     assert_eq!(ask(at(port), "POST", "/").await.unwrap().status, 200, "any method");
 
-    servers.update(&one(port, 0), &loopback);
+    servers.update(&one(port, 0), &loopback).await;
     let got = get(at(port), "/").await;
     assert_eq!((got.status, &got.json()["localEndpoints"]), (503, &json!(0)));
-    servers.update(&one(port, 1), &loopback);
+    servers.update(&one(port, 1), &loopback).await;
     let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(61)) else { return };
     health.waiting(long_ago);
     let got = get(at(port), "/").await;
@@ -164,26 +177,11 @@ async fn the_server_of_a_service() {
     health.set_node_eligible(false);
     assert_eq!(get(at(port), "/").await.status, 200, "without the Node's eligibility");
 
-    servers.update(&one(other_port, 1), &loopback);
-    tokio::task::yield_now().await;
+    servers.update(&one(other_port, 1), &loopback).await;
     assert!(ask(at(port), "GET", "/").await.is_err(), "another port: the old one is closed");
     assert_eq!(get(at(other_port), "/").await.status, 200);
-    servers.update(&BTreeMap::new(), &loopback);
-    tokio::task::yield_now().await;
+    servers.update(&BTreeMap::new(), &loopback).await;
     assert!(ask(at(other_port), "GET", "/").await.is_err());
-}
-
-#[tokio::test]
-async fn both_families_by_one_socket() {
-    let mut servers = ServiceHealth::new(Health::new(Duration::from_secs(30), Families::Dual));
-    let port = free_port().await;
-    let wanted = BTreeMap::from([(ObjectKey::new("demo", "web"), HealthCheck { port, local_endpoints: 1 })]);
-    assert_eq!(servers.update(&wanted, &[]), []);
-    assert_eq!(servers.update(&wanted, &[]), [], "open already");
-    assert_eq!(get(SocketAddr::from(([127, 0, 0, 1], port)), "/").await.status, 200);
-    if std::net::TcpListener::bind("[::1]:0").is_ok() {
-        assert_eq!(get(format!("[::1]:{port}").parse().unwrap(), "/").await.status, 200);
-    }
 }
 
 #[tokio::test]
@@ -192,12 +190,265 @@ async fn a_port_in_use_is_told_and_tried_again() {
     let (holder, address) = local().await;
     let key = ObjectKey::new("demo", "web");
     let wanted = BTreeMap::from([(key.clone(), HealthCheck { port: address.port(), local_endpoints: 1 })]);
-    let failed = servers.update(&wanted, &[address.ip()]);
+    let there = on(&[address.ip()]);
+    let failed = servers.update(&wanted, &there).await;
     assert_eq!((failed.len(), &failed[0].service, failed[0].address), (1, &key, address));
     assert!(failed[0].reason.contains("in use"), "{failed:?}");
     drop(holder);
-    assert_eq!(servers.update(&wanted, &[address.ip()]), []);
+    assert_eq!(servers.update(&wanted, &there).await, []);
     assert_eq!(get(address, "/").await.status, 200);
+}
+
+fn checks(checks: &[(&str, u16)]) -> BTreeMap<ObjectKey, HealthCheck> {
+    let check =
+        |(name, port): &(&str, u16)| (ObjectKey::new("demo", name), HealthCheck { port: *port, local_endpoints: 1 });
+    checks.iter().map(check).collect()
+}
+
+#[tokio::test]
+async fn each_family_has_a_listener_of_its_own() {
+    let mut servers = ServiceHealth::new(Health::new(Duration::from_secs(30), Families::Dual));
+    let port = free_port().await;
+    let wanted = checks(&[("web", port)]);
+    let at_v4 = SocketAddr::from(([127, 0, 0, 1], port));
+    let at_v6: SocketAddr = format!("[::1]:{port}").parse().unwrap();
+    if !has_ipv6() {
+        eprintln!("SKIPPED the half of each_family_has_a_listener_of_its_own that needs IPv6");
+        assert_eq!(servers.update(&wanted, &Listening { v6: OpenOn::These(vec![]), ..EVERYWHERE }).await, []);
+        assert_eq!(get(at_v4, "/").await.status, 200);
+        return;
+    }
+    assert_eq!(servers.update(&wanted, &EVERYWHERE).await, []);
+    assert_eq!(servers.update(&wanted, &EVERYWHERE).await, [], "open already");
+    assert_eq!((get(at_v4, "/").await.status, get(at_v6, "/").await.status), (200, 200));
+    // Nowhere in a family, all of the other.
+    for (listening, v4, v6) in [
+        (Listening { v6: OpenOn::These(vec![]), ..EVERYWHERE }, true, false),
+        (Listening { v4: OpenOn::These(vec![]), ..EVERYWHERE }, false, true),
+        (on(&[]), false, false),
+        (EVERYWHERE, true, true),
+        (on(&[at_v4.ip()]), true, false),
+        (on(&[at_v6.ip()]), false, true),
+        (EVERYWHERE, true, true),
+    ] {
+        assert_eq!(servers.update(&wanted, &listening).await, [], "{listening:?}");
+        let open = (ask(at_v4, "GET", "/").await.is_ok(), ask(at_v6, "GET", "/").await.is_ok());
+        assert_eq!(open, (v4, v6), "{listening:?}");
+    }
+}
+
+/// No address of a family serves node ports: nothing is open there. "None" is not "all".
+#[test]
+fn where_the_servers_listen() {
+    let parsed = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
+    let host = |texts: &[&str]| HostAddresses {
+        interfaces: BTreeMap::from([
+            ("eth0".to_owned(), parsed(texts)),
+            ("lo".to_owned(), parsed(&["127.0.0.1", "::1"])),
+            ("kube-ipvs0".to_owned(), parsed(&["10.96.0.1", "fd00:96::1"])),
+        ]),
+    };
+    let both = host(&["192.0.2.1", "198.51.100.1", "2001:db8::1"]);
+    let within = |texts: &[&str]| NodePortAddresses::Within(texts.iter().map(|text| text.parse().unwrap()).collect());
+    let listening = |addresses: NodePortAddresses, host: &HostAddresses, families| {
+        let mut config = Config::default();
+        (config.node_port_addresses, config.families) = (addresses, families);
+        let mut node = Node::new("n1");
+        node.addresses = parsed(&["192.0.2.1"]);
+        Listening::of(&Facts::new(&config, &node, host))
+    };
+    let all = NodePortAddresses::All;
+    assert_eq!(listening(all.clone(), &both, Families::Dual), EVERYWHERE);
+    let only_v4 = Listening { v6: OpenOn::These(vec![]), ..EVERYWHERE };
+    assert_eq!(listening(all.clone(), &both, Families::V4), only_v4);
+    assert_eq!(listening(all, &host(&["192.0.2.1"]), Families::Dual), only_v4);
+    assert_eq!(listening(NodePortAddresses::Primary, &both, Families::Dual), on(&parsed(&["192.0.2.1"])));
+    let nowhere = within(&["203.0.113.0/24", "2001:db8:1::/64"]);
+    assert_eq!(listening(nowhere, &both, Families::Dual), on(&[]));
+    let one_each = within(&["192.0.2.0/24", "2001:db8::/64"]);
+    assert_eq!(listening(one_each, &both, Families::Dual), on(&parsed(&["192.0.2.1", "2001:db8::1"])));
+    let none_of_v4 = within(&["203.0.113.0/24"]);
+    let expected = on(&parsed(&["2001:db8::1"]));
+    assert_eq!(listening(none_of_v4, &both, Families::Dual), expected, "a family without a network gets all");
+}
+
+#[tokio::test]
+async fn a_port_passes_from_one_service_to_another() {
+    let mut servers = ServiceHealth::new(Health::new(Duration::from_secs(30), Families::Dual));
+    let (one, two) = (free_port().await, free_port().await);
+    let loopback = on(&[Ipv4Addr::LOCALHOST.into()]);
+    let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
+    let name = |got: Got| got.json()["service"]["name"].as_str().unwrap().to_owned();
+    let everywhere_v4 = Listening { v6: OpenOn::These(vec![]), ..EVERYWHERE };
+    // In both directions of the order of names; swapped; together with other addresses.
+    let steps: [(&[(&str, u16)], &Listening); 7] = [
+        (&[("b", one)], &loopback),
+        (&[("a", one)], &loopback),
+        (&[("b", one)], &loopback),
+        (&[("a", one), ("b", two)], &loopback),
+        (&[("a", two), ("b", one)], &loopback),
+        (&[("a", one), ("b", two)], &everywhere_v4),
+        (&[("a", two), ("b", one)], &loopback),
+    ];
+    let mut before: Vec<TcpStream> = Vec::new();
+    for (wanted, listening) in steps {
+        assert_eq!(servers.update(&checks(wanted), listening).await, [], "{wanted:?} {listening:?}");
+        // Connections of before get no answer any more, least of all another Service's.
+        for mut stream in before.drain(..) {
+            let _closed = stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+            let mut rest = Vec::new();
+            let _closed = stream.read_to_end(&mut rest).await;
+            assert!(rest.is_empty(), "{}", String::from_utf8_lossy(&rest));
+        }
+        for (service, port) in wanted {
+            assert_eq!(name(get(at(*port), "/").await), *service);
+            let mut stream = TcpStream::connect(at(*port)).await.unwrap();
+            keep_alive(&mut stream).await.unwrap();
+            before.push(stream);
+        }
+    }
+}
+
+/// One request on a connection that stays.
+async fn keep_alive(stream: &mut TcpStream) -> std::io::Result<String> {
+    stream.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await?;
+    let mut text = Vec::new();
+    loop {
+        let mut piece = [0; 4096];
+        let bytes = stream.read(&mut piece).await?;
+        if bytes == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        text.extend_from_slice(&piece[..bytes]);
+        let so_far = String::from_utf8_lossy(&text);
+        let Some((head, body)) = so_far.split_once("\r\n\r\n") else { continue };
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+        if body.len() == length.parse::<usize>().unwrap() {
+            return Ok(so_far.into_owned());
+        }
+    }
+}
+
+/// A server of this process, on a thread of its own, as in the program.
+fn server() -> SocketAddr {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let listener = listen("health", SocketAddr::from(([127, 0, 0, 1], 0)), true, |_| {}).await.unwrap();
+            tell.send(listener.local_addr().unwrap()).unwrap();
+            serve_health(listener, Health::new(Duration::from_secs(30), Families::V4)).await;
+        });
+    });
+    told.recv().unwrap()
+}
+
+/// New requests are answered in time: well below the ten seconds after which a silent client is given up anyway.
+async fn answers_in_time(address: SocketAddr, what: &str) {
+    let mut longest = Duration::ZERO;
+    for _ in 0..10 {
+        let begun = Instant::now();
+        let got = tokio::time::timeout(Duration::from_secs(8), ask(address, "GET", "/livez")).await;
+        let got = got.unwrap_or_else(|_| panic!("{what}: no answer within 8 s")).unwrap();
+        assert_eq!(got.status, 200, "{what}");
+        longest = longest.max(begun.elapsed());
+    }
+    println!("{what}: answered within {longest:?}");
+}
+
+#[tokio::test]
+async fn there_is_always_room_for_a_new_request() {
+    // Each number of clients on a server of its own; each sends a request often, or every second.
+    for clients in [64, 200, 1000] {
+        for pause in [Duration::from_millis(20), Duration::from_secs(1)] {
+            let address = server();
+            let mut polling = tokio::task::JoinSet::new();
+            let barrier = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+            for _ in 0..clients {
+                let barrier = barrier.clone();
+                polling.spawn(async move {
+                    let mut stream = TcpStream::connect(address).await.unwrap();
+                    let _idle_ones_may_be_closed = keep_alive(&mut stream).await;
+                    barrier.add_permits(1);
+                    loop {
+                        if keep_alive(&mut stream).await.is_err() {
+                            stream = TcpStream::connect(address).await.unwrap();
+                        }
+                        tokio::time::sleep(pause).await;
+                    }
+                });
+            }
+            let all = u32::try_from(clients).unwrap();
+            drop(tokio::time::timeout(Duration::from_secs(60), barrier.acquire_many(all)).await.unwrap().unwrap());
+            answers_in_time(address, &format!("{clients} clients, one request each {pause:?}")).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn clients_that_say_nothing_or_half_take_nobodys_room() {
+    for clients in [64, 200, 1000] {
+        for start in ["", "GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: "] {
+            let address = server();
+            let mut silent = Vec::new();
+            for _ in 0..clients {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                stream.write_all(start.as_bytes()).await.unwrap();
+                silent.push(stream);
+            }
+            answers_in_time(address, &format!("{clients} clients that have sent {start:?}")).await;
+        }
+    }
+}
+
+/// Clients that write a head one byte at a time, and clients that never read what they asked for.
+#[tokio::test]
+async fn slow_clients_take_nobodys_room() {
+    let address = server();
+    let mut slow = tokio::task::JoinSet::new();
+    for number in 0..200 {
+        slow.spawn(async move {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let text = if number % 2 == 0 {
+                "GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: ".to_owned()
+            } else {
+                "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n".repeat(20_000)
+            };
+            if number % 2 == 0 {
+                for byte in text.bytes().cycle() {
+                    if stream.write_all(&[byte]).await.is_err() {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            } else {
+                let _closed = stream.write_all(text.as_bytes()).await;
+            }
+            std::future::pending::<()>().await;
+        });
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    answers_in_time(address, "100 slow writers and 100 that do not read").await;
+}
+
+/// An idle connection is closed between two answers, never within one; and the one that has been idle longest.
+#[tokio::test]
+async fn the_longest_idle_connection_goes_first() {
+    let address = server();
+    let mut idle = Vec::new();
+    for _ in 0..64 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        assert!(keep_alive(&mut stream).await.unwrap().contains("200 OK"));
+        idle.push(stream);
+    }
+    // The first is in use again; so the second has been idle longest.
+    assert!(keep_alive(&mut idle[0]).await.is_ok());
+    assert_eq!(get(address, "/livez").await.status, 200);
+    let mut nothing = [0; 1];
+    assert_eq!(idle[1].read(&mut nothing).await.unwrap(), 0, "an orderly end");
+    for (number, stream) in idle.iter_mut().enumerate().filter(|(number, _)| *number != 1) {
+        assert!(keep_alive(stream).await.is_ok(), "{number}");
+    }
 }
 
 /// Clients that say nothing take no memory for ever, and nobody else's turn.

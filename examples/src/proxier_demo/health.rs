@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use super::cluster::Counters;
 use super::metrics::Metrics;
 use super::problem::Problem;
-use super::server::{Answer, serve};
+use super::server::{self, Answer, CONNECTIONS, Places, bind, serve};
 
 /// The state of the proxy, as the health servers report it, and its metrics. Shared; cheap to ask.
 #[derive(Debug)]
@@ -175,7 +175,7 @@ pub async fn listen(
     mut failed: impl FnMut(&Problem),
 ) -> Result<TcpListener, Problem> {
     loop {
-        let error = match TcpListener::bind(address).await {
+        let error = match bind(address, server::Families::Both) {
             Ok(listener) => return Ok(listener),
             Err(error) => error,
         };
@@ -196,7 +196,7 @@ pub async fn listen(
 
 /// Serves `/healthz` and `/livez`, for ever.
 pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
-    serve(listener, move |path| match path {
+    serve(listener, Places::new(CONNECTIONS), move |path| match path {
         "/healthz" | "/livez" => health.answer(path, Instant::now()),
         _ => Answer::not_found(),
     })
@@ -206,7 +206,7 @@ pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
 /// Serves `/metrics`, `/healthz`, `/proxyMode` and `/configz`, for ever. `configuration` is the effective one.
 pub async fn serve_metrics(listener: TcpListener, health: Arc<Health>, configuration: Value) {
     let configuration = json!({"kubeproxy.config.k8s.io": configuration}).to_string();
-    serve(listener, move |path| match path {
+    serve(listener, Places::new(CONNECTIONS), move |path| match path {
         "/metrics" => {
             let page = health.page();
             Answer {

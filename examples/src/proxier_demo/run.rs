@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -138,6 +138,8 @@ impl Attending {
         };
         tokio::pin!(config_changed);
         let mut limiter = Limiter::default();
+        // What could not all be opened.
+        let mut again: Option<Passed> = None;
         loop {
             tokio::select! {
                 _ = terminate.recv() => break,
@@ -161,13 +163,11 @@ impl Attending {
                     let Some(passed) = outcome else {
                         return fail(&[Problem::new("", "the kernel's thread has ended")]);
                     };
-                    for failed in self.service_health.update(&passed.health_checks, &passed.node_port_addresses) {
-                        if limiter.pass(&failed.service.to_string(), Instant::now()).is_some() {
-                            let note = format!("cannot listen on {}: {}", failed.address, failed.reason);
-                            tracing::error!("Service {}: {note}", failed.service);
-                            let service = Regarding::Service(failed.service);
-                            self.recorder.tell(service, Reason::FailedToStartServiceHealthcheck, note);
-                        }
+                    again = self.serve_health_checks(passed, &mut limiter).await;
+                }
+                () = tokio::time::sleep(LISTEN_AGAIN), if again.is_some() => {
+                    if let Some(passed) = again.take() {
+                        again = self.serve_health_checks(passed, &mut limiter).await;
                     }
                 }
                 ended = self.tasks.join_next(), if !self.tasks.is_empty() => {
@@ -180,7 +180,25 @@ impl Attending {
         tracing::info!("ending; virtual servers, addresses, sets and rules stay");
         ExitCode::SUCCESS
     }
+
+    /// Opens and closes the servers of Services. Returns what is to be tried again.
+    async fn serve_health_checks(&mut self, passed: Passed, limiter: &mut Limiter) -> Option<Passed> {
+        let failures = self.service_health.update(&passed.health_checks, &passed.listening).await;
+        let all_open = failures.is_empty();
+        for failed in failures {
+            if limiter.pass(&failed.service.to_string(), Instant::now()).is_some() {
+                let note = format!("cannot listen on {}: {}", failed.address, failed.reason);
+                tracing::error!("Service {}: {note}", failed.service);
+                let service = Regarding::Service(failed.service);
+                self.recorder.tell(service, Reason::FailedToStartServiceHealthcheck, note);
+            }
+        }
+        (!all_open).then_some(passed)
+    }
 }
+
+/// Until a server of a Service is tried again that could not be opened: its address may still be in use, or tentative.
+const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 
 /// Sends Events to the cluster there is, if there is one.
 fn recorder(configured: &Configured, api: &Api) -> Recorder {

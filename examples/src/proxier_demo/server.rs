@@ -1,23 +1,37 @@
 //! A small HTTP server: short answers to short questions.
 
+mod places;
+
 use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
-use http_body_util::Full;
-use hyper::body::Bytes;
+use hyper::body::{Body, Bytes, Frame, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, listen, setsockopt, socket, sockopt,
+};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// Connections at once. More wait.
-const CONNECTIONS: usize = 64;
+pub(super) use self::places::Places;
+use self::places::{Connection, Place, Watched};
+
+/// Connections at once, of a server or of several that share [`Places`].
+pub(super) const CONNECTIONS: usize = 64;
 /// Longest time for a request's head, and between two requests.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest time for a client to take an answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// An answer.
 #[derive(Clone, Debug)]
@@ -41,8 +55,9 @@ impl Answer {
         Answer { status: StatusCode::NOT_FOUND, ..Answer::text("404 page not found\n") }
     }
 
-    fn response(self) -> Response<Full<Bytes>> {
-        let mut response = Response::new(Full::new(Bytes::from(self.body)));
+    fn response(self, connection: Arc<Connection>) -> Response<Told> {
+        let text = (!self.body.is_empty()).then(|| Bytes::from(self.body));
+        let mut response = Response::new(Told { text, connection });
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.kind));
@@ -52,35 +67,150 @@ impl Answer {
     }
 }
 
+/// Which families a listener on `[::]` takes connections of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Families {
+    /// IPv6 alone: IPv4 has a listener of its own.
+    Own,
+    /// Both.
+    Both,
+}
+
+/// Listens. Many may connect at once before the first is answered: as many as `net.core.somaxconn` says.
+pub(super) fn bind(address: SocketAddr, families: Families) -> io::Result<TcpListener> {
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let opened = socket(family, SockType::Stream, flags, None)?;
+    setsockopt(&opened, sockopt::ReuseAddr, &true)?;
+    if address.is_ipv6() {
+        setsockopt(&opened, sockopt::Ipv6V6Only, &(families == Families::Own))?;
+    }
+    socket::bind(opened.as_raw_fd(), &SockaddrStorage::from(address))?;
+    listen(&opened, Backlog::MAXCONN)?;
+    TcpListener::from_std(std::net::TcpListener::from(opened))
+}
+
+/// The body of an answer, which tells its connection when it is taken as a whole.
+struct Told {
+    text: Option<Bytes>,
+    connection: Arc<Connection>,
+}
+
+impl Body for Told {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Poll::Ready(self.text.take().map(|text| Ok(Frame::data(text))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.text.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let bytes = self.text.as_ref().map_or(0, Bytes::len);
+        SizeHint::with_exact(u64::try_from(bytes).unwrap_or(u64::MAX))
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.connection.taken();
+    }
+}
+
+/// A server that runs. Dropped, it ends soon, with all its connections.
+#[derive(Debug)]
+pub(super) struct Server(JoinSet<()>);
+
+impl Server {
+    /// Starts to serve; see [`serve`]. Must be called within a tokio runtime.
+    pub(super) fn start(
+        listener: TcpListener,
+        places: Places,
+        answer: impl Fn(&str) -> Answer + Send + Sync + 'static,
+    ) -> Self {
+        let mut task = JoinSet::new();
+        task.spawn(serve(listener, places, answer));
+        Server(task)
+    }
+
+    /// Ends it. Then the listener is closed, its address is free, and none of its connections gets another answer.
+    pub(super) async fn end(mut self) {
+        self.0.shutdown().await;
+    }
+}
+
 /// Answers every request on a listener, whatever its method, by its path. Ends when it is dropped, with all connections.
-pub(super) async fn serve(listener: TcpListener, answer: impl Fn(&str) -> Answer + Send + Sync + 'static) {
+pub(super) async fn serve(
+    listener: TcpListener,
+    places: Places,
+    answer: impl Fn(&str) -> Answer + Send + Sync + 'static,
+) {
     let answer = Arc::new(answer);
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
-        while connections.try_join_next().is_some() {}
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Too many open files, or a connection that is gone already.
-                tracing::debug!("a connection was not accepted: {error}");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ended = connections.join_next(), if !connections.is_empty() => continue,
         };
-        let answer = answer.clone();
-        connections.spawn(async move {
-            let service = service_fn(move |request: http::Request<hyper::body::Incoming>| {
-                let response = answer(request.uri().path()).response();
-                async move { Ok::<_, Infallible>(response) }
-            });
-            let mut http = http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(16 * 1024);
-            if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
+        match accepted {
+            Ok((stream, _)) => {
+                let place = places.enter(stream).await;
+                connections.spawn(converse(place, answer.clone()));
+            }
+            Err(error) if is_short_of_room(&error) => {
+                tracing::debug!("a connection was not accepted: {error}");
+                places.spare_one();
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            // It is gone already.
+            Err(error) => tracing::trace!("a connection was not accepted: {error}"),
+        }
+    }
+}
+
+/// Whether files or memory are used up.
+fn is_short_of_room(error: &io::Error) -> bool {
+    let short = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+    error.raw_os_error().is_some_and(|number| short.contains(&Errno::from_raw(number)))
+}
+
+/// Answers the requests of one connection, until it ends or its place is needed.
+async fn converse(place: Place, answer: Arc<impl Fn(&str) -> Answer>) {
+    let connection = &place.connection;
+    let service = service_fn(|request: http::Request<hyper::body::Incoming>| {
+        connection.asked();
+        let response = answer(request.uri().path()).response(connection.clone());
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(16 * 1024);
+    let conversation = http.serve_connection(TokioIo::new(Watched(connection.clone())), service);
+    tokio::select! {
+        biased;
+        () = connection.ended() => tracing::trace!("a connection gave its place to another"),
+        () = stalled(connection) => tracing::trace!("a client did not take its answer"),
+        outcome = conversation => {
+            if let Err(error) = outcome {
                 tracing::trace!("a connection ended: {error}");
             }
-            drop(place);
-        });
+        }
+    }
+}
+
+/// Until the client has taken too long to take an answer.
+async fn stalled(connection: &Connection) {
+    loop {
+        let since = connection.answering_since();
+        let left = since.map_or(ANSWER_PATIENCE, |since| ANSWER_PATIENCE.saturating_sub(since.elapsed()));
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left).await;
     }
 }

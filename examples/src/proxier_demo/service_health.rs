@@ -1,19 +1,18 @@
 //! The health-check node ports of Services: a load balancer asks each node whether it has endpoints of its own.
 
-use std::collections::BTreeMap;
-use std::io;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use http::{HeaderName, HeaderValue, StatusCode};
+use ipvs::model::Family;
+use proxier_core::compile::{Facts, OpenOn};
 use proxier_core::snapshot::ObjectKey;
-use tokio::net::TcpListener;
-use tokio::task::JoinSet;
 
 use super::health::Health;
-use super::server::{Answer, serve};
+use super::server::{Answer, CONNECTIONS, Families, Places, Server, bind};
 
 /// What one Service's server says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +29,35 @@ impl From<proxier_core::compile::HealthCheck> for HealthCheck {
     }
 }
 
+/// Where the servers listen, by family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listening {
+    /// On which IPv4 addresses.
+    pub v4: OpenOn,
+    /// On which IPv6 addresses.
+    pub v6: OpenOn,
+}
+
+impl Listening {
+    /// Where node ports are served.
+    pub fn of(facts: &Facts) -> Self {
+        Listening { v4: facts.health_checks_open_on(Family::V4), v6: facts.health_checks_open_on(Family::V6) }
+    }
+
+    /// The addresses to bind; an unspecified one stands for all of its family.
+    fn addresses(&self) -> BTreeSet<IpAddr> {
+        let all: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let mut addresses = BTreeSet::new();
+        for (open, all) in [&self.v4, &self.v6].into_iter().zip(all) {
+            match open {
+                OpenOn::All => drop(addresses.insert(all)),
+                OpenOn::These(these) => addresses.extend(these),
+            }
+        }
+        addresses
+    }
+}
+
 /// A server that could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
@@ -41,10 +69,11 @@ pub struct Failed {
     pub reason: String,
 }
 
-/// The servers of all Services.
+/// The servers of all Services. They share one number of connections.
 #[derive(Debug)]
 pub struct ServiceHealth {
     health: Arc<Health>,
+    places: Places,
     services: BTreeMap<ObjectKey, Servers>,
 }
 
@@ -52,53 +81,69 @@ pub struct ServiceHealth {
 struct Servers {
     port: u16,
     local_endpoints: Arc<AtomicU64>,
-    /// By address asked for. Dropped: closed.
-    listeners: BTreeMap<IpAddr, JoinSet<()>>,
+    /// By address asked for.
+    listening: BTreeMap<IpAddr, Server>,
 }
 
 impl ServiceHealth {
     /// No servers yet.
     pub fn new(health: Arc<Health>) -> Self {
-        ServiceHealth { health, services: BTreeMap::new() }
+        ServiceHealth { health, places: Places::new(CONNECTIONS), services: BTreeMap::new() }
     }
 
-    /// Opens, closes and updates servers so that they are these, on these addresses of the host; without any, on all
-    /// addresses of both families. Returns those that could not be opened; the next call tries again. Must be called
-    /// within a tokio runtime.
-    pub fn update(&mut self, wanted: &BTreeMap<ObjectKey, HealthCheck>, addresses: &[IpAddr]) -> Vec<Failed> {
-        let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
-        let addresses = if addresses.is_empty() { &all[..] } else { addresses };
-        self.services.retain(|key, servers| wanted.get(key).is_some_and(|check| check.port == servers.port));
+    /// Opens, closes and updates servers so that they are these, and listen there. Returns those that could not be opened;
+    /// the next call tries again. Must be called within a tokio runtime.
+    ///
+    /// What goes is closed, listener and connections, before anything is opened: a port can pass from one Service to
+    /// another, and from single addresses to all of them, within one call.
+    pub async fn update(&mut self, wanted: &BTreeMap<ObjectKey, HealthCheck>, listening: &Listening) -> Vec<Failed> {
+        let addresses = listening.addresses();
+        self.close_others(wanted, &addresses).await;
         let mut failed = Vec::new();
         for (key, check) in wanted {
             let servers = self.services.entry(key.clone()).or_insert_with(|| Servers {
                 port: check.port,
                 local_endpoints: Arc::default(),
-                listeners: BTreeMap::new(),
+                listening: BTreeMap::new(),
             });
             servers.local_endpoints.store(check.local_endpoints, Ordering::Relaxed);
-            servers.listeners.retain(|address, _| addresses.contains(address));
-            for address in addresses {
-                if servers.listeners.contains_key(address) {
+            for address in &addresses {
+                if servers.listening.contains_key(address) {
                     continue;
                 }
-                match bind(*address, check.port) {
+                let address_and_port = SocketAddr::new(*address, check.port);
+                match bind(address_and_port, Families::Own) {
                     Ok(listener) => {
-                        let mut task = JoinSet::new();
                         let (key, count) = (key.clone(), servers.local_endpoints.clone());
                         let health = self.health.clone();
-                        task.spawn(serve(listener, move |_any_path| answer(&key, &count, &health)));
-                        servers.listeners.insert(*address, task);
+                        let answer = move |_any_path: &str| answer(&key, &count, &health);
+                        servers.listening.insert(*address, Server::start(listener, self.places.clone(), answer));
                     }
                     Err(error) => failed.push(Failed {
                         service: key.clone(),
-                        address: SocketAddr::new(*address, check.port),
+                        address: address_and_port,
                         reason: error.to_string(),
                     }),
                 }
             }
         }
         failed
+    }
+
+    /// Closes what is not wanted on these addresses.
+    async fn close_others(&mut self, wanted: &BTreeMap<ObjectKey, HealthCheck>, addresses: &BTreeSet<IpAddr>) {
+        let mut closing = Vec::new();
+        self.services.retain(|key, servers| {
+            let stays = wanted.get(key).is_some_and(|check| check.port == servers.port);
+            let all = std::mem::take(&mut servers.listening);
+            let (keep, close) = all.into_iter().partition(|(address, _)| stays && addresses.contains(address));
+            servers.listening = keep;
+            closing.extend(BTreeMap::into_values(close));
+            stays
+        });
+        for server in closing {
+            server.end().await;
+        }
     }
 }
 
@@ -116,16 +161,4 @@ fn answer(key: &ObjectKey, count: &AtomicU64, health: &Health) -> Answer {
     let status = if count > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let weight = (HeaderName::from_static("x-load-balancing-endpoint-weight"), HeaderValue::from(count));
     Answer { headers: vec![weight], ..Answer::json(status, body) }
-}
-
-/// Listens; on `[::]` for both families, or for IPv4 where the host has no IPv6.
-fn bind(address: IpAddr, port: u16) -> io::Result<TcpListener> {
-    let listener = match std::net::TcpListener::bind((address, port)) {
-        Err(error) if address == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && error.kind() != io::ErrorKind::AddrInUse => {
-            std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?
-        }
-        other => other?,
-    };
-    listener.set_nonblocking(true)?;
-    TcpListener::from_std(listener)
 }

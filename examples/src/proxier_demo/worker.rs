@@ -1,11 +1,9 @@
 //! The kernel's thread: takes what changed, does what is due, and tells how it went.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use proxier_core::config::NodePortAddresses;
 use proxier_core::observed::ObservedServer;
 use proxier_core::report::Report;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
@@ -21,7 +19,7 @@ use super::memory;
 use super::metrics::Metrics;
 use super::problem::Problem;
 use super::progress::Progress;
-use super::service_health::HealthCheck;
+use super::service_health::{HealthCheck, Listening};
 
 /// What the kernel's thread is told besides changes of the input.
 pub(super) enum Control {
@@ -42,7 +40,7 @@ pub(super) enum Message {
 /// What the kernel's thread tells after a pass.
 pub(super) struct Passed {
     pub(super) health_checks: BTreeMap<ObjectKey, HealthCheck>,
-    pub(super) node_port_addresses: Vec<IpAddr>,
+    pub(super) listening: Listening,
 }
 
 /// The kernel's thread.
@@ -236,12 +234,8 @@ impl Worker {
             .health_checks()
             .map(|(key, check)| (key.clone(), HealthCheck::from(check)))
             .collect();
-        let facts = engine.proxier().facts();
-        let node_port_addresses = match facts.config().node_port_addresses {
-            NodePortAddresses::All => Vec::new(),
-            _ => facts.config().families.iter().flat_map(|family| facts.node_port_addresses(family)).collect(),
-        };
-        let _main_has_ended = self.passed.send(Passed { health_checks, node_port_addresses });
+        let listening = Listening::of(engine.proxier().facts());
+        let _main_has_ended = self.passed.send(Passed { health_checks, listening });
     }
 
     fn tell_failures(&mut self, report: &Report, now: Instant) {
