@@ -83,20 +83,21 @@ async fn healthz_and_livez_say_what_kube_proxy_says() {
     assert!(time.len() > 19 && time.ends_with('Z') && time.as_bytes()[10] == b'T', "RFC 3339: {time}");
     assert!(get(address, "/livez").await.json().get("nodeEligible").is_none());
 
-    // Waiting for less than two sync periods is no fault; the first request counts.
+    // Pending for less than two sync periods is no fault.
     let now = Instant::now();
     let Some(earlier) = now.checked_sub(Duration::from_secs(61)) else { return };
-    health.waiting(now);
-    health.waiting(earlier);
+    health.set_pending(Some(now));
     assert_eq!(get(address, "/healthz").await.status, 200);
     health.updated(SystemTime::now() - Duration::from_secs(90));
-    health.waiting(earlier);
-    health.waiting(now);
+    health.set_pending(Some(earlier));
     let got = get(address, "/healthz").await;
     assert_eq!((got.status, &got.json()["healthy"]), (503, &json!(false)));
     assert_ne!(got.json()["lastUpdated"], got.json()["currentTime"]);
     assert_eq!(get(address, "/livez").await.status, 503);
+    // Only the reconciler's word ends it.
     health.updated(SystemTime::now());
+    assert_eq!(get(address, "/livez").await.status, 503);
+    health.set_pending(None);
     assert_eq!(get(address, "/livez").await.status, 200);
 
     health.set_node_eligible(false);
@@ -104,7 +105,7 @@ async fn healthz_and_livez_say_what_kube_proxy_says() {
     assert_eq!((got.status, &got.json()["nodeEligible"]), (503, &json!(false)));
     assert_eq!(get(address, "/livez").await.status, 200, "the proxy itself is well");
     assert_eq!(get(address, "/other").await.status, 404);
-    assert_eq!(health.metrics(|metrics| (metrics.healthz, metrics.livez)), ([2, 2], [3, 1]));
+    assert_eq!(health.metrics(|metrics| (metrics.healthz, metrics.livez)), ([2, 2], [3, 2]));
 }
 
 #[tokio::test]
@@ -170,10 +171,10 @@ async fn the_server_of_a_service() {
     assert_eq!((got.status, &got.json()["localEndpoints"]), (503, &json!(0)));
     servers.update(&one(port, 1), &loopback).await;
     let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(61)) else { return };
-    health.waiting(long_ago);
+    health.set_pending(Some(long_ago));
     let got = get(at(port), "/").await;
     assert_eq!((got.status, &got.json()["serviceProxyHealthy"]), (503, &json!(false)));
-    health.updated(SystemTime::now());
+    health.set_pending(None);
     health.set_node_eligible(false);
     assert_eq!(get(at(port), "/").await.status, 200, "without the Node's eligibility");
 

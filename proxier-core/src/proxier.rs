@@ -175,12 +175,14 @@ impl Proxier {
         }
     }
 
-    /// Takes a new or changed EndpointSlice.
-    pub fn upsert_slice(&mut self, object: &EndpointSliceObject, now: Moment) {
+    /// Takes a new or changed EndpointSlice. Says whether it differs from what was known in anything that counts.
+    pub fn upsert_slice(&mut self, object: &EndpointSliceObject, now: Moment) -> bool {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         self.found(ObjectKind::EndpointSlice, &ObjectKey::of(&object.metadata), now);
         let touched = self.store.upsert_slice(object);
+        let differs = !touched.is_empty();
         self.touch(touched, now);
+        differs
     }
 
     /// Removes an EndpointSlice: somebody deleted it. For one that is merely missing from a list there is
@@ -253,11 +255,11 @@ impl Proxier {
         }
     }
 
-    /// The lists are complete: passes may begin.
+    /// The lists are complete: passes may begin, and a full one is due. What came before counts as asked for now.
     pub fn start(&mut self, now: Moment) {
         if !self.started {
             self.started = true;
-            self.schedule.request_full(now);
+            self.schedule = Schedule::new(self.options.limits, self.options.seed, now);
         }
     }
 
@@ -788,7 +790,13 @@ impl Proxier {
         &self.drains
     }
 
-    /// When passes run; for health checks, [`Schedule::pending_since`].
+    /// Since when something is wanted that the kernel does not have; `None` when it has all, and before
+    /// [`Proxier::start`]: who waits for lists has nothing to do. Health checks go by this (`/healthz`).
+    pub fn pending_since(&self) -> Option<Moment> {
+        self.schedule.pending_since().filter(|_| self.started)
+    }
+
+    /// When passes run.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }

@@ -206,7 +206,7 @@ impl Schedule {
     }
 
     /// Since when something is wanted that has not been done: because no pass has started yet, one is at it, or it
-    /// failed. `None` when all is done. Health checks go by this (`/healthz`).
+    /// failed. `None` when all is done.
     pub fn pending_since(&self) -> Option<Moment> {
         [self.failing, self.running.map(|running| running.since), self.asked].into_iter().flatten().min()
     }

@@ -668,7 +668,9 @@ fn empty_lists_in_any_order_take_no_endpoint() {
             }
             for first in [true, false] {
                 if first == slices_come_first {
-                    slices.iter().for_each(|slice| world.proxier.upsert_slice(slice, world.now));
+                    for slice in &slices {
+                        world.proxier.upsert_slice(slice, world.now);
+                    }
                 } else {
                     services.iter().for_each(|service| world.proxier.upsert_service(service, world.now));
                 }

@@ -9,7 +9,7 @@ use proxier_core::config::{Config, Families};
 use proxier_core::interlock::{MassRemoval, Place, User};
 use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 use proxier_core::plan::Plan;
-use proxier_core::ports::PortErrorKind;
+use proxier_core::ports::{PortErrorKind, Ports};
 use proxier_core::proxier::{Options, Proxier};
 use proxier_core::report::Report;
 use proxier_core::schedule::Limits;
@@ -23,11 +23,23 @@ use super::probe;
 use super::problem::Problem;
 use super::settings::Settings;
 
+/// What the reconciler changes.
+pub trait Kernel: Send + 'static {
+    /// The ways to it.
+    fn ports(&mut self) -> Ports<'_>;
+}
+
+impl Kernel for KernelPorts {
+    fn ports(&mut self) -> Ports<'_> {
+        KernelPorts::ports(self)
+    }
+}
+
 /// The reconciler, the kernel, and the clock between them.
 #[derive(Debug)]
-pub struct Engine {
+pub struct Engine<K = KernelPorts> {
     proxier: Proxier,
-    kernel: KernelPorts,
+    kernel: K,
     origin: Instant,
 }
 
@@ -50,17 +62,24 @@ impl Engine {
         reserve_api_server(&mut options, &configured.source, &mut kernel).await;
         let modules = modules.and_then(|looking| looking.join().ok());
         notes.extend(modules.and_then(|report| reduce(&mut options, &report)));
-        let proxier = Proxier::new(&settings.node_name, options, Duration::ZERO);
-        Ok((Engine { proxier, kernel, origin: Instant::now() }, notes))
+        Ok((Engine::new(&settings.node_name, options, kernel), notes))
+    }
+}
+
+impl<K: Kernel> Engine<K> {
+    /// The reconciler of this node on a kernel. Its time begins now.
+    pub fn new(node_name: &str, options: Options, kernel: K) -> Self {
+        Engine { proxier: Proxier::new(node_name, options, Duration::ZERO), kernel, origin: Instant::now() }
     }
 
     fn now(&self) -> Duration {
         self.origin.elapsed()
     }
 
-    /// Takes a change. What cannot be read is the caller's to tell.
-    pub fn take(&mut self, change: Change) {
-        let now = self.now();
+    /// Takes a change that arrived at a moment. Says whether it may be of consequence: an EndpointSlice that says what it
+    /// said before is not. What cannot be read is the caller's to tell.
+    pub fn take(&mut self, change: Change, at: Instant) -> bool {
+        let now = at.saturating_duration_since(self.origin);
         match change {
             Change::UpsertService(object) => self.proxier.upsert_service(&object, now),
             Change::DeleteService(key) => self.proxier.delete_service(&key, now),
@@ -69,7 +88,7 @@ impl Engine {
                     self.proxier.lose_service(&key, now);
                 }
             }
-            Change::UpsertSlice(object) => self.proxier.upsert_slice(&object, now),
+            Change::UpsertSlice(object) => return self.proxier.upsert_slice(&object, now),
             Change::DeleteSlice(key) => self.proxier.delete_slice(&key, now),
             Change::LostSlices(keys) => {
                 for key in keys {
@@ -79,8 +98,9 @@ impl Engine {
             Change::Node(node) => self.proxier.set_node(&node.object, now),
             Change::Synced => self.proxier.start(now),
             // What the Node said last is the best that is known; nothing of it is lost by keeping it.
-            Change::NodeGone | Change::Unreadable(_) => {}
+            Change::NodeGone | Change::Unreadable(_) => return false,
         }
+        true
     }
 
     /// Does what is due.
@@ -135,13 +155,14 @@ impl Engine {
     }
 
     /// The kernel.
-    pub fn kernel(&mut self) -> &mut KernelPorts {
+    pub fn kernel(&mut self) -> &mut K {
         &mut self.kernel
     }
 
-    /// Since when something is wanted that the kernel does not have; `None` when all is done.
-    pub fn pending_for(&self) -> Option<Duration> {
-        self.proxier.schedule().pending_since().map(|since| self.now().saturating_sub(since))
+    /// Since when something is wanted that the kernel does not have; `None` when it has all, and before the first picture
+    /// is complete.
+    pub fn pending_since(&self) -> Option<Instant> {
+        self.proxier.pending_since().map(|since| self.origin + since)
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Health {
 #[derive(Debug)]
 struct State {
     families: Vec<Family>,
+    /// Since when something is wanted that the kernel does not have.
+    pending: Option<Instant>,
     node_eligible: bool,
     metrics: Metrics,
     /// What happens between this process and the API server.
@@ -36,23 +38,23 @@ struct State {
 #[derive(Debug)]
 struct Family {
     name: &'static str,
-    /// Since when something waits for a pass.
-    waiting: Option<Instant>,
+    /// When all that had been asked for was last done.
     updated: SystemTime,
 }
 
 impl Health {
-    /// Healthy, with nothing waiting. It is unhealthy when something waits for more than two sync periods.
+    /// Healthy, with nothing pending. It is unhealthy when something is pending for two sync periods or more.
     pub fn new(sync_period: Duration, families: Families) -> Arc<Self> {
         let updated = SystemTime::now();
         let families = families.iter().map(|family| {
             let name = if family == ipvs::model::Family::V4 { "IPv4" } else { "IPv6" };
-            Family { name, waiting: None, updated }
+            Family { name, updated }
         });
         Arc::new(Health {
             timeout: sync_period * 2,
             state: Mutex::new(State {
                 families: families.collect(),
+                pending: None,
                 node_eligible: true,
                 metrics: Metrics::default(),
                 api: None,
@@ -64,21 +66,22 @@ impl Health {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something changed, or a pass failed: from now on something waits, unless something did already.
-    pub fn waiting(&self, now: Instant) {
-        let mut state = self.state();
-        state.metrics.sync_last_queued_timestamp = seconds(SystemTime::now());
-        for family in &mut state.families {
-            family.waiting.get_or_insert(now);
-        }
+    /// Takes the reconciler's word for since when something is wanted that the kernel does not have; `None`: it has all.
+    /// Health goes by this alone, so what is said last counts.
+    pub fn set_pending(&self, since: Option<Instant>) {
+        self.state().pending = since;
     }
 
-    /// A pass has succeeded: nothing waits.
+    /// A pass was asked for.
+    pub fn queued(&self, now: SystemTime) {
+        self.state().metrics.sync_last_queued_timestamp = seconds(now);
+    }
+
+    /// A pass has ended after which nothing is missing of what had been asked for when it began.
     pub fn updated(&self, now: SystemTime) {
         let mut state = self.state();
         state.metrics.sync_last_timestamp = seconds(now);
         for family in &mut state.families {
-            family.waiting = None;
             family.updated = now;
         }
     }
@@ -109,25 +112,28 @@ impl Health {
         metrics.render()
     }
 
-    /// Whether nothing has waited for too long.
+    /// Whether nothing is pending for too long.
     pub fn is_healthy(&self, now: Instant) -> bool {
-        self.state().families.iter().all(|family| family.is_healthy(now, self.timeout))
+        self.is_in_time(self.state().pending, now)
+    }
+
+    fn is_in_time(&self, pending: Option<Instant>, now: Instant) -> bool {
+        pending.is_none_or(|since| now.saturating_duration_since(since) < self.timeout)
     }
 
     /// `/healthz` and `/livez`: the keys of kube-proxy 1.33, which include those of 1.28. Times are RFC 3339.
     fn answer(&self, path: &str, now: Instant) -> Answer {
         let mut state = self.state();
         let current = SystemTime::now();
-        let mut healthy = true;
+        // One reconciler serves both families.
+        let healthy = self.is_in_time(state.pending, now);
         let mut oldest = current;
         let mut families = Map::new();
         for family in &state.families {
-            let fine = family.is_healthy(now, self.timeout);
             // What is up to date is so now.
-            let updated = if fine { current } else { family.updated };
-            healthy &= fine;
+            let updated = if healthy { current } else { family.updated };
             oldest = oldest.min(updated);
-            families.insert(family.name.to_owned(), json!({"lastUpdated": text(updated), "healthy": fine}));
+            families.insert(family.name.to_owned(), json!({"lastUpdated": text(updated), "healthy": healthy}));
         }
         let mut body = json!({
             "lastUpdated": text(oldest), "currentTime": text(current), "healthy": healthy, "status": families,
@@ -145,12 +151,6 @@ impl Health {
         *if good { ok } else { unavailable } += 1;
         let status = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         Answer::json(status, body.to_string())
-    }
-}
-
-impl Family {
-    fn is_healthy(&self, now: Instant, timeout: Duration) -> bool {
-        self.waiting.is_none_or(|since| now.saturating_duration_since(since) < timeout)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proxier_core::cleanup::cleanup;
 use proxier_core::observe::sysctl_changes;
@@ -46,7 +46,7 @@ async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), ExitCo
         eprintln!("proxier-demo: {note}");
     }
     for change in picture::changes(snapshot) {
-        engine.take(change);
+        engine.take(change, Instant::now());
     }
     Ok((engine, unreadable))
 }

@@ -11,7 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 
 use super::change::{Change, Event};
-use super::engine::Engine;
+use super::engine::{Engine, Kernel};
 use super::events::{Reason, Recorder, Regarding};
 use super::health::Health;
 use super::logging::Limiter;
@@ -49,8 +49,8 @@ pub(super) struct Worker {
     recorder: Recorder,
     limiter: Limiter,
     passed: mpsc::UnboundedSender<Passed>,
-    /// When the changes arrived that no pass has taken up yet.
-    arrived: Vec<Instant>,
+    /// Where the servers of Services were last told to listen.
+    listening: Option<Listening>,
     /// Until the first pass is over.
     progress: Option<Progress>,
 }
@@ -58,13 +58,10 @@ pub(super) struct Worker {
 /// A pass with so many changes leaves memory behind that is worth giving back.
 const MANY: u64 = 1000;
 
-/// More than this is not measured one by one.
-const ARRIVALS: usize = 10_000;
-
 impl Worker {
     /// Starts the thread. It ends when nobody sends messages any more; after each pass it tells what came of it.
     pub(super) fn start(
-        mut engine: Engine,
+        mut engine: Engine<impl Kernel>,
         inbox: mpsc::Receiver<Message>,
         health: Arc<Health>,
         recorder: Recorder,
@@ -79,7 +76,7 @@ impl Worker {
                 recorder,
                 limiter: Limiter::default(),
                 passed,
-                arrived: Vec::new(),
+                listening: None,
                 progress: Some(Progress::start()),
             };
             worker.work(&mut engine, inbox, &clock);
@@ -89,7 +86,7 @@ impl Worker {
     }
 
     /// Takes messages and does what is due, until nobody sends any more.
-    fn work(&mut self, engine: &mut Engine, mut inbox: mpsc::Receiver<Message>, clock: &Runtime) {
+    fn work(&mut self, engine: &mut Engine<impl Kernel>, mut inbox: mpsc::Receiver<Message>, clock: &Runtime) {
         loop {
             let idle = engine.idle();
             let message = match idle {
@@ -114,9 +111,13 @@ impl Worker {
                 Err(false) => {}
             }
             let start = Instant::now();
-            if let Some(progress) = self.progress.as_mut().filter(|_| engine.idle() == Some(Duration::ZERO)) {
-                progress.programming();
+            let mut pending = engine.pending_since();
+            if engine.idle() == Some(Duration::ZERO) {
+                // A pass that nobody asked for may take too long as well.
+                pending = pending.or(Some(start));
+                self.progress.as_mut().map(Progress::programming);
             }
+            self.health.set_pending(pending);
             if let Some(report) = engine.pass() {
                 let is_first = self.progress.take().is_some();
                 self.tell(engine, &report, start);
@@ -127,10 +128,11 @@ impl Worker {
                     memory::give_back();
                 }
             }
+            self.health.set_pending(engine.pending_since());
         }
     }
 
-    fn take(&mut self, engine: &mut Engine, message: Message) {
+    fn take(&mut self, engine: &mut Engine<impl Kernel>, message: Message) {
         match message {
             Message::Control(Control::Resync) => engine.request_full(),
             Message::Control(Control::HostChanged) => engine.host_changed(),
@@ -153,24 +155,21 @@ impl Worker {
                     Change::Node(node) => self.health.set_node_eligible(!node.leaving),
                     Change::NodeGone => self.health.set_node_eligible(false),
                     change => {
-                        self.health.waiting(at);
+                        self.health.queued(SystemTime::now());
                         self.health.metrics(|metrics| match change {
                             Change::UpsertService(_) | Change::DeleteService(_) => metrics.service_changes_pending += 1,
                             Change::UpsertSlice(_) | Change::DeleteSlice(_) => metrics.endpoint_changes_pending += 1,
                             _ => {}
                         });
-                        if self.arrived.len() < ARRIVALS {
-                            self.arrived.push(at);
-                        }
                     }
                 }
-                engine.take(change);
+                engine.take(change, at);
             }
         }
     }
 
     /// Logs a pass, and makes health and metrics of it.
-    fn tell(&mut self, engine: &mut Engine, report: &Report, start: Instant) {
+    fn tell(&mut self, engine: &mut Engine<impl Kernel>, report: &Report, start: Instant) {
         let end = Instant::now();
         let took = end.saturating_duration_since(start);
         let kind = if report.full { "full pass" } else { "pass" };
@@ -188,25 +187,17 @@ impl Worker {
                 }
             }
         }
-        // A node that keeps more than is wanted serves: load balancers must not leave it.
-        let failed = report.has_failed();
-        if failed {
-            self.health.waiting(start);
-        } else {
+        // Nothing is left of what had been asked for when the pass began.
+        if engine.pending_since().is_none_or(|since| since >= start) {
             self.health.updated(SystemTime::now());
         }
-        let arrived = std::mem::take(&mut self.arrived);
+        // A node that keeps more than is wanted serves: load balancers must not leave it.
         let totals = engine.proxier().totals();
         let rejected = engine.proxier().rejections().count();
         self.health.metrics(|metrics: &mut Metrics| {
             metrics.sync_duration.observe(took);
             if report.full { &mut metrics.sync_full_duration } else { &mut metrics.sync_partial_duration }
                 .observe(took);
-            if !failed {
-                for at in arrived {
-                    metrics.network_programming.observe(end.saturating_duration_since(at));
-                }
-            }
             // The pass has taken them up; what it could not carry out is not counted twice.
             (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);
             metrics.service_changes = totals.service_changes;
@@ -216,25 +207,31 @@ impl Worker {
             metrics.sync_failures = totals.failed_passes;
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
             metrics.held_back = u64::try_from(engine.proxier().guard().held().count()).unwrap_or(u64::MAX);
-            metrics.draining = u64::try_from(report.draining).unwrap_or(u64::MAX);
+            metrics.draining = u64::try_from(engine.proxier().drains().len()).unwrap_or(u64::MAX);
             // Not with each change: counting walks everything.
             if report.full {
                 metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
+                metrics.no_local_endpoints = no_local_endpoints(engine);
                 metrics.virtual_servers = count(engine, |_server| 1);
                 metrics.real_servers = count(engine, |server| server.real_servers.len());
-                metrics.no_local_endpoints = no_local_endpoints(engine);
             }
         });
-        if !report.full && !report.health_checks_touched {
+        self.tell_health_checks(engine, report);
+    }
+
+    /// Tells the servers of Services what to say and where, when that may have changed.
+    fn tell_health_checks(&mut self, engine: &Engine<impl Kernel>, report: &Report) {
+        let listening = Listening::of(engine.proxier().facts());
+        if !report.full && !report.health_checks_touched && self.listening.as_ref() == Some(&listening) {
             return;
         }
+        self.listening = Some(listening.clone());
         let health_checks = engine
             .proxier()
             .desired()
             .health_checks()
             .map(|(key, check)| (key.clone(), HealthCheck::from(check)))
             .collect();
-        let listening = Listening::of(engine.proxier().facts());
         let _main_has_ended = self.passed.send(Passed { health_checks, listening });
     }
 
@@ -290,7 +287,7 @@ fn service_key(text: &str) -> Option<ObjectKey> {
 }
 
 /// Services without the local endpoints that a policy asks for: internal, external.
-fn no_local_endpoints(engine: &Engine) -> [u64; 2] {
+fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [u64; 2] {
     let mut counts = [0; 2];
     for (_, missing) in engine.proxier().desired().no_local_endpoints() {
         counts[0] += u64::from(missing.internal);
@@ -299,7 +296,10 @@ fn no_local_endpoints(engine: &Engine) -> [u64; 2] {
     counts
 }
 
-fn count(engine: &Engine, of: impl Fn(&ObservedServer) -> usize) -> u64 {
+fn count(engine: &Engine<impl Kernel>, of: impl Fn(&ObservedServer) -> usize) -> u64 {
     let servers = engine.proxier().observed().map(|observed| observed.virtual_servers.values().map(of).sum::<usize>());
     u64::try_from(servers.unwrap_or(0)).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -253,6 +253,21 @@ pub(crate) struct Away {
 }
 
 impl Away {
+    /// Of the server that was there.
+    pub(crate) fn kubeconfig(&self) -> String {
+        self.folder.0.join("kubeconfig").display().to_string()
+    }
+
+    /// A server of the same address, with the same objects, of which it does not let these be read.
+    pub(crate) fn server_returns_without(self, resource: &str) -> World {
+        let Away { address, services, folder, .. } = self;
+        let server = ApiServer::start_on(address);
+        server.forbid(resource, true);
+        let world = World { server, services, folder };
+        world.fill();
+        world
+    }
+
     /// A server of the same address, with the same objects. Its versions go on from the old ones, by so much.
     pub(crate) fn server_returns(self, versions: i64) -> World {
         let Away { address, version, services, folder } = self;

@@ -124,7 +124,9 @@ where
         } else {
             self.proxier.set_node(&change.world.node(), now);
             change.services.iter().for_each(|object| self.proxier.upsert_service(object, now));
-            change.slices.iter().for_each(|object| self.proxier.upsert_slice(object, now));
+            for object in &change.slices {
+                self.proxier.upsert_slice(object, now);
+            }
             change.deleted_services.iter().for_each(|key| self.proxier.delete_service(key, now));
             change.deleted_slices.iter().for_each(|key| self.proxier.delete_slice(key, now));
             if !change.kernel.is_empty() {

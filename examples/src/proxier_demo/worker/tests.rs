@@ -1,0 +1,156 @@
+//! The kernel's thread on a kernel in memory.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::ports::{PortErrorKind, Ports};
+use proxier_core::proxier::Options;
+use serde_json::{Value, json};
+
+use super::*;
+
+impl Kernel for FakeKernel {
+    fn ports(&mut self) -> Ports<'_> {
+        FakeKernel::ports(self)
+    }
+}
+
+/// A worker on a kernel in memory.
+struct Play {
+    kernel: FakeKernel,
+    health: Arc<Health>,
+    messages: mpsc::Sender<Message>,
+    passed: mpsc::UnboundedReceiver<Passed>,
+    sync_period: Duration,
+}
+
+impl Play {
+    /// With so short a sync period, and options.
+    fn start(sync_period: Duration, change: impl FnOnce(&mut Options)) -> Self {
+        Self::on(FakeKernel::new(), sync_period, change)
+    }
+
+    fn on(kernel: FakeKernel, sync_period: Duration, change: impl FnOnce(&mut Options)) -> Self {
+        let mut options = Options::default();
+        options.limits.max_interval = sync_period;
+        change(&mut options);
+        let health = Health::new(sync_period, options.config.families);
+        let engine = Engine::new("n1", options, kernel.clone());
+        let (messages, inbox) = mpsc::channel(1024);
+        let passed = Worker::start(engine, inbox, health.clone(), Recorder::default()).unwrap();
+        Play { kernel, health, messages, passed, sync_period }
+    }
+
+    fn send(&self, change: Change) {
+        self.messages.blocking_send(Message::Event(Event { at: Instant::now(), change })).unwrap();
+    }
+
+    fn service(&self, name: &str, address: &str) {
+        let object = json!({
+            "metadata": {"namespace": "demo", "name": name},
+            "spec": {"clusterIP": address, "ports": [{"name": "p", "port": 80, "protocol": "TCP"}]},
+        });
+        let object: ServiceObject = serde_json::from_value(object).unwrap();
+        self.send(Change::UpsertService(Box::new(object)));
+    }
+
+    fn slice(&self, service: &str, endpoint: &str, annotations: &Value) {
+        let object = json!({
+            "addressType": "IPv4",
+            "metadata": {
+                "namespace": "demo", "name": format!("{service}-1"), "annotations": annotations,
+                "labels": {"kubernetes.io/service-name": service},
+            },
+            "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}],
+            "endpoints": [{"addresses": [endpoint]}],
+        });
+        let object: EndpointSliceObject = serde_json::from_value(object).unwrap();
+        self.send(Change::UpsertSlice(Box::new(object)));
+    }
+
+    /// The endpoint of a Service becomes another one, whatever it was.
+    fn other_endpoint(&self, service: &str) {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        self.slice(service, &format!("10.244.{}.{}", number / 250 % 250, number % 250 + 1), &json!({}));
+    }
+
+    fn is_healthy(&self) -> bool {
+        self.health.is_healthy(Instant::now())
+    }
+
+    fn metric<T>(&self, of: impl Fn(&Metrics) -> T) -> T {
+        self.health.metrics(|metrics| of(metrics))
+    }
+
+    #[track_caller]
+    fn until(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        let begun = Instant::now();
+        while !holds(self) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "waited for: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Full passes fail without end, while passes for changes succeed: sick from two sync periods on, at every look.
+#[test]
+fn passes_for_changes_do_not_hide_that_full_ones_fail() {
+    let kernel = FakeKernel::new();
+    // Only full passes look at timeouts.
+    kernel.fail(Fault::new(Call::IpvsSetTimeouts, PortErrorKind::Busy).every());
+    let play = Play::on(kernel, Duration::from_millis(300), |options| options.timeouts.tcp_secs = Some(1234));
+    play.service("web", "10.96.0.10");
+    play.send(Change::Synced);
+    play.until("it is found out", |play| !play.is_healthy());
+    let full = |play: &Play| play.metric(|metrics| metrics.sync_full_duration.count());
+    let partial = |play: &Play| play.metric(|metrics| metrics.sync_partial_duration.count());
+    let (full_before, partial_before) = (full(&play), partial(&play));
+    let mut sent = Instant::now();
+    play.until("many passes of both kinds", |play| {
+        assert!(!play.is_healthy(), "after {} passes for changes", partial(play) - partial_before);
+        if sent.elapsed() > Duration::from_millis(20) {
+            sent = Instant::now();
+            play.other_endpoint("web");
+        }
+        partial(play) > partial_before + 20 && full(play) > full_before + 5
+    });
+    play.kernel.clear_faults();
+    play.until("it is well again", |play| play.is_healthy());
+    assert!(play.metric(|metrics| metrics.sync_failures) > 5);
+}
+
+/// Who waits for lists has nothing to do and is well, whatever has come already and however long it takes.
+#[test]
+fn waiting_for_lists_is_healthy() {
+    let play = Play::start(Duration::from_millis(20), |_| {});
+    play.service("web", "10.96.0.10");
+    play.until("it has come", |play| play.metric(|metrics| metrics.service_changes_pending) == 1);
+    std::thread::sleep(play.sync_period * 10);
+    assert!(play.is_healthy());
+    // Nor does the time of waiting count when they are complete: the sync period is long enough for the first pass now.
+    let play = Play::start(Duration::from_secs(2), |_| {});
+    play.service("web", "10.96.0.10");
+    std::thread::sleep(play.sync_period * 3);
+    play.send(Change::Synced);
+    play.until("the first pass", |play| {
+        assert!(play.is_healthy());
+        play.metric(|metrics| metrics.sync_full_duration.count()) > 0
+    });
+}
+
+/// The servers of Services hear of other addresses at once.
+#[test]
+fn where_health_checks_listen_follows_the_host() {
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &[]);
+    let mut play = Play::on(kernel.clone(), Duration::from_secs(3600), |_| {});
+    play.service("web", "10.96.0.10");
+    play.send(Change::Synced);
+    let told = |play: &mut Play| play.passed.blocking_recv().unwrap().listening;
+    assert!(told(&mut play).v4.is_nowhere());
+    kernel.set_interface("eth0", &["192.0.2.1".parse().unwrap()]);
+    play.messages.blocking_send(Message::Control(Control::HostChanged)).unwrap();
+    assert!(!told(&mut play).v4.is_nowhere());
+}
