@@ -435,6 +435,9 @@ fn metrics() {
         let dns = Service { protocol: "UDP", ..Service::new("dns", "10.96.0.53", &["10.244.1.53"]) };
         server.put(&dns.object());
         server.put(&dns.slice());
+        // Somebody else's.
+        tool("ipvsadm -A -t 198.51.100.9:443 -s rr");
+        tool("ipvsadm -a -t 198.51.100.9:443 -r 10.0.0.1:443 -m");
         let running = run(&folder, &server.kubeconfig(None));
         running.until("Services", || ipvsadm().is_superset(&lines(&[&web, &dns])));
         let scrape = || tool("curl -s -f http://127.0.0.1:10249/metrics");
@@ -450,7 +453,10 @@ fn metrics() {
         );
         let mut gone = dns.clone();
         gone.endpoints = vec!["10.244.1.54".to_owned()];
-        server.put(&gone.slice());
+        let mut slice = gone.slice();
+        let now = tool("date -u +%Y-%m-%dT%H:%M:%S.%NZ");
+        slice["metadata"]["annotations"] = json!({"endpoints.kubernetes.io/last-change-trigger-time": now.trim()});
+        server.put(&slice);
         running.until("the flow is forgotten", || !tool("conntrack -L -p udp").contains("10.96.0.53"));
         server.forbid("services", true);
         server.end_watches();
@@ -475,7 +481,10 @@ fn metrics() {
         ] {
             assert!(of(counted) > 0.0, "{counted}: {text}");
         }
-        assert_eq!((of("kubeproxy_virtual_servers"), of("kubeproxy_real_servers")), (3.0, 3.0), "{text}");
+        let counted = ["virtual_servers", "real_servers", "virtual_servers_foreign"];
+        assert_eq!(counted.map(|name| of(&format!("kubeproxy_{name}"))), [3.0, 3.0, 1.0], "{text}");
+        let measured = of("kubeproxy_network_programming_duration_seconds_count");
+        assert!((measured - 1.0).abs() < f64::EPSILON, "only what had a time: {text}");
         for nothing in [
             "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
             "kubeproxy_sync_proxy_rules_endpoint_changes_pending",

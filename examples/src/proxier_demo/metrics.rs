@@ -79,7 +79,7 @@ pub struct Metrics {
     pub sync_full_duration: Histogram,
     /// Passes that compared what had changed.
     pub sync_partial_duration: Histogram,
-    /// From the event to the kernel.
+    /// From the cause of a change of endpoints, as the EndpointSlice has it, to the kernel.
     pub network_programming: Histogram,
     /// When the last pass succeeded.
     pub sync_last_timestamp: f64,
@@ -115,6 +115,8 @@ pub struct Metrics {
     pub virtual_servers: u64,
     /// What the kernel holds of ours: real servers. kube-proxy does not have it.
     pub real_servers: u64,
+    /// What the kernel holds of others: virtual servers. kube-proxy does not have it.
+    pub foreign_virtual_servers: u64,
     /// Virtual servers that are not wanted any more and stay for now. kube-proxy does not have it.
     pub held_back: u64,
     /// Operations that the kernel refused because of the object they are about, as of the last full pass.
@@ -147,6 +149,7 @@ impl Default for Metrics {
             api_failures: 0,
             virtual_servers: 0,
             real_servers: 0,
+            foreign_virtual_servers: 0,
             held_back: 0,
             refused_objects: 0,
             draining: 0,
@@ -170,7 +173,11 @@ impl Metrics {
             "Passes that compared what had changed",
             &self.sync_partial_duration,
         );
-        p.histogram("network_programming_duration_seconds", "From the event to the kernel", &self.network_programming);
+        p.histogram(
+            "network_programming_duration_seconds",
+            "From the cause of a change of endpoints to the kernel",
+            &self.network_programming,
+        );
         p.gauge("sync_proxy_rules_last_timestamp_seconds", "When the last pass succeeded", self.sync_last_timestamp);
         let queued = self.sync_last_queued_timestamp;
         p.gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When a pass was last asked for", queued);
@@ -214,6 +221,8 @@ impl Metrics {
         p.gauge("virtual_servers_held_back", held_back, self.held_back);
         let refused = "Virtual servers, real servers, addresses and entries that the kernel does not take as they are";
         p.gauge("refused_objects", refused, self.refused_objects);
+        let foreign = "Virtual servers of others in the kernel";
+        p.gauge("virtual_servers_foreign", foreign, self.foreign_virtual_servers);
         p.gauge("real_servers", "Real servers of ours in the kernel", self.real_servers);
         p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
         process(p);

@@ -29,5 +29,6 @@ pub mod show;
 mod signals;
 mod source;
 pub mod table;
+mod triggers;
 mod worker;
 pub mod yaml;

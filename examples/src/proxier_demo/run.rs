@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -34,6 +34,7 @@ fn fail(problems: &[Problem]) -> ExitCode {
 /// Serves until SIGTERM or SIGINT, and leaves the data path as it is then. 0 after a signal, 1 when it could not start,
 /// or when the configuration file has changed and a supervisor should start it anew.
 pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>) -> ExitCode {
+    let started = SystemTime::now();
     for warning in &configured.warnings {
         tracing::warn!("{warning}");
     }
@@ -108,7 +109,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         health.set_api(cluster.counters().clone());
     }
     host::watch(messages.clone());
-    let outcomes = match Worker::start(engine, inbox, health.clone(), recorder.clone()) {
+    let outcomes = match Worker::start(engine, started, inbox, health.clone(), recorder.clone()) {
         Ok(outcomes) => outcomes,
         Err(problem) => return fail(&[problem]),
     };

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use proxier_core::observed::ObservedServer;
 use proxier_core::report::Report;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
@@ -20,6 +19,7 @@ use super::metrics::Metrics;
 use super::problem::Problem;
 use super::progress::Progress;
 use super::service_health::{HealthCheck, Listening};
+use super::triggers::Triggers;
 
 /// What the kernel's thread is told besides changes of the input.
 pub(super) enum Control {
@@ -49,6 +49,7 @@ pub(super) struct Worker {
     recorder: Recorder,
     limiter: Limiter,
     passed: mpsc::UnboundedSender<Passed>,
+    triggers: Triggers,
     /// Where the servers of Services were last told to listen.
     listening: Option<Listening>,
     /// Until the first pass is over.
@@ -59,9 +60,11 @@ pub(super) struct Worker {
 const MANY: u64 = 1000;
 
 impl Worker {
-    /// Starts the thread. It ends when nobody sends messages any more; after each pass it tells what came of it.
+    /// Starts the thread. It ends when nobody sends messages any more; after each pass it tells what came of it. `started`:
+    /// when this process did.
     pub(super) fn start(
         mut engine: Engine<impl Kernel>,
+        started: SystemTime,
         inbox: mpsc::Receiver<Message>,
         health: Arc<Health>,
         recorder: Recorder,
@@ -76,6 +79,7 @@ impl Worker {
                 recorder,
                 limiter: Limiter::default(),
                 passed,
+                triggers: Triggers::new(started),
                 listening: None,
                 progress: Some(Progress::start()),
             };
@@ -163,7 +167,18 @@ impl Worker {
                         });
                     }
                 }
-                engine.take(change, at);
+                let trigger = match &change {
+                    Change::UpsertSlice(object) => self.triggers.of(object),
+                    Change::DeleteSlice(key) => {
+                        self.triggers.gone(key);
+                        None
+                    }
+                    _ => None,
+                };
+                let counts = engine.take(change, at);
+                if let Some(trigger) = trigger.filter(|_| counts) {
+                    self.triggers.changed(trigger);
+                }
             }
         }
     }
@@ -192,12 +207,14 @@ impl Worker {
             self.health.updated(SystemTime::now());
         }
         // A node that keeps more than is wanted serves: load balancers must not leave it.
+        let programmed = self.triggers.passed(report.full, report.has_failed(), SystemTime::now());
         let totals = engine.proxier().totals();
         let rejected = engine.proxier().rejections().count();
         self.health.metrics(|metrics: &mut Metrics| {
             metrics.sync_duration.observe(took);
             if report.full { &mut metrics.sync_full_duration } else { &mut metrics.sync_partial_duration }
                 .observe(took);
+            programmed.into_iter().for_each(|duration| metrics.network_programming.observe(duration));
             // The pass has taken them up; what it could not carry out is not counted twice.
             (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);
             metrics.service_changes = totals.service_changes;
@@ -210,10 +227,11 @@ impl Worker {
             metrics.draining = u64::try_from(engine.proxier().drains().len()).unwrap_or(u64::MAX);
             // Not with each change: counting walks everything.
             if report.full {
-                metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
+                if report.unread.is_empty() {
+                    metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
+                }
                 metrics.no_local_endpoints = no_local_endpoints(engine);
-                metrics.virtual_servers = count(engine, |_server| 1);
-                metrics.real_servers = count(engine, |server| server.real_servers.len());
+                count_servers(engine, report, metrics);
             }
         });
         self.tell_health_checks(engine, report);
@@ -296,9 +314,15 @@ fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [u64; 2] {
     counts
 }
 
-fn count(engine: &Engine<impl Kernel>, of: impl Fn(&ObservedServer) -> usize) -> u64 {
-    let servers = engine.proxier().observed().map(|observed| observed.virtual_servers.values().map(of).sum::<usize>());
-    u64::try_from(servers.unwrap_or(0)).unwrap_or(u64::MAX)
+/// Counts what the kernel holds, of ours and of others. What could not be read keeps the numbers it had.
+fn count_servers(engine: &Engine<impl Kernel>, report: &Report, metrics: &mut Metrics) {
+    let Some(observed) = engine.proxier().observed() else { return };
+    let foreign = &report.foreign.virtual_servers;
+    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let ours = || observed.virtual_servers.iter().filter(|(key, _)| foreign.binary_search(key).is_err());
+    metrics.virtual_servers = number(ours().count());
+    metrics.real_servers = number(ours().map(|(_, server)| server.real_servers.len()).sum());
+    metrics.foreign_virtual_servers = number(foreign.len());
 }
 
 #[cfg(test)]

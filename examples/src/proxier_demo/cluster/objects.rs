@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::super::change::{Change, NodeState};
-use super::super::yaml;
+use super::super::{triggers, yaml};
 
 /// A kind of object that is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl Resource {
             }
             Resource::EndpointSlices => {
                 let mut object: Box<EndpointSliceObject> = yaml::read_json(text)?;
-                object.metadata.annotations.clear();
+                object.metadata.annotations.retain(|name, _| name == triggers::ANNOTATION);
                 Change::UpsertSlice(object)
             }
             Resource::Node(_) => {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use k8s_openapi::jiff::Timestamp;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::{PortErrorKind, Ports};
@@ -38,7 +39,8 @@ impl Play {
         let health = Health::new(sync_period, options.config.families);
         let engine = Engine::new("n1", options, kernel.clone());
         let (messages, inbox) = mpsc::channel(1024);
-        let passed = Worker::start(engine, inbox, health.clone(), Recorder::default()).unwrap();
+        let started = SystemTime::now() - Duration::from_secs(100);
+        let passed = Worker::start(engine, started, inbox, health.clone(), Recorder::default()).unwrap();
         Play { kernel, health, messages, passed, sync_period }
     }
 
@@ -138,6 +140,68 @@ fn waiting_for_lists_is_healthy() {
         assert!(play.is_healthy());
         play.metric(|metrics| metrics.sync_full_duration.count()) > 0
     });
+}
+
+#[test]
+fn gauges_keep_what_was_read_last() {
+    let kernel = FakeKernel::new();
+    let play = Play::on(kernel.clone(), Duration::from_millis(50), |_| {});
+    play.service("web", "10.96.0.10");
+    play.service("dns", "10.96.0.11");
+    play.slice("web", "10.244.0.1", &json!({}));
+    play.send(Change::Synced);
+    let gauges = |metrics: &Metrics| [metrics.virtual_servers, metrics.real_servers, metrics.foreign_virtual_servers];
+    play.until("all is there", |play| play.metric(gauges) == [2, 1, 0]);
+    // Somebody else's, with two real servers.
+    let foreign = "-A -t 198.51.100.9:443 -s rr\n-a -t 198.51.100.9:443 -r 10.0.0.1:443 -m -w 1\n\
+                   -a -t 198.51.100.9:443 -r 10.0.0.2:443 -m -w 1\n";
+    kernel.ipvs().load(foreign).unwrap();
+    play.until("another's is seen", |play| play.metric(gauges) == [2, 1, 1]);
+    let failures = |play: &Play| play.metric(|metrics| metrics.sync_failures);
+    kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy).every());
+    play.until("passes that cannot read", |play| {
+        assert_eq!(play.metric(gauges), [2, 1, 1]);
+        failures(play) > 3
+    });
+    kernel.clear_faults();
+}
+
+/// The times are those that slices carry, observed once each, when the kernel has what they caused.
+#[test]
+fn the_time_from_the_cause_is_measured() {
+    let play = Play::start(Duration::from_millis(100), |_| {});
+    let caused = |ago: u64| {
+        let time = Timestamp::try_from(SystemTime::now() - Duration::from_secs(ago)).unwrap();
+        json!({ "endpoints.kubernetes.io/last-change-trigger-time": time.to_string() })
+    };
+    let count = |play: &Play| play.metric(|metrics| metrics.network_programming.count());
+    play.service("web", "10.96.0.10");
+    // From before the start, which was a hundred seconds ago here.
+    play.slice("web", "10.244.0.1", &caused(200));
+    play.send(Change::Synced);
+    play.until("the first pass", |play| play.metric(|metrics| metrics.sync_full_duration.count()) > 0);
+    assert_eq!(count(&play), 0);
+    let kernel = &play.kernel;
+    // What a pass cannot program waits; by the time it is there it has taken as long as it has.
+    kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy).every());
+    let failures = play.metric(|metrics| metrics.sync_failures);
+    play.until("passes that fail", |play| play.metric(|metrics| metrics.sync_failures) > failures + 1);
+    play.slice("web", "10.244.0.2", &caused(50));
+    let failures = play.metric(|metrics| metrics.sync_failures);
+    play.until("passes that fail with it", |play| play.metric(|metrics| metrics.sync_failures) > failures + 1);
+    assert_eq!(count(&play), 0);
+    kernel.clear_faults();
+    play.until("it is programmed", |play| count(play) == 1);
+    // The same once more, and a Service: nothing of the endpoints' has changed.
+    play.slice("web", "10.244.0.2", &caused(40));
+    play.service("other", "10.96.0.12");
+    let full = play.metric(|metrics| metrics.sync_full_duration.count());
+    play.until("full passes", |play| play.metric(|metrics| metrics.sync_full_duration.count()) > full + 1);
+    assert_eq!(count(&play), 1);
+    let page = play.metric(Metrics::render);
+    let sum = page.lines().find_map(|line| line.strip_prefix("kubeproxy_network_programming_duration_seconds_sum "));
+    let sum: f64 = sum.unwrap().parse().unwrap();
+    assert!((50.0..110.0).contains(&sum), "{sum}");
 }
 
 /// The servers of Services hear of other addresses at once.
