@@ -28,7 +28,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report
         .note(format!("{services} Services with {endpoints} endpoints each; every pass is checked to write nothing."));
     report.note(
-        "The C program asks for the same dumps once: virtual servers, real servers of each, the 34 sets, devices, addresses. \
+        "The C program asks for the same dumps once: virtual servers, real servers of each, the sets, devices, addresses. \
          What it does not do: read them, compare, compile. IPVS of the crates is a snapshot(), which lists the virtual servers twice; a \
          pass in which nothing is to be done does so once.",
     );

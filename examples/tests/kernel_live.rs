@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use live::{Service, Witness, World};
 use program::{Running, command, demo, ipvsadm, set_up, text, tool, touched};
 use serde_json::{Value, json};
-use testkit::apiserver::{Fault, Verb};
-use testkit::{PROXY, kernel_test};
+use testkit::apiserver::{ApiServer, Fault, Verb};
+use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
 
 /// Services of several kinds.
 fn services() -> Vec<Service> {
@@ -181,6 +181,68 @@ fn services_of_all_kinds_are_served_and_followed() {
         let metrics = curl("10249/metrics");
         assert!(metrics.contains("\nkubeproxy_virtual_servers "), "{metrics}");
         assert_eq!(curl("10249/proxyMode"), "ipvs");
+        play.end();
+    });
+}
+
+/// A Service names the address of the API server, which is another machine, or of the gateway: bound here, it would be this node
+/// itself, and nothing would come from the API server any more, not even that the Service is deleted.
+#[test]
+fn a_service_cannot_cut_the_node_off_from_its_api_server() {
+    kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
+        set_up();
+        let (node, there) = (Netns::current().unwrap(), Netns::new().unwrap());
+        veth_pair((&node, "up0"), (&there, "up0")).unwrap();
+        tool("ip addr add 198.51.100.1/24 dev up0");
+        there.run_in(|| tool("ip addr add 198.51.100.7/24 dev up0")).unwrap();
+        tool("ip route add default via 198.51.100.254");
+        let server = there.run_in(|| ApiServer::start_on("198.51.100.7:6443".parse().unwrap())).unwrap();
+        let world = World::on(server, vec![Service::new("web", "10.96.0.10", &["10.244.1.5"])]);
+        let running = Running::start(&["--kubeconfig", &world.kubeconfig()]);
+        let mut play = Play { world, running, witness: Witness::start() };
+        play.settles("the first picture");
+
+        let thief = |name: &str, address: &str, external: &str| Service {
+            external: vec![external.to_owned()],
+            ..Service::new(name, address, &["10.244.1.6"])
+        };
+        let thieves = [thief("api", "10.96.0.66", "198.51.100.7"), thief("gateway", "10.96.0.67", "198.51.100.254")];
+        for thief in &thieves {
+            play.world.server.put(&thief.object());
+            play.world.server.put(&thief.slice());
+            // The rest of it is served.
+            play.world.services.push(Service { external: Vec::new(), ..thief.clone() });
+        }
+        play.settles("all but the addresses that the node lives by");
+        let bound = tool("ip -br addr show kube-ipvs0");
+        assert!(bound.contains("10.96.0.66/32") && !bound.contains("198.51.100."), "{bound}");
+        play.running.signal("HUP");
+        for (thief, whose) in thieves.iter().zip(["the API server", "the gateway of this node's default route"]) {
+            let line =
+                format!("TCP {}:80 of demo/{} is not served: {whose} has that address", thief.external[0], thief.name);
+            play.running.until(&line, || play.running.log().contains(&line));
+        }
+        let note = || play.world.server.events().iter().any(|event| event.to_string().contains("has that address"));
+        play.running.until("an Event", note);
+        let asked = |words: &[&str]| {
+            let kubeconfig = play.world.kubeconfig();
+            text(&demo(&[words, &["--kubeconfig", &kubeconfig]].concat()).stdout)
+        };
+        let probed = asked(&["probe"]);
+        assert!(probed.contains("\n  198.51.100.7: the API server\n"), "{probed}");
+        assert!(probed.contains("\n  198.51.100.254: the gateway of this node's default route\n"), "{probed}");
+        let probed: Value = serde_json::from_str(&asked(&["probe", "-o", "json"])).unwrap();
+        let reserved = probed["reserved"].as_array().unwrap();
+        assert!(reserved.iter().any(|one| one["address"] == "198.51.100.7" && one["for"] == "the API server"));
+
+        // The API server still reaches the node: changes arrive, and so does the deletion.
+        play.endpoint(0, "10.244.2.60");
+        play.settles("an endpoint more");
+        play.change(|services| services.truncate(1));
+        for thief in &thieves {
+            play.world.server.delete("services", "demo", &thief.name);
+        }
+        play.settles("deleted");
         play.end();
     });
 }

@@ -15,7 +15,7 @@ use crate::observed::Observed;
 use crate::plan::{Plan, RulesChange};
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Sets};
 use crate::report::{self, Applied};
-use crate::sets::SetKey;
+use crate::sets::{SetKey, SetKind};
 use crate::state::Desired;
 use crate::step::{Action, Names, Part, Step};
 
@@ -62,10 +62,17 @@ pub fn apply(
         let outcome = ports.ipvs.set_timeouts(timeouts);
         run.applied.note(|| Step::timeouts(timeouts), outcome);
     }
+    let mut filled = BTreeSet::new();
     for set in &plan.create_sets {
-        run.create_set(*set, ports.sets);
+        match plan.add_entries.get(set).filter(|_| set.kind == SetKind::NodePortServed) {
+            Some(elements) => {
+                filled.insert(*set);
+                run.create_filled(*set, elements, ports.sets);
+            }
+            None => run.create_set(*set, ports.sets),
+        }
     }
-    for (set, elements) in &plan.add_entries {
+    for (set, elements) in plan.add_entries.iter().filter(|(set, _)| !filled.contains(set)) {
         run.add_entries(*set, elements, ports.sets);
     }
     let unserved = run.operations(&plan.serve_first, ports.ipvs).unserved;
@@ -78,7 +85,7 @@ pub fn apply(
     let left = run.operations(&plan.retire, ports.ipvs).left;
     let mut needs = Needs::default();
     left.iter().for_each(|key| needs.add(key, run.observed));
-    for (set, elements) in &plan.delete_entries {
+    for (set, elements) in plan.delete_entries.iter().rev() {
         run.delete_entries(*set, elements, &needs, ports.sets);
     }
     run.relax(&plan.relax, &left, ports);
@@ -127,7 +134,9 @@ impl Run<'_, '_> {
     fn restore(&mut self, rules: &[RulesChange], ports: &mut Ports<'_>) -> BTreeSet<Family> {
         let mut possible = Vec::with_capacity(rules.len());
         for change in rules {
-            match self.missing.iter().find(|set| set.family == change.family) {
+            // No rule refers to the set that is only this proxy's.
+            let referred = |set: &&SetKey| set.family == change.family && set.kind.is_of_kube_proxy();
+            match self.missing.iter().find(referred) {
                 Some(set) => self.applied.fail(Step::rules(change), report::not_without_set(*set)),
                 None => possible.push(change),
             }
@@ -177,6 +186,20 @@ impl Run<'_, '_> {
         let outcome = sets.create(set, self.desired.entries(set).count());
         if self.applied.note(|| Step::create_set(set), outcome) {
             self.observed.sets.entry(set).or_default();
+        } else {
+            self.missing.insert(set);
+        }
+    }
+
+    /// Creates a set with its entries as one step: there is no moment in which it exists and lacks some of them, from which
+    /// would follow that they are somebody else's ([`Observed::owns`]).
+    fn create_filled(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
+        let all: BTreeSet<&Element> = elements.iter().chain(self.desired.entries(set)).collect();
+        let refs: Vec<&Element> = all.iter().copied().collect();
+        let outcome = sets.replace(set, &refs);
+        if self.applied.note(|| Step::create_set(set), outcome) {
+            self.applied.count(Part::Entry, Action::Add, all.len());
+            self.observed.sets.insert(set, all.into_iter().cloned().collect());
         } else {
             self.missing.insert(set);
         }

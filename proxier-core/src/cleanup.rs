@@ -57,11 +57,12 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     }
     for set in config.families.iter().flat_map(SetKey::all) {
         match ports.sets.entries(set) {
-            Ok(None) => {}
-            Ok(Some(_)) => {
-                let outcome = ports.sets.destroy(set);
-                cleaned.applied.note(|| Step::destroy_set(set), outcome);
-            }
+            Ok(None) => match ports.sets.has_unfinished(set) {
+                Ok(false) => {}
+                Ok(true) => destroy(set, ports, &mut cleaned),
+                Err(error) => cleaned.miss(format_args!("set {set}"), error),
+            },
+            Ok(Some(_)) => destroy(set, ports, &mut cleaned),
             Err(error) => cleaned.miss(format_args!("set {set}"), error),
         }
     }
@@ -74,6 +75,11 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
         Err(error) => cleaned.miss("addresses", error),
     }
     cleaned
+}
+
+fn destroy(set: SetKey, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    let outcome = ports.sets.destroy(set);
+    cleaned.applied.note(|| Step::destroy_set(set), outcome);
 }
 
 impl Cleaned {

@@ -95,6 +95,7 @@ pub fn diff(desired: &Desired, observed: &Observed, config: &Config) -> Changes 
     for key in observed.virtual_servers.keys() {
         if desired.frontend(key).is_none() {
             diff.unwanted(*key);
+            diff.left_behind(key);
         }
     }
     diff.changes
@@ -182,6 +183,17 @@ impl Diff<'_> {
         let there = self.observed.virtual_servers.get(&key);
         let change = there.map_or_else(|| Some(add()), |there| update(frontend, there));
         self.changes.virtual_servers.extend(change.map(|change| (key, change)));
+    }
+
+    /// Notes that it is ours, for as long as it is there: from now on its port may be in the set with other addresses.
+    fn left_behind(&mut self, key: &VirtualServerKey) {
+        if self.changes.virtual_servers.contains_key(key)
+            && self.observed.is_left_behind(key)
+            && let Some(entry) = Observed::served_entry(key)
+        {
+            self.changes.add_entries.insert(entry.clone());
+            self.changes.delete_entries.insert(entry);
+        }
     }
 
     fn unwanted(&mut self, key: VirtualServerKey) {

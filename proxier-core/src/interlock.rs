@@ -1,5 +1,5 @@
-//! What is not done although the input says so: losing much at once, and taking an address and port that the node
-//! itself cannot do without.
+//! What is not done although the input says so: losing much at once, and taking an address, or an address and
+//! port, that the node itself cannot do without.
 
 mod lost;
 mod mass;
@@ -8,4 +8,4 @@ mod reserved;
 
 pub use mass::{Guard, MassRemoval, Stopped};
 pub(crate) use needs::Needs;
-pub use reserved::{Place, Refusal, Reserved, User};
+pub use reserved::{Extent, Neighbour, Place, Refusal, Reserved, User};

@@ -14,7 +14,7 @@
 //!
 //! [`Store`] keeps the checked Services and EndpointSlices of a cluster as seen from one node; [`compile`](mod@compile)
 //! turns one Service into Frontends; [`Desired`] keeps what all Services together come to: virtual servers with their
-//! real servers, addresses on the dummy device, entries of the seventeen ipset sets of each family, health checks;
+//! real servers, addresses on the dummy device, entries of the eighteen ipset sets of each family, health checks;
 //! [`rules`] makes the iptables rules. [`diff`](mod@diff) compares with what the kernel holds, [`plan`](mod@plan) orders
 //! the difference make before break, [`apply`](mod@apply) carries it out with an outcome for every operation.
 //!
@@ -65,7 +65,7 @@
 //! // What a kernel with nothing in it lacks.
 //! let changes = diff(&desired, &Observed::new(), facts.config());
 //! assert!(changes.virtual_servers.contains_key(&web));
-//! assert_eq!(changes.create_sets.len(), 34);
+//! assert_eq!(changes.create_sets.len(), 36);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -121,8 +121,8 @@
 //!   address that is bound before its virtual server exists would for a moment lead to whatever listens on this host.
 //! * An endpoint that goes drains (weight 0) for at most 15 minutes; one that comes back meanwhile gets its weight back in
 //!   place, and keeps its connections.
-//! * A virtual server whose address is not on the dummy device and whose entries are in none of our sets is somebody
-//!   else's: reported, never touched.
+//! * A virtual server whose address is not on the dummy device and whose address, protocol and port are in none of our
+//!   sets is somebody else's: reported, never touched.
 //! * When the input becomes suddenly empty, what it would delete is kept for a while: see [`interlock`].
 //! * Loopback, multicast and other impossible addresses are refused as addresses of Services and endpoints.
 //! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by

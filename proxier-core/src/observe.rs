@@ -64,6 +64,7 @@ fn read_parts(
     let mut unread = Vec::new();
     let mut observed = Observed::new();
     observed.addresses = device_addresses(host).collect();
+    observed.host_addresses = other_addresses(host).collect();
     for set in config.families.iter().flat_map(SetKey::all) {
         match sets.entries(set) {
             Ok(Some(entries)) => {
@@ -127,6 +128,12 @@ pub fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
 /// The addresses of the dummy device.
 pub fn device_addresses(host: &HostAddresses) -> impl Iterator<Item = IpAddr> {
     host.interfaces.get(Config::DUMMY_DEVICE).into_iter().flatten().map(IpAddr::to_canonical)
+}
+
+/// The addresses of the other interfaces.
+pub fn other_addresses(host: &HostAddresses) -> impl Iterator<Item = IpAddr> {
+    let others = host.interfaces.iter().filter(|(interface, _)| *interface != Config::DUMMY_DEVICE);
+    others.flat_map(|(_, addresses)| addresses).map(IpAddr::to_canonical)
 }
 
 /// Whether the dummy device exists.

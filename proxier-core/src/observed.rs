@@ -41,6 +41,8 @@ pub struct Observed {
     pub virtual_servers: BTreeMap<VirtualServerKey, ObservedServer>,
     /// Addresses of the dummy device.
     pub addresses: BTreeSet<IpAddr>,
+    /// Addresses of this host's other interfaces.
+    pub host_addresses: BTreeSet<IpAddr>,
     /// The sets that exist, with their entries.
     pub sets: BTreeMap<SetKey, BTreeSet<Element>>,
     /// Virtual servers that are ours, whatever addresses and sets say now: this process wanted them, or has found them with
@@ -48,27 +50,30 @@ pub struct Observed {
     pub ours: BTreeSet<VirtualServerKey>,
 }
 
-/// The entries that tell that a virtual server is ours, whichever of them there are.
-pub(crate) fn marks(key: &VirtualServerKey) -> impl Iterator<Item = (SetKey, Element)> + use<> {
+/// The entries that tell that a virtual server is ours, whichever of them there are: each has its address, protocol and port.
+fn marks(key: &VirtualServerKey) -> impl Iterator<Item = (SetKey, Element)> + use<> {
     let kinds = [
         SetKind::ClusterIp,
         SetKind::ExternalIp,
         SetKind::ExternalIpLocal,
         SetKind::LoadBalancer,
+        SetKind::NodePortServed,
         SetKind::NodePortSctp,
     ];
-    let at = place(key);
-    let node_port = match *key {
-        VirtualServerKey::Address { protocol: Protocol::Tcp, addr, port } => Some((SetKind::NodePortTcp, addr, port)),
-        VirtualServerKey::Address { protocol: Protocol::Udp, addr, port } => Some((SetKind::NodePortUdp, addr, port)),
-        _ => None,
-    };
-    let node_port =
-        node_port.map(|(kind, addr, port)| (SetKey::new(Family::of(addr), kind), Element::Port(port.into())));
-    let places = at.into_iter().flat_map(move |(addr, ports)| {
+    place(key).into_iter().flat_map(move |(addr, ports)| {
         kinds.map(|kind| (SetKey::new(Family::of(addr), kind), Element::IpPort(IpSpan::host(addr), ports)))
-    });
-    node_port.into_iter().chain(places)
+    })
+}
+
+/// The entry of a node port in its bitmap, which has no address.
+fn node_port(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
+    let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
+    let kind = match protocol {
+        Protocol::Tcp => SetKind::NodePortTcp,
+        Protocol::Udp => SetKind::NodePortUdp,
+        _ => return None,
+    };
+    Some((SetKey::new(Family::of(addr), kind), Element::Port(port.into())))
 }
 
 /// Address, and protocol with port, as entries have them.
@@ -98,15 +103,37 @@ impl Observed {
     }
 
     /// Whether a virtual server was made by this proxy, or one with the same sets: its address is on the dummy device,
-    /// or it is in a set of addresses with ports, or its port is a node port; or it is in [`ours`](Observed::ours).
-    /// Firewall marks never are.
+    /// or address, protocol and port are in a set; or it is in [`ours`](Observed::ours). Firewall marks never are.
     ///
     /// No file is needed to know this after a crash, as long as a virtual server goes before its entries and its
     /// address do.
+    ///
+    /// kube-proxy keeps node ports without addresses, and so did this crate before it had
+    /// [`SetKind::NodePortServed`]. What they left is told from what is somebody else's by this: a node port that is in
+    /// their set, and in ours with no address at all, is theirs at the addresses that this host has now. At an address
+    /// that it has lost, and at any other, the virtual server is somebody else's: it is reported, and an administrator
+    /// may delete it.
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
         let VirtualServerKey::Address { addr, .. } = *key else { return false };
         let marked = || marks(key).any(|(set, element)| self.has_entry(set, &element));
-        self.addresses.contains(&addr) || self.ours.contains(key) || marked()
+        self.addresses.contains(&addr) || self.ours.contains(key) || marked() || self.is_left_behind(key)
+    }
+
+    /// Whether a virtual server is a node port's that was made without a note of its address.
+    pub(crate) fn is_left_behind(&self, key: &VirtualServerKey) -> bool {
+        let (Some((bitmap, port)), Some((addr, ports))) = (node_port(key), place(key)) else { return false };
+        if !self.host_addresses.contains(&addr) || !self.has_entry(bitmap, &port) {
+            return false;
+        }
+        let served = self.sets.get(&SetKey::new(Family::of(addr), SetKind::NodePortServed));
+        !served.into_iter().flatten().any(|element| matches!(element, Element::IpPort(_, of) if *of == ports))
+    }
+
+    /// The note that a virtual server is a node port's: its address, protocol and port.
+    pub(crate) fn served_entry(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
+        let (addr, ports) = place(key)?;
+        let set = SetKey::new(Family::of(addr), SetKind::NodePortServed);
+        Some((set, Element::IpPort(IpSpan::host(addr), ports)))
     }
 
     /// The entry that sends traffic to this load balancer through source ranges, if it is there.
@@ -130,6 +157,7 @@ impl Observed {
     pub fn compact(&mut self) {
         pack(&mut self.virtual_servers);
         pack(&mut self.addresses);
+        pack(&mut self.host_addresses);
         self.sets.values_mut().for_each(pack);
     }
 

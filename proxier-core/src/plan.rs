@@ -62,7 +62,7 @@ pub struct Plan {
     pub bind: Vec<IpAddr>,
     /// Real servers to drain or to delete, and virtual servers to delete.
     pub retire: Vec<Operation>,
-    /// Entries to delete.
+    /// Entries to delete, the last set first.
     pub delete_entries: BTreeMap<SetKey, Vec<Element>>,
     /// Rules to restore that only fall away, such as the jump to a firewall whose last load balancer went: not before what
     /// they guard is gone.

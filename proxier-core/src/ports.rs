@@ -170,11 +170,19 @@ pub trait Sets {
     fn delete(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures;
 
     /// Brings a set to exactly these entries, as one step for packets, with more room when it needs that: rules that
-    /// refer to it stay valid, and no wanted entry that is there is missing for a moment.
+    /// refer to it stay valid, and no wanted entry that is there is missing for a moment. A set that does not exist comes to
+    /// be with all of them at once.
     ///
     /// # Errors
     /// As [`Sets::create`]; no wanted entry that was there is missing after an error.
     fn replace(&mut self, set: SetKey, elements: &[&Element]) -> Result<(), PortError>;
+
+    /// Whether a process that was killed while it made or replaced this set has left one beside it, which
+    /// [`Sets::destroy`] removes with it. The set itself may be missing.
+    ///
+    /// # Errors
+    /// When the sets could not be listed.
+    fn has_unfinished(&mut self, set: SetKey) -> Result<bool, PortError>;
 
     /// Destroys a set; done if it does not exist.
     ///
@@ -224,7 +232,7 @@ pub trait Rules {
     }
 }
 
-/// The dummy device and the addresses of this host.
+/// The dummy device, and the addresses and gateways of this host.
 pub trait Links {
     /// Creates the dummy device; done if it exists. It stays down: its addresses count all the same.
     ///
@@ -243,6 +251,12 @@ pub trait Links {
     /// # Errors
     /// When they could not be read as a whole.
     fn addresses(&mut self) -> Result<HostAddresses, PortError>;
+
+    /// The gateways of the default routes of both families: of those for an eighth of all addresses or more.
+    ///
+    /// # Errors
+    /// When the routes could not be read as a whole.
+    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError>;
 
     /// Adds addresses to the device, as `/32` or `/128`; one that is there counts as added.
     fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures;

@@ -1,7 +1,7 @@
 //! The reconciler: objects in, a kernel that serves them out.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use ipvs::model::{Family, TimeoutsUpdate, Weight};
@@ -9,20 +9,20 @@ use ipvs::{Operation, VirtualServerKey};
 
 use crate::apply::apply;
 use crate::backoff::Backoff;
-use crate::compile::Facts;
+use crate::compile::{Facts, is_reachable};
 use crate::config::Config;
 use crate::diff::{diff, diff_touched, foreign};
 use crate::drain::{self, Drains};
-use crate::interlock::{Guard, MassRemoval};
+use crate::interlock::{Guard, MassRemoval, Neighbour, User};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::observe;
 use crate::observed::Observed;
 use crate::plan::{Plan, RulesChange, plan};
-use crate::ports::{PortError, PortErrorKind, Ports, Rules};
+use crate::ports::{Links, PortError, PortErrorKind, Ports, Rules};
 use crate::report::{Foreign, Refused, Report, Unread};
 use crate::rules;
 use crate::schedule::{Limits, Moment, Pass, Schedule};
-use crate::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
+use crate::snapshot::{EndpointSlice, HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
 use crate::state::{Desired, Touched};
 use crate::step::{Action, Names, Part, Step, family_name};
 use crate::sysctls::HostSettings;
@@ -30,7 +30,7 @@ use crate::totals::Totals;
 use crate::udp;
 
 /// How a [`Proxier`] works.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
     /// What Services mean.
@@ -45,10 +45,30 @@ pub struct Options {
     pub limits: Limits,
     /// When deletions are held back.
     pub mass_removal: MassRemoval,
+    /// How long node ports are still served on an address that this host has lost. Default 10 s: a DHCP client, a network
+    /// manager that starts anew or an administrator takes an address away and gives it back, and connections outlast
+    /// that. With 0 they end at once.
+    pub address_grace: Duration,
     /// What iptables and the kernel can do; what the program iptables says of itself counts as well.
     pub capabilities: rules::Capabilities,
     /// Keeps the nodes of a cluster from trying again together: any number that differs from node to node.
     pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            config: Config::default(),
+            host: HostSettings::default(),
+            timeouts: TimeoutsUpdate::default(),
+            drain: drain::Policy::default(),
+            limits: Limits::default(),
+            mass_removal: MassRemoval::default(),
+            address_grace: Duration::from_secs(10),
+            capabilities: rules::Capabilities::default(),
+            seed: 0,
+        }
+    }
 }
 
 /// The reconciler of one node: keeps what is wanted, knows what the kernel holds, and brings the second to the first.
@@ -74,6 +94,8 @@ pub struct Proxier {
     /// Virtual servers that are known to be this proxy's and are not wanted any more, until they are gone: this process
     /// wanted them, or found them with what tells so. Somebody may take that away before they can be deleted.
     leaving: BTreeSet<VirtualServerKey>,
+    /// Virtual servers that are wanted and that no pass has made yet: there may be somebody else's in their places.
+    unmade: BTreeSet<VirtualServerKey>,
     /// Places whose UDP flows could not be forgotten yet.
     unforgotten: BTreeSet<SocketAddr>,
     /// The facts are not those of the last plan that was carried out.
@@ -83,8 +105,12 @@ pub struct Proxier {
     desired: Desired,
     /// What the kernel holds as far as is known; `None` before it was read.
     observed: Option<Observed>,
-    /// The addresses of the host may have changed.
+    /// The addresses or default routes of the host may have changed.
     host_stale: bool,
+    /// Addresses that the host has lost, each with when that is final.
+    absent: BTreeMap<IpAddr, Moment>,
+    /// The default routes were read.
+    knows_gateways: bool,
     /// The inputs of the rules that the kernel holds.
     rules: BTreeMap<Family, rules::Inputs>,
     /// Families whose rules could not be restored.
@@ -119,12 +145,15 @@ impl Proxier {
             pending: BTreeSet::new(),
             touched: Touched::default(),
             leaving: BTreeSet::new(),
+            unmade: BTreeSet::new(),
             unforgotten: BTreeSet::new(),
             new_facts: true,
             surprised: false,
             desired: Desired::new(),
             observed: None,
             host_stale: true,
+            absent: BTreeMap::new(),
+            knows_gateways: false,
             rules: BTreeMap::new(),
             rules_retry: BTreeMap::new(),
             unfinished: BTreeSet::new(),
@@ -263,7 +292,16 @@ impl Proxier {
         }
     }
 
-    /// An address or a device of this host changed: the next pass reads them again.
+    /// Whom this node has to reach, of a kind, in place of those before: no Service may take their addresses
+    /// ([`Reserved`](crate::interlock::Reserved)). Gateways and the endpoints of `default/kubernetes` are found without it.
+    pub fn set_neighbours(&mut self, user: User, neighbours: impl IntoIterator<Item = Neighbour>, now: Moment) {
+        if self.options.config.reserved.set_neighbours(user, neighbours) {
+            self.refresh_facts();
+            self.schedule.request(now);
+        }
+    }
+
+    /// An address, a default route or a device of this host changed: the next pass reads them again.
     pub fn host_changed(&mut self, now: Moment) {
         self.host_stale = true;
         self.schedule.request(now);
@@ -283,7 +321,8 @@ impl Proxier {
 
     /// Works out the facts again, and every Service if they differ.
     fn refresh_facts(&mut self) {
-        let facts = Facts::new(&self.options.config, &self.node, &self.host);
+        let absent = self.absent.keys().copied();
+        let facts = Facts::with_absent(&self.options.config, &self.node, &self.host, absent);
         if facts != self.facts {
             self.facts = facts;
             self.new_facts = true;
@@ -294,8 +333,13 @@ impl Proxier {
     /// When [`Proxier::pass`] has something to do: now, when it has passed. `None` before [`Proxier::start`].
     pub fn next_wake(&self) -> Option<Moment> {
         let next = self.schedule.next().filter(|_| self.started)?;
-        let looks = [self.next_look(), self.next_rules_retry()].into_iter().flatten();
+        let looks = [self.next_look(), self.next_rules_retry(), self.next_loss()].into_iter().flatten();
         Some(looks.map(|look| look.max(self.schedule.earliest())).fold(next.at, Moment::min))
+    }
+
+    /// When an address that the host has lost is given up.
+    fn next_loss(&self) -> Option<Moment> {
+        self.absent.values().min().copied()
     }
 
     /// When to try again to restore rules.
@@ -319,7 +363,7 @@ impl Proxier {
         }
         let now = clock();
         let is_due = |at: Option<Moment>| at.is_some_and(|at| at <= now);
-        if is_due(self.next_look()) || is_due(self.next_rules_retry()) {
+        if is_due(self.next_look()) || is_due(self.next_rules_retry()) || is_due(self.next_loss()) {
             self.schedule.request(now);
         }
         let pass = self.schedule.start(now)?;
@@ -356,19 +400,15 @@ impl Proxier {
         let mut report = Report { full: pass == Pass::Full || self.observed.is_none(), ..Report::default() };
         if report.full || self.host_stale {
             match observe::read_host(ports.links) {
-                Ok(host) => report.full |= self.take_host(host),
+                Ok(host) => report.full |= self.take_host(host, now),
                 Err(error) => report.unread.push(error),
             }
+            report.unread.extend(self.read_gateways(ports.links));
         }
+        self.give_up_absent(now);
+        self.find_api_servers();
         let touched = self.refresh_desired(now);
         report.health_checks_touched = report.full || !touched.health_checks.is_empty();
-        for key in &touched.virtual_servers {
-            if self.desired.frontend(key).is_some() {
-                self.leaving.remove(key);
-            } else {
-                self.leaving.insert(*key);
-            }
-        }
         // What is missing was judged; what else goes, goes because objects say so. Before anything was compared, nothing is
         // known to go.
         if self.guard.has_compared() {
@@ -407,8 +447,8 @@ impl Proxier {
     /// Works out anew what changed objects mean, and what is left when those that are missing are believed to be gone.
     fn refresh_desired(&mut self, now: Moment) -> Touched {
         let pending = std::mem::take(&mut self.pending);
-        let mut touched = self.desired.refresh(&self.store, &self.facts, &pending);
-        let mut services = Vec::new();
+        let mut touched = self.refresh_services(&pending);
+        let mut services = BTreeSet::new();
         for (kind, key) in self.guard.judge(&self.store, &self.desired, &self.facts, now) {
             services.extend(match kind {
                 ObjectKind::Service => self.store.delete_service(&key),
@@ -416,19 +456,93 @@ impl Proxier {
             });
         }
         if !services.is_empty() {
-            touched.extend(self.desired.refresh(&self.store, &self.facts, &services));
+            touched.extend(self.refresh_services(&services));
+        }
+        touched
+    }
+
+    /// Compiles Services again, and notes which virtual servers are wanted newly, or no more.
+    fn refresh_services(&mut self, services: &BTreeSet<ObjectKey>) -> Touched {
+        let compiled = services.iter().filter_map(|service| self.desired.compiled(service));
+        let before: BTreeSet<VirtualServerKey> =
+            compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key()).collect();
+        let touched = self.desired.refresh(&self.store, &self.facts, services);
+        for key in &touched.virtual_servers {
+            match (before.contains(key), self.desired.frontend(key).is_some()) {
+                (false, true) if !self.leaving.remove(key) => {
+                    self.unmade.insert(*key);
+                }
+                // What no pass has made may be somebody else's.
+                (true, false) if !self.unmade.remove(key) => {
+                    self.leaving.insert(*key);
+                }
+                _ => {}
+            }
         }
         touched
     }
 
     /// Says whether the dummy device is not as it is taken to be.
-    fn take_host(&mut self, host: HostAddresses) -> bool {
+    fn take_host(&mut self, host: HostAddresses, now: Moment) -> bool {
         self.host_stale = false;
-        self.host = host;
+        let before = std::mem::replace(&mut self.host, host);
+        let there: BTreeSet<IpAddr> = observe::other_addresses(&self.host).collect();
+        self.absent.retain(|address, _| !there.contains(address));
+        let until = now.saturating_add(self.options.address_grace);
+        for lost in observe::other_addresses(&before).filter(|address| !there.contains(address)) {
+            if until > now && is_reachable(lost) {
+                self.absent.entry(lost).or_insert(until);
+            }
+        }
         self.refresh_facts();
         let Some(observed) = &self.observed else { return true };
         let there: BTreeSet<_> = observe::device_addresses(&self.host).collect();
         !observe::has_device(&self.host) || there != observed.addresses
+    }
+
+    /// Addresses that were lost for long enough do not count any more.
+    fn give_up_absent(&mut self, now: Moment) {
+        let before = self.absent.len();
+        self.absent.retain(|_, until| *until > now);
+        if self.absent.len() != before {
+            self.refresh_facts();
+        }
+    }
+
+    /// Reads the gateways of the default routes. What cannot be read again is taken to be as it was; and a family that has
+    /// no default route at the moment keeps its gateway, to which the route will come back.
+    fn read_gateways(&mut self, links: &mut dyn Links) -> Option<Unread> {
+        match links.gateways() {
+            Ok(mut found) => {
+                self.knows_gateways = true;
+                let reserved = &mut self.options.config.reserved;
+                let known = reserved.neighbours().filter(|(user, _)| **user == User::Gateway);
+                let missing = |of: &IpAddr| found.iter().all(|new| new.is_ipv4() != of.is_ipv4());
+                let kept: Vec<IpAddr> = known.map(|(_, neighbour)| neighbour.address).filter(missing).collect();
+                found.extend(kept);
+                if reserved.set_neighbours(User::Gateway, found.into_iter().map(Neighbour::new)) {
+                    self.refresh_facts();
+                }
+                None
+            }
+            Err(_) if self.knows_gateways => None,
+            Err(error) => Some(Unread::new("default routes", error)),
+        }
+    }
+
+    /// Takes the endpoints of `default/kubernetes` for API servers. While it has none, those it had before.
+    fn find_api_servers(&mut self) {
+        let kubernetes = ObjectKey::new("default", "kubernetes");
+        let ports = |slice: &EndpointSlice| -> Vec<u16> { slice.ports.iter().map(|port| port.port).collect() };
+        let servers: Vec<Neighbour> = self
+            .store
+            .slices_of(&kubernetes)
+            .flat_map(|slice| slice.endpoints.iter().map(move |endpoint| (endpoint.address, ports(slice))))
+            .flat_map(|(address, ports)| ports.into_iter().map(move |port| Neighbour::tcp(address, port)))
+            .collect();
+        if !servers.is_empty() && self.options.config.reserved.set_neighbours(User::ApiServerEndpoint, servers) {
+            self.refresh_facts();
+        }
     }
 
     fn make_plan(&mut self, mut report: Report, now: Moment, ports: &mut Ports<'_>) -> Prepared {
@@ -669,6 +783,17 @@ impl Proxier {
         let Some(observed) = &mut self.observed else { return };
         let names = Names::new(&self.store, &self.desired);
         let applied = apply(plan, &self.desired, observed, &names, ports);
+        if !self.unmade.is_empty() {
+            // Nobody had the place when it was read, so what was tried there is ours, whatever was answered. What waits for
+            // its guard may not have been tried.
+            let waits = |key: &VirtualServerKey| {
+                plan.guarded.contains(key) || self.desired.frontend(key).is_some_and(|of| of.source_ranges.is_some())
+            };
+            let operations = plan.serve_first.iter().chain(&plan.serve);
+            let tried: BTreeSet<VirtualServerKey> =
+                operations.map(Operation::virtual_server).filter(|key| !waits(key)).collect();
+            self.unmade.retain(|key| !tried.contains(key) && !observed.virtual_servers.contains_key(key));
+        }
         self.touched = Touched::default();
         // What waits for its guard is served in the pass that puts that up.
         for key in plan.guarded.iter().filter(|key| !observed.virtual_servers.contains_key(key)) {
@@ -817,7 +942,7 @@ fn refused(desired: &Desired) -> Vec<Refused> {
     let reserved = desired.refusals().map(|(service, refusal)| Refused {
         service: service.to_string(),
         key: refusal.key,
-        reason: format!("{} answers there; not served unless allowed", refusal.user),
+        reason: refusal.reason(),
     });
     let claimed = desired.conflicts().map(|conflict| Refused {
         service: conflict.refused.to_string(),

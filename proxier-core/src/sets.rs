@@ -1,4 +1,5 @@
-//! The ipset sets that rules refer to: seventeen for each family, with kube-proxy's names.
+//! The ipset sets of each family: kube-proxy's seventeen that rules refer to, with its names, and one of our own that tells
+//! which node ports are ours.
 
 use std::fmt;
 
@@ -7,7 +8,7 @@ use ipvs::model::Family;
 
 macro_rules! sets {
     ($($(#[$doc:meta])* $kind:ident = $v4:literal, $v6:literal, $set_type:ident, $comment:literal;)*) => {
-        /// Which of the seventeen sets.
+        /// Which of the sets.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum SetKind {
             $($(#[$doc])* $kind,)*
@@ -15,7 +16,13 @@ macro_rules! sets {
 
         impl SetKind {
             /// All of them, in the order of this type.
-            pub const ALL: [SetKind; 17] = [$(SetKind::$kind),*];
+            pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
+
+            /// Whether kube-proxy has this set too. [`SetKind::NodePortServed`] is this proxy's alone: what compares with
+            /// kube-proxy leaves it out.
+            pub fn is_of_kube_proxy(self) -> bool {
+                self != SetKind::NodePortServed
+            }
 
             /// The set's type.
             pub fn set_type(self) -> SetType {
@@ -24,7 +31,7 @@ macro_rules! sets {
                 }
             }
 
-            /// What kube-proxy writes as comment to the rules that use it.
+            /// What kube-proxy writes as comment to the rules that use it; what it is for, when no rule does.
             pub fn comment(self) -> &'static str {
                 match self {
                     $(SetKind::$kind => $comment,)*
@@ -68,6 +75,11 @@ sets! {
     /// Those with the networks that may use them.
     LoadBalancerSourceCidr = "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-LOAD-BALANCER-SOURCE-CID", HashIpPortNet,
         "Kubernetes service load balancer ip + port + source cidr for packet filter purpose";
+    /// TCP and UDP node ports with each address on which they are served. No rule refers to it: it tells which virtual servers
+    /// are ours ([`Observed::owns`](crate::observed::Observed::owns)), which a port alone does not. Before the bitmaps in the
+    /// order of this type, so that a port is here before it is there.
+    NodePortServed = "KUBE-NODE-PORT-SERVED", "KUBE-6-NODE-PORT-SERVED", HashIpPort,
+        "node ports with the addresses on which this proxy serves them";
     /// TCP node ports.
     NodePortTcp = "KUBE-NODE-PORT-TCP", "KUBE-6-NODE-PORT-TCP", BitmapPort,
         "Kubernetes nodeport TCP port for masquerade purpose";
@@ -170,6 +182,7 @@ mod tests {
                 assert!(spec.to_string().starts_with(&format!("create {} ", SetKey::new(family, kind))));
             }
         }
-        assert_eq!(seen.len(), 34);
+        assert_eq!(seen.len(), 36);
+        assert_eq!(SetKind::ALL.into_iter().filter(|kind| kind.is_of_kube_proxy()).count(), 17);
     }
 }

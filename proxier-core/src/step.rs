@@ -1,6 +1,5 @@
 //! One operation of a plan, for people and for machines.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -295,8 +294,8 @@ impl<'a> Names<'a> {
 impl Plan {
     /// The operations, in the order in which they are carried out.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        let entries = |action, of: &'a BTreeMap<SetKey, Vec<Element>>| {
-            of.iter().flat_map(move |(set, elements)| elements.iter().map(move |of| Step::entry(action, *set, of)))
+        let entries = |action, (set, elements): (&'a SetKey, &'a Vec<Element>)| {
+            elements.iter().map(move |of| Step::entry(action, *set, of))
         };
         let addresses = |action, of: &'a [IpAddr]| of.iter().map(move |address| Step::address(action, *address));
         let operations = |of: &'a [Operation]| of.iter().map(move |operation| Step::operation(operation, names));
@@ -306,7 +305,7 @@ impl Plan {
             .chain(self.sysctls.iter().map(Step::sysctl))
             .chain(self.timeouts.iter().map(Step::timeouts))
             .chain(self.create_sets.iter().copied().map(Step::create_set))
-            .chain(entries(Action::Add, &self.add_entries))
+            .chain(self.add_entries.iter().flat_map(move |of| entries(Action::Add, of)))
             .chain(operations(&self.serve_first))
             .chain(addresses(Action::Add, &self.bind_first))
             .chain(operations(&self.retire_first))
@@ -314,7 +313,7 @@ impl Plan {
             .chain(operations(&self.serve))
             .chain(addresses(Action::Add, &self.bind))
             .chain(operations(&self.retire))
-            .chain(entries(Action::Delete, &self.delete_entries))
+            .chain(self.delete_entries.iter().rev().flat_map(move |of| entries(Action::Delete, of)))
             .chain(self.relax.iter().map(Step::rules))
             .chain(addresses(Action::Delete, &self.unbind))
     }

@@ -171,7 +171,7 @@ proptest! {
         }
         prop_assert!(strangers().iter().all(|key| observed.virtual_servers.contains_key(key)));
         prop_assert!(observed.addresses.iter().copied().eq(desired.addresses()));
-        prop_assert_eq!(observed.sets.len(), 34);
+        prop_assert_eq!(observed.sets.len(), 36);
         for (set, elements) in &observed.sets {
             prop_assert!(elements.iter().eq(desired.entries(*set)), "{set}");
         }

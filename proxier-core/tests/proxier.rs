@@ -498,7 +498,7 @@ fn what_depends_on_what_failed_is_not_tried_and_says_so() {
     world.proxier.start(world.now);
     world.kernel.fail(Fault::new(Call::SetsCreate, PortErrorKind::Unavailable).family(Family::V4).every());
     let report = world.pass();
-    assert_eq!(skipped(&report), (vec![Part::Entry, Part::Rules], 17), "{report:#?}");
+    assert_eq!(skipped(&report), (vec![Part::Entry, Part::Rules], 18), "{report:#?}");
 
     let mut world = World::new();
     world.service(web());
@@ -950,9 +950,7 @@ fn passes_that_work_do_not_hide_one_that_fails() {
 #[test]
 fn a_family_that_ipvs_lacks_is_no_illness_of_the_node() {
     let mut world = World::new();
-    let is_v6 = |operation: &Operation| {
-        matches!(operation, Operation::AddVirtualServer(server) if server.key.family() == Family::V6)
-    };
+    let is_v6 = |operation: &Operation| matches!(operation, Operation::AddVirtualServer(server) if server.key.family() == Family::V6);
     world.kernel.refuse(is_v6, PortErrorKind::Unavailable);
     world.service(json!({
         "metadata": {"namespace": "demo", "name": "web"},

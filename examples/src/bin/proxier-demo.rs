@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         Command::Run { once: false, .. } => runtime.block_on(run::run(&configured, invocation.config.as_deref())),
         Command::Plan(output) => runtime.block_on(once::plan(&warned(configured), *output)),
         Command::Show(output) => runtime.block_on(show::show(&warned(configured), *output)),
-        Command::Probe(output) => probe::probe(&warned(configured).settings, *output),
+        Command::Probe(output) => runtime.block_on(probe::probe(&warned(configured), *output)),
         Command::Cleanup => once::clean(&warned(configured)),
     };
     // The kernel's thread may be in the middle of something; nothing waits for it.

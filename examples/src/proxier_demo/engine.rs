@@ -1,12 +1,11 @@
 //! The reconciler on the running kernel, fed with changes.
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use proxier_core::config::{Config, Families};
-use proxier_core::interlock::{MassRemoval, Place, User};
+use proxier_core::config::Families;
+use proxier_core::interlock::{MassRemoval, Place, Reserved, User};
 use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 use proxier_core::plan::Plan;
 use proxier_core::ports::{PortErrorKind, Ports};
@@ -17,7 +16,7 @@ use proxier_core::sysctls::HostSettings;
 
 use super::change::Change;
 use super::cli::{Configured, Source};
-use super::cluster::Connection;
+use super::neighbours::{Found, Neighbours};
 use super::privileges;
 use super::probe;
 use super::problem::Problem;
@@ -59,7 +58,9 @@ impl Engine {
         if configured.allow_mass_removal {
             options.mass_removal.share = 1.0;
         }
-        reserve_api_server(&mut options, &configured.source, &mut kernel).await;
+        for (user, neighbours) in Neighbours::new(&configured.source).look().await {
+            options.config.reserved.set_neighbours(user, neighbours);
+        }
         let modules = modules.and_then(|looking| looking.join().ok());
         notes.extend(modules.and_then(|report| reduce(&mut options, &report)));
         Ok((Engine::new(&settings.node_name, options, kernel), notes))
@@ -131,10 +132,18 @@ impl<K: Kernel> Engine<K> {
         self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
     }
 
-    /// Addresses or devices of the host changed.
+    /// Addresses, default routes or devices of the host changed.
     pub fn host_changed(&mut self) {
         let now = self.now();
         self.proxier.host_changed(now);
+    }
+
+    /// Whom this node has to reach: no Service gets their addresses.
+    pub(super) fn set_neighbours(&mut self, found: Found) {
+        let now = self.now();
+        for (user, neighbours) in found {
+            self.proxier.set_neighbours(user, neighbours, now);
+        }
     }
 
     /// The next pass compares everything.
@@ -210,20 +219,6 @@ fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec
     Ok((families, notes))
 }
 
-/// No Service may take the API server's place when that is on this node.
-async fn reserve_api_server(options: &mut Options, source: &Source, kernel: &mut KernelPorts) {
-    let Source::Cluster { kubeconfig, master } = source else { return };
-    let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
-    let Ok(host) = kernel.ports().links.addresses() else { return };
-    let own = host.interfaces.iter().filter(|(interface, _)| *interface != Config::DUMMY_DEVICE);
-    let own: Vec<IpAddr> = own.flat_map(|(_, addresses)| addresses).map(IpAddr::to_canonical).collect();
-    for server in connection.server_addresses().await {
-        if own.contains(&server.ip().to_canonical()) {
-            options.config.reserved.reserve(Place::tcp(server.ip(), server.port()), User::ApiServer);
-        }
-    }
-}
-
 /// Looks at the modules there are, which costs as much as the programs of iptables do, beside them. A kernel that has the
 /// matches loaded need not be asked.
 fn look_at_modules(settings: &Settings) -> Option<JoinHandle<kmod_probe::Report>> {
@@ -260,16 +255,23 @@ pub(super) fn host_settings(settings: &Settings) -> HostSettings {
     host
 }
 
+/// What no Service gets, as the configuration says.
+pub(super) fn reserved(settings: &Settings) -> Reserved {
+    let mut reserved = settings.core.reserved.clone();
+    for (address, user) in [(settings.healthz, User::Health), (settings.metrics, User::Metrics)] {
+        if let Some(address) = address {
+            reserved.reserve(Place::tcp_here(address.port()), user);
+        }
+    }
+    reserved
+}
+
 fn options(settings: &Settings, source: &Source, families: Families) -> Options {
     let mut options = Options::default();
     options.config = settings.core.clone();
     options.config.families = families;
     options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };
-    for (address, user) in [(settings.healthz, User::Health), (settings.metrics, User::Metrics)] {
-        if let Some(address) = address {
-            options.config.reserved.reserve(Place::tcp_here(address.port()), user);
-        }
-    }
+    options.config.reserved = reserved(settings);
     options.host = host_settings(settings);
     options.timeouts.tcp_secs = settings.timeouts.tcp_secs;
     options.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;

@@ -1,4 +1,4 @@
-//! Addresses and devices of the host that change.
+//! Addresses, devices and default routes of the host that change.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::worker::{Control, Message};
 
-/// Tells of addresses and devices that change. Without it, only the full pass finds them.
+/// Tells of addresses, devices and default routes that change. Without it, only the full pass finds them.
 pub(super) fn watch(messages: mpsc::Sender<Message>) {
     let mut monitor = match Monitor::open() {
         Ok(monitor) => monitor,
@@ -29,7 +29,9 @@ pub(super) fn watch(messages: mpsc::Sender<Message>) {
             }
         }
         let relevant = match monitor.drain() {
-            Ok(changes) => changes.overflowed || !changes.addresses.is_empty() || gone(&changes),
+            Ok(changes) => {
+                changes.overflowed || changes.default_routes || !changes.addresses.is_empty() || gone(&changes)
+            }
             Err(error) => {
                 tracing::warn!("hearing of addresses: {error}");
                 // Not again and again at once, should it not go away.

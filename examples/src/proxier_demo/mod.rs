@@ -15,6 +15,7 @@ pub mod logging;
 pub mod manifests;
 pub mod memory;
 pub mod metrics;
+mod neighbours;
 pub mod once;
 pub mod picture;
 pub mod privileges;

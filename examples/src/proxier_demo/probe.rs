@@ -8,8 +8,9 @@ use proxier_core::kernel::KernelPorts;
 use proxier_core::ports::{PortError, PortErrorKind};
 use serde_json::json;
 
-use super::cli::Output;
+use super::cli::{Configured, Output};
 use super::engine::open_to_look;
+use super::neighbours;
 use super::once::print_json;
 use super::problem::Problem;
 use super::settings::Settings;
@@ -72,22 +73,27 @@ pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<
     Err(problems)
 }
 
-/// Prints the table, or JSON. 0: yes. 1: no, or not known.
-pub fn probe(settings: &Settings, output: Output) -> ExitCode {
-    let looked = open_to_look().and_then(|mut kernel| look(settings, &mut kernel));
-    let report = match looked {
-        Ok(report) => report,
+/// Prints the table, and what no Service gets on this node; or JSON. 0: yes. 1: no, or not known.
+pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
+    let looked = open_to_look().and_then(|mut kernel| Ok((look(&configured.settings, &mut kernel)?, kernel)));
+    let (report, mut kernel) = match looked {
+        Ok(looked) => looked,
         Err(problem) => {
             eprintln!("proxier-demo: {problem}");
             return ExitCode::FAILURE;
         }
     };
+    let reserved = neighbours::reserved(configured, &mut kernel).await;
     let printed = match output {
         Output::Text => {
-            print!("{report}");
+            print!("{report}{}", neighbours::text(&reserved));
             Ok(())
         }
-        Output::Json => print_json(&json!(report)),
+        Output::Json => {
+            let mut report = json!(report);
+            report["reserved"] = neighbours::json(&reserved);
+            print_json(&report)
+        }
     };
     ExitCode::from(u8::from(report.verdict.answer != Answer::Yes || printed.is_err()))
 }

@@ -17,6 +17,7 @@ use super::health::{Health, listen, serve_health, serve_metrics};
 use super::host;
 use super::lock::{self, Lock};
 use super::logging::Limiter;
+use super::neighbours;
 use super::probe;
 use super::problem::Problem;
 use super::service_health::ServiceHealth;
@@ -109,6 +110,8 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         health.set_api(cluster.counters().clone());
     }
     host::watch(messages.clone());
+    // On its own thread's clock: looking names up may take a while.
+    api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));
     let outcomes = match Worker::start(engine, started, inbox, health.clone(), recorder.clone()) {
         Ok(outcomes) => outcomes,
         Err(problem) => return fail(&[problem]),

@@ -16,6 +16,7 @@ use super::health::Health;
 use super::logging::Limiter;
 use super::memory;
 use super::metrics::Metrics;
+use super::neighbours::Found;
 use super::problem::Problem;
 use super::progress::Progress;
 use super::service_health::{HealthCheck, Listening};
@@ -29,6 +30,8 @@ pub(super) enum Control {
     HostChanged,
     /// What is held back is meant (SIGUSR1).
     ConfirmRemoval,
+    /// Whom this node has to reach has changed.
+    Neighbours(Found),
 }
 
 /// What the kernel's thread gets, in the order in which it came.
@@ -140,6 +143,7 @@ impl Worker {
         match message {
             Message::Control(Control::Resync) => engine.request_full(),
             Message::Control(Control::HostChanged) => engine.host_changed(),
+            Message::Control(Control::Neighbours(found)) => engine.set_neighbours(found),
             Message::Control(Control::ConfirmRemoval) => match engine.confirm_removal() {
                 0 => tracing::info!("SIGUSR1: nothing is held back"),
                 count => tracing::warn!("SIGUSR1: {count} virtual servers that were held back are deleted now"),

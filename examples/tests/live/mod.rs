@@ -203,7 +203,12 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(services: Vec<Service>) -> Self {
-        let world = World { server: ApiServer::start(), services, folder: Folder::new("world") };
+        Self::on(ApiServer::start(), services)
+    }
+
+    /// On a server that is somewhere else.
+    pub(crate) fn on(server: ApiServer, services: Vec<Service>) -> Self {
+        let world = World { server, services, folder: Folder::new("world") };
         world.fill();
         world.folder.put("token", "first");
         let kubeconfig = world.server.kubeconfig(Some(&world.token()));

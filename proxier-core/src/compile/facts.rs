@@ -33,6 +33,7 @@ pub struct Facts {
     pub(crate) zone: Option<Box<str>>,
     node_addresses: Vec<IpAddr>,
     on_interfaces: BTreeSet<IpAddr>,
+    absent: BTreeSet<IpAddr>,
     node_port_addresses: BTreeSet<IpAddr>,
     pod_cidrs: Vec<IpSpan>,
 }
@@ -40,6 +41,17 @@ pub struct Facts {
 impl Facts {
     /// Works them out.
     pub fn new(config: &Config, node: &Node, host: &HostAddresses) -> Self {
+        Facts::with_absent(config, node, host, [])
+    }
+
+    /// As [`Facts::new`], with addresses that an interface had a moment ago and may get again: node ports are served on
+    /// them, so that connections outlast that.
+    pub fn with_absent(
+        config: &Config,
+        node: &Node,
+        host: &HostAddresses,
+        absent: impl IntoIterator<Item = IpAddr>,
+    ) -> Self {
         let on_interfaces: BTreeSet<IpAddr> = host
             .interfaces
             .iter()
@@ -48,8 +60,10 @@ impl Facts {
             .map(IpAddr::to_canonical)
             .filter(|address| is_reachable(*address))
             .collect();
+        let absent: BTreeSet<IpAddr> =
+            absent.into_iter().filter(|address| is_reachable(*address) && !on_interfaces.contains(address)).collect();
         let node_port_addresses = match &config.node_port_addresses {
-            NodePortAddresses::All => on_interfaces.clone(),
+            NodePortAddresses::All => on_interfaces.union(&absent).copied().collect(),
             NodePortAddresses::Primary => node.addresses.iter().copied().collect(),
             NodePortAddresses::Within(networks) => {
                 let inside = |address: &IpAddr| {
@@ -58,7 +72,7 @@ impl Facts {
                     let all = of_family.peek().is_none() && !networks.is_empty();
                     all || of_family.any(|network| network.contains(*address))
                 };
-                on_interfaces.iter().copied().filter(inside).collect()
+                on_interfaces.union(&absent).copied().filter(inside).collect()
             }
         };
         Facts {
@@ -66,6 +80,7 @@ impl Facts {
             zone: node.zone.as_deref().map(Box::from),
             node_addresses: node.addresses.clone(),
             on_interfaces,
+            absent,
             node_port_addresses,
             pod_cidrs: node.pod_cidrs.clone(),
         }
@@ -109,9 +124,15 @@ impl Facts {
         self.on_interfaces.contains(&address)
     }
 
-    /// Whether this node has an address: an interface other than the dummy device has it, or the Node object.
+    /// Whether an interface other than the dummy device has this address, or had it a moment ago.
+    pub fn is_here(&self, address: IpAddr) -> bool {
+        self.is_on_interface(address) || self.absent.contains(&address)
+    }
+
+    /// Whether this node has an address: an interface other than the dummy device has it, or had it a moment ago, or the
+    /// Node object has it.
     pub fn is_own_address(&self, address: IpAddr) -> bool {
-        self.is_on_interface(address) || self.node_addresses.contains(&address)
+        self.is_here(address) || self.node_addresses.contains(&address)
     }
 
     /// Configuration of a virtual server with this affinity.
@@ -126,7 +147,7 @@ impl Facts {
 }
 
 /// Whether others can reach the host at the address.
-fn is_reachable(address: IpAddr) -> bool {
+pub(crate) fn is_reachable(address: IpAddr) -> bool {
     let link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
     !address.is_loopback() && !address.is_unspecified() && !link_local
 }

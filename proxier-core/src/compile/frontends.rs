@@ -111,12 +111,15 @@ impl Frontend {
             let (all, local_only, element) = match self.protocol {
                 Protocol::Tcp => (SetKind::NodePortTcp, SetKind::NodePortLocalTcp, Element::Port(self.port.into())),
                 Protocol::Udp => (SetKind::NodePortUdp, SetKind::NodePortLocalUdp, Element::Port(self.port.into())),
-                Protocol::Sctp => (SetKind::NodePortSctp, SetKind::NodePortLocalSctp, at),
+                Protocol::Sctp => (SetKind::NodePortSctp, SetKind::NodePortLocalSctp, at.clone()),
             };
             if local {
                 entries.add(local_only, element.clone());
             }
             entries.add(all, element);
+            if self.protocol != Protocol::Sctp {
+                entries.add(SetKind::NodePortServed, at);
+            }
         }
         if self.bound {
             entries.add(SetKind::IpvsIps, Element::Ip(host));

@@ -13,6 +13,7 @@ use ipset::{Element, IpSpan, Ports};
 use ipvs::model::{Family, VirtualServerConfig};
 use ipvs::{RealServer, VirtualServerKey};
 
+pub(crate) use facts::is_reachable;
 pub use facts::{Facts, OpenOn};
 pub use frontends::{Frontend, Roles};
 
@@ -96,7 +97,7 @@ pub fn compile<'a>(service: &Service, slices: impl IntoIterator<Item = &'a Endpo
             for row in table(service, port, cluster_ip, facts) {
                 let context = Context { service, port, facts, config };
                 let mut row = Row { elsewhere_only: choice.is_elsewhere_only(&candidates), ..row };
-                row.leave_out_reserved(&context, &mut compiled.refusals);
+                row.leave_out_reserved(&context, &choice, &mut compiled.refusals);
                 row.note_missing(&mut compiled.no_local_endpoints);
                 row.add_to(&mut frontends, &choice, &context);
             }
@@ -159,15 +160,17 @@ fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &Fact
 }
 
 impl Row {
-    /// Leaves out the addresses that are reserved at this port.
-    fn leave_out_reserved(&mut self, context: &Context<'_>, refusals: &mut BTreeSet<Refusal>) {
-        let (facts, protocol, port) = (context.facts, context.port.protocol.into(), self.port);
+    /// Leaves out the addresses that are reserved, at this port or altogether.
+    fn leave_out_reserved(&mut self, context: &Context<'_>, choice: &Choice, refusals: &mut BTreeSet<Refusal>) {
+        let (facts, protocol, port, role) = (context.facts, context.port.protocol.into(), self.port, self.role);
         if self.role == Roles::CLUSTER_IP && context.service.key.is_kubernetes() {
             return;
         }
         self.addresses.retain(|addr| {
             let key = VirtualServerKey::Address { protocol, addr: *addr, port };
-            let refusal = facts.config.reserved.refuses(&key, facts);
+            let reserved = &facts.config.reserved;
+            let refusal =
+                reserved.refuses(&key, facts).or_else(|| reserved.refuses_address(&key, role, &choice.cluster, facts));
             let is_free = refusal.is_none();
             refusals.extend(refusal);
             is_free

@@ -42,6 +42,8 @@ pub enum Call {
     LinksDeleteDevice,
     /// [`Links::addresses`](crate::ports::Links::addresses).
     LinksAddresses,
+    /// [`Links::gateways`](crate::ports::Links::gateways).
+    LinksGateways,
     /// [`Links::bind`](crate::ports::Links::bind); its items are the addresses.
     LinksBind,
     /// [`Links::unbind`](crate::ports::Links::unbind); its items are the addresses.
@@ -56,7 +58,7 @@ pub enum Call {
 
 impl Call {
     /// All of them.
-    pub const ALL: [Call; 22] = [
+    pub const ALL: [Call; 23] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
         Call::IpvsRun,
@@ -74,6 +76,7 @@ impl Call {
         Call::LinksCreateDevice,
         Call::LinksDeleteDevice,
         Call::LinksAddresses,
+        Call::LinksGateways,
         Call::LinksBind,
         Call::LinksUnbind,
         Call::SysctlsGet,
@@ -92,6 +95,7 @@ impl Call {
                 | Call::RulesHasRandomFully
                 | Call::RulesDump
                 | Call::LinksAddresses
+                | Call::LinksGateways
                 | Call::SysctlsGet
         )
     }
@@ -196,6 +200,7 @@ impl Writes {
             Call::LinksCreateDevice
             | Call::LinksDeleteDevice
             | Call::LinksAddresses
+            | Call::LinksGateways
             | Call::LinksBind
             | Call::LinksUnbind => &mut self.links,
             Call::SysctlsGet | Call::SysctlsSet => &mut self.sysctls,

@@ -1,6 +1,6 @@
 //! Interfaces and their addresses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind};
@@ -17,6 +17,7 @@ struct Interface {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interfaces {
     by_name: BTreeMap<String, Interface>,
+    pub(super) gateways: BTreeSet<IpAddr>,
     pub(super) has_dummy: bool,
     pub(super) has_ipv6: bool,
 }
@@ -28,7 +29,12 @@ impl Default for Interfaces {
     fn default() -> Self {
         let addresses = vec![IpAddr::from([127, 0, 0, 1]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];
         let lo = Interface { dummy: false, addresses };
-        Interfaces { by_name: [("lo".to_owned(), lo)].into(), has_dummy: true, has_ipv6: true }
+        Interfaces {
+            by_name: [("lo".to_owned(), lo)].into(),
+            gateways: BTreeSet::new(),
+            has_dummy: true,
+            has_ipv6: true,
+        }
     }
 }
 

@@ -274,6 +274,11 @@ impl FakeKernel {
         self.parts.links.lock().set(name, addresses);
     }
 
+    /// The gateways of the default routes. None at the beginning.
+    pub fn set_gateways(&self, gateways: impl IntoIterator<Item = IpAddr>) {
+        self.parts.links.lock().gateways = gateways.into_iter().collect();
+    }
+
     /// Removes an interface of any kind with its addresses. Returns whether there was one.
     pub fn remove_interface(&self, name: &str) -> bool {
         self.parts.links.lock().remove(name)

@@ -270,6 +270,10 @@ impl Sets for FakeSetsPort {
         })
     }
 
+    fn has_unfinished(&mut self, set: SetKey) -> Result<bool, PortError> {
+        self.gate.call(Call::SetsEntries, Some(set.family), || self.port.has_unfinished(set))
+    }
+
     fn destroy(&mut self, set: SetKey) -> Result<(), PortError> {
         self.gate.call(Call::SetsDestroy, Some(set.family), || self.port.destroy(set))
     }
@@ -325,6 +329,10 @@ impl Links for FakeLinksPort {
 
     fn addresses(&mut self) -> Result<HostAddresses, PortError> {
         self.gate.call(Call::LinksAddresses, None, || Ok(self.links.lock().addresses()))
+    }
+
+    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {
+        self.gate.call(Call::LinksGateways, None, || Ok(self.links.lock().gateways.clone()))
     }
 
     fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {

@@ -138,6 +138,24 @@ impl SetsPort {
         }
     }
 
+    /// Builds a set under another name, and gives it its own when it is complete.
+    fn create_filled(&mut self, wanted: &SetSpec, entries: &[Entry]) -> Result<(), PortError> {
+        let mut shadow = wanted.clone();
+        let stem = wanted.name.as_str();
+        let name = format!("{}~{:08x}", stem.get(..SHADOW_STEM).unwrap_or(stem), 0);
+        shadow.name = name.parse().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+        match self.call(|client| client.destroy_set(&shadow.name)) {
+            Err(error) if error.kind() != PortErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        self.call(|client| client.create_set(&shadow))?;
+        let filled = self.call(|client| client.add_entries(&shadow.name, entries, IfPresent::Update).into_result());
+        filled.and_then(|_| self.call(|client| client.rename_set(&shadow.name, &wanted.name))).inspect_err(|_| {
+            // The first error counts; what is left over goes at the next attempt, or with the set.
+            let _left_over = self.call(|client| client.destroy_set(&shadow.name));
+        })
+    }
+
     fn write(
         &mut self,
         set: SetKey,
@@ -249,11 +267,25 @@ impl Sets for SetsPort {
 
     fn replace(&mut self, set: SetKey, elements: &[&Element]) -> Result<(), PortError> {
         let mut wanted = spec(set, elements.len())?;
-        self.exists(set, &wanted)?;
+        let entries: Vec<Entry> = elements.iter().map(|element| Entry::new((*element).clone())).collect();
+        // Twice: another program may create it meanwhile.
+        for _ in 0..2 {
+            if self.exists(set, &wanted)? {
+                break;
+            }
+            match self.create_filled(&wanted, &entries) {
+                Err(error) if error.kind() == PortErrorKind::AlreadyExists => {}
+                outcome => return outcome,
+            }
+        }
         // Chosen to suit the entries, with headroom; more is kept.
         wanted.options.hashsize = None;
-        let entries: Vec<Entry> = elements.iter().map(|element| Entry::new((*element).clone())).collect();
         self.call(|client| client.sync(&wanted, &entries)).map(drop)
+    }
+
+    fn has_unfinished(&mut self, set: SetKey) -> Result<bool, PortError> {
+        let wanted = spec(set, 0)?;
+        Ok(self.call(Client::list_names)?.iter().any(|name| is_shadow(name, &wanted.name)))
     }
 
     fn destroy(&mut self, set: SetKey) -> Result<(), PortError> {
@@ -275,9 +307,12 @@ impl Sets for SetsPort {
     }
 }
 
-/// Whether [`Client::sync`] gives this name to a set that it builds beside another.
+/// How much of a set's name is in the name of one that is built beside it.
+const SHADOW_STEM: usize = 21;
+
+/// Whether [`Client::sync`], or this port, gives this name to a set that it builds beside another.
 fn is_shadow(name: &SetName, of: &SetName) -> bool {
     let Some((stem, digits)) = name.as_str().rsplit_once('~') else { return false };
     let hex = digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    hex && stem == of.as_str().get(..21).unwrap_or(of.as_str())
+    hex && stem == of.as_str().get(..SHADOW_STEM).unwrap_or(of.as_str())
 }

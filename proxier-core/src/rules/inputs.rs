@@ -220,7 +220,7 @@ impl Kept {
 
 /// Whether a rule comes and goes with the first entry of the set.
 fn decides(kind: SetKind) -> bool {
-    !matches!(kind, SetKind::HealthCheckNodePort | SetKind::IpvsIps)
+    !matches!(kind, SetKind::HealthCheckNodePort | SetKind::IpvsIps | SetKind::NodePortServed)
 }
 
 /// `IPv4: KUBE-CLUSTER-IP, …`: what a log line wants to say of why rules are written.

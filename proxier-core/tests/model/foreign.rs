@@ -17,7 +17,11 @@ use super::steps::Damage;
 #[derive(Clone, Copy)]
 pub(crate) struct Stranger(pub(crate) u8);
 
-const SERVERS: [&str; 5] = [
+/// Some have the numbers of node ports that Services of the model have.
+const SERVERS: [&str; 8] = [
+    "-A -t 172.30.0.3:30000 -s rr\n-a -t 172.30.0.3:30000 -r 172.30.1.3:80 -m -w 1\n",
+    "-A -u 172.30.0.3:30001 -s rr\n-A -t 172.30.0.4:30010 -s wlc\n-A -u 172.30.0.4:30000 -s rr\n",
+    "-A -t [fd30::3]:30000 -s rr\n-A -u [fd30::3]:30011 -s rr\n-A -t 172.30.0.3:30020 -s rr\n",
     "-A -t 172.30.0.1:7000 -s rr\n-a -t 172.30.0.1:7000 -r 172.30.1.1:7000 -m -w 1\n",
     "-A -u 172.30.0.2:53 -s wrr -p 60\n",
     "-A -f 3 -s sh\n-a -f 3 -r 172.30.1.3:0 -m -w 5\n",
@@ -63,7 +67,7 @@ pub(crate) fn happen(kernel: &FakeKernel, Stranger(what): Stranger, which: u8) {
         // What is there already is left.
         0 => drop(kernel.ipvs().load(of(&SERVERS, which))),
         1 => {
-            let keys = ["TCP 172.30.0.1:7000", "UDP 172.30.0.2:53", "FWM 3"];
+            let keys = ["TCP 172.30.0.1:7000", "UDP 172.30.0.2:53", "FWM 3", "TCP 172.30.0.3:30000"];
             let key: VirtualServerKey = of(&keys, which).parse().unwrap();
             let _ = kernel.ipvs().apply(&Operation::DeleteVirtualServer(key));
         }

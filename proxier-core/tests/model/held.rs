@@ -120,10 +120,15 @@ pub(crate) mod marks {
             };
             let kube = if addr.is_ipv4() { "KUBE-" } else { "KUBE-6-" };
             let at = format!("{addr},{name}:{port}");
-            let sets = ["CLUSTER-IP", "EXTERNAL-IP", "EXTERNAL-IP-LOCAL", "LOAD-BALANCER", "NODE-PORT-SCTP-HASH"];
-            held.addresses.contains(&addr)
-                || sets.into_iter().any(|set| has(&format!("{kube}{set}"), &at))
-                || has(&format!("{kube}NODE-PORT-{}", name.to_uppercase()), &port.to_string())
+            let sets = [
+                "CLUSTER-IP",
+                "EXTERNAL-IP",
+                "EXTERNAL-IP-LOCAL",
+                "LOAD-BALANCER",
+                "NODE-PORT-SERVED",
+                "NODE-PORT-SCTP-HASH",
+            ];
+            held.addresses.contains(&addr) || sets.into_iter().any(|set| has(&format!("{kube}{set}"), &at))
         };
         held.servers.keys().filter(|key| !is_foreign(key) && !is_marked(key)).copied().collect()
     }

@@ -97,6 +97,10 @@ impl Sets for Watched<'_, dyn Sets + '_> {
         self.port.replace(set, elements)
     }
 
+    fn has_unfinished(&mut self, set: SetKey) -> Result<bool, PortError> {
+        self.port.has_unfinished(set)
+    }
+
     fn destroy(&mut self, set: SetKey) -> Result<(), PortError> {
         self.log.push(Write::Destroy);
         self.port.destroy(set)
@@ -115,6 +119,10 @@ impl Links for Watched<'_, dyn Links + '_> {
 
     fn addresses(&mut self) -> Result<HostAddresses, PortError> {
         self.port.addresses()
+    }
+
+    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {
+        self.port.gateways()
     }
 
     fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {

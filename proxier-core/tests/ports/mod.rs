@@ -90,6 +90,7 @@ macro_rules! for_each_case {
                 a_full_set_is_replaced_by_a_roomier_one,
                 a_set_is_made_with_room,
                 a_set_is_replaced_by_few_changes,
+                a_missing_set_comes_complete,
                 what_a_killed_process_left_goes_with_the_set,
             }
             rules {

@@ -160,6 +160,50 @@ fn a_monitor_wakes_a_poll() {
     });
 }
 
+/// Of the default routes and of nothing else, in whatever form they are written; and the monitor hears of them.
+#[test]
+fn the_gateways_of_default_routes() {
+    kernel_test(&[Need::Root, Need::Dummy], || {
+        let mut world = Kernel::new();
+        for line in [
+            "link set lo up",
+            "link add up0 type dummy",
+            "link set up0 up",
+            "address add 192.0.2.1/24 dev up0",
+            "address add 2001:db8::1/64 dev up0 nodad",
+            "route add 10.1.0.0/16 via 192.0.2.99",
+            "route add 2001:db8:9::/48 via 2001:db8::99",
+        ] {
+            run("ip", line);
+        }
+        let gateways = |world: &mut Kernel| world.ports().links.gateways().unwrap();
+        assert_eq!(gateways(&mut world), [].into());
+        let mut monitor = Monitor::open().unwrap();
+        run("ip", "route add 10.2.0.0/16 via 192.0.2.99");
+        assert!(!monitor.drain().unwrap().default_routes);
+        for (route, found) in [
+            ("route add default via 192.0.2.254", &["192.0.2.254"][..]),
+            (
+                "route add default nexthop via 192.0.2.253 dev up0 nexthop via 192.0.2.252 dev up0",
+                &["192.0.2.252", "192.0.2.253"],
+            ),
+            ("route add 128.0.0.0/1 via 192.0.2.251", &["192.0.2.251"]),
+            ("route add default via 192.0.2.250 table 77", &["192.0.2.250"]),
+            ("-6 route add default via 2001:db8::fe", &["2001:db8::fe"]),
+            ("-6 route add 2000::/3 via 2001:db8::fd", &["2001:db8::fd"]),
+            ("route add default via inet6 2001:db8::fc dev up0", &["2001:db8::fc"]),
+            ("route add default dev up0", &[]),
+        ] {
+            run("ip", route);
+            assert_eq!(gateways(&mut world), ips(found).into_iter().collect(), "{route}");
+            assert!(monitor.drain().unwrap().default_routes, "{route}");
+            run("ip", &route.replace(" add ", " delete "));
+            assert_eq!(gateways(&mut world), [].into(), "{route}");
+            assert!(monitor.drain().unwrap().default_routes, "{route}");
+        }
+    });
+}
+
 #[test]
 fn whole_networks_are_local() {
     kernel_test(&[Need::Root], || {

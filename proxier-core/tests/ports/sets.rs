@@ -191,6 +191,32 @@ pub(crate) fn a_set_is_replaced_by_few_changes(world: &mut impl World) {
     assert_eq!(entries(world, set), BTreeSet::new());
 }
 
+pub(crate) fn a_missing_set_comes_complete(world: &mut impl World) {
+    for family in FAMILIES {
+        let set = SetKey::new(family, SetKind::NodePortServed);
+        let address =
+            |number: u16| if family == Family::V4 { format!("192.0.2.{number}") } else { format!("fd00::{number}") };
+        let elements: Vec<Element> = (1..=200).map(|number| service(&address(number), 30_000)).collect();
+        let wanted: Vec<&Element> = elements.iter().collect();
+        // What a process left that was killed while it made the set.
+        let left = format!("{}~00000000", set.name().get(..21).unwrap());
+        world.create_set(&format!(
+            "create {left} hash:ip,port{}",
+            if family == Family::V4 { "" } else { " family inet6" }
+        ));
+        world.ports().sets.replace(set, &wanted).unwrap();
+        assert_eq!(entries(world, set).len(), 200);
+        assert!(world.saved_set(&left).is_none());
+        let (line, _) = world.saved_set(set.name()).unwrap();
+        assert!(line.ends_with("hashsize 1024 maxelem 65536"), "{line}");
+        // One that cannot be filled is not there at all.
+        world.ports().sets.destroy(set).unwrap();
+        let odd = service(if family == Family::V4 { "fd00::1" } else { "192.0.2.1" }, 30_000);
+        world.ports().sets.replace(set, &[&elements[0], &odd]).unwrap_err();
+        assert!(world.saved_set(set.name()).is_none() && world.saved_set(&left).is_none());
+    }
+}
+
 pub(crate) fn what_a_killed_process_left_goes_with_the_set(world: &mut impl World) {
     world.create_set("create KUBE-CLUSTER-IP hash:ip,port");
     world.create_set("create KUBE-CLUSTER-IP~0123abcd hash:ip,port");

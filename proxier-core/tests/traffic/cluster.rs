@@ -92,6 +92,12 @@ impl Cluster {
         self.proxier.pass(&|| origin.elapsed(), &mut self.kernel.ports())
     }
 
+    /// What would be due after so much time.
+    pub(crate) fn pass_in(&mut self, time: Duration) -> Option<Report> {
+        let origin = self.origin;
+        self.proxier.pass(&|| origin.elapsed() + time, &mut self.kernel.ports())
+    }
+
     /// Passes until none is due at once, each of which must have done everything.
     #[track_caller]
     pub(crate) fn settle(&mut self) -> Vec<Report> {

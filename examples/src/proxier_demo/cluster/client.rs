@@ -34,11 +34,17 @@ impl Connection {
         Some(url)
     }
 
+    /// The port of the server.
+    pub fn server_port(&self) -> Option<u16> {
+        let url = self.server()?;
+        Some(url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 }))
+    }
+
     /// The addresses and the port of the server. A name that is not found within two seconds has none.
     pub async fn server_addresses(&self) -> Vec<SocketAddr> {
         let Some(url) = self.server() else { return Vec::new() };
         let Some(host) = url.host() else { return Vec::new() };
-        let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 });
+        let Some(port) = self.server_port() else { return Vec::new() };
         let lookup = tokio::net::lookup_host((host.trim_matches(['[', ']']), port));
         match tokio::time::timeout(Duration::from_secs(2), lookup).await {
             Ok(Ok(addresses)) => addresses.collect(),

@@ -1,4 +1,4 @@
-//! Hearing of changes: devices that come and go, addresses that are added and deleted.
+//! Hearing of changes: devices that come and go, addresses that are added and deleted, default routes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,11 +14,12 @@ use nix::sys::socket::{
 use super::address::{self, RTM_DELADDR, RTM_NEWADDR};
 use super::link::{self, Link, RTM_DELLINK, RTM_NEWLINK};
 use super::open;
+use super::route::{self, RTM_DELROUTE, RTM_NEWROUTE};
 use crate::kernel::error::{errno_kind, netlink};
 use crate::ports::PortError;
 
-/// `RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR` (linux/rtnetlink.h).
-const GROUPS: u32 = 0x1 | 0x10 | 0x100;
+/// `RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR | RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE` (linux/rtnetlink.h).
+const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x400;
 /// Room for some thousand changes that nobody has fetched yet.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// Room for one datagram.
@@ -45,6 +46,8 @@ pub struct Changes {
     pub overflowed: bool,
     /// Devices by name.
     pub devices: BTreeMap<String, Change>,
+    /// A default route came, changed or went.
+    pub default_routes: bool,
     /// Addresses by the name of their device.
     pub addresses: BTreeMap<String, BTreeMap<IpAddr, Change>>,
 }
@@ -52,11 +55,11 @@ pub struct Changes {
 impl Changes {
     /// Whether nothing has changed.
     pub fn is_empty(&self) -> bool {
-        !self.overflowed && self.devices.is_empty() && self.addresses.is_empty()
+        !self.overflowed && !self.default_routes && self.devices.is_empty() && self.addresses.is_empty()
     }
 }
 
-/// Listens for changes of devices and addresses of both families in one network namespace.
+/// Listens for changes of devices, addresses and default routes of both families in one network namespace.
 ///
 /// To miss nothing, open it first and read the addresses then. Wait for its descriptor to become readable, then
 /// [`drain`](Monitor::drain).
@@ -173,6 +176,7 @@ impl Monitor {
                     None => changes.overflowed = true,
                 }
             }
+            RTM_NEWROUTE | RTM_DELROUTE => changes.default_routes |= route::is_default(message.payload),
             _ => {}
         }
     }

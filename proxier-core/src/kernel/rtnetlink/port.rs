@@ -1,13 +1,13 @@
 //! The port for the dummy device and its addresses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use netlink_batch::{Connection, Errno, Error};
 
 use super::address::Assigned;
 use super::link::Link;
-use super::{address, link, open};
+use super::{address, link, open, route};
 use crate::kernel::error::{all, batch, errno_kind, netlink};
 use crate::kernel::lazy::Lazy;
 use crate::ports::{ItemFailures, Links, PortError, PortErrorKind};
@@ -151,6 +151,10 @@ impl Links for LinksPort {
             }
         }
         Err(PortError::new(PortErrorKind::Busy, format!("{doing}: devices came and went meanwhile")))
+    }
+
+    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {
+        self.call("listing the default routes of this host", route::gateways)
     }
 
     fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {

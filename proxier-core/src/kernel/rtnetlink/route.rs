@@ -1,5 +1,6 @@
 //! Local routes: a whole network whose every address is this host's, without one address bound.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -12,8 +13,8 @@ use crate::kernel::error::{all, batch, errno_kind, netlink};
 use crate::kernel::lazy::Lazy;
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind};
 
-const RTM_NEWROUTE: u16 = 24;
-const RTM_DELROUTE: u16 = 25;
+pub(super) const RTM_NEWROUTE: u16 = 24;
+pub(super) const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
 
 /// `RT_TABLE_LOCAL`: looked at before every other table.
@@ -22,8 +23,13 @@ const TABLE_LOCAL: u8 = 255;
 const STATIC: u8 = 4;
 /// `RT_SCOPE_HOST`.
 const SCOPE_HOST: u8 = 254;
+/// `RTN_UNICAST`.
+const UNICAST: u8 = 1;
 /// `RTN_LOCAL`.
 const LOCAL: u8 = 2;
+/// The longest prefix of a default route: `::/0`, but also `2000::/3`, which is all of IPv6 that is in use, or the two halves
+/// that a VPN writes.
+const DEFAULT_PREFIX: u8 = 3;
 
 attrs! {
     /// A route.
@@ -33,6 +39,12 @@ attrs! {
         DST = 1 => Destination(&'a [u8]),
         /// The device.
         OIF = 4 => Device(u32),
+        /// The gateway.
+        GATEWAY = 5 => Gateway(&'a [u8]),
+        /// Several ways, each a `struct rtnexthop` with attributes of its own.
+        MULTIPATH = 9 => Multipath(&'a [u8]),
+        /// A gateway of the other family: `struct rtvia`, Linux 5.2.
+        VIA = 18 => Via(&'a [u8]),
     }
 }
 
@@ -73,13 +85,58 @@ fn read(payload: &[u8]) -> Result<Option<(u32, IpSpan)>, WireError> {
         match attr? {
             RouteAttr::Destination(bytes) => destination = get_address(bytes),
             RouteAttr::Device(index) => device = index,
-            RouteAttr::Unknown(_) => {}
+            _ => {}
         }
     }
     let everything = if family == super::AF_INET { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let network = IpSpan::network(destination.unwrap_or(everything), length);
     let value = |_| WireError::Value { attribute: "RTA_DST".to_owned(), value: format!("{destination:?}/{length}") };
     Ok(Some((device, network.map_err(value)?)))
+}
+
+/// Whether a message is of a default route to somewhere.
+pub(super) fn is_default(payload: &[u8]) -> bool {
+    split::<12>(payload)
+        .is_ok_and(|(&[_, length, _, _, _, _, _, kind, ..], _)| length <= DEFAULT_PREFIX && kind == UNICAST)
+}
+
+/// Adds the gateways that these attributes name.
+fn read_gateways(attributes: &[u8], found: &mut BTreeSet<IpAddr>) -> Result<(), WireError> {
+    for attr in Attrs::<RouteAttr<'_>>::new(attributes).iter() {
+        match attr? {
+            RouteAttr::Gateway(bytes) => found.extend(get_address(bytes)),
+            // `rtvia_family`, then the address.
+            RouteAttr::Via(bytes) => found.extend(bytes.get(2..).and_then(get_address)),
+            RouteAttr::Multipath(mut ways) => {
+                // `struct rtnexthop`: length, flags, hops, device; its attributes are within the length.
+                while let Some((length, _)) = ways.split_first_chunk::<2>() {
+                    let length = usize::from(u16::from_ne_bytes(*length));
+                    let Some(way) = ways.get(..length).filter(|way| way.len() >= NEXT_HOP) else { break };
+                    read_gateways(way.get(NEXT_HOP..).unwrap_or_default(), found)?;
+                    ways = ways.get(length.next_multiple_of(4)..).unwrap_or_default();
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// `sizeof(struct rtnexthop)`.
+const NEXT_HOP: usize = 8;
+
+/// The gateways of the default routes of both families, whatever their table.
+pub(super) fn gateways(connection: &mut Connection) -> Result<BTreeSet<IpAddr>, Error> {
+    let read = |payload: &[u8]| {
+        let mut found = BTreeSet::new();
+        if is_default(payload) {
+            read_gateways(split::<12>(payload)?.1, &mut found)?;
+        }
+        Ok(found)
+    };
+    // Both families, all tables, whoever made them.
+    let dump = connection.dump(RTM_GETROUTE, 0, &[AF_UNSPEC; 12], |_| {}, read)?;
+    Ok(dump.items.into_iter().flatten().collect())
 }
 
 fn list(connection: &mut Connection) -> Result<Vec<(u32, IpSpan)>, Error> {

@@ -92,6 +92,8 @@ impl<M: Machine + 'static> Engine<M> {
 fn proxier(world: &World, now: Duration) -> Proxier {
     let mut options = Options::default();
     options.config = world.config().0;
+    // A scenario's node has its addresses or has not; values know no time.
+    options.address_grace = Duration::ZERO;
     let mut proxier = Proxier::new(world.node_name(), options, now);
     proxier.set_node(&world.node(), now);
     proxier.replace_objects(world.services.values(), world.slices.values(), now);

@@ -120,7 +120,8 @@ fn compare(expect: &Expect, found: &Printed, report: &mut String) {
     };
     part("ipvsadm", &printed::virtual_servers(&expect.ipvsadm), &found.ipvsadm);
     if let Some(ipset) = &expect.ipset {
-        part("ipset", &printed::sorted(printed::lines(ipset)), &found.ipset);
+        let expected = printed::sorted(printed::lines(ipset));
+        part("ipset", &expected, &printed::sets_that_are_meant(&expected, &found.ipset));
     }
     if let Some(addresses) = &expect.addresses {
         part("addresses", &printed::sorted(addresses.clone()), &found.addresses);

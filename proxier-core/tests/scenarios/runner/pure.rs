@@ -77,6 +77,7 @@ impl Subject for Pure {
             full = true;
         }
         self.rejections = rejections;
+        self.observed.host_addresses = proxier_core::observe::other_addresses(&change.world.host()).collect();
         let config = self.facts.config();
         let everything = diff(&self.desired, &self.observed, config);
         let small = diff_touched(&self.desired, &self.observed, &noted, config);

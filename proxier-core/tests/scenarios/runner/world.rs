@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use proxier_core::config::Config;
-use proxier_core::interlock::{Place, User};
+use proxier_core::interlock::{Neighbour, User};
 use proxier_core::objects::{ConfigObject, EndpointSliceObject, NodeAddress, NodeObject, ServiceObject};
 use proxier_core::snapshot::{HostAddresses, ObjectKey, Rejection};
 use serde_json::Value;
@@ -180,7 +180,7 @@ impl World {
         config.topology = self.options.topology();
         config.local_fallback = self.options.local_fallback();
         if let Some(at) = self.options.api_server() {
-            config.reserved.reserve(Place::tcp(at.ip(), at.port()), User::ApiServer);
+            config.reserved.set_neighbours(User::ApiServer, [Neighbour::tcp(at.ip(), at.port())]);
         }
         (config, rejections)
     }

@@ -1,0 +1,190 @@
+//! What is not ours, on a real kernel: virtual servers of others on our node ports, and an address that goes and comes back under
+//! a connection.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_methods, reason = "real time and real sockets are what this is about")]
+
+mod traffic;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ipvs::model::Family;
+use proxier_core::config::Config;
+use proxier_core::kernel::{self, KernelPorts};
+use proxier_core::report::Report;
+use proxier_core::snapshot::ObjectKey;
+use serde_json::json;
+use testkit::witness::{Conversation, Transport};
+use testkit::{Netns, kernel_test, oracle};
+use traffic::NEEDS;
+use traffic::cluster::{Cluster, options};
+use traffic::net::{CLIENT, NODE, Net, batch};
+use traffic::objects::{A, Vip, node_port};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn ipvsadm() -> Vec<String> {
+    let mut lines: Vec<String> =
+        oracle::ipvsadm_save().unwrap().lines().map(|line| line.trim_end().to_owned()).collect();
+    lines.sort();
+    lines
+}
+
+/// The lines of virtual servers at an address.
+fn at(address: &str) -> Vec<String> {
+    ipvsadm().into_iter().filter(|line| line.contains(&format!(" {address}:"))).collect()
+}
+
+/// Somebody else's, with the numbers of node ports that are served.
+const FOREIGN: &str = "\
+    -A -t 203.0.113.250:30010 -s wlc -p 300\n\
+    -a -t 203.0.113.250:30010 -r 203.0.113.251:30010 -g -w 7\n\
+    -A -u 203.0.113.250:30010 -s sh\n\
+    -A -t [2001:db8:f::250]:30011 -s rr\n";
+
+#[track_caller]
+fn foreign_is_there(report: Option<&Report>) {
+    let all = ipvsadm();
+    for line in FOREIGN.lines() {
+        assert!(all.iter().any(|found| found == line), "{line} is gone, of {} lines", all.len());
+    }
+    if let Some(report) = report {
+        let keys: Vec<String> = report.foreign.virtual_servers.iter().map(ToString::to_string).collect();
+        let foreign = ["TCP 203.0.113.250:30010", "TCP [2001:db8:f::250]:30011", "UDP 203.0.113.250:30010"];
+        let mut sorted = keys.clone();
+        sorted.sort();
+        assert_eq!(sorted, foreign);
+        assert!(report.drift.is_empty(), "{:?}", report.drift);
+    }
+}
+
+#[track_caller]
+fn full(cluster: &mut Cluster) -> Report {
+    cluster.proxier.start(cluster.now());
+    cluster.proxier.request_full(cluster.now());
+    let report = cluster.settle().into_iter().find(|report| report.full).unwrap();
+    assert!(report.is_done(), "{report:#?}");
+    report
+}
+
+fn publish(cluster: &mut Cluster, numbers: &[u16]) {
+    for number in numbers {
+        cluster.publish(&format!("web-{number}"), *number, &json!({}), &[A]);
+    }
+}
+
+/// A second address of the node, which it may lose.
+const LATER: &str = "192.0.2.7";
+
+#[test]
+fn virtual_servers_of_others_on_node_ports_survive_everything() {
+    kernel_test(&NEEDS, || {
+        let _net = Net::new();
+        let node = Netns::current().unwrap();
+        batch(&node, &[format!("address add {LATER}/32 dev eth0")]);
+        oracle::ipvsadm_restore(FOREIGN).unwrap();
+        let mut cluster = Cluster::new(options(&json!({})));
+        publish(&mut cluster, &[10, 11]);
+        for _ in 0..3 {
+            let report = full(&mut cluster);
+            foreign_is_there(Some(&report));
+        }
+        assert_eq!(at(LATER).iter().filter(|line| line.starts_with("-A")).count(), 6, "{:#?}", ipvsadm());
+        // One that comes while this runs.
+        oracle::ipvsadm_restore("-A -t 203.0.113.249:30011 -s rr\n").unwrap();
+        for _ in 0..2 {
+            full(&mut cluster);
+            assert_eq!(at("203.0.113.249").len(), 1);
+        }
+        // Killed; the address goes and a Service is deleted meanwhile.
+        drop(cluster);
+        batch(&node, &[format!("address delete {LATER}/32 dev eth0")]);
+        let mut cluster = Cluster::new(options(&json!({})));
+        publish(&mut cluster, &[10]);
+        for _ in 0..2 {
+            full(&mut cluster);
+            foreign_is_there(None);
+            assert_eq!(at("203.0.113.249").len(), 1);
+            assert_eq!(at(LATER), Vec::<String>::new(), "what was served at the address that is gone");
+            assert_eq!(ipvsadm().iter().filter(|line| line.contains(&format!("{}:30011", NODE.v4))).count(), 0);
+            assert!(!at(NODE.v4).is_empty());
+        }
+        // The last Service goes while it runs.
+        cluster.proxier.delete_service(&ObjectKey::new("demo", "web-10"), cluster.now());
+        full(&mut cluster);
+        foreign_is_there(None);
+        assert_eq!(at(NODE.v4), Vec::<String>::new());
+        publish(&mut cluster, &[10]);
+        full(&mut cluster);
+        drop(cluster);
+        let mut ports = KernelPorts::open(&kernel::Options::default()).unwrap();
+        let cleaned = proxier_core::cleanup::cleanup(&Config::default(), &mut ports.ports());
+        assert!(cleaned.is_done(), "{cleaned:#?}");
+        foreign_is_there(None);
+        assert_eq!(ipvsadm().len(), FOREIGN.lines().count() + 1, "{:#?}", ipvsadm());
+        let sets = oracle::ipset_save().unwrap();
+        assert!(!sets.contains("KUBE-"), "{sets}");
+    });
+}
+
+/// What kube-proxy made has no note of its address: it is removed at the addresses of this host.
+#[test]
+fn node_ports_of_kube_proxy_are_taken_over() {
+    kernel_test(&NEEDS, || {
+        let _net = Net::new();
+        oracle::ipset_restore(
+            "create KUBE-NODE-PORT-TCP bitmap:port range 0-65535\nadd KUBE-NODE-PORT-TCP 30010\nadd KUBE-NODE-PORT-TCP 30099\n",
+        )
+        .unwrap();
+        oracle::ipvsadm_restore(&format!("{FOREIGN}-A -t {}:30099 -s rr\n-A -t {}:30010 -s rr\n", NODE.v4, NODE.v4))
+            .unwrap();
+        let mut cluster = Cluster::new(options(&json!({})));
+        publish(&mut cluster, &[10]);
+        for _ in 0..2 {
+            let report = full(&mut cluster);
+            foreign_is_there(Some(&report));
+            assert!(!at(NODE.v4).iter().any(|line| line.contains(":30099")), "{:#?}", ipvsadm());
+            assert!(at(NODE.v4).iter().any(|line| line.contains(":30010")));
+        }
+        let saved = oracle::ipset_save().unwrap();
+        assert!(saved.contains(&format!("add KUBE-NODE-PORT-SERVED {},tcp:30010\n", NODE.v4)), "{saved}");
+        assert!(!saved.contains(",tcp:30099") && !saved.contains('~'), "{saved}");
+    });
+}
+
+/// A connection through a node port goes on while its address goes and comes back, and ends when it is gone for good.
+#[test]
+fn a_connection_outlasts_an_address_that_flaps() {
+    kernel_test(&NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        let mut how = options(&json!({}));
+        how.address_grace = Duration::from_secs(600);
+        let mut cluster = Cluster::new(how);
+        publish(&mut cluster, &[10]);
+        full(&mut cluster);
+        let to: SocketAddr = Vip::NodePort.of(10, Family::V4);
+        assert_eq!(to.to_string(), format!("{}:{}", NODE.v4, node_port(10)));
+        let client = Some(CLIENT.of(Family::V4));
+        let open = || Conversation::open(Transport::Tcp, client, to, LIMIT).unwrap();
+        let mut conversation = net.client.run_in(open).unwrap();
+        assert_eq!(conversation.ask().unwrap().name, "a");
+        for _ in 0..3 {
+            for (command, there) in [("delete", false), ("add", true)] {
+                batch(&net.node, &[format!("address {command} {}/24 dev eth0", NODE.v4)]);
+                cluster.proxier.host_changed(cluster.now());
+                cluster.settle();
+                let listed = oracle::ip_json(&["address", "show", "dev", "eth0"]).unwrap();
+                assert_eq!(listed.contains(&format!("\"{}\"", NODE.v4)), there, "{listed}");
+                assert!(!at(NODE.v4).is_empty(), "{:#?}", ipvsadm());
+            }
+            assert_eq!(conversation.ask().unwrap().name, "a");
+        }
+        batch(&net.node, &[format!("address delete {}/24 dev eth0", NODE.v4)]);
+        cluster.proxier.host_changed(cluster.now());
+        cluster.settle();
+        assert!(!at(NODE.v4).is_empty());
+        cluster.pass_in(Duration::from_secs(601)).unwrap();
+        assert_eq!(at(NODE.v4), Vec::<String>::new());
+    });
+}
