@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use self::host_load::HostLoad;
+pub(super) use self::host_load::HostLoad;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::tools;
@@ -147,7 +147,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let root = super::test::repository()?;
     if let Some(counts) = options.counts {
         tools::ensure(tools::COUNTERS)?;
-        let program = cargo_build(&root, "benches", "benches", Mode::Full)?;
+        let program = cargo_build(&root, "benches", "benches", true)?;
         let mut line: Vec<OsString> = vec![program.into(), "counts".into()];
         line.push(root.join("benches/counts.json").into());
         line.extend((counts == Counts::Update).then(|| "--update".into()));
@@ -225,9 +225,10 @@ const C_PROGRAMS: [&str; 2] = ["ipvs_batch", "ipvs_dump"];
 
 /// Builds the benches, `proxier-demo` and the C programs they are measured against; gives the benches' path.
 fn build(root: &Path, mode: Mode) -> Result<PathBuf> {
-    let program = cargo_build(root, "benches", "benches", mode)?;
+    let optimised = mode != Mode::Smoke;
+    let program = cargo_build(root, "benches", "benches", optimised)?;
     // In a run of cargo's of its own: with the benches it would get the features that only they want.
-    cargo_build(root, "examples", "proxier-demo", mode)?;
+    cargo_build(root, "examples", "proxier-demo", optimised)?;
     for name in C_PROGRAMS {
         let status = Command::new("cc")
             .args(["-O2", "-Wall", "-o"])
@@ -242,8 +243,8 @@ fn build(root: &Path, mode: Mode) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds a program, optimised when figures are wanted; gives its path.
-fn cargo_build(root: &Path, package: &str, name: &str, mode: Mode) -> Result<PathBuf> {
+/// Builds a program, optimised or as the tests have it; gives its path.
+pub(super) fn cargo_build(root: &Path, package: &str, name: &str, optimised: bool) -> Result<PathBuf> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let version = Command::new(rustc).arg("--version").output().context(|| "cannot start rustc".to_owned())?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -251,7 +252,7 @@ fn cargo_build(root: &Path, package: &str, name: &str, mode: Mode) -> Result<Pat
         .current_dir(root)
         .env("BENCHES_RUSTC", String::from_utf8_lossy(&version.stdout).trim())
         .args(["build", "--package", package, "--bin", name])
-        .args((mode != Mode::Smoke).then_some("--release"))
+        .args(optimised.then_some("--release"))
         .arg("--message-format=json-render-diagnostics")
         .stderr(std::process::Stdio::inherit())
         .output()
