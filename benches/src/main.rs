@@ -25,6 +25,7 @@ mod reconcile;
 mod report;
 mod sets;
 mod snapshot;
+mod soak;
 mod tape;
 mod versus;
 mod world;
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
         // One side of a comparison, or one case of a count, in a process of its own.
         "side" => return end(namespace::side(&rest)),
         "case" => return end(cases::case(&rest)),
+        "soak" => return end(soak::run(&rest)),
         "api-server" => return end(end_to_end::serve(&rest)),
         "memory-case" => return end(memory::case(&rest)),
         "counts" => {

@@ -3,5 +3,6 @@
 pub(crate) mod bench;
 pub(crate) mod demo;
 pub(crate) mod setup;
+pub(crate) mod soak;
 pub(crate) mod test;
 pub(crate) mod vm;

@@ -27,6 +27,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
   test    run every test, those on real kernels too
   demo    see what IPVS mode does, on a real kernel
   bench   measure side by side, on real kernels
+  soak    load, changes and faults for a long time, on a real kernel
   vm      run a command, or a shell, on a real kernel in a virtual machine
 
 cargo xtask COMMAND --help says more. Exit codes: 0 done, 2 bad usage, 125 the command could not do its work.
@@ -63,6 +64,7 @@ fn dispatch(arguments: &[OsString]) -> Result<ExitCode> {
         Some("setup") => (commands::setup::HELP, commands::setup::main),
         Some("bench") => (commands::bench::HELP, commands::bench::main),
         Some("demo") => (commands::demo::HELP, commands::demo::main),
+        Some("soak") => (commands::soak::HELP, commands::soak::main),
         Some("test") => (commands::test::HELP, commands::test::main),
         Some("vm") => (commands::vm::HELP, commands::vm::main),
         Some("--help" | "-h" | "help") => {

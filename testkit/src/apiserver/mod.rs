@@ -2,7 +2,8 @@
 //!
 //! It speaks plain HTTP on a loopback address, knows Services, EndpointSlices and Nodes, and takes Events. It answers
 //! as a real one does; the recorded answers it is compared with are in [`recorded`]. What goes wrong is asked for by
-//! the test: [`ApiServer::fail_next`], [`ApiServer::cut_watches`], [`ApiServer::compact`], [`ApiServer::send_raw`].
+//! the test: [`ApiServer::fail_next`], [`ApiServer::cut_watches`], [`ApiServer::compact`], [`ApiServer::outage`],
+//! [`ApiServer::send_raw`].
 //!
 //! ```
 //! use serde_json::json;
@@ -108,6 +109,7 @@ struct State {
     token: Option<String>,
     requests: Vec<Request>,
     events: Vec<Value>,
+    away: bool,
     stopped: bool,
 }
 
@@ -179,8 +181,15 @@ impl ApiServer {
         let shared = state.clone();
         thread::spawn(move || {
             for stream in listener.incoming() {
-                if lock(&shared).stopped {
+                let (stopped, away) = {
+                    let state = lock(&shared);
+                    (state.stopped, state.away)
+                };
+                if stopped {
                     return;
+                }
+                if away {
+                    continue;
                 }
                 let (Ok(stream), shared) = (stream, shared.clone()) else { continue };
                 thread::spawn(move || drop(serve(stream, &shared)));
@@ -315,6 +324,20 @@ impl ApiServer {
     /// For an unknown resource.
     pub fn fail_next(&self, resource: &str, verb: Verb, fault: Fault) {
         lock(&self.state).faults.push((plural(resource).plural, verb == Verb::Watch, fault));
+    }
+
+    /// What was asked for with [`ApiServer::fail_next`] and has not happened yet does not happen any more.
+    pub fn clear_faults(&self) {
+        lock(&self.state).faults.clear();
+    }
+
+    /// The server is away, or back: meanwhile every connection ends as soon as it is made, the watches at once, and no
+    /// request gets an answer.
+    pub fn outage(&self, away: bool) {
+        lock(&self.state).away = away;
+        if away {
+            self.cut_watches();
+        }
     }
 
     /// Forbids a resource, or allows it again.
@@ -486,7 +509,7 @@ fn respond(stream: &mut TcpStream, request: &Request, state: &Mutex<State>) -> i
     };
     let (kind, fault) = {
         let mut state = lock(state);
-        if state.stopped {
+        if state.stopped || state.away {
             return Err(io::Error::other("stopped"));
         }
         state.requests.push(request.clone());

@@ -129,3 +129,27 @@ fn what_is_compacted_is_gone() {
     stream.read_to_string(&mut text).unwrap();
     assert!(text.contains(r#""code":410"#) && text.contains(r#""type":"ERROR""#), "{text}");
 }
+
+#[test]
+fn a_server_that_is_away_answers_nobody_until_it_is_back() {
+    let server = ApiServer::start();
+    server.put_list(recorded::SERVICES);
+    let mut watch = TcpStream::connect(server.address).unwrap();
+    write!(watch, "GET /api/v1/services?watch=1&resourceVersion=0 HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut first = [0; 16];
+    watch.read_exact(&mut first).unwrap();
+    server.outage(true);
+    let mut rest = Vec::new();
+    // It ends, in good order or not.
+    drop(watch.read_to_end(&mut rest));
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    // The server may have closed it already.
+    drop(write!(stream, "GET /api/v1/services HTTP/1.1\r\nHost: x\r\n\r\n"));
+    let mut text = Vec::new();
+    drop(stream.read_to_end(&mut text));
+    assert_eq!(text, <[u8; 0]>::default());
+    server.fail_next("services", Verb::List, Fault::Status(500, None));
+    server.clear_faults();
+    server.outage(false);
+    assert_eq!(get(&server, "/api/v1/services").0, 200);
+}

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use self::host_load::HostLoad;
+pub(super) use self::host_load::HostLoad;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::tools;
@@ -251,7 +251,7 @@ fn build(root: &Path, mode: Mode) -> Result<PathBuf> {
 }
 
 /// Builds a program, optimised; gives its path.
-fn cargo_build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
+pub(super) fn cargo_build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let version = Command::new(rustc).arg("--version").output().context(|| "cannot start rustc".to_owned())?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -14,14 +14,14 @@ const EVERY: Duration = Duration::from_secs(2);
 /// A folder with a file that holds this machine's load average over a minute and its number of processors, written anew
 /// all the time until this is dropped.
 #[derive(Debug)]
-pub(super) struct HostLoad {
+pub(in crate::commands) struct HostLoad {
     folder: PathBuf,
     end: Option<Sender<()>>,
     writer: Option<JoinHandle<()>>,
 }
 
 impl HostLoad {
-    pub(super) fn tell() -> Result<Self> {
+    pub(in crate::commands) fn tell() -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("ipvs-rs-load-{}", std::process::id()));
         fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
         let folder = folder.canonicalize().context(|| format!("cannot find {}", folder.display()))?;
@@ -38,11 +38,11 @@ impl HostLoad {
         Ok(load)
     }
 
-    pub(super) fn folder(&self) -> &Path {
+    pub(in crate::commands) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    pub(super) fn file(&self) -> PathBuf {
+    pub(in crate::commands) fn file(&self) -> PathBuf {
         self.folder.join("load")
     }
 }

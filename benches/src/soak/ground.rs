@@ -1,0 +1,230 @@
+//! The ground: a node, its clients and its pods in network namespaces, and what others have put on the node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use testkit::oracle::{self, Backend};
+use testkit::witness::{Transport, Witness};
+use testkit::{Netns, NetnsGuard, veth_pair};
+
+use super::truth::Tables;
+use super::world::{Family, Host, POD_PORT, PODS};
+use crate::Failure;
+
+/// Networks whose addresses get node ports.
+pub(super) const NODE_PORT_NETWORKS: &str = "192.0.2.0/24,2001:db8:1::/64";
+/// Where pods are.
+pub(super) const CLUSTER_CIDR: &str = "10.244.0.0/15,fd00:244::/32";
+/// Somebody else's address on the node, outside of the networks of node ports.
+pub(super) const FOREIGN: &str = "172.31.0.9";
+
+/// All namespaces, and the pods' servers. The thread that has made it is on the node as long as it lives.
+#[derive(Debug)]
+pub(super) struct Ground {
+    pub(super) client: Netns,
+    _pods: Netns,
+    _servers: Vec<Witness>,
+    /// Left last.
+    _node: NetnsGuard,
+}
+
+/// Runs a line of words.
+pub(super) fn tool(line: &str) -> Result<String, Failure> {
+    let mut words = line.split_whitespace();
+    let program = words.next().unwrap_or_default();
+    let arguments: Vec<&str> = words.collect();
+    Ok(oracle::run(program, &arguments, None)?.stdout)
+}
+
+fn batch(namespace: Option<&Netns>, lines: &[String]) -> Result<(), Failure> {
+    let text = lines.join("\n");
+    let run = || oracle::run("ip", &["-batch", "-"], Some(&text));
+    match namespace {
+        Some(namespace) => namespace.run_in(run)??,
+        None => run()?,
+    };
+    Ok(())
+}
+
+fn addresses(of: impl Fn(Family) -> IpAddr, bits: (u8, u8), device: &str) -> Vec<String> {
+    let line = |family, bits| {
+        let nodad = if family == Family::V6 { " nodad" } else { "" };
+        format!("address add {}/{bits} dev {device}{nodad}", of(family))
+    };
+    vec![line(Family::V4, bits.0), line(Family::V6, bits.1)]
+}
+
+/// The client's first address, and the one of a stranger.
+pub(super) fn client(family: Family, stranger: bool) -> IpAddr {
+    let last = if stranger { 20 } else { 10 };
+    match family {
+        Family::V4 => std::net::Ipv4Addr::new(192, 0, 2, last).into(),
+        // 10 and 20 in hexadecimal digits.
+        Family::V6 => std::net::Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, if stranger { 0x20 } else { 0x10 }).into(),
+    }
+}
+
+impl Ground {
+    /// A node of its own for this thread and the threads and processes it starts.
+    pub(super) fn new(backend: Backend) -> Result<Self, Failure> {
+        tool("modprobe nf_conntrack")?;
+        let node = NetnsGuard::new()?;
+        let here = Netns::current()?;
+        let (client_side, pods) = (Netns::new()?, Netns::new()?);
+        veth_pair((&here, "eth0"), (&client_side, "eth0"))?;
+        veth_pair((&here, "pods"), (&pods, "eth0"))?;
+        let mut lines = addresses(Family::node, (24, 64), "eth0");
+        lines.extend(addresses(Family::flapping, (24, 64), "eth0"));
+        lines.push("address add 10.244.1.1/24 dev pods".to_owned());
+        lines.push("address add fd00:244:1::1/64 dev pods nodad".to_owned());
+        for device in ["foreign0", "flood0"] {
+            lines.push(format!("link add {device} type dummy"));
+            lines.push(format!("link set {device} up"));
+        }
+        lines.push(format!("address add {FOREIGN}/32 dev foreign0"));
+        batch(None, &lines)?;
+        let mut lines = addresses(|family| client(family, false), (24, 64), "eth0");
+        lines.extend(addresses(|family| client(family, true), (24, 64), "eth0"));
+        lines.push(format!("route add default via {}", Family::V4.node()));
+        lines.push(format!("route add default via {}", Family::V6.node()));
+        batch(Some(&client_side), &lines)?;
+        let mut lines = Vec::new();
+        for pod in 0..PODS {
+            lines.extend(addresses(|family| Host::Pod(pod).address(family), (24, 64), "eth0"));
+        }
+        lines.push("route add default via 10.244.1.1".to_owned());
+        lines.push("route add default via fd00:244:1::1".to_owned());
+        batch(Some(&pods), &lines)?;
+        for (name, value) in [
+            ("net/ipv4/ip_forward", "1"),
+            ("net/ipv6/conf/all/forwarding", "1"),
+            // Who is refused is told every time.
+            ("net/ipv4/icmp_ratelimit", "0"),
+            ("net/ipv6/icmp/ratelimit", "0"),
+            // A port comes back before the kernel forgets it by itself.
+            ("net/netfilter/nf_conntrack_tcp_timeout_time_wait", "5"),
+            ("net/netfilter/nf_conntrack_tcp_timeout_close", "3"),
+            ("net/netfilter/nf_conntrack_udp_timeout", "5"),
+            ("net/netfilter/nf_conntrack_udp_timeout_stream", "5"),
+        ] {
+            here.write_sysctl(name, value)?;
+        }
+        let servers = (0..PODS).map(|pod| serve(&pods, pod)).collect::<Result<_, _>>()?;
+        foreign(backend)?;
+        Ok(Ground { client: client_side, _pods: pods, _servers: servers, _node: node })
+    }
+}
+
+/// A pod answers on its port over TCP and UDP with its number.
+fn serve(namespace: &Netns, pod: u16) -> Result<Witness, Failure> {
+    let mut places: Vec<(Transport, SocketAddr)> = Vec::new();
+    for family in Family::ALL {
+        let place = SocketAddr::new(Host::Pod(pod).address(family), POD_PORT);
+        places.extend([(Transport::Tcp, place), (Transport::Udp, place)]);
+    }
+    Ok(Witness::start(namespace, &pod.to_string(), &places)?)
+}
+
+/// What somebody else has put on this node, and what has to stay whatever the proxy does. The port is one of its node ports.
+fn foreign(backend: Backend) -> Result<(), Failure> {
+    for line in [
+        format!("ipvsadm -A -t {FOREIGN}:80 -s wlc"),
+        format!("ipvsadm -a -t {FOREIGN}:80 -r 10.244.1.10:8080 -m"),
+        format!("ipvsadm -A -t {FOREIGN}:30002 -s rr"),
+        format!("ipvsadm -a -t {FOREIGN}:30002 -r 10.244.1.11:8080 -m -w 3"),
+        format!("ipvsadm -A -u {FOREIGN}:53 -s rr -p 60"),
+        "ipvsadm -A -f 77 -s rr".to_owned(),
+        "ipset create FOREIGN hash:ip".to_owned(),
+        "ipset add FOREIGN 198.51.100.7".to_owned(),
+    ] {
+        tool(&line)?;
+    }
+    for program in iptables(backend) {
+        tool(&format!("{program} -N FOREIGN"))?;
+        tool(&format!("{program} -A FOREIGN -p tcp --dport 7 -j DROP"))?;
+        tool(&format!("{program} -A FORWARD -j FOREIGN"))?;
+        // A kubelet's, by which others tell which of the two implementations this host uses.
+        tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"))?;
+    }
+    Ok(())
+}
+
+/// Both programs of an implementation.
+pub(super) fn iptables(backend: Backend) -> [&'static str; 2] {
+    match backend {
+        Backend::Legacy => ["iptables-legacy", "ip6tables-legacy"],
+        Backend::Nft => ["iptables-nft", "ip6tables-nft"],
+    }
+}
+
+/// What the kernel holds that is not the proxy's.
+pub(super) fn foreign_state(backend: Backend) -> Result<BTreeSet<String>, Failure> {
+    let mut lines = BTreeSet::new();
+    let ours = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");
+    lines.extend(tool("ipvsadm -Sn")?.lines().filter(|line| ours(line)).map(|line| line.trim().to_owned()));
+    lines.extend(oracle::ipset_save()?.lines().filter(|line| line.contains("FOREIGN")).map(str::to_owned));
+    for family in [oracle::Family::V4, oracle::Family::V6] {
+        let text = oracle::iptables_save(backend, family)?;
+        let theirs = text.lines().filter(|line| line.contains("FOREIGN") || line.contains("KUBE-IPTABLES-HINT"));
+        lines.extend(theirs.map(|line| format!("{family:?} {}", line.split(" [").next().unwrap_or(line))));
+    }
+    let address = tool("ip -o addr show dev foreign0")?;
+    lines.extend(
+        address
+            .lines()
+            .filter(|line| line.contains(" inet "))
+            .map(|line| line.split_whitespace().skip(1).take(3).collect::<Vec<_>>().join(" ")),
+    );
+    Ok(lines)
+}
+
+/// What the kernel holds of the proxy's, as the field's tools print it.
+pub(super) fn kernel_state(backend: Backend) -> Result<Tables, Failure> {
+    let mut tables = Tables::default();
+    let servers = tool("ipvsadm -Sn")?;
+    let foreign = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");
+    tables.servers.extend(servers.lines().map(str::trim).filter(|line| !foreign(line)).map(str::to_owned));
+    let entries = oracle::ipset_save()?;
+    tables.entries.extend(entries.lines().filter(|line| line.starts_with("add KUBE-")).map(str::to_owned));
+    let addresses = tool("ip -o addr show dev kube-ipvs0")?;
+    for line in addresses.lines() {
+        let address = line.split_whitespace().nth(3).and_then(|word| word.split('/').next());
+        // The device's own link-local address, where it has one.
+        tables.addresses.extend(address.filter(|text| !text.starts_with("fe80:")).map(str::to_owned));
+    }
+    for family in [oracle::Family::V4, oracle::Family::V6] {
+        let text = oracle::iptables_save(backend, family)?;
+        let guards = text.lines().filter(|line| line.starts_with("-A KUBE-IPVS-OUT-FILTER"));
+        tables.guards.extend(guards.map(str::to_owned));
+    }
+    Ok(tables)
+}
+
+/// The rules and chains of ours, without counters: by chain, and in each chain in their order.
+pub(super) fn rules(backend: Backend) -> Result<Vec<String>, Failure> {
+    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for family in [oracle::Family::V4, oracle::Family::V6] {
+        let text = oracle::iptables_save(backend, family)?;
+        let mut table = String::new();
+        for line in text.lines() {
+            let line = line.split(" [").next().unwrap_or(line);
+            if let Some(name) = line.strip_prefix('*') {
+                name.clone_into(&mut table);
+            } else if line.contains("KUBE-") && !line.contains("KUBE-IPTABLES-HINT") && !line.contains("-OUT-FILTER -s")
+            {
+                let chain =
+                    line.trim_start_matches(':').trim_start_matches("-A ").split(' ').next().unwrap_or_default();
+                chains
+                    .entry(format!("{family:?} {table} {chain}"))
+                    .or_default()
+                    .push(format!("{family:?} {table} {line}"));
+            }
+        }
+    }
+    Ok(chains.into_values().flatten().collect())
+}
+
+/// The node's addresses in the networks of node ports.
+pub(super) fn node_addresses() -> Vec<IpAddr> {
+    Family::ALL.into_iter().flat_map(|family| [family.node(), family.flapping()]).collect()
+}

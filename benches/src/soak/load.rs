@@ -1,0 +1,299 @@
+//! Clients that keep connecting, and note every time that they were not served, or were by the wrong one.
+//!
+//! No two connections of clients share a port for as long as ports last, whoever they go to: IPVS finds the connection that an
+//! answer belongs to by the real server and the client's address and port (`ip_vs_conn_out_get`), and of two that have both in
+//! common the younger gets all answers. That is the kernel's rule, not what is tested here.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use testkit::witness::{Conversation, Transport};
+
+use super::ground::{self, FOREIGN, Ground};
+use super::random::Random;
+use super::script::Script;
+use super::truth::{is_guarded, ways};
+use super::watchers::{Log, Miss, Use};
+use super::world::{Family, Host, POD_PORT, PODS, Protocol, Way};
+use crate::Failure;
+
+/// A client waits this long for a connection and for an answer: a lost first packet is sent again after 1, 3, 7 and 15 s.
+const LIMIT: Duration = Duration::from_secs(20);
+/// And this long for each answer over UDP.
+const UDP_LIMIT: Duration = Duration::from_secs(5);
+/// And this long for what must not come.
+const SILENCE: Duration = Duration::from_secs(1);
+/// A pod may get new connections for so long after it is no endpoint any more: the proxy may stand still meanwhile.
+const STALE: Duration = Duration::from_secs(90);
+
+/// Ports of short connections, and those of long ones.
+const SHORT: (u32, u32) = (2_000, 46_000);
+const LONG: (u32, u32) = (48_000, 14_000);
+/// Those of connections from the node, where the proxy listens below and clients of the API server connect from above.
+const NODE: (u32, u32) = (20_000, 9_000);
+
+/// Where clients connect to.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) service: String,
+    pub(super) protocol: Protocol,
+    pub(super) place: SocketAddr,
+    pub(super) way: Way,
+}
+
+fn transport(protocol: Protocol) -> Transport {
+    if protocol == Protocol::Tcp { Transport::Tcp } else { Transport::Udp }
+}
+
+/// Every address of every Service that clients use.
+pub(super) fn targets(script: &Script) -> Vec<Target> {
+    let used = script.used.iter();
+    used.flat_map(|service| {
+        ways(service).map(|(way, _, place)| Target {
+            service: service.name.clone(),
+            protocol: service.protocol,
+            place,
+            way,
+        })
+    })
+    .collect()
+}
+
+/// All clients at work.
+pub(super) struct Load {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Clone)]
+struct Client {
+    log: Arc<Log>,
+    stop: Arc<AtomicBool>,
+    ports: Arc<AtomicU32>,
+    range: (u32, u32),
+}
+
+impl Client {
+    fn port(&self) -> u16 {
+        let number = self.ports.fetch_add(1, Ordering::Relaxed) % self.range.1;
+        u16::try_from(self.range.0 + number).unwrap_or(0)
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Waits, as long as it goes on.
+    fn pause(&self, time: Duration) {
+        let end = self.log.now() + time;
+        while !self.stopped() && self.log.now() < end {
+            std::thread::sleep(Duration::from_millis(50).min(end.saturating_sub(self.log.now())));
+        }
+    }
+
+    fn miss(&self, what: Use, target: &Target, from: Duration, error: &io::Error) {
+        let waited = error.kind() == io::ErrorKind::TimedOut;
+        self.note(what, target, from, waited, error.to_string());
+    }
+
+    fn note(&self, what: Use, target: &Target, from: Duration, waited: bool, error: String) {
+        let until = self.log.now();
+        let place = format!("{} {}", target.protocol.upper(), target.place);
+        let address = Some(target.place.ip());
+        let service = target.service.clone();
+        self.log.notes().misses.push(Miss { what, service, place, address, from, until, waited, error });
+    }
+
+    fn done(&self, what: Use) {
+        *self.log.notes().made.entry(what).or_default() += 1;
+    }
+
+    /// Asks once; the name of who answered.
+    fn ask(&self, target: &Target, from: Option<IpAddr>, limit: Duration) -> io::Result<String> {
+        let mut conversation =
+            Conversation::open_from_port(transport(target.protocol), from, self.port(), target.place, limit)?;
+        if target.protocol == Protocol::Tcp {
+            return Ok(conversation.ask()?.name);
+        }
+        // As a resolver does. A question that is on its way while its pod goes is lost; the flow must not be.
+        for _ in 0..2 {
+            if let Ok(answer) = conversation.ask() {
+                return Ok(answer.name);
+            }
+            self.log.notes().again += 1;
+        }
+        Ok(conversation.ask()?.name)
+    }
+
+    fn check(&self, target: &Target, name: &str, from: Duration) {
+        let Ok(pod) = name.parse::<u16>() else { return };
+        let gone = match self.log.notes().endpoints.get(&(target.service.clone(), pod)) {
+            Some(None) => return,
+            Some(Some(gone)) => Some(*gone),
+            None => None,
+        };
+        if gone.is_none_or(|gone| from.saturating_sub(gone) > STALE) {
+            self.note(Use::Stale, target, from, false, format!("pod {name} has answered, no endpoint since {gone:?}"));
+        }
+    }
+
+    fn short(&self, targets: &[Target], what: Option<Use>, pause: Duration) {
+        for target in targets.iter().cycle() {
+            if self.stopped() || targets.is_empty() {
+                return;
+            }
+            let of_protocol = if target.protocol == Protocol::Udp { Use::Datagram } else { Use::Short };
+            let what = what.unwrap_or(of_protocol);
+            let limit = if target.protocol == Protocol::Udp { UDP_LIMIT } else { LIMIT };
+            // A client has two addresses, of which the kernel would choose; the node asks from the one it is asked at.
+            let source = (what != Use::Node).then(|| ground::client(Family::of(target.place.ip()), false));
+            let from = self.log.now();
+            match self.ask(target, source, limit) {
+                Ok(name) => {
+                    self.done(what);
+                    if matches!(what, Use::Short | Use::Datagram | Use::Node) {
+                        self.check(target, &name, from);
+                    }
+                }
+                Err(error) => self.miss(what, target, from, &error),
+            }
+            self.pause(pause);
+        }
+    }
+
+    /// Connections that stay open over whatever happens to their endpoint.
+    fn long(&self, targets: &[Target], what: Use, mut random: Random) {
+        while !self.stopped() {
+            let Some(target) = random.pick(targets) else { return };
+            let mut well = self.log.now();
+            let mut opened = false;
+            let source = Some(ground::client(Family::of(target.place.ip()), false));
+            let conversation = Conversation::open_from_port(Transport::Tcp, source, self.port(), target.place, LIMIT);
+            let talk = conversation.and_then(|mut conversation| {
+                let first = conversation.ask()?.name;
+                opened = true;
+                for _ in 0..random.between(5, 90) {
+                    well = self.log.now();
+                    if self.stopped() {
+                        break;
+                    }
+                    self.pause(Duration::from_secs(1));
+                    let name = conversation.ask()?.name;
+                    if name != first {
+                        return Err(io::Error::other(format!("pod {first} became pod {name}")));
+                    }
+                }
+                Ok(())
+            });
+            match talk {
+                Ok(()) => self.done(what),
+                // Nobody can connect to an address that is away; what is open has to stay.
+                Err(error) if !opened && what == Use::Flapping => {
+                    self.miss(Use::Short, target, well, &error);
+                    self.pause(Duration::from_millis(500));
+                }
+                Err(error) => self.miss(what, target, well, &error),
+            }
+        }
+    }
+
+    /// From an address outside of the source ranges.
+    fn intrude(&self, targets: &[Target]) {
+        for target in targets.iter().cycle() {
+            if self.stopped() || targets.is_empty() {
+                return;
+            }
+            let stranger = ground::client(Family::of(target.place.ip()), true);
+            let from = self.log.now();
+            let conversation = Conversation::open_from_port(
+                transport(target.protocol),
+                Some(stranger),
+                self.port(),
+                target.place,
+                SILENCE,
+            );
+            match conversation.and_then(|mut conversation| conversation.ask()) {
+                Ok(answer) => {
+                    let name = answer.name;
+                    self.note(Use::Stranger, target, from, false, format!("pod {name} has answered a stranger"));
+                }
+                Err(_) => self.done(Use::Stranger),
+            }
+            self.pause(Duration::from_millis(200));
+        }
+    }
+}
+
+impl Load {
+    pub(super) fn start(ground: &Ground, log: &Arc<Log>, script: &Script, seed: u64) -> Result<Self, Failure> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let client = |range: (u32, u32)| Client { log: log.clone(), stop: stop.clone(), ports: Arc::default(), range };
+        let (short, long) = (client(SHORT), client(LONG));
+        let all = targets(script);
+        let mut threads = Vec::new();
+        // About 25 connections a second, as many as an emulated machine has time for beside everything else.
+        for number in 0..8_u64 {
+            let (client, mut targets) = (short.clone(), all.clone());
+            Random::new(seed, 100 + number).shuffle(&mut targets);
+            let work = move || client.short(&targets, None, Duration::from_millis(250));
+            threads.push(ground.client.spawn(work)?);
+        }
+        let streams: Vec<Target> = all.iter().filter(|target| target.protocol == Protocol::Tcp).cloned().collect();
+        for number in 0..12 {
+            let (client, targets, random) = (long.clone(), streams.clone(), Random::new(seed, 200 + number));
+            threads.push(ground.client.spawn(move || client.long(&targets, Use::Long, random))?);
+        }
+        let flapping: Vec<Target> = streams
+            .iter()
+            .filter(|target| target.way == Way::NodePort)
+            .map(|target| {
+                let address = Family::of(target.place.ip()).flapping();
+                Target { place: SocketAddr::new(address, target.place.port()), ..target.clone() }
+            })
+            .collect();
+        for number in 0..2 {
+            let (client, targets, random) = (long.clone(), flapping.clone(), Random::new(seed, 300 + number));
+            threads.push(ground.client.spawn(move || client.long(&targets, Use::Flapping, random))?);
+        }
+        let strange = script.used.iter().filter(|service| is_guarded(service) && !service.ranges.has_node());
+        let guarded: Vec<Target> = strange
+            .flat_map(|service| {
+                all.iter().filter(|target| target.service == service.name && target.way == Way::Balancer)
+            })
+            .cloned()
+            .collect();
+        let intruder = client((46_000, 2_000));
+        threads.push(ground.client.spawn(move || intruder.intrude(&guarded))?);
+        let target = |service: &str, place: SocketAddr| Target {
+            service: service.to_owned(),
+            protocol: Protocol::Tcp,
+            place,
+            way: Way::ClusterIp,
+        };
+        let foreign = vec![target("foreign", SocketAddr::new(FOREIGN.parse()?, 80))];
+        let client_of_others = short.clone();
+        let pause = Duration::from_millis(500);
+        threads.push(ground.client.spawn(move || client_of_others.short(&foreign, Some(Use::Foreign), pause))?);
+        let pods = (0..PODS).flat_map(|pod| Family::ALL.map(|family| Host::Pod(pod).address(family)));
+        let direct: Vec<Target> = pods.map(|address| target("direct", SocketAddr::new(address, POD_PORT))).collect();
+        let client_of_pods = short.clone();
+        threads.push(ground.client.spawn(move || client_of_pods.short(&direct, Some(Use::Direct), pause))?);
+        // On the node, which has ports of its own.
+        let on_node = client(NODE);
+        let clusters: Vec<Target> = all.iter().filter(|target| target.way == Way::ClusterIp).cloned().collect();
+        threads.push(std::thread::spawn(move || on_node.short(&clusters, Some(Use::Node), pause)));
+        Ok(Load { stop, threads })
+    }
+
+    /// Ends all clients.
+    pub(super) fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread.join().unwrap_or_default();
+        }
+    }
+}

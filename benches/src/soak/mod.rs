@@ -1,0 +1,479 @@
+//! The soak: `proxier-demo` for minutes or hours with many Services, many changes, clients that connect all the time, and faults
+//! of every kind; and a verdict.
+//!
+//! `cargo xtask soak` runs it in a virtual machine. What is true is a [model](world) that shares no code with the proxy; what the
+//! kernel holds is what the field's own tools print.
+
+mod canary;
+mod faults;
+mod ground;
+mod load;
+mod proxy;
+mod random;
+mod result;
+mod script;
+mod truth;
+mod verdict;
+mod watchers;
+mod world;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use testkit::Netns;
+use testkit::apiserver::ApiServer;
+use testkit::oracle::Backend;
+
+use self::faults::Faults;
+use self::ground::{Ground, foreign_state, kernel_state, node_addresses, rules, tool};
+use self::load::Load;
+use self::proxy::Supervisor;
+use self::random::Random;
+use self::result::{Asked, Kept};
+use self::script::{Script, apply};
+use self::truth::Tables;
+use self::verdict::{Evidence, judge};
+use self::watchers::Log;
+use self::world::{Family, Host, Service, Way};
+use crate::Failure;
+
+/// How to run it.
+#[derive(Clone, Debug)]
+struct Options {
+    minutes: f64,
+    seed: u64,
+    services: usize,
+    rate: u32,
+    backend: Backend,
+    proxy: PathBuf,
+    out: Option<PathBuf>,
+    command: String,
+    spoil: Option<Spoil>,
+}
+
+/// Ways of making the soak fail, to see that it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spoil {
+    /// A killed proxy is not started again.
+    NoRestart,
+    /// The model has an endpoint more than the API server.
+    WrongTruth,
+}
+
+/// Everything has to be in the kernel by then, at the start and at the end.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Versions older than so many changes are forgotten, as by a real API server after five minutes.
+const HISTORY: u64 = 3_000;
+
+fn parse(arguments: &[String]) -> Result<Options, Failure> {
+    let mut options = Options {
+        minutes: 2.0,
+        seed: 1,
+        services: 2_000,
+        rate: 50,
+        backend: Backend::Legacy,
+        proxy: std::env::current_exe()?.with_file_name("proxier-demo"),
+        out: None,
+        command: "benches soak".to_owned(),
+        spoil: None,
+    };
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let mut value = || rest.next().ok_or_else(|| format!("{argument} takes a value"));
+        let wrong = |value: &str| format!("{argument} {value}: see --help");
+        match argument.as_str() {
+            "--minutes" => options.minutes = value()?.parse()?,
+            "--seed" => options.seed = value()?.parse()?,
+            "--services" => options.services = value()?.parse()?,
+            "--rate" => options.rate = value()?.parse()?,
+            "--backend" => {
+                options.backend = match value()?.as_str() {
+                    "legacy" => Backend::Legacy,
+                    "nft" => Backend::Nft,
+                    other => return Err(wrong(other).into()),
+                };
+            }
+            "--proxy" => options.proxy = value()?.into(),
+            "--out" => options.out = Some(value()?.into()),
+            "--command" => options.command.clone_from(value()?),
+            "--spoil" => {
+                options.spoil = Some(match value()?.as_str() {
+                    "no-restart" => Spoil::NoRestart,
+                    "wrong-truth" => Spoil::WrongTruth,
+                    other => return Err(wrong(other).into()),
+                });
+            }
+            other => return Err(format!("unknown option {other:?}").into()),
+        }
+    }
+    if !(options.minutes > 0.0 && options.minutes <= 10_000.0) || options.rate == 0 || options.rate > 10_000 {
+        return Err("--minutes and --rate take positive numbers up to 10,000".into());
+    }
+    Ok(options)
+}
+
+/// Runs the soak; an error when it is not passed.
+pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
+    let options = parse(arguments)?;
+    if !options.proxy.exists() {
+        return Err(format!("{} is missing: build it with --package examples", options.proxy.display()).into());
+    }
+    Soak::new(options)?.run()
+}
+
+/// A soak under way.
+struct Soak {
+    options: Options,
+    folder: PathBuf,
+    server: Arc<ApiServer>,
+    proxy: Arc<Supervisor>,
+    script: Script,
+    changes: BTreeMap<String, u64>,
+    evidence: Evidence,
+    /// Left last: it is the network that everything else is in.
+    ground: Ground,
+}
+
+fn say(text: &str) {
+    eprintln!("soak: {text}");
+}
+
+impl Soak {
+    fn new(options: Options) -> Result<Self, Failure> {
+        let ground = Ground::new(options.backend)?;
+        let folder = std::env::temp_dir().join(format!("soak-{}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        let server = Arc::new(ApiServer::start_on(SocketAddr::from(([127, 0, 0, 1], 6443))));
+        let kubeconfig = folder.join("kubeconfig");
+        std::fs::write(&kubeconfig, server.kubeconfig(None))?;
+        let proxy = Arc::new(Supervisor::new(&options.proxy, &kubeconfig));
+        let script = Script::new(options.seed, options.services);
+        let evidence = Evidence::default();
+        Ok(Soak { options, folder, server, proxy, script, changes: BTreeMap::new(), evidence, ground })
+    }
+
+    /// What the kernel has to hold now.
+    fn truth(&self) -> Tables {
+        let services = self.script.services().chain(&self.script.canaries);
+        let mut truth = Tables::of(services, &node_addresses());
+        if self.options.spoil == Some(Spoil::WrongTruth) {
+            truth.servers.insert("-a -t 10.96.0.1:80 -r 10.244.1.99:8080 -m -w 1".to_owned());
+        }
+        truth
+    }
+
+    fn run(mut self) -> Result<(), Failure> {
+        let Options { minutes, seed, services, rate, .. } = self.options;
+        say(&format!("seed {seed}, {minutes} minutes, {services} Services, {rate} changes a second"));
+        self.server.put(&world::node());
+        for service in self.script.services().chain(&self.script.canaries) {
+            service.objects().iter().for_each(|object| {
+                self.server.put(object);
+            });
+        }
+        self.server.compact();
+        let foreign = foreign_state(self.options.backend)?;
+        let begin = Instant::now();
+        self.proxy.start()?;
+        // Looking costs processor time that the first pass can use.
+        while begin.elapsed() < PATIENCE && !self.proxy.said().lines.iter().any(|line| line.contains("full pass: ")) {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        let different = self.wait_for_truth(false)?;
+        if !different.is_empty() && self.options.spoil.is_none() {
+            self.tell_last_words();
+            return Err(format!("the kernel never became as it has to be: {}", different.join("; ")).into());
+        }
+        self.evidence.start = begin.elapsed();
+        say(&format!("everything is in the kernel after {:.0} s", begin.elapsed().as_secs_f64()));
+
+        let log = Arc::new(Log::new());
+        let length = Duration::from_secs_f64(minutes * 60.0);
+        let settled_in = Duration::from_secs(600).min(length / 4);
+        self.evidence.calm = (settled_in, length * 85 / 100);
+        // Less time than that is not enough for all of them.
+        self.evidence.deck = if minutes >= 2.0 { faults::KINDS } else { 0 };
+        self.soak(&log, length)?;
+
+        self.settle(&log)?;
+        self.compare(&foreign)?;
+        if let Err(error) = self.proxy.stop() {
+            self.evidence.troubles.push(error.to_string());
+        }
+        self.finish(&log)
+    }
+
+    /// Clients, changes and faults, for so long.
+    fn soak(&mut self, log: &Arc<Log>, length: Duration) -> Result<(), Failure> {
+        let stop = Arc::new(AtomicBool::new(false));
+        for number in 0..self.script.used.len() {
+            self.note_endpoints(log, number, false);
+        }
+        let load = Load::start(&self.ground, log, &self.script, self.options.seed)?;
+        let sampler = self.proxy.watch(log, &stop);
+        let machine = log.watch_the_machine(&stop);
+        let canaries = std::mem::take(&mut self.script.canaries);
+        let canary = canary::follow(canaries, self.server.clone(), log.clone(), stop.clone());
+        let steady = self.script.used.iter().enumerate().filter(|(number, _)| Script::is_steady(*number));
+        let breaking = Arc::new(AtomicBool::new(false));
+        let faults = Faults {
+            server: self.server.clone(),
+            proxy: self.proxy.clone(),
+            log: log.clone(),
+            backend: self.options.backend,
+            steady: steady.map(|(_, service)| service.clone()).collect(),
+            calm: self.evidence.calm,
+            hurried: length < Duration::from_secs(300),
+            repair: verdict::limits(self.evidence.start).1,
+            no_restart: self.options.spoil == Some(Spoil::NoRestart),
+            random: Random::new(self.options.seed, 2),
+            stop: breaking.clone(),
+        };
+        let faults = faults.start();
+        self.change(log, length);
+        // What was broken last gets the time to be repaired, under load.
+        breaking.store(true, Ordering::Relaxed);
+        let failed = faults.join().map_err(|_| "the faults' thread has panicked")?;
+        self.evidence.troubles.extend(failed.into_iter().map(|line| format!("a fault could not be made: {line}")));
+        self.proxy.signal(Signal::SIGCONT);
+        self.server.outage(false);
+        self.server.clear_faults();
+        load.end();
+        stop.store(true, Ordering::Relaxed);
+        sampler.join().map_err(|_| "the sampler has panicked")?;
+        machine.join().map_err(|_| "the machine's watcher has panicked")?;
+        self.script.canaries = canary.join().map_err(|_| "the canary has panicked")??;
+        Ok(())
+    }
+
+    /// Which pods may answer for a Service that clients use: those that it has; before a change those that it gets, too.
+    fn note_endpoints(&self, log: &Log, number: usize, is_done: bool) {
+        let Some(service) = self.script.used.get(number) else { return };
+        let now = log.now();
+        let mut notes = log.notes();
+        let mut hosts = service.hosts(Way::ClusterIp);
+        hosts.extend(service.hosts(Way::NodePort));
+        for pod in 0..world::PODS {
+            let key = (service.name.clone(), pod);
+            if hosts.contains(&Host::Pod(pod)) {
+                notes.endpoints.insert(key, None);
+            } else if is_done && let Some(gone) = notes.endpoints.get_mut(&key) {
+                gone.get_or_insert(now);
+            }
+        }
+    }
+
+    /// One change after the other, at their times.
+    fn change(&mut self, log: &Arc<Log>, length: Duration) {
+        let rate = f64::from(self.options.rate);
+        let planned = length.as_secs() * u64::from(self.options.rate);
+        self.evidence.planned_events = planned;
+        let (mut told, mut number) = (Duration::ZERO, 0_u64);
+        while number < planned && log.now() < length * 3 / 2 {
+            let due = Duration::from_secs_f64(f64::from(u32::try_from(number).unwrap_or(u32::MAX)) / rate);
+            std::thread::sleep(due.saturating_sub(log.now()));
+            let event = self.script.step();
+            if let Some(used) = event.used {
+                self.note_endpoints(log, used, false);
+            }
+            event.writes.iter().for_each(|write| apply(&self.server, write));
+            if let Some(used) = event.used {
+                self.note_endpoints(log, used, true);
+            }
+            *self.changes.entry(event.kind.to_owned()).or_default() += 1;
+            number += 1;
+            if number.is_multiple_of(HISTORY) {
+                self.server.compact();
+                self.server.bookmark();
+            }
+            if log.now() > told + Duration::from_secs(30) {
+                told = log.now();
+                self.tell_progress(log, number);
+            }
+        }
+        self.evidence.events = number;
+    }
+
+    fn tell_progress(&self, log: &Log, changes: u64) {
+        let notes = log.notes();
+        let served: u64 = notes.made.values().sum();
+        let last = notes.samples.last();
+        say(&format!(
+            "{:.0} s: {changes} changes, {} faults, {served} connections, {} not as they have to be, {} KiB, {} files, longest change {:.1} s",
+            log.now().as_secs_f64(),
+            notes.faults.len(),
+            notes.misses.len(),
+            last.map_or(0, |sample| sample.resident_kib),
+            last.map_or(0, |sample| sample.files),
+            notes.followed.iter().map(|change| change.took.as_secs_f64()).fold(0.0, f64::max),
+        ));
+    }
+
+    /// Looks at the kernel until it is as the model has it; gives what is different at the end.
+    fn wait_for_truth(&self, plan_too: bool) -> Result<Vec<String>, Failure> {
+        let truth = self.truth();
+        let begin = Instant::now();
+        let mut told = Duration::ZERO;
+        let patience = if self.options.spoil.is_some() { Duration::from_secs(30) } else { PATIENCE };
+        let mut last = vec!["kube-ipvs0 never appeared".to_owned()];
+        loop {
+            // Before its first pass there is no device to ask about.
+            if let Ok(kernel) = kernel_state(self.options.backend) {
+                last = truth.differences(&kernel);
+            }
+            if last.is_empty() {
+                let (nothing, plan) = if plan_too { self.proxy.plan()? } else { (true, String::new()) };
+                if nothing {
+                    return Ok(Vec::new());
+                }
+                last = vec![format!("proxier-demo plan: {plan}")];
+            }
+            if begin.elapsed() > told + Duration::from_secs(20) {
+                told = begin.elapsed();
+                say(&format!(
+                    "waiting: {} differences: {}",
+                    last.len(),
+                    last.iter().take(5).cloned().collect::<Vec<_>>().join("; ")
+                ));
+            }
+            if begin.elapsed() > patience {
+                let number = last.len();
+                last.truncate(20);
+                last.push(format!("{number} differences in all"));
+                return Ok(last);
+            }
+            std::thread::sleep(Duration::from_secs(2));
+        }
+    }
+
+    /// After everything: until the kernel is as the model has it and `plan` has nothing to do.
+    fn settle(&mut self, log: &Log) -> Result<(), Failure> {
+        let from = log.now();
+        let held = Supervisor::gauge("kubeproxy_virtual_servers_held_back").unwrap_or(0.0);
+        if held > 0.0 {
+            // As an operator does who knows that it is meant.
+            say(&format!("{held} virtual servers are held back: confirmed"));
+            self.proxy.signal(Signal::SIGUSR1);
+        }
+        let different = self.wait_for_truth(true)?;
+        if different.is_empty() {
+            self.evidence.settled = Some(log.now().saturating_sub(from));
+        } else {
+            let (plans, differences) = different.into_iter().partition(|line| line.starts_with("proxier-demo plan"));
+            self.evidence.differences = differences;
+            let plans: Vec<String> = plans;
+            self.evidence.plan = plans.into_iter().next();
+        }
+        Ok(())
+    }
+
+    /// Rules as an undisturbed pass makes them, and what belongs to others as it was.
+    fn compare(&mut self, foreign: &std::collections::BTreeSet<String>) -> Result<(), Failure> {
+        let after = foreign_state(self.options.backend)?;
+        let lines = &mut self.evidence.foreign;
+        lines.extend(foreign.difference(&after).map(|line| format!("missing: {line}")));
+        lines.extend(after.difference(foreign).map(|line| format!("not wanted: {line}")));
+        let objects = self.script.services().chain(&self.script.canaries).flat_map(Service::objects);
+        let items: Vec<serde_json::Value> = objects.chain([world::node()]).collect();
+        let manifests = self.folder.join("manifests.json");
+        std::fs::write(
+            &manifests,
+            serde_json::json!({"kind": "List", "apiVersion": "v1", "items": items}).to_string(),
+        )?;
+        let backend = self.options.backend;
+        let elsewhere = Netns::new()?;
+        let undisturbed = elsewhere.run_in(|| -> Result<Vec<String>, Failure> {
+            tool("ip link add eth0 type dummy")?;
+            tool("ip link set eth0 up")?;
+            for address in node_addresses() {
+                let bits = if Family::of(address) == Family::V4 { "24" } else { "64" };
+                let nodad = if bits == "64" { " nodad" } else { "" };
+                tool(&format!("ip addr add {address}/{bits} dev eth0{nodad}"))?;
+            }
+            for program in ground::iptables(backend) {
+                tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"))?;
+            }
+            self.proxy.once(&manifests)?;
+            rules(backend)
+        })??;
+        let there = rules(backend)?;
+        if undisturbed != there {
+            let lines = &mut self.evidence.rules;
+            lines
+                .extend(undisturbed.iter().filter(|line| !there.contains(line)).map(|line| format!("missing: {line}")));
+            lines.extend(
+                there.iter().filter(|line| !undisturbed.contains(line)).map(|line| format!("not wanted: {line}")),
+            );
+            if lines.is_empty() {
+                let pairs = undisturbed.iter().zip(&there).find(|(wanted, there)| wanted != there);
+                lines.extend(pairs.map(|(wanted, there)| format!("another order: {wanted} where there is {there}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_last_words(&self) {
+        for line in self.proxy.said().lines.iter().rev().take(30).rev() {
+            eprintln!("proxier-demo: {line}");
+        }
+    }
+
+    fn finish(mut self, log: &Arc<Log>) -> Result<(), Failure> {
+        self.evidence.notes = std::mem::take(&mut *log.notes());
+        let verdict = judge(&self.evidence);
+        let asked = Asked {
+            command: self.options.command.clone(),
+            minutes: self.options.minutes,
+            seed: self.options.seed,
+            services: self.options.services,
+            changes_per_second: self.options.rate,
+            backend: format!("iptables, {:?}", self.options.backend).to_lowercase(),
+        };
+        let (levels, words) = {
+            let said = self.proxy.said();
+            (said.levels.clone(), said.lines.iter().map(|line| format!("{line}\n")).collect::<String>())
+        };
+        let changes = (std::mem::take(&mut self.changes), self.script.digest());
+        let kept = Kept::new(asked, &self.evidence, &verdict, changes, (self.proxy.counters(), levels));
+        print!("{}", kept.markdown()?);
+        if let Some(stem) = &self.options.out {
+            let faults = self.evidence.notes.faults.iter();
+            let faults = faults.map(|fault| {
+                format!(
+                    "{:.1} to {:.1} s: {}: {}\n",
+                    fault.from.as_secs_f64(),
+                    fault.until.as_secs_f64(),
+                    fault.kind,
+                    fault.detail
+                )
+            });
+            kept.write(stem, &(faults.collect::<String>() + &words))?;
+        }
+        std::fs::remove_dir_all(&self.folder)?;
+        if verdict.wrong.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("the soak found {} faults", verdict.wrong.len()).into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_have_their_ranges() {
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let options = parse(&words("--minutes 60 --seed 7 --backend nft --spoil wrong-truth")).unwrap();
+        assert_eq!((options.seed, options.backend, options.spoil), (7, Backend::Nft, Some(Spoil::WrongTruth)));
+        for line in ["--minutes 0", "--minutes x", "--rate 0", "--backend none", "--spoil luck", "--what", "--seed"] {
+            assert!(parse(&words(line)).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! `proxier-demo` as a supervisor runs it: started, stopped, killed, started again; sampled all the time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::ground::{CLUSTER_CIDR, NODE_PORT_NETWORKS};
+use super::watchers::{Log, Sample};
+use super::world::NODE;
+use crate::Failure;
+
+const METRICS: &str = "127.0.0.1:10249";
+const HEALTH: &str = "127.0.0.1:10256";
+/// Between two samples.
+const EVERY: Duration = Duration::from_secs(2);
+/// What the proxy has said last.
+const KEPT_LINES: usize = 4_000;
+
+/// What every command of the proxy is told here.
+fn flags() -> [&'static str; 14] {
+    [
+        "--hostname-override",
+        NODE,
+        "--nodeport-addresses",
+        NODE_PORT_NETWORKS,
+        "--cluster-cidr",
+        CLUSTER_CIDR,
+        // Often, so that a short soak sees it often.
+        "--ipvs-sync-period",
+        "15s",
+        // Shorter than clients take to come back to a port.
+        "--ipvs-tcp-timeout",
+        "120s",
+        "--ipvs-tcpfin-timeout",
+        "10s",
+        "--ipvs-udp-timeout",
+        "20s",
+    ]
+}
+
+/// The proxy, and what it is started with.
+#[derive(Debug)]
+pub(super) struct Supervisor {
+    program: PathBuf,
+    kubeconfig: PathBuf,
+    child: Mutex<Option<Child>>,
+    said: Arc<Mutex<Said>>,
+    /// Counters of the process as of the last look, and of those that have ended.
+    counters: Mutex<(BTreeMap<String, f64>, BTreeMap<String, f64>)>,
+}
+
+/// What the proxy says.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    pub(super) lines: VecDeque<String>,
+    pub(super) levels: BTreeMap<String, u64>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Supervisor {
+    pub(super) fn new(program: &Path, kubeconfig: &Path) -> Self {
+        Supervisor {
+            program: program.to_owned(),
+            kubeconfig: kubeconfig.to_owned(),
+            child: Mutex::default(),
+            said: Arc::default(),
+            counters: Mutex::default(),
+        }
+    }
+
+    fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg(verb).args(flags());
+        command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG").stdin(Stdio::null());
+        command
+    }
+
+    /// Starts it.
+    pub(super) fn start(&self) -> io::Result<()> {
+        let mut command = self.command("run");
+        command.arg("--kubeconfig").arg(&self.kubeconfig).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        if let Some(stderr) = child.stderr.take() {
+            let said = self.said.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                    let mut said = lock(&said);
+                    for level in [" ERROR ", " WARN "] {
+                        if line.contains(level) {
+                            *said.levels.entry(level.trim().to_lowercase()).or_default() += 1;
+                        }
+                    }
+                    said.lines.push_back(line);
+                    if said.lines.len() > KEPT_LINES {
+                        said.lines.pop_front();
+                    }
+                }
+            });
+        }
+        *lock(&self.child) = Some(child);
+        Ok(())
+    }
+
+    /// Its number, while it runs.
+    pub(super) fn process(&self) -> Option<u32> {
+        lock(&self.child).as_ref().map(Child::id)
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        let number = self.process().and_then(|number| i32::try_from(number).ok());
+        // One that has ended is noticed by the sampler.
+        number.map(|number| kill(Pid::from_raw(number), signal).unwrap_or_default());
+    }
+
+    /// Kills it; it is gone when this returns.
+    pub(super) fn kill(&self) {
+        if let Some(mut child) = lock(&self.child).take() {
+            child.kill().unwrap_or_default();
+            child.wait().map_or_else(drop, drop);
+        }
+        let mut counters = lock(&self.counters);
+        let ended = std::mem::take(&mut counters.0);
+        for (name, value) in ended {
+            *counters.1.entry(name).or_default() += value;
+        }
+    }
+
+    /// Ends it in good order; whether it did.
+    pub(super) fn stop(&self) -> Result<(), Failure> {
+        self.look_at_metrics();
+        self.signal(Signal::SIGTERM);
+        let Some(mut child) = lock(&self.child).take() else { return Err("proxier-demo was not running".into()) };
+        let status = child.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("proxier-demo ended with {status} after SIGTERM").into()) }
+    }
+
+    /// The last lines it said, and how many of which level.
+    pub(super) fn said(&self) -> MutexGuard<'_, Said> {
+        lock(&self.said)
+    }
+
+    /// What `plan` says: whether nothing is to do, and its words.
+    pub(super) fn plan(&self) -> Result<(bool, String), Failure> {
+        let output = self.command("plan").arg("--kubeconfig").arg(&self.kubeconfig).output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let nothing = output.status.success() && text.starts_with("nothing to do");
+        let lines =
+            text.lines().take(20).chain(errors.lines().filter(|line| !line.contains(" is not served: ")).take(10));
+        Ok((nothing, lines.collect::<Vec<_>>().join("\n")))
+    }
+
+    /// One whole pass from these manifests, in this thread's network namespace.
+    pub(super) fn once(&self, manifests: &Path) -> Result<(), Failure> {
+        let output = self.command("run").arg("--once").arg("--manifests").arg(manifests).output()?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(format!("proxier-demo run --once: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into())
+    }
+
+    /// All counters, of processes that have ended too.
+    pub(super) fn counters(&self) -> BTreeMap<String, f64> {
+        let counters = lock(&self.counters);
+        let mut sum = counters.1.clone();
+        for (name, value) in &counters.0 {
+            *sum.entry(name.clone()).or_default() += value;
+        }
+        sum
+    }
+
+    /// A gauge as of now.
+    pub(super) fn gauge(name: &str) -> Option<f64> {
+        let text = get(METRICS, "/metrics").ok()?.1;
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
+    }
+
+    fn look_at_metrics(&self) {
+        let Ok((200, text)) = get(METRICS, "/metrics") else { return };
+        let mut counters = lock(&self.counters);
+        for line in text.lines().filter(|line| line.contains("_count ") || line.contains("_total ")) {
+            if let Some((name, value)) = line.rsplit_once(' ')
+                && let Ok(value) = value.parse::<f64>()
+            {
+                counters.0.insert(name.to_owned(), value);
+            }
+        }
+    }
+
+    fn sample(&self, log: &Log) {
+        let Some(process) = self.process() else { return };
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+        let resident =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
+        let files = std::fs::read_dir(format!("/proc/{process}/fd")).map(Iterator::count);
+        let (Some(resident_kib), Ok(files)) = (resident, files) else { return };
+        let files = u64::try_from(files).unwrap_or(u64::MAX);
+        let at_secs = log.now().as_secs_f64();
+        log.notes().samples.push(Sample { at_secs, process, resident_kib, files });
+    }
+
+    /// One that has ended by itself is noted, and started again, as a supervisor does.
+    fn attend(&self, log: &Log) {
+        let ended = match lock(&self.child).as_mut().map(Child::try_wait) {
+            Some(Ok(Some(status))) => status,
+            _ => return,
+        };
+        let last: Vec<String> = lock(&self.said).lines.iter().rev().take(3).rev().cloned().collect();
+        log.notes().breakdowns.push(format!(
+            "proxier-demo ended by itself at {:.0} s with {ended}: {}",
+            log.now().as_secs_f64(),
+            last.join(" / ")
+        ));
+        self.kill();
+        if let Err(error) = self.start() {
+            log.notes().breakdowns.push(format!("proxier-demo does not start: {error}"));
+        }
+    }
+
+    /// Samples it until told to stop.
+    pub(super) fn watch(self: &Arc<Self>, log: &Arc<Log>, stop: &Arc<AtomicBool>) -> JoinHandle<()> {
+        let (proxy, log, stop) = (self.clone(), log.clone(), stop.clone());
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                proxy.attend(&log);
+                proxy.sample(&log);
+                proxy.look_at_metrics();
+                let health = match get(HEALTH, "/healthz") {
+                    Ok((code, _)) => code.to_string(),
+                    Err(error) => format!("none ({:?})", error.kind()),
+                };
+                *log.notes().healthz.entry(health).or_default() += 1;
+                std::thread::sleep(EVERY);
+            }
+        })
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Status and body of a page.
+fn get(place: &str, path: &str) -> io::Result<(u16, String)> {
+    let limit = Duration::from_secs(3);
+    let place = place.parse().map_err(io::Error::other)?;
+    let mut stream = TcpStream::connect_timeout(&place, limit)?;
+    stream.set_read_timeout(Some(limit))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let code = head.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or(0);
+    Ok((code, body.to_owned()))
+}

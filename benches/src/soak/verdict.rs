@@ -1,0 +1,333 @@
+//! Whether a soak was passed: a function of what was noted.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::watchers::{Followed, Miss, Notes, Sample, Scope, Use, Window};
+
+/// Everything that the verdict depends on.
+#[derive(Debug, Default)]
+pub(super) struct Evidence {
+    pub(super) notes: Notes,
+    /// Between them the same process runs, and has to stay as it is.
+    pub(super) calm: (Duration, Duration),
+    /// How many faults there are to choose from.
+    pub(super) deck: usize,
+    /// From the proxy's start until everything was in the kernel.
+    pub(super) start: Duration,
+    pub(super) events: u64,
+    pub(super) planned_events: u64,
+    /// Whether everything became as it has to be, and after how long.
+    pub(super) settled: Option<Duration>,
+    /// What `plan` said last, when it was not that nothing is to do.
+    pub(super) plan: Option<String>,
+    /// Where the kernel is not as the model has it.
+    pub(super) differences: Vec<String>,
+    /// Where rules are not those of an undisturbed run.
+    pub(super) rules: Vec<String>,
+    /// What is not as others have left it.
+    pub(super) foreign: Vec<String>,
+    /// Something of the soak itself that did not work.
+    pub(super) troubles: Vec<String>,
+}
+
+/// Longer than this no change may take to the kernel, whatever happens meanwhile: the proxy stands still for 20 s and the lock of
+/// iptables is held for 10 s at most, and the API server is away for 10 s. What was broken waits for the next full pass besides,
+/// every 15 s. And a slow machine takes longer for both: as long as it took for everything at first, twice.
+pub(super) fn limits(start: Duration) -> (Duration, Duration) {
+    (Duration::from_secs(60) + start * 2, Duration::from_secs(90) + start * 2)
+}
+
+/// So many percent of the planned changes have to be made in the time.
+const CHANGES_PERCENT: u64 = 80;
+/// Resident memory may grow by so many percent and so many KiB in the calm part: an allocator's ups and downs.
+const GROWTH_PERCENT: u64 = 8;
+const GROWTH_KIB: u64 = 2_048;
+/// Open files may differ by so many: connections to the API server come and go.
+const FILES: u64 = 4;
+
+/// What was found: what is wrong, and what was excused, by reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Verdict {
+    pub(super) wrong: Vec<String>,
+    pub(super) excused: BTreeMap<String, u64>,
+    pub(super) inexcusable: Vec<String>,
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+/// The reason that excuses a miss, if there is one.
+fn excuse(miss: &Miss, windows: &[Window]) -> Option<&'static str> {
+    let overlaps = |window: &&Window| window.from <= miss.until && window.until.is_none_or(|until| until >= miss.from);
+    // What only delays explains no refusal, and somebody else's virtual server is none of the proxy's.
+    let fits = |window: &&Window| match &window.scope {
+        Scope::Waiting => miss.waited,
+        Scope::Everybody => miss.what != Use::Foreign && miss.what != Use::Direct,
+        Scope::Service(name) => *name == miss.service,
+        Scope::Address(address) => miss.address == Some(*address) && miss.what != Use::Flapping,
+    };
+    windows.iter().filter(overlaps).find(fits).map(|window| window.reason)
+}
+
+pub(super) fn judge(evidence: &Evidence) -> Verdict {
+    let mut verdict = Verdict::default();
+    let notes = &evidence.notes;
+    connections(notes, &mut verdict);
+    let wrong = &mut verdict.wrong;
+    wrong.extend(notes.breakdowns.iter().cloned());
+    wrong.extend(evidence.troubles.iter().map(|trouble| format!("the soak itself: {trouble}")));
+    for window in &notes.windows {
+        let (Some(limit), until) = (window.limit, window.until) else { continue };
+        match until.map(|until| until.saturating_sub(window.from)) {
+            None => wrong.push(format!("never repaired: {}, at {}", window.reason, seconds(window.from))),
+            Some(took) if took > limit => {
+                wrong.push(format!(
+                    "repaired only after {}: {}, at {}",
+                    seconds(took),
+                    window.reason,
+                    seconds(window.from)
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    changes(&notes.followed, limits(evidence.start).0, wrong);
+    memory_and_files(&notes.samples, evidence.calm, wrong);
+    if evidence.events * 100 < evidence.planned_events * CHANGES_PERCENT {
+        wrong.push(format!("only {} of {} changes were made in time", evidence.events, evidence.planned_events));
+    }
+    let kinds: std::collections::BTreeSet<&str> = notes.faults.iter().map(|fault| fault.kind).collect();
+    if kinds.len() < evidence.deck {
+        wrong.push(format!("only {} of {} kinds of faults were made", kinds.len(), evidence.deck));
+    }
+    if evidence.settled.is_none() {
+        wrong.push("the kernel did not become as it has to be".to_owned());
+    }
+    wrong.extend(evidence.plan.iter().map(|plan| format!("proxier-demo plan: {}", plan.replace('\n', " / "))));
+    for (what, lines) in [
+        ("not as the model has it", &evidence.differences),
+        ("rules", &evidence.rules),
+        ("of others", &evidence.foreign),
+    ] {
+        if !lines.is_empty() {
+            wrong.push(format!(
+                "{what}: {} differences: {}",
+                lines.len(),
+                lines.iter().take(12).cloned().collect::<Vec<_>>().join("; ")
+            ));
+        }
+    }
+    verdict
+}
+
+fn connections(notes: &Notes, verdict: &mut Verdict) {
+    for miss in &notes.misses {
+        match excuse(miss, &notes.windows) {
+            Some(reason) => *verdict.excused.entry(reason.to_owned()).or_default() += 1,
+            // A pod that cannot be reached without any Service either: nothing to do with the proxy.
+            None if miss.waited && direct_too(miss, &notes.misses) => {
+                *verdict.excused.entry("pods were out of reach without a Service too".to_owned()).or_default() += 1;
+            }
+            None => verdict.inexcusable.push(format!(
+                "{:?} {} of {}, {} to {}: {}",
+                miss.what,
+                miss.place,
+                miss.service,
+                seconds(miss.from),
+                seconds(miss.until),
+                miss.error
+            )),
+        }
+    }
+    let number = verdict.inexcusable.len();
+    if number > 0 {
+        verdict.wrong.push(format!("{number} connections failed, or succeeded, without an excuse"));
+    }
+    for what in [Use::Short, Use::Long, Use::Datagram, Use::Node, Use::Foreign, Use::Direct] {
+        if notes.made.get(&what).is_none_or(|number| *number == 0) {
+            verdict.wrong.push(format!("nobody was served: {what:?}"));
+        }
+    }
+}
+
+/// Whether a direct connection waited in vain at the same time.
+fn direct_too(miss: &Miss, misses: &[Miss]) -> bool {
+    let mut direct = misses.iter().filter(|other| other.what == Use::Direct && other.waited);
+    miss.what != Use::Direct && direct.any(|other| other.from <= miss.until && other.until >= miss.from)
+}
+
+fn changes(followed: &[Followed], limit: Duration, wrong: &mut Vec<String>) {
+    if followed.is_empty() {
+        wrong.push("no change was followed into the kernel".to_owned());
+    }
+    for change in followed {
+        if !change.arrived {
+            wrong.push(format!("the change at {} never arrived in the kernel", seconds(change.from)));
+        } else if change.took > limit {
+            wrong.push(format!("the change at {} took {}", seconds(change.from), seconds(change.took)));
+        }
+    }
+}
+
+/// The middle one.
+pub(super) fn median(mut numbers: Vec<u64>) -> Option<u64> {
+    numbers.sort_unstable();
+    numbers.get(numbers.len() / 2).copied()
+}
+
+fn memory_and_files(samples: &[Sample], calm: (Duration, Duration), wrong: &mut Vec<String>) {
+    let within = |sample: &&Sample| (calm.0.as_secs_f64()..=calm.1.as_secs_f64()).contains(&sample.at_secs);
+    let calm: Vec<&Sample> = samples.iter().filter(within).collect();
+    let third = calm.len() / 3;
+    if third < 3 {
+        wrong.push("too few samples of the process".to_owned());
+        return;
+    }
+    if calm.iter().any(|sample| calm.first().is_some_and(|first| first.process != sample.process)) {
+        wrong.push("the process was another one in the part in which it has to stay".to_owned());
+        return;
+    }
+    let (first, last) = (calm.get(..third).unwrap_or_default(), calm.get(calm.len() - third..).unwrap_or_default());
+    let of = |samples: &[&Sample], value: fn(&Sample) -> u64| {
+        median(samples.iter().map(|sample| value(sample)).collect()).unwrap_or(0)
+    };
+    let resident = |samples| of(samples, |sample| sample.resident_kib);
+    let (before, after) = (resident(first), resident(last));
+    if after > before + before * GROWTH_PERCENT / 100 + GROWTH_KIB {
+        wrong.push(format!("resident memory grew from {before} to {after} KiB"));
+    }
+    let files = |samples| of(samples, |sample| sample.files);
+    let (before, after) = (files(first), files(last));
+    if after > before + FILES {
+        wrong.push(format!("open files grew from {before} to {after}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::watchers::Fault;
+    use super::*;
+
+    fn secs(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn good() -> Evidence {
+        let mut evidence = Evidence {
+            calm: (secs(30), secs(100)),
+            deck: 1,
+            events: 10,
+            planned_events: 10,
+            settled: Some(secs(5)),
+            ..Evidence::default()
+        };
+        let notes = &mut evidence.notes;
+        for what in [Use::Short, Use::Long, Use::Datagram, Use::Node, Use::Foreign, Use::Direct] {
+            notes.made.insert(what, 5);
+        }
+        notes.samples = (0..60_u32)
+            .map(|number| Sample { at_secs: f64::from(number) * 2.0, process: 7, resident_kib: 20_000, files: 20 })
+            .collect();
+        notes.followed.push(Followed { from: secs(1), took: secs(1), arrived: true });
+        notes.faults.push(Fault { kind: "kill", detail: String::new(), from: secs(1), until: secs(2) });
+        evidence
+    }
+
+    fn miss(what: Use, from: u64, until: u64) -> Miss {
+        Miss {
+            what,
+            service: "used-1".to_owned(),
+            place: "TCP 10.96.0.2:80".to_owned(),
+            address: Some([10, 96, 0, 2].into()),
+            from: secs(from),
+            until: secs(until),
+            waited: false,
+            error: "connection refused".to_owned(),
+        }
+    }
+
+    fn window(scope: Scope, from: u64, until: Option<u64>) -> Window {
+        Window {
+            reason: "a virtual server was deleted",
+            scope,
+            from: secs(from),
+            until: until.map(secs),
+            limit: Some(secs(60)),
+        }
+    }
+
+    #[test]
+    fn what_is_well_is_passed() {
+        assert_eq!(judge(&good()), Verdict::default());
+    }
+
+    #[test]
+    fn a_failed_connection_needs_an_excuse_of_its_own_time_and_service() {
+        let mut evidence = good();
+        evidence.notes.misses.push(miss(Use::Short, 50, 51));
+        assert_eq!(judge(&evidence).wrong, ["1 connections failed, or succeeded, without an excuse"]);
+        for (scope, from, until, excused) in [
+            (Scope::Service("used-1".to_owned()), 45, Some(52), true),
+            (Scope::Service("used-2".to_owned()), 45, Some(52), false),
+            (Scope::Service("used-1".to_owned()), 45, Some(49), false),
+            (Scope::Service("used-1".to_owned()), 52, Some(53), false),
+            (Scope::Everybody, 45, Some(52), true),
+            (Scope::Waiting, 45, Some(52), false),
+            (Scope::Address([10, 96, 0, 2].into()), 45, Some(52), true),
+            (Scope::Address([10, 96, 0, 3].into()), 45, Some(52), false),
+        ] {
+            evidence.notes.windows = vec![window(scope.clone(), from, until)];
+            let verdict = judge(&evidence);
+            assert_eq!(verdict.wrong.is_empty(), excused, "{scope:?} {from} {until:?}: {verdict:?}");
+            assert_eq!(verdict.excused.values().sum::<u64>(), u64::from(excused));
+        }
+    }
+
+    #[test]
+    fn what_belongs_to_others_is_never_excused() {
+        let mut evidence = good();
+        evidence.notes.windows.push(window(Scope::Everybody, 1, Some(60)));
+        evidence.notes.misses.push(miss(Use::Foreign, 50, 51));
+        assert_eq!(judge(&evidence).inexcusable.len(), 1);
+    }
+
+    #[test]
+    fn waiting_in_vain_is_excused_when_pods_could_not_be_reached_directly() {
+        let mut evidence = good();
+        evidence.notes.misses.push(Miss { waited: true, ..miss(Use::Short, 50, 60) });
+        assert_eq!(judge(&evidence).inexcusable.len(), 1);
+        evidence.notes.misses.push(Miss { waited: true, ..miss(Use::Direct, 55, 65) });
+        // The direct one itself has no excuse.
+        assert_eq!(judge(&evidence).inexcusable.len(), 1);
+        assert_eq!(judge(&evidence).excused.len(), 1);
+    }
+
+    #[test]
+    fn each_thing_that_is_wrong_is_found() {
+        type Spoil = fn(&mut Evidence);
+        let cases: [(&str, Spoil); 14] = [
+            ("never repaired", |e| e.notes.windows.push(window(Scope::Everybody, 50, None))),
+            ("repaired only after", |e| e.notes.windows.push(window(Scope::Everybody, 10, Some(80)))),
+            ("nobody was served: Long", |e| drop(e.notes.made.remove(&Use::Long))),
+            ("ended by itself", |e| e.notes.breakdowns.push("proxier-demo ended by itself".to_owned())),
+            ("took 61.0 s", |e| e.notes.followed.push(Followed { from: secs(1), took: secs(61), arrived: true })),
+            ("never arrived", |e| e.notes.followed.push(Followed { from: secs(1), took: secs(9), arrived: false })),
+            ("resident memory grew", |e| e.notes.samples.iter_mut().skip(45).for_each(|s| s.resident_kib = 24_000)),
+            ("open files grew", |e| e.notes.samples.iter_mut().skip(38).for_each(|s| s.files = 25)),
+            ("another one", |e| e.notes.samples.iter_mut().skip(38).for_each(|s| s.process = 8)),
+            ("too few samples", |e| e.notes.samples.clear()),
+            ("only 7 of 10 changes", |e| e.events = 7),
+            ("did not become", |e| e.settled = None),
+            ("not as the model has it: 1", |e| e.differences.push("ipvsadm -Sn: missing: x".to_owned())),
+            ("of others: 1", |e| e.foreign.push("missing: x".to_owned())),
+        ];
+        for (words, spoil) in cases {
+            let mut evidence = good();
+            spoil(&mut evidence);
+            let wrong = judge(&evidence).wrong;
+            assert!(wrong.iter().any(|line| line.contains(words)), "{words}: {wrong:?}");
+        }
+    }
+}

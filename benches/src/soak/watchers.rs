@@ -1,0 +1,173 @@
+//! What is noted while a soak goes on: what failed, when something was broken on purpose, and samples of the proxy.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+/// The machine shows that it runs.
+const BEAT: Duration = Duration::from_millis(200);
+/// And stands still when it shows nothing for so long.
+const STANDSTILL: Duration = Duration::from_secs(5);
+
+/// Whom a fault may hurt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    Everybody,
+    /// Everybody, but only those who waited in vain: nothing was refused.
+    Waiting,
+    Service(String),
+    /// Who connects to this address of the node.
+    Address(IpAddr),
+}
+
+/// A time in which something was broken from outside, until it was seen whole again.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    pub(super) reason: &'static str,
+    pub(super) scope: Scope,
+    pub(super) from: Duration,
+    /// `None`: not whole yet.
+    pub(super) until: Option<Duration>,
+    /// Whether the proxy has to repair it, and how long it may take.
+    pub(super) limit: Option<Duration>,
+}
+
+/// A way of using a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Use {
+    /// Connects, asks, leaves.
+    Short,
+    /// Asks once a second for a while.
+    Long,
+    /// A question over UDP, three times if need be.
+    Datagram,
+    /// From the node itself.
+    Node,
+    /// To the node's address that comes and goes.
+    Flapping,
+    /// To somebody else's virtual server on this node.
+    Foreign,
+    /// To a pod, by no Service at all.
+    Direct,
+    /// From outside of the source ranges: must not succeed.
+    Stranger,
+    /// Answered by a pod that was no endpoint any more.
+    Stale,
+}
+
+/// Something that should not have happened.
+#[derive(Clone, Debug)]
+pub(super) struct Miss {
+    pub(super) what: Use,
+    pub(super) service: String,
+    pub(super) place: String,
+    pub(super) address: Option<IpAddr>,
+    /// When it began, or was last well.
+    pub(super) from: Duration,
+    pub(super) until: Duration,
+    /// Nobody answered, as opposed to a refusal.
+    pub(super) waited: bool,
+    pub(super) error: String,
+}
+
+/// The proxy's process at a moment.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Sample {
+    pub(super) at_secs: f64,
+    pub(super) process: u32,
+    pub(super) resident_kib: u64,
+    pub(super) files: u64,
+}
+
+/// A change that was followed into the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Followed {
+    pub(super) from: Duration,
+    pub(super) took: Duration,
+    pub(super) arrived: bool,
+}
+
+/// A fault that was made.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    pub(super) kind: &'static str,
+    pub(super) detail: String,
+    pub(super) from: Duration,
+    pub(super) until: Duration,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    pub(super) windows: Vec<Window>,
+    pub(super) misses: Vec<Miss>,
+    pub(super) made: BTreeMap<Use, u64>,
+    pub(super) again: u64,
+    pub(super) samples: Vec<Sample>,
+    pub(super) followed: Vec<Followed>,
+    pub(super) faults: Vec<Fault>,
+    /// The proxy ended, failed to start, or was never heard of again.
+    pub(super) breakdowns: Vec<String>,
+    pub(super) healthz: BTreeMap<String, u64>,
+    /// By used Service and pod: when it was last an endpoint; `None` while it is.
+    pub(super) endpoints: BTreeMap<(String, u16), Option<Duration>>,
+}
+
+/// A clock that starts with the soak, and what is noted by it.
+#[derive(Debug)]
+pub(super) struct Log {
+    start: Instant,
+    notes: Mutex<Notes>,
+}
+
+impl Log {
+    pub(super) fn new() -> Self {
+        Log { start: Instant::now(), notes: Mutex::default() }
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    pub(super) fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something is broken from now on; the number is for [`Log::close`].
+    pub(super) fn open(&self, reason: &'static str, scope: Scope, limit: Option<Duration>) -> usize {
+        let from = self.now();
+        let mut notes = self.notes();
+        notes.windows.push(Window { reason, scope, from, until: None, limit });
+        notes.windows.len().saturating_sub(1)
+    }
+
+    /// Notes whenever nothing runs for a while, until told to stop: who waited in vain then may blame the machine.
+    pub(super) fn watch_the_machine(self: &Arc<Self>, stop: &Arc<AtomicBool>) -> JoinHandle<()> {
+        let (log, stop) = (self.clone(), stop.clone());
+        std::thread::spawn(move || {
+            let mut last = log.now();
+            while !stop.load(Ordering::Relaxed) {
+                std::thread::sleep(BEAT);
+                let now = log.now();
+                if now.saturating_sub(last) > BEAT + STANDSTILL {
+                    let reason = "the machine stood still";
+                    let window = Window { reason, scope: Scope::Waiting, from: last, until: Some(now), limit: None };
+                    log.notes().windows.push(window);
+                }
+                last = now;
+            }
+        })
+    }
+
+    pub(super) fn close(&self, window: usize) {
+        let now = self.now();
+        if let Some(window) = self.notes().windows.get_mut(window) {
+            window.until = Some(now);
+        }
+    }
+}

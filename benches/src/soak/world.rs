@@ -1,0 +1,407 @@
+//! The model of what is true: Services and their endpoints, and the objects that an API server would have of them.
+//!
+//! It shares no code with the proxy: what the kernel should hold is worked out again in [`super::truth`].
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use serde_json::{Value, json};
+
+/// The node that the proxy serves, and the one beside it.
+pub(super) const NODE: &str = "n1";
+const OTHER_NODE: &str = "n2";
+pub(super) const NAMESPACE: &str = "soak";
+/// Pods that really answer.
+pub(super) const PODS: u16 = 12;
+/// The port on which they do.
+pub(super) const POD_PORT: u16 = 8080;
+/// Services have a slot each, which gives them their addresses and node port.
+pub(super) const SLOTS: u16 = 2_700;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(super) const ALL: [Family; 2] = [Family::V4, Family::V6];
+
+    pub(super) fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Family::V4 } else { Family::V6 }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Family::V4 => "IPv4",
+            Family::V6 => "IPv6",
+        }
+    }
+
+    /// The node's own address.
+    pub(super) fn node(self) -> IpAddr {
+        match self {
+            Family::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
+            Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 1).into(),
+        }
+    }
+
+    /// The node's address that comes and goes.
+    pub(super) fn flapping(self) -> IpAddr {
+        match self {
+            Family::V4 => Ipv4Addr::new(192, 0, 2, 50).into(),
+            Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0x50).into(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Protocol {
+    Tcp,
+    Udp,
+}
+
+impl Protocol {
+    pub(super) fn upper(self) -> &'static str {
+        match self {
+            Protocol::Tcp => "TCP",
+            Protocol::Udp => "UDP",
+        }
+    }
+
+    pub(super) fn lower(self) -> &'static str {
+        match self {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    ClusterIp,
+    NodePort,
+    LoadBalancer,
+}
+
+/// Where an endpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Host {
+    /// One of the pods that answer.
+    Pod(u16),
+    /// Nobody is there.
+    Nobody(u16),
+}
+
+impl Host {
+    pub(super) fn address(self, family: Family) -> IpAddr {
+        let (net, number) = match self {
+            Host::Pod(number) => (1, number + 10),
+            Host::Nobody(number) => (2, number),
+        };
+        match family {
+            Family::V4 => match self {
+                Host::Pod(_) => Ipv4Addr::from(0x0af4_0100 + u32::from(number)).into(),
+                Host::Nobody(_) => Ipv4Addr::from(0x0af5_0000 + u32::from(number)).into(),
+            },
+            Family::V6 => Ipv6Addr::new(0xfd00, 0x244, net, 0, 0, 0, 0, number).into(),
+        }
+    }
+
+    /// Even ones are on the node that the proxy serves.
+    pub(super) fn is_local(self) -> bool {
+        let (Host::Pod(number) | Host::Nobody(number)) = self;
+        number.is_multiple_of(2)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Ready,
+    /// Ends, and serves until then.
+    Stopping,
+    /// Does not serve.
+    Unready,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    pub(super) host: Host,
+    pub(super) state: State,
+}
+
+/// Which networks may reach a load balancer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ranges {
+    /// Everybody.
+    None,
+    /// The clients, and not the node.
+    Clients,
+    /// The node's own network.
+    Node,
+    /// Somebody else.
+    Others,
+}
+
+impl Ranges {
+    pub(super) fn of(self, family: Family) -> &'static [&'static str] {
+        match (self, family) {
+            (Ranges::None, _) => &[],
+            (Ranges::Clients, Family::V4) => &["192.0.2.8/29"],
+            (Ranges::Clients, Family::V6) => &["2001:db8:1::10/124"],
+            (Ranges::Node, Family::V4) => &["192.0.2.0/24", "10.1.0.0/16"],
+            (Ranges::Node, Family::V6) => &["2001:db8:1::/64"],
+            (Ranges::Others, Family::V4) => &["198.51.100.0/25"],
+            (Ranges::Others, Family::V6) => &["2001:db8:77::/48"],
+        }
+    }
+
+    /// Whether the node is in one of them.
+    pub(super) fn has_node(self) -> bool {
+        self == Ranges::Node
+    }
+}
+
+/// A Service with one port, its endpoints, and everything that the proxy has to make of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Service {
+    pub(super) name: String,
+    pub(super) slot: u16,
+    pub(super) families: &'static [Family],
+    pub(super) protocol: Protocol,
+    pub(super) kind: Kind,
+    pub(super) port: u16,
+    pub(super) target: u16,
+    pub(super) external: bool,
+    /// Of a load balancer: whether it has its address by now.
+    pub(super) balanced: bool,
+    pub(super) ranges: Ranges,
+    pub(super) affinity_secs: Option<u32>,
+    /// `externalTrafficPolicy: Local`; of node ports alone, whose Services need no health check of their own.
+    pub(super) local: bool,
+    /// Belongs to another proxy.
+    pub(super) hidden: bool,
+    /// Whether there is an EndpointSlice at all.
+    pub(super) sliced: bool,
+    /// Another Service's address that this one claims as an external one, and must not get.
+    pub(super) claims: Option<IpAddr>,
+    pub(super) endpoints: Vec<Endpoint>,
+}
+
+pub(super) const V4: &[Family] = &[Family::V4];
+pub(super) const V6: &[Family] = &[Family::V6];
+pub(super) const BOTH: &[Family] = &Family::ALL;
+
+/// What a client connects to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Way {
+    ClusterIp,
+    External,
+    Balancer,
+    NodePort,
+}
+
+impl Service {
+    pub(super) fn new(name: String, slot: u16) -> Self {
+        Service {
+            name,
+            slot,
+            families: V4,
+            protocol: Protocol::Tcp,
+            kind: Kind::ClusterIp,
+            port: 80,
+            target: POD_PORT,
+            external: false,
+            balanced: true,
+            ranges: Ranges::None,
+            affinity_secs: None,
+            local: false,
+            hidden: false,
+            sliced: true,
+            claims: None,
+            endpoints: Vec::new(),
+        }
+    }
+
+    pub(super) fn node_port(&self) -> Option<u16> {
+        (self.kind != Kind::ClusterIp).then_some(30_000 + self.slot)
+    }
+
+    /// The Service's own addresses, apart from node ports.
+    pub(super) fn address(&self, way: Way, family: Family) -> Option<IpAddr> {
+        if !self.families.contains(&family) {
+            return None;
+        }
+        let (v4, v6) = match way {
+            Way::ClusterIp => (0x0a60_0000, 0x96),
+            Way::External if self.external => (0xc612_0000, 0xe),
+            Way::Balancer if self.kind == Kind::LoadBalancer && self.balanced => (0xc613_0000, 0x1b),
+            _ => return None,
+        };
+        Some(match (family, way) {
+            (Family::V4, _) => Ipv4Addr::from(v4 + u32::from(self.slot)).into(),
+            (Family::V6, Way::ClusterIp) => Ipv6Addr::new(0xfd00, v6, 0, 0, 0, 0, 0, self.slot).into(),
+            (Family::V6, _) => Ipv6Addr::new(0x2001, 0xdb8, v6, 0, 0, 0, 0, self.slot).into(),
+        })
+    }
+
+    /// Where a client of this family connects to; of node ports, at the node's own address.
+    pub(super) fn place(&self, way: Way, family: Family) -> Option<SocketAddr> {
+        if way == Way::NodePort {
+            let port = self.node_port().filter(|_| self.families.contains(&family))?;
+            return Some((family.node(), port).into());
+        }
+        Some((self.address(way, family)?, self.port).into())
+    }
+
+    /// The hosts that new connections go to: those that are ready; when there are none, those that stop and still serve.
+    fn chosen(&self, fits: impl Fn(&Endpoint) -> bool) -> Vec<Host> {
+        let of = |state| {
+            let those = self.endpoints.iter().filter(|endpoint| endpoint.state == state && fits(endpoint));
+            those.map(|endpoint| endpoint.host).collect::<Vec<_>>()
+        };
+        let ready = of(State::Ready);
+        if ready.is_empty() { of(State::Stopping) } else { ready }
+    }
+
+    /// The hosts behind one of its addresses.
+    pub(super) fn hosts(&self, way: Way) -> Vec<Host> {
+        if !self.sliced {
+            return Vec::new();
+        }
+        if self.local && way != Way::ClusterIp {
+            let here = self.chosen(|endpoint| endpoint.host.is_local());
+            if !here.is_empty() {
+                return here;
+            }
+        }
+        self.chosen(|_| true)
+    }
+
+    pub(super) fn object(&self) -> Value {
+        let of =
+            |way| self.families.iter().filter_map(move |family| self.address(way, *family)).map(|ip| ip.to_string());
+        let clusters: Vec<String> = of(Way::ClusterIp).collect();
+        let families: Vec<&str> = self.families.iter().map(|family| family.name()).collect();
+        let mut object = json!({
+            "kind": "Service", "apiVersion": "v1",
+            "metadata": {
+                "namespace": NAMESPACE, "name": self.name, "uid": format!("{}-uid", self.name),
+                "creationTimestamp": "2026-01-21T04:55:24Z",
+            },
+            "spec": {
+                "type": "ClusterIP", "clusterIP": clusters.first(), "clusterIPs": clusters, "ipFamilies": families,
+                "ipFamilyPolicy": if self.families.len() > 1 { "RequireDualStack" } else { "SingleStack" },
+                "internalTrafficPolicy": "Cluster", "sessionAffinity": "None",
+                "ports": [{"name": "p", "port": self.port, "protocol": self.protocol.upper(), "targetPort": self.target}],
+            },
+            "status": {"loadBalancer": {}},
+        });
+        if let Some(port) = self.node_port() {
+            object["spec"]["type"] = if self.kind == Kind::NodePort { "NodePort" } else { "LoadBalancer" }.into();
+            object["spec"]["ports"][0]["nodePort"] = port.into();
+            object["spec"]["externalTrafficPolicy"] = if self.local { "Local" } else { "Cluster" }.into();
+        }
+        let externals: Vec<String> = of(Way::External).chain(self.claims.map(|address| address.to_string())).collect();
+        if !externals.is_empty() {
+            object["spec"]["externalIPs"] = externals.into();
+        }
+        if self.kind == Kind::LoadBalancer {
+            let ingress: Vec<Value> = of(Way::Balancer).map(|ip| json!({"ip": ip, "ipMode": "VIP"})).collect();
+            object["status"]["loadBalancer"]["ingress"] = ingress.into();
+            if self.ranges != Ranges::None {
+                let ranges: Vec<&str> =
+                    self.families.iter().flat_map(|family| self.ranges.of(*family)).copied().collect();
+                object["spec"]["loadBalancerSourceRanges"] = ranges.into();
+            }
+        }
+        if let Some(seconds) = self.affinity_secs {
+            object["spec"]["sessionAffinity"] = "ClientIP".into();
+            object["spec"]["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": seconds}});
+        }
+        if self.hidden {
+            object["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "another"});
+        }
+        object
+    }
+
+    pub(super) fn slice_name(&self, family: Family) -> String {
+        format!("{}-{}", self.name, family.name().to_lowercase())
+    }
+
+    pub(super) fn slice(&self, family: Family) -> Value {
+        let endpoints = self.endpoints.iter().map(|endpoint| {
+            let (ready, serving, terminating) = match endpoint.state {
+                State::Ready => (true, true, false),
+                State::Stopping => (false, true, true),
+                State::Unready => (false, false, false),
+            };
+            json!({
+                "addresses": [endpoint.host.address(family).to_string()],
+                "conditions": {"ready": ready, "serving": serving, "terminating": terminating},
+                "nodeName": if endpoint.host.is_local() { NODE } else { OTHER_NODE },
+            })
+        });
+        json!({
+            "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": family.name(),
+            "metadata": {
+                "namespace": NAMESPACE, "name": self.slice_name(family),
+                "labels": {"kubernetes.io/service-name": self.name},
+            },
+            "ports": [{"name": "p", "port": self.target, "protocol": self.protocol.upper()}],
+            "endpoints": endpoints.collect::<Vec<_>>(),
+        })
+    }
+
+    /// Every object of it.
+    pub(super) fn objects(&self) -> Vec<Value> {
+        let slices = self.families.iter().filter(|_| self.sliced).map(|family| self.slice(*family));
+        std::iter::once(self.object()).chain(slices).collect()
+    }
+}
+
+/// The node as a kubelet and the controllers make it.
+pub(super) fn node() -> Value {
+    let addresses = Family::ALL.map(|family| json!({"type": "InternalIP", "address": family.node().to_string()}));
+    json!({
+        "kind": "Node", "apiVersion": "v1",
+        "metadata": {"name": NODE, "labels": {"kubernetes.io/hostname": NODE, "topology.kubernetes.io/zone": "a"}},
+        "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24", "fd00:244:1::/48"]},
+        "status": {"addresses": addresses},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(number: u16, state: State) -> Endpoint {
+        Endpoint { host: Host::Nobody(number), state }
+    }
+
+    #[test]
+    fn those_that_stop_are_the_last_resort_and_local_ones_come_first() {
+        let mut service = Service::new("web".to_owned(), 7);
+        service.kind = Kind::NodePort;
+        service.local = true;
+        service.endpoints = vec![endpoint(1, State::Ready), endpoint(2, State::Stopping), endpoint(3, State::Unready)];
+        assert_eq!(service.hosts(Way::ClusterIp), [Host::Nobody(1)]);
+        assert_eq!(service.hosts(Way::NodePort), [Host::Nobody(2)], "the only one on this node");
+        service.endpoints.remove(1);
+        assert_eq!(service.hosts(Way::NodePort), [Host::Nobody(1)], "none on this node: all");
+        service.sliced = false;
+        assert!(service.hosts(Way::ClusterIp).is_empty());
+    }
+
+    #[test]
+    fn addresses_follow_from_the_slot() {
+        let mut service = Service::new("web".to_owned(), 300);
+        service.families = BOTH;
+        service.kind = Kind::LoadBalancer;
+        let place = |way, family| service.place(way, family).map(|place| place.to_string());
+        assert_eq!(place(Way::ClusterIp, Family::V4).as_deref(), Some("10.96.1.44:80"));
+        assert_eq!(place(Way::ClusterIp, Family::V6).as_deref(), Some("[fd00:96::12c]:80"));
+        assert_eq!(place(Way::Balancer, Family::V4).as_deref(), Some("198.19.1.44:80"));
+        assert_eq!(place(Way::External, Family::V4), None);
+        assert_eq!(place(Way::NodePort, Family::V6).as_deref(), Some("[2001:db8:1::1]:30300"));
+    }
+}

@@ -1,0 +1,195 @@
+//! `cargo xtask soak`: the proxy under load, changes and faults, on a real kernel, and a verdict.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::bench::{HostLoad, cargo_build};
+use crate::error::{Context as _, Error, Result};
+use crate::kernel::{Kernel, Series};
+use crate::tools;
+use crate::vm::Vm;
+
+pub(crate) const HELP: &str = "\
+Usage: cargo xtask soak [OPTIONS]
+
+Boots a Debian kernel in QEMU and lets proxier-demo serve 2,000 Services there while they change 50 times a second, clients
+connect all the time, and everything goes wrong that may: the API server, the process, the host, and others who edit the
+kernel's tables. Passed, when no connection failed but those that a fault explains, memory and open files stayed as they
+were, and at the end the kernel holds what a model of the truth says, and what belongs to others.
+
+  --minutes N     how long, 60 unless told; less than 2 is too short for all kinds of faults
+  --seed S        repeats the changes and faults of an earlier run; from the clock unless told
+  --kernel K      5.10, 6.1 (default), 6.12 or 7.x
+  --services N    2,000 unless told
+  --rate N        changes a second, 50 unless told
+  --backend B     rules by iptables' legacy (default) or nft
+  --release       programs that are optimised; without it, those of the tests
+  --spoil HOW     no-restart (a killed proxy stays dead) or wrong-truth (the model is wrong): shows that it can fail
+  --no-result     keeps no result
+
+The result is kept in benches/results, as soak-linux-K.md and .json; when it is not passed, .log has the faults and the last
+words of the proxy.
+
+Exit codes: 0 passed, 1 not passed, 2 bad usage, 124 no end, 125 the machine could not start.
+";
+
+/// Before and after it: everything into the kernel, and until it is as it has to be.
+const AROUND: Duration = Duration::from_secs(20 * 60);
+/// The API server keeps every object several times, as texts and as values.
+const MEMORY: u32 = 3072;
+
+#[derive(Debug)]
+struct Options {
+    minutes: f64,
+    seed: Option<u64>,
+    kernel: Series,
+    release: bool,
+    keep: bool,
+    /// Handed on as they are.
+    more: Vec<String>,
+}
+
+pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
+    let options = parse(arguments)?;
+    let root = super::test::repository()?;
+    tools::ensure(tools::ORACLES)?;
+    tools::ensure(tools::MACHINE)?;
+    let (program, proxy) = if options.release {
+        // Two runs of cargo's: with the benches, the proxy would get the features that only they want.
+        (cargo_build(&root, "benches", "benches")?, cargo_build(&root, "examples", "proxier-demo")?)
+    } else {
+        // As `cargo xtask test` builds them: after the tests, nothing is left to build.
+        let built = super::test::binaries::build(&root, &[])?;
+        (built.program("benches")?, built.program("proxier-demo")?)
+    };
+    let results = root.join("benches/results");
+    let mut vm = Vm::new(Kernel::get(options.kernel)?)?;
+    vm.memory = MEMORY;
+    vm.timeout = AROUND + Duration::from_secs_f64(options.minutes * 60.0 * 2.0);
+    vm.shares.push(results.clone());
+    let load = HostLoad::tell()?;
+    vm.shares.push(load.folder().to_owned());
+    vm.env.push(("BENCHES_HOST_LOAD".into(), load.file().into()));
+    let outcome = vm.run(&options.command(&program, &proxy, &results)?)?;
+    if let Some(trouble) = outcome.trouble() {
+        eprintln!("{}\nxtask: {trouble}", outcome.console.trim_end());
+        return Ok(ExitCode::from(if outcome.timed_out { 124 } else { 125 }));
+    }
+    Ok(ExitCode::from(u8::from(outcome.exit != Some(0))))
+}
+
+impl Options {
+    /// What runs in the machine.
+    fn command(&self, program: &Path, proxy: &Path, results: &Path) -> Result<Vec<OsString>> {
+        let seed = match self.seed {
+            Some(seed) => seed,
+            None => std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map(|time| u64::from(time.subsec_nanos()))
+                .context_of_clock()?,
+        };
+        let release = if self.release { " --release" } else { "" };
+        let more: String = self.more.iter().map(|word| format!(" {word}")).collect();
+        let typed = format!(
+            "cargo xtask soak --minutes {} --seed {seed} --kernel {}{release}{more}",
+            self.minutes, self.kernel
+        );
+        let mut command: Vec<OsString> = vec![program.into(), "soak".into()];
+        command.extend(["--minutes".into(), self.minutes.to_string().into()]);
+        command.extend(["--seed".into(), seed.to_string().into()]);
+        command.extend(["--proxy".into(), proxy.into(), "--command".into(), typed.into()]);
+        if self.keep {
+            command.extend(["--out".into(), results.join(format!("soak-linux-{}", self.kernel)).into()]);
+        }
+        command.extend(self.more.iter().map(OsString::from));
+        Ok(command)
+    }
+}
+
+/// A clock before 1970 is a mistake of the machine.
+trait Clock<T> {
+    fn context_of_clock(self) -> Result<T>;
+}
+
+impl<T> Clock<T> for std::result::Result<T, std::time::SystemTimeError> {
+    fn context_of_clock(self) -> Result<T> {
+        self.map_err(|error| Error::new(format!("this machine's clock is wrong: {error}; give a --seed")))
+    }
+}
+
+fn parse(arguments: &[OsString]) -> Result<Options> {
+    let mut options =
+        Options { minutes: 60.0, seed: None, kernel: Series::V6_1, release: false, keep: true, more: Vec::new() };
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let mut value = || -> Result<String> {
+            let value = rest.next().and_then(|value| value.to_str());
+            value.map(str::to_owned).ok_or_else(|| Error::usage(format!("{}: a value is missing", argument.display())))
+        };
+        match argument.to_str() {
+            Some("--minutes") => {
+                let minutes: Option<f64> = value()?.parse().ok().filter(|minutes| (0.1..=10_000.0).contains(minutes));
+                options.minutes = minutes.ok_or_else(|| Error::usage("soak: --minutes takes 0.1 to 10000"))?;
+            }
+            Some("--seed") => {
+                let seed = value()?.parse().map_err(|_| Error::usage("soak: --seed takes a whole number"))?;
+                options.seed = Some(seed);
+            }
+            Some("--kernel") => options.kernel = Series::parse(&value()?)?,
+            Some("--release") => options.release = true,
+            Some("--no-result") => options.keep = false,
+            Some(name @ ("--services" | "--rate")) => {
+                let number: Option<u32> = value()?.parse().ok().filter(|number| *number > 0);
+                let number = number.ok_or_else(|| Error::usage(format!("soak: {name} takes a positive number")))?;
+                options.more.extend([name.to_owned(), number.to_string()]);
+            }
+            Some("--backend") => options.more.extend(["--backend".to_owned(), one_of(&value()?, &["legacy", "nft"])?]),
+            Some("--spoil") => {
+                options.more.extend(["--spoil".to_owned(), one_of(&value()?, &["no-restart", "wrong-truth"])?]);
+                options.keep = false;
+            }
+            _ => return Err(Error::usage(format!("soak: unknown option {}", argument.display()))),
+        }
+    }
+    Ok(options)
+}
+
+fn one_of(word: &str, known: &[&str]) -> Result<String> {
+    let found = known.iter().find(|known| **known == word).map(|known| (*known).to_owned());
+    found.ok_or_else(|| Error::usage(format!("soak: {word}: one of {}", known.join(", "))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::path::Path;
+
+    use super::parse;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn the_machine_is_told_everything_that_repeats_the_run() {
+        let options = parse(&words("--minutes 2 --seed 9 --kernel 6.12 --services 500 --backend nft")).unwrap();
+        let command = options.command(Path::new("/b"), Path::new("/p"), Path::new("/r")).unwrap();
+        let line: Vec<String> = command.iter().map(|word| word.to_str().unwrap().to_owned()).collect();
+        assert_eq!(
+            line.join(" "),
+            "/b soak --minutes 2 --seed 9 --proxy /p --command cargo xtask soak --minutes 2 --seed 9 --kernel 6.12 --services 500 \
+             --backend nft --out /r/soak-linux-6.12 --services 500 --backend nft"
+        );
+    }
+
+    #[test]
+    fn a_spoilt_run_keeps_no_result() {
+        assert!(!parse(&words("--spoil no-restart")).unwrap().keep);
+        for line in ["--minutes 0", "--minutes", "--seed x", "--backend x", "--spoil x", "--services 0", "x"] {
+            let error = parse(&words(line)).unwrap_err();
+            assert_eq!(format!("{:?}", error.exit_code()), format!("{:?}", std::process::ExitCode::from(2)), "{line}");
+        }
+    }
+}
