@@ -195,7 +195,7 @@ mod tests {
     fn what_was_found_once_counts_for_a_while() {
         let source = Source::Cluster { kubeconfig: None, master: None };
         let mut neighbours = Neighbours::new(&source);
-        let server = |text| (User::ApiServer, Neighbour::tcp(ip(text), 6443));
+        let server = |text: &str| (User::ApiServer, Neighbour::tcp(ip(text), 6443));
         let start = Instant::now();
         let mut at = |found: &[&str], secs| {
             let found =
