@@ -103,8 +103,9 @@ fn report_permission() {
 #[test]
 fn without_the_capability() {
     kernel_test(&[Need::Root, Need::IpVs, Need::Tool("setpriv"), Need::Tool("unshare")], || {
-        let program = std::env::current_exe().unwrap();
-        let program = program.to_str().unwrap();
+        let program = testkit::Executable::this().unwrap();
+        let path = program.path();
+        let program = path.to_str().unwrap();
         let again = ["env", "IPVS_TEST_REPORT_PERMISSION=1", program, "--exact", "report_permission"];
         for wrapper in [
             &["setpriv", "--bounding-set", "-net_admin", "--inh-caps", "-net_admin"][..],

@@ -314,10 +314,12 @@ fn unreadable_is_not_absent() {
     }
     let tree = fresh();
     tree.write("proc/sys/net/ipv4/ip_forward", "0\n");
-    for path in [DEP, CONFIG] {
-        std::fs::set_permissions(tree.root.join(path), PermissionsExt::from_mode(0o000)).unwrap();
+    let tree = tree.where_everybody_may_look();
+    for (path, mode) in [(DEP, 0o000), (CONFIG, 0o000), ("proc/sys/net/ipv4/ip_forward", 0o444)] {
+        std::fs::set_permissions(tree.root.join(path), PermissionsExt::from_mode(mode)).unwrap();
     }
-    let mut again = Command::new(std::env::current_exe().unwrap());
+    let program = testkit::Executable::this().unwrap();
+    let mut again = Command::new(program.path());
     again.args(["--exact", "unreadable_is_not_absent", "--nocapture"]).env(AGAIN, &tree.root);
     let effective_user = std::fs::metadata("/proc/self").unwrap().uid();
     if effective_user == 0 {

@@ -24,6 +24,7 @@
 pub mod apiserver;
 #[cfg(feature = "corpus")]
 mod corpus;
+mod executable;
 mod hexdiff;
 mod netns;
 pub mod oracle;
@@ -35,6 +36,7 @@ pub mod witness;
 
 #[cfg(feature = "corpus")]
 pub use corpus::corpus;
+pub use executable::Executable;
 pub use hexdiff::hexdiff;
 pub use netns::{Netns, NetnsGuard, veth_pair};
 pub use require::{Need, PROXY, kernel_test, missing};

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -30,7 +30,7 @@ impl Tree {
         Self { root }
     }
 
-    /// A copy of `tests/trees/<name>`.
+    /// A copy of `tests/trees/<name>`, with its links.
     pub(crate) fn of(name: &str) -> Self {
         let tree = Self::empty();
         copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/trees").join(name), &tree.root);
@@ -45,6 +45,25 @@ impl Tree {
                 }
             }
         }
+        // Not in the repository, where an absolute link would lead out of it; and not before the files were made, which would be
+        // this machine's.
+        if name == "debian-13-usr-merged" {
+            tree.link("lib", "/usr/lib");
+        }
+        tree
+    }
+
+    /// The same in a folder that every user may enter, with files that every user may read: neither is sure of the folder that
+    /// the tests were built in.
+    pub(crate) fn where_everybody_may_look(self) -> Self {
+        let enters = |path: &Path| fs::metadata(path).is_ok_and(|at| at.permissions().mode() & 0o001 != 0);
+        let places = [std::env::temp_dir(), "/tmp".into(), "/var/tmp".into(), "/dev/shm".into()];
+        let place =
+            places.iter().find(|place| place.ancestors().all(enters)).expect("no folder that everybody may enter");
+        let root = place.join(self.root.file_name().unwrap()).with_extension("kmod-probe");
+        let tree = Self { root };
+        copy(&self.root, &tree.root);
+        open_to_all(&tree.root);
         tree
     }
 
@@ -90,6 +109,19 @@ impl Tree {
 
     pub(crate) fn report_for(&self, profile: Profile) -> Report {
         self.probe().profile(profile).run()
+    }
+}
+
+fn open_to_all(path: &Path) {
+    let kind = fs::symlink_metadata(path).unwrap().file_type();
+    if kind.is_symlink() {
+        return;
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(if kind.is_dir() { 0o755 } else { 0o644 })).unwrap();
+    if kind.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            open_to_all(&entry.unwrap().path());
+        }
     }
 }
 
