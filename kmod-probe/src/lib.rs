@@ -24,7 +24,8 @@
 //!
 //! * No netlink. What the kernel itself can be asked is put to an [`ActiveProbe`] that the caller brings.
 //! * Nothing is loaded, written or started by looking. [`Loader`] runs `modprobe`, and only when it is called.
-//! * It does not read `modprobe.d`: a module that is blacklisted or replaced there is still reported as loadable.
+//! * Of `modprobe.d`, it reads only what forbids a module (`install MODULE /bin/false`). One that is blacklisted or replaced by
+//!   another command is still reported as loadable.
 //! * It does not look into module files: one that the kernel refuses (signature, wrong build) is loadable here too.
 //!
 //! # Which evidence counts
@@ -56,6 +57,7 @@ mod error;
 mod kconfig;
 mod load;
 mod modules;
+mod policy;
 mod probe;
 mod profile;
 mod report;

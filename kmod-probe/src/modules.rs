@@ -249,7 +249,16 @@ impl BuiltinModules {
 
 /// Modules that `modprobe` can find: `modules.dep`, which `depmod` writes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LoadableModules(List<(usize, String)>);
+pub struct LoadableModules(List<Loadable>);
+
+/// A line of `modules.dep`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Loadable {
+    line: usize,
+    file: String,
+    /// Files with blanks between, as the line has them.
+    depends: String,
+}
 
 impl LoadableModules {
     /// Reads `modules.dep`: `path: path path …`, the module's file first, what it depends on after the colon.
@@ -258,12 +267,13 @@ impl LoadableModules {
     /// [`ErrorKind::InvalidList`] for binary data or when most lines have another form.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         List::read_text(bytes, "modules.dep", |number, line| {
-            let (file, _) = line.split_once(':')?;
+            let (file, depends) = line.split_once(':')?;
             // The path ends up in messages.
             if file.chars().any(char::is_control) {
                 return None;
             }
-            Some((ModuleName::of_file(file)?, (number, file.to_owned())))
+            let loadable = Loadable { line: number, file: file.to_owned(), depends: depends.trim().to_owned() };
+            Some((ModuleName::of_file(file)?, loadable))
         })
         .map(Self)
     }
@@ -271,7 +281,13 @@ impl LoadableModules {
     /// The line that names a module, and its file: below the directory of `modules.dep`, or absolute.
     #[must_use]
     pub fn get(&self, name: &ModuleName) -> Option<(usize, &str)> {
-        self.0.modules.get(name).map(|(line, file)| (*line, file.as_str()))
+        self.0.modules.get(name).map(|loadable| (loadable.line, loadable.file.as_str()))
+    }
+
+    /// The modules that have to be in memory before this one, and what those need; none for one that is not listed.
+    pub fn dependencies(&self, name: &ModuleName) -> impl Iterator<Item = ModuleName> {
+        let depends = self.0.modules.get(name).map_or("", |loadable| &loadable.depends);
+        depends.split_ascii_whitespace().filter_map(ModuleName::of_file)
     }
 
     /// All names, sorted.

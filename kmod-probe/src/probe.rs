@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::Answer;
 use crate::active::{ActiveProbe, NoActiveProbe};
 use crate::profile::{Family, Profile};
-use crate::report::{Finding, Report, State, Verdict};
+use crate::report::{Finding, Fix, Report, State, Verdict};
 use crate::requirement::{Backend, Need, Requirement};
 use crate::resolve;
 use crate::root::Root;
@@ -176,12 +176,17 @@ impl Judge<'_> {
     /// One reason for each thing that is missing; what is unknown for the same cause shares one.
     fn judge_findings(&self, verdict: &mut Verdict) {
         let mut unknown: Vec<(String, Vec<&str>)> = Vec::new();
+        let mut causes: Vec<&Fix> = Vec::new();
         for finding in self.findings.iter().filter(|finding| finding.need == Need::Required) {
             let fix = fix_of(finding);
             match finding.state {
                 // One reason is enough for a module and its parts.
                 State::Missing | State::Unknown if finding.is_feature && !self.is_usable(finding.module.as_ref()) => {}
+                // And for a module and those that need it.
+                State::Missing if finding.fix.as_ref().is_some_and(|fix| causes.contains(&fix)) => {}
                 State::Missing => {
+                    let of_one_module = |fix: &&Fix| matches!(fix, Fix::RestoreFile { .. } | Fix::Allow { .. });
+                    causes.extend(finding.fix.as_ref().filter(of_one_module));
                     obstacle(verdict, Answer::No, format!("{} is missing ({}){fix}", finding.name, finding.why));
                 }
                 State::Unknown if finding.is_feature => {

@@ -161,6 +161,13 @@ pub enum Fix {
     },
     /// Loading modules was switched off until the next boot.
     ModulesDisabled(ModuleName),
+    /// `modprobe.d` forbids to load the module.
+    Allow {
+        /// The module that is forbidden: this one, or one that it needs.
+        module: ModuleName,
+        /// The file that forbids it, as seen inside the root.
+        path: String,
+    },
     /// A file may not be read by this process.
     GrantRead(String),
     /// The kernel release cannot be read.
@@ -201,6 +208,9 @@ impl fmt::Display for Fix {
             }
             Self::ModulesDisabled(module) => {
                 write!(f, "kernel.modules_disabled is 1: restart, and load {module} before it is set")
+            }
+            Self::Allow { module, path } => {
+                write!(f, "{path} forbids module {module} (install {module} …): remove that line")
             }
             Self::GrantRead(path) => write!(f, "let this process read {path} (run it as root)"),
             Self::ShowRelease => f.write_str("mount /proc: the kernel release cannot be read"),

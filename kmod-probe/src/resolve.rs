@@ -215,6 +215,7 @@ fn installed(sources: &Sources, name: &ModuleName, case: &mut Case) {
             case.see(EvidenceKind::Installed, list, Some(line), "names a file that is not there");
             case.decide(State::Missing, Some(Fix::RestoreFile { path, release }));
         }
+        _ if obstacle(sources, name, case) => {}
         _ if sources.loading_disabled => {
             case.see(EvidenceKind::Installed, list, Some(line), "but loading modules is switched off");
             case.decide(State::Missing, Some(Fix::ModulesDisabled(name.clone())));
@@ -224,6 +225,48 @@ fn installed(sources: &Sources, name: &ModuleName, case: &mut Case) {
             case.decide(State::Loadable, Some(Fix::Load(name.clone())));
         }
     }
+}
+
+/// Whether `modprobe` would refuse the module, or one that it needs and that is not there yet.
+fn obstacle(sources: &Sources, name: &ModuleName, case: &mut Case) -> bool {
+    if case.state.is_some() {
+        return false;
+    }
+    let needed = sources.loadable.get().into_iter().flat_map(|loadable| loadable.dependencies(name));
+    for module in std::iter::once(name.clone()).chain(needed) {
+        if module != *name && is_there(sources, &module) {
+            continue;
+        }
+        if let Some(rule) = sources.policy.forbids(&module) {
+            case.see(EvidenceKind::Installed, &rule.path, Some(rule.line), &rule.says);
+            let path = rule.path.clone();
+            case.decide(State::Missing, Some(Fix::Allow { module, path }));
+            return true;
+        }
+        let file = sources.loadable.get().and_then(|loadable| loadable.get(&module));
+        if let Some((line, file)) = file.filter(|_| module != *name) {
+            let path =
+                if file.starts_with('/') { file.to_owned() } else { format!("{}/{file}", sources.directory.path) };
+            if sources.root.exists(&path) == Ok(false) {
+                let release = sources.release.get().map(ToString::to_string).unwrap_or_default();
+                let says = format!("{module}, which {name} needs, names a file that is not there");
+                case.see(EvidenceKind::Installed, &sources.loadable.path, Some(line), says);
+                case.decide(State::Missing, Some(Fix::RestoreFile { path, release }));
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// Whether a module need not be loaded.
+fn is_there(sources: &Sources, module: &ModuleName) -> bool {
+    let loaded = sources.loaded.get().and_then(|loaded| loaded.get(module));
+    let live = loaded.is_some_and(|(_, state)| state == ModuleState::Live);
+    let built_in = [&sources.builtin, &sources.modinfo]
+        .iter()
+        .any(|list| list.get().is_some_and(|list| list.get(module).is_some()));
+    live || built_in || sources.sysfs(module).is_some()
 }
 
 /// A part of a module that the configuration switches: what the module is, when it is switched on.

@@ -2,6 +2,7 @@
 
 use crate::kconfig::{Kconfig, Setting};
 use crate::modules::{BuiltinModules, LoadableModules, LoadedModules, ModuleName};
+use crate::policy::Policy;
 use crate::report::{Evidence, EvidenceKind, ModuleSupport, SourceStatus};
 use crate::root::{Failure, Root};
 use crate::version::KernelRelease;
@@ -48,6 +49,8 @@ pub(crate) struct Sources {
     pub(crate) support: ModuleSupport,
     /// `/proc/sys/kernel/modules_disabled` is 1: no module can be loaded until the next boot.
     pub(crate) loading_disabled: bool,
+    /// What `modprobe.d` forbids.
+    pub(crate) policy: Policy,
 }
 
 impl Sources {
@@ -74,6 +77,7 @@ impl Sources {
             config: Source::not_tried("/boot/config", "the kernel release is unknown"),
             support: ModuleSupport { answer: Answer::Unknown, evidence: Vec::new() },
             loading_disabled: false,
+            policy: Policy::read(&root),
             release,
             root,
         };
