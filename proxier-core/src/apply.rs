@@ -13,8 +13,8 @@ use crate::config::Config;
 use crate::interlock::Needs;
 use crate::observed::Observed;
 use crate::plan::{Plan, RulesChange};
-use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Sets};
-use crate::report::{self, Applied};
+use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Rules, Sets};
+use crate::report::{self, Applied, Lack};
 use crate::sets::{SetKey, SetKind};
 use crate::state::Desired;
 use crate::step::{Action, Names, Part, Step};
@@ -96,6 +96,9 @@ pub fn apply(
                 run.applied.flows = flows;
                 run.applied.count(Part::Flows, Action::Delete, flows.total());
             }
+            Err(error) if error.kind() == PortErrorKind::Unavailable => {
+                run.applied.lacks.push(Lack::new("UDP flows to endpoints that are gone are not ended", error));
+            }
             Err(error) => run.applied.fail(Step::flows(&plan.forget), error),
         }
     }
@@ -145,6 +148,7 @@ impl Run<'_, '_> {
             possible.iter().map(|change| (change.family, change.changes.transaction())).collect();
         let mut failed: BTreeSet<Family> = rules.iter().map(|change| change.family).collect();
         for (change, outcome) in possible.into_iter().zip(ports.rules.restore_families(&transactions)) {
+            let outcome = outcome.or_else(|error| self.restore_without(change, error, ports.rules));
             if self.applied.note(|| Step::rules(change), outcome) {
                 self.applied.restored.push(change.family);
                 failed.remove(&change.family);
@@ -180,6 +184,27 @@ impl Run<'_, '_> {
             return Some(report::not_without_rules(key));
         }
         (has_ranges && self.observed.firewall_entry(key).is_none()).then(|| report::not_without_entry(key))
+    }
+
+    /// Restores what the kernel takes of rules that it refused: it may lack a match that they do without.
+    fn restore_without(
+        &mut self,
+        change: &RulesChange,
+        refused: PortError,
+        rules: &mut dyn Rules,
+    ) -> Result<(), PortError> {
+        // Nothing of the others says that the same would be refused again.
+        if !matches!(refused.kind(), PortErrorKind::NotFound | PortErrorKind::Unavailable | PortErrorKind::Invalid) {
+            return Err(refused);
+        }
+        for (capabilities, changes) in &change.without {
+            if rules.restore(change.family, changes.transaction()).is_ok() {
+                self.applied.reduced.push((change.family, *capabilities));
+                self.applied.lacks.push(Lack::new(capabilities.lost(), refused));
+                return Ok(());
+            }
+        }
+        Err(refused)
     }
 
     fn create_set(&mut self, set: SetKey, sets: &mut dyn Sets) {

@@ -11,7 +11,7 @@ use crate::diff::{Changes, VirtualServerChange};
 use crate::drain::Drains;
 use crate::observed::Observed;
 use crate::ports::UdpServices;
-use crate::rules::RuleChanges;
+use crate::rules::{Capabilities, RuleChanges};
 use crate::sets::SetKey;
 use crate::snapshot::ObjectKey;
 use crate::state::Desired;
@@ -83,12 +83,15 @@ pub struct RulesChange {
     pub family: Family,
     /// What changes: our chains and our jumps, nothing else.
     pub changes: RuleChanges,
+    /// The same without matches that rules do without, to be tried in this order when the kernel refuses the first: whether it
+    /// has them is known for sure only then.
+    pub without: Vec<(Capabilities, RuleChanges)>,
 }
 
 impl RulesChange {
     /// A change of one family's rules.
     pub fn new(family: Family, changes: RuleChanges) -> Self {
-        RulesChange { family, changes }
+        RulesChange { family, changes, without: Vec::new() }
     }
 }
 

@@ -726,7 +726,17 @@ impl Proxier {
         if !changes.is_empty() {
             let late = written.is_some_and(|written| inputs.only_relaxes(written));
             let stage = if late { &mut plan.relax } else { &mut plan.rules };
-            stage.push(RulesChange::new(family, changes));
+            let mut change = RulesChange::new(family, changes);
+            for capabilities in capabilities.reduced() {
+                let rules = rules::compile(&inputs.clone().with_capabilities(capabilities));
+                let changes =
+                    rules.map_err(|error| invalid(&error))?.changes(&dump).map_err(|error| invalid(&error))?;
+                // Refused as it was, when it needs none of what is left out.
+                if changes != change.changes {
+                    change.without.push((capabilities, changes));
+                }
+            }
+            stage.push(change);
         }
         Ok(Some(inputs))
     }
@@ -774,7 +784,7 @@ impl Proxier {
     fn carry_out(
         &mut self,
         plan: &Plan,
-        inputs: BTreeMap<Family, rules::Inputs>,
+        mut inputs: BTreeMap<Family, rules::Inputs>,
         report: &mut Report,
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
@@ -813,11 +823,7 @@ impl Proxier {
             self.drains.forget_virtual_server(key);
             self.leaving.remove(key);
         }
-        // Nothing can be done where no module tracks connections.
-        let failed_to_forget = applied
-            .failures
-            .iter()
-            .any(|failure| failure.step.part == Part::Flows && failure.error.kind() != PortErrorKind::Unavailable);
+        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
         self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
         // What is not as it was thought is looked at again, at once; not for ever when the kernel contradicts itself.
         let surprised = applied.surprises > 0;
@@ -834,6 +840,15 @@ impl Proxier {
             .filter(|failure| failure.step.part == Part::Rules)
             .map(|failure| (&*failure.step.name, failure.error.kind()))
             .collect();
+        // What this kernel has shown that it lacks is not asked of it again.
+        for (family, capabilities) in &applied.reduced {
+            let known = self.options.capabilities;
+            self.options.capabilities =
+                known.both(rules::Capabilities { random_fully: known.random_fully, ..*capabilities });
+            if let Some(taken) = inputs.remove(family) {
+                inputs.insert(*family, taken.with_capabilities(*capabilities));
+            }
+        }
         for (family, inputs) in inputs {
             let Some(kind) = failed.get(family_name(family)) else {
                 self.rules.insert(family, inputs);

@@ -10,6 +10,7 @@ use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::config::Config;
 use crate::ports::{Flows, PortError, PortErrorKind};
+use crate::rules::Capabilities;
 use crate::sets::SetKey;
 use crate::step::{Action, Part, Step};
 use crate::sysctls::SysctlChange;
@@ -77,6 +78,28 @@ impl fmt::Display for Unread {
     }
 }
 
+/// Something that this kernel cannot do and that serving works without. It fails no pass.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Lack {
+    /// What is not done, and what that means, in words.
+    pub what: String,
+    /// What the kernel, or the program, said.
+    pub error: PortError,
+}
+
+impl Lack {
+    pub(crate) fn new(what: impl Into<String>, error: PortError) -> Self {
+        Lack { what: what.into(), error }
+    }
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.error)
+    }
+}
+
 /// What carrying out a plan came to: an outcome for every operation.
 ///
 /// Operations that were done are counted, those that were not are listed.
@@ -87,6 +110,8 @@ pub struct Applied {
     pub done: Counts,
     /// Operations that were not.
     pub failures: Vec<Failure>,
+    /// What this kernel lacks, found out on the way; serving works without.
+    pub lacks: Vec<Lack>,
     /// UDP flows that were forgotten.
     pub flows: Flows,
     /// Real servers that drain from now on.
@@ -95,6 +120,9 @@ pub struct Applied {
     pub settled: Vec<(VirtualServerKey, RealServerKey)>,
     /// Families whose rules were restored.
     pub restored: Vec<Family>,
+    /// Of those, the families whose rules the kernel took only without some matches
+    /// ([`RulesChange::without`](crate::plan::RulesChange::without)), with what it took.
+    pub reduced: Vec<(Family, Capabilities)>,
     /// Virtual servers that went.
     pub deleted: Vec<VirtualServerKey>,
     /// How often the kernel held something else than was thought: what was to be added was there, what was to be changed or

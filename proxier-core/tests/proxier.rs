@@ -69,6 +69,10 @@ impl World {
         reports
     }
 
+    fn rules(&mut self, family: Family) -> String {
+        self.kernel.ports().rules.dump(family).unwrap().to_string()
+    }
+
     fn servers(&mut self) -> String {
         let ports = self.kernel.ports();
         let snapshot = ports.ipvs.snapshot().unwrap();
@@ -444,6 +448,59 @@ fn flows_that_could_not_be_forgotten_are_forgotten_later() {
     let asked = world.kernel.writes().conntrack;
     world.run(Duration::from_secs(60));
     assert_eq!(world.kernel.writes().conntrack, asked);
+}
+
+/// A kernel without `nf_conntrack_netlink`: serving works without, so the pass has not failed.
+#[test]
+fn flows_that_cannot_be_forgotten_here_are_a_lack_and_no_failure() {
+    let mut world = World::new();
+    world.kernel.fail(Fault::new(Call::ConntrackForgetUdp, PortErrorKind::Unavailable).every());
+    world.service(dns());
+    world.slice("dns", &["10.244.0.1", "10.244.0.2"]);
+    world.proxier.start(world.now);
+    let report = world.pass();
+    assert!(report.is_done() && report.applied.failures.is_empty(), "{report:#?}");
+    assert_eq!(report.applied.lacks.len(), 1, "{report:#?}");
+    assert!(report.applied.lacks[0].to_string().starts_with("UDP flows to endpoints that are gone are not ended: "));
+    let asked = world.kernel.writes().conntrack;
+    assert!(world.run(Duration::from_secs(60)).iter().all(Report::is_done));
+    assert_eq!(world.kernel.writes().conntrack, asked, "not tried again and again");
+    assert_eq!(world.proxier.totals().failed_passes, 0);
+}
+
+/// A kernel that refuses rules may lack a match that they do without.
+#[test]
+fn rules_are_written_without_what_the_kernel_turns_out_to_lack() {
+    let mut world = World::new();
+    world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable).family(Family::V4));
+    let mut object = web();
+    object["spec"]["externalIPs"] = json!(["198.51.100.1"]);
+    world.service(object);
+    world.slice("web", &["10.244.0.1"]);
+    world.proxier.start(world.now);
+    let report = world.pass();
+    assert!(report.is_done(), "{report:#?}");
+    assert!(report.applied.lacks[0].to_string().starts_with("rules are written without match physdev"), "{report:#?}");
+    let rules = world.rules(Family::V4);
+    assert!(rules.contains("-j KUBE-SERVICES") && !rules.contains("physdev"), "{rules}");
+    // And from now on, for the other family too; once.
+    let reports = world.run(Duration::from_secs(120));
+    assert!(reports.iter().all(|report| report.is_done() && report.applied.lacks.is_empty()), "{reports:#?}");
+    assert!(!world.rules(Family::V6).contains("physdev"));
+    assert_eq!(reports.last().unwrap().writes(), 0);
+
+    // Refused either way: a failure, and nothing is lost for later.
+    let mut world = World::new();
+    world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Invalid).family(Family::V4).every());
+    let mut object = web();
+    object["spec"]["externalIPs"] = json!(["198.51.100.1"]);
+    world.service(object);
+    world.proxier.start(world.now);
+    let report = world.pass();
+    assert!(report.has_failed() && report.applied.lacks.is_empty(), "{report:#?}");
+    world.kernel.clear_faults();
+    world.run(Duration::from_secs(60));
+    assert!(world.rules(Family::V4).contains("physdev"));
 }
 
 #[test]

@@ -35,6 +35,39 @@ impl Default for Capabilities {
     }
 }
 
+impl Capabilities {
+    /// Less than this that rules still do with: without one of the optional matches, then without both.
+    pub(crate) fn reduced(self) -> impl Iterator<Item = Capabilities> {
+        let ways = [(false, self.ipvs), (self.physdev, false), (false, false)];
+        ways.into_iter()
+            .map(move |(physdev, ipvs)| Capabilities { physdev, ipvs, ..self })
+            .filter(move |reduced| *reduced != self)
+    }
+
+    /// What both have.
+    pub(crate) fn both(self, other: Capabilities) -> Self {
+        Capabilities {
+            random_fully: self.random_fully && other.random_fully,
+            physdev: self.physdev && other.physdev,
+            ipvs: self.ipvs && other.ipvs,
+        }
+    }
+
+    /// What is missing without the optional matches that are not there, in words.
+    pub fn lost(self) -> String {
+        let physdev = "rules are written without match physdev (module xt_physdev), which only tells packets that come over a \
+                       bridge";
+        let ipvs = "rules are written without match ipvs (module xt_ipvs): programs on this node reach load balancers whose \
+                    source ranges leave it out";
+        match (self.physdev, self.ipvs) {
+            (true, true) => String::new(),
+            (false, true) => physdev.to_owned(),
+            (true, false) => ipvs.to_owned(),
+            (false, false) => format!("{physdev}; {ipvs}"),
+        }
+    }
+}
+
 /// Whose traffic to cluster IPs is masqueraded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MasqueradeSources {
@@ -113,6 +146,13 @@ impl Inputs {
         self.barred.extend(kept.barred.iter().filter(|key| key.family() == family));
         self.barred.sort_unstable();
         self.barred.dedup();
+        self
+    }
+
+    /// The same on a kernel that can do this.
+    #[must_use]
+    pub fn with_capabilities(mut self, capabilities: Capabilities) -> Self {
+        self.capabilities = capabilities;
         self
     }
 
