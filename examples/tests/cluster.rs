@@ -6,7 +6,10 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use examples::proxier_demo::change::{Change, Event, Snapshot, channel};
+use examples::proxier_demo::cli;
 use examples::proxier_demo::cluster::{Cluster, Connection, Options};
+use examples::proxier_demo::picture::{self, Unread};
+use examples::proxier_demo::progress::Counted;
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Fault, Verb, recorded};
 use tokio::sync::mpsc::Receiver;
@@ -93,7 +96,7 @@ fn with_version(mut object: Value, version: u64) -> Value {
 }
 
 fn names(snapshot: &Snapshot) -> BTreeSet<String> {
-    snapshot.services.iter().map(|service| service.metadata.name.clone()).collect()
+    snapshot.services.values().map(|service| service.metadata.name.clone()).collect()
 }
 
 /// The shop, recorded from a real server.
@@ -146,7 +149,7 @@ async fn a_recorded_cluster_is_read_whole() {
     assert_eq!(node.object.metadata.labels["topology.kubernetes.io/zone"], "zone-a");
     assert!(!node.leaving);
     assert_eq!(snapshot.unreadable, []);
-    let kept = snapshot.services.iter().flat_map(|service| service.metadata.annotations.keys());
+    let kept = snapshot.services.values().flat_map(|service| service.metadata.annotations.keys());
     assert_eq!(kept.filter(|name| name.starts_with("kubectl")).count(), 0, "kubectl's notes are not kept");
     assert_eq!(watching.failures(), 0);
 }
@@ -603,4 +606,40 @@ async fn the_node_s_network_of_pods_is_waited_for() {
     assert_eq!(problem, expected);
     let early = tokio::time::timeout(Duration::from_millis(100), Snapshot::collect(&mut watching.changes)).await;
     assert!(early.is_err(), "{early:?}");
+}
+
+/// A server that stops in the middle: what came, what is waited for, how long, and how to wait longer. One that goes on, however
+/// slowly, is waited for.
+#[tokio::test]
+async fn a_limit_that_says_what_it_is() {
+    let server = ApiServer::start();
+    server.put(&service("web", 1));
+    let configured = |limit: &str| {
+        let words =
+            ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &server.url(), "--input-timeout", limit];
+        cli::parse(words.map(Into::into)).and_then(|invocation| invocation.configure()).unwrap()
+    };
+    server.fail_next("endpointslices", Verb::List, Fault::Silence);
+    let options = || {
+        let mut options = quick();
+        options.patience = Duration::from_secs(30);
+        options
+    };
+    let unread = picture::read(&configured("1500ms"), options(), &Counted::default()).await.unwrap_err();
+    let Unread::NoAnswer(problem) = unread else { unreachable!("{unread:?}") };
+    assert_eq!(
+        problem.to_string(),
+        "the API server: no complete answer: 1 Services, 0 EndpointSlices came, then nothing for 1.5 s, while waiting for \
+         endpointslices; the log says why; --input-timeout says how long to wait"
+    );
+    for number in 0..20 {
+        server.put(&service(&format!("more-{number}"), 1));
+        server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(200)));
+    }
+    let mut pages = options();
+    pages.page = 1;
+    let start = Instant::now();
+    let snapshot = picture::read(&configured("3s"), pages, &Counted::default()).await.unwrap();
+    assert_eq!(snapshot.services.len(), 21);
+    assert!(start.elapsed() > Duration::from_secs(3), "longer than the limit, all in all");
 }

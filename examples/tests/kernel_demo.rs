@@ -7,11 +7,12 @@ mod program;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::{Command, Output};
+use std::io::Read as _;
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use program::{Folder, Running, command, ipvsadm, ok, set_up, text, tool};
-use testkit::{PROXY, kernel_test};
+use testkit::{Need, PROXY, kernel_test};
 
 /// `--manifests` and where they are.
 fn from(manifests: &Folder) -> [String; 2] {
@@ -158,6 +159,79 @@ fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
         assert!(running.end().success());
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         assert_eq!(ipvsadm(), before, "the data path stays");
+    });
+}
+
+/// What another user of the machine can do to keep a proxy from starting: nothing. And the lock ends with the one that holds it.
+#[test]
+fn only_root_can_hold_the_lock() {
+    let needs = [PROXY, &[Need::Tool("python3")]].concat();
+    kernel_test(&needs, || {
+        set_up();
+        let manifests = Folder::new("lock");
+        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        let running = start(&manifests);
+        running.until("the Service is served", || ipvsadm() == served());
+        let second = demo(&["cleanup"], &manifests);
+        let said = text(&second.stderr);
+        assert_eq!(second.status.code(), Some(1), "{said}");
+        let expected = format!("proxier-demo: another one runs on this node: process {} (", running.pid());
+        assert!(said.starts_with(&expected) && said.ends_with("; stop it first\n"), "{said}");
+        running.end_with("KILL");
+
+        // A name that anybody can take, the lock's file and folder as far as they can be had, and many connections to the first.
+        let script = "import fcntl,glob,os,socket,sys\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n\
+            name = socket.socket(socket.AF_UNIX); name.bind('\\0proxier-demo'); name.listen(1)\n\
+            clients = [socket.socket(socket.AF_UNIX) for _ in range(50)]\n\
+            for client in clients:\n    client.setblocking(False)\n    client.connect_ex('\\0proxier-demo')\n\
+            held = []\nfor path in ['/run/proxier-demo'] + glob.glob('/run/proxier-demo/*'):\n    \
+            try:\n        held.append(open(path)); fcntl.flock(held[-1], fcntl.LOCK_EX)\n    except OSError: pass\n\
+            print(len(held), flush=True); sys.stdin.read()\n";
+        let mut other = Command::new("python3");
+        let mut other = other.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut held = [0; 2];
+        other.stdout.as_mut().unwrap().read_exact(&mut held).unwrap();
+        let once = demo(&["run", "--once"], &manifests);
+        let running = start(&manifests);
+        running.until("it serves", || {
+            Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap().status.success()
+        });
+        assert!(running.end().success());
+        let cleanup = demo(&["cleanup"], &manifests);
+        drop(other.stdin.take());
+        other.wait().unwrap();
+        assert_eq!(text(&held), "0\n", "what others could open of the lock");
+        ok(&once);
+        ok(&cleanup);
+        assert!(ipvsadm().is_empty());
+    });
+}
+
+/// `cleanup` asks nothing of a Node, so a host may have any name.
+#[test]
+fn a_host_whose_name_no_node_has() {
+    let needs = [PROXY, &[Need::Tool("unshare")]].concat();
+    kernel_test(&needs, || {
+        set_up();
+        let manifests = Folder::new("name");
+        manifests.put("web.yaml", &service("web", "10.96.0.10", 30080, &TWO));
+        ok(&demo(&["run", "--once"], &manifests));
+        let on_host = |name: &str, words: &[&str]| {
+            let mut unshare = Command::new("unshare");
+            let script = "echo \"$0\" >/proc/sys/kernel/hostname && exec \"$@\"";
+            unshare.args(["--uts", "sh", "-c", script, name, env!("CARGO_BIN_EXE_proxier-demo")]).args(words);
+            unshare.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
+            unshare.output().unwrap()
+        };
+        let shown = ok(&on_host("My_Host", &["show"]));
+        assert!(shown.contains("10.96.0.10:80"), "{shown}");
+        let probed = on_host("My_Host", &["probe"]);
+        assert!(text(&probed.stdout).contains("IPVS mode: yes"), "{probed:?}");
+        let refused = on_host("My_Host", &["run", "--once", "--manifests", &manifests.0.display().to_string()]);
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        assert!(text(&refused.stderr).contains("\"my_host\" cannot be a Node's name"), "{refused:?}");
+        ok(&on_host("My_Host", &["cleanup", "--hostname-override", ""]));
+        assert!(ipvsadm().is_empty() && !tool("ip link").contains("kube-ipvs0"));
     });
 }
 

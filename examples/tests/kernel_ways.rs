@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 
@@ -19,7 +19,7 @@ use program::{Folder, Running, command, demo, ipvsadm, ok, page, set_up, text, t
 use serde_json::{Value, json};
 use testkit::apiserver::tls::{Authority, Relay};
 use testkit::apiserver::{ApiServer, recorded};
-use testkit::{Need, PROXY, kernel_test, missing};
+use testkit::{Executable, Need, PROXY, kernel_test, missing};
 
 /// A server with one Service and a Node.
 fn server(web: &Service) -> ApiServer {
@@ -542,17 +542,21 @@ fn another_user_than_root() {
         set_up();
         let (web, folder) = (web(), Folder::new("user"));
         folder.put("web.yaml", &format!("{}\n---\n{}\n", web.object(), web.slice()));
-        let program = folder.put("proxier-demo", "");
+        let program = Executable::of(Path::new(env!("CARGO_BIN_EXE_proxier-demo"))).unwrap();
+        // As root makes it for a service with a user of its own.
+        let of_user = Folder::new("run");
+        let lock = of_user.0.join("proxier-demo");
+        fs::create_dir(&lock).unwrap();
+        chown(&lock, Some(65534), Some(65534)).unwrap();
+        fs::set_permissions(&of_user.0, fs::Permissions::from_mode(0o755)).unwrap();
         let nobody = |capabilities: &[&str], words: &[&str]| {
-            // Where others may start it, whatever folder it was built in.
-            let script =
-                format!("mount --bind {} {} && exec \"$@\"", env!("CARGO_BIN_EXE_proxier-demo"), program.display());
+            let script = format!("mount --bind {} /run && exec \"$@\"", of_user.0.display());
             let mut nobody = Command::new("unshare");
             nobody.args(["--mount", "--propagation", "private", "sh", "-c", &script, "sh"]);
             nobody
                 .args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"])
                 .args(capabilities)
-                .arg(&program);
+                .arg(program.path());
             nobody.args(words).args(["--hostname-override", "n1", "--manifests"]).arg(&folder.0);
             nobody.output().unwrap()
         };

@@ -1,5 +1,6 @@
 //! What a source of Services reports: one object at a time, and when the first picture is complete.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
@@ -7,7 +8,6 @@ use proxier_core::snapshot::ObjectKey;
 use tokio::sync::mpsc;
 
 use super::problem::Problem;
-use super::progress::Progress;
 
 /// A change of the input.
 ///
@@ -104,10 +104,10 @@ impl Changes {
 /// The input as of one moment: for `plan` and `--once`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Services.
-    pub services: Vec<ServiceObject>,
-    /// EndpointSlices.
-    pub slices: Vec<EndpointSliceObject>,
+    /// Services by name.
+    pub services: BTreeMap<ObjectKey, ServiceObject>,
+    /// EndpointSlices by name.
+    pub slices: BTreeMap<ObjectKey, EndpointSliceObject>,
     /// This node's Node, if there is one.
     pub node: Option<NodeState>,
     /// What could not be read.
@@ -118,36 +118,27 @@ impl Snapshot {
     /// Takes changes up to [`Change::Synced`]. `None` when the source ended before.
     pub async fn collect(changes: &mut mpsc::Receiver<Event>) -> Option<Self> {
         let mut snapshot = Snapshot::default();
-        let mut progress = Progress::start();
         loop {
-            let change = changes.recv().await?.change;
-            progress.saw(&change);
-            match change {
+            match changes.recv().await?.change {
                 Change::Synced => return Some(snapshot),
                 change => snapshot.take(change),
             }
         }
     }
 
-    /// Takes one change.
+    /// Takes one change, at the cost of that change, however many objects there are.
     pub fn take(&mut self, change: Change) {
         match change {
             Change::UpsertService(object) => {
-                let key = ObjectKey::of(&object.metadata);
-                self.services.retain(|known| ObjectKey::of(&known.metadata) != key);
-                self.services.push(*object);
+                self.services.insert(ObjectKey::of(&object.metadata), *object);
             }
-            Change::DeleteService(key) => self.services.retain(|known| ObjectKey::of(&known.metadata) != key),
-            Change::LostServices(keys) => {
-                self.services.retain(|known| !keys.contains(&ObjectKey::of(&known.metadata)));
-            }
+            Change::DeleteService(key) => drop(self.services.remove(&key)),
+            Change::LostServices(keys) => keys.iter().for_each(|key| drop(self.services.remove(key))),
             Change::UpsertSlice(object) => {
-                let key = ObjectKey::of(&object.metadata);
-                self.slices.retain(|known| ObjectKey::of(&known.metadata) != key);
-                self.slices.push(*object);
+                self.slices.insert(ObjectKey::of(&object.metadata), *object);
             }
-            Change::DeleteSlice(key) => self.slices.retain(|known| ObjectKey::of(&known.metadata) != key),
-            Change::LostSlices(keys) => self.slices.retain(|known| !keys.contains(&ObjectKey::of(&known.metadata))),
+            Change::DeleteSlice(key) => drop(self.slices.remove(&key)),
+            Change::LostSlices(keys) => keys.iter().for_each(|key| drop(self.slices.remove(key))),
             Change::Node(node) => self.node = Some(*node),
             Change::NodeGone => self.node = None,
             Change::Unreadable(problem) => self.unreadable.push(problem),

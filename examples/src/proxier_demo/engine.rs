@@ -4,6 +4,7 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::Families;
 use proxier_core::interlock::{MassRemoval, Place, Reserved, User};
 use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
@@ -18,7 +19,7 @@ use super::change::Change;
 use super::cli::{Configured, Source};
 use super::neighbours::{Found, Neighbours};
 use super::privileges;
-use super::probe;
+use super::probe::{Looked, Wanted};
 use super::problem::Problem;
 use super::settings::Settings;
 
@@ -34,6 +35,17 @@ impl Kernel for KernelPorts {
     }
 }
 
+/// An engine, and what was found out about the kernel on the way.
+#[derive(Debug)]
+pub struct Opened {
+    /// Ready for its first pass.
+    pub engine: Engine,
+    /// Worth logging.
+    pub notes: Vec<String>,
+    /// What is required and missing for good, each with its fix: no pass can succeed.
+    pub obstacles: Vec<Problem>,
+}
+
 /// The reconciler, the kernel, and the clock between them.
 #[derive(Debug)]
 pub struct Engine<K = KernelPorts> {
@@ -43,12 +55,12 @@ pub struct Engine<K = KernelPorts> {
 }
 
 impl Engine {
-    /// Opens the kernel and finds out which families it can serve. The second part is worth logging.
+    /// Opens the kernel and finds out which families it can serve.
     ///
     /// # Errors
     ///
     /// Neither family can be served, or a capability is missing: what to do.
-    pub async fn open(configured: &Configured) -> Result<(Self, Vec<String>), Problem> {
+    pub async fn open(configured: &Configured) -> Result<Opened, Problem> {
         let settings = &configured.settings;
         let mut kernel = open_kernel()?;
         privileges::require_rules()?;
@@ -61,9 +73,13 @@ impl Engine {
         for (user, neighbours) in Neighbours::new(&configured.source).look().await {
             options.config.reserved.set_neighbours(user, neighbours);
         }
-        let modules = modules.and_then(|looking| looking.join().ok());
-        notes.extend(modules.and_then(|report| reduce(&mut options, &report)));
-        Ok((Engine::new(&settings.node_name, options, kernel), notes))
+        let looked = modules.and_then(|looking| looking.join().ok());
+        let mut obstacles = Vec::new();
+        if let Some(looked) = looked {
+            obstacles = looked.obstacles();
+            notes.extend(reduce(&mut options, &looked));
+        }
+        Ok(Opened { engine: Engine::new(&settings.node_name, options, kernel), notes, obstacles })
     }
 }
 
@@ -219,25 +235,55 @@ fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec
     Ok((families, notes))
 }
 
-/// Looks at the modules there are, which costs as much as the programs of iptables do, beside them. A kernel that has the
-/// matches loaded need not be asked.
-fn look_at_modules(settings: &Settings) -> Option<JoinHandle<kmod_probe::Report>> {
-    if ["xt_physdev", "xt_ipvs"].iter().all(|module| Path::new("/sys/module").join(module).exists()) {
+/// Modules of IPVS mode that are in memory once it has served, but for the scheduler: where all of them are, nothing is missing.
+const USED: [&str; 14] = [
+    "ip_vs",
+    "dummy",
+    "xt_set",
+    "xt_comment",
+    "xt_mark",
+    "xt_addrtype",
+    "xt_conntrack",
+    "xt_physdev",
+    "xt_ipvs",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+    "ip_set_bitmap_port",
+];
+
+/// Looks at the modules there are, which costs as much as the programs of iptables do, beside them. A kernel that has them all
+/// loaded need not be asked.
+fn look_at_modules(settings: &Settings) -> Option<JoinHandle<Looked>> {
+    let is_loaded = |module: &str| Path::new("/sys/module").join(module).exists();
+    if USED.into_iter().all(is_loaded) && is_loaded(&format!("ip_vs_{}", settings.core.scheduler)) {
         return None;
     }
-    let probe = probe::prepared(settings).ok()?;
-    std::thread::Builder::new().name("modules".to_owned()).spawn(move || probe.run()).ok()
+    let wanted = Wanted::of(settings).ok()?;
+    let look = move || wanted.look(&mut NoActiveProbe);
+    std::thread::Builder::new().name("modules".to_owned()).spawn(look).ok()
 }
 
-/// Does without the matches that this kernel is known to lack. Says what is lost.
-fn reduce(options: &mut Options, report: &kmod_probe::Report) -> Option<String> {
-    let lacks = |name: &str| report.finding(name).is_some_and(|finding| finding.state == kmod_probe::State::Missing);
+/// Does without the matches and the family that this kernel is known to lack. Says what is lost.
+fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
+    let lacks = |name: &str| looked.report.finding(name).is_some_and(|finding| finding.state == State::Missing);
+    let mut notes = Vec::new();
+    // What programs of iptables are there for has been found out before.
+    if looked.families != Families::Dual && options.config.families == Families::Dual {
+        options.config.families = looked.families;
+        let says = |caveat: &&String| caveat.contains(" is not served: ");
+        notes.extend(looked.report.verdict.caveats.iter().filter(says).cloned());
+    }
     options.capabilities.physdev = !lacks("xt_physdev");
     options.capabilities.ipvs = !lacks("xt_ipvs");
-    (!options.capabilities.ipvs).then(|| {
-        "this kernel lacks xt_ipvs: programs on this node reach load balancers whose source ranges leave it out"
-            .to_owned()
-    })
+    // Without physdev no packet is different: nothing is lost.
+    if !options.capabilities.ipvs {
+        let mut without_ipvs = options.capabilities;
+        without_ipvs.physdev = true;
+        notes.push(format!("this kernel lacks xt_ipvs: {}", without_ipvs.lost()));
+    }
+    notes
 }
 
 /// Settings of the host.

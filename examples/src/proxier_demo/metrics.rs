@@ -123,6 +123,9 @@ pub struct Metrics {
     pub refused_objects: u64,
     /// Real servers that are draining. kube-proxy does not have it.
     pub draining: u64,
+    /// What is wished for and cannot be had here: settings that may not be written, parts that the kernel lacks. Serving works
+    /// without. kube-proxy does not have it.
+    pub unmet: u64,
 }
 
 impl Default for Metrics {
@@ -153,6 +156,7 @@ impl Default for Metrics {
             held_back: 0,
             refused_objects: 0,
             draining: 0,
+            unmet: 0,
         }
     }
 }
@@ -225,6 +229,11 @@ impl Metrics {
         p.gauge("virtual_servers_foreign", foreign, self.foreign_virtual_servers);
         p.gauge("real_servers", "Real servers of ours in the kernel", self.real_servers);
         p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
+        p.gauge(
+            "unmet_wishes",
+            "Settings and parts of the kernel that cannot be had; serving works without",
+            self.unmet,
+        );
         process(p);
         page.0
     }

@@ -1,5 +1,6 @@
 //! `run --once`, `plan` and `cleanup`: look, do or say, and end.
 
+use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -11,13 +12,14 @@ use proxier_core::report::Report;
 use proxier_core::step::Names;
 use serde_json::{Value, json};
 
-use super::change::Snapshot;
 use super::cli::{Configured, Output};
-use super::engine::{Engine, host_settings, open_kernel};
-use super::lock::{self, Lock};
+use super::engine::{Engine, Opened, host_settings, open_kernel};
+use super::lock::Lock;
 use super::picture::{self, Unread};
 use super::privileges;
+use super::probe;
 use super::problem::Problem;
+use super::progress::{self, Progress};
 use super::table::wrapped;
 
 /// Something failed.
@@ -25,26 +27,41 @@ const FAILED: u8 = 1;
 /// Bad usage or bad input.
 const BAD_INPUT: u8 = 2;
 
+/// Says something, on a line of its own.
+fn say(what: impl Display) {
+    progress::clear();
+    eprintln!("proxier-demo: {what}");
+}
+
 fn complain(problems: &[Problem], code: u8) -> ExitCode {
-    for problem in problems {
-        eprintln!("proxier-demo: {problem}");
-    }
+    problems.iter().for_each(say);
     ExitCode::from(code)
 }
 
 /// What could be read, in an engine that is ready for its first pass; or how to end.
-async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), ExitCode> {
+async fn ready(
+    configured: &Configured,
+    progress: &Progress,
+    is_to_write: bool,
+) -> Result<(Engine, Vec<Problem>), ExitCode> {
     let options = configured.settings.watching();
-    let mut snapshot: Snapshot =
-        picture::read(&configured.source, &configured.settings.node_name, options).await.map_err(|unread| {
-            let code = if matches!(unread, Unread::BadInput(_)) { BAD_INPUT } else { FAILED };
-            complain(unread.problems(), code)
-        })?;
-    let unreadable = std::mem::take(&mut snapshot.unreadable);
-    let (mut engine, notes) = Engine::open(configured).await.map_err(|problem| complain(&[problem], FAILED))?;
-    for note in notes {
-        eprintln!("proxier-demo: {note}");
+    let mut snapshot = picture::read(configured, options, progress.counted()).await.map_err(|unread| {
+        let code = if matches!(unread, Unread::BadInput(_)) { BAD_INPUT } else { FAILED };
+        complain(unread.problems(), code)
+    })?;
+    progress.at_kernel();
+    if is_to_write {
+        let mut kernel = open_kernel().map_err(|problem| complain(&[problem], FAILED))?;
+        probe::require(&configured.settings, &mut kernel).map_err(|problems| complain(&problems, FAILED))?;
     }
+    let unreadable = std::mem::take(&mut snapshot.unreadable);
+    let Opened { mut engine, notes, obstacles } =
+        Engine::open(configured).await.map_err(|problem| complain(&[problem], FAILED))?;
+    notes.iter().for_each(say);
+    if is_to_write && !obstacles.is_empty() {
+        return Err(complain(&obstacles, FAILED));
+    }
+    obstacles.iter().for_each(say);
     for change in picture::changes(snapshot) {
         engine.take(change, Instant::now());
     }
@@ -54,28 +71,29 @@ async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), ExitCo
 /// One full sync. 0: the kernel is as the Services ask. 1: something failed. 2: it is, as far as the input could be read,
 /// and some of it could not.
 pub async fn run_once(configured: &Configured) -> ExitCode {
-    let _lock = match Lock::take(lock::NAME) {
+    let _lock = match privileges::require().and_then(|()| Lock::take()) {
         Ok(lock) => lock,
         Err(problem) => return complain(&[problem], FAILED),
     };
-    let (mut engine, unreadable) = match ready(configured).await {
+    let progress = Progress::of_command();
+    let (mut engine, unreadable) = match ready(configured, &progress, true).await {
         Ok(ready) => ready,
         Err(code) => return code,
     };
-    for problem in &unreadable {
-        eprintln!("proxier-demo: {problem}");
-    }
+    unreadable.iter().for_each(say);
     let Some(mut report) = engine.pass() else { return complain(&[Problem::new("", "nothing was done")], FAILED) };
     if report.is_done() && report.draining > 0 {
         // Those that have no connections can go at once: nobody looks again.
         if let Some(second) = engine.pass_ahead(Duration::from_secs(1)) {
-            let done = std::mem::take(&mut report.applied.done);
+            let (done, lacks) = (std::mem::take(&mut report.applied.done), std::mem::take(&mut report.applied.lacks));
             report = second;
+            report.applied.lacks.extend(lacks);
             for (what, count) in done {
                 *report.applied.done.entry(what).or_default() += count;
             }
         }
     }
+    progress.end();
     for rejection in engine.proxier().rejections() {
         eprintln!("proxier-demo: {rejection}");
     }
@@ -123,6 +141,9 @@ fn tell(report: &Report) {
     for failure in &report.applied.failures {
         eprintln!("proxier-demo: {failure}");
     }
+    for lack in &report.applied.lacks {
+        eprintln!("proxier-demo: this kernel does without: {lack}");
+    }
     for unmet in &report.unmet {
         let now = unmet.from.as_deref().unwrap_or("unknown");
         eprintln!("proxier-demo: {} stays {now}: it cannot be written from here", unmet.path);
@@ -140,11 +161,13 @@ fn tell(report: &Report) {
 
 /// What would change.
 pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
-    let (mut engine, unreadable) = match ready(configured).await {
+    let progress = Progress::of_command();
+    let (mut engine, unreadable) = match ready(configured, &progress, false).await {
         Ok(ready) => ready,
         Err(code) => return code,
     };
     let (plan, report) = engine.preview();
+    progress.end();
     let printed = match output {
         Output::Text => print_plan(&plan, &report, &engine),
         Output::Json => print_json(&plan_json(&plan, &report, &engine, &unreadable)),
@@ -214,12 +237,12 @@ pub(super) fn print_json(value: &Value) -> std::io::Result<()> {
 
 /// Removes everything that is ours.
 pub fn clean(configured: &Configured) -> ExitCode {
-    let _lock = match Lock::take(lock::NAME) {
-        Ok(lock) => lock,
-        Err(problem) => return complain(&[problem], FAILED),
-    };
-    let mut kernel = match open_kernel().and_then(|kernel| privileges::require_rules().map(|()| kernel)) {
-        Ok(kernel) => kernel,
+    let opened = privileges::require()
+        .and_then(|()| privileges::require_rules())
+        .and_then(|()| Lock::take())
+        .and_then(|lock| Ok((lock, open_kernel()?)));
+    let (_lock, mut kernel) = match opened {
+        Ok(opened) => opened,
         Err(problem) => return complain(&[problem], FAILED),
     };
     let cleaned = cleanup(&configured.settings.core, &mut kernel.ports());

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use super::change::{Change, Snapshot, channel};
-use super::cli::Source;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::change::{Change, Event, Snapshot, channel};
+use super::cli::{Configured, Source};
 use super::cluster::{Cluster, Connection, Options};
 use super::manifests::Manifests;
 use super::problem::Problem;
-
-/// How long to wait for an API server's complete answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+use super::progress::Counted;
 
 /// Why there is no picture.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,15 +31,19 @@ impl Unread {
     }
 }
 
-/// Reads everything once, from an API server with these times and sizes.
+/// Reads everything once, from an API server with these times and sizes, and counts what has come so far.
+///
+/// An API server may take as long as it likes while it tells something new; see [`Configured::input_timeout`].
 ///
 /// # Errors
 ///
 /// Nothing could be read.
-pub async fn read(source: &Source, node_name: &str, options: Options) -> Result<Snapshot, Unread> {
-    match source {
+pub async fn read(configured: &Configured, options: Options, counted: &Counted) -> Result<Snapshot, Unread> {
+    let node_name = &configured.settings.node_name;
+    match &configured.source {
         Source::Manifests(paths) => {
-            let (_, changes) = Manifests::open(paths.clone(), node_name).map_err(Unread::BadInput)?;
+            let opened = Manifests::open_counting(paths.clone(), node_name, counted);
+            let (_, changes) = opened.map_err(Unread::BadInput)?;
             let mut snapshot = Snapshot::default();
             for change in changes {
                 snapshot.take(change);
@@ -51,23 +56,60 @@ pub async fn read(source: &Source, node_name: &str, options: Options) -> Result<
             let cluster = Cluster::start(connection, node_name, options, changes)
                 .await
                 .map_err(|problem| Unread::BadInput(vec![problem]))?;
-            let snapshot = tokio::time::timeout(PATIENCE, Snapshot::collect(&mut receiver)).await;
-            drop(cluster);
-            match snapshot {
-                Ok(Some(snapshot)) => Ok(snapshot),
-                _ => Err(Unread::NoAnswer(Problem::new(
-                    "the API server",
-                    format!("no complete answer in {} s; the log says why", PATIENCE.as_secs()),
-                ))),
+            let snapshot = collect(&mut receiver, configured.input_timeout, counted).await;
+            snapshot.map_err(|stopped| Unread::NoAnswer(no_answer(&stopped, &cluster.outstanding(), counted)))
+        }
+    }
+}
+
+/// Why the changes came to an end before all was told.
+enum Stopped {
+    /// Nothing new came for so long.
+    Silent(Duration),
+    /// The source has ended.
+    Ended,
+}
+
+/// Takes changes until all was told, or nothing new came for so long.
+async fn collect(
+    changes: &mut mpsc::Receiver<Event>,
+    patience: Option<Duration>,
+    counted: &Counted,
+) -> Result<Snapshot, Stopped> {
+    let mut snapshot = Snapshot::default();
+    loop {
+        let next = match patience {
+            Some(patience) => timeout(patience, changes.recv()).await.map_err(|_elapsed| Stopped::Silent(patience))?,
+            None => changes.recv().await,
+        };
+        match next.ok_or(Stopped::Ended)?.change {
+            Change::Synced => return Ok(snapshot),
+            change => {
+                counted.saw(&change);
+                snapshot.take(change);
             }
         }
     }
 }
 
+fn no_answer(stopped: &Stopped, outstanding: &[&str], counted: &Counted) -> Problem {
+    let came = counted.words();
+    let missing = outstanding.join(", ");
+    let reason = match stopped {
+        Stopped::Silent(patience) => format!(
+            "no complete answer: {came} came, then nothing for {} s, while waiting for {missing}; the log says why; \
+             --input-timeout says how long to wait",
+            patience.as_secs_f64()
+        ),
+        Stopped::Ended => format!("no complete answer: {came} came, and the client has ended; the log says why"),
+    };
+    Problem::new("the API server", reason)
+}
+
 /// The changes that make up a snapshot.
 pub fn changes(snapshot: Snapshot) -> impl Iterator<Item = Change> {
-    let services = snapshot.services.into_iter().map(|object| Change::UpsertService(Box::new(object)));
-    let slices = snapshot.slices.into_iter().map(|object| Change::UpsertSlice(Box::new(object)));
+    let services = snapshot.services.into_values().map(|object| Change::UpsertService(Box::new(object)));
+    let slices = snapshot.slices.into_values().map(|object| Change::UpsertSlice(Box::new(object)));
     let node = snapshot.node.into_iter().map(|node| Change::Node(Box::new(node)));
     node.chain(services).chain(slices).chain([Change::Synced])
 }

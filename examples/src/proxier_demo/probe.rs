@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use ipvs::model::Family;
-use kmod_probe::{ActiveAnswer, Answer, Capability, Families, Loader, Probe, Profile, Report};
+use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report};
+use proxier_core::config::Families as Served;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::ports::{PortError, PortErrorKind};
 use serde_json::json;
@@ -18,20 +19,73 @@ use super::settings::Settings;
 /// Looks at everything that IPVS mode needs. Nothing is loaded or written, but that newer kernels load IPVS when they
 /// are asked for it.
 ///
+/// A family that this kernel cannot do is no obstacle when it can do the other: that is what `run` serves then.
+///
 /// # Errors
 ///
 /// The configured scheduler has a name that no kernel module has.
 pub fn look(settings: &Settings, kernel: &mut KernelPorts) -> Result<Report, Problem> {
     let mut ask = |capability: &Capability| ask(kernel, capability);
-    Ok(prepared(settings)?.run_with(&mut ask))
+    Ok(Wanted::of(settings)?.look(&mut ask).report)
 }
 
 /// What to look at.
-pub(super) fn prepared(settings: &Settings) -> Result<Probe, Problem> {
-    let profile = Profile::default()
-        .scheduler(&settings.core.scheduler.to_string())
-        .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?;
-    Ok(Probe::new().profile(profile.families(Families::Dual).strict_arp(settings.strict_arp)))
+pub(super) struct Wanted {
+    profile: Profile,
+    families: Served,
+}
+
+/// What was found, and which of the families that are wanted this kernel can serve.
+pub(super) struct Looked {
+    pub(super) report: Report,
+    pub(super) families: Served,
+}
+
+impl Wanted {
+    pub(super) fn of(settings: &Settings) -> Result<Self, Problem> {
+        let profile = Profile::default()
+            .scheduler(&settings.core.scheduler.to_string())
+            .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?;
+        Ok(Wanted { profile: profile.strict_arp(settings.strict_arp), families: settings.core.families })
+    }
+
+    /// Looks, with files and by asking.
+    pub(super) fn look(self, active: &mut dyn ActiveProbe) -> Looked {
+        let Wanted { profile, families } = self;
+        let mut probe = |families| Probe::new().profile(profile.clone().families(families)).run_with(active);
+        let of_kernel = |families| match families {
+            Served::V4 => Families::Ipv4,
+            Served::V6 => Families::Ipv6,
+            Served::Dual => Families::Dual,
+        };
+        let report = probe(of_kernel(families));
+        if families != Served::Dual || report.verdict.answer != Answer::No {
+            return Looked { report, families };
+        }
+        for (family, other) in [(Served::V4, "IPv6"), (Served::V6, "IPv4")] {
+            let mut alone = probe(of_kernel(family));
+            if alone.verdict.answer == Answer::Yes {
+                let reasons = report.verdict.reasons.iter().map(|reason| format!("{other} is not served: {reason}"));
+                alone.verdict.caveats.extend(reasons);
+                return Looked { report: alone, families: family };
+            }
+        }
+        Looked { report, families }
+    }
+}
+
+impl Looked {
+    /// What is required and known to be missing for good, each with its fix; empty when `run` can serve. Settings below
+    /// `/proc/sys` are not among it: whether they can be written shows when they are.
+    pub(super) fn obstacles(&self) -> Vec<Problem> {
+        let report = &self.report;
+        if report.verdict.answer != Answer::No {
+            return Vec::new();
+        }
+        let settings: Vec<&str> = report.sysctls.iter().map(|sysctl| sysctl.name.as_str()).collect();
+        let of_kernel = |reason: &&String| !settings.iter().any(|name| reason.starts_with(name));
+        report.verdict.reasons.iter().filter(of_kernel).map(|reason| Problem::new("", reason.clone())).collect()
+    }
 }
 
 fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {

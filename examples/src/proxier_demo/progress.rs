@@ -1,77 +1,152 @@
-//! How far the first picture is: one line on a terminal, rewritten, gone when all is there. Nothing elsewhere.
+//! How far a command is that takes long, on standard error. Nothing within the first seconds.
+//!
+//! On a terminal one line, rewritten, gone when the work is done. Elsewhere a line now and then, for the commands that end;
+//! `run` has its log.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::change::Change;
 
-/// What is on the terminal's last line; `None`: nothing of ours.
+/// Whether the terminal's last line is ours.
 static SHOWN: Mutex<bool> = Mutex::new(false);
 
-/// Counts what has come so far, and shows it when it takes long.
-#[derive(Debug)]
-pub struct Progress {
-    started: Instant,
-    shown: Option<Instant>,
-    services: usize,
-    slices: usize,
-    on: bool,
+/// Counts what was read. Shared between who reads and who shows it.
+#[derive(Clone, Debug, Default)]
+pub struct Counted(Arc<Counters>);
+
+#[derive(Debug, Default)]
+struct Counters {
+    services: AtomicUsize,
+    slices: AtomicUsize,
 }
 
-impl Progress {
-    /// Less is not worth a line.
-    const PATIENCE: Duration = Duration::from_millis(500);
-    /// Often enough for the eye.
-    const INTERVAL: Duration = Duration::from_millis(100);
-
-    /// Of what begins now, on standard error if that is a terminal.
-    pub fn start() -> Self {
-        Progress { started: Instant::now(), shown: None, services: 0, slices: 0, on: io::stderr().is_terminal() }
+impl Counted {
+    /// Takes note of a change.
+    pub fn saw(&self, change: &Change) {
+        match change {
+            Change::UpsertService(_) => self.0.services.fetch_add(1, Ordering::Relaxed),
+            Change::UpsertSlice(_) => self.0.slices.fetch_add(1, Ordering::Relaxed),
+            _ => return,
+        };
     }
 
-    /// Takes note of a change.
-    pub fn saw(&mut self, change: &Change) {
-        match change {
-            Change::UpsertService(_) => self.services += 1,
-            Change::UpsertSlice(_) => self.slices += 1,
-            _ => return,
+    /// `3 Services, 4 EndpointSlices`.
+    pub fn words(&self) -> String {
+        let number = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        format!("{} Services, {} EndpointSlices", number(&self.0.services), number(&self.0.slices))
+    }
+}
+
+/// What is done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Reading,
+    Kernel,
+}
+
+#[derive(Debug)]
+struct Shared {
+    counted: Counted,
+    stage: Mutex<Stage>,
+    ended: AtomicBool,
+}
+
+/// Shows how far it is, from a thread of its own, until [`Progress::end`].
+#[derive(Debug)]
+pub struct Progress(Arc<Shared>);
+
+impl Progress {
+    /// Less is not worth a line on a terminal.
+    const PATIENCE: Duration = Duration::from_secs(2);
+    /// Nor a line that stays.
+    const PATIENCE_OF_LINES: Duration = Duration::from_secs(5);
+    /// Often enough for the eye.
+    const INTERVAL: Duration = Duration::from_millis(200);
+    /// Between lines of a file.
+    const LINES: Duration = Duration::from_secs(10);
+
+    /// Of `run`: on standard error if that is a terminal.
+    pub fn of_run() -> Self {
+        Self::start(io::stderr().is_terminal().then_some(Self::INTERVAL), true)
+    }
+
+    /// Of a command that ends.
+    pub fn of_command() -> Self {
+        let is_terminal = io::stderr().is_terminal();
+        Self::start(Some(if is_terminal { Self::INTERVAL } else { Self::LINES }), is_terminal)
+    }
+
+    fn start(interval: Option<Duration>, is_terminal: bool) -> Self {
+        let stage = Mutex::new(Stage::Reading);
+        let shared = Arc::new(Shared { counted: Counted::default(), stage, ended: AtomicBool::new(false) });
+        if let Some(interval) = interval {
+            let of_thread = Arc::clone(&shared);
+            let shown = thread::Builder::new().name("progress".to_owned());
+            // Without a thread nothing is shown, and nothing else is missing.
+            let _not_shown = shown.spawn(move || show(&of_thread, interval, is_terminal));
         }
-        self.show("");
+        Progress(shared)
+    }
+
+    /// Where to count what is read.
+    pub fn counted(&self) -> &Counted {
+        &self.0.counted
     }
 
     /// All is read; now the kernel.
-    pub fn programming(&mut self) {
-        self.shown = None;
-        self.show("; writing to the kernel");
-    }
-
-    fn show(&mut self, what: &str) {
-        let due = self.shown.map_or(self.started + Self::PATIENCE, |shown| shown + Self::INTERVAL);
-        let now = Instant::now();
-        if !self.on || now < due {
-            return;
-        }
-        self.shown = Some(now);
-        let mut is_shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = self.line(what);
-        *is_shown = write!(io::stderr(), "\r{line}\x1b[K").is_ok();
-    }
-
-    fn line(&self, what: &str) -> String {
-        format!("{} Services, {} EndpointSlices read{what} ...", self.services, self.slices)
+    pub fn at_kernel(&self) {
+        *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner) = Stage::Kernel;
     }
 
     /// Takes the line away; nothing is shown from now on.
-    pub fn end(&mut self) {
-        self.on = false;
+    pub fn end(&self) {
+        self.0.ended.store(true, Ordering::Relaxed);
         clear();
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        clear();
+        self.end();
+    }
+}
+
+fn line(shared: &Shared) -> String {
+    let what = match *shared.stage.lock().unwrap_or_else(PoisonError::into_inner) {
+        Stage::Reading => "",
+        Stage::Kernel => "; now at the kernel",
+    };
+    format!("{} read{what} ...", shared.counted.words())
+}
+
+fn show(shared: &Shared, interval: Duration, is_terminal: bool) {
+    const LOOK: Duration = Duration::from_millis(100);
+    let patience = if is_terminal { Progress::PATIENCE } else { Progress::PATIENCE_OF_LINES };
+    let mut due = Instant::now() + patience;
+    while !shared.ended.load(Ordering::Relaxed) {
+        thread::sleep(LOOK);
+        let now = Instant::now();
+        if now < due {
+            continue;
+        }
+        due = now + interval;
+        let line = line(shared);
+        let mut is_shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever ends it takes the line away after this.
+        if shared.ended.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut out = io::stderr();
+        let _a_reader_that_is_gone = if is_terminal {
+            *is_shown = true;
+            write!(out, "\r{line}\x1b[K")
+        } else {
+            writeln!(out, "proxier-demo: {line}")
+        };
     }
 }
 
@@ -89,11 +164,12 @@ mod tests {
 
     #[test]
     fn it_counts() {
-        let mut progress = Progress::start();
-        progress.on = false;
-        progress.saw(&Change::UpsertService(Box::default()));
-        progress.saw(&Change::UpsertSlice(Box::default()));
-        progress.saw(&Change::Synced);
-        assert_eq!(progress.line(""), "1 Services, 1 EndpointSlices read ...");
+        let progress = Progress::start(None, false);
+        progress.counted().saw(&Change::UpsertService(Box::default()));
+        progress.counted().saw(&Change::UpsertSlice(Box::default()));
+        progress.counted().saw(&Change::Synced);
+        assert_eq!(line(&progress.0), "1 Services, 1 EndpointSlices read ...");
+        progress.at_kernel();
+        assert_eq!(line(&progress.0), "1 Services, 1 EndpointSlices read; now at the kernel ...");
     }
 }

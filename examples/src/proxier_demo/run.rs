@@ -10,14 +10,15 @@ use tokio::task::JoinSet;
 use super::change::channel;
 use super::cli::{Configured, Source};
 use super::cluster::Connection;
-use super::engine::Engine;
+use super::engine::{Engine, Opened};
 use super::events::{Reason, Recorder, Regarding};
 use super::files;
 use super::health::{Health, listen, serve_health, serve_metrics};
 use super::host;
-use super::lock::{self, Lock};
+use super::lock::Lock;
 use super::logging::Limiter;
 use super::neighbours;
+use super::privileges;
 use super::probe;
 use super::problem::Problem;
 use super::service_health::ServiceHealth;
@@ -45,7 +46,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         Ok(signals) => signals,
         Err(error) => return fail(&[Problem::new("", format!("signals cannot be handled ({error})"))]),
     };
-    let _lock = match Lock::take(lock::NAME) {
+    let _lock = match privileges::require().and_then(|()| Lock::take()) {
         Ok(lock) => lock,
         Err(problem) => return fail(&[problem]),
     };
@@ -215,11 +216,11 @@ async fn open(configured: &Configured) -> Result<Engine, Vec<Problem>> {
     let mut kernel = super::engine::open_kernel().map_err(|problem| vec![problem])?;
     probe::require(&configured.settings, &mut kernel)?;
     drop(kernel);
-    let (engine, notes) = Engine::open(configured).await.map_err(|problem| vec![problem])?;
+    let Opened { engine, notes, obstacles } = Engine::open(configured).await.map_err(|problem| vec![problem])?;
     for note in notes {
         tracing::warn!("{note}");
     }
-    Ok(engine)
+    if obstacles.is_empty() { Ok(engine) } else { Err(obstacles) }
 }
 
 /// The kernel takes other processes first when memory is short.

@@ -26,7 +26,7 @@ pub struct Settings {
     pub healthz: Option<SocketAddr>,
     /// Where `/metrics` is served; `None`: nowhere.
     pub metrics: Option<SocketAddr>,
-    /// The node's name: trimmed, in lower case.
+    /// The node's name: trimmed, in lower case. Checked where it is needed ([`Given::nameless`]).
     pub node_name: String,
     /// The kubeconfig that the file names.
     pub kubeconfig: Option<PathBuf>,
@@ -89,6 +89,8 @@ pub struct Given {
     pub no_healthz: bool,
     /// Asks for no metrics server.
     pub no_metrics: bool,
+    /// What is done needs no Node: whatever the host's name is, it is right.
+    pub nameless: bool,
     /// The name of the flag behind a field, when fields were set by flags.
     pub flag_of: Option<fn(&str) -> Option<&'static str>>,
 }
@@ -228,6 +230,9 @@ impl Check<'_> {
         let name = name.trim().to_lowercase();
         // RFC 1123, as the API server demands of a Node's name.
         let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+        if self.given.nameless {
+            return name;
+        }
         if name.is_empty() {
             self.error("hostnameOverride", "this host has no name; set --hostname-override to the Node's");
         } else if name.len() > 253 || !name.chars().all(good) {
@@ -355,6 +360,16 @@ mod tests {
     fn names_of_nodes_are_in_lower_case() {
         assert_eq!(check("hostnameOverride: ' Node-A.example '").unwrap().0.node_name, "node-a.example");
         assert!(!check("").unwrap().0.node_name.is_empty());
+    }
+
+    /// Hosts may have names that no Node has.
+    #[test]
+    fn whatever_the_name_is_where_none_is_needed() {
+        for name in ["My_Host", "a b", &"x".repeat(300)] {
+            let object = KubeProxyConfiguration { hostname_override: name.to_owned(), ..Default::default() };
+            Settings::check(object.clone(), &Given::default()).unwrap_err();
+            Settings::check(object, &Given { nameless: true, ..Given::default() }).unwrap();
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use super::engine::open_kernel;
 use super::once::print_json;
 use super::picture;
 use super::problem::Problem;
+use super::progress::Progress;
 use super::table::wrapped;
 
 /// Prints every virtual server of the kernel, also those of somebody else, with real servers and connections, and the
@@ -64,19 +65,21 @@ async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Desi
     }
     // What the kernel holds is shown without waiting for the Node's networks.
     let options = cluster::Options::default();
-    let snapshot = match picture::read(&configured.source, &configured.settings.node_name, options).await {
+    let progress = Progress::of_command();
+    let snapshot = match picture::read(configured, options, progress.counted()).await {
         Ok(snapshot) => snapshot,
         Err(unread) => {
+            progress.end();
             for problem in unread.problems() {
                 eprintln!("proxier-demo: {problem}; Services are not named");
             }
             Snapshot::default()
         }
     };
-    for service in &snapshot.services {
+    for service in snapshot.services.values() {
         store.upsert_service(service);
     }
-    for slice in &snapshot.slices {
+    for slice in snapshot.slices.values() {
         store.upsert_slice(slice);
     }
     let node = match &snapshot.node {

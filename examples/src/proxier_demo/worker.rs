@@ -1,6 +1,6 @@
 //! The kernel's thread: takes what changed, does what is due, and tells how it went.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -57,6 +57,8 @@ pub(super) struct Worker {
     listening: Option<Listening>,
     /// Until the first pass is over.
     progress: Option<Progress>,
+    /// What the kernel turned out to lack.
+    lacks: BTreeSet<String>,
 }
 
 /// A pass with so many changes leaves memory behind that is worth giving back.
@@ -84,7 +86,8 @@ impl Worker {
                 passed,
                 triggers: Triggers::new(started),
                 listening: None,
-                progress: Some(Progress::start()),
+                progress: Some(Progress::of_run()),
+                lacks: BTreeSet::new(),
             };
             worker.work(&mut engine, inbox, &clock);
         };
@@ -122,7 +125,7 @@ impl Worker {
             if engine.idle() == Some(Duration::ZERO) {
                 // A pass that nobody asked for may take too long as well.
                 pending = pending.or(Some(start));
-                self.progress.as_mut().map(Progress::programming);
+                self.progress.as_ref().map(Progress::at_kernel);
             }
             self.health.set_pending(pending);
             if let Some(report) = engine.pass() {
@@ -149,8 +152,8 @@ impl Worker {
                 count => tracing::warn!("SIGUSR1: {count} virtual servers that were held back are deleted now"),
             },
             Message::Event(Event { at, change }) => {
-                if let Some(progress) = &mut self.progress {
-                    progress.saw(&change);
+                if let Some(progress) = &self.progress {
+                    progress.counted().saw(&change);
                 }
                 match &change {
                     Change::Unreadable(problem) => {
@@ -214,6 +217,7 @@ impl Worker {
         let programmed = self.triggers.passed(report.full, report.has_failed(), SystemTime::now());
         let totals = engine.proxier().totals();
         let rejected = engine.proxier().rejections().count();
+        let lacks = self.lacks.len();
         self.health.metrics(|metrics: &mut Metrics| {
             metrics.sync_duration.observe(took);
             if report.full { &mut metrics.sync_full_duration } else { &mut metrics.sync_partial_duration }
@@ -234,6 +238,7 @@ impl Worker {
                 if report.unread.is_empty() {
                     metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
                 }
+                metrics.unmet = u64::try_from(report.unmet.len().saturating_add(lacks)).unwrap_or(u64::MAX);
                 metrics.no_local_endpoints = no_local_endpoints(engine);
                 count_servers(engine, report, metrics);
             }
@@ -279,6 +284,11 @@ impl Worker {
                 if let Some(service) = service_key(&refused.service) {
                     self.recorder.tell(Regarding::Service(service), Reason::AddressConflict, note);
                 }
+            }
+        }
+        for lack in &report.applied.lacks {
+            if self.lacks.insert(lack.what.clone()) {
+                tracing::warn!("this kernel does without: {lack}");
             }
         }
         for unmet in &report.unmet {

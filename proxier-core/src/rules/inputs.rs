@@ -181,12 +181,6 @@ impl Inputs {
         self.bit
     }
 
-    /// The same for other programs or another kernel.
-    pub(crate) fn with_capabilities(mut self, capabilities: Capabilities) -> Self {
-        self.capabilities = capabilities;
-        self
-    }
-
     /// What iptables and the kernel can do.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities

@@ -6,9 +6,11 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
 
+use super::duration::GoDuration;
 use super::kubeproxyconfig::KubeProxyConfiguration;
 use super::problem::{OneLine, Problem};
 use super::settings::{Given, Settings};
@@ -78,6 +80,13 @@ pub enum Command {
     WriteConfig(PathBuf),
 }
 
+impl Command {
+    /// Whether it asks what is local to this node, so that the Node's name has to be right. `show` names Services without.
+    fn needs_node(&self) -> bool {
+        matches!(self, Command::Run { init_only: false, .. } | Command::Plan(_))
+    }
+}
+
 /// Where Services come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -111,9 +120,14 @@ pub struct Configured {
     pub settings: Settings,
     /// `--allow-mass-removal`: most of the Services may go at once.
     pub allow_mass_removal: bool,
+    /// `--input-timeout`: how long the commands that look once wait for an API server that tells nothing new; `None`: for ever.
+    pub input_timeout: Option<Duration>,
     /// What to log: one line each.
     pub warnings: Vec<String>,
 }
+
+/// How long the commands that look once wait for an API server that tells nothing new.
+const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reads a command line, the program's name first.
 ///
@@ -166,7 +180,7 @@ impl Invocation {
     pub fn configure(&self) -> Result<Configured, Ending> {
         let matches = &self.matches;
         let mut warnings = Vec::new();
-        let (mut object, given) = match &self.config {
+        let (mut object, mut given) = match &self.config {
             Some(path) => {
                 let (mut object, unknown) =
                     KubeProxyConfiguration::read(path).map_err(|problem| Ending::bad_input(&[problem]))?;
@@ -184,10 +198,14 @@ impl Invocation {
         if let Some(name) = matches.get_one::<String>("hostname-override") {
             object.hostname_override.clone_from(name);
         }
+        given.nameless = !self.command.needs_node();
         let (settings, more) = Settings::check(object, &given).map_err(|problems| Ending::bad_input(&problems))?;
         warnings.extend(more.iter().map(ToString::to_string));
         let source = self.source(&settings);
-        Ok(Configured { source, settings, allow_mass_removal: matches.get_flag("allow-mass-removal"), warnings })
+        let input_timeout = matches.get_one::<GoDuration>("input-timeout").map_or(INPUT_TIMEOUT, |given| given.0);
+        let input_timeout = Some(input_timeout).filter(|limit| !limit.is_zero());
+        let allow_mass_removal = matches.get_flag("allow-mass-removal");
+        Ok(Configured { source, settings, allow_mass_removal, input_timeout, warnings })
     }
 
     fn by_flags(&self) -> Result<(KubeProxyConfiguration, Given), Problem> {
@@ -241,6 +259,12 @@ fn clap() -> Clap {
              waits for five minutes. To a running proxy, SIGUSR1 says that once",
         );
         let command = command.arg(mass_removal.hide(!matches!(name, "run" | "plan")));
+        let input_timeout = Arg::new("input-timeout")
+            .long("input-timeout")
+            .value_name("DURATION")
+            .value_parser(|text: &str| text.parse::<GoDuration>())
+            .help("How long run --once, plan and show wait while the API server tells nothing new, 0s: for ever [60s]");
+        let command = command.arg(input_timeout.hide(!matches!(name, "run" | "plan" | "show")));
         let output = Arg::new("output").short('o').long("output").value_parser(["text", "json"]).default_value("text");
         match name {
             "plan" | "show" | "probe" => command.arg(output.help("How to print").display_order(0)),

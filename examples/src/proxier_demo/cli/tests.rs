@@ -34,6 +34,25 @@ fn every_command() {
 }
 
 #[test]
+fn how_long_to_wait_for_an_api_server() {
+    let limit = |line: &str| configured(line).input_timeout;
+    assert_eq!(limit("plan --hostname-override n"), Some(Duration::from_secs(60)));
+    assert_eq!(limit("plan --hostname-override n --input-timeout 5m"), Some(Duration::from_secs(300)));
+    assert_eq!(limit("run --once --hostname-override n --input-timeout=0s"), None);
+    assert!(refused("plan --input-timeout 5").contains("input-timeout"), "{}", refused("plan --input-timeout 5"));
+}
+
+#[test]
+fn a_node_is_named_only_where_one_is_needed() {
+    for line in ["cleanup", "probe", "show", "--cleanup", "--init-only"] {
+        configured(&format!("{line} --hostname-override=a_b"));
+    }
+    for line in ["run --once", "run", "plan"] {
+        assert!(refused(&format!("{line} --hostname-override=a_b")).contains("cannot be a Node's name"), "{line}");
+    }
+}
+
+#[test]
 fn kube_proxys_own_way_to_start() {
     let line = "--cluster_cidr=10.244.0.0/16 --hostname-override=Node-A --v=4 --proxy-mode=ipvs";
     let configured = configured(line);

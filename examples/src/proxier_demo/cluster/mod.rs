@@ -98,6 +98,7 @@ impl Counters {
 #[derive(Debug)]
 pub struct Cluster {
     counters: Arc<Counters>,
+    gate: Arc<Gate>,
     tasks: JoinSet<()>,
     gave_up: oneshot::Receiver<Problem>,
 }
@@ -146,8 +147,9 @@ impl Cluster {
                 }
             });
         }
-        tasks.spawn(async move { gate.do_without_node(options.node_patience).await });
-        Ok(Cluster { counters, tasks, gave_up })
+        let waits = gate.clone();
+        tasks.spawn(async move { waits.do_without_node(options.node_patience).await });
+        Ok(Cluster { counters, gate, tasks, gave_up })
     }
 
     /// Ends when there is nothing to wait for any more, well or not. To be asked once.
@@ -160,6 +162,11 @@ impl Cluster {
     /// What has happened so far.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
+    }
+
+    /// The kinds that the first picture still waits for; `podCIDR` when it is the Node's network of pods.
+    pub fn outstanding(&self) -> Vec<&'static str> {
+        self.gate.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether it still runs: it ends by itself only when nobody takes its changes any more.

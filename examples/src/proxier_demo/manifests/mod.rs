@@ -19,6 +19,7 @@ use self::read::Id;
 use super::change::{Change, Changes, Closed, unannounced};
 use super::files::{FileWatch, Fingerprint};
 use super::problem::Problem;
+use super::progress::Counted;
 
 /// Files and directories that hold manifests.
 #[derive(Debug)]
@@ -30,6 +31,7 @@ pub struct Manifests {
     reported: BTreeMap<Id, u64>,
     /// Problems of the last look, so that each is told once.
     told: BTreeSet<Problem>,
+    counted: Counted,
 }
 
 #[derive(Debug, Default)]
@@ -68,12 +70,26 @@ impl Manifests {
     /// Nothing at all could be read. When something could, the rest is among the changes, as
     /// [`Change::Unreadable`].
     pub fn open(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, Vec<Change>), Vec<Problem>> {
+        Self::open_counting(paths, node_name, &Counted::default())
+    }
+
+    /// As [`open`](Self::open), and counts the objects while it reads.
+    ///
+    /// # Errors
+    ///
+    /// As of [`open`](Self::open).
+    pub fn open_counting(
+        paths: Vec<PathBuf>,
+        node_name: &str,
+        counted: &Counted,
+    ) -> Result<(Self, Vec<Change>), Vec<Problem>> {
         let mut manifests = Manifests {
             paths,
             node_name: node_name.to_owned(),
             files: BTreeMap::new(),
             reported: BTreeMap::new(),
             told: BTreeSet::new(),
+            counted: counted.clone(),
         };
         let look = manifests.look(&[]);
         let nothing = manifests.files.values().all(|file| file.objects.is_empty());
@@ -119,6 +135,7 @@ impl Manifests {
         let mut again_soon = false;
         let mut unlisted = Vec::new();
         let mut present = BTreeSet::new();
+        let completed: BTreeSet<&PathBuf> = completed.iter().collect();
         for path in &self.paths {
             match files_of(path) {
                 Ok(files) => present.extend(files),
@@ -131,7 +148,7 @@ impl Manifests {
         }
         for path in &present {
             let file = self.files.entry(path.clone()).or_default();
-            again_soon |= file.look(path, completed.contains(path));
+            again_soon |= file.look(path, completed.contains(path), &self.counted);
         }
         self.files.retain(|path, file| {
             if present.contains(path)
@@ -197,7 +214,7 @@ impl Manifests {
 
 impl File {
     /// Reads the file if it says something else than before; whether it should be looked at again soon.
-    fn look(&mut self, path: &Path, complete: bool) -> bool {
+    fn look(&mut self, path: &Path, complete: bool, counted: &Counted) -> bool {
         self.missing = false;
         let origin = path.display().to_string();
         let fingerprint = match Fingerprint::of(path) {
@@ -231,12 +248,12 @@ impl File {
             return true;
         }
         self.read = Some(fingerprint);
-        self.take(&text, &origin);
+        self.take(&text, &origin, counted);
         false
     }
 
-    fn take(&mut self, text: &str, origin: &str) {
-        let contents = read::read(text, origin);
+    fn take(&mut self, text: &str, origin: &str, counted: &Counted) {
+        let contents = read::read(text, origin, counted);
         let emptied = text.trim().is_empty() && !self.objects.is_empty();
         self.problems = contents.problems;
         if emptied {

@@ -8,6 +8,7 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 use super::super::change::{Change, NodeState};
 use super::super::cluster::is_leaving;
 use super::super::problem::Problem;
+use super::super::progress::Counted;
 use super::super::yaml;
 
 /// Kind and name of an object.
@@ -22,12 +23,14 @@ pub(super) struct Contents {
     pub(super) unreadable: Vec<Id>,
     /// Whether a document is no YAML or JSON: perhaps somebody is still writing.
     pub(super) broken: bool,
+    counted: Counted,
 }
 
-/// Reads a text of several documents, YAML or JSON, as `kubectl get -o yaml` and `-o json` print them.
-pub(super) fn read(text: &str, origin: &str) -> Contents {
+/// Reads a text of several documents, YAML or JSON, as `kubectl get -o yaml` and `-o json` print them. Counts the objects as
+/// they come.
+pub(super) fn read(text: &str, origin: &str, counted: &Counted) -> Contents {
     let text = text.trim_start_matches('\u{feff}');
-    let mut contents = Contents::default();
+    let mut contents = Contents { counted: counted.clone(), ..Contents::default() };
     if let Some(values) = json_documents(text) {
         for (index, value) in values.into_iter().enumerate() {
             take(&value, &Problem::new(origin, "").in_document(index + 1), &mut contents);
@@ -178,7 +181,10 @@ fn take_object(value: &Value, kind: &str, version: &str, within: &str, place: &P
         }
     };
     match change {
-        Ok(change) => contents.objects.push((id, change)),
+        Ok(change) => {
+            contents.counted.saw(&change);
+            contents.objects.push((id, change));
+        }
         Err((field, reason)) => {
             problem(&field, reason);
             contents.unreadable.push(id);
@@ -189,6 +195,10 @@ fn take_object(value: &Value, kind: &str, version: &str, within: &str, place: &P
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read(text: &str, origin: &str) -> Contents {
+        super::read(text, origin, &Counted::default())
+    }
 
     fn problems(text: &str) -> Vec<String> {
         read(text, "f").problems.iter().map(ToString::to_string).collect()

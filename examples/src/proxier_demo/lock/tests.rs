@@ -1,0 +1,164 @@
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+
+/// A folder in place of `/run`, gone with the test.
+struct Base(PathBuf);
+
+impl Base {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("proxier-demo-lock-{name}-{}", std::process::id()));
+        let _not_there = fs::remove_dir_all(&path);
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        Base(path)
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.0.join(FOLDER)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder().join(format!("netns-{}.lock", Namespace::of_this_thread("net")))
+    }
+
+    fn take(&self) -> Result<Lock, String> {
+        Lock::take_below(&self.0).map_err(|problem| problem.to_string())
+    }
+}
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        let _gone_already = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Another process that holds the lock, by the field's own tool.
+fn hold(path: &Path) -> Option<Child> {
+    let script = "flock -n 3 || exit 1; printf '%s\\n%s\\n%s\\n' $$ $(stat -Lc %i /proc/self/ns/pid) 'a proxy' >&3; \
+                  echo ok; exec sleep 1000";
+    let script = format!("exec 3<>{}; {script}", path.display());
+    let mut child = Command::new("sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().ok()?;
+    let mut line = [0; 3];
+    io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
+    Some(child)
+}
+
+#[test]
+fn the_second_is_told_who_the_first_is() {
+    let base = Base::new("second");
+    let first = base.take().unwrap();
+    let problem = base.take().unwrap_err();
+    let expected = format!("another one runs on this node: process {} (", std::process::id());
+    assert!(problem.starts_with(&expected), "{problem}");
+    drop(first);
+    base.take().unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    assert_eq!((mode(&base.folder()), mode(&base.file())), (0o700, 0o600));
+}
+
+/// The holder is another process, and is killed.
+#[test]
+fn a_killed_process_leaves_no_lock() {
+    let base = Base::new("killed");
+    drop(base.take().unwrap());
+    let mut holder = hold(&base.file()).unwrap();
+    let problem = base.take().unwrap_err();
+    assert_eq!(problem, format!("another one runs on this node: process {} (a proxy); stop it first", holder.id()));
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    base.take().unwrap();
+}
+
+/// Of another container, that is.
+#[test]
+fn a_holder_that_cannot_be_seen_is_named_as_far_as_it_is_known() {
+    let holder = Holder { pid: 1, namespace: Namespace(1), command: "proxier-demo run".to_owned() };
+    assert_eq!(holder.to_string(), "process 1 of another container (proxier-demo run)");
+    assert!(holder.is_there());
+}
+
+/// What somebody else said before does not name the one that holds it now, and the wait has an end.
+#[test]
+fn a_holder_that_says_nothing() {
+    let base = Base::new("silent");
+    drop(base.take().unwrap());
+    let file = File::options().read(true).write(true).open(base.file()).unwrap();
+    file.lock().unwrap();
+    file.set_len(0).unwrap();
+    let start = Instant::now();
+    let problem = base.take().unwrap_err();
+    assert!(problem.ends_with(" and does not say who it is"), "{problem}");
+    assert!(start.elapsed() >= PATIENCE);
+    drop(file);
+    base.take().unwrap();
+}
+
+#[test]
+fn what_was_planted_is_refused() {
+    let base = Base::new("planted");
+    let elsewhere = Base::new("elsewhere");
+    fs::create_dir(elsewhere.0.join("theirs")).unwrap();
+    symlink(elsewhere.0.join("theirs"), base.folder()).unwrap();
+    let problem = base.take().unwrap_err();
+    assert!(problem.contains("it is no folder but a link or a file") && problem.ends_with("remove it"), "{problem}");
+    fs::remove_file(base.folder()).unwrap();
+
+    fs::create_dir(base.folder()).unwrap();
+    symlink(elsewhere.0.join("victim"), base.file()).unwrap();
+    let problem = base.take().unwrap_err();
+    assert!(problem.contains("it is a link"), "{problem}");
+    assert!(!elsewhere.0.join("victim").exists() && fs::read_dir(elsewhere.0.join("theirs")).unwrap().count() == 0);
+    fs::remove_file(base.file()).unwrap();
+
+    // A second name: somebody may have it open.
+    fs::write(elsewhere.0.join("file"), "").unwrap();
+    fs::hard_link(elsewhere.0.join("file"), base.file()).unwrap();
+    let problem = base.take().unwrap_err();
+    assert!(problem.contains("it is no file of its own"), "{problem}");
+    fs::remove_file(base.file()).unwrap();
+    base.take().unwrap();
+}
+
+#[test]
+fn what_others_can_write_to_is_refused() {
+    let base = Base::new("open");
+    drop(base.take().unwrap());
+    let chmod = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    for (path, mode, good) in
+        [(base.0.clone(), 0o777, 0o755), (base.folder(), 0o770, 0o700), (base.file(), 0o644, 0o600)]
+    {
+        chmod(&path, mode);
+        let problem = base.take().unwrap_err();
+        assert!(
+            problem.starts_with(&format!("{}: it", path.display())) || problem.contains("others may write"),
+            "{problem}"
+        );
+        assert!(problem.contains(&format!("{mode:o}")), "{problem}");
+        chmod(&path, good);
+        base.take().unwrap();
+    }
+    // As the kubelet makes it.
+    chmod(&base.folder(), 0o755);
+    base.take().unwrap();
+}
+
+#[test]
+fn what_to_do_where_nothing_can_be_made() {
+    let path = Path::new("/run/proxier-demo");
+    for (errno, advice) in [
+        (Errno::EROFS, "hostPath /run/proxier-demo"),
+        (Errno::EACCES, "RuntimeDirectory=proxier-demo"),
+        (Errno::ENOSPC, "make room"),
+    ] {
+        let problem = cannot_make(path, errno).to_string();
+        assert!(
+            problem.starts_with("/run/proxier-demo: the lock cannot be made (") && problem.contains(advice),
+            "{problem}"
+        );
+    }
+    let problem = Lock::take_below(Path::new("/nonexistent")).unwrap_err().to_string();
+    assert!(problem.starts_with("/nonexistent: the lock cannot be looked for here ("), "{problem}");
+}

@@ -1,0 +1,288 @@
+//! Kernels that lack a part: what `probe` says of it is what `run` does.
+//!
+//! Each part is taken away in turn, by a line in `/etc/modprobe.d` that administrators use. That changes the machine, so it is
+//! done only where `TESTKIT_REQUIRE=all` says that it is there for tests.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+mod program;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use program::{Folder, Running, command, demo, ipvsadm, ok, text, tool};
+use serde_json::Value;
+use testkit::{Need, PROXY, kernel_test};
+
+const POLICY: &str = "/etc/modprobe.d/proxier-demo-test.conf";
+
+/// Everything that IPVS mode loads, what uses others first.
+const MODULES: &[&str] = &[
+    "xt_set",
+    "xt_comment",
+    "xt_mark",
+    "xt_addrtype",
+    "xt_conntrack",
+    "xt_MASQUERADE",
+    "xt_ipvs",
+    "xt_physdev",
+    "br_netfilter",
+    "nft_compat",
+    "nft_chain_nat",
+    "nf_tables",
+    "iptable_nat",
+    "iptable_filter",
+    "ip6table_nat",
+    "ip6table_filter",
+    "ip_vs_rr",
+    "ip_vs_wrr",
+    "ip_vs_sh",
+    "ip_vs",
+    "nf_nat",
+    "nf_conntrack_netlink",
+    "nf_conntrack",
+    "dummy",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+    "ip_set_bitmap_port",
+    "ip_set",
+];
+
+/// A Service with UDP, source ranges, an external IP and affinity: every rule and every call there is.
+const OBJECTS: &str = "apiVersion: v1
+kind: Service
+metadata: {name: dns, namespace: demo}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  externalIPs: [198.51.100.1]
+  loadBalancerSourceRanges: [203.0.113.0/24]
+  ports: [{name: dns, port: 53, protocol: UDP, targetPort: 53, nodePort: 30053}]
+status: {loadBalancer: {ingress: [{ip: 198.51.100.9}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: dns-1, namespace: demo, labels: {kubernetes.io/service-name: dns}}
+addressType: IPv4
+ports: [{name: dns, port: 53, protocol: UDP}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+/// A line of `modprobe.d` that goes with the value.
+struct Forbidden;
+
+impl Forbidden {
+    fn new(module: &str) -> Self {
+        fs::create_dir_all("/etc/modprobe.d").unwrap();
+        fs::write(POLICY, format!("install {module} /bin/false\n")).unwrap();
+        Forbidden
+    }
+}
+
+impl Drop for Forbidden {
+    fn drop(&mut self) {
+        fs::remove_file(POLICY).unwrap();
+    }
+}
+
+fn is_loaded(module: &str) -> bool {
+    Path::new("/sys/module").join(module).exists()
+}
+
+/// Takes a module, and all that use it, out of the kernel. The last users are namespaces that end a little later.
+fn unload(module: &str) {
+    let start = Instant::now();
+    while is_loaded(module) {
+        assert!(start.elapsed() < Duration::from_secs(120), "{module} stays:\n{}", tool("lsmod"));
+        let _some_are_in_use = Command::new("modprobe").args(["-r", "-q", "-a"]).args(MODULES).output().unwrap();
+        let users = fs::read_dir(format!("/sys/module/{module}/holders"));
+        let users: Vec<_> = users.into_iter().flatten().map(|entry| entry.unwrap().file_name()).collect();
+        let _in_use = Command::new("modprobe").args(["-r", "-q"]).args(users).arg(module).output().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn probe() -> (Output, Value) {
+    let output = demo(&["probe", "-o", "json"]);
+    let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    (output, report)
+}
+
+/// State and need of the finding whose module this is.
+fn finding<'a>(report: &'a Value, module: &str) -> (&'a str, &'a str) {
+    let findings = report["findings"].as_array().unwrap();
+    let of = |finding: &&Value| finding["module"] == module && finding["is_feature"] == false;
+    let finding = findings.iter().find(of).unwrap_or_else(|| panic!("no finding of {module}"));
+    (finding["state"].as_str().unwrap(), finding["need"].as_str().unwrap())
+}
+
+/// Runs the case in a namespace of its own, of which nothing is left for the next.
+fn without(module: &str, case: impl FnOnce(&str)) {
+    let needs = [PROXY, &[Need::Veth, Need::Conntrack, Need::Tool("setpriv")]].concat();
+    kernel_test(&needs, || {
+        println!("without {module}");
+        unload(module);
+        let _forbidden = Forbidden::new(module);
+        set_up();
+        let folder = Folder::new("lacks");
+        folder.put("dns.yaml", OBJECTS);
+        case(&folder.0.display().to_string());
+        assert!(!is_loaded(module), "{module} was loaded after all");
+        // What is left would keep modules in use.
+        drop(demo(&["cleanup"]));
+    });
+}
+
+fn is_for_tests() -> bool {
+    let is = std::env::var("TESTKIT_REQUIRE").is_ok_and(|value| value == "all");
+    if !is {
+        eprintln!("SKIPPED: modules are taken away only where TESTKIT_REQUIRE=all");
+    }
+    is
+}
+
+/// One address of the node, on a device that is not of the kind that the proxy needs.
+fn set_up() {
+    tool("ip link add eth9 type veth peer name eth8");
+    tool("ip addr add 192.0.2.1/24 dev eth9");
+    tool("ip link set eth9 up");
+}
+
+/// Served without, said once, and nothing fails.
+#[test]
+fn what_is_wanted_is_done_without() {
+    if !is_for_tests() {
+        return;
+    }
+    for module in ["nf_conntrack_netlink", "xt_ipvs", "xt_physdev", "br_netfilter", "ip_vs_wrr", "ip_vs_sh"] {
+        without(module, |manifests| {
+            let (_, report) = probe();
+            assert_eq!(finding(&report, module), ("missing", "wanted"), "{report:#}");
+            assert_eq!(report["verdict"]["answer"], "yes", "{}", report["verdict"]);
+            let once = demo(&["run", "--once", "--manifests", manifests]);
+            let said = text(&once.stderr);
+            println!("{said}");
+            assert!(once.status.success(), "{module}: {said}");
+            assert!(ipvsadm().contains("-a -u 10.96.0.10:53 -r 10.244.0.5:53 -m -w 1"), "{:?}", ipvsadm());
+            assert!(tool("iptables-save").contains("-j KUBE-SERVICES"));
+            assert!(tool("ip addr show kube-ipvs0").contains("10.96.0.10/32"));
+            let running = Running::start(&["--manifests", manifests, "--ipvs-sync-period", "2s"]);
+            running.until("it is healthy", || {
+                let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
+                curl.status.success()
+            });
+            let passes = || {
+                let page = tool("curl -s -f http://127.0.0.1:10249/metrics");
+                let of = |name: &str| program::page::read(&page).get(name).copied().unwrap_or_default();
+                assert!(of("kubeproxy_sync_failures_total") < 0.5, "{page}");
+                (of("kubeproxy_sync_full_proxy_rules_duration_seconds_count"), of("kubeproxy_unmet_wishes"))
+            };
+            running.until("several full passes", || passes().0 > 2.5);
+            let log = running.log();
+            if module == "nf_conntrack_netlink" {
+                assert!(passes().1 > 0.5);
+                assert!(said.contains("UDP flows to endpoints that are gone are not ended"), "{said}");
+                let told = log.lines().filter(|line| line.contains("this kernel does without: UDP flows")).count();
+                assert_eq!(told, 1, "{log}");
+            }
+            if module == "xt_ipvs" {
+                assert!(
+                    said.contains("this kernel lacks xt_ipvs") && log.contains("this kernel lacks xt_ipvs"),
+                    "{said}{log}"
+                );
+            }
+            assert!(running.end().success());
+        });
+    }
+}
+
+/// Where nothing tells beforehand that a match cannot be had, rules are written without it when the kernel refuses it.
+#[test]
+fn a_match_that_turns_out_to_be_missing() {
+    if !is_for_tests() {
+        return;
+    }
+    for module in ["xt_physdev", "xt_ipvs"] {
+        without(module, |manifests| {
+            // In a container, say, that does not see the node's modprobe.d.
+            let run = |words: &[&str]| {
+                let script = "mount -t tmpfs none /etc/modprobe.d && \
+                              exec setpriv --bounding-set=-sys_module --inh-caps=-sys_module \"$0\" \"$@\"";
+                let inner = command(words);
+                let mut pod = Command::new("unshare");
+                pod.args(["--mount", "--propagation", "private", "sh", "-c", script]);
+                pod.arg(inner.get_program()).args(inner.get_args());
+                pod.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
+                pod
+            };
+            let once = run(&["run", "--once", "--manifests", manifests]).output().unwrap();
+            let said = text(&once.stderr);
+            println!("{said}");
+            assert!(once.status.success(), "{said}");
+            assert!(
+                said.contains(&format!("does without: rules are written without match {}", &module[3..])),
+                "{said}"
+            );
+            let rules = tool("iptables-save");
+            assert!(rules.contains("-j KUBE-SERVICES") && !rules.contains(&format!("-m {} ", &module[3..])), "{rules}");
+            let running = Running::spawn(run(&["run", "--manifests", manifests, "--ipvs-sync-period", "2s"]));
+            running.until_logged("this kernel does without: ");
+            running.until("it is healthy", || {
+                let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
+                curl.status.success()
+            });
+            assert!(running.end().success());
+        });
+    }
+}
+
+/// Not served, with the reason that `probe` gives.
+#[test]
+fn what_is_required_is_an_obstacle() {
+    if !is_for_tests() {
+        return;
+    }
+    for module in [
+        "ip_vs_rr",
+        "dummy",
+        "xt_set",
+        "xt_comment",
+        "xt_mark",
+        "xt_addrtype",
+        "xt_conntrack",
+        "ip_set_hash_ip",
+        "ip_set_hash_ipport",
+        "ip_set_hash_ipportip",
+        "ip_set_hash_ipportnet",
+        "ip_set_bitmap_port",
+        "ip_vs",
+    ] {
+        without(module, |manifests| {
+            let (output, report) = probe();
+            assert_eq!(finding(&report, module), ("missing", "required"), "{report:#}");
+            assert_eq!((output.status.code(), &report["verdict"]["answer"]), (Some(1), &Value::from("no")));
+            let reason = report["verdict"]["reasons"][0].as_str().unwrap().to_owned();
+            assert!(reason.contains(POLICY) && reason.contains(module), "{reason}");
+            let once = demo(&["run", "--once", "--manifests", manifests]);
+            let run = Running::start(&["--manifests", manifests]);
+            let (status, log) = run.wait();
+            for (code, said) in [(once.status.code(), text(&once.stderr)), (status.code(), log)] {
+                assert_eq!(code, Some(1), "{module}: {said}");
+                assert!(said.contains(&reason), "{module}: {reason}\n{said}");
+            }
+        });
+    }
+    // And all of it is there again.
+    kernel_test(PROXY, || {
+        set_up();
+        let folder = Folder::new("lacks");
+        folder.put("dns.yaml", OBJECTS);
+        ok(&demo(&["run", "--once", "--manifests", &folder.0.display().to_string()]));
+    });
+}
