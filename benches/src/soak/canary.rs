@@ -41,7 +41,9 @@ pub(super) fn follow(
                 };
                 let (key, real) = (VirtualServerKey::tcp(place), SocketAddr::new(host.address(family), POD_PORT));
                 let from = log.now();
-                slices(service).iter().for_each(|write| apply(&server, write));
+                for write in slices(service) {
+                    apply(&server, &write);
+                }
                 let mut arrived = false;
                 while !arrived && log.now().saturating_sub(from) < PATIENCE {
                     arrived = serves(&mut client, &key, real);

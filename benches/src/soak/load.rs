@@ -27,8 +27,6 @@ const LIMIT: Duration = Duration::from_secs(20);
 const UDP_LIMIT: Duration = Duration::from_secs(5);
 /// And this long for what must not come.
 const SILENCE: Duration = Duration::from_secs(1);
-/// A pod may get new connections for so long after it is no endpoint any more: the proxy may stand still meanwhile.
-const STALE: Duration = Duration::from_secs(90);
 
 /// Ports of short connections, and those of long ones.
 const SHORT: (u32, u32) = (2_000, 46_000);
@@ -75,6 +73,8 @@ struct Client {
     stop: Arc<AtomicBool>,
     ports: Arc<AtomicU32>,
     range: (u32, u32),
+    /// A pod may get new connections for so long after it is no endpoint any more: the proxy may stand still meanwhile.
+    stale: Duration,
 }
 
 impl Client {
@@ -136,7 +136,7 @@ impl Client {
             Some(Some(gone)) => Some(*gone),
             None => None,
         };
-        if gone.is_none_or(|gone| from.saturating_sub(gone) > STALE) {
+        if gone.is_none_or(|gone| from.saturating_sub(gone) > self.stale) {
             self.note(Use::Stale, target, from, false, format!("pod {name} has answered, no endpoint since {gone:?}"));
         }
     }
@@ -229,9 +229,15 @@ impl Client {
 }
 
 impl Load {
-    pub(super) fn start(ground: &Ground, log: &Arc<Log>, script: &Script, seed: u64) -> Result<Self, Failure> {
+    pub(super) fn start(
+        ground: &Ground,
+        log: &Arc<Log>,
+        script: &Script,
+        (seed, stale): (u64, Duration),
+    ) -> Result<Self, Failure> {
         let stop = Arc::new(AtomicBool::new(false));
-        let client = |range: (u32, u32)| Client { log: log.clone(), stop: stop.clone(), ports: Arc::default(), range };
+        let client =
+            |range: (u32, u32)| Client { log: log.clone(), stop: stop.clone(), ports: Arc::default(), range, stale };
         let (short, long) = (client(SHORT), client(LONG));
         let all = targets(script);
         let mut threads = Vec::new();

@@ -172,9 +172,9 @@ impl Soak {
         say(&format!("seed {seed}, {minutes} minutes, {services} Services, {rate} changes a second"));
         self.server.put(&world::node());
         for service in self.script.services().chain(&self.script.canaries) {
-            service.objects().iter().for_each(|object| {
-                self.server.put(object);
-            });
+            for object in service.objects() {
+                self.server.put(&object);
+            }
         }
         self.server.compact();
         let foreign = foreign_state(self.options.backend)?;
@@ -214,7 +214,8 @@ impl Soak {
         for number in 0..self.script.used.len() {
             self.note_endpoints(log, number, false);
         }
-        let load = Load::start(&self.ground, log, &self.script, self.options.seed)?;
+        let load =
+            Load::start(&self.ground, log, &self.script, (self.options.seed, verdict::limits(self.evidence.start).0))?;
         let sampler = self.proxy.watch(log, &stop);
         let machine = log.watch_the_machine(&stop);
         let canaries = std::mem::take(&mut self.script.canaries);
@@ -238,16 +239,16 @@ impl Soak {
         self.change(log, length);
         // What was broken last gets the time to be repaired, under load.
         breaking.store(true, Ordering::Relaxed);
-        let failed = faults.join().map_err(|_| "the faults' thread has panicked")?;
+        let failed = faults.join().map_err(|_panic| "the faults' thread has panicked")?;
         self.evidence.troubles.extend(failed.into_iter().map(|line| format!("a fault could not be made: {line}")));
         self.proxy.signal(Signal::SIGCONT);
         self.server.outage(false);
         self.server.clear_faults();
         load.end();
         stop.store(true, Ordering::Relaxed);
-        sampler.join().map_err(|_| "the sampler has panicked")?;
-        machine.join().map_err(|_| "the machine's watcher has panicked")?;
-        self.script.canaries = canary.join().map_err(|_| "the canary has panicked")??;
+        sampler.join().map_err(|_panic| "the sampler has panicked")?;
+        machine.join().map_err(|_panic| "the machine's watcher has panicked")?;
+        self.script.canaries = canary.join().map_err(|_panic| "the canary has panicked")??;
         Ok(())
     }
 
@@ -281,7 +282,9 @@ impl Soak {
             if let Some(used) = event.used {
                 self.note_endpoints(log, used, false);
             }
-            event.writes.iter().for_each(|write| apply(&self.server, write));
+            for write in &event.writes {
+                apply(&self.server, write);
+            }
             if let Some(used) = event.used {
                 self.note_endpoints(log, used, true);
             }

@@ -121,7 +121,9 @@ impl Supervisor {
     pub(super) fn signal(&self, signal: Signal) {
         let number = self.process().and_then(|number| i32::try_from(number).ok());
         // One that has ended is noticed by the sampler.
-        number.map(|number| kill(Pid::from_raw(number), signal).unwrap_or_default());
+        if let Some(number) = number {
+            kill(Pid::from_raw(number), signal).unwrap_or_default();
+        }
     }
 
     /// Kills it; it is gone when this returns.

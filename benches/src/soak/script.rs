@@ -221,7 +221,9 @@ impl Script {
             }
         };
         if !service.endpoints.iter().any(|endpoint| endpoint.state == State::Ready) {
-            service.endpoints.iter_mut().for_each(|endpoint| endpoint.state = State::Ready);
+            for endpoint in &mut service.endpoints {
+                endpoint.state = State::Ready;
+            }
         }
         Event { kind, writes: slices(service), used: Some(number) }
     }

@@ -59,6 +59,8 @@ impl Tables {
             }
             for address in node.iter().filter(|address| Family::of(**address) == family) {
                 self.server(service, (*address, port).into(), &service.hosts(Way::NodePort));
+                // By these the proxy knows its node ports from somebody else's virtual servers.
+                self.entry(family, "NODE-PORT-SERVED", &format!("{address},{protocol}:{port}"));
             }
         }
         for endpoint in service.endpoints.iter().filter(|endpoint| service.sliced && endpoint.host.is_local()) {

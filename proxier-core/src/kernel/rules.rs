@@ -195,8 +195,10 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     }
 
     fn restore_families(&mut self, changes: &[(Family, &Transaction)]) -> Vec<Result<(), PortError>> {
-        if let [(family, transaction)] = changes {
-            return vec![self.restore(*family, transaction)];
+        // The legacy programs of both families share one lock: side by side, one would wait for the other and may give up.
+        let share_a_lock = self.backend() == Some(Backend::Legacy);
+        if share_a_lock || changes.len() == 1 {
+            return changes.iter().map(|(family, transaction)| self.restore(*family, transaction)).collect();
         }
         let opened: Vec<_> = changes.iter().map(|(family, _)| self.take(*family)).collect();
         self.forget_listed();

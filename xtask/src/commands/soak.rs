@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::bench::{HostLoad, cargo_build};
-use crate::error::{Context as _, Error, Result};
+use crate::error::{Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::tools;
 use crate::vm::Vm;
@@ -72,7 +72,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let load = HostLoad::tell()?;
     vm.shares.push(load.folder().to_owned());
     vm.env.push(("BENCHES_HOST_LOAD".into(), load.file().into()));
-    let outcome = vm.run(&options.command(&program, &proxy, &results)?)?;
+    let outcome = vm.run(&options.command(&program, &proxy, &results))?;
     if let Some(trouble) = outcome.trouble() {
         eprintln!("{}\nxtask: {trouble}", outcome.console.trim_end());
         return Ok(ExitCode::from(if outcome.timed_out { 124 } else { 125 }));
@@ -82,16 +82,11 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
 
 impl Options {
     /// What runs in the machine.
-    fn command(&self, program: &Path, proxy: &Path, results: &Path) -> Result<Vec<OsString>> {
-        let seed = match self.seed {
-            Some(seed) => seed,
-            None => std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .map(|time| u64::from(time.subsec_nanos()))
-                .context_of_clock()?,
-        };
+    fn command(&self, program: &Path, proxy: &Path, results: &Path) -> Vec<OsString> {
+        let clock = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let seed = self.seed.unwrap_or_else(|| clock().map_or(1, |time| u64::from(time.subsec_nanos())));
         let release = if self.release { " --release" } else { "" };
-        let more: String = self.more.iter().map(|word| format!(" {word}")).collect();
+        let more: String = self.more.iter().flat_map(|word| [" ", word]).collect();
         let typed = format!(
             "cargo xtask soak --minutes {} --seed {seed} --kernel {}{release}{more}",
             self.minutes, self.kernel
@@ -104,18 +99,7 @@ impl Options {
             command.extend(["--out".into(), results.join(format!("soak-linux-{}", self.kernel)).into()]);
         }
         command.extend(self.more.iter().map(OsString::from));
-        Ok(command)
-    }
-}
-
-/// A clock before 1970 is a mistake of the machine.
-trait Clock<T> {
-    fn context_of_clock(self) -> Result<T>;
-}
-
-impl<T> Clock<T> for std::result::Result<T, std::time::SystemTimeError> {
-    fn context_of_clock(self) -> Result<T> {
-        self.map_err(|error| Error::new(format!("this machine's clock is wrong: {error}; give a --seed")))
+        command
     }
 }
 
@@ -134,7 +118,8 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
                 options.minutes = minutes.ok_or_else(|| Error::usage("soak: --minutes takes 0.1 to 10000"))?;
             }
             Some("--seed") => {
-                let seed = value()?.parse().map_err(|_| Error::usage("soak: --seed takes a whole number"))?;
+                let seed =
+                    value()?.parse().map_err(|_not_a_number| Error::usage("soak: --seed takes a whole number"))?;
                 options.seed = Some(seed);
             }
             Some("--kernel") => options.kernel = Series::parse(&value()?)?,
@@ -175,7 +160,7 @@ mod tests {
     #[test]
     fn the_machine_is_told_everything_that_repeats_the_run() {
         let options = parse(&words("--minutes 2 --seed 9 --kernel 6.12 --services 500 --backend nft")).unwrap();
-        let command = options.command(Path::new("/b"), Path::new("/p"), Path::new("/r")).unwrap();
+        let command = options.command(Path::new("/b"), Path::new("/p"), Path::new("/r"));
         let line: Vec<String> = command.iter().map(|word| word.to_str().unwrap().to_owned()).collect();
         assert_eq!(
             line.join(" "),
