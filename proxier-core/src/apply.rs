@@ -84,7 +84,9 @@ pub fn apply(
     run.bind(&plan.bind, device, &unserved, ports);
     let left = run.operations(&plan.retire, ports.ipvs).left;
     let mut needs = Needs::default();
-    left.iter().for_each(|key| needs.add(key, run.observed));
+    for key in &left {
+        needs.add(key, run.observed);
+    }
     for (set, elements) in plan.delete_entries.iter().rev() {
         run.delete_entries(*set, elements, &needs, ports.sets);
     }

@@ -1,6 +1,7 @@
 //! What is not ours, on a real kernel: virtual servers of others on our node ports, and an address that goes and comes back under
 //! a connection.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_types, reason = "threads of a test share what they saw")]
 #![allow(clippy::disallowed_methods, reason = "real time and real sockets are what this is about")]
 
 mod traffic;

@@ -729,7 +729,9 @@ fn empty_lists_in_any_order_take_no_endpoint() {
                         world.proxier.upsert_slice(slice, world.now);
                     }
                 } else {
-                    services.iter().for_each(|service| world.proxier.upsert_service(service, world.now));
+                    for service in &services {
+                        world.proxier.upsert_service(service, world.now);
+                    }
                 }
                 world.run(Duration::from_secs(8));
                 assert_eq!(world.kernel.state(), full, "back first: slices {slices_come_first}");
@@ -842,7 +844,9 @@ fn a_restart_into_empty_lists_takes_nothing() {
     // A Service whose slices say that there is nobody is no doubt, after a restart too.
     let (mut world, services, mut slices) = shop();
     world.proxier = new_proxier();
-    slices.iter_mut().for_each(|slice| slice.endpoints.clear());
+    for slice in &mut slices {
+        slice.endpoints.clear();
+    }
     world.proxier.replace_objects(&services, &slices, world.now);
     world.proxier.start(world.now);
     world.run(Duration::from_secs(3));

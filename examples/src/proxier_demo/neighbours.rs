@@ -137,10 +137,10 @@ pub(super) fn text(reserved: &Reserved) -> String {
     for (place, user) in reserved.iter() {
         let address =
             place.address.map_or_else(|| "every address of this node".to_owned(), |address| address.to_string());
-        text.push_str(&format!("  {address}, {} {}: {user}\n", place.protocol, place.port));
+        text.extend([format!("  {address}, {} {}: {user}\n", place.protocol, place.port)]);
     }
     for (user, neighbour) in reserved.neighbours() {
-        text.push_str(&format!("  {}: {user}\n", neighbour.address));
+        text.extend([format!("  {}: {user}\n", neighbour.address)]);
     }
     text.push_str("  the endpoints of default/kubernetes\n");
     text

@@ -222,7 +222,9 @@ impl Worker {
             metrics.sync_duration.observe(took);
             if report.full { &mut metrics.sync_full_duration } else { &mut metrics.sync_partial_duration }
                 .observe(took);
-            programmed.into_iter().for_each(|duration| metrics.network_programming.observe(duration));
+            for duration in programmed {
+                metrics.network_programming.observe(duration);
+            }
             // The pass has taken them up; what it could not carry out is not counted twice.
             (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);
             metrics.service_changes = totals.service_changes;

@@ -119,7 +119,7 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
         partial(play) > partial_before + 20 && full(play) > full_before + 5
     });
     play.kernel.clear_faults();
-    play.until("it is well again", |play| play.is_healthy());
+    play.until("it is well again", Play::is_healthy);
     assert!(play.metric(|metrics| metrics.sync_failures) > 5);
 }
 
