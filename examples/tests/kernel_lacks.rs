@@ -270,9 +270,13 @@ fn what_is_required_is_an_obstacle() {
             let reason = report["verdict"]["reasons"][0].as_str().unwrap().to_owned();
             assert!(reason.contains(POLICY) && reason.contains(module), "{reason}");
             let once = demo(&["run", "--once", "--manifests", manifests]);
-            let run = Running::start(&["--manifests", manifests]);
-            let (status, log) = run.wait();
-            for (code, said) in [(once.status.code(), text(&once.stderr)), (status.code(), log)] {
+            let mut ends = vec![(once.status.code(), text(&once.stderr))];
+            // The same code for all of them, and seconds each: three ways to find out are enough.
+            if ["ip_vs", "ip_vs_rr", "xt_set"].contains(&module) {
+                let (status, log) = Running::start(&["--manifests", manifests]).wait();
+                ends.push((status.code(), log));
+            }
+            for (code, said) in ends {
                 assert_eq!(code, Some(1), "{module}: {said}");
                 assert!(said.contains(&reason), "{module}: {reason}\n{said}");
             }
