@@ -100,7 +100,10 @@ fn virtual_servers_of_others_on_node_ports_survive_everything() {
         // Killed; the address goes and a Service is deleted meanwhile.
         drop(cluster);
         batch(&node, &[format!("address delete {LATER}/32 dev eth0")]);
-        let mut cluster = Cluster::new(options(&json!({})));
+        // Half of all is lost, and meant to be.
+        let mut how = options(&json!({}));
+        how.mass_removal.share = 1.0;
+        let mut cluster = Cluster::new(how);
         publish(&mut cluster, &[10]);
         for _ in 0..2 {
             full(&mut cluster);
