@@ -284,7 +284,7 @@ fn an_empty_directory_does_not_empty_the_node() {
         let output = demo(&["run", "--once"], &manifests);
         assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
         assert!(
-            text(&output.stderr).contains("24 of 24 virtual servers are not wanted any more"),
+            text(&output.stderr).contains("24 of 24 virtual servers would go or lose their last endpoint"),
             "{}",
             text(&output.stderr)
         );

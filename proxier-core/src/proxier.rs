@@ -115,7 +115,7 @@ pub struct Proxier {
     rules: BTreeMap<Family, rules::Inputs>,
     /// Families whose rules could not be restored.
     rules_retry: BTreeMap<Family, RulesRetry>,
-    /// What failed in the last pass: it differs in the next one too, and nobody else has changed it.
+    /// What failed in the last full pass and since: it differs in the next one too, and nobody else has changed it.
     unfinished: BTreeSet<(Part, String, String)>,
     drains: Drains,
     guard: Guard,
@@ -864,11 +864,12 @@ impl Proxier {
             let retry = self.rules_retry.entry(family).or_insert_with(|| RulesRetry::new(seed));
             retry.failed(clock());
         }
-        self.unfinished = applied
-            .failures
-            .iter()
-            .map(|failure| (failure.step.part, failure.step.name.clone(), failure.step.detail.clone()))
-            .collect();
+        // A pass for changes tries again only what changed.
+        if report.full {
+            self.unfinished.clear();
+        }
+        let failed_steps = applied.failures.iter().map(|failure| &failure.step);
+        self.unfinished.extend(failed_steps.map(|step| (step.part, step.name.clone(), step.detail.clone())));
         if applied.failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Unknown) {
             self.observed = None;
         }

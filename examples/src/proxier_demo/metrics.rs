@@ -117,7 +117,7 @@ pub struct Metrics {
     pub real_servers: u64,
     /// What the kernel holds of others: virtual servers. kube-proxy does not have it.
     pub foreign_virtual_servers: u64,
-    /// Virtual servers that are not wanted any more and stay for now. kube-proxy does not have it.
+    /// Virtual servers that would go or lose their last endpoint and stay as they are. kube-proxy does not have it.
     pub held_back: u64,
     /// Operations that the kernel refused because of the object they are about, as of the last full pass.
     pub refused_objects: u64,
