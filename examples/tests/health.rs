@@ -1,6 +1,6 @@
 //! The health and metrics servers, and those of Services, as their clients see them.
 #![cfg(feature = "proxier-demo")]
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
