@@ -367,7 +367,7 @@ fn an_address_that_is_away_for_a_moment_keeps_its_node_ports() {
     world.kernel.set_interface("eth0", &addresses(&[NODE]));
     world.proxier.host_changed(world.now);
     let grace = Options::default().address_grace;
-    world.run(grace - Duration::from_millis(1));
+    world.run(grace.saturating_sub(Duration::from_millis(1)));
     assert_eq!(world.at(SECOND).len(), 2);
     assert!(world.proxier.next_wake().unwrap() <= world.now + Duration::from_millis(1));
     world.run(Duration::from_millis(1));

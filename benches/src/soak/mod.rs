@@ -296,25 +296,10 @@ impl Soak {
             }
             if log.now() > told + Duration::from_secs(30) {
                 told = log.now();
-                self.tell_progress(log, number);
+                tell_progress(log, number);
             }
         }
         self.evidence.events = number;
-    }
-
-    fn tell_progress(&self, log: &Log, changes: u64) {
-        let notes = log.notes();
-        let served: u64 = notes.made.values().sum();
-        let last = notes.samples.last();
-        say(&format!(
-            "{:.0} s: {changes} changes, {} faults, {served} connections, {} not as they have to be, {} KiB, {} files, longest change {:.1} s",
-            log.now().as_secs_f64(),
-            notes.faults.len(),
-            notes.misses.len(),
-            last.map_or(0, |sample| sample.resident_kib),
-            last.map_or(0, |sample| sample.files),
-            notes.followed.iter().map(|change| change.took.as_secs_f64()).fold(0.0, f64::max),
-        ));
     }
 
     /// Looks at the kernel until it is as the model has it; gives what is different at the end.
@@ -439,7 +424,8 @@ impl Soak {
         };
         let (levels, words) = {
             let said = self.proxy.said();
-            (said.levels.clone(), said.lines.iter().map(|line| format!("{line}\n")).collect::<String>())
+            let lines = said.lines.iter().flat_map(|line| [line.as_str(), "\n"]);
+            (said.levels.clone(), lines.collect::<String>())
         };
         let changes = (std::mem::take(&mut self.changes), self.script.digest());
         let kept = Kept::new(asked, &self.evidence, &verdict, changes, (self.proxy.counters(), levels));
@@ -464,6 +450,21 @@ impl Soak {
             Err(format!("the soak found {} faults", verdict.wrong.len()).into())
         }
     }
+}
+
+fn tell_progress(log: &Log, changes: u64) {
+    let notes = log.notes();
+    let served: u64 = notes.made.values().sum();
+    let last = notes.samples.last();
+    say(&format!(
+        "{:.0} s: {changes} changes, {} faults, {served} connections, {} not as they have to be, {} KiB, {} files, longest change {:.1} s",
+        log.now().as_secs_f64(),
+        notes.faults.len(),
+        notes.misses.len(),
+        last.map_or(0, |sample| sample.resident_kib),
+        last.map_or(0, |sample| sample.files),
+        notes.followed.iter().map(|change| change.took.as_secs_f64()).fold(0.0, f64::max),
+    ));
 }
 
 #[cfg(test)]

@@ -215,10 +215,7 @@ impl Supervisor {
 
     /// One that has ended by itself is noted, and started again, as a supervisor does.
     fn attend(&self, log: &Log) {
-        let ended = match lock(&self.child).as_mut().map(Child::try_wait) {
-            Some(Ok(Some(status))) => status,
-            _ => return,
-        };
+        let Some(Ok(Some(ended))) = lock(&self.child).as_mut().map(Child::try_wait) else { return };
         let last: Vec<String> = lock(&self.said).lines.iter().rev().take(3).rev().cloned().collect();
         log.notes().breakdowns.push(format!(
             "proxier-demo ended by itself at {:.0} s with {ended}: {}",

@@ -90,11 +90,8 @@ impl Tables {
 
     fn server(&mut self, service: &Service, place: SocketAddr, hosts: &[Host]) {
         let option = option(service.protocol);
-        let mut line = format!("-A {option} {place} -s rr");
-        if let Some(seconds) = service.affinity_secs {
-            line.push_str(&format!(" -p {seconds}"));
-        }
-        self.servers.insert(line);
+        let affinity = service.affinity_secs.map(|seconds| format!(" -p {seconds}")).unwrap_or_default();
+        self.servers.insert(format!("-A {option} {place} -s rr{affinity}"));
         for host in hosts {
             let real = SocketAddr::new(host.address(Family::of(place.ip())), service.target);
             self.servers.insert(format!("-a {option} {place} -r {real} -m -w 1"));

@@ -162,6 +162,7 @@ impl Ranges {
 }
 
 /// A Service with one port, its endpoints, and everything that the proxy has to make of them.
+#[expect(clippy::struct_excessive_bools, reason = "each is one property of a Service, and none excludes another")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Service {
     pub(super) name: String,
