@@ -68,8 +68,16 @@ fn holding_pids(locks: &str, wanted: impl Fn(&str) -> bool) -> Vec<u32> {
 /// lock file (since 1.6.0).
 #[derive(Debug)]
 pub(crate) struct HeldLock {
-    _file: File,
+    file: File,
     _socket: UnixListener,
+}
+
+impl Drop for HeldLock {
+    fn drop(&mut self) {
+        // Closing is not enough: a program that another thread is starting has a copy of the descriptor until it executes, and
+        // the lock with it.
+        let _ = self.file.unlock();
+    }
 }
 
 impl HeldLock {
@@ -93,7 +101,7 @@ impl HeldLock {
             };
             if locked {
                 match UnixListener::bind_addr(&address) {
-                    Ok(socket) => return Ok(Self { _file: file, _socket: socket }),
+                    Ok(socket) => return Ok(Self { file, _socket: socket }),
                     Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
                         file.unlock().map_err(|e| failed(&path.display().to_string(), e))?;
                     }
@@ -140,8 +148,11 @@ mod tests {
         drop(socket);
         let held = HeldLock::take(&path, Duration::MAX).unwrap();
         assert_eq!(holders(&path).first().map(|h| h.pid), Some(std::process::id()));
+        // As a program has that another thread starts just now.
+        let copy = held.file.try_clone().unwrap();
         drop(held);
         assert_eq!(holders(&path), []);
+        drop(copy);
         fs::remove_file(&path).unwrap();
     }
 
