@@ -629,21 +629,32 @@ impl Proxier {
                 (family, new.unwrap_or_else(made))
             })
             .collect();
+        // Once a family: the inputs hold every guarded load balancer.
+        let compared: BTreeMap<Family, (rules::Inputs, Option<&rules::Inputs>)> = waiting
+            .into_iter()
+            .map(|(family, new)| {
+                // Rules that differ although their inputs do not were changed by somebody else: nobody knows how.
+                let before = self.rules.get(&family).filter(|before| **before != new);
+                // Capabilities are asked of the programs only when rules are made.
+                let new = match before {
+                    Some(before) => new.with_capabilities(before.capabilities()),
+                    None => new,
+                };
+                (family, (new, before))
+            })
+            .collect();
         let needs = |key: &VirtualServerKey| {
-            let (Some(frontend), Some(new)) = (self.desired.frontend(key), waiting.get(&key.family())) else {
+            let (Some(frontend), Some((new, before))) = (self.desired.frontend(key), compared.get(&key.family()))
+            else {
                 return false;
             };
-            // Rules that differ although their inputs do not were changed by somebody else: nobody knows how.
-            let before = self.rules.get(&key.family()).filter(|before| *before != new);
-            // Capabilities are asked of the programs only when rules are made.
-            let new = before.map_or_else(|| new.clone(), |before| new.clone().with_capabilities(before.capabilities()));
-            new.are_needed_by(frontend, before)
+            new.are_needed_by(frontend, *before)
         };
         let is_there = |key: &VirtualServerKey| {
             self.observed.as_ref().is_some_and(|observed| observed.virtual_servers.contains_key(key))
         };
         plan.put_rules_last(needs, is_there);
-        if waiting.is_empty() {
+        if compared.is_empty() {
             return;
         }
         let added = plan.serve.iter().filter_map(|operation| match operation {
@@ -653,7 +664,7 @@ impl Proxier {
         let has_ranges = |key: &VirtualServerKey| {
             self.desired.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some())
         };
-        plan.guarded = added.filter(|key| waiting.contains_key(&key.family()) && has_ranges(key)).collect();
+        plan.guarded = added.filter(|key| compared.contains_key(&key.family()) && has_ranges(key)).collect();
     }
 
     /// Whether the rules of a family cannot have changed, told at the cost of what was touched: working out their inputs

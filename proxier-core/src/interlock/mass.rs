@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 
-use super::lost::{Lost, Object};
+use super::lost::Lost;
 use super::needs::Needs;
 use crate::compile::Facts;
 use crate::diff::{Changes, VirtualServerChange};
@@ -214,8 +214,7 @@ impl Guard {
         facts: &Facts,
         now: Moment,
     ) -> BTreeSet<(ObjectKind, ObjectKey)> {
-        let gone: BTreeSet<Object> = self.lost.judge(&self.settings, store, desired, facts, now);
-        gone
+        self.lost.judge(&self.settings, store, desired, facts, now)
     }
 
     /// These virtual servers lose what they have because of what objects say. Forgotten when they have lost it, or when they
