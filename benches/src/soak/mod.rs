@@ -308,12 +308,12 @@ impl Soak {
         let begin = Instant::now();
         let mut told = Duration::ZERO;
         let patience = if self.options.spoil.is_some() { Duration::from_secs(30) } else { PATIENCE };
-        let mut last = vec!["kube-ipvs0 never appeared".to_owned()];
         loop {
-            // Before its first pass there is no device to ask about.
-            if let Ok(kernel) = kernel_state(self.options.backend) {
-                last = truth.differences(&kernel);
-            }
+            let mut last = match kernel_state(self.options.backend) {
+                Ok(kernel) => truth.differences(&kernel),
+                // Before its first pass there is no device to ask about.
+                Err(error) => vec![format!("the kernel could not be looked at: {error}")],
+            };
             if last.is_empty() {
                 let (nothing, plan) = if plan_too { self.proxy.plan()? } else { (true, String::new()) };
                 if nothing {
