@@ -5,6 +5,7 @@
 
 mod apt;
 mod cache;
+mod cargo;
 mod commands;
 mod cpio;
 mod error;

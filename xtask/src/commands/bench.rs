@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 pub(super) use self::host_load::HostLoad;
+use crate::cargo;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::tools;
@@ -254,8 +255,7 @@ fn build(root: &Path, mode: Mode) -> Result<PathBuf> {
 pub(super) fn cargo_build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let version = Command::new(rustc).arg("--version").output().context(|| "cannot start rustc".to_owned())?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
+    let output = cargo::command()
         .current_dir(root)
         .env("BENCHES_RUSTC", String::from_utf8_lossy(&version.stdout).trim())
         .args(["build", "--release", "--package", package, "--bin", name])

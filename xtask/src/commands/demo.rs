@@ -2,9 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::cargo;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::tools;
@@ -78,7 +79,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
 
 /// Builds `proxier-demo`, optimised: an emulated machine makes the difference felt.
 fn build(root: &Path) -> Result<PathBuf> {
-    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let output = cargo::command()
         .current_dir(root)
         .args(["build", "--release", "--package", "examples", "--bin", "proxier-demo"])
         .arg("--message-format=json-render-diagnostics")

@@ -11,6 +11,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use self::binaries::Binary;
+use crate::cargo;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::Series;
 use crate::libtest::Verdict;
@@ -252,8 +253,7 @@ fn run_here(binary: &Binary, runs: &Runs) -> Result<ProgramRun> {
 
 /// The examples in the documentation, which only cargo knows how to build.
 fn documentation_examples(root: &Path, options: &Options, place: &str, report: &mut Report) -> Result<()> {
-    let mut command = Command::new("sh");
-    command.args(["-c", "exec \"$0\" \"$@\" 2>&1"]).arg(binaries::cargo());
+    let mut command = cargo::in_shell("exec \"$0\" \"$@\" 2>&1");
     command.args(["test", "--doc", "--all-features", "--no-fail-fast"]).args(binaries::selection(&options.crates));
     command.arg("--").args(options.filter.as_deref()).current_dir(root);
     println!("\n--- documentation's examples ---");

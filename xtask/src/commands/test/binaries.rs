@@ -1,12 +1,12 @@
 //! The test programs that cargo builds.
 
-use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
 
+use crate::cargo;
 use crate::error::{Context as _, Error, Result};
 
 /// A test program.
@@ -42,11 +42,6 @@ impl Binary {
     }
 }
 
-/// The cargo that started this, or the one in `PATH`.
-pub(super) fn cargo() -> OsString {
-    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
-}
-
 /// Which crates, as cargo's arguments.
 pub(super) fn selection(crates: &[String]) -> Vec<String> {
     if crates.is_empty() {
@@ -78,7 +73,7 @@ impl Built {
 /// Everything that needs no optimised program takes it from here: two commands that choose crates or features in other
 /// ways would build much of the same twice.
 pub(crate) fn build(root: &Path, crates: &[String]) -> Result<Built> {
-    let mut child = Command::new(cargo())
+    let mut child = cargo::command()
         .args(["build", "--all-targets", "--all-features", "--message-format=json-render-diagnostics"])
         .args(selection(crates))
         .current_dir(root)
