@@ -15,7 +15,10 @@ use super::world::{Endpoint, Family, Host, POD_PORT, Service, State, Way};
 
 /// A change that has not arrived by then never will.
 const PATIENCE: Duration = Duration::from_secs(120);
-const LOOK: Duration = Duration::from_millis(5);
+/// Each look takes the lock of IPVS and a list of real servers: one that comes late is looked for less and less often, as exact
+/// as a tenth of what it takes.
+const LOOK: Duration = Duration::from_millis(10);
+const LONGEST_LOOK: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(600);
 
 /// Changes one endpoint of one Service after the other and follows it into the kernel; gives the Services back as they are then.
@@ -48,7 +51,8 @@ pub(super) fn follow(
                 while !arrived && log.now().saturating_sub(from) < PATIENCE {
                     arrived = serves(&mut client, &key, real);
                     if !arrived {
-                        std::thread::sleep(LOOK);
+                        let waited = log.now().saturating_sub(from);
+                        std::thread::sleep((waited / 10).clamp(LOOK, LONGEST_LOOK));
                     }
                 }
                 let took = log.now().saturating_sub(from);

@@ -358,7 +358,9 @@ impl Faults {
                     log.close(window);
                     return;
                 }
-                std::thread::sleep(LOOK);
+                // Several may be waited for at once: the later, the less often.
+                let waited = log.now().saturating_sub(begin);
+                std::thread::sleep((waited / 10).clamp(LOOK, LOOK * 5));
             }
         }));
     }

@@ -91,7 +91,7 @@ impl Client {
     fn pause(&self, time: Duration) {
         let end = self.log.now() + time;
         while !self.stopped() && self.log.now() < end {
-            std::thread::sleep(Duration::from_millis(50).min(end.saturating_sub(self.log.now())));
+            std::thread::sleep(Duration::from_millis(250).min(end.saturating_sub(self.log.now())));
         }
     }
 

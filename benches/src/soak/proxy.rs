@@ -69,6 +69,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What `cargo xtask soak` sets for this program's memory: the proxy's is managed as on a node.
+const ALLOCATOR: [&str; 3] = ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"];
+
 impl Supervisor {
     pub(super) fn new(program: &Path, kubeconfig: &Path) -> Self {
         Supervisor {
@@ -84,6 +87,9 @@ impl Supervisor {
         let mut command = Command::new(&self.program);
         command.arg(verb).args(flags());
         command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG").stdin(Stdio::null());
+        for name in ALLOCATOR {
+            command.env_remove(name);
+        }
         command
     }
 
@@ -158,9 +164,16 @@ impl Supervisor {
         let output = self.command("plan").arg("--kubeconfig").arg(&self.kubeconfig).output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
-        let nothing = output.status.success() && text.starts_with("nothing to do");
+        // 2: objects that it could not read. The only ones are those that were made so.
+        let is_ours = |line: &str| line.contains(" is not served: ") || line.contains("/bad-");
+        let expected = match output.status.code() {
+            Some(0) => true,
+            Some(2) => errors.lines().filter(|line| line.starts_with("proxier-demo: API server: ")).all(is_ours),
+            _ => false,
+        };
+        let nothing = expected && text.starts_with("nothing to do");
         let lines =
-            text.lines().take(20).chain(errors.lines().filter(|line| !line.contains(" is not served: ")).take(10));
+            text.lines().take(20).chain(errors.lines().filter(|line| !is_ours(line)).take(10));
         Ok((nothing, lines.collect::<Vec<_>>().join("\n")))
     }
 

@@ -82,8 +82,10 @@ impl Tables {
             self.entry(family, "LOAD-BALANCER-SOURCE-IP", &format!("{address},{protocol}:{port},{address}"));
         } else {
             let bits = if family == Family::V4 { 32 } else { 128 };
+            let number = service.protocol.number();
+            // As iptables-save prints it.
             self.guards.insert(format!(
-                "-A KUBE-IPVS-OUT-FILTER -s {address}/{bits} -m ipvs --vaddr {address} --vproto {protocol} --vport {port} -j DROP"
+                "-A KUBE-IPVS-OUT-FILTER -s {address}/{bits} -m ipvs --vproto {number} --vaddr {address} --vport {port} -j DROP"
             ));
         }
     }

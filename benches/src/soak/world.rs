@@ -74,6 +74,14 @@ impl Protocol {
             Protocol::Udp => "udp",
         }
     }
+
+    /// As IP numbers it.
+    pub(super) fn number(self) -> u8 {
+        match self {
+            Protocol::Tcp => 6,
+            Protocol::Udp => 17,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
