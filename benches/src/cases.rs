@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use ipset::{Element, Entry, IfPresent, IpSpan, Ports, SetSpec, SetType};
 use ipvs::Transport as _;
-use ipvs::model::Family;
 use proxier_core::compile::Facts;
 use proxier_core::config::Config;
 use proxier_core::diff::{diff, diff_touched};
 use proxier_core::drain::Drains;
+use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::observed::Observed;
 use proxier_core::plan::plan;

@@ -5,9 +5,9 @@ mod operations;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use crate::net::Family;
 use ipset::Element;
 use ipvs::VirtualServerKey;
-use ipvs::model::Family;
 
 use crate::config::Config;
 use crate::interlock::Needs;
@@ -163,7 +163,7 @@ impl Run<'_, '_> {
     fn relax(&mut self, rules: &[RulesChange], left: &[VirtualServerKey], ports: &mut Ports<'_>) {
         let guarded = |change: &RulesChange| {
             left.iter()
-                .find(|key| key.family() == change.family && self.observed.firewall_entry(key).is_some())
+                .find(|key| Family::from(key.family()) == change.family && self.observed.firewall_entry(key).is_some())
                 .copied()
         };
         let (mut possible, mut stay) = (Vec::new(), Vec::new());
@@ -182,7 +182,7 @@ impl Run<'_, '_> {
     /// Why a virtual server must not be made: its source ranges would not hold.
     fn not_guarded(&self, key: &VirtualServerKey) -> Option<PortError> {
         let has_ranges = self.desired.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
-        if self.guarded.contains(key) && self.unguarded.contains(&key.family()) {
+        if self.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
             return Some(report::not_without_rules(key));
         }
         (has_ranges && self.observed.firewall_entry(key).is_none()).then(|| report::not_without_entry(key))

@@ -126,7 +126,7 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
     left == 0
 }
 
-fn clean_rules(family: ipvs::model::Family, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+fn clean_rules(family: crate::net::Family, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     let what = format!("rules of {}", family_name(family));
     let dump = match ports.rules.dump(family) {
         Ok(dump) => dump,

@@ -2,8 +2,9 @@
 
 mod masquerade;
 
+use crate::net::Family;
 use ipset::IpSpan;
-use ipvs::model::{Family, Scheduler};
+use ipvs::model::Scheduler;
 
 pub use masquerade::{InterfaceName, LocalTraffic, MarkBit};
 

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::net::Family;
 use ipset::Element;
-use ipvs::model::{Family, VirtualServerConfig};
+use ipvs::model::VirtualServerConfig;
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 
 use crate::compile::Frontend;
@@ -134,7 +135,7 @@ pub fn foreign<'a>(
 fn may_delete(key: &VirtualServerKey, observed: &Observed, config: &Config) -> bool {
     let VirtualServerKey::Address { addr, .. } = *key else { return false };
     let excluded = config.exclude_cidrs.iter().any(|network| network.contains(addr));
-    in_scope(config, key.family()) && !excluded && observed.owns(key)
+    in_scope(config, key.family().into()) && !excluded && observed.owns(key)
 }
 
 fn in_scope(config: &Config, family: Family) -> bool {
@@ -176,7 +177,7 @@ impl Diff<'_> {
     }
 
     fn wanted(&mut self, key: VirtualServerKey, frontend: &Frontend) {
-        if !in_scope(self.config, key.family()) {
+        if !in_scope(self.config, key.family().into()) {
             return;
         }
         let add = || VirtualServerChange::Add { config: frontend.config, real_servers: frontend.real_servers.to_vec() };

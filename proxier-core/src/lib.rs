@@ -149,6 +149,7 @@ pub mod fake;
 pub mod interlock;
 #[cfg(feature = "kernel")]
 pub mod kernel;
+pub mod net;
 pub mod objects;
 pub mod observe;
 pub mod observed;

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::net::Family;
 use ipset::{Element, IpSpan, Ports};
-use ipvs::model::{Family, Protocol, VirtualServerConfig};
+use ipvs::model::{Protocol, VirtualServerConfig};
 use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::diff::{Changes, VirtualServerChange};

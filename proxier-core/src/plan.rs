@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use crate::net::Family;
 use ipset::Element;
-use ipvs::model::{Family, Protocol, TimeoutsUpdate, VirtualServer, Weight};
+use ipvs::model::{Protocol, TimeoutsUpdate, VirtualServer, Weight};
 use ipvs::{Operation, RealServer, RealServerKey, VirtualServerKey};
 
 use crate::diff::{Changes, VirtualServerChange};

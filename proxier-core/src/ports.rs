@@ -9,8 +9,9 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use crate::net::Family;
 use ipset::Element;
-use ipvs::model::{Family, ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
+use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Operation, VirtualServerKey};
 
 use crate::sets::SetKey;

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use ipvs::model::{Family, TimeoutsUpdate, Weight};
+use crate::net::Family;
+use ipvs::model::{TimeoutsUpdate, Weight};
 use ipvs::{Operation, VirtualServerKey};
 
 use crate::apply::apply;
@@ -644,7 +645,8 @@ impl Proxier {
             })
             .collect();
         let needs = |key: &VirtualServerKey| {
-            let (Some(frontend), Some((new, before))) = (self.desired.frontend(key), compared.get(&key.family()))
+            let (Some(frontend), Some((new, before))) =
+                (self.desired.frontend(key), compared.get(&key.family().into()))
             else {
                 return false;
             };
@@ -664,7 +666,7 @@ impl Proxier {
         let has_ranges = |key: &VirtualServerKey| {
             self.desired.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some())
         };
-        plan.guarded = added.filter(|key| compared.contains_key(&key.family()) && has_ranges(key)).collect();
+        plan.guarded = added.filter(|key| compared.contains_key(&key.family().into()) && has_ranges(key)).collect();
     }
 
     /// Whether the rules of a family cannot have changed, told at the cost of what was touched: working out their inputs

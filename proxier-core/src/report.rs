@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipvs::model::Family;
+use crate::net::Family;
 use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::config::Config;
@@ -284,6 +284,6 @@ pub(crate) fn not_without_rules(key: &VirtualServerKey) -> PortError {
 }
 
 pub(crate) fn not_without_entry(key: &VirtualServerKey) -> PortError {
-    let set = SetKey::new(key.family(), crate::sets::SetKind::LoadBalancerFirewall);
+    let set = SetKey::new(key.family().into(), crate::sets::SetKind::LoadBalancerFirewall);
     skipped(format_args!("{key} is not served, because its loadBalancerSourceRanges could not be put into set {set}"))
 }

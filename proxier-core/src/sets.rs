@@ -3,8 +3,8 @@
 
 use std::fmt;
 
+use crate::net::Family;
 use ipset::{InvalidValue, PortRange, Range, SetSpec, SetType};
-use ipvs::model::Family;
 
 macro_rules! sets {
     ($($(#[$doc:meta])* $kind:ident = $v4:literal, $v6:literal, $set_type:ident, $comment:literal;)*) => {

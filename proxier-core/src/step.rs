@@ -3,8 +3,9 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use crate::net::Family;
 use ipset::Element;
-use ipvs::model::{Family, Persistence, TimeoutsUpdate, VirtualServer, Weight};
+use ipvs::model::{Persistence, TimeoutsUpdate, VirtualServer, Weight};
 use ipvs::{Operation, RealServer, VirtualServerKey};
 
 use crate::config::Config;

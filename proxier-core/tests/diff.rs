@@ -10,13 +10,14 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipset::Element;
-use ipvs::model::{Family, Weight};
+use ipvs::model::Weight;
 use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proxier_core::compile::Facts;
 use proxier_core::config::{Config, Families};
 use proxier_core::diff::{Changes, VirtualServerChange, diff, diff_touched, foreign};
+use proxier_core::net::Family;
 use proxier_core::observed::Observed;
 use proxier_core::sets::{SetKey, SetKind};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
@@ -209,7 +210,7 @@ proptest! {
         observed.apply(&diff(&desired, &observed, &config));
         let v4 = |of: &Observed| {
             let mut of = of.clone();
-            of.virtual_servers.retain(|key, _| key.family() == Family::V4);
+            of.virtual_servers.retain(|key, _| key.family() == ipvs::model::Family::V4);
             of.addresses.retain(IpAddr::is_ipv4);
             of.sets.retain(|set, _| set.family == Family::V4);
             of

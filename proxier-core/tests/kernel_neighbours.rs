@@ -9,9 +9,9 @@ mod traffic;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ipvs::model::Family;
 use proxier_core::config::Config;
 use proxier_core::kernel::{self, KernelPorts};
+use proxier_core::net::Family;
 use proxier_core::report::Report;
 use proxier_core::snapshot::ObjectKey;
 use serde_json::json;

@@ -16,8 +16,8 @@ mod ports;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-use ::ipvs::model::Family;
 use proxier_core::kernel::{KernelPorts, Options};
+use proxier_core::net::Family;
 use proxier_core::ports::Ports;
 use testkit::{Need, oracle};
 

@@ -11,7 +11,7 @@ mod rule_cases;
 mod world;
 
 use iptables::{Backend, Dump, Iptables, System};
-use ipvs::model::Family;
+use proxier_core::net::Family;
 use proxier_core::rules::{RuleChanges, Rules, cleanup};
 use proxier_core::sets::SetKey;
 use rule_cases::{FOREIGN, JUMPS, cases, foreign_part, lines, older};

@@ -16,8 +16,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use iptables::Backend;
-use ipvs::model::Family;
 use proxier_core::config::LocalFallback;
+use proxier_core::net::Family;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport, Witness, ask};
 use testkit::{Need, kernel_test, oracle};

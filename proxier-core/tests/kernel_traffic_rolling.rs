@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ipvs::model::Family;
+use proxier_core::net::Family;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport, Witness};
 use testkit::{kernel_test, oracle};

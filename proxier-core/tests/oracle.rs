@@ -9,10 +9,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipset::{Element, Entry};
 use iptables::{Rule, TableName};
-use ipvs::model::{Family, Protocol, RealServerKey, Scheduler, SchedulerFlags};
+use ipvs::model::{Protocol, RealServerKey, Scheduler, SchedulerFlags};
 use ipvs::{VirtualServerKey, Weight};
 use proxier_core::compile::Facts;
 use proxier_core::config::{Config, Families, Topology};
+use proxier_core::net::Family;
 use proxier_core::objects::{ConfigObject, EndpointSliceObject, NodeAddress, NodeObject, ServiceObject};
 use proxier_core::rules::{Capabilities, Inputs, compile};
 use proxier_core::sets::{SetKey, SetKind};

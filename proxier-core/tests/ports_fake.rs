@@ -12,9 +12,9 @@ mod ports;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-use ::ipvs::model::Family;
 use iptables::Backend;
 use proxier_core::fake::{FakeKernel, Flow};
+use proxier_core::net::Family;
 use proxier_core::ports::Ports;
 
 impl ports::World for FakeKernel {

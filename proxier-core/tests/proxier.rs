@@ -4,9 +4,9 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use ipvs::model::Family;
 use ipvs::{Operation, RealServer};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
+use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::proxier::{Options, Proxier};
@@ -1021,7 +1021,7 @@ fn passes_that_work_do_not_hide_one_that_fails() {
 #[test]
 fn a_family_that_ipvs_lacks_is_no_illness_of_the_node() {
     let mut world = World::new();
-    let is_v6 = |operation: &Operation| matches!(operation, Operation::AddVirtualServer(server) if server.key.family() == Family::V6);
+    let is_v6 = |operation: &Operation| matches!(operation, Operation::AddVirtualServer(server) if server.key.family() == ipvs::model::Family::V6);
     world.kernel.refuse(is_v6, PortErrorKind::Unavailable);
     world.service(json!({
         "metadata": {"namespace": "demo", "name": "web"},

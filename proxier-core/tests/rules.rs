@@ -13,9 +13,9 @@ use std::sync::OnceLock;
 
 use iptables::fake::FakeHost;
 use iptables::{Backend, Dump, Iptables, Rule, TableName};
-use ipvs::model::Family;
 use proptest::prelude::*;
 use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit};
+use proxier_core::net::Family;
 use proxier_core::objects::ConfigObject;
 use proxier_core::rules::{Capabilities, Inputs, MasqueradeSources, RuleChanges, Rules, cleanup};
 use proxier_core::sets::{SetKey, SetKind};

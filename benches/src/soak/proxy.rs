@@ -172,8 +172,7 @@ impl Supervisor {
             _ => false,
         };
         let nothing = expected && text.starts_with("nothing to do");
-        let lines =
-            text.lines().take(20).chain(errors.lines().filter(|line| !is_ours(line)).take(10));
+        let lines = text.lines().take(20).chain(errors.lines().filter(|line| !is_ours(line)).take(10));
         Ok((nothing, lines.collect::<Vec<_>>().join("\n")))
     }
 

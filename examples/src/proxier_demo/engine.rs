@@ -216,7 +216,7 @@ fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec
     let mut notes = Vec::new();
     let (mut v4, mut v6) = (false, false);
     for family in wanted.iter() {
-        let is_v4 = family == ipvs::model::Family::V4;
+        let is_v4 = family == proxier_core::net::Family::V4;
         match ports.rules.has_random_fully(family) {
             // Whatever else failed may work at the next pass, which says so if it does not.
             Ok(_random) => *(if is_v4 { &mut v4 } else { &mut v6 }) = true,

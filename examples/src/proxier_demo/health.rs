@@ -47,7 +47,7 @@ impl Health {
     pub fn new(sync_period: Duration, families: Families) -> Arc<Self> {
         let updated = SystemTime::now();
         let families = families.iter().map(|family| {
-            let name = if family == ipvs::model::Family::V4 { "IPv4" } else { "IPv6" };
+            let name = if family == proxier_core::net::Family::V4 { "IPv4" } else { "IPv6" };
             Family { name, updated }
         });
         Arc::new(Health {

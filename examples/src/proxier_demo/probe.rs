@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use ipvs::model::Family;
 use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report};
 use proxier_core::config::Families as Served;
 use proxier_core::kernel::KernelPorts;
+use proxier_core::net::Family;
 use proxier_core::ports::{PortError, PortErrorKind};
 use serde_json::json;
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use http::{HeaderName, HeaderValue, StatusCode};
-use ipvs::model::Family;
 use proxier_core::compile::{Facts, OpenOn};
+use proxier_core::net::Family;
 use proxier_core::snapshot::ObjectKey;
 
 use super::health::Health;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use crate::net::Family;
 use ipvs::RealServer;
-use ipvs::model::Family;
 
 use super::Facts;
 use crate::config::Topology;

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use crate::net::Family;
 use ipset::IpSpan;
-use ipvs::model::{Family, Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
+use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 
 use crate::config::{Config, NodePortAddresses};
 use crate::snapshot::{HostAddresses, Node};

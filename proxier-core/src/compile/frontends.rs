@@ -3,13 +3,15 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::net::Family;
 use bitflags::bitflags;
 use ipset::{Element, IpSpan, Ports};
-use ipvs::model::{Family, VirtualServerConfig};
+use ipvs::model::VirtualServerConfig;
 use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
+use crate::net::Protocol;
 use crate::sets::{SetKey, SetKind};
-use crate::snapshot::{Protocol, TrafficPolicy};
+use crate::snapshot::TrafficPolicy;
 
 bitflags! {
     /// As what a Service has a Frontend's address.

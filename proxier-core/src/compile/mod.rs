@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::net::Family;
 use ipset::{Element, IpSpan, Ports};
-use ipvs::model::{Family, VirtualServerConfig};
+use ipvs::model::VirtualServerConfig;
 use ipvs::{RealServer, VirtualServerKey};
 
 pub(crate) use facts::is_reachable;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use crate::net::Family;
 use ipset::IpSpan;
-use ipvs::model::Family;
 
 use crate::objects::ConfigObject;
 use crate::snapshot::{Reporter, parse_network};

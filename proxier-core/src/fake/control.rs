@@ -1,8 +1,8 @@
 //! What goes wrong and when, and what was written.
 
+use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind};
 use ipvs::Operation;
-use ipvs::model::Family;
 
 /// A method of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use crate::net::Family;
 use ipset::Element;
 use iptables::{BackendChoice, Dump, Limits, Transaction};
-use ipvs::model::{Family, ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
+use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::testing::FakeIpvs;
 use ipvs::{Operation, VirtualServerKey};
 

@@ -321,6 +321,6 @@ impl Guard {
 fn is_unexplained(key: &VirtualServerKey, observed: &Observed, store: &Store, desired: &Desired) -> bool {
     let Some(there) = observed.virtual_servers.get(key) else { return false };
     let (Some(frontend), Some(service)) = (desired.frontend(key), desired.owner(key)) else { return true };
-    let is_silent = || store.slices_of(service).all(|slice| slice.family != key.family());
+    let is_silent = || store.slices_of(service).all(|slice| slice.family != crate::net::Family::from(key.family()));
     frontend.real_servers.is_empty() && !there.real_servers.is_empty() && is_silent()
 }

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use crate::net::Family;
 use ipset::Element;
 use ipvs::VirtualServerKey;
-use ipvs::model::{Family, Protocol};
+use ipvs::model::Protocol;
 
 use crate::observed::Observed;
 use crate::sets::SetKey;

@@ -6,10 +6,10 @@ use std::panic::resume_unwind;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::net::Family;
 use iptables::{
     Backend, BackendChoice, Dump, Error, ErrorKind, Iptables, Limits, Runner, Survey, TableName, Transaction,
 };
-use ipvs::model::Family;
 
 use crate::ports::{PortError, PortErrorKind, Rules};
 
@@ -59,13 +59,6 @@ fn kind_of(error: &Error) -> PortErrorKind {
     }
 }
 
-fn of(family: Family) -> iptables::Family {
-    match family {
-        Family::V4 => iptables::Family::Ipv4,
-        Family::V6 => iptables::Family::Ipv6,
-    }
-}
-
 impl<R: Runner + Clone + Sync> RulesPort<R> {
     /// A port over the programs that this runner finds.
     pub fn new(runner: R, choice: BackendChoice, limits: Limits) -> Self {
@@ -84,8 +77,8 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
             None => self.survey.insert((now(), Survey::take(&self.runner)?)),
         };
         let opened = match used {
-            Some(backend) => survey.reopen(self.runner.clone(), of(family), backend)?,
-            None => survey.open(self.runner.clone(), of(family), self.choice)?,
+            Some(backend) => survey.reopen(self.runner.clone(), family.into(), backend)?,
+            None => survey.open(self.runner.clone(), family.into(), self.choice)?,
         };
         Ok(opened.with_limits(self.limits))
     }
@@ -97,7 +90,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         }
         let backend = self.backend()?;
         let (_, survey) = self.survey.as_mut().filter(|(at, _)| at.elapsed() <= FRESH)?;
-        survey.take_dump(backend, of(family))
+        survey.take_dump(backend, family.into())
     }
 
     /// Nothing that was listed before is as it is now.

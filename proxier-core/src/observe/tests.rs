@@ -96,7 +96,7 @@ impl Sets for Entries {
 fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize, Vec<&'static str>) {
     let keys = |of: &[&str]| of.iter().map(|place| VirtualServerKey::tcp(place.parse().unwrap())).collect::<Vec<_>>();
     let mut kernel = Kernel { shown: keys(shown), there: keys(there), looks: Vec::new() };
-    let set = SetKey::new(ipvs::model::Family::V4, crate::sets::SetKind::NodePortServed);
+    let set = SetKey::new(crate::net::Family::V4, crate::sets::SetKind::NodePortServed);
     let served = ipset::Entry::parse(ipset::SetType::HashIpPort, "10.0.0.1,tcp:80").unwrap().element;
     let mut sets = Entries(mark.then_some((set, served)));
     let (host, config, desired) = (HostAddresses::default(), Config::default(), Desired::new());

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::net::Family;
 use ipset::IpSpan;
 use ipvs::VirtualServerKey;
-use ipvs::model::Family;
 
 use crate::compile::{Facts, Frontend};
 use crate::config::{InterfaceName, LocalTraffic, MarkBit};
@@ -129,7 +129,7 @@ impl Inputs {
         Inputs {
             family,
             filled: of_family.filter(|kind| decides(*kind)).collect(),
-            barred: desired.barred_from_node().filter(|key| key.family() == family).collect(),
+            barred: desired.barred_from_node().filter(|key| Family::from(key.family()) == family).collect(),
             sources: MasqueradeSources::of(facts, family),
             bit: facts.config().masquerade_bit,
             capabilities,
@@ -143,7 +143,7 @@ impl Inputs {
         self.filled.extend(kept.filled.iter().filter(|set| set.family == family).map(|set| set.kind));
         self.filled.sort_unstable();
         self.filled.dedup();
-        self.barred.extend(kept.barred.iter().filter(|key| key.family() == family));
+        self.barred.extend(kept.barred.iter().filter(|key| Family::from(key.family()) == family));
         self.barred.sort_unstable();
         self.barred.dedup();
         self

@@ -55,8 +55,8 @@ mod inputs;
 mod names;
 mod tables;
 
+use crate::net::Family;
 use iptables::{Chain, ChainName, Dump, Error, Rule, TableName};
-use ipvs::model::Family;
 
 pub use changes::{LineChange, RuleChanges, RuleLine, UnreadableTable};
 pub use inputs::{Capabilities, Inputs, Kept, MasqueradeSources};

@@ -1,9 +1,9 @@
 //! The chains with their rules, in the order in which kube-proxy writes them. Its reasons, where they are not plain, stand
 //! beside the rules.
 
+use crate::net::Family;
 use iptables::{Error, Rule, RuleBuilder};
 use ipvs::VirtualServerKey;
-use ipvs::model::Family;
 
 use super::{Inputs, MasqueradeSources, names};
 use crate::sets::{SetKey, SetKind};

@@ -54,56 +54,6 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// Transport protocol of a port.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    /// TCP. Default.
-    #[default]
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
-impl Protocol {
-    pub(crate) fn check(text: Option<&str>) -> Option<Self> {
-        match text {
-            None | Some("" | "TCP") => Some(Protocol::Tcp),
-            Some("UDP") => Some(Protocol::Udp),
-            Some("SCTP") => Some(Protocol::Sctp),
-            Some(_) => None,
-        }
-    }
-}
-
-impl From<Protocol> for ipvs::model::Protocol {
-    fn from(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Tcp => ipvs::model::Protocol::Tcp,
-            Protocol::Udp => ipvs::model::Protocol::Udp,
-            Protocol::Sctp => ipvs::model::Protocol::Sctp,
-        }
-    }
-}
-
-impl From<Protocol> for ipset::Protocol {
-    fn from(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Tcp => ipset::Protocol::TCP,
-            Protocol::Udp => ipset::Protocol::UDP,
-            Protocol::Sctp => ipset::Protocol::SCTP,
-        }
-    }
-}
-
-/// `TCP`, `UDP`, `SCTP`.
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        ipvs::model::Protocol::from(*self).fmt(f)
-    }
-}
-
 /// A port number that exists: 1 to 65,535.
 pub(crate) fn check_port(number: i64) -> Option<u16> {
     u16::try_from(number).ok().filter(|port| *port != 0)

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use crate::net::Family;
 use ipset::IpSpan;
-use ipvs::model::Family;
 
 use super::{ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network};
 use crate::objects::NodeObject;

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::net::{Family, Protocol};
 use ipset::IpSpan;
-use ipvs::model::Family;
 
 use super::{
-    ObjectKey, ObjectKind, Protocol, Rejection, Reporter, check_port, is_usable_by_service, parse_address,
-    parse_network,
+    ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable_by_service, parse_address, parse_network,
 };
 use crate::objects::{ServiceObject, ServicePortObject, ServiceSpec};
 

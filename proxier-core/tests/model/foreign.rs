@@ -98,7 +98,7 @@ pub(crate) fn happen(kernel: &FakeKernel, Stranger(what): Stranger, which: u8) {
 /// servers are ours.
 pub(crate) fn damage(kernel: &FakeKernel, Damage(what, which): Damage) -> bool {
     let sets: Vec<SetKey> =
-        [ipvs::model::Family::V4, ipvs::model::Family::V6].into_iter().flat_map(SetKey::all).collect();
+        [proxier_core::net::Family::V4, proxier_core::net::Family::V6].into_iter().flat_map(SetKey::all).collect();
     let set = sets[usize::from(which) % sets.len()];
     let name: SetName = set.name().parse().unwrap();
     let mut ipset = kernel.ipset().unwrap();

@@ -88,7 +88,7 @@ impl Held {
         if !addresses.eq(desired.addresses().filter(|address| !desired.is_elsewhere(*address))) {
             differences.push(format!("addresses {:?}", self.addresses));
         }
-        for set in [ipvs::model::Family::V4, ipvs::model::Family::V6].into_iter().flat_map(SetKey::all) {
+        for set in [proxier_core::net::Family::V4, proxier_core::net::Family::V6].into_iter().flat_map(SetKey::all) {
             let wanted: BTreeSet<String> = desired.entries(set).map(ToString::to_string).collect();
             if self.entries(set) != Some(&wanted) {
                 differences.push(format!("set {set} is {:?}, not {wanted:?}", self.entries(set)));

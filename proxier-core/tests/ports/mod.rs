@@ -11,7 +11,7 @@ pub(crate) mod sysctls;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
-use ::ipvs::model::Family;
+use proxier_core::net::Family;
 use proxier_core::ports::{ItemFailures, PortErrorKind, Ports};
 
 /// A network namespace, with the field's own tools to look at it and to do things behind the ports' back.

@@ -2,9 +2,9 @@
 
 use ipset::Element;
 use iptables::{ChainName, Rule, TableName, Transaction};
-use ipvs::model::Family;
 use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::sets::{SetKey, SetKind};
 

@@ -1,5 +1,5 @@
 use iptables::{ChainName, Edit, Rule, TableName, Transaction};
-use ipvs::model::Family;
+use proxier_core::net::Family;
 use proxier_core::ports::{PortError, PortErrorKind};
 use proxier_core::sets::{SetKey, SetKind};
 

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use ipset::{Element, IpSpan, PortRange, Ports, Protocol};
-use ipvs::model::Family;
+use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::sets::{SetKey, SetKind};
 

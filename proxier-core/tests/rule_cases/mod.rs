@@ -3,8 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use ipset::IpSpan;
-use ipvs::model::Family;
 use proxier_core::config::{InterfaceName, LocalTraffic, MarkBit};
+use proxier_core::net::Family;
 use proxier_core::rules::{Capabilities, Inputs, Rules, compile};
 use serde_json::{Value, json};
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ipvs::model::Family;
+use proxier_core::net::Family;
 use serde_json::{Value, json};
 use testkit::witness::{Answer, Transport, ask};
 use testkit::{Netns, kernel_test};

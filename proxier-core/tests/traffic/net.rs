@@ -13,7 +13,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ipvs::model::Family;
+use proxier_core::net::Family;
 use testkit::witness::{Transport, Witness};
 use testkit::{Netns, oracle, veth_pair};
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use ipvs::model::Family;
+use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use serde_json::{Value, json};
 use testkit::witness::Transport;

@@ -96,7 +96,7 @@ impl World {
 
     /// The entries of the IPv4 set and the IPv6 set, as ipset prints them.
     pub(crate) fn set(&self, kind: SetKind) -> Vec<String> {
-        let families = [ipvs::model::Family::V4, ipvs::model::Family::V6];
+        let families = [proxier_core::net::Family::V4, proxier_core::net::Family::V6];
         let entries = families.into_iter().flat_map(|family| self.desired.entries(SetKey::new(family, kind)));
         entries.map(ToString::to_string).collect()
     }

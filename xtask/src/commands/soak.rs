@@ -43,11 +43,8 @@ const MEMORY: u32 = 3072;
 /// How the memory of the soak is managed, not that of the proxy, which it starts without these. Whenever a program with many
 /// threads gives memory back, each processor has to be told, and an emulated one is slow to answer: a third of the machine's
 /// time went into that.
-const ALLOCATOR: [(&str, &str); 3] = [
-    ("MALLOC_MMAP_THRESHOLD_", "1073741824"),
-    ("MALLOC_TRIM_THRESHOLD_", "1073741824"),
-    ("MALLOC_ARENA_MAX", "2"),
-];
+const ALLOCATOR: [(&str, &str); 3] =
+    [("MALLOC_MMAP_THRESHOLD_", "1073741824"), ("MALLOC_TRIM_THRESHOLD_", "1073741824"), ("MALLOC_ARENA_MAX", "2")];
 
 #[derive(Debug)]
 struct Options {

@@ -6,9 +6,9 @@ use std::io::Read as _;
 use std::net::IpAddr;
 
 use ipset::Entry;
-use ipvs::model::Family;
 use proxier_core::compile::Facts;
 use proxier_core::config::Config;
+use proxier_core::net::Family;
 use proxier_core::objects::ConfigObject;
 use proxier_core::sets::{SetKey, SetKind};
 use proxier_core::snapshot::{HostAddresses, Node};

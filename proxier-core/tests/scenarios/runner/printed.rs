@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use iptables::Rule;
-use ipvs::model::Family;
+use proxier_core::net::Family;
 use proxier_core::rules::Rules;
 use proxier_core::snapshot::Rejection;
 use proxier_core::state::Desired;

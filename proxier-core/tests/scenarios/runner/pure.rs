@@ -1,11 +1,11 @@
 //! A scenario through the functions on values: store, compile, compare. The kernel is what the comparison is made with.
 
 use ipset::{Element, Entry};
-use ipvs::model::Family;
 use ipvs::text::{Ruleset, Statement};
 use ipvs::{Operation, RealServer, VirtualServer, VirtualServerKey};
 use proxier_core::compile::Facts;
 use proxier_core::diff::{diff, diff_touched};
+use proxier_core::net::Family;
 use proxier_core::observed::Observed;
 use proxier_core::rules::{Capabilities, Inputs, compile};
 use proxier_core::sets::SetKey;
