@@ -137,6 +137,16 @@ impl Observed {
         Some((set, Element::IpPort(IpSpan::host(addr), ports)))
     }
 
+    /// The addresses of a family on which this proxy serves node ports, or served them, as the kernel has noted; one as often as
+    /// it has ports.
+    pub(crate) fn node_port_addresses(&self, family: Family) -> impl Iterator<Item = IpAddr> {
+        let notes = self.sets.get(&SetKey::new(family, SetKind::NodePortServed)).into_iter().flatten();
+        notes.filter_map(|element| match element {
+            Element::IpPort(span, _) => Some(span.first()),
+            _ => None,
+        })
+    }
+
     /// The entry that sends traffic to this load balancer through source ranges, if it is there.
     pub(crate) fn firewall_entry(&self, key: &VirtualServerKey) -> Option<(SetKey, Element)> {
         let (addr, ports) = place(key)?;

@@ -48,7 +48,7 @@ pub struct Options {
     pub mass_removal: MassRemoval,
     /// How long node ports are still served on an address that this host has lost. Default 10 s: a DHCP client, a network
     /// manager that starts anew or an administrator takes an address away and gives it back, and connections outlast
-    /// that. With 0 they end at once.
+    /// that. With 0 they end at once. An address that is away when the first pass finds node ports on it has the same time.
     pub address_grace: Duration,
     /// What iptables and the kernel can do; what the program iptables says of itself counts as well.
     pub capabilities: rules::Capabilities,
@@ -112,6 +112,8 @@ pub struct Proxier {
     absent: BTreeMap<IpAddr, Moment>,
     /// The default routes were read.
     knows_gateways: bool,
+    /// The addresses on which an earlier process served node ports were looked at.
+    knows_served: bool,
     /// The inputs of the rules that the kernel holds.
     rules: BTreeMap<Family, rules::Inputs>,
     /// Families whose rules could not be restored.
@@ -155,6 +157,7 @@ impl Proxier {
             host_stale: true,
             absent: BTreeMap::new(),
             knows_gateways: false,
+            knows_served: false,
             rules: BTreeMap::new(),
             rules_retry: BTreeMap::new(),
             unfinished: BTreeSet::new(),
@@ -308,6 +311,22 @@ impl Proxier {
         self.schedule.request(now);
     }
 
+    /// Changes [`Options::address_grace`]: to 0 for who makes one pass only, and will not be there when the time is over.
+    pub fn set_address_grace(&mut self, grace: Duration) {
+        self.options.address_grace = grace;
+    }
+
+    /// These addresses were seen on an interface of this host. One that is away again by the time the next pass reads them gets
+    /// its whole time to come back ([`Options::address_grace`]): a pass may take longer than an address is away.
+    pub fn addresses_seen(&mut self, addresses: impl IntoIterator<Item = IpAddr>, now: Moment) {
+        let until = now.saturating_add(self.options.address_grace);
+        for address in addresses {
+            if let Some(absent) = self.absent.get_mut(&address) {
+                *absent = until;
+            }
+        }
+    }
+
     /// The next pass reads the kernel again, and runs as soon as it may.
     pub fn request_full(&mut self, now: Moment) {
         self.schedule.request_full(now);
@@ -434,6 +453,10 @@ impl Proxier {
             self.observed = None;
             return Prepared { report, ..Prepared::default() };
         }
+        if self.take_served(now) {
+            let touched = self.refresh_desired(now);
+            self.touched.extend(touched);
+        }
         if let Some(observed) = &mut self.observed {
             if report.full {
                 self.leaving.retain(|key| observed.virtual_servers.contains_key(key));
@@ -499,6 +522,24 @@ impl Proxier {
         let Some(observed) = &self.observed else { return true };
         let there: BTreeSet<_> = observe::device_addresses(&self.host).collect();
         !observe::has_device(&self.host) || there != observed.addresses
+    }
+
+    /// The first time that the kernel is read: an address on which an earlier process served node ports, and which this host
+    /// has not at the moment, has the same time to come back as one that is lost later. Says whether there is one.
+    fn take_served(&mut self, now: Moment) -> bool {
+        let Some(observed) = self.observed.as_ref().filter(|_| !self.knows_served) else { return false };
+        self.knows_served = true;
+        let until = now.saturating_add(self.options.address_grace);
+        let families = self.options.config.families.iter();
+        let missing: BTreeSet<IpAddr> = families
+            .flat_map(|family| observed.node_port_addresses(family))
+            .filter(|address| until > now && is_reachable(*address) && !self.facts.is_here(*address))
+            .collect();
+        self.absent.extend(missing.iter().map(|address| (*address, until)));
+        if !missing.is_empty() {
+            self.refresh_facts();
+        }
+        !missing.is_empty()
     }
 
     /// Addresses that were lost for long enough do not count any more.

@@ -103,6 +103,8 @@ fn virtual_servers_of_others_on_node_ports_survive_everything() {
         // Half of all is lost, and meant to be.
         let mut how = options(&json!({}));
         how.mass_removal.share = 1.0;
+        // The address is not waited for.
+        how.address_grace = Duration::ZERO;
         let mut cluster = Cluster::new(how);
         publish(&mut cluster, &[10]);
         for _ in 0..2 {

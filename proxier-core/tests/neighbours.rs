@@ -241,9 +241,12 @@ fn what_was_served_at_an_address_that_is_gone_is_found_after_a_kill() {
     world.restart();
     let report = world.full();
     assert!(report.is_done());
+    // The Service that is gone goes at once, the address after its time.
+    assert_eq!(world.at(SECOND), ["TCP 192.0.2.11:30080", "UDP 192.0.2.11:30080"]);
+    world.run(Options::default().address_grace);
     assert_eq!(world.at(SECOND), Vec::<String>::new());
     assert_eq!(world.at(NODE), ["TCP 192.0.2.10:30080", "UDP 192.0.2.10:30080"]);
-    assert_eq!(foreign_of(&report), FOREIGN);
+    assert_eq!(foreign_of(&world.full()), FOREIGN);
 }
 
 /// kube-proxy notes no addresses. What it left at an address of this host is removed; what is elsewhere may be anybody's.
@@ -376,6 +379,47 @@ fn an_address_that_is_away_for_a_moment_keeps_its_node_ports() {
     let sets = world.kernel.state().sets;
     let served: Vec<_> = sets["KUBE-NODE-PORT-SERVED"].1.iter().cloned().collect();
     assert_eq!(served, ["192.0.2.10,tcp:30080", "192.0.2.10,udp:30080"]);
+}
+
+/// A pass may take longer than an address is away: what was seen of it meanwhile counts, not only what two readings say.
+#[test]
+fn an_address_that_was_seen_again_meanwhile_keeps_its_node_ports() {
+    let grace = Options::default().address_grace;
+    for seen in [true, false] {
+        let mut world = World::new();
+        world.serve(with_node_port("web", "10.96.0.10", 30080));
+        world.full();
+        world.kernel.set_interface("eth0", &addresses(&[NODE]));
+        world.proxier.host_changed(world.now);
+        world.run(Duration::ZERO);
+        // It came back and went again while nobody read.
+        world.now += grace;
+        if seen {
+            world.proxier.addresses_seen(addresses(&[SECOND]), world.now);
+        }
+        world.proxier.host_changed(world.now);
+        world.run(Duration::ZERO);
+        assert_eq!(!world.at(SECOND).is_empty(), seen);
+        world.run(grace);
+        assert_eq!(world.at(SECOND), Vec::<String>::new());
+    }
+}
+
+/// The same for a process that starts while the address is away.
+#[test]
+fn an_address_that_is_away_at_the_start_keeps_its_node_ports() {
+    let mut world = World::new();
+    world.serve(with_node_port("web", "10.96.0.10", 30080));
+    world.full();
+    world.kernel.set_interface("eth0", &addresses(&[NODE]));
+    let writes = world.kernel.writes();
+    world.restart();
+    world.full();
+    let after = world.kernel.writes();
+    assert_eq!((world.at(SECOND).len(), after.ipvs, after.sets), (2, writes.ipvs, writes.sets));
+    world.run(Options::default().address_grace);
+    assert_eq!(world.at(SECOND), Vec::<String>::new());
+    assert_eq!(world.at(NODE).len(), 2);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The reconciler on the running kernel, fed with changes.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -132,6 +133,11 @@ impl<K: Kernel> Engine<K> {
         self.proxier.pass(&|| origin.elapsed() + ahead, &mut self.kernel.ports())
     }
 
+    /// Takes the host's addresses as they are now: nobody is there later to see whether one comes back.
+    pub fn take_host_as_it_is(&mut self) {
+        self.proxier.set_address_grace(Duration::ZERO);
+    }
+
     /// Keeps what it has in as little memory as it can.
     pub fn compact(&mut self) {
         self.proxier.compact();
@@ -149,8 +155,10 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// Addresses, default routes or devices of the host changed.
-    pub fn host_changed(&mut self) {
+    /// `came` are those that were added, even if they are gone again.
+    pub fn host_changed(&mut self, came: impl IntoIterator<Item = IpAddr>) {
         let now = self.now();
+        self.proxier.addresses_seen(came, now);
         self.proxier.host_changed(now);
     }
 

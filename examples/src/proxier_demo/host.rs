@@ -28,9 +28,13 @@ pub(super) fn watch(messages: mpsc::Sender<Message>) {
                 return;
             }
         }
+        let mut came = Vec::new();
         let relevant = match monitor.drain() {
             Ok(changes) => {
-                changes.overflowed || changes.default_routes || !changes.addresses.is_empty() || gone(&changes)
+                let relevant =
+                    changes.overflowed || changes.default_routes || !changes.addresses.is_empty() || gone(&changes);
+                came.extend(changes.came);
+                relevant
             }
             Err(error) => {
                 tracing::warn!("hearing of addresses: {error}");
@@ -39,7 +43,7 @@ pub(super) fn watch(messages: mpsc::Sender<Message>) {
                 true
             }
         };
-        if relevant && messages.blocking_send(Message::Control(Control::HostChanged)).is_err() {
+        if relevant && messages.blocking_send(Message::Control(Control::HostChanged(came))).is_err() {
             return;
         }
     };

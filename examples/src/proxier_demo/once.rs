@@ -57,6 +57,7 @@ async fn ready(
     let unreadable = std::mem::take(&mut snapshot.unreadable);
     let Opened { mut engine, notes, obstacles } =
         Engine::open(configured).await.map_err(|problem| complain(&[problem], FAILED))?;
+    engine.take_host_as_it_is();
     notes.iter().for_each(say);
     if is_to_write && !obstacles.is_empty() {
         return Err(complain(&obstacles, FAILED));

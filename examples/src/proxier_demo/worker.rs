@@ -1,6 +1,7 @@
 //! The kernel's thread: takes what changed, does what is due, and tells how it went.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -26,8 +27,8 @@ use super::triggers::Triggers;
 pub(super) enum Control {
     /// Compare everything (SIGHUP).
     Resync,
-    /// Addresses or devices of the host changed.
-    HostChanged,
+    /// Addresses or devices of the host changed; these addresses were added, even if they are gone again.
+    HostChanged(Vec<IpAddr>),
     /// What is held back is meant (SIGUSR1).
     ConfirmRemoval,
     /// Whom this node has to reach has changed.
@@ -145,7 +146,7 @@ impl Worker {
     fn take(&mut self, engine: &mut Engine<impl Kernel>, message: Message) {
         match message {
             Message::Control(Control::Resync) => engine.request_full(),
-            Message::Control(Control::HostChanged) => engine.host_changed(),
+            Message::Control(Control::HostChanged(came)) => engine.host_changed(came),
             Message::Control(Control::Neighbours(found)) => engine.set_neighbours(found),
             Message::Control(Control::ConfirmRemoval) => match engine.confirm_removal() {
                 0 => tracing::info!("SIGUSR1: nothing is held back"),

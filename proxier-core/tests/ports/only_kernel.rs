@@ -100,7 +100,9 @@ fn changes_are_heard() {
         // The last of several changes counts.
         run("ip", "address add 10.96.0.2/32 dev kube-ipvs0");
         run("ip", "address del 10.96.0.2/32 dev kube-ipvs0");
-        assert_eq!(heard(&mut monitor).addresses, one(DEVICE, "10.96.0.2", Change::Gone));
+        let changes = heard(&mut monitor);
+        assert_eq!(changes.addresses, one(DEVICE, "10.96.0.2", Change::Gone));
+        assert_eq!(changes.came, [ip("10.96.0.2")].into());
 
         assert_eq!(world.ports().links.bind(DEVICE, &ips(&["10.96.0.3", "fd00::3"])), []);
         assert_eq!(heard(&mut monitor).addresses[DEVICE].len(), 2);

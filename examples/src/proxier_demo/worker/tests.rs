@@ -215,6 +215,6 @@ fn where_health_checks_listen_follows_the_host() {
     let told = |play: &mut Play| play.passed.blocking_recv().unwrap().listening;
     assert!(told(&mut play).v4.is_nowhere());
     kernel.set_interface("eth0", &["192.0.2.1".parse().unwrap()]);
-    play.messages.blocking_send(Message::Control(Control::HostChanged)).unwrap();
+    play.messages.blocking_send(Message::Control(Control::HostChanged(Vec::new()))).unwrap();
     assert!(!told(&mut play).v4.is_nowhere());
 }

@@ -1,6 +1,6 @@
 //! Hearing of changes: devices that come and go, addresses that are added and deleted, default routes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -50,6 +50,8 @@ pub struct Changes {
     pub default_routes: bool,
     /// Addresses by the name of their device.
     pub addresses: BTreeMap<String, BTreeMap<IpAddr, Change>>,
+    /// Addresses that a device had at some time since then, those that it has lost again too.
+    pub came: BTreeSet<IpAddr>,
 }
 
 impl Changes {
@@ -169,6 +171,9 @@ impl Monitor {
                     return;
                 };
                 let Some(assigned) = assigned else { return };
+                if change == Change::Present {
+                    changes.came.insert(assigned.address);
+                }
                 match self.names.get(&assigned.device) {
                     Some(name) => {
                         changes.addresses.entry(name.clone()).or_default().insert(assigned.address, change);
