@@ -33,7 +33,7 @@ pub trait Transport: Send {
     fn in_flight(&self) -> usize;
 }
 
-/// Bounds of a connection's patience and of its batches.
+/// How long a connection waits, how often it repeats a dump, and how large its batches are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -59,8 +59,8 @@ impl Default for Limits {
 pub struct Dump<T> {
     /// What was read.
     pub items: Vec<T>,
-    /// In how many datagrams of data it came. The kernel reads its table anew for each, so one that came in a single
-    /// datagram is one consistent state even when the family cannot report changes (`NLM_F_DUMP_INTR`).
+    /// Number of datagrams that carried data. The kernel reads its table anew for each, so a dump in a single datagram
+    /// is one consistent state even when the family cannot report changes (`NLM_F_DUMP_INTR`).
     pub datagrams: usize,
 }
 
@@ -86,10 +86,11 @@ impl std::fmt::Debug for Connection {
 /// (net/netlink/af_netlink.c, `netlink_dump`).
 const RECEIVE: usize = 64 << 10;
 
-/// As much as the kernel makes a datagram of in two pages, with its own bookkeeping (`struct skb_shared_info`) behind.
+/// The most payload that the kernel puts into a datagram of two pages: its own bookkeeping (`struct skb_shared_info`)
+/// follows.
 const RECEIVE_SMALL: usize = (8 << 10) - 512;
 
-/// The moment this far from now.
+/// The deadline after this duration; now, if the clock cannot hold it.
 pub(crate) fn after(timeout: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(timeout).unwrap_or(now)
@@ -259,7 +260,7 @@ impl Connection {
                         None => Ok(Dump { items, datagrams }),
                     };
                 }
-                // A part was lost or cut off (the buffer has grown meanwhile): what is left of it must not reach anybody.
+                // A part was lost or cut off (the buffer has grown meanwhile): nobody may see the rest.
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::StateUnknown) => {
                     self.drain(sequence)?;
                 }
@@ -434,7 +435,7 @@ impl Connection {
     }
 }
 
-/// A message of an answer, and the how-manieth datagram brought it.
+/// One message of an answer, with the number of the datagram that brought it.
 struct Answer<'a> {
     message: Message<'a>,
     datagram: usize,

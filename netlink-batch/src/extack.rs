@@ -22,7 +22,7 @@ crate::attrs! {
     }
 }
 
-/// The parts of an extended error that say what to mend.
+/// The parts of an extended error that say what to correct.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExtendedAck<'a> {
     /// The kernel's words.
@@ -34,7 +34,7 @@ pub struct ExtendedAck<'a> {
 }
 
 impl<'a> ExtendedAck<'a> {
-    /// Takes what it understands; extended errors are a courtesy, so what cannot be read is left out.
+    /// Reads the attributes it knows and leaves out what it cannot read: extended errors only add detail.
     pub(crate) fn read(attributes: Attrs<'a, ExtAckAttr<'a>>) -> Self {
         let mut found = ExtendedAck::default();
         for attribute in attributes.iter().map_while(Result::ok) {

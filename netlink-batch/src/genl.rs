@@ -64,7 +64,7 @@ impl Genl {
         Self::new(Connection::new(Socket::open_in(Protocol::Generic, namespace)?), name)
     }
 
-    /// Over any transport.
+    /// Looks the family up over any transport.
     ///
     /// # Errors
     /// As [`Genl::open`].
@@ -72,7 +72,7 @@ impl Genl {
         Self::new(Connection::new(transport), name)
     }
 
-    /// Over a conversation that was opened with [`Protocol::Generic`].
+    /// Looks the family up over a conversation that was opened with [`Protocol::Generic`].
     ///
     /// # Errors
     /// As [`Genl::open`].
