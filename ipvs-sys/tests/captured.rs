@@ -1,7 +1,7 @@
 //! Datagrams captured between `ipvsadm` and real kernels (`fixtures/*.nl` say which kernel and how).
 //!
-//! Both ways: what is decoded is what the command line says; what is encoded from the command line's values is what was sent,
-//! byte for byte. The one difference there is: the kernel's answers lack `NLA_F_NESTED`, which we, like `ipvsadm`, always set.
+//! Both ways: decoding gives what the command line says, and encoding the command line's values gives the bytes that
+//! were sent. One difference remains: the kernel's answers lack `NLA_F_NESTED`, which we, like `ipvsadm`, always set.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use std::fs;

@@ -10,7 +10,7 @@ use crate::cmd::{Command, Failure, Fields};
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_del_daemon`, `stop_sync_thread`.
 #[derive(Clone, Copy, Debug)]
 pub struct DelDaemon<A> {
-    /// The daemon: its state, and for NEW the rest.
+    /// The daemon: its state.
     pub daemon: A,
 }
 

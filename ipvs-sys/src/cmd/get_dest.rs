@@ -12,7 +12,7 @@ use crate::dest::DestAttr;
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_dump_dests`.
 #[derive(Clone, Copy, Debug)]
 pub struct GetDest<S> {
-    /// The virtual server: its key, and for NEW and SET the rest.
+    /// The virtual server: its key.
     pub service: S,
 }
 

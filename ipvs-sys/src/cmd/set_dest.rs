@@ -10,9 +10,9 @@ use crate::cmd::{Command, Failure, Fields};
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_edit_dest`.
 #[derive(Clone, Copy, Debug)]
 pub struct SetDest<S, D> {
-    /// The virtual server: its key, and for NEW and SET the rest.
+    /// The virtual server: its key.
     pub service: S,
-    /// The real server: its key, and for NEW and SET the rest.
+    /// The real server: its key and all settings.
     pub dest: D,
 }
 

@@ -10,7 +10,7 @@ use crate::cmd::{Command, Failure, Fields};
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_edit_service`.
 #[derive(Clone, Copy, Debug)]
 pub struct SetService<S> {
-    /// The virtual server: its key, and for NEW and SET the rest.
+    /// The virtual server: its key and all settings.
     pub service: S,
 }
 
