@@ -103,7 +103,7 @@ impl Operation {
         }
     }
 
-    /// What no type can rule out.
+    /// Checks what the types cannot rule out.
     fn check(&self) -> Result<(), OutOfRange> {
         match self {
             Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => server.check(),

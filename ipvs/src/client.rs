@@ -27,11 +27,12 @@ const ALL: Option<&VirtualServerKey> = None;
 #[derive(Debug)]
 pub struct Client {
     genl: Genl,
-    /// For the lists of real servers, most of which are short; over a transport that is not the kernel's, none.
+    /// A second conversation, for lists of real servers, most of which are short. `None` over a transport that the
+    /// caller gave.
     short: Option<Genl>,
 }
 
-/// How long a list will be: what the kernel should make room for.
+/// How long a list is expected to be; chooses how much room the kernel makes for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
     Short,
@@ -44,7 +45,7 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::ModuleMissing`] when the kernel has no IPVS now. This crate loads no modules; kernels since 6.1 load `ip_vs` by
     /// themselves when it is looked up, 5.10 does not.
-    /// [`ErrorKind::Io`] when there is no socket to be had.
+    /// [`ErrorKind::Io`] when no socket can be opened.
     pub fn open() -> Result<Self, Error> {
         Self::over(|| Socket::open(Protocol::Generic))
     }
@@ -293,9 +294,10 @@ impl Client {
     #[doc(alias = "IPVS_CMD_DEL_DAEMON")]
     pub fn stop_daemon(&mut self, state: DaemonState) -> Result<(), Error> {
         const DOING: &str = "stopping";
-        // A daemon whose thread has not run yet is stopped with EINTR, and to EINTR the kernel sends no answer at all
-        // (net/netfilter/ipvs/ip_vs_sync.c, `stop_sync_thread`; net/netlink/af_netlink.c, `netlink_rcv_skb`). So what is
-        // acknowledged is a second request, which sets no timeout; a refusal of the first is reported all the same.
+        // The kernel stops a daemon whose thread has not run yet with EINTR, and sends no answer at all to a request
+        // that ends with EINTR (net/netfilter/ipvs/ip_vs_sync.c, `stop_sync_thread`; net/netlink/af_netlink.c,
+        // `netlink_rcv_skb`). So a second request, which sets no timeout, asks for the acknowledgement; a refusal of
+        // the first is reported all the same.
         let mut failed = None;
         let none = TimeoutsUpdate::default();
         let sent = self.genl.batch(
@@ -344,8 +346,8 @@ impl Client {
     /// All virtual servers with all their real servers, read once. When another program changes the table meanwhile, virtual
     /// servers may be missing or there twice; those that are there were there, each with a complete list of its real servers.
     ///
-    /// [`Client::snapshot`] is this and then [`Client::is_still`]. Who finds all it knows of, and deletes nothing on the strength
-    /// of what it does not find, need not ask that: it saves the second of two long lists.
+    /// [`Client::snapshot`] is this and then [`Client::is_still`]. A caller that finds everything it knows of, and
+    /// deletes nothing because it is missing here, can do without that check and saves the second of two long lists.
     ///
     /// # Errors
     /// As [`Client::list_real_servers`].

@@ -4,13 +4,13 @@
 //! lock; one that takes several may miss or repeat entries when the table changes in between, and a table of virtual servers
 //! may change between the dumps of their real servers.
 //!
-//! Before Linux 7 the table of virtual servers is shared by all network namespaces and a dump counts its way through all of it, so a
-//! change in any other namespace disturbs a long list too.
+//! Before Linux 7 all network namespaces share the table of virtual servers and a dump counts its way through all of
+//! it, so a change in any other namespace disturbs a long list too.
 //!
-//! So a list is believed when reading it again gives the same. A gap is an entry that went away, with everything behind it moving
-//! up: for two readings to have the same gap, that same entry must have been put back at its old place between them, and taken
-//! away again. A program that flips one entry faster than a list of more than 80 can be read twice can bring that about; nothing
-//! that the kernel offers would show it.
+//! So a list counts when a second reading gives the same. A reading misses an entry when an earlier one was deleted and
+//! the rest moved up. Two readings miss the same one only if another program put the deleted entry back at its old
+//! place between them and deleted it again: that takes a program that adds and deletes one entry faster than a list of
+//! more than 80 can be read twice. Nothing that the kernel offers would show it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,11 +23,11 @@ use crate::model::{
     ObservedRealServer, ObservedVirtualServer, Snapshot, SnapshotEntry, VirtualServer, VirtualServerKey,
 };
 
-/// How long to let a restless table be before it is read again; after the last one it is given up. Moving virtual servers to a bigger
-/// table takes Linux 7.2 some milliseconds, which reading again at once would not outlast.
+/// Pauses before a table that keeps changing is read again; when none is left, reading fails. Linux 7.2 takes some
+/// milliseconds to move virtual servers to a bigger table, which reading again at once would not outlast.
 const PAUSES_MS: [u64; 8] = [0, 1, 2, 5, 10, 20, 50, 100];
 
-/// A list on which two readings, one after the other, agree, with nothing in it twice, or one that came in a single datagram.
+/// A list that came in a single datagram, or on which two consecutive readings agree and in which nothing is repeated.
 fn agreed<T, K: Ord>(
     mut read: impl FnMut() -> Result<Dump<T>, Error>,
     key: impl Fn(&T) -> K,
@@ -52,7 +52,7 @@ fn agreed<T, K: Ord>(
 
 /// The real servers of one virtual server, as one state.
 pub(crate) fn list_real_servers(client: &mut Client, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, Error> {
-    // One that does not fit into what a short list gets is asked for again with more room, where up to 80 are one datagram.
+    // A list that does not fit the small buffer is read again with the large one, where up to 80 are one datagram.
     let mut expect = Expect::Short;
     agreed(|| client.dump_real_servers(key, std::mem::replace(&mut expect, Expect::Long)), |observed| observed.server)?
         .ok_or_else(|| Error::new(ErrorKind::Interrupted, "listing the real servers of", Subject::VirtualServer(*key)))
@@ -76,7 +76,7 @@ pub(crate) fn once(client: &mut Client) -> Result<Snapshot, Error> {
     Ok(Snapshot { entries })
 }
 
-/// Whether the virtual servers are listed as they are there, and none is there twice.
+/// Whether the kernel lists the same virtual servers in the same order, and the snapshot repeats none.
 pub(crate) fn is_still(client: &mut Client, snapshot: &Snapshot) -> Result<bool, Error> {
     let servers = || snapshot.entries.iter().map(|entry| &entry.virtual_server.server);
     let unique: BTreeSet<&VirtualServer> = servers().collect();

@@ -1,4 +1,4 @@
-//! The suite on the fake kernel, and what only a fake kernel can be brought to do.
+//! The suite on the fake kernel, and cases that only a fake kernel can be brought into.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 mod suite;

@@ -163,7 +163,7 @@ fn an_overdue_connection_of_an_old_kernel_expires_now() {
 }
 
 #[test]
-fn a_bad_line_is_told_and_the_next_ones_are_read() {
+fn a_bad_line_is_reported_and_the_next_ones_are_read() {
     let good = "TCP C0000201 1234 CB007101 0050 C0000202 0050 NONE              9\n";
     for (bad, expected) in [
         ("\n", "a protocol"),

@@ -165,7 +165,7 @@ impl FakeIpvs {
         transport
     }
 
-    /// What the table holds, whatever is arranged for the clients.
+    /// What the table holds, without the refusals and changes arranged for clients.
     ///
     /// # Errors
     /// As [`Client::snapshot`], when IPVS is not present.

@@ -137,7 +137,7 @@ impl VirtualServer {
         self
     }
 
-    /// What no type can rule out: a granularity of the other family.
+    /// Checks what the types cannot rule out: a granularity of the other family.
     pub(crate) fn check(&self) -> Result<(), OutOfRange> {
         self.config.persistence.map_or(Ok(()), |persistence| persistence.granularity.check(self.key.family()))
     }

@@ -47,10 +47,10 @@
 //! All that, and what people write: long options, `--option=value`, `-w5`, any order of options, comments from `#` to the end of
 //! a line, empty lines, a leading `ipvsadm`. Left out, an option has ipvsadm's default: scheduler `wlc`, direct routing, weight
 //! 1, `-p` 360 seconds (its manual says 300), the port of a real server as its virtual server's. As in ipvsadm, `-g` and `-i`
-//! give the real server the virtual server's port, whatever was said.
+//! give the real server the virtual server's port, whatever the text says.
 //!
 //! It is stricter than ipvsadm where ipvsadm drops a value (`-M` or `--pe` without `-p`) and more lenient where the kernel is
-//! (thresholds and timeouts of any size, `-o` for TCP, port 0 said aloud without `-p`).
+//! (thresholds and timeouts of any size, `-o` for TCP, port 0 written out without `-p`).
 //!
 //! Names of hosts and services are not looked up; see [`ErrorKind::HostName`] and [`ErrorKind::ServiceName`].
 

@@ -1,4 +1,4 @@
-//! A line as options, with the words' places: how popt reads ipvsadm's command line.
+//! Splits a line into options with their places, as popt reads ipvsadm's command line.
 
 use super::error::{Error, ErrorKind};
 
@@ -39,7 +39,7 @@ pub(super) enum Opt {
     TunnelChecksum,
     TunnelRemoteChecksum,
     TunnelFlags,
-    /// Options of commands that are not for here: listing, saving, daemons.
+    /// Options of commands that this module does not read: listing, saving, daemons.
     Unsupported,
 }
 
@@ -153,7 +153,7 @@ impl<'a> Line<'a> {
         Error::new(kind, self.number, before.chars().count().saturating_add(1), found, expected)
     }
 
-    /// An error about something that is not there.
+    /// An error about something that is missing.
     pub(super) fn missing(&self, expected: impl Into<String>) -> Error {
         self.error(ErrorKind::Missing, self.text.trim_end().len(), "", expected)
     }

@@ -1,6 +1,6 @@
-//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the bytes they have found.
+//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the inputs that fuzzing has found.
 //!
-//! Each function panics when the library breaks a promise; otherwise whatever it says is right.
+//! Each function panics when the library breaks a promise; any other outcome is fine.
 
 use std::collections::VecDeque;
 use std::io;
@@ -145,7 +145,7 @@ fn flags_of(dump: bool) -> u16 {
     if dump { NLM_F_MULTI } else { 0 }
 }
 
-/// A client reads answers that no kernel would give: it says an error or something, and never stops.
+/// A client reads answers that no kernel would give: it returns an error or a value, and never hangs.
 pub(crate) fn dump(data: &[u8]) {
     let parts = data.split(|byte| *byte == 0xf5).take(16).map(<[u8]>::to_vec).collect();
     let answers = Answers { parts, queue: VecDeque::new(), looked_up: false };

@@ -1,4 +1,4 @@
-//! What only a fake kernel can be brought to do: lose answers, run out of memory, change in the middle of a dump.
+//! Cases that only a fake kernel can be brought into: lost answers, no memory, changes in the middle of a dump.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;

@@ -1,9 +1,10 @@
 //! Another program changes the table while it is read.
 //!
-//! The writer adds one that comes before it takes away the one that goes, so that at every moment at least one is there, beside
-//! many that never change. A list without any, or without one of the others, or with something twice, is not a state that ever
-//! was. A slow writer always uses the same two, a fast one a new one each time: were one entry taken away and put back where it
-//! was faster than a list can be read, two readings could agree on the same gap, and no reader could tell.
+//! The writer adds the next entry before it deletes the last one, so at every moment at least one of them exists,
+//! beside many that never change. A list without any, without one of those, or with an entry twice, never was the
+//! table's state. A slow writer alternates between two entries, a fast one uses a new one each time: if one entry were
+//! deleted and put back at its place faster than a list can be read, two readings could agree on the same gap, and no
+//! reader could tell.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -71,8 +72,8 @@ fn while_changing(
     })
 }
 
-/// Runs `attempt`, which gives how many reads succeeded, with this pause; where some have to succeed and none did, with longer
-/// ones: how long a read takes is up to the machine.
+/// Runs `attempt` with this pause; it returns how many reads succeeded. Where some must succeed and none did, tries
+/// longer pauses: how long a read takes depends on the machine.
 fn with_pauses(first: Duration, some_succeed: bool, mut attempt: impl FnMut(Duration) -> usize) {
     let mut pause = first;
     while attempt(pause) == 0 && some_succeed {
@@ -81,7 +82,7 @@ fn with_pauses(first: Duration, some_succeed: bool, mut attempt: impl FnMut(Dura
     }
 }
 
-/// The one that comes and the one that goes, for ever.
+/// Pairs without end: the entry to add, and the one before it, to delete.
 fn coming_and_going(fresh: bool) -> impl Iterator<Item = (u32, u32)> + Send {
     let name = move |number: u32| if fresh { STILL + number } else { STILL + number % 2 };
     (1..=u32::MAX).map(move |number| (name(number), name(number - 1)))

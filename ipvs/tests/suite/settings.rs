@@ -124,7 +124,8 @@ pub(crate) fn daemons_and_mixed_families_exclude_each_other(world: &dyn World) {
     client.add_real_server(&key, &mixed).unwrap();
 }
 
-/// Stopped before its thread has run, a daemon ends without an answer from the kernel: there must be no waiting for one.
+/// The kernel does not answer when a daemon is stopped before its thread has run: the client must not wait for that
+/// answer.
 pub(crate) fn a_daemon_can_be_stopped_at_once(world: &dyn World) {
     let mut client = world.client();
     let started = std::time::Instant::now();
