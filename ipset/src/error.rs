@@ -1,4 +1,4 @@
-//! What can go wrong, told apart by what the caller can do about it.
+//! Errors, by what the caller can do about them.
 
 use std::fmt;
 

@@ -45,9 +45,9 @@ const MAX_ENTRIES: usize = 1 << 22;
 const DEFAULT_MAXELEM: u32 = 65_536;
 /// hashsize when none is asked for (`IPSET_DEFAULT_HASHSIZE`).
 const DEFAULT_HASHSIZE: u32 = 1024;
-/// How often to begin anew when other programs create or destroy the set meanwhile.
+/// Attempts while other programs create or destroy the set.
 const ATTEMPTS: usize = 4;
-/// How often, and after which pause, to try again what a listing of another program holds up.
+/// Attempts, and the pause between them, while another program's listing keeps the set busy.
 const BUSY_ATTEMPTS: usize = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
@@ -59,12 +59,13 @@ impl Client {
     /// one instant, so that rules that refer to the set stay valid and never see a half-filled one. It is named after the
     /// set's name with a tilde and eight digits, and destroyed afterwards.
     ///
-    /// Compared are type, family, masks, range, default timeout and flags; initval and bucketsize when asked for; not
-    /// the hash size, which a new set gets to suit the entries unless it is asked for. `maxelem` is a lower bound: more is taken when more entries are wanted, and a
-    /// greater one is left alone. Ranges count as the entries they stand for; of two spellings of one entry the last is taken.
+    /// The comparison covers type, family, masks, range, default timeout and flags, and initval and bucketsize when
+    /// asked for. It leaves out the hash size: a new set gets one that suits the entries, unless `set` asks for
+    /// another. `maxelem` is a lower bound: more wanted entries raise it, and a greater one is left alone. Ranges count
+    /// as the entries they stand for; of two spellings of one entry the last is taken.
     ///
-    /// Of an entry's options, comment, mark, priority, queue and nomatch are compared. Counters are not, and survive. A
-    /// timeout that runs is left alone unless it is longer than wanted, or the wanted one is none at all.
+    /// Of an entry's options, comment, mark, priority, queue and nomatch are compared. Counters are not compared, and
+    /// survive. A running timeout is left alone unless it is longer than wanted, or the entry is wanted without one.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] before anything is written; [`ErrorKind::TypeMismatch`] when the set has another type, is

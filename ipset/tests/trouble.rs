@@ -53,14 +53,14 @@ fn an_older_protocol_is_spoken() {
 }
 
 #[test]
-fn a_kernel_that_is_too_old_or_too_new_is_told() {
+fn a_kernel_that_is_too_old_or_too_new_is_reported() {
     for (newest, oldest) in [(5, 5), (9, 8)] {
         assert_eq!(*speaking(newest, oldest).unwrap_err().kind(), ErrorKind::ProtocolMismatch);
     }
 }
 
 #[test]
-fn a_kernel_without_ipset_and_a_caller_without_rights_are_told() {
+fn a_kernel_without_ipset_and_a_caller_without_rights_are_reported() {
     let error = meddled(FakeIpset::new(), |_| Some(Reply::Error(Errno::EINVAL))).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::Unsupported);
     let error = meddled(FakeIpset::new(), |_| Some(Reply::Error(Errno::EPERM))).unwrap_err();

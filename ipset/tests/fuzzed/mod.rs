@@ -1,6 +1,6 @@
-//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the bytes they have found.
+//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the inputs that fuzzing has found.
 //!
-//! Each function panics when the library breaks a promise; otherwise whatever it says is right.
+//! Each function panics when the library breaks a promise; any other outcome is fine.
 
 use std::collections::VecDeque;
 use std::io;
@@ -142,7 +142,7 @@ fn accounted(report: &EntryReport, entries: usize) {
     assert_eq!(report.is_done(), report.applied == entries, "{report:?}");
 }
 
-/// A client reads answers that no kernel would give: it says an error or something, and never stops.
+/// A client reads answers that no kernel would give: it returns an error or a value, and never hangs.
 pub(crate) fn replies(data: &[u8]) {
     listings(data);
     let parts = data.split(|byte| *byte == 0xf5).take(16).map(<[u8]>::to_vec).collect();
@@ -196,7 +196,7 @@ impl Responder for Liar {
     }
 }
 
-/// Attributes of a listing: what can be read can be written as text and be told apart from what is wanted.
+/// Attributes of a listing: what can be read can also be written as text and compared with what is wanted.
 fn listings(data: &[u8]) {
     let lists: Vec<Vec<u8>> = data.split(|byte| *byte == 0xf5).take(16).map(<[u8]>::to_vec).collect();
     let Ok(mut client) = Client::with_transport(Simulated::new(Liar { kernel: FakeIpset::new(), lists })) else {
