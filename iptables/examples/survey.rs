@@ -1,6 +1,6 @@
 //! Prints which back end of iptables this host uses, and what is in each. Reads only; needs `CAP_NET_ADMIN`.
 //!
-//! Exit code 0: it is clear which one to use; 1: it is not, or cannot be told.
+//! Exit code 0: it is clear which one to use; 1: it is not, or the look failed.
 
 use std::process::ExitCode;
 

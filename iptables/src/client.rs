@@ -31,11 +31,11 @@ impl Default for Limits {
     }
 }
 
-/// Whether there was something to do.
+/// Whether anything had to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Ensured {
-    /// It was so already; nothing was written.
+    /// It was there already; nothing was written.
     AlreadyThere,
     /// It was added.
     Added,
@@ -102,8 +102,9 @@ impl Programs {
 
 /// `iptables` or `ip6tables` of one back end.
 ///
-/// Blocking, and without threads of its own but those of [`Survey::take`](crate::Survey::take). Every write is one run of
-/// `iptables-restore --noflush`, so it is atomic per table; methods that look before they write (`ensure_…`, `delete_…`) do so in two steps, between which others may act.
+/// Blocking, and without threads of its own but those of [`Survey::take`](crate::Survey::take). Every write is one run
+/// of `iptables-restore --noflush`, so it is atomic per table. Methods that look before they write (`ensure_…`,
+/// `delete_…`) take two steps, between which others may act.
 #[derive(Debug)]
 pub struct Iptables<R = System> {
     runner: R,
@@ -163,18 +164,18 @@ impl<R: Runner> Iptables<R> {
         &self.runner
     }
 
-    /// Everything that is there. A table that nobody has used since boot is not among them, nor is it brought into being.
+    /// All tables. One that nothing has used since boot is left out, and is not created.
     pub fn dump(&self) -> Result<Dump, Error> {
         self.save(&[])
     }
 
-    /// Everything with counters.
+    /// All tables, with counters.
     pub fn dump_with_counters(&self) -> Result<Dump, Error> {
         self.save(&["-c"])
     }
 
-    /// One table. An unused one comes as its built-in chains without rules, or without chains; with the legacy back end, asking
-    /// brings it into being.
+    /// One table. An unused one has its built-in chains without rules, or no chains; with the legacy back end, asking
+    /// for it creates it.
     ///
     /// # Errors
     /// [`ErrorKind::NoKernelSupport`] if there is no such table.
@@ -267,14 +268,14 @@ impl<R: Runner> Iptables<R> {
         if found.kind() == ErrorKind::LockTimeout {
             return lock::timeout(self.runner.lock_path(), self.limits.lock_wait);
         }
-        // Some programs give a line and no reason; then the table as it is may have it.
+        // Some programs name a line but give no reason; the table's present state may show it.
         if let (ErrorKind::Rejected, Some(table)) = (found.kind(), found.table()) {
             match self.dump_table(table) {
                 Ok(now) => found.find_reason(|chain| now.chain(chain).is_some()),
                 Err(e) if matches!(e.kind(), ErrorKind::Permission | ErrorKind::NoKernelSupport) => {
                     found.set_kind(e.kind());
                 }
-                // Looking is as hard as writing was; the first failure is the one to tell.
+                // Looking can fail for the same reason as writing: the first failure is the one to report.
                 Err(_) => {}
             }
         }

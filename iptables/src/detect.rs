@@ -25,11 +25,11 @@ pub struct Presence {
     pub chains: usize,
     /// The kubelet keeps its hint chain here.
     pub kubelet_hint: bool,
-    /// Why it could not be looked at, if so.
+    /// Why it could not be read, if so.
     pub unusable: Option<String>,
-    /// The programs that were found, so that nobody has to look again.
+    /// The programs that were found, so that they are looked for only once.
     programs: Vec<(Family, Programs)>,
-    /// What they listed; for the same reason.
+    /// What they listed, so that it is read only once.
     dumps: Vec<(Family, Dump)>,
 }
 
@@ -58,7 +58,7 @@ impl Presence {
     }
 }
 
-/// What is demanded of the choice.
+/// How to choose a back end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum BackendChoice {
     /// The one the host uses; an error if that is not clear.
@@ -83,8 +83,8 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Looks at both back ends and both families, at the same time where there are threads to be had: it takes little longer
-    /// than starting two programs.
+    /// Reads both back ends and both families in parallel, or one after the other when no thread can be started. In
+    /// parallel it takes little longer than starting two programs.
     ///
     /// # Errors
     /// [`ErrorKind::Permission`] without privilege (the answer would be wrong, not just incomplete), and failures to run
@@ -172,7 +172,7 @@ impl Survey {
 
 fn plain(runner: &impl Runner, versions: &mut Versions) -> Option<Backend> {
     let path = Family::ALL.iter().find_map(|f| runner.find(f.program()))?;
-    // One that does not say what it is is nobody's default.
+    // A program that does not say what it is makes no back end the default.
     versions.of(runner, &path).ok().map(|version| version.backend)
 }
 
@@ -214,8 +214,8 @@ impl Found {
     }
 }
 
-/// Does both at the same time; one after the other where no thread is to be had. Threads are in the network namespace of
-/// the one that starts them.
+/// Runs both in parallel, or one after the other when no thread can be started. A thread starts in the network
+/// namespace of the one that starts it.
 fn at_once<J: Copy + Send, T: Send>([first, second]: [J; 2], run: impl Fn(J) -> T + Sync) -> [T; 2] {
     let run = &run;
     thread::scope(|scope| {
@@ -253,7 +253,7 @@ impl Survey {
                     && choice == BackendChoice::Detect
                     && self.settled().is_none() =>
             {
-                // If that fails as well, the first reason is the one to tell.
+                // If that fails as well, report the first reason.
                 match check(chosen.other()) {
                     Ok(()) => chosen.other(),
                     Err(_) => return Err(e),
@@ -273,7 +273,7 @@ impl Survey {
         Iptables::over(runner, family, backend, self.presence(backend).programs(family))
     }
 
-    /// Takes out what was listed: the same as [`Iptables::dump`] at the time of the survey. `None` if it was not listed, or
+    /// Takes the dump out of the survey: what [`Iptables::dump`] gave at that time. `None` if there was none, or it was
     /// taken before.
     pub fn take_dump(&mut self, backend: Backend, family: Family) -> Option<Dump> {
         let presence = match backend {

@@ -1,4 +1,4 @@
-//! Making sense of what the programs print when they fail.
+//! Finds out from what the programs print why they failed.
 
 use crate::error::{Error, ErrorKind, RestoreFailure, excerpt};
 use crate::name::TableName;
@@ -202,7 +202,7 @@ impl<'t> Diagnosis<'t> {
         self.table.as_ref()
     }
 
-    /// Reasons of another kind found by other means.
+    /// Replaces the kind, when the reason was found elsewhere.
     pub(crate) fn set_kind(&mut self, kind: ErrorKind) {
         self.kind = kind;
     }

@@ -74,7 +74,7 @@ impl Canary {
         })
     }
 
-    /// Takes it away from all tables; where it is not, that is fine.
+    /// Removes it from all tables. It need not be there.
     pub fn remove<R: Runner>(&self, iptables: &Iptables<R>) -> Result<(), Error> {
         for table in &self.tables {
             iptables.delete_chain(table, &self.chain)?;

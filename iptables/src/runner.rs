@@ -78,17 +78,16 @@ pub trait Runner {
     /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) if it was killed for taking too long.
     fn run(&self, invocation: &Invocation) -> Result<Output, Error>;
 
-    /// The file that a program is, links followed: programs that are one file are of one version and back end. Unless
-    /// a runner knows better, each is its own.
+    /// The file behind a program, links resolved: programs that share a file share version and back end. Default: the
+    /// path as it is.
     fn resolve(&self, program: &Path) -> PathBuf {
         program.to_owned()
     }
 
-    /// Whether the kernel has tables of the legacy back end here, as far as that can be told without a program; `None`
-    /// if it cannot.
+    /// Whether the kernel has legacy tables here, if that can be found out without starting a program; else `None`.
     ///
-    /// The kernel lists them in `/proc/net/ip_tables_names` (`xt_table_seq_show`), where `iptables-legacy-save` looks,
-    /// too. Without the file the module is not there, and neither are tables.
+    /// The kernel lists them in `/proc/net/ip_tables_names` (`xt_table_seq_show`), which `iptables-legacy-save` reads,
+    /// too. Without that file there is no module, and so there are no tables.
     fn has_legacy_tables(&self, family: Family) -> Option<bool> {
         let _ = family;
         None

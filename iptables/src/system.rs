@@ -99,7 +99,7 @@ impl Runner for System {
     }
 
     fn resolve(&self, program: &Path) -> PathBuf {
-        // What cannot be followed is what it is.
+        // A path that cannot be resolved stays as it is.
         program.canonicalize().unwrap_or_else(|_| program.to_owned())
     }
 
@@ -145,7 +145,7 @@ struct Pipes {
 
 /// Feeds and reads a child until it ends; `None` when its time is over.
 fn converse(child: &mut Child, invocation: &Invocation) -> io::Result<Option<Output>> {
-    // Not a moment in time: that of Duration::MAX cannot be told.
+    // Compared with the time elapsed, not made into a deadline: an `Instant` cannot hold now plus `Duration::MAX`.
     let start = Instant::now();
     let mut pipes = Pipes { stdin: child.stdin.take(), stdout: child.stdout.take(), stderr: child.stderr.take() };
     if let Some(pipe) = &pipes.stdin {

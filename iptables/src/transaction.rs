@@ -70,8 +70,9 @@ impl TableEdit {
         !same
     }
 
-    /// Makes these rules the first of a chain, in this order, each just once; `observed` is the chain as it is now (`None`: no
-    /// rules). Other rules stay in their order behind them. Says whether anything was added: nothing is if all is so already.
+    /// Makes these rules the first of a chain, in this order, each just once; `observed` is the chain as it is now
+    /// (`None`: no rules). Other rules stay in their order behind them. Says whether anything was added: nothing is
+    /// when the chain begins with them already.
     pub fn lead_with(&mut self, chain: &ChainName, observed: Option<&Chain>, rules: &[Rule]) -> bool {
         let present = observed.map_or(&[][..], |c| &c.rules);
         let wanted: Vec<_> = rules.iter().map(Rule::canonical).collect();

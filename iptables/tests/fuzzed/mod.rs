@@ -1,11 +1,11 @@
-//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the bytes they have found.
+//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the inputs that fuzzing has found.
 //!
-//! Each function panics when the library breaks a promise; otherwise whatever it says is right.
+//! Each function panics when the library breaks a promise; any other outcome is fine.
 
 use iptables::{ChainName, Dump, ErrorKind, Rule, TableName, Token, Transaction};
 
-/// How `iptables-restore` takes a line apart (`add_param_to_argv`, `iptables/xshared.c`), told once more and over bytes: the
-/// crate's own reader has no part in it. `None` where a quotation stays open.
+/// How `iptables-restore` takes a line apart (`add_param_to_argv`, `iptables/xshared.c`), written a second time and
+/// over bytes, without the crate's own reader. `None` where a quotation stays open.
 fn restore_reads(line: &str) -> Option<Vec<Vec<u8>>> {
     let (mut words, mut word, mut quoted, mut escaped) = (Vec::new(), Vec::new(), false, false);
     for byte in line.bytes() {

@@ -110,7 +110,7 @@ pub(crate) fn dumps_are_printed_byte_for_byte(world: &impl World) {
     }
 }
 
-/// Texts that would mean something if they were ever read as anything else than a comment.
+/// Texts that would mean something if anything read them as more than a comment.
 pub(crate) const HOSTILE: &[&str] = &[
     "\"",
     "\\",
