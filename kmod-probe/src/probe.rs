@@ -167,7 +167,7 @@ impl Judge<'_> {
             judge_sysctl(sysctl, &mut verdict);
         }
         if verdict.answer == Answer::No {
-            // What could not be told no longer matters; what is missing stays.
+            // Unknowns no longer matter; what is missing stays.
             verdict.reasons.retain(|reason| !reason.starts_with(NOT_KNOWN));
         }
         verdict
@@ -182,7 +182,7 @@ impl Judge<'_> {
             match finding.state {
                 // One reason is enough for a module and its parts.
                 State::Missing | State::Unknown if finding.is_feature && !self.is_usable(finding.module.as_ref()) => {}
-                // And for a module and those that need it.
+                // The same for a module and those that need it.
                 State::Missing if finding.fix.as_ref().is_some_and(|fix| causes.contains(&fix)) => {}
                 State::Missing => {
                     let of_one_module = |fix: &&Fix| matches!(fix, Fix::RestoreFile { .. } | Fix::Allow { .. });
@@ -253,7 +253,7 @@ fn fix_of(finding: &Finding) -> String {
     finding.fix.as_ref().map(|fix| format!(": {fix}")).unwrap_or_default()
 }
 
-/// How a reason begins that is a doubt, not an obstacle.
+/// Starts every reason that is a doubt, not an obstacle.
 const NOT_KNOWN: &str = "not known: ";
 
 fn obstacle(verdict: &mut Verdict, answer: Answer, reason: String) {

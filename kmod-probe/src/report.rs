@@ -247,7 +247,7 @@ pub struct Finding {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ModuleSupport {
-    /// No means: what is not built in cannot be had.
+    /// [`Answer::No`]: only what is built in can be used.
     pub answer: Answer,
     /// How this is known.
     pub evidence: Vec<Evidence>,

@@ -55,7 +55,7 @@ pub(crate) fn finding(sources: &Sources, requirement: &Requirement, active: &mut
     let (module, is_feature, case) = if let Some((_, provider, case)) = best {
         (Some(provider.module.clone()), provider.is_feature(), case)
     } else {
-        // A set type nobody has heard of: only the kernel itself can know it.
+        // A set type that the table does not have: only the kernel itself can know it.
         let mut case = Case::default();
         heard(&mut case, &asked);
         (None, false, case)

@@ -1,9 +1,10 @@
-//! The bytes that the fuzz targets have found, on a stable compiler: none of them may make anything panic.
+//! Replays the inputs that fuzzing has found, on a stable compiler: none may cause a panic.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 mod fuzzed;
 
-/// Every input of a target's corpus, and the beginnings of each up to a length. An empty corpus is noticed.
+/// Runs every input of a target's corpus and its prefixes of fewer than `prefixes` bytes. Fails on a corpus smaller
+/// than `least`.
 fn replay(target: &str, least: usize, prefixes: usize, run: impl Fn(&[u8])) {
     let inputs = testkit::corpus(target).unwrap();
     assert!(inputs.len() >= least, "{target} has {} inputs", inputs.len());

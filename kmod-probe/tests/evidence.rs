@@ -294,7 +294,7 @@ fn a_link_does_not_lead_out_of_the_root() {
     assert_eq!(state(&tree, "ip_vs"), State::BuiltIn, "/ is the root's own top");
 }
 
-/// What may not be read is not absent. Root may read everything, so the test runs itself again as another user.
+/// What may not be read is not absent. Root may read everything, so the test runs itself a second time as another user.
 #[test]
 fn unreadable_is_not_absent() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};

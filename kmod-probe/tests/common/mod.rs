@@ -45,16 +45,16 @@ impl Tree {
                 }
             }
         }
-        // Not in the repository, where an absolute link would lead out of it; and not before the files were made, which would be
-        // this machine's.
+        // The links are made here: in the repository an absolute link would lead out of the tree, and before the files
+        // exist it would lead to this machine's.
         if name == "debian-13-usr-merged" {
             tree.link("lib", "/usr/lib");
         }
         tree
     }
 
-    /// The same in a folder that every user may enter, with files that every user may read: neither is sure of the folder that
-    /// the tests were built in.
+    /// The tree in a folder that every user may enter, with files that every user may read. The folder that the tests
+    /// were built in may be closed to others.
     pub(crate) fn where_everybody_may_look(self) -> Self {
         let enters = |path: &Path| fs::metadata(path).is_ok_and(|at| at.permissions().mode() & 0o001 != 0);
         let places = [std::env::temp_dir(), "/tmp".into(), "/var/tmp".into(), "/dev/shm".into()];

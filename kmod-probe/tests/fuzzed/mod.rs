@@ -1,6 +1,6 @@
-//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the bytes they have found.
+//! What the fuzz targets do with their bytes; `tests/corpus.rs` does the same with the inputs that fuzzing has found.
 //!
-//! Each function panics when the library breaks a promise; otherwise whatever it says is right.
+//! Each function panics when the library breaks a promise; any other outcome is fine.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
@@ -153,8 +153,8 @@ impl Drop for Root {
     }
 }
 
-/// A whole machine, each file of which the bytes may have written: a report all the same, fit to be printed, and the same
-/// whenever it is asked for.
+/// A whole machine whose files may hold any bytes: the probe still gives a report, fit to be printed, and the same one
+/// each time.
 pub(crate) fn tree(data: &[u8]) {
     let root = Root::new();
     for part in data.split(|byte| *byte == 0xf5).take(24) {
