@@ -1,4 +1,5 @@
-//! The bytes that fuzz targets have found, as `fuzz/corpus` keeps them: some as files, the rest in one archive a target.
+//! The inputs that fuzz targets have found, as `fuzz/corpus` keeps them: some as files, the rest in one archive a
+//! target.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};

@@ -10,8 +10,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// A copy of a program in memory that everybody may start, for as long as this value lives.
 ///
-/// A test that needs another user's view starts a program as that user. What cargo has built lies where only the one who built
-/// it may be able to look: below root's home, for example.
+/// A test that needs another user's view starts a program as that user. Cargo's output may lie where only its builder
+/// may look: below root's home, for example.
 #[derive(Debug)]
 pub struct Executable {
     file: File,

@@ -33,7 +33,7 @@ impl NetnsGuard {
     pub fn new() -> io::Result<Self> {
         let previous = File::open(OWN_NAMESPACE)?;
         unshare(CloneFlags::CLONE_NEWNET)?;
-        // From here on there is a way back to go.
+        // From here on, dropping the guard leads back.
         let guard = Self { previous, not_send: PhantomData };
         oracle::run("ip", &["link", "set", "lo", "up"], None).map_err(io::Error::other)?;
         Ok(guard)
@@ -49,7 +49,7 @@ impl NetnsGuard {
 impl Drop for NetnsGuard {
     fn drop(&mut self) {
         let back = setns(&self.previous, CloneFlags::CLONE_NEWNET);
-        // Whatever runs next on this thread would work on the wrong namespace.
+        // Otherwise whatever runs next on this thread would work on the wrong namespace.
         assert!(back.is_ok() || thread::panicking(), "cannot return to the previous network namespace: {back:?}");
     }
 }

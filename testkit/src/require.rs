@@ -1,4 +1,4 @@
-//! What a test needs from the kernel, found out by trying, and skips that cannot be overlooked.
+//! Finds out by trying what a test needs from the kernel, and makes skips that cannot be overlooked.
 
 use std::collections::HashMap;
 use std::fmt;

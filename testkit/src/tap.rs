@@ -1,4 +1,5 @@
-//! Every netlink message of a network namespace, overheard by a device of type `nlmon`: who claims to write nothing is not asked.
+//! Overhears every netlink message of a network namespace with a device of type `nlmon`: tests check with it that a
+//! program writes nothing.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -18,15 +19,15 @@ use crate::oracle;
 
 /// `ARPHRD_NETLINK`.
 const NETLINK_DEVICE: u16 = 824;
-/// `NLM_F_REQUEST`: the kernel takes no message without it, and sends none with it. The device tells directions apart, but says so
-/// to nobody: each copy is marked as outgoing (`dev_queue_xmit_nit`).
+/// `NLM_F_REQUEST`: the kernel takes no message without it, and sends none with it. The device does not pass on which
+/// way a message went: it marks each copy as outgoing (`dev_queue_xmit_nit`).
 const REQUEST: u16 = 1;
 
 const NETLINK_ROUTE: u16 = 0;
 const NETLINK_NETFILTER: u16 = 12;
 const NETLINK_GENERIC: u16 = 16;
 
-/// The socket's buffer: a listing of 10,000 services arrives faster than it is looked through.
+/// The socket's buffer: a listing of 10,000 services arrives faster than the thread reads it.
 const BUFFER: usize = 64 << 20;
 
 /// Listens to the netlink messages of the namespace in which it was made, until it is dropped.
@@ -38,7 +39,7 @@ pub struct NetlinkTap {
 }
 
 impl NetlinkTap {
-    /// Begins to listen, in the current thread's namespace. Making its device are the last writes that it does not hear.
+    /// Begins to listen, in the current thread's namespace. It misses the writes that create its own device.
     ///
     /// # Errors
     /// Without `CAP_NET_RAW`, or when the kernel has no `nlmon`.

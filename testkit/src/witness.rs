@@ -1,5 +1,5 @@
-//! Servers that say who they are and whom they see, and clients that ask, over TCP, UDP and SCTP: what a load balancer does to
-//! a packet shows in both.
+//! Servers that answer with their own name and the client address they see, and clients that ask, over TCP, UDP and
+//! SCTP. The answers show what a load balancer does to a packet.
 //!
 //! SCTP associations of the one-to-one style behave like TCP connections, down to the system calls, so std's TCP types hold them.
 

@@ -261,7 +261,7 @@ impl ApiServer {
         lock(&self.state).change(plural(resource), key_of(namespace, name), None);
     }
 
-    /// The same, but watches are not told: what a watch that was cut has missed.
+    /// Deletes an object without an event to the watches, as when a broken watch missed it.
     ///
     /// # Panics
     ///
@@ -289,8 +289,8 @@ impl ApiServer {
         state.resources.values_mut().for_each(|resource| resource.history.clear());
     }
 
-    /// The next change gets a version after this one, and nothing before it is remembered: what a server says that was
-    /// started anew on the same data. With a smaller version than before, one that was restored from a backup.
+    /// Forgets the history and numbers the next change after this version, as a server restarted on the same data does.
+    /// With a smaller version than before, it acts as one restored from a backup.
     pub fn start_from(&self, version: u64) {
         lock(&self.state).version = version;
         self.compact();
@@ -310,7 +310,7 @@ impl ApiServer {
         }
     }
 
-    /// Sends a line to the watches of a resource, whatever it says, in pieces of this many bytes.
+    /// Sends a line to the watches of a resource, whatever it says.
     pub fn send_raw(&self, resource: &str, text: &str) {
         let mut state = lock(&self.state);
         let send = |watch: &Watch| watch.to.send(ToWatch::Line(format!("{text}\n"))).is_ok();
@@ -326,13 +326,13 @@ impl ApiServer {
         lock(&self.state).faults.push((plural(resource).plural, verb == Verb::Watch, fault));
     }
 
-    /// What was asked for with [`ApiServer::fail_next`] and has not happened yet does not happen any more.
+    /// Drops the faults asked for with [`ApiServer::fail_next`] that have not happened yet.
     pub fn clear_faults(&self) {
         lock(&self.state).faults.clear();
     }
 
-    /// The server is away, or back: meanwhile every connection ends as soon as it is made, the watches at once, and no
-    /// request gets an answer.
+    /// Takes the server away (`true`) or back. While it is away, every connection ends as soon as it is made, the
+    /// watches end at once, and no request gets an answer.
     pub fn outage(&self, away: bool) {
         lock(&self.state).away = away;
         if away {
@@ -452,7 +452,7 @@ impl State {
         ))
     }
 
-    /// A watch and what it has missed.
+    /// A watch, and the events since the version it asks for.
     fn watch(&mut self, kind: Kind, request: &Request) -> (Receiver<ToWatch>, Vec<String>) {
         let (to, from) = channel();
         let selector = selector(request);

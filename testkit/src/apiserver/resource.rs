@@ -35,8 +35,7 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// The event that a watch with this selector gets, if any: an object that a selector does not let through any more
-    /// is deleted, for that watch.
+    /// The event that a watch with this selector gets, if any: DELETED when the selector matches the object no more.
     pub(super) fn event(&self, kind: Kind, selector: &Selector) -> Option<Value> {
         let before = self.before.as_ref().filter(|object| selector.matches(object));
         let after = self.after.as_ref().filter(|object| selector.matches(object));
@@ -51,7 +50,7 @@ impl Change {
     }
 }
 
-/// An object, and its text: real servers keep that too, and lists cost them little.
+/// An object and its text. Real servers keep the text too, which makes lists cheap.
 #[derive(Clone, Debug)]
 pub(super) struct Object {
     pub(super) value: Value,

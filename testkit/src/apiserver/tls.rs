@@ -50,7 +50,7 @@ impl Authority {
     ///
     /// # Panics
     ///
-    /// Without a source of chance.
+    /// Without a source of random numbers.
     pub fn new(name: &str) -> Self {
         let mut params = params(name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -68,7 +68,7 @@ impl Authority {
     ///
     /// # Panics
     ///
-    /// Without a source of chance.
+    /// Without a source of random numbers.
     pub fn client(&self, name: &str) -> Identity {
         let mut params = params(name);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -89,7 +89,7 @@ impl Authority {
     }
 }
 
-/// Ends TLS on a port of its own and passes on what is said. It ends, with all connections, when it is dropped.
+/// Ends TLS on a port of its own and relays the plain text. It ends, with all connections, when it is dropped.
 #[derive(Debug)]
 pub struct Relay {
     address: SocketAddr,
