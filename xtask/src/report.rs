@@ -161,7 +161,7 @@ pub(crate) struct ProgramRun {
     start: Option<Instant>,
     /// When each of `results` came, counted from the start.
     ends: Vec<Duration>,
-    /// Tests that passed as libtest sees it, but said themselves that they could not run.
+    /// Tests that libtest counts as passed, but that said themselves that they could not run.
     skips: BTreeMap<String, String>,
     exit: Option<i32>,
 }

@@ -58,7 +58,7 @@ pub(crate) struct Outcome {
     pub(crate) exit: Option<i32>,
     /// The time was up.
     pub(crate) timed_out: bool,
-    /// The kernel gave up.
+    /// The kernel panicked.
     pub(crate) panicked: bool,
     /// The kernel's log.
     pub(crate) console: String,
@@ -157,7 +157,7 @@ impl Vm {
         drop(child.kill());
         let output = child.wait_with_output().context(|| "QEMU cannot be waited for".to_owned())?;
         for (socket, copy) in copies {
-            // A listener that QEMU never called is woken up by a caller that says nothing.
+            // Wakes the thread that still waits for QEMU to connect, if it never did.
             drop(UnixStream::connect(&socket));
             drop(copy.join());
         }

@@ -101,7 +101,7 @@ impl Options {
         })
     }
 
-    /// As it would be typed.
+    /// The command line that repeats this bench.
     fn command(&self, name: &str, place: Place) -> String {
         let kernel = if place == Place::Host { String::new() } else { format!(" --kernel {}", self.kernel) };
         let quick = if self.mode == Mode::Quick { " --quick" } else { "" };
@@ -123,7 +123,7 @@ impl Options {
                 Place::Host => format!("{name}-host"),
                 _ => format!("{name}-linux-{}", self.kernel),
             };
-            // Fewer sizes do not take the place of all of them.
+            // Results of fewer sizes do not replace full ones.
             let folder = if self.mode == Mode::Quick { results.join("quick") } else { results.to_owned() };
             arguments.extend(["--out".into(), folder.join(stem).into()]);
         }
@@ -182,7 +182,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
             }
         }
     } else if !lines.is_empty() {
-        // One after the other in one machine: booting is a good part of what small numbers take.
+        // All in one machine, since booting takes a good part of the time of small numbers.
         let mut script = b"code=0\n".to_vec();
         for (name, line) in &lines {
             for word in line {

@@ -35,7 +35,7 @@ words of the proxy.
 Exit codes: 0 passed, 1 not passed, 2 bad usage, 124 no end, 125 the machine could not start.
 ";
 
-/// Before and after it: everything into the kernel, and until it is as it has to be.
+/// Time before and after the soak: to program everything, and to wait until the kernel is as it has to be.
 const AROUND: Duration = Duration::from_secs(20 * 60);
 /// The API server keeps every object several times, as texts and as values.
 const MEMORY: u32 = 3072;
@@ -53,7 +53,7 @@ struct Options {
     kernel: Series,
     release: bool,
     keep: bool,
-    /// Handed on as they are.
+    /// Passed on unchanged.
     more: Vec<String>,
 }
 

@@ -57,7 +57,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let options = parse(arguments)?;
     let mut report = Report::default();
     let mut troubles = Vec::new();
-    // Without the machine's programs the tests here still run; what then ran nowhere is counted.
+    // Where the machine's programs are missing, the tests here still run, and those that ran nowhere are counted.
     let mut ready = tools::ensure(tools::ORACLES);
     if !options.host_only {
         ready = ready.and(tools::ensure(tools::MACHINE));

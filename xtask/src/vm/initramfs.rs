@@ -42,7 +42,7 @@ fn read_text(path: &Path) -> Result<String> {
 
 /// The files of `modules` and of everything they depend on, each after what it depends on.
 ///
-/// `index` is `modules.dep`: `PATH: DEPENDENCY...`, where the last dependency is to be loaded first.
+/// `index` is `modules.dep`: `PATH: DEPENDENCY...`, where the last dependency has to be loaded first.
 fn load_order<'a>(index: &'a str, builtin: &str, modules: &[&str]) -> Result<Vec<&'a str>> {
     let mut order: Vec<&str> = Vec::new();
     for module in modules {

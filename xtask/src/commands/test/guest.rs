@@ -109,8 +109,8 @@ impl Drop for Claims {
     }
 }
 
-/// Runs one program after the other, with a marked line before and after each. A program that another machine has made the
-/// folder of in `claims` is left to it.
+/// Runs one program after the other, with a marked line before and after each. Skips a program whose folder in `claims`
+/// another machine has made.
 fn script(binaries: &[&Binary], filter: Option<&str>, claims: &Path) -> Vec<u8> {
     let mut script = b"claims=".to_vec();
     script.extend_from_slice(&quote(claims.as_os_str()));
@@ -132,7 +132,7 @@ fn script(binaries: &[&Binary], filter: Option<&str>, claims: &Path) -> Vec<u8> 
         script.extend_from_slice(format!("[ ! -e {skips} ] || sed 's/^/{MARK}skip {number} /' {skips}\n").as_bytes());
         script.extend_from_slice(b"fi\n");
     }
-    // What the last test left is nobody's result.
+    // The results are in the marked lines; the last command's exit code must not end up as the script's.
     script.extend_from_slice(b"exit 0\n");
     script
 }
@@ -148,7 +148,7 @@ struct Line {
 /// Sorts the lines by the program they belong to.
 fn collect(lines: &Receiver<Line>, binaries: &[&Binary], machines: usize) -> Vec<ProgramRun> {
     let mut runs: Vec<ProgramRun> = binaries.iter().map(|binary| ProgramRun::new(Some(binary.threads()))).collect();
-    // What each machine is at.
+    // The program that each machine is running.
     let mut current: Vec<Option<usize>> = vec![None; machines];
     for Line { machine, when, text } in lines {
         let Some(current) = current.get_mut(machine) else { continue };
