@@ -22,8 +22,8 @@ pub(crate) fn instructions(what: &str, size: Size) -> Result<u64, Failure> {
     }
 }
 
-/// Runs one case under callgrind three times. Which calls it counts while it collects nothing depends on how the program was
-/// built, so allocations are those of a whole run less those of one that ends where the work would begin.
+/// Runs one case under callgrind three times. Even while it collects nothing, callgrind counts some calls, depending on
+/// the build. So allocations are those of a whole run less those of a run that ends where the work would begin.
 pub(crate) fn count(what: &str, size: Size) -> Result<Counted, Failure> {
     let (instructions, _) = run(what, size, Part::Work)?;
     let (_, all) = run(what, size, Part::Whole)?;
@@ -61,7 +61,7 @@ fn run(what: &str, size: Size, part: Part) -> Result<(u64, u64), Failure> {
     let text = String::from_utf8_lossy(&output.stderr);
     let number = text.lines().find_map(|line| line.split_once("Collected : ")).map(|(_, number)| number.trim());
     let profile = std::fs::read_to_string(&file).unwrap_or_default();
-    // What is left behind when it failed is in the way of nobody.
+    // A file that stays behind is in nobody's way.
     drop(std::fs::remove_file(&file));
     match number.and_then(|number| number.parse().ok()).filter(|_| output.status.success()) {
         Some(instructions) => Ok((instructions, allocations(&profile))),

@@ -90,7 +90,7 @@ pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Set for a run that stops where the clock would start: what it did is not the work's.
+/// Set for a run that ends where the clock would start: its cost is the setup's, not the work's.
 pub(crate) const SETUP_ONLY: &str = "BENCHES_SETUP_ONLY";
 
 fn clock(mut work: impl FnMut()) -> f64 {

@@ -9,7 +9,7 @@ use crate::Failure;
 use crate::callgrind::count;
 use crate::cases::{Size, words};
 
-/// How much more than written down is a failure, with the compiler of the file and with another.
+/// Growth that is a failure: with the compiler that made the file, and with another.
 const LIMITS: (f64, f64) = (1.05, 1.25);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ pub(crate) fn run(path: &Path, update: bool) -> Result<(), Failure> {
         let mut change = |name: &str, now: u64, before: Option<u64>| {
             let Some(before) = before else { return String::new() };
             let (now, before) = (crate::report::float(now), crate::report::float(before));
-            // A handful more of nearly nothing is nothing.
+            // A handful more of a very small count is no growth.
             if now > before * limit + 4.0 {
                 grown.push(format!("{what}: {now} {name} instead of {before}"));
             }
@@ -95,5 +95,5 @@ pub(crate) fn run(path: &Path, update: bool) -> Result<(), Failure> {
         return Ok(());
     }
     let why = "if the growth is meant, `cargo xtask bench --update` writes the new counts down";
-    Err(format!("more than written down in {}:\n  {}\n{why}", path.display(), grown.join("\n  ")).into())
+    Err(format!("more than the counts in {}:\n  {}\n{why}", path.display(), grown.join("\n  ")).into())
 }

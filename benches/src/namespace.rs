@@ -13,15 +13,15 @@ use crate::{
     Failure, drift, end_to_end, ipset_fill, ipvs_program, library, machine, network, passes, sets, snapshot, versus,
 };
 
-/// How long the kernel is given to take the namespace of the side before apart, which it does when nobody uses it any more; also
-/// between looks at whether it has.
+/// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
+/// between checks whether it has.
 const REST: Duration = Duration::from_millis(200);
 
-/// How long at most a virtual machine is given until it is idle.
+/// The longest wait for a virtual machine to become idle.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Waits until what the side before left behind is gone. A virtual machine does nothing else, so it is idle then: taking a
-/// namespace with tens of thousands of rules apart takes seconds.
+/// Waits until the namespace of the side before is gone. The kernel needs seconds to take one with tens of thousands of
+/// rules apart. A virtual machine does nothing else, so it is idle afterwards.
 fn rest() {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -54,7 +54,8 @@ pub(crate) fn measure(side: &[&str]) -> Result<Duration, Failure> {
     Ok(Duration::from_nanos(nanos))
 }
 
-/// Starts this program again for one side, and forgets what it found: modules are loaded then, and files are read.
+/// Starts this program again for one side, and throws the figure away: afterwards modules are loaded and files are
+/// read.
 pub(crate) fn warm_up(side: &[&str]) -> Result<(), Failure> {
     run(side).map(drop)
 }

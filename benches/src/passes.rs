@@ -29,7 +29,7 @@ const ROUTE: &str = "proxier-core, one local route for all";
 const SLICE: u32 = 100;
 /// How many are replaced at once.
 const WAVE: u32 = 25;
-/// A size is left out when the one before lets expect more than this.
+/// A size is left out when the one before it predicts more than this.
 const PATIENCE_MS: f64 = 60_000.0;
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {

@@ -130,8 +130,8 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let (services, connections): (u32, usize) = (services.parse()?, connections.parse()?);
     let name = WAYS.into_iter().find(|(known, _)| known == way).map(|(_, name)| name).ok_or("no such way")?;
     let network = Network::new()?;
-    // The first change of a process is the slowest, since an emulator translates what runs for the first time: as many for
-    // each size, but of restores that take seconds.
+    // The first change of a process is the slowest, since an emulator translates what runs for the first time. So every
+    // size gets as many, except restores that take seconds.
     let changes = if services >= 5_000 && *way != "ipvs" { 1 } else { 3 };
     let endpoints_then = |change: u32| if change.is_multiple_of(2) { ENDPOINTS - 1 } else { ENDPOINTS };
     let middle = services / 2;
@@ -181,8 +181,8 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
 
 fn connect(network: &Network, services: u32, connections: usize, name: &str) -> Result<(), Failure> {
     let place = |number: u32| -> Result<SocketAddr, Failure> { Ok(SocketAddr::new(cluster_ip(number).parse()?, 80)) };
-    // No Service's endpoint: IPVS takes answers of a real server to a client's port for those of the connection it knows, so a port that
-    // is used again for a connection straight to it gets none.
+    // An address that is no Service's endpoint: IPVS takes an answer of a real server to a client's port for one of the
+    // connection it knows, so a connection straight to an endpoint from a port used before would get none.
     let direct: SocketAddr = "10.250.0.1:8080".parse()?;
     let places = [
         ("directly, no Service".to_owned(), direct),

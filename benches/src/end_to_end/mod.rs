@@ -29,8 +29,8 @@ const LISTS: &str = "objects, as far as they have not come before";
 const PASS: &str = "first pass";
 const INTERVAL: &str = "mean of each change";
 
-/// Of each cluster whose changes are compared: while they go on, the real servers of those before drain and are looked at, so
-/// a few would be cheaper than many.
+/// Changes of each cluster that is compared. While they go on, the proxy polls the real servers of earlier changes,
+/// which drain, so a few changes would be cheaper than many.
 const CHANGES: u32 = 100;
 /// With `--quick`.
 const FEW_CHANGES: u32 = 30;

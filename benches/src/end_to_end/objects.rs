@@ -6,7 +6,7 @@ use crate::world::{cluster_ip, service_name};
 
 /// Endpoint addresses that one Service may use.
 const STRIDE: u32 = 64;
-/// The place of the endpoint that comes with an odd change, in the place of the last.
+/// Number of the endpoint that replaces the last one at an odd change.
 pub(super) const OTHER: u32 = STRIDE - 1;
 /// The node that the proxy serves.
 pub(super) const NODE: &str = "node-a";
