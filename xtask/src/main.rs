@@ -27,6 +27,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
   setup   install what the tests need and fetch kernels
   test    run every test, those on real kernels too
   demo    see what IPVS mode does, on a real kernel
+  api     compare the public API of each library with its list
   bench   measure side by side, on real kernels
   soak    load, changes and faults for a long time, on a real kernel
   vm      run a command, or a shell, on a real kernel in a virtual machine
@@ -63,6 +64,7 @@ fn dispatch(arguments: &[OsString]) -> Result<ExitCode> {
     let wants_help = own.iter().any(|argument| *argument == "--help" || *argument == "-h");
     let (help, main): (&str, Main) = match command.to_str() {
         Some("setup") => (commands::setup::HELP, commands::setup::main),
+        Some("api") => (commands::api::HELP, commands::api::main),
         Some("bench") => (commands::bench::HELP, commands::bench::main),
         Some("demo") => (commands::demo::HELP, commands::demo::main),
         Some("soak") => (commands::soak::HELP, commands::soak::main),

@@ -51,7 +51,7 @@ fn every_step_runs_and_the_last_line_is_that_of_the_tests() {
     assert!(good, "{printed}");
     assert_eq!(printed.trim_end().lines().next_back(), Some("5 passed, 0 failed, 1 skipped"), "{printed}");
     for step in
-        ["format", "tests", "lints", "documentation", "demo", "counts", "figures", "benches", "each-crate-alone"]
+        ["format", "tests", "lints", "documentation", "api", "demo", "counts", "figures", "benches", "each-crate-alone"]
     {
         assert!(row(&printed, step).ends_with("  ok"), "{step}: {printed}");
     }
@@ -65,7 +65,7 @@ fn without_time_only_the_essential_steps_run_and_the_others_are_named() {
     for step in ["format", "tests", "lints", "documentation"] {
         assert!(row(&printed, step).ends_with("  ok"), "{step}: {printed}");
     }
-    for step in ["demo", "counts", "figures", "benches", "each-crate-alone"] {
+    for step in ["api", "demo", "counts", "figures", "benches", "each-crate-alone"] {
         assert!(row(&printed, step).contains("not run: TIME: 0 of 0 minutes left"), "{step}: {printed}");
     }
 }

@@ -269,7 +269,7 @@ pub(super) fn cargo_build(root: &Path, package: &str, name: &str) -> Result<Path
 }
 
 /// The program a line of cargo's messages is about, if it is this one.
-fn executable(line: &str, wanted: &str) -> Option<PathBuf> {
+pub(super) fn executable(line: &str, wanted: &str) -> Option<PathBuf> {
     let message: serde_json::Value = serde_json::from_str(line).ok()?;
     let name = message.get("target")?.get("name")?.as_str()?;
     let path = message.get("executable")?.as_str()?;
