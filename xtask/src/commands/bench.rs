@@ -42,7 +42,7 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   --check         counts instructions and allocations of the pure parts, and fails when one is more than 5 % above
                   benches/counts.json; takes less than a minute once built
   --update        writes that file anew
-  table           puts the figures of benches/results into the README's table; with --check, says whether they are there
+  table           puts the figures of benches/results into the READMEs' tables; with --check, says whether they are there
 
 Results are kept in benches/results, as JSON, Markdown and SVG; those of --quick in benches/results/quick.
 ";

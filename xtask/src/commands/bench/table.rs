@@ -1,4 +1,4 @@
-//! `cargo xtask bench table`: the README's table of figures, made from the result files.
+//! `cargo xtask bench table`: the tables of figures in the two READMEs, made from the result files.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::error::{Context as _, Error, Result};
 
-/// Between these lines the README belongs to this command.
+/// Between these lines a README belongs to this command.
 const START: &str = "<!-- made by `cargo xtask bench table` -->";
 const END: &str = "<!-- end of what `cargo xtask bench table` made -->";
 
@@ -34,7 +34,7 @@ enum Unit {
     Instructions,
 }
 
-/// A row of the table.
+/// A row of the table in `benches/README.md`.
 #[derive(Debug)]
 struct Row {
     id: &'static str,
@@ -47,11 +47,96 @@ struct Row {
     figures: &'static [Part],
 }
 
+/// A row of the short table in `README.md`: this proxy and what people run today.
+#[derive(Debug)]
+struct Compared {
+    what: &'static str,
+    ours: &'static [Part],
+    today: &'static [Part],
+    /// The result's name in `benches/results`, without the ending.
+    result: &'static str,
+}
+
 use Part::{Goal, Median, Text};
 
 const PROGRAM: &str = "Virtual servers with 10 real servers each, from nothing";
 const ONE_CHANGE: &str = "One changed Service";
 const CONNECTING: &str = "Connecting";
+const FROM_NOTHING: &str = "All Services from nothing";
+const IPVS: &str = "IPVS (Proxier)";
+const LEGACY: &str = "iptables-legacy";
+const NFT: &str = "iptables-nft";
+const END_TO_END: &str = "end-to-end-linux-6.1";
+const VERSUS: &str = "versus-iptables-linux-6.1";
+
+const COMPARED: [Compared; 7] = [
+    Compared {
+        what: "1,000 Services × 10 endpoints: from the program's start until the kernel has everything",
+        ours: &[Goal("P4: start, 1,000 x 10, empty kernel, ms", Unit::Millis)],
+        today: &[Text("kube-proxy 66 s")],
+        result: END_TO_END,
+    },
+    Compared {
+        what: "the same cluster: from the API server's event about one endpoint until the kernel has it",
+        ours: &[Goal("P5: one change, 1,000 x 10, ms", Unit::Millis)],
+        today: &[Text("kube-proxy 10.6 s")],
+        result: END_TO_END,
+    },
+    Compared {
+        what: "the same cluster: resident memory",
+        ours: &[Goal("P6: resident memory, 1,000 x 10, MB", Unit::Mega)],
+        today: &[Text("kube-proxy 80 MB")],
+        result: END_TO_END,
+    },
+    Compared {
+        what: "5,000 Services × 2 endpoints: one changed Service",
+        ours: &[Median(ONE_CHANGE, 5_000, IPVS, Unit::Millis)],
+        today: &[
+            Text("iptables "),
+            Median(ONE_CHANGE, 5_000, LEGACY, Unit::Millis),
+            Text(" (legacy), "),
+            Median(ONE_CHANGE, 5_000, NFT, Unit::Millis),
+            Text(" (nft)"),
+        ],
+        result: VERSUS,
+    },
+    Compared {
+        what: "the same Services: a new connection through the last one",
+        ours: &[Median(CONNECTING, 5_000, "IPVS (Proxier), last", Unit::Micros)],
+        today: &[
+            Text("iptables "),
+            Median(CONNECTING, 5_000, "iptables-legacy, last", Unit::Micros),
+            Text(" (legacy), "),
+            Median(CONNECTING, 5_000, "iptables-nft, last", Unit::Micros),
+            Text(" (nft)"),
+        ],
+        result: VERSUS,
+    },
+    Compared {
+        what: "the same Services: all from nothing",
+        ours: &[Median(FROM_NOTHING, 5_000, IPVS, Unit::Millis)],
+        today: &[
+            Text("iptables "),
+            Median(FROM_NOTHING, 5_000, LEGACY, Unit::Millis),
+            Text(" (legacy), "),
+            Median(FROM_NOTHING, 5_000, NFT, Unit::Millis),
+            Text(" (nft)"),
+        ],
+        result: VERSUS,
+    },
+    Compared {
+        what: "10 Services: all from nothing",
+        ours: &[Median(FROM_NOTHING, 10, IPVS, Unit::Millis)],
+        today: &[
+            Text("iptables "),
+            Median(FROM_NOTHING, 10, LEGACY, Unit::Millis),
+            Text(" (legacy), "),
+            Median(FROM_NOTHING, 10, NFT, Unit::Millis),
+            Text(" (nft)"),
+        ],
+        result: VERSUS,
+    },
+];
 
 const ROWS: [Row; 9] = [
     Row {
@@ -227,33 +312,41 @@ pub(super) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         _ => return Err(Error::usage("bench table takes --check or nothing")),
     };
     let root = super::super::test::repository()?;
-    let path = root.join("README.md");
-    let readme = std::fs::read_to_string(&path).context(|| format!("cannot read {}", path.display()))?;
-    let next = replaced(&readme, &table(&root.join("benches/results"))?)?;
-    if let Some(link) = links(&next).find(|link| !root.join(link).is_file()) {
-        return Err(Error::new(format!("README.md names {link}, which is not there")));
-    }
-    if readme == next {
-        println!("README.md has the figures of benches/results");
-        return Ok(ExitCode::SUCCESS);
-    }
-    if check {
-        for (old, new) in readme.lines().zip(next.lines()).filter(|(old, new)| old != new) {
-            eprintln!("README.md: {old}\nresults:   {new}");
+    let results = root.join("benches/results");
+    let mut current = true;
+    for (file, table) in [("README.md", short_table(&results)?), ("benches/README.md", table(&results)?)] {
+        let path = root.join(file);
+        let folder = path.parent().unwrap_or(&root);
+        let text = std::fs::read_to_string(&path).context(|| format!("cannot read {}", path.display()))?;
+        let next =
+            replaced(&text, &table).ok_or_else(|| Error::new(format!("{file} has no lines {START} and {END}")))?;
+        if let Some(link) = links(&next).find(|link| !folder.join(link).is_file()) {
+            return Err(Error::new(format!("{file} names {link}, which is not there")));
         }
-        eprintln!("xtask: README.md's figures are not those of benches/results: cargo xtask bench table");
+        if text == next {
+            println!("{file} has the figures of benches/results");
+        } else if check {
+            current = false;
+            for (old, new) in text.lines().zip(next.lines()).filter(|(old, new)| old != new) {
+                eprintln!("{file}: {old}\nresults: {new}");
+            }
+        } else {
+            std::fs::write(&path, next).context(|| format!("cannot write {}", path.display()))?;
+            println!("written: {}", path.display());
+        }
+    }
+    if !current {
+        eprintln!("xtask: the figures are not those of benches/results: cargo xtask bench table");
         return Ok(ExitCode::FAILURE);
     }
-    std::fs::write(&path, next).context(|| format!("cannot write {}", path.display()))?;
-    println!("written: {}", path.display());
     Ok(ExitCode::SUCCESS)
 }
 
-/// The README with another table.
-fn replaced(readme: &str, table: &str) -> Result<String> {
-    let parts = readme.split_once(START).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
-    let (before, after) = parts.ok_or_else(|| Error::new(format!("README.md has no lines {START} and {END}")))?;
-    Ok(format!("{before}{START}\n{table}{END}{after}"))
+/// The text with another table; `None` without the lines around one.
+fn replaced(text: &str, table: &str) -> Option<String> {
+    let (before, rest) = text.split_once(START)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{START}\n{table}{END}{after}"))
 }
 
 /// Result files that a text links to.
@@ -262,9 +355,38 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
         .skip(1)
         .filter_map(|rest| rest.split_once(')'))
         .map(|(link, _)| link)
-        .filter(|link| link.starts_with("benches/results/"))
+        .filter(|link| link.starts_with("benches/results/") || link.starts_with("results/"))
 }
 
+/// The table of `README.md`.
+fn short_table(results: &Path) -> Result<String> {
+    let mut text = "\
+| | `proxier-demo` | what people run today | result |
+| --- | --- | --- | --- |
+"
+    .to_owned();
+    for row in &COMPARED {
+        let file = format!("{}.json", row.result);
+        let path = results.join(&file);
+        let json = std::fs::read_to_string(&path).context(|| format!("cannot read {}", path.display()))?;
+        let result: Value = serde_json::from_str(&json).map_err(|error| Error::new(format!("{file}: {error}")))?;
+        let cell = |figures| {
+            let cell = measured(&result, figures);
+            cell.map(|(text, _)| text).map_err(|missing| Error::new(format!("{file} has no figure {missing}")))
+        };
+        let (what, name) = (row.what, row.result);
+        let _infallible = writeln!(
+            text,
+            "| {what} | **{}** | {} | [{}](benches/results/{name}.md) |",
+            cell(row.ours)?,
+            cell(row.today)?,
+            name.strip_suffix("-linux-6.1").unwrap_or(name)
+        );
+    }
+    Ok(text)
+}
+
+/// The table of `benches/README.md`, with its curves.
 fn table(results: &Path) -> Result<String> {
     let mut text = "\
 | | what | against | goal | measured | load | command, result |
@@ -283,13 +405,13 @@ fn table(results: &Path) -> Result<String> {
             continue;
         };
         let result: Value = serde_json::from_str(&json).map_err(|error| Error::new(format!("{file}: {error}")))?;
-        let (measured, reached) = measured(&result, row).map_err(|missing| {
+        let (measured, reached) = measured(&result, row.figures).map_err(|missing| {
             Error::new(format!("{file} has no figure {missing}: cargo xtask bench {}", row.bench))
         })?;
         let reached = if reached { "" } else { " **not reached**" };
         let _infallible = writeln!(
             text,
-            "| {} | {} | {} | {} | {measured}{reached} | {} | `cargo xtask bench {}` [{}](benches/results/{}.md) |",
+            "| {} | {} | {} | {} | {measured}{reached} | {} | `cargo xtask bench {}` [{}](results/{}.md) |",
             row.id,
             row.what,
             row.against,
@@ -303,7 +425,7 @@ fn table(results: &Path) -> Result<String> {
     for (title, name) in CURVES {
         let file = format!("{name}.svg");
         if results.join(&file).is_file() {
-            let _infallible = writeln!(text, "\n![{title}](benches/results/{file})");
+            let _infallible = writeln!(text, "\n![{title}](results/{file})");
         }
     }
     Ok(text)
@@ -322,11 +444,11 @@ fn load(result: &Value) -> Option<String> {
     Some(format!("{} to {} of {}", average(0)?, average(1)?, machine.get("cpus")?.as_u64()?))
 }
 
-/// The cell of a row, and whether all goals in it are reached; else what is missing.
-fn measured(result: &Value, row: &Row) -> std::result::Result<(String, bool), String> {
+/// The text of a cell, and whether all goals in it are reached; else what is missing.
+fn measured(result: &Value, figures: &[Part]) -> std::result::Result<(String, bool), String> {
     let mut text = String::new();
     let mut reached = true;
-    for part in row.figures {
+    for part in figures {
         match *part {
             Text(words) => text.push_str(words),
             Goal(name, unit) => {
@@ -398,22 +520,25 @@ mod tests {
                 "groups": [{"what": super::PROGRAM, "size": 1000, "sides": [{"name": side, "median": 5432.1}]}],
             })
         };
-        assert_eq!(measured(&result(true, "ipvsadm --restore"), row), Ok(("29.9 × (5.43 s)".to_owned(), true)));
-        assert_eq!(measured(&result(false, "ipvsadm --restore"), row), Ok(("29.9 × (5.43 s)".to_owned(), false)));
-        assert!(measured(&result(true, "another"), row).unwrap_err().contains("ipvsadm --restore"));
+        assert_eq!(measured(&result(true, "ipvsadm --restore"), row.figures), Ok(("29.9 × (5.43 s)".to_owned(), true)));
+        assert_eq!(
+            measured(&result(false, "ipvsadm --restore"), row.figures),
+            Ok(("29.9 × (5.43 s)".to_owned(), false))
+        );
+        assert!(measured(&result(true, "another"), row.figures).unwrap_err().contains("ipvsadm --restore"));
     }
 
     #[test]
     fn only_what_is_between_the_lines_changes() {
         let readme = format!("before\n{START}\nold\n{END}\nafter\n");
         assert_eq!(replaced(&readme, "new\n").unwrap(), format!("before\n{START}\nnew\n{END}\nafter\n"));
-        assert!(replaced("neither", "new\n").is_err());
+        assert_eq!(replaced("neither", "new\n"), None);
     }
 
     #[test]
     fn links_to_results_are_found() {
-        let text = "![a](benches/results/a.svg) [b](README.md) [c](benches/results/c.md)";
-        assert_eq!(links(text).collect::<Vec<_>>(), ["benches/results/a.svg", "benches/results/c.md"]);
+        let text = "![a](benches/results/a.svg) [b](README.md) [c](results/c.md)";
+        assert_eq!(links(text).collect::<Vec<_>>(), ["benches/results/a.svg", "results/c.md"]);
     }
 
     #[test]
