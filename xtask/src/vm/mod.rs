@@ -216,7 +216,7 @@ impl Vm {
             stage2.extend_from_slice(&quote(path.as_os_str()));
             stage2.push(b'\n');
         }
-        stage2.extend_from_slice(include_bytes!("vm/stage2.sh"));
+        stage2.extend_from_slice(include_bytes!("stage2.sh"));
         let initramfs = initramfs::build(&self.kernel, &stage2, &self.command_script(command))?;
         let path = run.path("initramfs");
         fs::write(&path, initramfs).context(|| format!("cannot write {}", path.display()))?;
