@@ -191,7 +191,7 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
 /// The crate's whole way from operations to bytes and from answers to a report, without a kernel.
 fn ipvs_encode(size: Size) -> Result<f64, Failure> {
     let operations: Vec<ipvs::Operation> = ipvs_program::operations(size.services, size.endpoints).collect();
-    let kernel = ipvs::testing::FakeIpvs::new();
+    let kernel = ipvs::fake::FakeIpvs::new();
     let (tape, port) = (Tape::default(), kernel.transport().port());
     ipvs::Client::with_transport(tape.record(kernel.transport()))?.run(&operations).into_result()?;
     let mut client = ipvs::Client::with_transport(tape.play(port))?;
@@ -202,7 +202,7 @@ fn ipvs_encode(size: Size) -> Result<f64, Failure> {
 }
 
 fn ipvs_decode(size: Size) -> Result<f64, Failure> {
-    let kernel = ipvs::testing::FakeIpvs::new();
+    let kernel = ipvs::fake::FakeIpvs::new();
     kernel.client()?.run(ipvs_program::operations(size.services, size.endpoints)).into_result()?;
     let (tape, port) = (Tape::default(), kernel.transport().port());
     ipvs::Client::with_transport(tape.record(kernel.transport()))?.snapshot()?;

@@ -46,18 +46,12 @@ mod client;
 mod convert;
 mod error;
 #[cfg(feature = "testing")]
-mod fake;
+pub mod fake;
 pub mod model;
 pub mod proc;
 mod snapshot;
 pub mod sysctl;
 pub mod text;
-
-/// A kernel made of code, for tests of programs that use this crate: feature `testing`.
-#[cfg(feature = "testing")]
-pub mod testing {
-    pub use crate::fake::{FakeIpvs, Faults, Table};
-}
 
 pub use batch::{Batch, Operation, Outcome, Report};
 pub use client::Client;

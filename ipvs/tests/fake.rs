@@ -3,7 +3,7 @@
 
 mod suite;
 
-use ipvs::testing::FakeIpvs;
+use ipvs::fake::FakeIpvs;
 use ipvs::{Client, Scheduler};
 use netlink_batch::Genl;
 
@@ -42,7 +42,7 @@ macro_rules! on_the_fake {
             $(
                 #[test]
                 fn $case() {
-                    crate::suite::$module::$case(&crate::Fake(ipvs::testing::FakeIpvs::new()));
+                    crate::suite::$module::$case(&crate::Fake(ipvs::fake::FakeIpvs::new()));
                 }
             )*
         }

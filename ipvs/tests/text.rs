@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use ipvs::Batch;
-use ipvs::testing::FakeIpvs;
+use ipvs::fake::FakeIpvs;
 use ipvs::text::{ErrorKind, Ruleset, Statement, parse, parse_batch};
 
 /// The text as it is understood, one statement a line.

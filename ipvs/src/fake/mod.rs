@@ -52,7 +52,7 @@ struct State {
 /// A fake kernel's IPVS. Clones share one table, and so do all clients made from them.
 ///
 /// ```
-/// use ipvs::testing::FakeIpvs;
+/// use ipvs::fake::FakeIpvs;
 /// use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
 ///
 /// let kernel = FakeIpvs::new();

@@ -7,7 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use ipvs::Client;
-use ipvs::testing::FakeIpvs;
+use ipvs::fake::FakeIpvs;
 use ipvs_sys::{CmdAttr, DaemonAttr, DestAttr, InfoAttr, StatsAttr, SvcAttr};
 use netlink_batch::header::{
     GenlHeader, MESSAGE_HEADER, MessageHeader, NLM_F_DUMP, NLM_F_MULTI, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR,

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use ipvs::testing::FakeIpvs;
+use ipvs::fake::FakeIpvs;
 use ipvs::{
     Batch, Client, ErrorKind, Limits, MissingModule, Operation, Outcome, RealServer, Scheduler, VirtualServerKey,
 };

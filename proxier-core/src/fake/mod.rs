@@ -44,7 +44,7 @@ use std::sync::Arc;
 use ipset::fake::FakeIpset;
 use iptables::fake::FakeHost;
 use iptables::{Backend, Family};
-use ipvs::testing::FakeIpvs;
+use ipvs::fake::FakeIpvs;
 use ipvs::{RealServerKey, VirtualServerKey};
 
 pub use conntrack::Flow;

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use crate::net::Family;
 use ipset::Element;
 use iptables::{BackendChoice, Dump, Limits, Transaction};
+use ipvs::fake::FakeIpvs;
 use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
-use ipvs::testing::FakeIpvs;
 use ipvs::{Operation, VirtualServerKey};
 
 use super::conntrack::{Flow, forget_udp};

@@ -18,7 +18,7 @@ struct Kernel {
 }
 
 fn snapshot(keys: &[VirtualServerKey]) -> Snapshot {
-    let mut client = ipvs::testing::FakeIpvs::new().client().unwrap();
+    let mut client = ipvs::fake::FakeIpvs::new().client().unwrap();
     for key in keys {
         let config = VirtualServerConfig::new(Scheduler::RoundRobin);
         client.add_virtual_server(&VirtualServer { key: *key, config }).unwrap();
