@@ -1,5 +1,10 @@
 //! The client: one method per thing to do.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
 use crate::error::{Error, ErrorKind};
 use crate::failure::{self, Diagnosis};
 use crate::lock;
@@ -11,13 +16,9 @@ use crate::system::System;
 use crate::token::Token;
 use crate::transaction::{Edit, Transaction};
 use crate::version::{ProgramVersion, RestoreWait};
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Time limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// How long to wait for the xtables lock; default 5 s. Whole seconds, at least one. Legacy back end only.
     pub lock_wait: Duration,
@@ -32,7 +33,7 @@ impl Default for Limits {
 }
 
 /// Whether anything had to be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Ensured {
     /// It was there already; nothing was written.
@@ -42,7 +43,7 @@ pub enum Ensured {
 }
 
 /// Where a rule is put if it is not there yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     /// In front of all others.
     First,
@@ -71,7 +72,7 @@ impl Versions {
 }
 
 /// The three programs of one family and back end.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Programs {
     pub(crate) version: ProgramVersion,
     save: PathBuf,

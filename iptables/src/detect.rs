@@ -14,7 +14,7 @@ use crate::version::ProgramVersion;
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
 /// What the host has in one back end, both families together.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Presence {
     /// Version of the IPv4 programs, or of the IPv6 ones if only those are there; `None` if none are installed.
@@ -59,7 +59,7 @@ impl Presence {
 }
 
 /// How to choose a back end.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
     /// The one the host uses; an error if that is not clear.
     #[default]
@@ -71,7 +71,7 @@ pub enum BackendChoice {
 }
 
 /// What the host has in both back ends. Looking changes nothing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survey {
     /// In the legacy tables.

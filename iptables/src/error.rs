@@ -1,12 +1,13 @@
 //! The one error type of this crate.
 
+use std::error::Error as StdError;
+
 use crate::lock::LockHolder;
 use crate::name::TableName;
-use std::error::Error as StdError;
 
 /// What went wrong, as a value to match on.
 #[non_exhaustive]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum ErrorKind {
     /// A chain or table name that the kernel or the restore format cannot hold.
@@ -50,7 +51,7 @@ pub enum ErrorKind {
 
 /// Where in the text handed to `iptables-restore` it failed.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoreFailure {
     /// Line number in the text, from 1, when the program named one.
     pub line: Option<usize>,

@@ -1,11 +1,13 @@
 //! Finds out from what the programs print why they failed.
 
+use std::sync::LazyLock;
+
+use regex::Regex;
+
 use crate::error::{Error, ErrorKind, RestoreFailure, excerpt};
 use crate::name::TableName;
 use crate::rule::Rule;
 use crate::runner::Output;
-use regex::Regex;
-use std::sync::LazyLock;
 
 /// Target extensions of the iptables sources; any other name after `-j` is a chain.
 pub(crate) const TARGETS: &[&str] = &[

@@ -1,7 +1,5 @@
 //! The xtables lock of the legacy programs: who holds it, and how to take it for programs too old to do so.
 
-use crate::error::{Error, ErrorKind};
-use nix::sys::stat::{major, minor};
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -12,11 +10,15 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use nix::sys::stat::{major, minor};
+
+use crate::error::{Error, ErrorKind};
+
 /// The lock file of `iptables-legacy` since 1.6.0. In a container it excludes the host's programs only if it is the host's file.
 pub const LOCK_PATH: &str = "/run/xtables.lock";
 
 /// A process that held the xtables lock when we looked.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct LockHolder {
     /// Its process id, as seen from our process namespace.

@@ -1,12 +1,13 @@
 //! Tables and chains as values.
 
-use crate::name::{ChainName, TableName};
-use crate::rule::{Counters, Rule};
 use std::collections::HashMap;
 use std::fmt;
 
+use crate::name::{ChainName, TableName};
+use crate::rule::{Counters, Rule};
+
 /// What a built-in chain does with a packet that no rule decided.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Policy {
@@ -40,7 +41,7 @@ impl fmt::Display for Policy {
 }
 
 /// A chain with its rules.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Chain {
     /// Its name, unique in its table.
@@ -66,7 +67,7 @@ impl Chain {
 }
 
 /// A table: chains in the order of the dump, found by name in constant time.
-#[derive(Debug, Clone)]
+#[derive(Clone, Debug)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -174,7 +175,7 @@ impl Table {
 }
 
 /// Everything one `iptables-save` prints.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Dump {
     /// Tables in the order of the text.

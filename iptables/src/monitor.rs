@@ -7,7 +7,7 @@ use crate::rule::Rule;
 use crate::runner::Runner;
 
 /// What has become of the canaries.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum CanaryState {
     /// All are alive.
@@ -23,7 +23,7 @@ pub enum CanaryState {
 ///
 /// The chain holds one rule and nothing jumps to it, so packets never see it. The rule tells of a flush (`-F`) that left the
 /// chains in place. There is no thread: call [`Canary::check`] from your own timer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Canary {
     chain: ChainName,
     tables: Vec<TableName>,

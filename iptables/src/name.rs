@@ -1,11 +1,12 @@
 //! Families, back ends, and the names of tables and chains.
 
-use crate::error::{Error, ErrorKind, excerpt};
 use std::borrow::Cow;
 use std::fmt;
 
+use crate::error::{Error, ErrorKind, excerpt};
+
 /// Which of the two rule worlds: `iptables` or `ip6tables`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Family {
     /// `iptables`
@@ -37,7 +38,7 @@ impl fmt::Display for Family {
 }
 
 /// Which kernel interface a program writes to. The two are separate rule sets; packets pass both.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Backend {
     /// `ip_tables` and `ip6_tables`: `v1.8.9 (legacy)`, and every version before 1.8. Off by default in kernels since 6.17.
@@ -86,7 +87,7 @@ fn breaks_name(byte: u8) -> bool {
 ///
 /// The kernel has `raw`, `mangle`, `nat`, `filter` and `security`; the type admits others, since a table may come from a
 /// module. At most 31 bytes (`XT_TABLE_MAXNAMELEN` in `include/uapi/linux/netfilter/x_tables.h`), no white space.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -161,7 +162,7 @@ impl From<TableName> for String {
 /// longest that `iptables` accepts), no white space, control character or double quote, not starting with `-` or `!`.
 /// A parsed dump may hold wilder names made by other tools; those can be read and compared, and a
 /// [`Transaction`](crate::Transaction) refuses to write them.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),

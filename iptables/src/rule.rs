@@ -1,13 +1,14 @@
 //! A rule: its arguments as tokens, and its counters.
 
+use std::fmt;
+
 use crate::canonical::CanonicalRule;
 use crate::error::{Error, ErrorKind, excerpt};
 use crate::name::ChainName;
 use crate::token::{Reading, Token, split};
-use std::fmt;
 
 /// Packet and byte counters, `[packets:bytes]` in dumps.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counters {
     /// Packets that matched.
@@ -41,7 +42,7 @@ impl fmt::Display for Counters {
 /// `-m tcp`, writes `/32`, …), compare [`Rule::canonical`].
 ///
 /// A rule read from a dump remembers its exact text and is printed byte for byte as it was.
-#[derive(Debug, Clone)]
+#[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rule {
     tokens: Vec<Token>,

@@ -1,13 +1,14 @@
 //! The door to the outside: everything this crate starts, it starts through [`Runner`].
 
-use crate::error::Error;
-use crate::lock::{self, HeldLock};
-use crate::name::Family;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::error::Error;
+use crate::lock::{self, HeldLock};
+use crate::name::Family;
+
 /// One program run.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Invocation {
     /// The program, by absolute path.
@@ -40,7 +41,7 @@ impl Invocation {
 }
 
 /// What came of a run.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
     /// The exit code; `None` if a signal ended it.
     pub code: Option<i32>,

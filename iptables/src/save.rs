@@ -1,13 +1,14 @@
 //! `iptables-save` text: read and written.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
+
 use crate::error::{Error, ErrorKind, excerpt};
 use crate::model::{Chain, Dump, Policy, Table};
 use crate::name::{ChainName, TableName};
 use crate::rule::{Counters, Rule};
 use crate::token::{Reading, split};
-use std::borrow::Cow;
-use std::collections::HashSet;
-use std::fmt;
 
 /// A quoted argument never spans more lines than a comment has bytes.
 const MAX_CONTINUATION: usize = 256;

@@ -1,11 +1,5 @@
 //! The real runner: programs of this machine, started without a shell.
 
-use crate::error::{Error, ErrorKind};
-use crate::lock;
-use crate::name::Family;
-use crate::runner::{Invocation, Output, Runner};
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
@@ -14,6 +8,14 @@ use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::error::{Error, ErrorKind};
+use crate::lock;
+use crate::name::Family;
+use crate::runner::{Invocation, Output, Runner};
+
 /// Where programs are looked for, in this order. The `PATH` of our environment is not consulted.
 const DIRECTORIES: [&str; 6] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin", "/usr/local/bin"];
 
@@ -21,7 +23,7 @@ const DIRECTORIES: [&str; 6] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/b
 ///
 /// Programs are started by absolute path, without a shell, with an environment of just `LC_ALL=C` and `PATH` (and
 /// `XTABLES_LOCKFILE`, if set here), and killed when their time is over.
-#[derive(Debug, Clone)]
+#[derive(Clone, Debug)]
 pub struct System {
     directories: Vec<PathBuf>,
     lock_file: Option<PathBuf>,

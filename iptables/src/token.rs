@@ -6,14 +6,15 @@
 //! * inside quotes a backslash takes the next byte literally; outside, a backslash and `'`, `$`, `` ` ``, `#` are plain bytes;
 //! * an argument has at most 1,023 bytes, a command at most about 250 arguments.
 
-use crate::error::{Error, ErrorKind, excerpt};
 use std::fmt;
+
+use crate::error::{Error, ErrorKind, excerpt};
 
 /// One argument of a rule, as the program receives it: without quotes.
 ///
 /// Any text but NUL and newline, up to 1,023 bytes: with those the restore format could not carry it, and a newline would
 /// start a command of its own. Quoting is done when it is printed ([`Display`](fmt::Display) gives the quoted form).
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -110,7 +111,7 @@ pub(crate) struct Split {
 }
 
 /// Whose text is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
     /// As `iptables-restore` reads.
     Restore,

@@ -1,14 +1,15 @@
 //! Edits to tables, written as the text that `iptables-restore --noflush` reads.
 
+use std::collections::HashSet;
+use std::fmt;
+
 use crate::error::{Error, ErrorKind, excerpt};
 use crate::model::{Chain, Policy, Table};
 use crate::name::{ChainName, TableName};
 use crate::rule::Rule;
-use std::collections::HashSet;
-use std::fmt;
 
 /// One edit of a table.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Edit {
     /// `-A`: add at the end of a chain.
@@ -29,7 +30,7 @@ pub enum Edit {
 }
 
 /// The edits of one table, applied all or not at all.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableEdit {
     name: TableName,
     declared: Vec<ChainName>,
@@ -136,7 +137,7 @@ impl TableEdit {
 /// ");
 /// # Ok::<(), iptables::Error>(())
 /// ```
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
     tables: Vec<TableEdit>,
 }

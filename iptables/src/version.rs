@@ -1,15 +1,17 @@
 //! Versions of the programs, and what they can do.
 
-use crate::error::{Error, ErrorKind, excerpt};
-use crate::name::Backend;
-use regex::Regex;
-use semver::Version;
 use std::fmt;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use regex::Regex;
+use semver::Version;
+
+use crate::error::{Error, ErrorKind, excerpt};
+use crate::name::Backend;
+
 /// What a program says of itself: `iptables v1.8.9 (nf_tables)`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProgramVersion {
     /// Its version. A fourth number, as in 1.4.3.2, is dropped.
@@ -82,7 +84,7 @@ impl fmt::Display for ProgramVersion {
 }
 
 /// What must be done so that a restore waits for its turn.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RestoreWait {
     /// Nothing.
     Nothing,

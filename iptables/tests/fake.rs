@@ -10,11 +10,12 @@
 
 mod suite;
 
+use std::sync::Arc;
+
 use iptables::fake::FakeHost;
 use iptables::{
     Backend, BackendChoice, ErrorKind, Family, Iptables, ProgramVersion, Survey, System, TableName, Transaction,
 };
-use std::sync::Arc;
 use suite::{World, chain, rule};
 
 struct Fake {

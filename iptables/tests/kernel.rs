@@ -12,14 +12,15 @@
 mod ground;
 mod suite;
 
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
 use ground::{Real, in_namespace, run};
 use iptables::{
     Backend, BackendChoice, Dump, ErrorKind, Family, Invocation, Iptables, Limits, Output, Runner, Survey, System,
     TableName, Transaction,
 };
-use std::fs::File;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
 use suite::{World, chain, kube, rule};
 use testkit::Need;
 
@@ -328,11 +329,12 @@ fn packets_obey_rules_with_sets() {
 mod random {
     //! Random rules: what we write is what we read, and what the programs print we print.
 
-    use super::{Dump, Family, TableName, Transaction, World, chain, everywhere};
     use iptables::Rule;
     use proptest::prelude::*;
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
+
+    use super::{Dump, Family, TableName, Transaction, World, chain, everywhere};
 
     fn pick(words: &'static [&'static str]) -> impl Strategy<Value = String> {
         prop::sample::select(words).prop_map(str::to_owned)

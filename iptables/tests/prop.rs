@@ -8,9 +8,10 @@
     reason = "a test may stop at the first surprise, in its helper functions as well"
 )]
 
+use std::fmt::Write as _;
+
 use iptables::{ChainName, Counters, Dump, Edit, ErrorKind, Rule, TableName, Token, Transaction};
 use proptest::prelude::*;
-use std::fmt::Write as _;
 
 /// Arguments of every kind that restore text can carry.
 fn argument() -> impl Strategy<Value = String> {

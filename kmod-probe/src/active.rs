@@ -2,7 +2,7 @@
 
 /// Something the running kernel can be asked.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Capability {
     /// Does this generic-netlink family resolve? (`IPVS`)
@@ -22,7 +22,7 @@ pub enum Capability {
 }
 
 /// What the kernel said.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ActiveAnswer {
     /// It works; the text says how this was seen ("family id 33").
     Works(String),
@@ -57,7 +57,7 @@ impl<F: FnMut(&Capability) -> ActiveAnswer> ActiveProbe for F {
 }
 
 /// Asks nothing.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct NoActiveProbe;
 
 impl ActiveProbe for NoActiveProbe {

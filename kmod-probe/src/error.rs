@@ -7,7 +7,7 @@ use std::fmt;
 /// Reading a machine never fails with an [`Error`]: what could not be read is a
 /// [`Failure`](crate::Failure) inside the report, since a missing list is an answer too.
 #[non_exhaustive]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// A kernel release such as `6.1.0-56-amd64` was expected.
     InvalidRelease,
@@ -34,7 +34,7 @@ impl fmt::Display for ErrorKind {
 }
 
 /// Input that this crate refuses: what it was, why it is wrong, and what is expected instead.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}: {message}")]
 pub struct Error {
     kind: ErrorKind,

@@ -6,7 +6,7 @@ use std::io::Read;
 use crate::error::{Error, ErrorKind};
 
 /// What a symbol of the configuration is set to.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Setting {
     /// `=y`: part of the kernel image.
     BuiltIn,
@@ -19,7 +19,7 @@ pub enum Setting {
 }
 
 /// A kernel configuration. Symbols are named without `CONFIG_`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kconfig {
     symbols: BTreeMap<String, (usize, Setting)>,
     complete: bool,

@@ -17,7 +17,7 @@ use crate::modules::{LoadedModules, ModuleName};
 use crate::root::Root;
 
 /// What a program did.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunOutcome {
     /// It ended. `code` is `None` when a signal ended it.
     Ended {
@@ -40,7 +40,7 @@ pub trait Runner {
 
 /// Starts real programs: environment emptied but for `LC_ALL=C` and a fixed `PATH`, no input, no shell, in a process
 /// group of its own so that what it starts ends with it.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct SystemRunner;
 
 impl Runner for SystemRunner {
@@ -128,7 +128,7 @@ impl Tail {
 
 /// What became of one module.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum LoadResult {
     /// It is in memory now.
@@ -152,7 +152,7 @@ pub enum LoadResult {
 }
 
 /// What became of one module, by name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LoadOutcome {
     /// The module.

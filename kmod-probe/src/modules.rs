@@ -15,7 +15,7 @@ const LONGEST_NAME: usize = 55;
 
 /// The name of a module as the kernel writes it: `-` and `,` in file names are `_` here, so names compare equal however
 /// they were spelled. Upper and lower case differ (`xt_MARK` is not `xt_mark`).
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -80,7 +80,7 @@ impl From<ModuleName> for String {
 }
 
 /// What a module in `/proc/modules` is doing (`kernel/module/procfs.c`, `m_show`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModuleState {
     /// In use.
     Live,
@@ -91,7 +91,7 @@ pub enum ModuleState {
 }
 
 /// A list while it is read: entries by module, lines skipped, and whether the end was there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct List<T> {
     modules: BTreeMap<ModuleName, T>,
     complete: bool,
@@ -158,7 +158,7 @@ impl<T> List<T> {
 }
 
 /// The modules in memory: `/proc/modules`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadedModules(List<(usize, ModuleState)>);
 
 impl LoadedModules {
@@ -201,7 +201,7 @@ impl LoadedModules {
 }
 
 /// Modules that are part of the kernel image: `modules.builtin`, or the names in `modules.builtin.modinfo`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltinModules(List<usize>);
 
 impl BuiltinModules {
@@ -248,11 +248,11 @@ impl BuiltinModules {
 }
 
 /// Modules that `modprobe` can find: `modules.dep`, which `depmod` writes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadableModules(List<Loadable>);
 
 /// A line of `modules.dep`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Loadable {
     line: usize,
     file: String,

@@ -15,11 +15,11 @@ const DIRECTORIES: [&str; 5] =
 const NOTHING: [&str; 7] = ["/bin/false", "/usr/bin/false", "/bin/true", "/usr/bin/true", "false", "true", ":"];
 
 /// Modules that `modprobe` is told not to load.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Policy(BTreeMap<ModuleName, Rule>);
 
 /// The line that forbids a module.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     pub(crate) path: String,
     pub(crate) line: usize,

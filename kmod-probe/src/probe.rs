@@ -22,7 +22,7 @@ use crate::version::{IpsetVersion, KernelRelease};
 /// let report = Probe::new().run();
 /// println!("{report}");
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone, Debug)]
 pub struct Probe {
     root: PathBuf,
     profile: Profile,

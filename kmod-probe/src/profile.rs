@@ -7,7 +7,7 @@ use crate::table::{self, SCHEDULERS, SET_TYPES};
 use crate::version::{IpsetVersion, KernelRelease};
 
 /// One address family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Family {
     /// IPv4.
@@ -17,7 +17,7 @@ pub enum Family {
 }
 
 /// The address families that are used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Families {
     /// IPv4 alone.
@@ -38,7 +38,7 @@ impl Families {
 
 /// The name of an IPVS scheduler such as `rr`: the kernel looks for module `ip_vs_<name>`
 /// (`net/netfilter/ipvs/ip_vs_sched.c`, `ip_vs_scheduler_get`), so out-of-tree ones are names too.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -100,7 +100,7 @@ impl From<Scheduler> for String {
 /// assert!(Profile::default().scheduler("no such/scheduler").is_err());
 /// # Ok::<(), kmod_probe::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     schedulers: Vec<Scheduler>,
     scheduler_is_default: bool,

@@ -10,7 +10,7 @@ use crate::sysctl::SysctlFinding;
 use crate::version::{IpsetVersion, KernelRelease};
 
 /// Yes, no, or not known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Answer {
     /// Yes.
@@ -32,7 +32,7 @@ impl fmt::Display for Answer {
 }
 
 /// What the kernel has of a requirement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum State {
     /// Its module is in memory.
@@ -72,7 +72,7 @@ impl State {
 
 /// What kind of evidence it is, in the order in which it counts; see the [crate documentation](crate).
 #[non_exhaustive]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum EvidenceKind {
     /// The kernel was asked ([`ActiveProbe`](crate::ActiveProbe)).
@@ -92,7 +92,7 @@ pub enum EvidenceKind {
 }
 
 /// One thing that was seen.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Evidence {
     /// Where it comes from.
@@ -120,7 +120,7 @@ impl fmt::Display for Evidence {
 
 /// What to do about a requirement that cannot be used as it is. `Display` is one sentence for people.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Fix {
     /// Load the module.
@@ -220,7 +220,7 @@ impl fmt::Display for Fix {
 
 /// What was found for one requirement.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Finding {
     /// Name of the requirement: a module (`xt_set`), `scheduler rr`, `set hash:ip`, or a feature such as `ip_vs: UDP`.
@@ -244,7 +244,7 @@ pub struct Finding {
 }
 
 /// Can this kernel load modules?
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ModuleSupport {
     /// [`Answer::No`]: only what is built in can be used.
@@ -254,7 +254,7 @@ pub struct ModuleSupport {
 }
 
 /// How one list was read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SourceStatus {
     /// The file or directory, as seen inside the root.
@@ -268,7 +268,7 @@ pub struct SourceStatus {
 /// Can IPVS mode be used with what the profile asks for?
 #[doc(alias = "CanUseIPVSProxier")]
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Verdict {
     /// The answer. [`Answer::No`] and [`Answer::Unknown`] come with reasons.
@@ -284,7 +284,7 @@ pub struct Verdict {
 ///
 /// `Display` prints the table of [`Report::table`].
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Report {
     /// The directory that all paths are below.

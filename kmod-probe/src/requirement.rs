@@ -6,7 +6,7 @@ use crate::profile::Families;
 use crate::version::KernelRelease;
 
 /// How much depends on a requirement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Need {
     /// Without it IPVS mode does not work.
@@ -18,7 +18,7 @@ pub enum Need {
 }
 
 /// How iptables rules reach the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Backend {
     /// `iptables-legacy`: the kernel's `ip_tables`. Off by default in kernels from 6.17 on.
@@ -39,7 +39,7 @@ impl Backend {
 }
 
 /// A file whose presence or content proves that something is in the running kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Marker {
     /// This path exists.
     Path(&'static str),
@@ -48,7 +48,7 @@ pub(crate) enum Marker {
 }
 
 /// One way to meet a requirement.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provider {
     /// The module, or the module that a feature is part of.
     pub module: ModuleName,
@@ -88,7 +88,7 @@ impl Provider {
 
 /// Something the kernel has to have, and why.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {
     /// Name in reports: a module (`xt_set`), `scheduler rr`, `set hash:ip`, or a feature such as `ip_vs: UDP`.
     pub name: String,

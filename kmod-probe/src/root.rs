@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 /// Why a file could not be used. Only [`Failure::Absent`] says that it is not there.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Failure {
     /// There is no such file.
@@ -59,7 +59,7 @@ impl From<io::Error> for Failure {
 
 /// The directory that paths are taken below. A symbolic link inside it never leads out of it: `/lib` → `/usr/lib` in a
 /// host's root mounted at `/host` means `/host/usr/lib`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Root(PathBuf);
 
 impl Root {

@@ -12,7 +12,7 @@ use crate::sources::Sources;
 use crate::version::KernelRelease;
 
 /// How a sysctl stands to what is wanted.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum SysctlState {
     /// It has the wanted value.
@@ -26,7 +26,7 @@ pub enum SysctlState {
 }
 
 /// Whether this process could write a sysctl.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Access {
     /// Yes.
@@ -41,7 +41,7 @@ pub enum Access {
 
 /// A sysctl that IPVS mode wants.
 #[non_exhaustive]
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SysctlFinding {
     /// Path below `/proc/sys`.

@@ -115,7 +115,7 @@ fn set_type_row(name: &str) -> Requirement {
 }
 
 /// One way to meet a row, as the table writes it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct P {
     module: &'static str,
     symbol: &'static str,
@@ -149,7 +149,7 @@ impl P {
 }
 
 /// Who needs a row.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum For {
     /// Everybody.
     All,
@@ -161,7 +161,7 @@ enum For {
     Backend(Backend, Families),
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Row {
     name: &'static str,
     who: For,
@@ -172,7 +172,7 @@ struct Row {
 }
 
 /// [`Capability`] in a constant.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Asked {
     GenlFamily(&'static str),
     Ipset,

@@ -37,7 +37,7 @@ static IPSET_VERSION: LazyLock<Option<Regex>> =
 /// assert!("4.19-rc3".parse::<KernelRelease>()?.at_least(4, 19));
 /// # Ok::<(), kmod_probe::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -150,7 +150,7 @@ impl From<KernelRelease> for String {
 /// assert!(version.is_enough());
 /// # Ok::<(), kmod_probe::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct IpsetVersion {
     major: u32,

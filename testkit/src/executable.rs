@@ -50,8 +50,9 @@ impl Executable {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::process::Command;
+
+    use super::*;
 
     /// Behind another program, and, for root, as somebody who may not enter the folder.
     #[test]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 pub const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// What a tool printed. Bytes that are not UTF-8 are replaced.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Output {
     /// Standard output.
@@ -22,7 +22,7 @@ pub struct Output {
 }
 
 /// Why a tool gave no answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The program is not installed.
@@ -166,7 +166,7 @@ fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
 }
 
 /// Which of the two implementations of iptables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// `iptables-legacy`: the kernel's `ip_tables`.
     Legacy,
@@ -175,7 +175,7 @@ pub enum Backend {
 }
 
 /// Which of the two Internet protocols.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `iptables`.
     V4,

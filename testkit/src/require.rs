@@ -18,7 +18,7 @@ const SKIPPED_VARIABLE: &str = "TESTKIT_SKIPPED";
 const REQUIRE_VARIABLE: &str = "TESTKIT_REQUIRE";
 
 /// Something that a test needs. Each is found out by trying it in a throw-away network namespace, once a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Need {
     /// May create network namespaces.

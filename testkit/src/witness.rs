@@ -21,7 +21,7 @@ use nix::sys::socket::{
 use crate::netns::Netns;
 
 /// A transport protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// TCP.
     Tcp,
@@ -37,7 +37,7 @@ impl Transport {
 }
 
 /// What a server has answered.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Answer {
     /// The name of the server.

@@ -17,7 +17,7 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRROR_VARIABLE: &str = "XTASK_DEBIAN_MIRROR";
 
 /// A source of packages as apt's files describe it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
     uri: String,
     suites: Vec<String>,

@@ -14,7 +14,7 @@ use crate::cache;
 use crate::error::{Context as _, Error, Result};
 
 /// The kernel series that the project is tested on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Series {
     /// Debian 11.
     V5_10,
@@ -75,7 +75,7 @@ impl fmt::Display for Series {
 }
 
 /// A kernel in the cache, ready to boot.
-#[derive(Debug, Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     /// As `uname -r` prints it.
     pub(crate) release: String,

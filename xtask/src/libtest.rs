@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// How one test ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Passed,
     Failed,

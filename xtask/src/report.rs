@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::libtest::{Verdict, durations, parse_count, parse_line};
 
 /// A test by the program it belongs to and its own name.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Test {
     program: String,
     name: String,
@@ -33,7 +33,7 @@ pub(crate) struct Report {
 const SLOWEST: usize = 15;
 
 /// How many tests there are, each counted once wherever it ran.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) passed: usize,
     /// Failed somewhere.

@@ -8,7 +8,6 @@ mod side;
 
 pub(crate) use self::server::serve;
 pub(crate) use self::side::side;
-
 use crate::namespace::{collect, warm_up};
 use crate::report::{Goal, Report};
 use crate::{Failure, Options};

@@ -5,15 +5,14 @@ mod set;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netlink_batch::{Attrs, Encoder, WireError};
-
-use crate::attrs::{AddressAttr, put_net};
-use crate::model::IpSpan;
-
 pub(crate) use entry::{get_entry, put_entry};
+use netlink_batch::{Attrs, Encoder, WireError};
 #[cfg(feature = "testing")]
 pub(crate) use set::{Writer, get_set_options};
 pub(crate) use set::{get_listed, put_set_options};
+
+use crate::attrs::{AddressAttr, put_net};
+use crate::model::IpSpan;
 
 pub(super) fn put_address(out: &mut Encoder, kind: u16, address: IpAddr) {
     out.nest(kind, |out| match address {

@@ -3,14 +3,16 @@
 mod options;
 mod values;
 
-use crate::rule::Rule;
-use crate::token::Token;
-use options::{Known, Place};
 use std::collections::VecDeque;
 use std::fmt;
 
+use options::{Known, Place};
+
+use crate::rule::Rule;
+use crate::token::Token;
+
 /// One option with its arguments: `! --match-set KUBE-CLUSTER-IP dst,dst`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Opt {
     pub(crate) name: String,
     pub(crate) negated: bool,
@@ -18,7 +20,7 @@ pub(crate) struct Opt {
 }
 
 /// A match or target extension with its options.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Extension {
     pub(crate) name: String,
     pub(crate) options: Vec<Opt>,
@@ -43,7 +45,7 @@ pub(crate) struct Extension {
 /// argument, a word that belongs to no option, a second target) are compared as they stand.
 ///
 /// What is printed reads as a rule of the same canonical form.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CanonicalRule {
     /// The arguments of a rule that no program would take; the rest is empty then.
     literal: Vec<String>,

@@ -1,7 +1,8 @@
 //! Values of options brought to one spelling.
 
-use super::{Extension, Opt};
 use std::net::{IpAddr, Ipv4Addr};
+
+use super::{Extension, Opt};
 
 /// Protocol names that programs print or take, and their numbers.
 const PROTOCOLS: &[(&str, u8)] = &[

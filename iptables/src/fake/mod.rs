@@ -13,17 +13,19 @@
 
 mod script;
 
-use crate::error::{Error, ErrorKind};
-use crate::model::{Chain, Dump, Policy, Table};
-use crate::name::{Backend, ChainName, Family, TableName};
-use crate::rule::Counters;
-use crate::runner::{Invocation, LockGuard, Output, Runner};
-use script::Script;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use script::Script;
+
+use crate::error::{Error, ErrorKind};
+use crate::model::{Chain, Dump, Policy, Table};
+use crate::name::{Backend, ChainName, Family, TableName};
+use crate::rule::Counters;
+use crate::runner::{Invocation, LockGuard, Output, Runner};
 
 /// Where the programs seem to be.
 const DIRECTORY: &str = "/fake/sbin";

@@ -1,11 +1,12 @@
 //! What the restore programs do with their input.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::{ZERO, untouched};
 use crate::failure::TARGETS;
 use crate::model::{Chain, Policy, Table};
 use crate::name::{Backend, ChainName, TableName};
 use crate::rule::{Counters, Rule};
-use std::collections::{BTreeMap, BTreeSet};
 
 /// Matches that this host has.
 const MATCHES: &[&str] = &[

@@ -1,12 +1,14 @@
 //! A network namespace per test, and the oracles: programs run directly, not through the crate.
 
-use crate::suite::World;
-use iptables::{Backend, Family, Iptables, Runner, System};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+
+use iptables::{Backend, Family, Iptables, Runner, System};
 use testkit::{Need, kernel_test};
+
+use crate::suite::World;
 
 /// What every test here needs.
 fn needs(backend: Backend) -> Vec<Need> {

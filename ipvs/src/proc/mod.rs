@@ -35,10 +35,10 @@ use std::path::{Path, PathBuf};
 
 pub use connection::{Connection, Connections, Origin, PersistenceData, State, Target};
 pub use error::{Error, ErrorKind};
+use lines::Lines;
 pub use stats::{CpuCounters, PerCpuStats};
 
 use crate::model::{Info, Stats};
-use lines::Lines;
 
 /// Size of the buffer for a file: the kernel hands out a page at a time or more.
 const BUFFER: usize = 32 * 1024;

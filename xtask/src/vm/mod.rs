@@ -29,7 +29,7 @@ use crate::tools;
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
 
 /// A machine to run commands in; each run boots anew.
-#[derive(Debug, Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Vm {
     /// What it boots.
     pub(crate) kernel: Kernel,

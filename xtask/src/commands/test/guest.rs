@@ -238,6 +238,7 @@ impl Drop for Lines {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::process::Command;
     use std::sync::mpsc::channel;
     use std::time::Instant;
@@ -245,7 +246,6 @@ mod tests {
     use super::{Line, Lines, collect, script};
     use crate::commands::test::binaries::Binary;
     use crate::report::{Report, Totals};
-    use std::io::Write as _;
 
     /// The script, run by the shell here, with stand-ins for test programs: one passes, one skips, one dies.
     #[test]

@@ -315,7 +315,6 @@ fn stream(command: &mut Command, mut line: impl FnMut(&str)) -> Result<Option<i3
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
-
     use std::path::PathBuf;
 
     use super::{Binary, Runs, on_kernels, parse, stream};
