@@ -316,7 +316,7 @@ macro_rules! attrs {
             #[inline]
             fn decode(raw: $crate::RawAttr<$life>) -> Result<Self, $crate::WireError> {
                 match raw.kind() {
-                    $( $kind => $crate::decode_row::<$type>(Self::TABLE, raw).map(Self::$variant), )*
+                    $( $kind => $crate::decode_row::<$type>(<Self as $crate::Attribute<$life>>::TABLE, raw).map(Self::$variant), )*
                     _ => Ok(Self::Unknown(raw)),
                 }
             }

@@ -5,11 +5,10 @@
 
 use std::time::Instant;
 
-use crate::connection::{Connection, after, append_message, kernel_error};
+use crate::connection::{Connection, Sent, after, append_message};
 use crate::encode::Encoder;
 use crate::error::{Error, ErrorKind, KernelError, WireError};
 use crate::header::NLM_F_ACK;
-use crate::message::{Content, Messages};
 
 /// What became of one request of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,12 +64,7 @@ impl BatchReport {
 struct Pending {
     /// Its place in the batch.
     index: usize,
-    /// Its first and last byte in the chunk.
-    start: usize,
-    end: usize,
-    sequence: u32,
-    /// Length of the family's fixed header.
-    header: usize,
+    sent: Sent,
 }
 
 /// Collects requests and sends them a chunk at a time. Memory is bounded by the chunk, not by the batch.
@@ -142,7 +136,7 @@ impl<'a> BatchWriter<'a> {
         match append_message(&mut self.connection.encoder, kind, flags & !NLM_F_ACK, sequence, header, body) {
             Ok(()) => {
                 let end = self.connection.encoder.len();
-                self.pending.push(Pending { index, start, end, sequence, header: header.len() });
+                self.pending.push(Pending { index, sent: Sent { start, end, sequence, header: header.len() } });
             }
             Err(error) => self.failures.push((index, Outcome::Unsendable(Box::new(error)))),
         }
@@ -184,13 +178,8 @@ impl<'a> BatchWriter<'a> {
 
     /// Sends the pending requests; the last one asks for an acknowledgement.
     fn send(&mut self, last: Pending) -> Result<(), Error> {
-        // Flags lie at bytes 6 and 7 of the message header.
-        let flags_at = last.start.saturating_add(6);
-        if let Some(&[a, b]) = self.connection.encoder.as_slice().get(flags_at..flags_at.saturating_add(2)) {
-            let flags = u16::from_ne_bytes([a, b]) | NLM_F_ACK;
-            self.connection.encoder.patch(flags_at, &flags.to_ne_bytes());
-        }
-        self.connection.send(0, last.end).map_err(|error| Error::io(CONTEXT, error))
+        self.connection.ask_for_acknowledgement(last.sent);
+        self.connection.send(0, last.sent.end).map_err(|error| Error::io(CONTEXT, error))
     }
 
     /// Takes the answers up to the last request's. On failure, requests without an answer are in an unknown state.
@@ -248,35 +237,15 @@ impl<'a> BatchWriter<'a> {
         last: Pending,
         refused: &mut Vec<(usize, KernelError)>,
     ) -> Result<bool, Error> {
-        let malformed = |error| Error::new(ErrorKind::Malformed(error), CONTEXT);
-        let Some(datagram) = self.connection.datagram(length) else {
-            return Err(Error::new(ErrorKind::StateUnknown, CONTEXT));
-        };
         let mut finished = false;
-        for message in Messages::new(datagram) {
-            let message = message.map_err(malformed)?;
-            let sequence = message.header.sequence;
-            if message.header.port != self.connection.port() {
-                continue;
-            }
-            let Ok(place) = self.pending.binary_search_by_key(&sequence, |pending| pending.sequence) else {
-                continue; // an answer to something that was given up
-            };
-            let Some(pending) = self.pending.get(place).copied() else {
-                continue;
-            };
-            match message.content().map_err(malformed)? {
-                Content::Error { errno, extended, echo } => {
-                    let request =
-                        self.connection.encoder.as_slice().get(pending.start..pending.end).unwrap_or_default();
-                    refused.push((pending.index, kernel_error(errno, extended, echo, request, pending.header)));
-                    finished |= sequence == last.sequence;
-                }
-                Content::Ack => finished |= sequence == last.sequence,
-                Content::Overrun => return Err(Error::new(ErrorKind::StateUnknown, CONTEXT)),
-                _ => {}
-            }
-        }
+        let find = |sequence| {
+            let place = self.pending.binary_search_by_key(&sequence, |pending| pending.sent.sequence).ok()?;
+            self.pending.get(place).map(|pending| (pending.index, pending.sent))
+        };
+        self.connection.read_acknowledgements(length, CONTEXT, find, |index, sent, refusal| {
+            finished |= sent.sequence == last.sent.sequence;
+            refused.extend(refusal.map(|error| (index, error)));
+        })?;
         Ok(finished)
     }
 }

@@ -11,6 +11,7 @@ use crate::extack::ExtendedAck;
 use crate::header::{MESSAGE_HEADER, MessageHeader, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST};
 use crate::message::{Content, Message, Messages};
 use crate::socket::{Protocol, Socket};
+use crate::together::TogetherWriter;
 
 /// Something that carries datagrams to the kernel and back. [`Socket`] is the real one.
 pub trait Transport: Send {
@@ -31,6 +32,15 @@ pub trait Transport: Send {
 
     /// How many answers fit into the receive buffer at once.
     fn in_flight(&self) -> usize;
+
+    /// Makes room for sending a datagram of this many bytes, as far as the system allows, and returns the longest one that can be
+    /// sent. Without a limit by default.
+    ///
+    /// # Errors
+    /// What the system call says.
+    fn reserve(&mut self, bytes: usize) -> io::Result<usize> {
+        Ok(bytes)
+    }
 }
 
 /// How long a connection waits, how often it repeats a dump, and how large its batches are.
@@ -277,6 +287,11 @@ impl Connection {
         BatchWriter::new(self)
     }
 
+    /// Starts a group of requests that go to the kernel in one datagram, whatever its size.
+    pub fn together(&mut self) -> TogetherWriter<'_> {
+        TogetherWriter::new(self)
+    }
+
     /// Waits for one multicast message: a datagram with sequence number 0 or not of ours.
     ///
     /// Returns `None` when none came within `timeout`. `read` sees each data message's type and what follows its header.
@@ -426,13 +441,62 @@ impl Connection {
         }
     }
 
-    pub(crate) fn datagram(&self, length: usize) -> Option<&[u8]> {
-        self.buffer.get(..length)
+    /// Has the kernel acknowledge a request that lies in the send buffer.
+    pub(crate) fn ask_for_acknowledgement(&mut self, sent: Sent) {
+        // Flags lie at bytes 6 and 7 of the message header.
+        let flags_at = sent.start.saturating_add(6);
+        if let Some(&[a, b]) = self.encoder.as_slice().get(flags_at..flags_at.saturating_add(2)) {
+            let flags = u16::from_ne_bytes([a, b]) | NLM_F_ACK;
+            self.encoder.patch(flags_at, &flags.to_ne_bytes());
+        }
     }
 
-    pub(crate) fn port(&self) -> u32 {
-        self.transport.port()
+    /// Gives what the received datagram says of requests in the send buffer to `each`: the request, and its refusal or `None` when it
+    /// was carried out. `find` knows the requests by their sequence numbers, with what the caller calls them.
+    pub(crate) fn read_acknowledgements<T>(
+        &self,
+        length: usize,
+        context: &'static str,
+        find: impl Fn(u32) -> Option<(T, Sent)>,
+        mut each: impl FnMut(T, Sent, Option<KernelError>),
+    ) -> Result<(), Error> {
+        let malformed = |error| Error::new(ErrorKind::Malformed(error), context);
+        let datagram = self.buffer.get(..length).ok_or_else(|| Error::new(ErrorKind::StateUnknown, context))?;
+        for message in Messages::new(datagram) {
+            let message = message.map_err(malformed)?;
+            if message.header.port != self.transport.port() {
+                continue;
+            }
+            let Some((name, sent)) = find(message.header.sequence) else {
+                continue; // an answer to something that was given up
+            };
+            match message.content().map_err(malformed)? {
+                Content::Error { errno, extended, echo } => {
+                    let request = self.encoder.as_slice().get(sent.start..sent.end).unwrap_or_default();
+                    each(name, sent, Some(kernel_error(errno, extended, echo, request, sent.header)));
+                }
+                Content::Ack => each(name, sent, None),
+                Content::Overrun => return Err(Error::new(ErrorKind::StateUnknown, context)),
+                _ => {}
+            }
+        }
+        Ok(())
     }
+
+    pub(crate) fn reserve(&mut self, bytes: usize) -> io::Result<usize> {
+        self.transport.reserve(bytes)
+    }
+}
+
+/// A request in the send buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    /// Its first byte, and the one behind its last.
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) sequence: u32,
+    /// Length of the family's fixed header.
+    pub(crate) header: usize,
 }
 
 /// One message of an answer, with the number of the datagram that brought it.
@@ -479,6 +543,7 @@ pub(crate) fn kernel_error(
         errno: Errno(errno),
         text: extended.text.map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned()),
         attribute,
+        offset: extended.offset,
         missing: extended.missing,
         echo: echo.to_vec(),
     }

@@ -10,6 +10,9 @@ pub const NLA_F_NESTED: u16 = 0x8000;
 pub(crate) const ALIGN: usize = 4;
 pub(crate) const ATTR_HEADER: usize = 4;
 
+/// Bytes of room that a buffer keeps for the next request.
+const KEPT: usize = 1 << 20;
+
 pub(crate) const fn aligned(length: usize) -> usize {
     length.saturating_add(ALIGN - 1) & !(ALIGN - 1)
 }
@@ -111,6 +114,10 @@ impl Encoder {
 
     pub(crate) fn clear(&mut self) {
         self.buffer.clear();
+        // One large group of requests shall not cost its memory for ever.
+        if self.buffer.capacity() > KEPT {
+            self.buffer.shrink_to(KEPT);
+        }
         self.error = None;
     }
 

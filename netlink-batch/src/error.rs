@@ -82,10 +82,22 @@ impl Errno {
     pub const ENOMEM: Errno = Errno(libc::ENOMEM);
     /// `ENODEV`.
     pub const ENODEV: Errno = Errno(libc::ENODEV);
+    /// `ENFILE`.
+    pub const ENFILE: Errno = Errno(libc::ENFILE);
+    /// `EMLINK`.
+    pub const EMLINK: Errno = Errno(libc::EMLINK);
     /// `EACCES`.
     pub const EACCES: Errno = Errno(libc::EACCES);
     /// `ENOBUFS`.
     pub const ENOBUFS: Errno = Errno(libc::ENOBUFS);
+    /// `ENOTEMPTY`.
+    pub const ENOTEMPTY: Errno = Errno(libc::ENOTEMPTY);
+    /// `ELOOP`.
+    pub const ELOOP: Errno = Errno(libc::ELOOP);
+    /// `EOVERFLOW`.
+    pub const EOVERFLOW: Errno = Errno(libc::EOVERFLOW);
+    /// `ERESTART`.
+    pub const ERESTART: Errno = Errno(libc::ERESTART);
     /// `EOPNOTSUPP`.
     pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
     /// `EPROTONOSUPPORT`.
@@ -130,6 +142,9 @@ pub struct KernelError {
     /// Numbers of the attribute the kernel refused and of those around it, outermost first; empty when it named none.
     /// [`AttrTable::path`](crate::AttrTable::path) gives their names.
     pub attribute: Vec<u16>,
+    /// Where the attribute the kernel refused starts, in bytes from the start of its message. Tells apart attributes of one number
+    /// in a list.
+    pub offset: Option<u32>,
     /// Number of an attribute the kernel missed.
     pub missing: Option<u32>,
     /// What follows the message header in the kernel's copy of the request. Empty but for subsystems that answer in
@@ -140,7 +155,7 @@ pub struct KernelError {
 impl KernelError {
     /// A bare error number.
     pub fn new(errno: Errno) -> Self {
-        KernelError { errno, text: None, attribute: Vec::new(), missing: None, echo: Vec::new() }
+        KernelError { errno, text: None, attribute: Vec::new(), offset: None, missing: None, echo: Vec::new() }
     }
 }
 
@@ -174,6 +189,13 @@ pub enum ErrorKind {
     Malformed(WireError),
     /// The request cannot be written; it was not sent.
     Unsendable(WireError),
+    /// Requests that belong together do not fit into one datagram; nothing was sent.
+    TooLarge {
+        /// Length of the datagram.
+        bytes: usize,
+        /// The longest datagram that the socket can send.
+        limit: usize,
+    },
     /// An operating-system call failed: opening, configuring, sending or receiving.
     Io,
 }
@@ -233,6 +255,10 @@ impl fmt::Display for Error {
             }
             ErrorKind::Malformed(error) => write!(f, "unreadable answer: {error}"),
             ErrorKind::Unsendable(error) => write!(f, "the request cannot be written: {error}"),
+            ErrorKind::TooLarge { bytes, limit } => write!(
+                f,
+                "{bytes} bytes do not fit into one datagram of at most {limit}; send less at once, or with CAP_NET_ADMIN"
+            ),
             ErrorKind::Io => f.write_str("system call failed"),
         }
     }

@@ -41,6 +41,7 @@ mod message;
 mod socket;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod together;
 mod wire;
 
 pub use attr::{
@@ -54,4 +55,5 @@ pub use extack::{ExtAckAttr, ExtendedAck};
 pub use genl::{ControllerAttr, Family, Genl};
 pub use message::{Content, Message, Messages};
 pub use socket::{Protocol, Socket};
+pub use together::TogetherWriter;
 pub use wire::{Be16, Be32, Be64, NulStr, Wire};

@@ -39,6 +39,12 @@ impl From<Protocol> for NlFamily {
 /// The receive buffer asked for. With `CAP_NET_ADMIN` the system's limit does not apply (`SO_RCVBUFFORCE`).
 const RECEIVE_BUFFER: usize = 1 << 20;
 
+/// What the kernel keeps free of the send buffer (net/netlink/af_netlink.c, `netlink_sendmsg`).
+const SEND_OVERHEAD: usize = 32;
+
+/// The largest send buffer to ask for: the kernel doubles it, and has 31 bits for it.
+const SEND_MOST: usize = (1 << 30) - 1;
+
 /// What one queued error answer may take of the receive buffer: an `sk_buff` with the request's header and the kernel's
 /// words (net/netlink/af_netlink.c, `netlink_ack`), accounted by the memory it occupies, rounded up to a power of two.
 const ANSWER_COST: usize = 2048;
@@ -162,5 +168,21 @@ impl Transport for Socket {
 
     fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    fn reserve(&mut self, bytes: usize) -> io::Result<usize> {
+        let fd = borrow(&self.inner);
+        let limit = |size: usize| size.saturating_sub(SEND_OVERHEAD);
+        let size = limit(getsockopt(&fd, sockopt::SndBuf)?);
+        if bytes <= size {
+            return Ok(size);
+        }
+        // The kernel doubles the size for its own bookkeeping and does not make the buffer until something is sent.
+        let wanted = bytes.saturating_add(SEND_OVERHEAD).min(SEND_MOST);
+        if setsockopt(&fd, sockopt::SndBufForce, &wanted).is_err() {
+            // Without CAP_NET_ADMIN the kernel clamps the size to net.core.wmem_max.
+            setsockopt(&fd, sockopt::SndBuf, &wanted)?;
+        }
+        Ok(limit(getsockopt(&fd, sockopt::SndBuf)?))
     }
 }

@@ -4,17 +4,44 @@
 //! acknowledgements where asked for, the end of a dump. [`Faults`] makes it behave as badly as a real socket can.
 
 use std::collections::VecDeque;
+use std::fmt::Write as _;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::attr::{NLA_TYPE_MASK, RawAttr, RawAttrs};
 use crate::connection::Transport;
-use crate::encode::Encoder;
+use crate::encode::{Encoder, NLA_F_NESTED};
 use crate::error::Errno;
+use crate::extack::ExtAckAttr;
 use crate::header::{
-    MESSAGE_HEADER, MessageHeader, NLM_F_ACK, NLM_F_CAPPED, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR,
+    MESSAGE_HEADER, MessageHeader, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE,
+    NLMSG_ERROR,
 };
 use crate::message::{Message, Messages};
+
+/// Attributes as lines, those in a nest indented below it, in order of their numbers: their order on the wire means nothing. Numbers
+/// of `but` are left out, at every depth. For comparing what two programs send.
+/// Ends at bytes that are no attribute.
+pub fn attribute_tree(bytes: &[u8], but: &[u16]) -> String {
+    let mut text = String::new();
+    put_tree(bytes, but, 0, &mut text);
+    text
+}
+
+fn put_tree(bytes: &[u8], but: &[u16], depth: usize, text: &mut String) {
+    let mut attrs: Vec<RawAttr<'_>> = RawAttrs::new(bytes).map_while(Result::ok).collect();
+    attrs.sort_by_key(RawAttr::kind);
+    for attr in attrs.iter().filter(|attr| !but.contains(&attr.kind())) {
+        let flags = attr.type_field & !NLA_TYPE_MASK;
+        let _infallible = write!(text, "\n{}{} {flags:#x}", "  ".repeat(depth), attr.kind());
+        if flags & NLA_F_NESTED == 0 {
+            let _infallible = write!(text, " {:02x?}", attr.payload);
+        } else {
+            put_tree(attr.payload, but, depth.saturating_add(1), text);
+        }
+    }
+}
 
 /// What a simulated kernel answers to one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +50,8 @@ pub enum Reply {
     Ok,
     /// Refused.
     Error(Errno),
+    /// Refused because of the attribute that starts this many bytes behind the start of the message.
+    ErrorAt(Errno, u32),
     /// Data messages (type and what follows the message header), then success.
     Data(Vec<(u16, Vec<u8>)>),
     /// A dump: data messages and the end.
@@ -33,6 +62,12 @@ pub enum Reply {
 pub trait Responder: Send {
     /// Acts on one message.
     fn respond(&mut self, message: &Message<'_>) -> Reply;
+
+    /// Acts on the messages of one datagram together; one reply for each. `None`, the default, leaves each to
+    /// [`respond`](Responder::respond).
+    fn respond_together(&mut self, _messages: &[Message<'_>]) -> Option<Vec<Reply>> {
+        None
+    }
 }
 
 impl<F: FnMut(&Message<'_>) -> Reply + Send> Responder for F {
@@ -104,10 +139,19 @@ fn frame(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 fn error(request: MessageHeader, errno: i32) -> Vec<u8> {
+    error_at(request, errno, None)
+}
+
+fn error_at(request: MessageHeader, errno: i32, offset: Option<u32>) -> Vec<u8> {
     let mut payload = Encoder::new();
     payload.bytes(&errno.saturating_neg().to_ne_bytes());
     request.put(&mut payload);
-    frame(NLMSG_ERROR, NLM_F_CAPPED, request.sequence, payload.as_slice())
+    let mut flags = NLM_F_CAPPED;
+    if let Some(offset) = offset {
+        flags |= NLM_F_ACK_TLVS;
+        payload.attr(ExtAckAttr::OFFS, &offset);
+    }
+    frame(NLMSG_ERROR, flags, request.sequence, payload.as_slice())
 }
 
 fn take(counter: &mut u32) -> bool {
@@ -119,17 +163,24 @@ fn take(counter: &mut u32) -> bool {
 impl<R: Responder> Transport for Simulated<R> {
     fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
-        for message in Messages::new(datagram).map_while(Result::ok) {
+        let messages: Vec<Message<'_>> = Messages::new(datagram).map_while(Result::ok).collect();
+        let mut together = self.responder.respond_together(&messages).map(Vec::into_iter);
+        for message in messages {
             let request = message.header;
             if faults.noise {
                 self.queue
                     .push_back(error(MessageHeader { sequence: request.sequence.wrapping_sub(1000), ..request }, 5));
                 self.queue.push_back(frame(NLMSG_DONE, 0, 0, &[0; 4]));
             }
-            match self.responder.respond(&message) {
+            let reply = match &mut together {
+                Some(replies) => replies.next().unwrap_or(Reply::Ok),
+                None => self.responder.respond(&message),
+            };
+            match reply {
                 Reply::Ok if request.flags & NLM_F_ACK != 0 => self.queue.push_back(error(request, 0)),
                 Reply::Ok => {}
                 Reply::Error(errno) => self.queue.push_back(error(request, errno.0)),
+                Reply::ErrorAt(errno, offset) => self.queue.push_back(error_at(request, errno.0, Some(offset))),
                 Reply::Data(items) => {
                     for (kind, payload) in items {
                         self.queue.push_back(frame(kind, 0, request.sequence, &payload));

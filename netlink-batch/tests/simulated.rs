@@ -204,3 +204,73 @@ fn what_cannot_be_written_is_never_sent() {
     let report = batch.finish();
     assert!(matches!(report.failures[..], [(1, Outcome::Unsendable(_))]), "{report:?}");
 }
+
+/// A group of SET requests with these first bytes, of which the last is acknowledged.
+fn together(
+    connection: &mut Connection,
+    bytes: &[u8],
+) -> Result<Vec<(usize, netlink_batch::KernelError)>, netlink_batch::Error> {
+    let mut writer = connection.together();
+    for (place, byte) in bytes.iter().enumerate() {
+        assert_eq!(writer.push(SET, 0, &[*byte], |_| {}).unwrap(), place);
+    }
+    assert_eq!(writer.len(), bytes.len());
+    writer.send(bytes.len().saturating_sub(1))
+}
+
+#[test]
+fn requests_that_go_together_name_those_refused() {
+    let (mut connection, faults) = connection();
+    faults.lock().unwrap().noise = true;
+    assert_eq!(together(&mut connection, &[0, 0, 0]).unwrap(), []);
+    let refused = together(&mut connection, &[0, 17, 0, 22]).unwrap();
+    let seen: Vec<(usize, i32)> = refused.iter().map(|(place, error)| (*place, error.errno.0)).collect();
+    assert_eq!(seen, [(1, 17), (3, 22)]);
+    // What refuses the group as a whole is told for its first request.
+    assert_eq!(together(&mut connection, &[85, 0]).unwrap().len(), 1);
+    assert_eq!(together(&mut connection, &[]).unwrap(), []);
+    connection.request(SET, 0, &[0], |_| {}).unwrap();
+}
+
+#[test]
+fn lost_answers_to_a_group_are_not_success() {
+    let (mut connection, faults) = connection();
+    faults.lock().unwrap().no_buffers = 1;
+    assert_eq!(*together(&mut connection, &[0, 0]).unwrap_err().kind(), ErrorKind::StateUnknown);
+    faults.lock().unwrap().lost = 1;
+    assert_eq!(*together(&mut connection, &[0, 0]).unwrap_err().kind(), ErrorKind::Timeout);
+    connection.request(SET, 0, &[0], |_| {}).unwrap();
+}
+
+/// A transport that sends no more than a few bytes.
+struct Narrow(Simulated<fn(&Message<'_>) -> Reply>);
+
+impl netlink_batch::Transport for Narrow {
+    fn send(&mut self, datagram: &[u8]) -> std::io::Result<()> {
+        assert!(datagram.len() <= 64, "{} bytes were sent", datagram.len());
+        self.0.send(datagram)
+    }
+    fn receive(&mut self, buffer: &mut [u8], timeout: std::time::Duration) -> std::io::Result<usize> {
+        self.0.receive(buffer, timeout)
+    }
+    fn port(&self) -> u32 {
+        self.0.port()
+    }
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+    fn reserve(&mut self, _bytes: usize) -> std::io::Result<usize> {
+        Ok(64)
+    }
+}
+
+#[test]
+fn a_group_that_is_too_large_is_not_sent() {
+    let accept: fn(&Message<'_>) -> Reply = |_| Reply::Ok;
+    let mut connection = Connection::new(Narrow(Simulated::new(accept)));
+    assert_eq!(together(&mut connection, &[0; 3]).unwrap(), []);
+    let error = together(&mut connection, &[0; 4]).unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::TooLarge { bytes: 80, limit: 64 });
+    assert!(error.to_string().contains("80 bytes do not fit"), "{error}");
+    connection.request(SET, 0, &[0], |_| {}).unwrap();
+}

@@ -1,0 +1,146 @@
+//! Requests that the kernel must see in one datagram: nftables' transactions are taken whole or not at all.
+
+use std::time::Instant;
+
+use crate::connection::{Connection, Sent, after, append_message};
+use crate::encode::Encoder;
+use crate::error::{Error, ErrorKind, KernelError, WireError};
+use crate::header::NLM_F_ACK;
+
+/// Collects requests and sends them in one datagram, for which the send buffer is made as large as needed.
+///
+/// Nothing is sent before [`send`](TogetherWriter::send).
+#[derive(Debug)]
+#[must_use = "nothing is sent before send()"]
+pub struct TogetherWriter<'a> {
+    connection: &'a mut Connection,
+    sent: Vec<Sent>,
+}
+
+const CONTEXT: &str = "netlink transaction";
+
+impl<'a> TogetherWriter<'a> {
+    pub(crate) fn new(connection: &'a mut Connection) -> Self {
+        connection.encoder.clear();
+        TogetherWriter { connection, sent: Vec::new() }
+    }
+
+    /// Number of requests added so far: the next one's place.
+    pub fn len(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// Whether no request was added yet.
+    pub fn is_empty(&self) -> bool {
+        self.sent.is_empty()
+    }
+
+    /// Length of the datagram so far, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.connection.encoder.len()
+    }
+
+    /// Adds one request and returns its place.
+    ///
+    /// `header` is the family's fixed header; `body` appends the attributes.
+    ///
+    /// # Errors
+    /// When the request cannot be written; the group is as it was before.
+    pub fn push(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        header: &[u8],
+        body: impl FnOnce(&mut Encoder),
+    ) -> Result<usize, WireError> {
+        let place = self.sent.len();
+        let start = self.connection.encoder.len();
+        let sequence = self.connection.next_sequence();
+        append_message(&mut self.connection.encoder, kind, flags & !NLM_F_ACK, sequence, header, body)?;
+        let end = self.connection.encoder.len();
+        self.sent.push(Sent { start, end, sequence, header: header.len() });
+        Ok(place)
+    }
+
+    /// Sends everything, and waits for the answer to the request at `acknowledged`; an error answer to the first request ends the
+    /// waiting too. Gives the refused requests by their places, in the order of the answers.
+    ///
+    /// When so many requests are refused that the answers do not fit into the receive buffer, the first ones are given.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TooLarge`] before anything is sent; [`ErrorKind::Timeout`] and [`ErrorKind::StateUnknown`] when it is not known
+    /// what happened; [`ErrorKind::Io`].
+    pub fn send(mut self, acknowledged: usize) -> Result<Vec<(usize, KernelError)>, Error> {
+        let bytes = self.bytes();
+        let (Some(first), Some(last)) = (self.sent.first().copied(), self.sent.get(acknowledged).copied()) else {
+            return Ok(Vec::new());
+        };
+        let limit = self.connection.reserve(bytes).map_err(|error| Error::io(CONTEXT, error))?;
+        if limit < bytes {
+            self.connection.encoder.clear();
+            return Err(Error::new(ErrorKind::TooLarge { bytes, limit }, CONTEXT));
+        }
+        self.connection.ask_for_acknowledgement(last);
+        self.connection.send(0, bytes).map_err(|error| Error::io(CONTEXT, error))?;
+        let mut refused = Vec::new();
+        let answered = self.collect(first, last, &mut refused);
+        self.connection.encoder.clear();
+        match answered {
+            // Success is one answer: what overflows are refusals, and those that came name what is wrong.
+            Err(error) if *error.kind() == ErrorKind::StateUnknown && !refused.is_empty() => Ok(refused),
+            Err(error) => Err(error),
+            Ok(()) => Ok(refused),
+        }
+    }
+
+    fn collect(&mut self, first: Sent, last: Sent, refused: &mut Vec<(usize, KernelError)>) -> Result<(), Error> {
+        let deadline = after(self.connection.limits().timeout);
+        let mut lost = false;
+        loop {
+            match self.connection.receive_until(deadline, CONTEXT) {
+                Ok(Some(length)) => {
+                    if self.read_answers(length, first, last, refused)? {
+                        return Ok(());
+                    }
+                    if lost {
+                        // The answer that ends the waiting may be among the lost ones; refusals that came say enough.
+                        return Err(Error::new(ErrorKind::StateUnknown, CONTEXT));
+                    }
+                    if Instant::now() >= deadline {
+                        return Err(Error::new(ErrorKind::Timeout, CONTEXT));
+                    }
+                }
+                Ok(None) if lost => return Err(Error::new(ErrorKind::StateUnknown, CONTEXT)),
+                Ok(None) => return Err(Error::new(ErrorKind::Timeout, CONTEXT)),
+                // The kernel reports lost answers before it hands out those that are queued, the first ones.
+                Err(error) if *error.kind() == ErrorKind::StateUnknown && !lost && refused.is_empty() => lost = true,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Reads one datagram; `true` when nothing more is to be waited for.
+    fn read_answers(
+        &self,
+        length: usize,
+        first: Sent,
+        last: Sent,
+        refused: &mut Vec<(usize, KernelError)>,
+    ) -> Result<bool, Error> {
+        let mut finished = false;
+        // Sequence numbers grow, but for the one overflow in four thousand million.
+        let find = |sequence| {
+            let place = self
+                .sent
+                .binary_search_by_key(&sequence, |sent| sent.sequence)
+                .ok()
+                .or_else(|| self.sent.iter().position(|sent| sent.sequence == sequence))?;
+            self.sent.get(place).map(|sent| (place, *sent))
+        };
+        self.connection.read_acknowledgements(length, CONTEXT, find, |place, sent, refusal| {
+            finished |= sent.sequence == last.sequence || (refusal.is_some() && sent.sequence == first.sequence);
+            refused.extend(refusal.map(|error| (place, error)));
+        })?;
+        Ok(finished)
+    }
+}
