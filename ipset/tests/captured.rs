@@ -2,32 +2,17 @@
 //! and the fake kernel answers what the kernel answered. Each file in `fixtures` says how it was captured.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
-use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
 use ipset::fake::FakeIpset;
 use ipset::{Client, Entry, IfPresent, SavedSet, SetName, SetSpec, SetType, save};
 use netlink_batch::header::NLMSG_ERROR;
-use netlink_batch::testing::{Reply, Responder, Simulated};
-use netlink_batch::{Message, Messages, NLA_TYPE_MASK, RawAttr, RawAttrs};
-
-/// What was sent and what was received, datagram by datagram.
-struct Capture {
-    sent: Vec<Vec<u8>>,
-    received: Vec<Vec<u8>>,
-}
+use netlink_batch::testing::{Reply, Responder, Simulated, attribute_tree};
+use netlink_batch::{Message, Messages, RawAttrs};
+use testkit::Capture;
 
 fn capture(name: &str) -> Capture {
-    let path = format!("{}/tests/fixtures/{name}.nl", env!("CARGO_MANIFEST_DIR"));
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
-    let bytes = |hex: &str| -> Vec<u8> {
-        hex.as_bytes()
-            .chunks(2)
-            .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
-            .collect()
-    };
-    let side = |mark: &str| text.lines().filter_map(|line| line.strip_prefix(mark)).map(bytes).collect();
-    Capture { sent: side("> "), received: side("< ") }
+    Capture::read(format!("{}/tests/fixtures/{name}.nl", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
 fn messages(datagrams: &[Vec<u8>]) -> Vec<Message<'_>> {
@@ -38,24 +23,11 @@ fn of_command(message: &Message<'_>, command: u8) -> bool {
     message.header.kind.to_be_bytes() == [ipset::uapi::NFNL_SUBSYS_IPSET, command]
 }
 
-const NESTED: u16 = 0x8000;
 const LINENO: u16 = 9;
 
-/// The attributes as lines, in order of their numbers: their order on the wire means nothing.
-fn tree(bytes: &[u8], depth: usize) -> String {
-    let mut attrs: Vec<_> = RawAttrs::new(bytes).map(Result::unwrap).collect();
-    attrs.sort_by_key(RawAttr::kind);
-    let mut text = String::new();
-    for attr in attrs.iter().filter(|attr| attr.kind() != LINENO) {
-        let flags = attr.type_field & !NLA_TYPE_MASK;
-        write!(text, "\n{}{} {flags:#x}", "  ".repeat(depth), attr.kind()).unwrap();
-        if flags & NESTED == 0 {
-            write!(text, " {:02x?}", attr.payload).unwrap();
-        } else {
-            text.push_str(&tree(attr.payload, depth + 1));
-        }
-    }
-    text
+/// The tool numbers the lines of its input, we number entries otherwise.
+fn tree(bytes: &[u8]) -> String {
+    attribute_tree(bytes, &[LINENO])
 }
 
 /// Flags and payload.
@@ -81,7 +53,7 @@ fn assert_sends_like_the_tool(name: &str, command: u8, act: impl FnOnce(&mut Cli
     // ACK is asked for by us on the last message only, and REQUEST is always there.
     let (ack, dump) = (0x4, 0x300);
     assert_eq!(ours.0 | ack, theirs.header.flags | ack, "{name}: flags; {dump:#x} is a dump");
-    assert_eq!(tree(&ours.1[4..], 0), tree(&theirs.payload[4..], 0), "{name}");
+    assert_eq!(tree(&ours.1[4..]), tree(&theirs.payload[4..]), "{name}");
 }
 
 fn name(text: &str) -> SetName {
@@ -126,7 +98,7 @@ fn requests_are_the_tools() {
         let captured = capture(file);
         let message = messages(&captured.sent).into_iter().find(|message| of_command(message, command)).unwrap();
         let data = RawAttrs::new(&message.payload[4..]).map(Result::unwrap).find(|attr| attr.kind() == 7).unwrap();
-        tree(data.payload, 0)
+        tree(data.payload)
     };
     let ours = |command: u8, act: &dyn Fn(&mut Client)| {
         let mut kernel = FakeIpset::new();
@@ -142,7 +114,7 @@ fn requests_are_the_tools() {
         let payload = seen.lock().unwrap().clone();
         let list = RawAttrs::new(&payload[4..]).map(Result::unwrap).find(|attr| attr.kind() == 8).unwrap();
         let data = RawAttrs::new(list.payload).map(Result::unwrap).next().unwrap();
-        tree(data.payload, 0)
+        tree(data.payload)
     };
     let add = |client: &mut Client| {
         client.create_set(&allowed()).unwrap();
@@ -230,7 +202,7 @@ fn the_fake_kernel_answers_the_tool_as_the_kernel_did() {
                         // The number and the copy of the request with the failing line's number in it.
                         assert_eq!(ours, theirs, "{file}");
                     } else {
-                        assert_eq!(tree(&ours[4..], 0), tree(&theirs[4..], 0), "{file}");
+                        assert_eq!(tree(&ours[4..]), tree(&theirs[4..]), "{file}");
                     }
                 }
                 other => panic!("{file}: {other:?}"),

@@ -6,61 +6,7 @@ use std::collections::BTreeMap;
 use ipvs_sys::{CmdAttr, DaemonAttr, DestAttr, InfoAttr, StatsAttr, SvcAttr, uapi};
 use netlink_batch::{AttrTable, Attribute};
 
-const HEADER: &str = "/usr/include/linux/ip_vs.h";
-
-/// `#define NAME number`, `NAME = number` and counted enumerations, as the C compiler would see them.
-fn header_numbers(text: &str) -> BTreeMap<String, i64> {
-    let mut numbers = BTreeMap::new();
-    let number = |text: &str| -> Option<i64> {
-        let text = text.trim().trim_matches(|c| c == '(' || c == ')').trim();
-        if let Some((one, shift)) = text.split_once("<<") {
-            return Some(one.trim().parse::<i64>().ok()? << shift.trim().parse::<u32>().ok()?);
-        }
-        match text.strip_prefix("0x") {
-            Some(hex) => i64::from_str_radix(hex, 16).ok(),
-            None => text.parse().ok(),
-        }
-    };
-    let mut next = None;
-    let mut in_comment = false;
-    for line in text.lines() {
-        let mut line = line.to_owned();
-        if in_comment {
-            match line.split_once("*/") {
-                Some((_, rest)) => line = rest.to_owned(),
-                None => continue,
-            }
-        }
-        in_comment = false;
-        while let Some((before, after)) = line.clone().split_once("/*") {
-            in_comment = !after.contains("*/");
-            let rest = after.split_once("*/").map_or("", |(_, rest)| rest);
-            line = format!("{before} {rest}");
-        }
-        let line = line.trim();
-        if let Some(rest) = line.strip_prefix("#define ") {
-            if let Some((name, value)) = rest.trim().split_once(char::is_whitespace)
-                && let Some(value) = number(value)
-            {
-                numbers.insert(name.to_owned(), value);
-            }
-        } else if line.starts_with("enum") {
-            next = Some(0);
-        } else if line.starts_with('}') {
-            next = None;
-        } else if let Some(value) = next
-            && let Some(name) = line.strip_suffix(',')
-        {
-            let (name, value) = match name.split_once('=') {
-                Some((name, explicit)) => (name.trim(), number(explicit).unwrap()),
-                None => (name.trim(), value),
-            };
-            numbers.insert(name.to_owned(), value);
-            next = Some(value + 1);
-        }
-    }
-    numbers
-}
+const HEADER: &str = "ip_vs.h";
 
 fn check_table(header: &BTreeMap<String, i64>, table: &AttrTable) {
     for row in table.rows {
@@ -77,10 +23,7 @@ fn check_table(header: &BTreeMap<String, i64>, table: &AttrTable) {
 
 #[test]
 fn numbers_are_those_of_the_c_header() {
-    let Ok(text) = std::fs::read_to_string(HEADER) else {
-        panic!("{HEADER} is missing: install linux-libc-dev");
-    };
-    let header = header_numbers(&text);
+    let header = testkit::header_numbers(&[HEADER]).unwrap();
     check_table(&header, CmdAttr::TABLE);
     check_table(&header, SvcAttr::TABLE);
     check_table(&header, DestAttr::TABLE);

@@ -27,6 +27,20 @@ pub fn corpus(target: &str) -> io::Result<Vec<Vec<u8>>> {
     Ok(inputs)
 }
 
+/// Gives every input of a target's corpus to `run`, and the first `prefixes` beginnings of each. Returns how many inputs there are,
+/// so that an empty corpus is noticed.
+///
+/// # Errors
+/// As [`corpus`].
+pub fn replay(target: &str, prefixes: usize, run: impl Fn(&[u8])) -> io::Result<usize> {
+    let inputs = corpus(target)?;
+    for input in &inputs {
+        run(input);
+        (0..input.len().min(prefixes)).filter_map(|length| input.get(..length)).for_each(&run);
+    }
+    Ok(inputs.len())
+}
+
 fn files(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
     fs::read_dir(folder)?.map(|entry| fs::read(entry?.path())).collect()
 }

@@ -22,9 +22,11 @@
 
 #[cfg(feature = "apiserver")]
 pub mod apiserver;
+mod capture;
 #[cfg(feature = "corpus")]
 mod corpus;
 mod executable;
+mod header;
 mod hexdiff;
 mod netns;
 pub mod oracle;
@@ -34,9 +36,11 @@ pub mod tap;
 pub mod traffic;
 pub mod witness;
 
+pub use capture::Capture;
 #[cfg(feature = "corpus")]
-pub use corpus::corpus;
+pub use corpus::{corpus, replay};
 pub use executable::Executable;
+pub use header::header_numbers;
 pub use hexdiff::hexdiff;
 pub use netns::{Netns, NetnsGuard, veth_pair};
 pub use require::{Need, PROXY, kernel_test, missing};

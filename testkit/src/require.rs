@@ -37,6 +37,8 @@ pub enum Need {
     IptablesLegacy,
     /// `iptables-nft` with the table `nat`.
     IptablesNft,
+    /// nf_tables, and the program `nft`.
+    Nftables,
     /// Connection tracking, and the program `conntrack`.
     Conntrack,
     /// A program.
@@ -71,6 +73,7 @@ impl fmt::Display for Need {
             Self::Ipset(name) => write!(f, "ipset type {name}"),
             Self::IptablesLegacy => f.write_str("iptables-legacy"),
             Self::IptablesNft => f.write_str("iptables-nft"),
+            Self::Nftables => f.write_str("nf_tables"),
             Self::Conntrack => f.write_str("connection tracking"),
             Self::Tool(name) => write!(f, "program {name}"),
             Self::Kernel(major, minor) => write!(f, "kernel {major}.{minor} or newer"),
@@ -161,6 +164,7 @@ fn try_out(need: Need) -> Result<(), String> {
         Need::Ipset(name) => attempt("ipset", &format!("create testkit {name}{}", creation_options(name))),
         Need::IptablesLegacy => attempt("iptables-legacy", "-w -t nat -A POSTROUTING -j MASQUERADE"),
         Need::IptablesNft => attempt("iptables-nft", "-w -t nat -A POSTROUTING -j MASQUERADE"),
+        Need::Nftables => attempt("nft", "add table inet testkit"),
         Need::Conntrack => attempt("conntrack", "-L"),
     }
 }
