@@ -31,6 +31,7 @@ pub(crate) const ORACLES: &[Tool] = &[
     ("ipset", "ipset"),
     ("iptables", "iptables"),
     ("conntrack", "conntrack"),
+    ("nft", "nftables"),
     ("strace", "strace"),
 ];
 

@@ -1,0 +1,631 @@
+//! The attribute tables: number, name and type of each attribute, as in linux/netfilter/nf_tables.h.
+//!
+//! Numbers are in network byte order.
+
+use netlink_batch::{Attrs, Be16, Be32, Be64, NulStr, attrs};
+
+attrs! {
+    /// `enum nft_batch_attributes` of nfnetlink.
+    "NFNL_BATCH_",
+    pub enum BatchAttr<'a> {
+        /// The generation that the transaction was made for.
+        GENID = 1 => Genid(Be32),
+    }
+}
+
+attrs! {
+    /// The state of the rule set as a whole.
+    "NFTA_GEN_",
+    pub enum GenAttr<'a> {
+        /// Number of the generation.
+        ID = 1 => Id(Be32),
+        /// Process that committed it.
+        PROC_PID = 2 => ProcPid(Be32),
+        /// Name of that process.
+        PROC_NAME = 3 => ProcName(NulStr<'a>),
+    }
+}
+
+attrs! {
+    /// A table.
+    "NFTA_TABLE_",
+    pub enum TableAttr<'a> {
+        /// Name.
+        NAME = 1 => Name(NulStr<'a>),
+        /// `NFT_TABLE_F_*`.
+        FLAGS = 2 => Flags(Be32),
+        /// Number of chains.
+        USE = 3 => Use(Be32),
+        /// The kernel's number of the table.
+        HANDLE = 4 => Handle(Be64),
+        /// Padding.
+        PAD = 5 => Pad(&'a [u8]),
+        /// What programs keep with it. Since Linux 5.10.
+        USERDATA = 6 => Userdata(&'a [u8]),
+        /// Netlink port of the owner. Since Linux 5.12.
+        OWNER = 7 => Owner(Be32),
+    }
+}
+
+attrs! {
+    /// A chain.
+    "NFTA_CHAIN_",
+    pub enum ChainAttr<'a> {
+        /// Name of the table.
+        TABLE = 1 => Table(NulStr<'a>),
+        /// The kernel's number of the chain.
+        HANDLE = 2 => Handle(Be64),
+        /// Name.
+        NAME = 3 => Name(NulStr<'a>),
+        /// Where a base chain hangs.
+        HOOK = 4 => Hook(Attrs<'a, HookAttr<'a>>),
+        /// Verdict at the end of a base chain.
+        POLICY = 5 => Policy(Be32),
+        /// Number of references.
+        USE = 6 => Use(Be32),
+        /// Type of a base chain.
+        TYPE = 7 => Type(NulStr<'a>),
+        /// Counters of a base chain.
+        COUNTERS = 8 => Counters(&'a [u8]),
+        /// Padding.
+        PAD = 9 => Pad(&'a [u8]),
+        /// `NFT_CHAIN_*`.
+        FLAGS = 10 => Flags(Be32),
+        /// Number within the transaction.
+        ID = 11 => Id(Be32),
+        /// What programs keep with it.
+        USERDATA = 12 => Userdata(&'a [u8]),
+    }
+}
+
+attrs! {
+    /// Where a base chain hangs.
+    "NFTA_HOOK_",
+    pub enum HookAttr<'a> {
+        /// `NF_INET_*` or `NF_NETDEV_*`.
+        HOOKNUM = 1 => Hooknum(Be32),
+        /// Order among the chains of a hook; signed.
+        PRIORITY = 2 => Priority(Be32),
+        /// The only device.
+        DEV = 3 => Dev(NulStr<'a>),
+        /// Devices.
+        DEVS = 4 => Devs(&'a [u8]),
+    }
+}
+
+attrs! {
+    /// A rule.
+    "NFTA_RULE_",
+    pub enum RuleAttr<'a> {
+        /// Name of the table.
+        TABLE = 1 => Table(NulStr<'a>),
+        /// Name of the chain.
+        CHAIN = 2 => Chain(NulStr<'a>),
+        /// The kernel's number of the rule.
+        HANDLE = 3 => Handle(Be64),
+        /// Expressions.
+        EXPRESSIONS = 4 => Expressions(Attrs<'a, ListAttr<'a>>),
+        /// Of iptables-nft.
+        COMPAT = 5 => Compat(&'a [u8]),
+        /// Handle of the rule before; in a request, of the neighbour.
+        POSITION = 6 => Position(Be64),
+        /// What programs keep with it.
+        USERDATA = 7 => Userdata(&'a [u8]),
+        /// Padding.
+        PAD = 8 => Pad(&'a [u8]),
+        /// Number within the transaction.
+        ID = 9 => Id(Be32),
+        /// The neighbour's number within the transaction.
+        POSITION_ID = 10 => PositionId(Be32),
+        /// The chain's number within the transaction.
+        CHAIN_ID = 11 => ChainId(Be32),
+    }
+}
+
+attrs! {
+    /// A list of expressions.
+    "NFTA_LIST_",
+    pub enum ListAttr<'a> {
+        /// One of them.
+        ELEM = 1 => Elem(Attrs<'a, ExprAttr<'a>>),
+    }
+}
+
+attrs! {
+    /// An expression.
+    "NFTA_EXPR_",
+    pub enum ExprAttr<'a> {
+        /// Name of its kind.
+        NAME = 1 => Name(NulStr<'a>),
+        /// Attributes of its kind.
+        DATA = 2 => Data(&'a [u8]),
+    }
+}
+
+attrs! {
+    /// A set or map.
+    "NFTA_SET_",
+    pub enum SetAttr<'a> {
+        /// Name of the table.
+        TABLE = 1 => Table(NulStr<'a>),
+        /// Name.
+        NAME = 2 => Name(NulStr<'a>),
+        /// `NFT_SET_*`.
+        FLAGS = 3 => Flags(Be32),
+        /// Number of the key's type in nft.
+        KEY_TYPE = 4 => KeyType(Be32),
+        /// Length of the key in bytes.
+        KEY_LEN = 5 => KeyLen(Be32),
+        /// Number of the data's type in nft, or `NFT_DATA_VERDICT`.
+        DATA_TYPE = 6 => DataType(Be32),
+        /// Length of the data in bytes.
+        DATA_LEN = 7 => DataLen(Be32),
+        /// `NFT_SET_POL_*`.
+        POLICY = 8 => Policy(Be32),
+        /// Expected size and fields of the key.
+        DESC = 9 => Desc(Attrs<'a, SetDescAttr<'a>>),
+        /// Number within the transaction.
+        ID = 10 => Id(Be32),
+        /// Default time-out in milliseconds.
+        TIMEOUT = 11 => Timeout(Be64),
+        /// Interval of the garbage collection in milliseconds.
+        GC_INTERVAL = 12 => GcInterval(Be32),
+        /// What programs keep with it.
+        USERDATA = 13 => Userdata(&'a [u8]),
+        /// Padding.
+        PAD = 14 => Pad(&'a [u8]),
+        /// Kind of the objects that elements refer to.
+        OBJ_TYPE = 15 => ObjType(Be32),
+        /// The kernel's number of the set.
+        HANDLE = 16 => Handle(Be64),
+        /// Expression of each element.
+        EXPR = 17 => Expr(Attrs<'a, ExprAttr<'a>>),
+        /// Expressions of each element.
+        EXPRESSIONS = 18 => Expressions(Attrs<'a, ListAttr<'a>>),
+        /// Name of the implementation. Since Linux 6.16.
+        TYPE = 19 => Type(NulStr<'a>),
+        /// Number of elements. Since Linux 6.16.
+        COUNT = 20 => Count(Be32),
+    }
+}
+
+attrs! {
+    /// Expected size and fields.
+    "NFTA_SET_DESC_",
+    pub enum SetDescAttr<'a> {
+        /// Greatest number of elements.
+        SIZE = 1 => Size(Be32),
+        /// Lengths of a concatenation's fields. Since Linux 5.6.
+        CONCAT = 2 => Concat(&'a [u8]),
+    }
+}
+
+attrs! {
+    /// A field of a concatenation.
+    "NFTA_SET_FIELD_",
+    pub enum SetFieldAttr<'a> {
+        /// Length in bytes.
+        LEN = 1 => Len(Be32),
+    }
+}
+
+attrs! {
+    /// Elements of a set.
+    "NFTA_SET_ELEM_LIST_",
+    pub enum ElemListAttr<'a> {
+        /// Name of the table.
+        TABLE = 1 => Table(NulStr<'a>),
+        /// Name of the set.
+        SET = 2 => Set(NulStr<'a>),
+        /// Elements.
+        ELEMENTS = 3 => Elements(&'a [u8]),
+        /// The set's number within the transaction.
+        SET_ID = 4 => SetId(Be32),
+    }
+}
+
+attrs! {
+    /// An element.
+    "NFTA_SET_ELEM_",
+    pub enum ElemAttr<'a> {
+        /// Key.
+        KEY = 1 => Key(Attrs<'a, DataAttr<'a>>),
+        /// Data of a map.
+        DATA = 2 => Data(Attrs<'a, DataAttr<'a>>),
+        /// `NFT_SET_ELEM_*`.
+        FLAGS = 3 => Flags(Be32),
+        /// Time-out in milliseconds.
+        TIMEOUT = 4 => Timeout(Be64),
+        /// Milliseconds left.
+        EXPIRATION = 5 => Expiration(Be64),
+        /// What programs keep with it.
+        USERDATA = 6 => Userdata(&'a [u8]),
+        /// Expression.
+        EXPR = 7 => Expr(Attrs<'a, ExprAttr<'a>>),
+        /// Padding.
+        PAD = 8 => Pad(&'a [u8]),
+        /// Name of an object.
+        OBJREF = 9 => Objref(NulStr<'a>),
+        /// End of a concatenation's interval. Since Linux 5.6.
+        KEY_END = 10 => KeyEnd(Attrs<'a, DataAttr<'a>>),
+        /// Expressions. Since Linux 5.11.
+        EXPRESSIONS = 11 => Expressions(Attrs<'a, ListAttr<'a>>),
+    }
+}
+
+attrs! {
+    /// A value or a verdict.
+    "NFTA_DATA_",
+    pub enum DataAttr<'a> {
+        /// Bytes.
+        VALUE = 1 => Value(&'a [u8]),
+        /// Verdict.
+        VERDICT = 2 => Verdict(Attrs<'a, VerdictAttr<'a>>),
+    }
+}
+
+attrs! {
+    /// A verdict.
+    "NFTA_VERDICT_",
+    pub enum VerdictAttr<'a> {
+        /// `NF_*` or `NFT_*`; signed.
+        CODE = 1 => Code(Be32),
+        /// Chain to jump or go to.
+        CHAIN = 2 => Chain(NulStr<'a>),
+        /// The chain's number within the transaction.
+        CHAIN_ID = 3 => ChainId(Be32),
+    }
+}
+
+attrs! {
+    /// A named object.
+    "NFTA_OBJ_",
+    pub enum ObjAttr<'a> {
+        /// Name of the table.
+        TABLE = 1 => Table(NulStr<'a>),
+        /// Name.
+        NAME = 2 => Name(NulStr<'a>),
+        /// `NFT_OBJECT_*`.
+        TYPE = 3 => Type(Be32),
+        /// Attributes of its kind.
+        DATA = 4 => Data(&'a [u8]),
+        /// Number of references.
+        USE = 5 => Use(Be32),
+        /// The kernel's number of the object.
+        HANDLE = 6 => Handle(Be64),
+        /// Padding.
+        PAD = 7 => Pad(&'a [u8]),
+        /// What programs keep with it.
+        USERDATA = 8 => Userdata(&'a [u8]),
+    }
+}
+
+attrs! {
+    /// Reads bytes of a packet, or writes them.
+    "NFTA_PAYLOAD_",
+    pub enum PayloadAttr<'a> {
+        /// Register to read into.
+        DREG = 1 => Dreg(Be32),
+        /// Which header.
+        BASE = 2 => Base(Be32),
+        /// First byte.
+        OFFSET = 3 => Offset(Be32),
+        /// Number of bytes.
+        LEN = 4 => Len(Be32),
+        /// Register to write from.
+        SREG = 5 => Sreg(Be32),
+        /// Kind of checksum.
+        CSUM_TYPE = 6 => CsumType(Be32),
+        /// Where the checksum is.
+        CSUM_OFFSET = 7 => CsumOffset(Be32),
+        /// `NFT_PAYLOAD_L4CSUM_*`.
+        CSUM_FLAGS = 8 => CsumFlags(Be32),
+    }
+}
+
+attrs! {
+    /// Reads or sets what goes with a packet.
+    "NFTA_META_",
+    pub enum MetaAttr<'a> {
+        /// Register to read into.
+        DREG = 1 => Dreg(Be32),
+        /// `NFT_META_*`.
+        KEY = 2 => Key(Be32),
+        /// Register to set from.
+        SREG = 3 => Sreg(Be32),
+    }
+}
+
+attrs! {
+    /// Reads or sets a part of the connection.
+    "NFTA_CT_",
+    pub enum CtAttr<'a> {
+        /// Register to read into.
+        DREG = 1 => Dreg(Be32),
+        /// `NFT_CT_*`.
+        KEY = 2 => Key(Be32),
+        /// `IP_CT_DIR_*`.
+        DIRECTION = 3 => Direction(u8),
+        /// Register to set from.
+        SREG = 4 => Sreg(Be32),
+    }
+}
+
+attrs! {
+    /// Looks into the routing tables.
+    "NFTA_FIB_",
+    pub enum FibAttr<'a> {
+        /// Register for the result.
+        DREG = 1 => Dreg(Be32),
+        /// What to find.
+        RESULT = 2 => Result(Be32),
+        /// `NFTA_FIB_F_*`.
+        FLAGS = 3 => Flags(Be32),
+    }
+}
+
+attrs! {
+    /// Compares with a constant.
+    "NFTA_CMP_",
+    pub enum CmpAttr<'a> {
+        /// Register.
+        SREG = 1 => Sreg(Be32),
+        /// `NFT_CMP_*`.
+        OP = 2 => Op(Be32),
+        /// Constant.
+        DATA = 3 => Data(Attrs<'a, DataAttr<'a>>),
+    }
+}
+
+attrs! {
+    /// Computes with bits.
+    "NFTA_BITWISE_",
+    pub enum BitwiseAttr<'a> {
+        /// Register to read.
+        SREG = 1 => Sreg(Be32),
+        /// Register for the result.
+        DREG = 2 => Dreg(Be32),
+        /// Number of bytes.
+        LEN = 3 => Len(Be32),
+        /// Bits to keep.
+        MASK = 4 => Mask(Attrs<'a, DataAttr<'a>>),
+        /// Bits to flip.
+        XOR = 5 => Xor(Attrs<'a, DataAttr<'a>>),
+        /// `NFT_BITWISE_*`. Since Linux 5.6.
+        OP = 6 => Op(Be32),
+        /// Number of bits to shift by.
+        DATA = 7 => Data(Attrs<'a, DataAttr<'a>>),
+    }
+}
+
+attrs! {
+    /// Compares with two constants.
+    "NFTA_RANGE_",
+    pub enum RangeAttr<'a> {
+        /// Register.
+        SREG = 1 => Sreg(Be32),
+        /// `NFT_RANGE_*`.
+        OP = 2 => Op(Be32),
+        /// First value.
+        FROM_DATA = 3 => FromData(Attrs<'a, DataAttr<'a>>),
+        /// Last value.
+        TO_DATA = 4 => ToData(Attrs<'a, DataAttr<'a>>),
+    }
+}
+
+attrs! {
+    /// Looks into a set or map.
+    "NFTA_LOOKUP_",
+    pub enum LookupAttr<'a> {
+        /// Name of the set.
+        SET = 1 => Set(NulStr<'a>),
+        /// Register with the key.
+        SREG = 2 => Sreg(Be32),
+        /// Register for the data.
+        DREG = 3 => Dreg(Be32),
+        /// The set's number within the transaction.
+        SET_ID = 4 => SetId(Be32),
+        /// `NFT_LOOKUP_F_*`.
+        FLAGS = 5 => Flags(Be32),
+    }
+}
+
+attrs! {
+    /// Sets a register.
+    "NFTA_IMMEDIATE_",
+    pub enum ImmediateAttr<'a> {
+        /// Register.
+        DREG = 1 => Dreg(Be32),
+        /// Constant.
+        DATA = 2 => Data(Attrs<'a, DataAttr<'a>>),
+    }
+}
+
+attrs! {
+    /// Translates addresses.
+    "NFTA_NAT_",
+    pub enum NatAttr<'a> {
+        /// `NFT_NAT_*`.
+        TYPE = 1 => Type(Be32),
+        /// `NFPROTO_*`.
+        FAMILY = 2 => Family(Be32),
+        /// Register with the first address.
+        REG_ADDR_MIN = 3 => RegAddrMin(Be32),
+        /// Register with the last address.
+        REG_ADDR_MAX = 4 => RegAddrMax(Be32),
+        /// Register with the first port.
+        REG_PROTO_MIN = 5 => RegProtoMin(Be32),
+        /// Register with the last port.
+        REG_PROTO_MAX = 6 => RegProtoMax(Be32),
+        /// `NF_NAT_RANGE_*`.
+        FLAGS = 7 => Flags(Be32),
+    }
+}
+
+attrs! {
+    /// Translates the source to the address of the device that the packet leaves by.
+    "NFTA_MASQ_",
+    pub enum MasqAttr<'a> {
+        /// `NF_NAT_RANGE_*`.
+        FLAGS = 1 => Flags(Be32),
+        /// Register with the first port.
+        REG_PROTO_MIN = 2 => RegProtoMin(Be32),
+        /// Register with the last port.
+        REG_PROTO_MAX = 3 => RegProtoMax(Be32),
+    }
+}
+
+attrs! {
+    /// Translates the destination to this host.
+    "NFTA_REDIR_",
+    pub enum RedirAttr<'a> {
+        /// Register with the first port.
+        REG_PROTO_MIN = 1 => RegProtoMin(Be32),
+        /// Register with the last port.
+        REG_PROTO_MAX = 2 => RegProtoMax(Be32),
+        /// `NF_NAT_RANGE_*`.
+        FLAGS = 3 => Flags(Be32),
+    }
+}
+
+attrs! {
+    /// Answers with a refusal.
+    "NFTA_REJECT_",
+    pub enum RejectAttr<'a> {
+        /// `NFT_REJECT_*`.
+        TYPE = 1 => Type(Be32),
+        /// Code of the ICMP message.
+        ICMP_CODE = 2 => IcmpCode(u8),
+    }
+}
+
+attrs! {
+    /// Makes numbers.
+    "NFTA_NG_",
+    pub enum NgAttr<'a> {
+        /// Register for the number.
+        DREG = 1 => Dreg(Be32),
+        /// Numbers are below this.
+        MODULUS = 2 => Modulus(Be32),
+        /// `NFT_NG_*`.
+        TYPE = 3 => Type(Be32),
+        /// Added to the number.
+        OFFSET = 4 => Offset(Be32),
+    }
+}
+
+attrs! {
+    /// Makes a number of bytes.
+    "NFTA_HASH_",
+    pub enum HashAttr<'a> {
+        /// Register to read.
+        SREG = 1 => Sreg(Be32),
+        /// Register for the number.
+        DREG = 2 => Dreg(Be32),
+        /// Number of bytes.
+        LEN = 3 => Len(Be32),
+        /// Numbers are below this.
+        MODULUS = 4 => Modulus(Be32),
+        /// Start value.
+        SEED = 5 => Seed(Be32),
+        /// Added to the number.
+        OFFSET = 6 => Offset(Be32),
+        /// `NFT_HASH_*`.
+        TYPE = 7 => Type(Be32),
+    }
+}
+
+attrs! {
+    /// Changes a set by packets.
+    "NFTA_DYNSET_",
+    pub enum DynsetAttr<'a> {
+        /// Name of the set.
+        SET_NAME = 1 => SetName(NulStr<'a>),
+        /// The set's number within the transaction.
+        SET_ID = 2 => SetId(Be32),
+        /// `NFT_DYNSET_OP_*`.
+        OP = 3 => Op(Be32),
+        /// Register with the key.
+        SREG_KEY = 4 => SregKey(Be32),
+        /// Register with the data.
+        SREG_DATA = 5 => SregData(Be32),
+        /// Time-out in milliseconds.
+        TIMEOUT = 6 => Timeout(Be64),
+        /// Expression of the element.
+        EXPR = 7 => Expr(Attrs<'a, ExprAttr<'a>>),
+        /// Padding.
+        PAD = 8 => Pad(&'a [u8]),
+        /// `NFT_DYNSET_F_*`.
+        FLAGS = 9 => Flags(Be32),
+        /// Expressions of the element. Since Linux 5.11.
+        EXPRESSIONS = 10 => Expressions(Attrs<'a, ListAttr<'a>>),
+    }
+}
+
+attrs! {
+    /// Counts.
+    "NFTA_COUNTER_",
+    pub enum CounterAttr<'a> {
+        /// Bytes.
+        BYTES = 1 => Bytes(Be64),
+        /// Packets.
+        PACKETS = 2 => Packets(Be64),
+        /// Padding.
+        PAD = 3 => Pad(&'a [u8]),
+    }
+}
+
+attrs! {
+    /// Matches up to a rate.
+    "NFTA_LIMIT_",
+    pub enum LimitAttr<'a> {
+        /// How many in a unit of time.
+        RATE = 1 => Rate(Be64),
+        /// Unit of time in seconds.
+        UNIT = 2 => Unit(Be64),
+        /// How many at once.
+        BURST = 3 => Burst(Be32),
+        /// `NFT_LIMIT_*`.
+        TYPE = 4 => Type(Be32),
+        /// `NFT_LIMIT_F_*`.
+        FLAGS = 5 => Flags(Be32),
+        /// Padding.
+        PAD = 6 => Pad(&'a [u8]),
+    }
+}
+
+attrs! {
+    /// Writes into a log.
+    "NFTA_LOG_",
+    pub enum LogAttr<'a> {
+        /// Netlink group.
+        GROUP = 1 => Group(Be16),
+        /// Text before each line.
+        PREFIX = 2 => Prefix(NulStr<'a>),
+        /// Bytes of a packet to copy.
+        SNAPLEN = 3 => Snaplen(Be32),
+        /// Packets to collect.
+        QTHRESHOLD = 4 => Qthreshold(Be16),
+        /// Level of the kernel's log.
+        LEVEL = 5 => Level(Be32),
+        /// `NF_LOG_*`.
+        FLAGS = 6 => Flags(Be32),
+    }
+}
+
+attrs! {
+    /// Refers to an object.
+    "NFTA_OBJREF_",
+    pub enum ObjrefAttr<'a> {
+        /// `NFT_OBJECT_*`.
+        IMM_TYPE = 1 => ImmType(Be32),
+        /// Name of the object.
+        IMM_NAME = 2 => ImmName(NulStr<'a>),
+        /// Register with the key of a map of objects.
+        SET_SREG = 3 => SetSreg(Be32),
+        /// Name of that map.
+        SET_NAME = 4 => SetName(NulStr<'a>),
+        /// The map's number within the transaction.
+        SET_ID = 5 => SetId(Be32),
+    }
+}

@@ -1,0 +1,469 @@
+//! Rules that are written as they read.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use crate::expr::{
+    CmpOp, DynSetOp, Expression, LimitUnit, MetaKey, NatFlags, NatKind, Register, RegisterRange, Reject, SetReference,
+};
+use crate::model::{Family, InvalidValue, Name, ObjectType, Rule, Value, Verdict, padded};
+use crate::operand::{IpVersion, Operand, load_all};
+
+/// A transport protocol by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct L4Protocol(pub u8);
+
+impl L4Protocol {
+    /// ICMP.
+    pub const ICMP: L4Protocol = L4Protocol(1);
+    /// TCP.
+    pub const TCP: L4Protocol = L4Protocol(6);
+    /// UDP.
+    pub const UDP: L4Protocol = L4Protocol(17);
+    /// ICMPv6.
+    pub const ICMPV6: L4Protocol = L4Protocol(58);
+    /// SCTP.
+    pub const SCTP: L4Protocol = L4Protocol(132);
+}
+
+bitflags::bitflags! {
+    /// States of a connection.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct CtState: u32 {
+        /// Not understood.
+        const INVALID = 1;
+        /// Seen in both directions.
+        const ESTABLISHED = 2;
+        /// Belongs to another.
+        const RELATED = 4;
+        /// Seen in one direction.
+        const NEW = 8;
+        /// Not tracked.
+        const UNTRACKED = 64;
+    }
+}
+
+/// Starts a rule for a table of this family.
+///
+/// ```
+/// use nftables::{Family, L4Protocol, rule};
+///
+/// let rule = rule(Family::Inet)
+///     .meta_l4proto(L4Protocol::TCP)
+///     .daddr("10.96.0.1".parse()?)
+///     .dport(80)
+///     .counter()
+///     .dnat_to("10.1.0.7:8080".parse()?)
+///     .comment("web")
+///     .build()?;
+/// assert_eq!(
+///     rule.to_nft(Family::Inet).as_deref(),
+///     Some("meta l4proto tcp meta nfproto ipv4 ip daddr 10.96.0.1 tcp dport 80 counter dnat ip to 10.1.0.7:8080 comment \"web\"")
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn rule(family: Family) -> RuleBuilder {
+    RuleBuilder { family, version: None, rule: Rule::default(), error: None }
+}
+
+/// A rule in the making. Each method adds a match or a statement; what is said first is done first.
+///
+/// Matches on addresses bring the match on the IP version with them in tables that see both. Mistakes are told by
+/// [`build`](RuleBuilder::build).
+#[derive(Clone, Debug)]
+#[must_use = "a rule is made by build()"]
+pub struct RuleBuilder {
+    family: Family,
+    version: Option<IpVersion>,
+    rule: Rule,
+    error: Option<InvalidValue>,
+}
+
+impl RuleBuilder {
+    /// The rule.
+    ///
+    /// # Errors
+    /// The first value that is not possible.
+    pub fn build(self) -> Result<Rule, InvalidValue> {
+        self.error.map_or(Ok(self.rule), Err)
+    }
+
+    /// Adds any expression. Registers hold nothing from one method of this type to the next.
+    pub fn expression(mut self, expression: Expression) -> Self {
+        self.rule.expressions.push(expression);
+        self
+    }
+
+    /// Sets the comment.
+    pub fn comment(mut self, comment: impl Into<String>) -> Self {
+        self.rule.comment = Some(comment.into());
+        self
+    }
+
+    fn note<T>(&mut self, outcome: Result<T, InvalidValue>) -> Option<T> {
+        match outcome {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.error.get_or_insert(error);
+                None
+            }
+        }
+    }
+
+    /// Puts operands into registers from the first on, behind a match on their IP version.
+    fn load(&mut self, operands: &[Operand], register: Register) {
+        if let Some(version) = operands.iter().find_map(Operand::ip_version) {
+            self.need_version(version);
+        }
+        let outcome = load_all(operands, register, &mut self.rule.expressions);
+        self.note(outcome);
+    }
+
+    fn need_version(&mut self, version: IpVersion) {
+        let of_table = match self.family {
+            Family::Ip => Some(IpVersion::V4),
+            Family::Ip6 => Some(IpVersion::V6),
+            _ => None,
+        };
+        match self.version.or(of_table) {
+            Some(known) if known == version => return,
+            Some(_) => {
+                self.note::<()>(Err(InvalidValue::new("a rule", "no packet is of IPv4 and IPv6 at once")));
+                return;
+            }
+            None if self.family == Family::Arp => return,
+            None => self.version = Some(version),
+        }
+        let v4 = version == IpVersion::V4;
+        let (key, value) = if self.family == Family::Inet {
+            (MetaKey::NfProto, Value::byte(if v4 { 2 } else { 10 }))
+        } else {
+            (MetaKey::Protocol, Value::port(if v4 { 0x0800 } else { 0x86dd }))
+        };
+        let register = Register::FIRST;
+        self.rule.expressions.push(Expression::Meta { key, register });
+        self.rule.expressions.push(Expression::Cmp { register, op: CmpOp::Eq, value });
+    }
+
+    /// Matches when an operand compares so with a value.
+    pub fn matches(mut self, operand: &Operand, op: CmpOp, value: Value) -> Self {
+        if usize::try_from(operand.length()).is_ok_and(|length| length != value.len()) {
+            self.note::<()>(Err(InvalidValue::new(
+                format!("{value:?}"),
+                "it is not as long as what it is compared with",
+            )));
+        }
+        self.load(std::slice::from_ref(operand), Register::FIRST);
+        self.expression(Expression::Cmp { register: Register::FIRST, op, value })
+    }
+
+    /// Matches a transport protocol.
+    pub fn meta_l4proto(self, protocol: L4Protocol) -> Self {
+        self.matches(&Operand::L4PROTO, CmpOp::Eq, Value::byte(protocol.0))
+    }
+
+    /// Matches a destination port. Match the protocol first.
+    pub fn dport(self, port: u16) -> Self {
+        self.matches(&Operand::DPORT, CmpOp::Eq, Value::port(port))
+    }
+
+    /// Matches a source port. Match the protocol first.
+    pub fn sport(self, port: u16) -> Self {
+        self.matches(&Operand::SPORT, CmpOp::Eq, Value::port(port))
+    }
+
+    /// Matches a destination.
+    pub fn daddr(self, address: IpAddr) -> Self {
+        let operand = if address.is_ipv4() { Operand::IP_DADDR } else { Operand::IP6_DADDR };
+        self.matches(&operand, CmpOp::Eq, address.into())
+    }
+
+    /// Matches a source.
+    pub fn saddr(self, address: IpAddr) -> Self {
+        let operand = if address.is_ipv4() { Operand::IP_SADDR } else { Operand::IP6_SADDR };
+        self.matches(&operand, CmpOp::Eq, address.into())
+    }
+
+    /// Matches destinations in a network. Bits behind the prefix do not matter.
+    pub fn daddr_in(self, network: IpAddr, prefix: u8) -> Self {
+        let operand = if network.is_ipv4() { Operand::IP_DADDR } else { Operand::IP6_DADDR };
+        self.in_network(operand, CmpOp::Eq, network, prefix)
+    }
+
+    /// Matches sources in a network. Bits behind the prefix do not matter.
+    pub fn saddr_in(self, network: IpAddr, prefix: u8) -> Self {
+        let operand = if network.is_ipv4() { Operand::IP_SADDR } else { Operand::IP6_SADDR };
+        self.in_network(operand, CmpOp::Eq, network, prefix)
+    }
+
+    /// Matches sources outside of a network. Bits behind the prefix do not matter.
+    pub fn saddr_not_in(self, network: IpAddr, prefix: u8) -> Self {
+        let operand = if network.is_ipv4() { Operand::IP_SADDR } else { Operand::IP6_SADDR };
+        self.in_network(operand, CmpOp::Ne, network, prefix)
+    }
+
+    fn in_network(mut self, operand: Operand, op: CmpOp, network: IpAddr, prefix: u8) -> Self {
+        let address = Value::from(network);
+        let mut left = u32::from(prefix);
+        if usize::from(prefix) > address.len().saturating_mul(8) {
+            self.note::<()>(Err(InvalidValue::new(
+                format!("{network}/{prefix}"),
+                "the prefix is longer than the address",
+            )));
+        }
+        let mut mask = vec![0_u8; address.len()];
+        for byte in &mut mask {
+            let bits = left.min(8);
+            left = left.saturating_sub(bits);
+            *byte = u8::MAX.checked_shl(8_u32.saturating_sub(bits)).unwrap_or(0);
+        }
+        let value: Vec<u8> = address.as_bytes().iter().zip(&mask).map(|(byte, mask)| byte & mask).collect();
+        self.matches(&operand.masked(Value::of(&mask)), op, Value::of(&value))
+    }
+
+    /// Matches the name of the device that the packet came by.
+    pub fn iifname(self, name: &str) -> Self {
+        self.interface(&Operand::IIFNAME, name)
+    }
+
+    /// Matches the name of the device that the packet leaves by.
+    pub fn oifname(self, name: &str) -> Self {
+        self.interface(&Operand::OIFNAME, name)
+    }
+
+    fn interface(mut self, operand: &Operand, name: &str) -> Self {
+        match self.note(Value::interface(name)) {
+            Some(value) => self.matches(operand, CmpOp::Eq, value),
+            None => self,
+        }
+    }
+
+    /// Matches packets of which `mark & mask` is `value`.
+    pub fn mark(self, value: u32, mask: u32) -> Self {
+        let operand = if mask == u32::MAX { Operand::MARK } else { Operand::MARK.masked(Value::mark(mask)) };
+        self.matches(&operand, CmpOp::Eq, Value::mark(value))
+    }
+
+    /// Matches connections in one of these states.
+    pub fn ct_state(self, states: CtState) -> Self {
+        self.matches(&Operand::CT_STATE.masked(Value::mark(states.bits())), CmpOp::Ne, Value::mark(0))
+    }
+
+    /// Matches destinations that are addresses of this host.
+    pub fn daddr_is_local(self) -> Self {
+        // RTN_LOCAL
+        self.matches(&Operand::FIB_DADDR_TYPE, CmpOp::Eq, Value::mark(2))
+    }
+
+    /// Matches when a set has the key. In sets of ranges the kernel compares byte by byte, so marks and other numbers of the machine's
+    /// byte order must be turned around first, with an [`expression`](RuleBuilder::expression) of kind `byteorder`.
+    pub fn in_set(self, key: &[Operand], set: impl Into<SetReference>) -> Self {
+        self.lookup(key, set.into(), None, false)
+    }
+
+    /// Matches when a set does not have the key.
+    pub fn not_in_set(self, key: &[Operand], set: impl Into<SetReference>) -> Self {
+        self.lookup(key, set.into(), None, true)
+    }
+
+    /// Does what a map of verdicts has for the key; goes on when it has none.
+    pub fn verdict_map(self, key: &[Operand], map: impl Into<SetReference>) -> Self {
+        self.lookup(key, map.into(), Some(Register::VERDICT), false)
+    }
+
+    fn lookup(mut self, key: &[Operand], set: SetReference, register: Option<Register>, inverted: bool) -> Self {
+        self.load(key, Register::FIRST);
+        self.expression(Expression::Lookup { set, source: Register::FIRST, register, inverted })
+    }
+
+    /// Counts.
+    pub fn counter(self) -> Self {
+        self.expression(Expression::COUNTER)
+    }
+
+    /// Counts with a named counter.
+    pub fn named_counter(self, name: Name) -> Self {
+        self.expression(Expression::ObjectReference { kind: ObjectType::Counter, name })
+    }
+
+    /// Matches up to so many packets in a unit of time.
+    pub fn limit(self, rate: u64, unit: LimitUnit, burst: u32) -> Self {
+        self.expression(Expression::Limit { rate, unit, burst, bytes: false, inverted: false })
+    }
+
+    /// Writes a line into the kernel's log.
+    pub fn log(self, prefix: &str) -> Self {
+        self.expression(Expression::Log {
+            prefix: Some(prefix.to_owned()),
+            group: None,
+            snaplen: None,
+            threshold: None,
+            level: None,
+            flags: None,
+        })
+    }
+
+    /// Keeps connection tracking away.
+    pub fn notrack(self) -> Self {
+        self.expression(Expression::NoTrack)
+    }
+
+    /// Sets the packet mark.
+    pub fn set_mark(self, mark: u32) -> Self {
+        self.expression(Expression::Immediate { register: Register::FIRST, value: Value::mark(mark) })
+            .expression(Expression::MetaSet { key: MetaKey::Mark, source: Register::FIRST })
+    }
+
+    /// Sets the bits of `mask` in the packet mark to those of `bits`; the others stay.
+    pub fn set_mark_bits(mut self, bits: u32, mask: u32) -> Self {
+        let register = Register::FIRST;
+        self.load(&[Operand::MARK], register);
+        self.expression(Expression::Bitwise {
+            source: register,
+            register,
+            length: 4,
+            mask: Value::mark(!mask),
+            xor: Value::mark(bits & mask),
+        })
+        .expression(Expression::MetaSet { key: MetaKey::Mark, source: register })
+    }
+
+    /// Sets the packet mark to an operand, such as what a map has.
+    pub fn set_mark_to(mut self, operand: &Operand) -> Self {
+        self.load(std::slice::from_ref(operand), Register::FIRST);
+        self.expression(Expression::MetaSet { key: MetaKey::Mark, source: Register::FIRST })
+    }
+
+    /// Adds, updates or deletes an element.
+    pub fn change_set(
+        mut self,
+        op: DynSetOp,
+        set: impl Into<SetReference>,
+        key: &[Operand],
+        data: &[Operand],
+        timeout: Option<Duration>,
+    ) -> Self {
+        // Before anything is in the registers.
+        if let Some(version) = key.iter().chain(data).find_map(Operand::ip_version) {
+            self.need_version(version);
+        }
+        self.load(key, Register::FIRST);
+        let length = key.iter().map(|operand| padded(operand.length())).fold(0, u32::saturating_add);
+        let behind = Register::FIRST.behind(length);
+        let data = match (data, behind) {
+            ([], _) => None,
+            (data, Some(register)) => {
+                self.load(data, register);
+                Some(register)
+            }
+            (_, None) => {
+                self.note::<()>(Err(InvalidValue::new("an element", "the registers hold at most 64 bytes")));
+                None
+            }
+        };
+        self.expression(Expression::DynSet {
+            set: set.into(),
+            op,
+            key: Register::FIRST,
+            data,
+            timeout,
+            inverted: false,
+            expressions: Vec::new(),
+        })
+    }
+
+    /// Translates the destination to this address and port.
+    pub fn dnat_to(self, target: SocketAddr) -> Self {
+        self.nat(NatKind::Destination, target.ip(), Some(target.port()), NatFlags::empty())
+    }
+
+    /// Translates the destination to this address; the port stays.
+    pub fn dnat_to_address(self, target: IpAddr) -> Self {
+        self.nat(NatKind::Destination, target, None, NatFlags::empty())
+    }
+
+    /// Translates the source to this address.
+    pub fn snat_to(self, source: IpAddr, flags: NatFlags) -> Self {
+        self.nat(NatKind::Source, source, None, flags)
+    }
+
+    fn nat(mut self, kind: NatKind, address: IpAddr, port: Option<u16>, flags: NatFlags) -> Self {
+        let value = Value::from(address);
+        let family = if address.is_ipv4() { Family::Ip } else { Family::Ip6 };
+        self.need_version(if address.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 });
+        let behind = Register::FIRST.behind(if address.is_ipv4() { 4 } else { 16 });
+        self = self.expression(Expression::Immediate { register: Register::FIRST, value });
+        let mut port_at = None;
+        if let (Some(port), Some(register)) = (port, behind) {
+            self = self.expression(Expression::Immediate { register, value: Value::port(port) });
+            port_at = Some(RegisterRange::from(register));
+        }
+        self.expression(Expression::Nat { kind, family, address: Some(Register::FIRST.into()), port: port_at, flags })
+    }
+
+    /// Translates the destination to the address and port that a map has: its data are an address and a port.
+    pub fn dnat_to_map(self, family: Family, key: &[Operand], map: impl Into<SetReference>) -> Self {
+        self.nat_to_map(family, key, map.into(), true)
+    }
+
+    /// Translates the destination to the address that a map has; the port stays.
+    pub fn dnat_to_address_map(self, family: Family, key: &[Operand], map: impl Into<SetReference>) -> Self {
+        self.nat_to_map(family, key, map.into(), false)
+    }
+
+    fn nat_to_map(mut self, family: Family, key: &[Operand], set: SetReference, with_port: bool) -> Self {
+        self.load(key, Register::FIRST);
+        let register = Register::FIRST;
+        let port = register.behind(if family == Family::Ip6 { 16 } else { 4 }).filter(|_| with_port);
+        self.expression(Expression::Lookup { set, source: register, register: Some(register), inverted: false })
+            .expression(Expression::Nat {
+                kind: NatKind::Destination,
+                family,
+                address: Some(register.into()),
+                port: port.map(RegisterRange::from),
+                flags: NatFlags::empty(),
+            })
+    }
+
+    /// Translates the source to the address of the device that the packet leaves by.
+    pub fn masquerade(self, flags: NatFlags) -> Self {
+        self.expression(Expression::Masquerade { port: None, flags })
+    }
+
+    /// Translates the destination to this host, at this port.
+    pub fn redirect_to(self, port: u16) -> Self {
+        let register = Register::FIRST;
+        self.expression(Expression::Immediate { register, value: Value::port(port) })
+            .expression(Expression::Redirect { port: Some(register.into()), flags: NatFlags::empty() })
+    }
+
+    /// Drops the packet and answers with a refusal.
+    pub fn reject(self, how: Reject) -> Self {
+        self.expression(Expression::Reject(how))
+    }
+
+    /// Decides.
+    pub fn verdict(self, verdict: Verdict) -> Self {
+        self.expression(Expression::Verdict(verdict))
+    }
+
+    /// Lets the packet pass.
+    pub fn accept(self) -> Self {
+        self.verdict(Verdict::Accept)
+    }
+
+    /// Drops the packet.
+    pub fn drop_packet(self) -> Self {
+        self.verdict(Verdict::Drop)
+    }
+
+    /// Goes to a chain, and back.
+    pub fn jump(self, chain: Name) -> Self {
+        self.verdict(Verdict::Jump(chain))
+    }
+
+    /// Goes to a chain, and not back here.
+    pub fn goto(self, chain: Name) -> Self {
+        self.verdict(Verdict::Goto(chain))
+    }
+}

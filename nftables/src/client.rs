@@ -1,0 +1,458 @@
+//! The client: transactions, and reading.
+
+use std::os::fd::BorrowedFd;
+
+use netlink_batch::header::NfGenHeader;
+use netlink_batch::{Be32, Connection, Encoder, KernelError, Protocol, Socket, Transport, WireError};
+
+use crate::attrs::{ChainAttr, ElemListAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
+use crate::error::{self, Error, ErrorKind, Part, Refusal, classify};
+use crate::model::{
+    ChainKey, Element, ElementKey, Family, ObjectKey, ObservedChain, ObservedObject, ObservedRule, ObservedSet,
+    ObservedTable, Set, SetKey, TableKey,
+};
+use crate::snapshot::{SetContents, TableSnapshot};
+use crate::transaction::{SentMessage, Transaction, put_begin};
+use crate::uapi;
+use crate::wire::{
+    ElementForm, get_chain, get_elements, get_generation, get_object, get_rule, get_set, get_table, is_of_table,
+    pair_intervals, put_element, put_name,
+};
+
+/// A conversation with the kernel's nf_tables in one network namespace. Blocking; one request at a time; [`Send`].
+#[derive(Debug)]
+pub struct Client {
+    connection: Connection,
+}
+
+/// The message type of a command (linux/netfilter/nfnetlink.h).
+pub(crate) fn message_type(command: u8) -> u16 {
+    u16::from_be_bytes([uapi::NFNL_SUBSYS_NFTABLES, command])
+}
+
+/// The header of the messages around a transaction.
+const BATCH_HEADER: NfGenHeader = NfGenHeader { family: 0, version: 0, resource: 10 };
+
+fn header(family: Option<Family>) -> [u8; 4] {
+    NfGenHeader { family: family.map_or(0, Family::number), version: 0, resource: 0 }.to_bytes()
+}
+
+impl Client {
+    /// Opens a conversation in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`]; [`ErrorKind::Unsupported`] on a kernel without nfnetlink.
+    pub fn open() -> Result<Self, Error> {
+        Socket::open(Protocol::Netfilter).map(Self::with_transport).map_err(opening)
+    }
+
+    /// Opens a conversation in another network namespace, given by an open file such as `/run/netns/<name>`.
+    ///
+    /// # Errors
+    /// As [`Client::open`]. Entering a namespace takes `CAP_SYS_ADMIN`.
+    pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
+        Socket::open_in(Protocol::Netfilter, namespace).map(Self::with_transport).map_err(opening)
+    }
+
+    /// A conversation over any transport: a socket of one's own, or a fake kernel.
+    pub fn with_transport(transport: impl Transport + 'static) -> Self {
+        Client { connection: Connection::new(transport) }
+    }
+
+    /// The connection below, to change its limits.
+    pub fn connection_mut(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+
+    /// The number of the rule set's generation: it grows with every transaction of anybody in the namespace.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Permission`], [`ErrorKind::Unsupported`] without nf_tables.
+    #[doc(alias = "NFT_MSG_GETGEN")]
+    pub fn generation(&mut self) -> Result<u32, Error> {
+        let action = "reading the generation";
+        self.ask(uapi::NFT_MSG_GETGEN, None, |_| {}, get_generation, action)
+    }
+
+    /// Makes all changes at one instant, or none.
+    ///
+    /// # Errors
+    /// The kind of the first operation that the kernel refused; [`Error::refusals`] has all of them.
+    /// [`ErrorKind::TooLarge`] and [`ErrorKind::Invalid`] before anything is sent; [`ErrorKind::GenerationChanged`];
+    /// [`ErrorKind::Timeout`] and [`ErrorKind::StateUnknown`] when it is not known what happened.
+    pub fn commit(&mut self, transaction: &Transaction) -> Result<(), Error> {
+        self.send(transaction, true)
+    }
+
+    /// Has the kernel check all changes, and makes none of them.
+    ///
+    /// What the kernel checks only at the end it does not check then for tables that the same transaction makes: jumps in a circle, and
+    /// expressions in a chain at a hook where they are not possible. `nft -c` has the same gap.
+    ///
+    /// # Errors
+    /// As [`Client::commit`].
+    pub fn check(&mut self, transaction: &Transaction) -> Result<(), Error> {
+        self.send(transaction, false)
+    }
+
+    /// Changes a table as it is now: reads it, has `plan` make a transaction of what it read (`None` without the table), and commits
+    /// that for the generation that was read. When somebody changed the rule set meanwhile, all of it starts again.
+    ///
+    /// # Errors
+    /// As [`Client::snapshot`] and [`Client::commit`]; [`ErrorKind::GenerationChanged`] when the rule set changed during each of
+    /// [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) attempts.
+    pub fn change_table(
+        &mut self,
+        table: &TableKey,
+        mut plan: impl FnMut(Option<&TableSnapshot>) -> Transaction,
+    ) -> Result<(), Error> {
+        let mut attempts = self.connection.limits().dump_attempts.max(1);
+        loop {
+            attempts = attempts.saturating_sub(1);
+            // Of before the reading, for the case that there is no table.
+            let mut generation = self.generation()?;
+            let found = match self.snapshot(table) {
+                Err(error) if error.is_not_found() => None,
+                read => Some(read?),
+            };
+            if let Some(found) = &found {
+                generation = found.generation;
+            }
+            let mut transaction = plan(found.as_ref());
+            match self.commit(transaction.expect_generation(generation)) {
+                Err(error) if error.kind() == ErrorKind::GenerationChanged && attempts > 0 => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Sends a batch. Without its end the kernel checks it and throws it away (net/netfilter/nfnetlink.c, `nfnetlink_rcv_batch`).
+    fn send(&mut self, transaction: &Transaction, make: bool) -> Result<(), Error> {
+        let action = || {
+            let doing = if make { "committing" } else { "checking" };
+            format!("{doing} a transaction of {} operations", transaction.len())
+        };
+        let unsendable = |error: WireError, action: String| {
+            Error::netlink(
+                netlink_batch::Error::new(netlink_batch::ErrorKind::Unsendable(error), "netlink transaction"),
+                action,
+            )
+        };
+        let mut messages: Vec<SentMessage> = Vec::new();
+        let mut writer = self.connection.together();
+        let generation = transaction.generation;
+        writer
+            .push(uapi::NFNL_MSG_BATCH_BEGIN, 0, &BATCH_HEADER.to_bytes(), |out| put_begin(out, generation))
+            .map_err(|error| unsendable(error, action()))?;
+        for (place, operation) in transaction.operations.iter().enumerate() {
+            operation.check().map_err(|error| Error::invalid(error, operation.action()))?;
+            let (command, flags) = operation.command();
+            let header = operation.header();
+            let mut from = 0;
+            while operation.has_more(from) {
+                let mut next = from;
+                writer
+                    .push(message_type(command), flags, &header, |out| next = operation.put(out, from))
+                    .map_err(|error| unsendable(error, operation.action()))?;
+                messages.push(SentMessage { operation: place, elements: from..next });
+                from = next.max(from.saturating_add(1));
+            }
+        }
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let last = messages.len();
+        if make {
+            writer
+                .push(uapi::NFNL_MSG_BATCH_END, 0, &BATCH_HEADER.to_bytes(), |_| {})
+                .map_err(|error| unsendable(error, action()))?;
+        }
+        let refused = writer.send(last).map_err(|error| Error::netlink(error, action()))?;
+        let refusals =
+            refused.into_iter().map(|(place, kernel)| refusal(transaction, &messages, place, kernel, &action));
+        Error::refused(refusals.collect()).map_or(Ok(()), Err)
+    }
+
+    /// The tables of a family, or of all. Empty when there are none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Interrupted`], [`ErrorKind::Malformed`], [`ErrorKind::Permission`], [`ErrorKind::Unsupported`] without nf_tables.
+    #[doc(alias = "NFT_MSG_GETTABLE")]
+    pub fn list_tables(&mut self, family: Option<Family>) -> Result<Vec<ObservedTable>, Error> {
+        self.dump(uapi::NFT_MSG_GETTABLE, family, |_| {}, get_table, "listing tables")
+    }
+
+    /// One table.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn get_table(&mut self, table: &TableKey) -> Result<ObservedTable, Error> {
+        let put = |out: &mut Encoder| put_name(out, TableAttr::NAME, &table.name);
+        self.ask(uapi::NFT_MSG_GETTABLE, Some(table.family), put, get_table, &format!("reading table {table}"))
+    }
+
+    /// The chains of a table. Empty also when there is no such table: the kernel lists the chains of all.
+    ///
+    /// # Errors
+    /// As [`Client::list_tables`].
+    #[doc(alias = "NFT_MSG_GETCHAIN")]
+    pub fn list_chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>, Error> {
+        let read = |payload: &[u8]| is_of_table(payload, table).then(|| get_chain(payload)).transpose();
+        let action = format!("listing the chains of table {table}");
+        let put = |out: &mut Encoder| put_name(out, ChainAttr::TABLE, &table.name);
+        let found = self.dump(uapi::NFT_MSG_GETCHAIN, Some(table.family), put, read, &action)?;
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// One chain.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn get_chain(&mut self, chain: &ChainKey) -> Result<ObservedChain, Error> {
+        let put = |out: &mut Encoder| {
+            put_name(out, ChainAttr::TABLE, &chain.table.name);
+            put_name(out, ChainAttr::NAME, &chain.name);
+        };
+        self.ask(uapi::NFT_MSG_GETCHAIN, Some(chain.table.family), put, get_chain, &format!("reading chain {chain}"))
+    }
+
+    /// The rules of a chain, in order. Empty also when there is no such chain.
+    ///
+    /// # Errors
+    /// As [`Client::list_tables`].
+    #[doc(alias = "NFT_MSG_GETRULE")]
+    pub fn list_rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>, Error> {
+        let put = |out: &mut Encoder| {
+            put_name(out, RuleAttr::TABLE, &chain.table.name);
+            put_name(out, RuleAttr::CHAIN, &chain.name);
+        };
+        let action = format!("listing the rules of chain {chain}");
+        self.dump(uapi::NFT_MSG_GETRULE, Some(chain.table.family), put, get_rule, &action)
+    }
+
+    /// The sets and maps of a table, without their elements.
+    ///
+    /// # Errors
+    /// As [`Client::list_tables`], and [`ErrorKind::NotFound`] without the table.
+    #[doc(alias = "NFT_MSG_GETSET")]
+    pub fn list_sets(&mut self, table: &TableKey) -> Result<Vec<ObservedSet>, Error> {
+        let put = |out: &mut Encoder| put_name(out, SetAttr::TABLE, &table.name);
+        let action = format!("listing the sets of table {table}");
+        self.dump(uapi::NFT_MSG_GETSET, Some(table.family), put, get_set, &action)
+    }
+
+    /// One set or map, without its elements.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn get_set(&mut self, set: &SetKey) -> Result<ObservedSet, Error> {
+        let put = |out: &mut Encoder| {
+            put_name(out, SetAttr::TABLE, &set.table.name);
+            put_name(out, SetAttr::NAME, &set.name);
+        };
+        self.ask(uapi::NFT_MSG_GETSET, Some(set.table.family), put, get_set, &format!("reading set {set}"))
+    }
+
+    /// The elements of a set, complete; ranges as [`ElementKey::Range`].
+    ///
+    /// # Errors
+    /// As [`Client::list_tables`], and [`ErrorKind::NotFound`].
+    #[doc(alias = "NFT_MSG_GETSETELEM")]
+    pub fn list_elements(&mut self, set: &Set) -> Result<Vec<Element>, Error> {
+        let key = &set.key;
+        let read = |payload: &[u8]| {
+            let mut elements = Vec::new();
+            get_elements(payload, |element| elements.push(element)).map(|()| elements)
+        };
+        let messages = self.dump(
+            uapi::NFT_MSG_GETSETELEM,
+            Some(key.table.family),
+            |out| put_set_key(out, key),
+            read,
+            &format!("listing the elements of set {key}"),
+        )?;
+        let elements: Vec<Element> = messages.into_iter().flatten().collect();
+        Ok(if ElementForm::of(set) == ElementForm::Pairs { pair_intervals(elements) } else { elements })
+    }
+
+    /// Gives the elements of a set to `each` while they arrive, as the kernel keeps them: ranges of one field are two elements, the
+    /// second of which is an [`ElementKey::End`].
+    ///
+    /// On an error the elements given so far are no whole: start over.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Interrupted`] when anybody changed the rule set meanwhile; else as [`Client::list_elements`].
+    pub fn for_each_element(&mut self, set: &SetKey, mut each: impl FnMut(Element)) -> Result<(), Error> {
+        let limits = self.connection.limits();
+        let mut once = limits;
+        once.dump_attempts = 1;
+        self.connection.set_limits(once);
+        let action = format!("listing the elements of set {set}");
+        let read = |payload: &[u8]| get_elements(payload, &mut each);
+        let put = |out: &mut Encoder| put_set_key(out, set);
+        let outcome = self.dump(uapi::NFT_MSG_GETSETELEM, Some(set.table.family), put, read, &action);
+        self.connection.set_limits(limits);
+        outcome.map(drop)
+    }
+
+    /// The element that a key finds: in a set of intervals, the one that holds it, of which only the start is told when the key has one
+    /// field. `None` when there is none.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] without the set.
+    pub fn get_element(&mut self, set: &Set, key: &ElementKey) -> Result<Option<Element>, Error> {
+        // Without its element the kernel answers as without the set.
+        let observed = self.get_set(&set.key)?;
+        let form = ElementForm::of(&observed.set);
+        let action = format!("reading an element of set {}", set.key);
+        // A single value finds its range by itself; a second attribute would ask for the end.
+        let (form, wanted) = match (form, key) {
+            (ElementForm::Pairs, ElementKey::Range(first, _)) => {
+                (ElementForm::Single, ElementKey::Value(first.clone()))
+            }
+            (ElementForm::Pairs, key) => (ElementForm::Single, key.clone()),
+            (form, key) => (form, key.clone()),
+        };
+        let put = |out: &mut Encoder| {
+            put_set_key(out, &set.key);
+            out.nest(ElemListAttr::ELEMENTS, |out| {
+                put_element(out, form, &Element::new(wanted.clone()));
+            });
+        };
+        let mut found = Vec::new();
+        let read = |payload: &[u8]| get_elements(payload, |element| found.push(element));
+        match self.ask(uapi::NFT_MSG_GETSETELEM, Some(set.key.table.family), put, read, &action) {
+            Ok(()) => Ok(found.into_iter().next()),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The objects of a table.
+    ///
+    /// # Errors
+    /// As [`Client::list_tables`].
+    #[doc(alias = "NFT_MSG_GETOBJ")]
+    pub fn list_objects(&mut self, table: &TableKey) -> Result<Vec<ObservedObject>, Error> {
+        let put = |out: &mut Encoder| put_name(out, ObjAttr::TABLE, &table.name);
+        let action = format!("listing the objects of table {table}");
+        self.dump(uapi::NFT_MSG_GETOBJ, Some(table.family), put, get_object, &action)
+    }
+
+    /// One object, a counter with its numbers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`].
+    pub fn get_object(&mut self, object: &ObjectKey) -> Result<ObservedObject, Error> {
+        let put = |out: &mut Encoder| {
+            put_name(out, ObjAttr::TABLE, &object.table.name);
+            put_name(out, ObjAttr::NAME, &object.name);
+            out.attr(ObjAttr::TYPE, &Be32(object.kind.number()));
+        };
+        let action = format!("reading object {object}");
+        self.ask(uapi::NFT_MSG_GETOBJ, Some(object.table.family), put, get_object, &action)
+    }
+
+    /// A table with everything in it, of one generation. Other tables are not read.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::Interrupted`] when the rule set changed during each of
+    /// [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) readings.
+    pub fn snapshot(&mut self, table: &TableKey) -> Result<TableSnapshot, Error> {
+        let mut attempts = self.connection.limits().dump_attempts.max(1);
+        loop {
+            attempts = attempts.saturating_sub(1);
+            let before = self.generation()?;
+            match self.read_table(table, before) {
+                // What vanished while it was read shows in the generation.
+                Err(error) if !error.is_not_found() && error.kind() != ErrorKind::Interrupted => return Err(error),
+                read => {
+                    if self.generation()? == before {
+                        return read;
+                    }
+                }
+            }
+            if attempts == 0 {
+                return Err(Error::new(ErrorKind::Interrupted, format!("reading table {table} with its contents")));
+            }
+        }
+    }
+
+    fn read_table(&mut self, key: &TableKey, generation: u32) -> Result<TableSnapshot, Error> {
+        let table = self.get_table(key)?;
+        let chains = self.list_chains(key)?;
+        let action = format!("listing the rules of table {key}");
+        let put = |out: &mut Encoder| put_name(out, RuleAttr::TABLE, &key.name);
+        let rules = self.dump(uapi::NFT_MSG_GETRULE, Some(key.family), put, get_rule, &action)?;
+        let mut sets = Vec::new();
+        for set in self.list_sets(key)? {
+            let elements = self.list_elements(&set.set)?;
+            sets.push(SetContents { set, elements });
+        }
+        let objects = self.list_objects(key)?;
+        Ok(TableSnapshot { generation, table, chains, rules, sets, objects })
+    }
+
+    fn ask<T>(
+        &mut self,
+        command: u8,
+        family: Option<Family>,
+        put: impl FnOnce(&mut Encoder),
+        read: impl FnMut(&[u8]) -> Result<T, WireError>,
+        action: &str,
+    ) -> Result<T, Error> {
+        let answers = self
+            .connection
+            .query(message_type(command), 0, &header(family), put, read)
+            .map_err(|error| error::reading(command, error, action))?;
+        answers.into_iter().next().ok_or_else(|| Error::new(ErrorKind::Malformed, action))
+    }
+
+    fn dump<T>(
+        &mut self,
+        command: u8,
+        family: Option<Family>,
+        put: impl Fn(&mut Encoder),
+        read: impl FnMut(&[u8]) -> Result<T, WireError>,
+        action: &str,
+    ) -> Result<Vec<T>, Error> {
+        self.connection
+            .dump(message_type(command), 0, &header(family), put, read)
+            .map(|dump| dump.items)
+            .map_err(|error| error::reading(command, error, action))
+    }
+}
+
+fn opening(error: netlink_batch::Error) -> Error {
+    error::opening(error, "opening a netlink socket")
+}
+
+fn put_set_key(out: &mut Encoder, set: &SetKey) {
+    put_name(out, ElemListAttr::TABLE, &set.table.name);
+    put_name(out, ElemListAttr::SET, &set.name);
+}
+
+/// Length of a message's headers: nlmsghdr and nfgenmsg.
+const HEADERS: usize = 20;
+
+/// What the kernel's answer to the message at `place` says. The first message is the batch's beginning, the last its end.
+fn refusal(
+    transaction: &Transaction,
+    messages: &[SentMessage],
+    place: usize,
+    kernel: KernelError,
+    whole: &impl Fn() -> String,
+) -> Refusal {
+    let kind = classify(kernel.errno);
+    let sent = place.checked_sub(1).and_then(|place| messages.get(place));
+    let found = sent.and_then(|sent| Some((sent, transaction.operations.get(sent.operation)?)));
+    let Some((sent, operation)) = found else {
+        return Refusal { operation: None, action: whole(), part: Part::Whole, kind, kernel };
+    };
+    let offset = kernel.offset.and_then(|offset| usize::try_from(offset).ok()?.checked_sub(HEADERS));
+    let part = match offset {
+        Some(offset) => operation.part_at(sent.elements.start, offset),
+        None => operation.part_without_place(&sent.elements),
+    };
+    Refusal { operation: Some(sent.operation), action: operation.action(), part, kind, kernel }
+}

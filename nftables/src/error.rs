@@ -1,0 +1,319 @@
+//! What can go wrong, told apart by what the caller can do about it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use netlink_batch::{Errno, KernelError};
+
+use crate::model::InvalidValue;
+use crate::uapi;
+
+/// Which kind of failure; decides what the caller can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The table, chain, rule, set, element or object does not exist, or one that is referred to. Also when the kernel does not
+    /// have the kind of chain or expression: its module is missing.
+    NotFound,
+    /// It exists already, or differs from what exists: an element with other data, a chain with another hook.
+    AlreadyExists,
+    /// Something refers to it, or it cannot be changed while it is used.
+    InUse,
+    /// The set has as many elements as its size allows.
+    SetFull,
+    /// A range overlaps another.
+    Overlap,
+    /// Jumps lead in a circle, or too many follow one another.
+    Loop,
+    /// The kernel does not support it: an option is younger than the kernel, or not possible in this place.
+    Unsupported,
+    /// The kernel does not take a value or an attribute.
+    Rejected,
+    /// The rule set changed since the generation that the transaction was made for. Read it again.
+    GenerationChanged,
+    /// The transaction does not fit into the largest datagram that this process may send; nothing was sent. Divide it, or
+    /// gain `CAP_NET_ADMIN` in the initial user namespace.
+    TooLarge,
+    /// The caller lacks `CAP_NET_ADMIN` in the namespace, or somebody else owns the table.
+    Permission,
+    /// The kernel is out of memory.
+    NoMemory,
+    /// A value that cannot be part of a request; nothing was sent.
+    Invalid,
+    /// No answer came within the deadline. Whether the kernel carried the transaction out is unknown.
+    Timeout,
+    /// Answers were lost. Whether the kernel carried the transaction out is unknown: read the state again.
+    StateUnknown,
+    /// The rule set kept changing while it was read; no partial result is given out.
+    Interrupted,
+    /// An answer that cannot be read.
+    Malformed,
+    /// An operating-system call failed.
+    Io,
+    /// Another refusal of the kernel.
+    Other(Errno),
+}
+
+/// The part of an operation that the kernel refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Part {
+    /// The operation as a whole, or the kernel did not say.
+    Whole,
+    /// An expression of a rule.
+    Expression {
+        /// Its place in the rule, from 0.
+        index: usize,
+        /// Its kind: `"lookup"`.
+        name: String,
+    },
+    /// An element.
+    Element {
+        /// Its place among the operation's elements, from 0.
+        index: usize,
+    },
+    /// One of these elements: older kernels (5.10) say no more.
+    AmongElements {
+        /// The first of them, from 0.
+        first: usize,
+        /// The last of them.
+        last: usize,
+    },
+    /// An attribute by its name in the kernel: `"NFTA_CHAIN_HOOK"`.
+    Attribute(String),
+}
+
+/// One refusal of a transaction. A transaction of which one operation is refused changes nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refusal {
+    /// Place of the operation in the transaction, from 0; `None` when the transaction as a whole was refused.
+    pub operation: Option<usize>,
+    /// What the operation does: `"adding rule to chain inet t c"`.
+    pub action: String,
+    /// The part that the kernel named.
+    pub part: Part,
+    /// Which kind of failure.
+    pub kind: ErrorKind,
+    /// The kernel's answer.
+    pub kernel: KernelError,
+}
+
+/// Why there is an error.
+#[derive(Clone, Debug)]
+enum Source {
+    Refused(Arc<[Refusal]>),
+    Invalid(InvalidValue),
+    Netlink(Arc<netlink_batch::Error>),
+}
+
+/// A failed operation: what failed, on what, why, and what to do.
+#[derive(Clone, Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    action: Box<str>,
+    source: Option<Source>,
+}
+
+impl Error {
+    /// Which kind of failure.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// What was being done: `"adding chain inet t c"`.
+    pub fn action(&self) -> &str {
+        &self.action
+    }
+
+    /// Whether something does not exist.
+    pub fn is_not_found(&self) -> bool {
+        self.kind == ErrorKind::NotFound
+    }
+
+    /// Whether something exists already.
+    pub fn is_already_exists(&self) -> bool {
+        self.kind == ErrorKind::AlreadyExists
+    }
+
+    /// Whether a capability is missing.
+    pub fn is_permission(&self) -> bool {
+        self.kind == ErrorKind::Permission
+    }
+
+    /// What the kernel refused of a transaction, in the order of its answers. Empty for other failures.
+    pub fn refusals(&self) -> &[Refusal] {
+        match &self.source {
+            Some(Source::Refused(refusals)) => refusals,
+            _ => &[],
+        }
+    }
+
+    /// The kernel's refusal, when that is what happened; the first one of a transaction.
+    pub fn kernel(&self) -> Option<&KernelError> {
+        match self.source.as_ref()? {
+            Source::Refused(refusals) => refusals.first().map(|refusal| &refusal.kernel),
+            Source::Netlink(error) => error.kernel(),
+            Source::Invalid(_) => None,
+        }
+    }
+
+    pub(crate) fn new(kind: ErrorKind, action: impl Into<Box<str>>) -> Self {
+        Error { kind, action: action.into(), source: None }
+    }
+
+    pub(crate) fn invalid(error: InvalidValue, action: impl Into<Box<str>>) -> Self {
+        Error { kind: ErrorKind::Invalid, action: action.into(), source: Some(Source::Invalid(error)) }
+    }
+
+    /// The refusals of a transaction; `None` when there are none.
+    pub(crate) fn refused(refusals: Vec<Refusal>) -> Option<Self> {
+        // An error of the whole follows from the parts, when there are any.
+        let first = refusals.iter().find(|refusal| refusal.operation.is_some()).or(refusals.first())?;
+        let (kind, action) = (first.kind, first.action.as_str().into());
+        let mut refusals = refusals;
+        refusals.sort_by_key(|refusal| refusal.operation.unwrap_or(usize::MAX));
+        Some(Error { kind, action, source: Some(Source::Refused(refusals.into())) })
+    }
+
+    /// A failed exchange.
+    pub(crate) fn netlink(error: netlink_batch::Error, action: impl Into<Box<str>>) -> Self {
+        use netlink_batch::ErrorKind as Kind;
+        let kind = match error.kind() {
+            Kind::Kernel(refusal) => classify(refusal.errno),
+            Kind::Timeout => ErrorKind::Timeout,
+            Kind::StateUnknown => ErrorKind::StateUnknown,
+            Kind::Interrupted => ErrorKind::Interrupted,
+            Kind::Malformed(_) => ErrorKind::Malformed,
+            Kind::Unsendable(_) => ErrorKind::Invalid,
+            Kind::TooLarge { .. } => ErrorKind::TooLarge,
+            Kind::FamilyMissing => ErrorKind::Unsupported,
+            _ => ErrorKind::Io,
+        };
+        Error { kind, action: action.into(), source: Some(Source::Netlink(Arc::new(error))) }
+    }
+}
+
+/// A refused request for data. Without nf_tables the kernel says to them what it says to a request that it cannot read
+/// (net/netfilter/nfnetlink.c, `nfnetlink_rcv_msg`); ours are such only when the caller gives a key of the wrong length.
+pub(crate) fn reading(command: u8, error: netlink_batch::Error, action: &str) -> Error {
+    let absent = command != uapi::NFT_MSG_GETSETELEM
+        && matches!(error.kind(), netlink_batch::ErrorKind::Kernel(refusal) if refusal.errno == Errno::EINVAL);
+    let mut error = Error::netlink(error, action);
+    if absent {
+        error.kind = ErrorKind::Unsupported;
+    }
+    error
+}
+
+/// A socket that could not be opened. The kernel loads nfnetlink for it, and refuses the protocol where there is none.
+pub(crate) fn opening(error: netlink_batch::Error, action: &str) -> Error {
+    let system = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    let absent = system.and_then(std::io::Error::raw_os_error) == Some(Errno::EPROTONOSUPPORT.0);
+    let mut error = Error::netlink(error, action);
+    if absent {
+        error.kind = ErrorKind::Unsupported;
+    }
+    error
+}
+
+/// What an error number means. An unlisted one stays a number.
+pub(crate) fn classify(errno: Errno) -> ErrorKind {
+    match errno {
+        Errno::ENOENT => ErrorKind::NotFound,
+        Errno::EEXIST => ErrorKind::AlreadyExists,
+        Errno::EBUSY => ErrorKind::InUse,
+        Errno::EPERM | Errno::EACCES => ErrorKind::Permission,
+        Errno::ENOMEM => ErrorKind::NoMemory,
+        Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT => ErrorKind::Unsupported,
+        Errno::EINVAL | Errno::ERANGE | Errno::EOVERFLOW => ErrorKind::Rejected,
+        Errno::ENFILE => ErrorKind::SetFull,
+        Errno::ENOTEMPTY => ErrorKind::Overlap,
+        Errno::EMLINK | Errno::ELOOP => ErrorKind::Loop,
+        Errno::ERESTART => ErrorKind::GenerationChanged,
+        other => ErrorKind::Other(other),
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Part::Whole => Ok(()),
+            Part::Expression { index, name } => write!(f, ", expression {} ({name})", index.saturating_add(1)),
+            Part::Element { index } => write!(f, ", element {}", index.saturating_add(1)),
+            Part::AmongElements { first, last } => {
+                write!(f, ", one of elements {} to {}", first.saturating_add(1), last.saturating_add(1))
+            }
+            Part::Attribute(name) => write!(f, ", attribute {name}"),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.action)?;
+        if let Some(first) = self.refusals().first()
+            && let Some(operation) = first.operation
+        {
+            write!(f, " (operation {}{})", operation.saturating_add(1), first.part)?;
+        }
+        f.write_str(": ")?;
+        f.write_str(match self.kind {
+            ErrorKind::NotFound => {
+                "it does not exist, or something it needs: a table, chain, set, object, or a kernel module"
+            }
+            ErrorKind::AlreadyExists => "it exists already, perhaps with other contents",
+            ErrorKind::InUse => "it is in use; remove what refers to it",
+            ErrorKind::SetFull => "the set is full; make it with a greater size",
+            ErrorKind::Overlap => "a range overlaps another; delete that first, or join them",
+            ErrorKind::Loop => "jumps lead in a circle or nest too deeply",
+            ErrorKind::Unsupported => {
+                "the kernel does not support it, or not in this place; load nf_tables or leave it out"
+            }
+            ErrorKind::Rejected => "the kernel does not take a value of it",
+            ErrorKind::GenerationChanged => "the rule set changed meanwhile; read it again",
+            ErrorKind::TooLarge => {
+                "it is too large for one datagram; divide it, raise net.core.wmem_max, or gain CAP_NET_ADMIN"
+            }
+            ErrorKind::Permission => {
+                "not permitted; CAP_NET_ADMIN in this network namespace is needed, and a table without another owner"
+            }
+            ErrorKind::NoMemory => "the kernel is out of memory",
+            ErrorKind::Invalid => {
+                return match &self.source {
+                    Some(Source::Invalid(error)) => write!(f, "{error}"),
+                    _ => f.write_str("it cannot be written as a request; nothing was sent"),
+                };
+            }
+            ErrorKind::Timeout => "no answer within the deadline; read the state again before repeating",
+            ErrorKind::StateUnknown => "answers were lost; read the state again before repeating",
+            ErrorKind::Interrupted => "the rule set kept changing while it was read; try again when it is quieter",
+            ErrorKind::Malformed => "an answer of the kernel cannot be read",
+            ErrorKind::Io => "system call failed",
+            ErrorKind::Other(errno) => return write!(f, "the kernel answered {errno}"),
+        })?;
+        match self.refusals() {
+            [_, others @ ..] if !others.is_empty() => write!(f, " ({} more were refused)", others.len()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self.source.as_ref()? {
+            Source::Refused(refusals) => {
+                refusals.first().map(|refusal| -> &(dyn std::error::Error + 'static) { &refusal.kernel })
+            }
+            Source::Netlink(error) => Some(&**error),
+            // Its words are this error's own.
+            Source::Invalid(_) => None,
+        }
+    }
+}
+
+impl From<InvalidValue> for Error {
+    fn from(error: InvalidValue) -> Self {
+        Error::invalid(error, "checking a value")
+    }
+}

@@ -1,0 +1,118 @@
+//! Changes as they happen.
+
+use std::time::Duration;
+
+use netlink_batch::{Attrs, Connection, NulStr, Protocol, Socket, Transport, WireError};
+
+use crate::attrs::ElemListAttr;
+use crate::error::{self, Error};
+use crate::model::{
+    Element, Name, ObservedChain, ObservedObject, ObservedRule, ObservedSet, ObservedTable, SetKey, TableKey,
+};
+use crate::uapi;
+use crate::wire::{get_chain, get_elements, get_generation, get_object, get_rule, get_set, get_table, split};
+
+/// Whether something came or went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It was added or changed.
+    Added,
+    /// It was deleted.
+    Deleted,
+}
+
+/// Something that somebody changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A table.
+    Table(Change, ObservedTable),
+    /// A chain.
+    Chain(Change, ObservedChain),
+    /// A rule.
+    Rule(Change, Box<ObservedRule>),
+    /// A set or map.
+    Set(Change, Box<ObservedSet>),
+    /// Elements of a set, as the kernel keeps them. Those that time out are told on some kernels only.
+    Elements(Change, SetKey, Vec<Element>),
+    /// An object.
+    Object(Change, ObservedObject),
+    /// A transaction ended; the rule set has this generation now.
+    Generation(u32),
+    /// A message of another type.
+    Other(u16),
+}
+
+/// A socket that hears of every change in one network namespace.
+#[derive(Debug)]
+pub struct Events {
+    connection: Connection,
+}
+
+impl Events {
+    /// Starts listening in the calling thread's network namespace. Listen before reading what there is, so that nothing is missed.
+    ///
+    /// # Errors
+    /// As [`Client::open`](crate::Client::open).
+    pub fn open() -> Result<Self, Error> {
+        let socket = Socket::open_groups(Protocol::Netfilter, &[uapi::NFNLGRP_NFTABLES])
+            .map_err(|error| error::opening(error, "listening for changes of nf_tables"))?;
+        Ok(Self::with_transport(socket))
+    }
+
+    /// Listens on any transport.
+    pub fn with_transport(transport: impl Transport + 'static) -> Self {
+        Events { connection: Connection::new(transport) }
+    }
+
+    /// Waits for changes; `None` when none came within `timeout`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::StateUnknown`](crate::ErrorKind::StateUnknown) when some were lost: read the state again.
+    /// [`ErrorKind::Malformed`](crate::ErrorKind::Malformed).
+    pub fn wait(&mut self, timeout: Duration) -> Result<Option<Vec<Event>>, Error> {
+        self.connection.events(timeout, read).map_err(|error| Error::netlink(error, "waiting for changes of nf_tables"))
+    }
+}
+
+fn read(kind: u16, payload: &[u8]) -> Result<Event, WireError> {
+    let [subsystem, command] = kind.to_be_bytes();
+    if subsystem != uapi::NFNL_SUBSYS_NFTABLES {
+        return Ok(Event::Other(kind));
+    }
+    Ok(match command {
+        uapi::NFT_MSG_NEWTABLE => Event::Table(Change::Added, get_table(payload)?),
+        uapi::NFT_MSG_DELTABLE => Event::Table(Change::Deleted, get_table(payload)?),
+        uapi::NFT_MSG_NEWCHAIN => Event::Chain(Change::Added, get_chain(payload)?),
+        uapi::NFT_MSG_DELCHAIN => Event::Chain(Change::Deleted, get_chain(payload)?),
+        uapi::NFT_MSG_NEWRULE => Event::Rule(Change::Added, Box::new(get_rule(payload)?)),
+        uapi::NFT_MSG_DELRULE => Event::Rule(Change::Deleted, Box::new(get_rule(payload)?)),
+        uapi::NFT_MSG_NEWSET => Event::Set(Change::Added, Box::new(get_set(payload)?)),
+        uapi::NFT_MSG_DELSET => Event::Set(Change::Deleted, Box::new(get_set(payload)?)),
+        uapi::NFT_MSG_NEWSETELEM => elements(Change::Added, payload)?,
+        uapi::NFT_MSG_DELSETELEM => elements(Change::Deleted, payload)?,
+        uapi::NFT_MSG_NEWOBJ => Event::Object(Change::Added, get_object(payload)?),
+        uapi::NFT_MSG_DELOBJ => Event::Object(Change::Deleted, get_object(payload)?),
+        uapi::NFT_MSG_NEWGEN => Event::Generation(get_generation(payload)?),
+        _ => Event::Other(kind),
+    })
+}
+
+fn elements(change: Change, payload: &[u8]) -> Result<Event, WireError> {
+    let (family, attributes) = split(payload)?;
+    let name = |text: NulStr<'_>| Some(Name::from_kernel(text.as_bytes()));
+    let (mut table, mut set) = (None, None);
+    for attr in Attrs::<ElemListAttr<'_>>::new(attributes).iter() {
+        match attr? {
+            ElemListAttr::Table(text) => table = name(text),
+            ElemListAttr::Set(text) => set = name(text),
+            _ => {}
+        }
+    }
+    let missing = |attribute: &str| WireError::Missing { attribute: attribute.to_owned() };
+    let table = TableKey { family, name: table.ok_or_else(|| missing("NFTA_SET_ELEM_LIST_TABLE"))? };
+    let key = SetKey { table, name: set.ok_or_else(|| missing("NFTA_SET_ELEM_LIST_SET"))? };
+    let mut found = Vec::new();
+    get_elements(payload, |element| found.push(element))?;
+    Ok(Event::Elements(change, key, found))
+}

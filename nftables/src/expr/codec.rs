@@ -1,0 +1,321 @@
+//! Expressions as attributes.
+
+use std::time::Duration;
+
+use netlink_batch::{Be16, Be32, Be64, Encoder, NLA_F_NESTED, NulStr};
+
+use super::{Expression, Register, RegisterRange, Reject, SetReference};
+use crate::attrs::{
+    BitwiseAttr, CmpAttr, CounterAttr, CtAttr, DataAttr, DynsetAttr, ExprAttr, FibAttr, HashAttr, ImmediateAttr,
+    LimitAttr, ListAttr, LogAttr, LookupAttr, MasqAttr, MetaAttr, NatAttr, NgAttr, ObjrefAttr, PayloadAttr, RangeAttr,
+    RedirAttr, RejectAttr, VerdictAttr,
+};
+use crate::model::{Name, Value, Verdict};
+use crate::uapi;
+
+fn put_u32(out: &mut Encoder, kind: u16, value: u32) {
+    out.attr(kind, &Be32(value));
+}
+
+fn put_register(out: &mut Encoder, kind: u16, register: Register) {
+    put_u32(out, kind, register.to_wire());
+}
+
+fn put_name(out: &mut Encoder, kind: u16, name: &Name) {
+    out.attr(kind, &NulStr::from(name.as_str()));
+}
+
+/// A value as `NFTA_DATA_VALUE`.
+///
+/// Elements are made of these, so both headers are written at once instead of being mended behind the bytes.
+#[inline]
+pub(crate) fn put_data(out: &mut Encoder, kind: u16, value: &Value) {
+    let bytes = value.as_bytes();
+    // At most 64.
+    let length = u16::try_from(bytes.len()).unwrap_or_default();
+    out.bytes(&attr_header(length.next_multiple_of(4).saturating_add(8), kind | NLA_F_NESTED));
+    out.bytes(&attr_header(length.saturating_add(4), DataAttr::VALUE));
+    out.bytes(bytes);
+    out.bytes(match length % 4 {
+        1 => &[0; 3],
+        2 => &[0; 2],
+        3 => &[0; 1],
+        _ => &[],
+    });
+}
+
+fn attr_header(length: u16, kind: u16) -> [u8; 4] {
+    let ([a, b], [c, d]) = (length.to_ne_bytes(), kind.to_ne_bytes());
+    [a, b, c, d]
+}
+
+/// A verdict as `NFTA_DATA_VERDICT`.
+pub(crate) fn put_verdict(out: &mut Encoder, kind: u16, verdict: &Verdict) {
+    let (code, chain) = match verdict {
+        Verdict::Drop => (0, None),
+        Verdict::Accept => (1, None),
+        Verdict::Continue => (uapi::NFT_CONTINUE, None),
+        Verdict::Return => (uapi::NFT_RETURN, None),
+        Verdict::Jump(chain) => (uapi::NFT_JUMP, Some(chain)),
+        Verdict::Goto(chain) => (uapi::NFT_GOTO, Some(chain)),
+        Verdict::Other(code) => (*code, None),
+    };
+    out.nest(kind, |out| {
+        out.nest(DataAttr::VERDICT, |out| {
+            out.attr(VerdictAttr::CODE, &Be32(code.cast_unsigned()));
+            if let Some(chain) = chain {
+                put_name(out, VerdictAttr::CHAIN, chain);
+            }
+        });
+    });
+}
+
+/// Time in milliseconds, as the kernel counts it here.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Expressions as a list.
+pub(crate) fn put_expression_list(out: &mut Encoder, kind: u16, expressions: &[Expression]) {
+    out.nest(kind, |out| {
+        for expression in expressions {
+            put_one(out, ListAttr::ELEM, expression);
+        }
+    });
+}
+
+/// One expression, inside an attribute of this kind.
+pub(crate) fn put_one(out: &mut Encoder, kind: u16, expression: &Expression) {
+    out.nest(kind, |out| {
+        out.attr(ExprAttr::NAME, &NulStr::from(expression.name()));
+        match expression {
+            Expression::NoTrack => {}
+            // As it came: the attributes inside keep their flags.
+            Expression::Other(other) => {
+                if let Some(data) = &other.data {
+                    out.nest(ExprAttr::DATA, |out| out.bytes(data));
+                }
+            }
+            known => out.nest(ExprAttr::DATA, |out| put_fields(out, known)),
+        }
+    });
+}
+
+fn put_set(out: &mut Encoder, name: u16, id: u16, set: &SetReference) {
+    put_name(out, name, &set.name);
+    if let Some(number) = set.id {
+        put_u32(out, id, number);
+    }
+}
+
+fn put_range(out: &mut Encoder, first: u16, last: u16, range: Option<&RegisterRange>) {
+    if let Some(range) = range {
+        put_register(out, first, range.first);
+        put_register(out, last, range.last);
+    }
+}
+
+#[expect(clippy::too_many_lines, reason = "one arm for each expression, none of them long")]
+fn put_fields(out: &mut Encoder, expression: &Expression) {
+    match expression {
+        Expression::Payload { base, offset, length, register } => {
+            put_register(out, PayloadAttr::DREG, *register);
+            put_u32(out, PayloadAttr::BASE, base.number());
+            put_u32(out, PayloadAttr::OFFSET, *offset);
+            put_u32(out, PayloadAttr::LEN, *length);
+        }
+        Expression::PayloadSet { base, offset, length, source, checksum, checksum_offset, checksum_flags } => {
+            put_register(out, PayloadAttr::SREG, *source);
+            put_u32(out, PayloadAttr::BASE, base.number());
+            put_u32(out, PayloadAttr::OFFSET, *offset);
+            put_u32(out, PayloadAttr::LEN, *length);
+            put_u32(out, PayloadAttr::CSUM_TYPE, *checksum);
+            put_u32(out, PayloadAttr::CSUM_OFFSET, *checksum_offset);
+            put_u32(out, PayloadAttr::CSUM_FLAGS, *checksum_flags);
+        }
+        Expression::Meta { key, register } => {
+            put_u32(out, MetaAttr::KEY, key.number());
+            put_register(out, MetaAttr::DREG, *register);
+        }
+        Expression::MetaSet { key, source } => {
+            put_u32(out, MetaAttr::KEY, key.number());
+            put_register(out, MetaAttr::SREG, *source);
+        }
+        Expression::Ct { key, direction, register } => {
+            put_u32(out, CtAttr::KEY, key.number());
+            put_register(out, CtAttr::DREG, *register);
+            if let Some(direction) = direction {
+                out.attr(CtAttr::DIRECTION, &direction.number());
+            }
+        }
+        Expression::CtSet { key, direction, source } => {
+            put_u32(out, CtAttr::KEY, key.number());
+            if let Some(direction) = direction {
+                out.attr(CtAttr::DIRECTION, &direction.number());
+            }
+            put_register(out, CtAttr::SREG, *source);
+        }
+        Expression::Fib { result, flags, register } => {
+            put_register(out, FibAttr::DREG, *register);
+            put_u32(out, FibAttr::RESULT, result.number());
+            put_u32(out, FibAttr::FLAGS, flags.bits());
+        }
+        Expression::Cmp { register, op, value } => {
+            put_register(out, CmpAttr::SREG, *register);
+            put_u32(out, CmpAttr::OP, op.number());
+            put_data(out, CmpAttr::DATA, value);
+        }
+        Expression::Bitwise { source, register, length, mask, xor } => {
+            put_register(out, BitwiseAttr::SREG, *source);
+            put_register(out, BitwiseAttr::DREG, *register);
+            put_u32(out, BitwiseAttr::OP, 0);
+            put_u32(out, BitwiseAttr::LEN, *length);
+            put_data(out, BitwiseAttr::MASK, mask);
+            put_data(out, BitwiseAttr::XOR, xor);
+        }
+        Expression::Range { register, inverted, from, to } => {
+            put_register(out, RangeAttr::SREG, *register);
+            put_u32(out, RangeAttr::OP, u32::from(*inverted));
+            put_data(out, RangeAttr::FROM_DATA, from);
+            put_data(out, RangeAttr::TO_DATA, to);
+        }
+        Expression::Lookup { set, source, register, inverted } => {
+            put_register(out, LookupAttr::SREG, *source);
+            if let Some(register) = register {
+                put_register(out, LookupAttr::DREG, *register);
+            }
+            put_set(out, LookupAttr::SET, LookupAttr::SET_ID, set);
+            if *inverted {
+                put_u32(out, LookupAttr::FLAGS, uapi::NFT_LOOKUP_F_INV);
+            }
+        }
+        Expression::Immediate { register, value } => {
+            put_register(out, ImmediateAttr::DREG, *register);
+            put_data(out, ImmediateAttr::DATA, value);
+        }
+        Expression::Verdict(verdict) => {
+            put_register(out, ImmediateAttr::DREG, Register::VERDICT);
+            put_verdict(out, ImmediateAttr::DATA, verdict);
+        }
+        Expression::Nat { kind, family, address, port, flags } => {
+            put_u32(out, NatAttr::TYPE, kind.number());
+            put_u32(out, NatAttr::FAMILY, u32::from(family.number()));
+            put_range(out, NatAttr::REG_ADDR_MIN, NatAttr::REG_ADDR_MAX, address.as_ref());
+            put_range(out, NatAttr::REG_PROTO_MIN, NatAttr::REG_PROTO_MAX, port.as_ref());
+            if !flags.is_empty() {
+                put_u32(out, NatAttr::FLAGS, flags.bits());
+            }
+        }
+        Expression::Masquerade { port, flags } => {
+            if !flags.is_empty() {
+                put_u32(out, MasqAttr::FLAGS, flags.bits());
+            }
+            put_range(out, MasqAttr::REG_PROTO_MIN, MasqAttr::REG_PROTO_MAX, port.as_ref());
+        }
+        Expression::Redirect { port, flags } => {
+            put_range(out, RedirAttr::REG_PROTO_MIN, RedirAttr::REG_PROTO_MAX, port.as_ref());
+            if !flags.is_empty() {
+                put_u32(out, RedirAttr::FLAGS, flags.bits());
+            }
+        }
+        Expression::Reject(reject) => {
+            let (kind, code) = match reject {
+                Reject::Icmp(code) => (0, *code),
+                Reject::TcpReset => (1, 0),
+                Reject::Unreachable(code) => (2, code.number()),
+            };
+            put_u32(out, RejectAttr::TYPE, kind);
+            if *reject != Reject::TcpReset {
+                out.attr(RejectAttr::ICMP_CODE, &code);
+            }
+        }
+        Expression::Numgen { kind, modulus, offset, register } => {
+            put_register(out, NgAttr::DREG, *register);
+            put_u32(out, NgAttr::MODULUS, *modulus);
+            put_u32(out, NgAttr::TYPE, kind.number());
+            put_u32(out, NgAttr::OFFSET, *offset);
+        }
+        Expression::Hash { source, length, modulus, seed, offset, register } => {
+            put_register(out, HashAttr::SREG, *source);
+            put_register(out, HashAttr::DREG, *register);
+            put_u32(out, HashAttr::LEN, *length);
+            put_u32(out, HashAttr::MODULUS, *modulus);
+            if let Some(seed) = seed {
+                put_u32(out, HashAttr::SEED, *seed);
+            }
+            if *offset != 0 {
+                put_u32(out, HashAttr::OFFSET, *offset);
+            }
+            put_u32(out, HashAttr::TYPE, 0);
+        }
+        Expression::SymmetricHash { modulus, offset, register } => {
+            put_register(out, HashAttr::DREG, *register);
+            put_u32(out, HashAttr::MODULUS, *modulus);
+            if *offset != 0 {
+                put_u32(out, HashAttr::OFFSET, *offset);
+            }
+            put_u32(out, HashAttr::TYPE, 1);
+        }
+        Expression::DynSet { set, op, key, data, timeout, inverted, expressions } => {
+            put_register(out, DynsetAttr::SREG_KEY, *key);
+            if let Some(data) = data {
+                put_register(out, DynsetAttr::SREG_DATA, *data);
+            }
+            put_u32(out, DynsetAttr::OP, op.number());
+            put_set(out, DynsetAttr::SET_NAME, DynsetAttr::SET_ID, set);
+            if let Some(timeout) = timeout {
+                out.attr(DynsetAttr::TIMEOUT, &Be64(millis(*timeout)));
+            }
+            let several = if expressions.len() > 1 { uapi::NFT_DYNSET_F_EXPR } else { 0 };
+            let flags = several | if *inverted { uapi::NFT_DYNSET_F_INV } else { 0 };
+            if flags != 0 {
+                put_u32(out, DynsetAttr::FLAGS, flags);
+            }
+            match expressions.as_slice() {
+                [] => {}
+                [one] => put_one(out, DynsetAttr::EXPR, one),
+                many => put_expression_list(out, DynsetAttr::EXPRESSIONS, many),
+            }
+        }
+        Expression::Counter { packets, bytes } => {
+            out.attr(CounterAttr::BYTES, &Be64(*bytes));
+            out.attr(CounterAttr::PACKETS, &Be64(*packets));
+        }
+        Expression::Limit { rate, unit, burst, bytes, inverted } => {
+            out.attr(LimitAttr::RATE, &Be64(*rate));
+            out.attr(LimitAttr::UNIT, &Be64(unit.seconds()));
+            put_u32(out, LimitAttr::BURST, *burst);
+            put_u32(out, LimitAttr::TYPE, u32::from(*bytes));
+            put_u32(out, LimitAttr::FLAGS, u32::from(*inverted));
+        }
+        Expression::Log { prefix, group, snaplen, threshold, level, flags } => {
+            if let Some(prefix) = prefix {
+                out.attr(LogAttr::PREFIX, &NulStr::from(prefix.as_str()));
+            }
+            if let Some(group) = group {
+                out.attr(LogAttr::GROUP, &Be16(*group));
+            }
+            if let Some(snaplen) = snaplen {
+                put_u32(out, LogAttr::SNAPLEN, *snaplen);
+            }
+            if let Some(threshold) = threshold {
+                out.attr(LogAttr::QTHRESHOLD, &Be16(*threshold));
+            }
+            if let Some(level) = level {
+                put_u32(out, LogAttr::LEVEL, *level);
+            }
+            if let Some(flags) = flags {
+                put_u32(out, LogAttr::FLAGS, *flags);
+            }
+        }
+        Expression::ObjectReference { kind, name } => {
+            put_u32(out, ObjrefAttr::IMM_TYPE, kind.number());
+            put_name(out, ObjrefAttr::IMM_NAME, name);
+        }
+        Expression::ObjectMap { set, source } => {
+            put_register(out, ObjrefAttr::SET_SREG, *source);
+            put_set(out, ObjrefAttr::SET_NAME, ObjrefAttr::SET_ID, set);
+        }
+        Expression::NoTrack | Expression::Other(_) => {}
+    }
+}

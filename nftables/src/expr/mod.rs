@@ -1,0 +1,375 @@
+//! Expressions: what a rule does with a packet, step by step.
+//!
+//! An expression reads registers, writes registers, matches or decides. Those that this library does not know, and those with an
+//! attribute that it does not know, are kept as bytes ([`Expression::Other`]) and written again unchanged.
+
+mod codec;
+mod keys;
+mod read;
+mod register;
+
+pub(crate) use codec::{put_data, put_expression_list, put_one, put_verdict};
+pub use keys::{
+    CmpOp, CtKey, Direction, DynSetOp, FibFlags, FibResult, HeaderBase, IcmpCode, LimitUnit, MetaKey, NatFlags,
+    NatKind, NumgenKind, Reject,
+};
+pub(crate) use read::{get_data, get_expression, get_expressions};
+pub use register::{Register, RegisterRange};
+
+use std::time::Duration;
+
+use crate::model::{Family, Name, ObjectType, Value, Verdict};
+
+/// A set as an expression names it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct SetReference {
+    /// Its name; for an anonymous set of the same transaction a pattern that the kernel fills in.
+    pub name: Name,
+    /// Its number within the transaction, for a set that is made in the same one.
+    pub id: Option<u32>,
+}
+
+impl SetReference {
+    /// A set by its name.
+    pub fn named(name: Name) -> Self {
+        SetReference { name, id: None }
+    }
+
+    pub(crate) fn in_transaction(name: Name, id: u32) -> Self {
+        SetReference { name, id: Some(id) }
+    }
+}
+
+impl From<&crate::model::SetKey> for SetReference {
+    fn from(key: &crate::model::SetKey) -> Self {
+        SetReference::named(key.name.clone())
+    }
+}
+
+/// One step of a rule.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Expression {
+    /// Reads bytes of a packet.
+    #[doc(alias = "payload")]
+    Payload {
+        /// Which header.
+        base: HeaderBase,
+        /// First byte in it.
+        offset: u32,
+        /// Number of bytes.
+        length: u32,
+        /// Where they go.
+        register: Register,
+    },
+    /// Writes bytes of a packet.
+    PayloadSet {
+        /// Which header.
+        base: HeaderBase,
+        /// First byte in it.
+        offset: u32,
+        /// Number of bytes.
+        length: u32,
+        /// Where they come from.
+        source: Register,
+        /// Kind of checksum to mend (`NFT_PAYLOAD_CSUM_*`): 0 for none, 1 for that of IP.
+        checksum: u32,
+        /// Where that checksum is in the header.
+        checksum_offset: u32,
+        /// `NFT_PAYLOAD_L4CSUM_*`: 1 when the checksum of the transport protocol covers the bytes.
+        checksum_flags: u32,
+    },
+    /// Reads what goes with a packet.
+    Meta {
+        /// What to read.
+        key: MetaKey,
+        /// Where it goes.
+        register: Register,
+    },
+    /// Sets what goes with a packet.
+    MetaSet {
+        /// What to set.
+        key: MetaKey,
+        /// Where it comes from.
+        source: Register,
+    },
+    /// Reads a part of the connection.
+    Ct {
+        /// What to read.
+        key: CtKey,
+        /// Of which direction, for what both have.
+        direction: Option<Direction>,
+        /// Where it goes.
+        register: Register,
+    },
+    /// Sets a part of the connection.
+    CtSet {
+        /// What to set.
+        key: CtKey,
+        /// Of which direction, for what both have.
+        direction: Option<Direction>,
+        /// Where it comes from.
+        source: Register,
+    },
+    /// Looks into the routing tables.
+    Fib {
+        /// What to find.
+        result: FibResult,
+        /// What to look for.
+        flags: FibFlags,
+        /// Where it goes.
+        register: Register,
+    },
+    /// Goes on only when a register compares so with a constant.
+    Cmp {
+        /// The register.
+        register: Register,
+        /// How to compare.
+        op: CmpOp,
+        /// The constant.
+        value: Value,
+    },
+    /// `(register & mask) ^ xor`.
+    Bitwise {
+        /// Where the bytes come from.
+        source: Register,
+        /// Where they go.
+        register: Register,
+        /// Number of bytes.
+        length: u32,
+        /// Bits to keep.
+        mask: Value,
+        /// Bits to flip.
+        xor: Value,
+    },
+    /// Goes on only when a register is in a range of constants.
+    Range {
+        /// The register.
+        register: Register,
+        /// Goes on when it is not in the range instead.
+        inverted: bool,
+        /// First value.
+        from: Value,
+        /// Last value.
+        to: Value,
+    },
+    /// Goes on only when a set has a key; in a map, reads its data.
+    Lookup {
+        /// The set.
+        set: SetReference,
+        /// Register with the key.
+        source: Register,
+        /// Where the data go; [`Register::VERDICT`] in a map of verdicts.
+        register: Option<Register>,
+        /// Goes on when the set does not have the key instead.
+        inverted: bool,
+    },
+    /// Sets a register to a constant.
+    Immediate {
+        /// The register.
+        register: Register,
+        /// The constant.
+        value: Value,
+    },
+    /// Decides.
+    Verdict(Verdict),
+    /// Translates addresses.
+    Nat {
+        /// Source or destination.
+        kind: NatKind,
+        /// Of which family the address is.
+        family: Family,
+        /// Registers with the first and the last address.
+        address: Option<RegisterRange>,
+        /// Registers with the first and the last port.
+        port: Option<RegisterRange>,
+        /// How to choose.
+        flags: NatFlags,
+    },
+    /// Translates the source to the address of the device that the packet leaves by.
+    Masquerade {
+        /// Registers with the first and the last port.
+        port: Option<RegisterRange>,
+        /// How to choose.
+        flags: NatFlags,
+    },
+    /// Translates the destination to this host.
+    Redirect {
+        /// Registers with the first and the last port.
+        port: Option<RegisterRange>,
+        /// How to choose.
+        flags: NatFlags,
+    },
+    /// Drops the packet and answers with a refusal.
+    Reject(Reject),
+    /// Makes a number below `modulus`, plus `offset`.
+    Numgen {
+        /// Random, or one after another.
+        kind: NumgenKind,
+        /// Numbers are below this.
+        modulus: u32,
+        /// Added to the number.
+        offset: u32,
+        /// Where it goes, in the machine's byte order.
+        register: Register,
+    },
+    /// Makes a number below `modulus`, plus `offset`, of bytes: the same bytes give the same number (`jhash`).
+    Hash {
+        /// Where the bytes come from.
+        source: Register,
+        /// Number of bytes.
+        length: u32,
+        /// Numbers are below this.
+        modulus: u32,
+        /// Start value; without one the kernel chooses it.
+        seed: Option<u32>,
+        /// Added to the number.
+        offset: u32,
+        /// Where it goes, in the machine's byte order.
+        register: Register,
+    },
+    /// Makes a number below `modulus`, plus `offset`, of the packet: both directions of a connection give the same (`symhash`).
+    SymmetricHash {
+        /// Numbers are below this.
+        modulus: u32,
+        /// Added to the number.
+        offset: u32,
+        /// Where it goes, in the machine's byte order.
+        register: Register,
+    },
+    /// Adds, updates or deletes an element.
+    DynSet {
+        /// The set.
+        set: SetReference,
+        /// What to do.
+        op: DynSetOp,
+        /// Register with the key.
+        key: Register,
+        /// Register with the data, for a map.
+        data: Option<Register>,
+        /// Time-out of the element, in whole milliseconds. `None` for the set's.
+        timeout: Option<Duration>,
+        /// Goes on when the element could not be added instead.
+        inverted: bool,
+        /// Expressions of a new element.
+        expressions: Vec<Expression>,
+    },
+    /// Counts.
+    Counter {
+        /// Packets so far.
+        packets: u64,
+        /// Bytes so far.
+        bytes: u64,
+    },
+    /// Goes on up to a rate.
+    Limit {
+        /// How many in a unit of time.
+        rate: u64,
+        /// The unit of time.
+        unit: LimitUnit,
+        /// How many at once beyond the rate.
+        burst: u32,
+        /// Counts bytes instead of packets.
+        bytes: bool,
+        /// Goes on above the rate instead.
+        inverted: bool,
+    },
+    /// Writes into a log.
+    Log {
+        /// Text before each line, at most 127 bytes.
+        prefix: Option<String>,
+        /// Netlink group; the kernel's own log without one.
+        group: Option<u16>,
+        /// Bytes of a packet to copy to the group.
+        snaplen: Option<u32>,
+        /// Packets to collect before they are sent to the group.
+        threshold: Option<u16>,
+        /// Level of the kernel's log: 0 to 7, 8 for audit.
+        level: Option<u32>,
+        /// `NF_LOG_*`.
+        flags: Option<u32>,
+    },
+    /// Keeps connection tracking away.
+    NoTrack,
+    /// Uses an object: counts with a counter, for example.
+    ObjectReference {
+        /// The object's kind.
+        kind: ObjectType,
+        /// Its name.
+        name: Name,
+    },
+    /// Uses the object that a map has for a key.
+    ObjectMap {
+        /// The map.
+        set: SetReference,
+        /// Register with the key.
+        source: Register,
+    },
+    /// One that this library does not know.
+    Other(OtherExpression),
+}
+
+/// An expression as bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct OtherExpression {
+    /// Name of its kind.
+    pub name: String,
+    /// Its attributes; `None` for a kind that has none.
+    pub data: Option<Vec<u8>>,
+}
+
+impl OtherExpression {
+    /// An expression of this kind and these attributes.
+    pub fn new(name: impl Into<String>, data: Option<Vec<u8>>) -> Self {
+        OtherExpression { name: name.into(), data }
+    }
+}
+
+impl Expression {
+    /// A counter at zero.
+    pub const COUNTER: Expression = Expression::Counter { packets: 0, bytes: 0 };
+
+    /// The kernel's name of its kind: `"payload"`.
+    pub fn name(&self) -> &str {
+        match self {
+            Expression::Payload { .. } | Expression::PayloadSet { .. } => "payload",
+            Expression::Meta { .. } | Expression::MetaSet { .. } => "meta",
+            Expression::Ct { .. } | Expression::CtSet { .. } => "ct",
+            Expression::Fib { .. } => "fib",
+            Expression::Cmp { .. } => "cmp",
+            Expression::Bitwise { .. } => "bitwise",
+            Expression::Range { .. } => "range",
+            Expression::Lookup { .. } => "lookup",
+            Expression::Immediate { .. } | Expression::Verdict(_) => "immediate",
+            Expression::Nat { .. } => "nat",
+            Expression::Masquerade { .. } => "masq",
+            Expression::Redirect { .. } => "redir",
+            Expression::Reject(_) => "reject",
+            Expression::Numgen { .. } => "numgen",
+            Expression::Hash { .. } | Expression::SymmetricHash { .. } => "hash",
+            Expression::DynSet { .. } => "dynset",
+            Expression::Counter { .. } => "counter",
+            Expression::Limit { .. } => "limit",
+            Expression::Log { .. } => "log",
+            Expression::NoTrack => "notrack",
+            Expression::ObjectReference { .. } | Expression::ObjectMap { .. } => "objref",
+            Expression::Other(other) => &other.name,
+        }
+    }
+
+    /// Gives every set that it names to `each`.
+    pub(crate) fn for_each_set(&mut self, each: &mut impl FnMut(&mut SetReference)) {
+        match self {
+            Expression::Lookup { set, .. } | Expression::ObjectMap { set, .. } => each(set),
+            Expression::DynSet { set, expressions, .. } => {
+                each(set);
+                for expression in expressions {
+                    expression.for_each_set(each);
+                }
+            }
+            _ => {}
+        }
+    }
+}

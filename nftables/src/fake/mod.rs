@@ -1,0 +1,97 @@
+//! A kernel made of code that speaks nf_tables' bytes: feature `testing`.
+//!
+//! It keeps the kernel's rules for what exists, what is in use, what a transaction may refer to and which error number answers
+//! what; transactions are made whole or not at all, and a batch without end is checked and thrown away. It passes the same tests as
+//! the kernel.
+//!
+//! What it does not do: see packets, let time pass, work with other tables' owners, report events, or judge expressions beyond the
+//! sets, chains and objects that they name. Expressions that the library keeps as bytes are kept.
+
+mod reply;
+mod state;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use netlink_batch::testing::{Reply, Responder, Simulated};
+use netlink_batch::{Errno, Message};
+
+use crate::uapi;
+use state::State;
+
+/// A namespace's rule set. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct FakeNftables {
+    state: Arc<Mutex<State>>,
+}
+
+impl FakeNftables {
+    /// A namespace without tables.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A way to talk to it, for [`Client::with_transport`](crate::Client::with_transport). Its faults can be set.
+    pub fn transport(&self) -> Simulated<FakeNftables> {
+        Simulated::new(self.clone())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A datagram that starts with `NFNL_MSG_BATCH_BEGIN` (net/netfilter/nfnetlink.c, `nfnetlink_rcv_batch`).
+    fn batch(&self, messages: &[Message<'_>]) -> Vec<Reply> {
+        let mut state = self.lock();
+        let all = |reply: Reply| {
+            let mut replies = vec![Reply::Ok; messages.len()];
+            if let Some(first) = replies.first_mut() {
+                *first = reply;
+            }
+            replies
+        };
+        let wanted = messages.first().and_then(|begin| reply::batch_generation(begin.payload));
+        if wanted.is_some_and(|wanted| wanted != state.generation) {
+            return all(Reply::Error(Errno::ERESTART));
+        }
+        let mut next = state.clone();
+        next.begin();
+        let mut replies = Vec::with_capacity(messages.len());
+        let (mut failed, mut ended) = (false, false);
+        for message in messages {
+            let reply = match message.header.kind {
+                uapi::NFNL_MSG_BATCH_BEGIN => Reply::Ok,
+                uapi::NFNL_MSG_BATCH_END => {
+                    ended = true;
+                    Reply::Ok
+                }
+                kind if kind.to_be_bytes().first() == Some(&uapi::NFNL_SUBSYS_NFTABLES) => {
+                    reply::change(&mut next, message)
+                }
+                _ => Reply::Error(Errno::EINVAL),
+            };
+            failed |= !matches!(reply, Reply::Ok);
+            replies.push(reply);
+        }
+        if !failed {
+            if let Err(errno) = next.validate() {
+                return all(Reply::Error(errno));
+            }
+            if ended {
+                next.generation = next.generation.wrapping_add(1);
+                *state = next;
+            }
+        }
+        replies
+    }
+}
+
+impl Responder for FakeNftables {
+    fn respond(&mut self, message: &Message<'_>) -> Reply {
+        reply::read(&self.lock(), message)
+    }
+
+    fn respond_together(&mut self, messages: &[Message<'_>]) -> Option<Vec<Reply>> {
+        let begins = messages.first().is_some_and(|first| first.header.kind == uapi::NFNL_MSG_BATCH_BEGIN);
+        begins.then(|| self.batch(messages))
+    }
+}

@@ -1,0 +1,505 @@
+//! What the fake kernel holds, and its rules for changing it.
+
+use std::collections::BTreeMap;
+
+use netlink_batch::Errno;
+
+use crate::expr::{Expression, SetReference};
+use crate::model::{
+    Chain, ChainType, Element, ElementData, ElementKey, Family, Hook, MapData, Name, Object, ObjectType, Rule, Set,
+    SetFlags, Table, TableKey, Value, Verdict,
+};
+
+/// A refusal, and the part it concerns: the place in a list of expressions or elements.
+pub(super) type Refusal = (Errno, Option<usize>);
+
+pub(super) fn whole(errno: Errno) -> Refusal {
+    (errno, None)
+}
+
+/// The kernel allows as many jumps in a row (`NFT_JUMP_STACK_SIZE`).
+const JUMPS: usize = 16;
+
+#[derive(Clone, Debug)]
+pub(super) struct FakeTable {
+    pub(super) table: Table,
+    pub(super) handle: u64,
+    pub(super) chains: Vec<FakeChain>,
+    pub(super) sets: Vec<FakeSet>,
+    pub(super) objects: Vec<(Object, u64)>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct FakeChain {
+    pub(super) chain: Chain,
+    pub(super) handle: u64,
+    pub(super) rules: Vec<(u64, Rule)>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct FakeSet {
+    pub(super) set: Set,
+    pub(super) handle: u64,
+    /// Number within the transaction that made it.
+    pub(super) id: Option<u32>,
+    /// As the kernel keeps them: by key, and whether it is the end of a range.
+    pub(super) elements: BTreeMap<(Value, bool), Element>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub(super) generation: u32,
+    pub(super) tables: BTreeMap<TableKey, FakeTable>,
+    handles: u64,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        State { generation: 1, tables: BTreeMap::new(), handles: 0 }
+    }
+}
+
+/// Where a rule goes, and whether something may be there.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RuleRequest {
+    pub(super) handle: Option<u64>,
+    pub(super) position: Option<u64>,
+    pub(super) append: bool,
+    pub(super) replace: bool,
+}
+
+impl State {
+    fn handle(&mut self) -> u64 {
+        self.handles = self.handles.saturating_add(1);
+        self.handles
+    }
+
+    /// Numbers of sets are those of one transaction.
+    pub(super) fn begin(&mut self) {
+        self.tables.values_mut().flat_map(|table| &mut table.sets).for_each(|set| set.id = None);
+    }
+
+    pub(super) fn table(&self, key: &TableKey) -> Result<&FakeTable, Refusal> {
+        self.tables.get(key).ok_or(whole(Errno::ENOENT))
+    }
+
+    pub(super) fn table_mut(&mut self, key: &TableKey) -> Result<&mut FakeTable, Refusal> {
+        self.tables.get_mut(key).ok_or(whole(Errno::ENOENT))
+    }
+
+    pub(super) fn add_table(&mut self, table: Table, exclusive: bool) -> Result<(), Refusal> {
+        if let Some(found) = self.tables.get_mut(&table.key) {
+            if exclusive {
+                return Err(whole(Errno::EEXIST));
+            }
+            found.table.flags = table.flags;
+            return Ok(());
+        }
+        let handle = self.handle();
+        let key = table.key.clone();
+        self.tables.insert(key, FakeTable { table, handle, chains: Vec::new(), sets: Vec::new(), objects: Vec::new() });
+        Ok(())
+    }
+
+    pub(super) fn delete_table(&mut self, key: &TableKey) -> Result<(), Refusal> {
+        self.tables.remove(key).map(drop).ok_or(whole(Errno::ENOENT))
+    }
+
+    pub(super) fn add_chain(&mut self, chain: Chain, exclusive: bool) -> Result<(), Refusal> {
+        let handle = self.handle();
+        let table = self.table_mut(&chain.key.table)?;
+        if let Some(found) = table.chains.iter_mut().find(|found| found.chain.key == chain.key) {
+            if exclusive {
+                return Err(whole(Errno::EEXIST));
+            }
+            let Some(new) = chain.base else { return Ok(()) };
+            let Some(old) = &mut found.chain.base else { return Err(whole(Errno::EEXIST)) };
+            if (&old.kind, old.hook, old.priority) != (&new.kind, new.hook, new.priority) {
+                return Err(whole(Errno::EEXIST));
+            }
+            old.policy = new.policy;
+            return Ok(());
+        }
+        if let Some(base) = &chain.base {
+            match base.kind {
+                ChainType::Other(_) => return Err(whole(Errno::ENOENT)),
+                ChainType::Nat if base.hook == Hook::Forward || base.priority.0 <= -200 => {
+                    return Err(whole(Errno::EOPNOTSUPP));
+                }
+                ChainType::Route if base.hook != Hook::Output => return Err(whole(Errno::EOPNOTSUPP)),
+                _ => {}
+            }
+        }
+        table.chains.push(FakeChain { chain, handle, rules: Vec::new() });
+        Ok(())
+    }
+
+    pub(super) fn delete_chain(&mut self, key: &TableKey, name: &Name) -> Result<(), Refusal> {
+        let table = self.table_mut(key)?;
+        let place = table.chain_place(name).ok_or(whole(Errno::ENOENT))?;
+        // Its own rules go with it, and their references.
+        let mut without = table.clone();
+        if let Some(chain) = without.chains.get_mut(place) {
+            chain.rules.clear();
+        }
+        if without.jumps_to(name) > 0 {
+            return Err(whole(Errno::EBUSY));
+        }
+        without.chains.remove(place);
+        without.drop_anonymous();
+        *table = without;
+        Ok(())
+    }
+
+    pub(super) fn add_rule(
+        &mut self,
+        key: &TableKey,
+        chain: &Name,
+        mut rule: Rule,
+        request: RuleRequest,
+    ) -> Result<(), Refusal> {
+        let handle = self.handle();
+        let table = self.table_mut(key)?;
+        let place = table.chain_place(chain).ok_or(whole(Errno::ENOENT))?;
+        table.resolve(&mut rule)?;
+        let rules = table.chains.get_mut(place).map(|chain| &mut chain.rules).ok_or(whole(Errno::ENOENT))?;
+        let find = |rules: &[(u64, Rule)], wanted: u64| {
+            rules.iter().position(|(handle, _)| *handle == wanted).ok_or(whole(Errno::ENOENT))
+        };
+        if let Some(old) = request.handle.filter(|_| request.replace) {
+            let at = find(rules, old)?;
+            if let Some(slot) = rules.get_mut(at) {
+                // The kernel gives the new rule a handle of its own.
+                *slot = (handle, rule);
+            }
+            table.drop_anonymous();
+            return Ok(());
+        }
+        let at = match (request.position, request.append) {
+            (Some(position), true) => find(rules, position)?.saturating_add(1),
+            (Some(position), false) => find(rules, position)?,
+            (None, true) => rules.len(),
+            (None, false) => 0,
+        };
+        rules.insert(at, (handle, rule));
+        Ok(())
+    }
+
+    pub(super) fn delete_rules(
+        &mut self,
+        key: &TableKey,
+        chain: Option<&Name>,
+        handle: Option<u64>,
+    ) -> Result<(), Refusal> {
+        let table = self.table_mut(key)?;
+        let place = chain.map(|chain| table.chain_place(chain).ok_or(whole(Errno::ENOENT))).transpose()?;
+        let mut found = false;
+        for (at, chain) in table.chains.iter_mut().enumerate() {
+            if place.is_none_or(|place| place == at) {
+                let before = chain.rules.len();
+                chain.rules.retain(|(number, _)| handle.is_some_and(|handle| handle != *number));
+                found |= chain.rules.len() < before;
+            }
+        }
+        table.drop_anonymous();
+        if handle.is_some() && !found { Err(whole(Errno::ENOENT)) } else { Ok(()) }
+    }
+
+    pub(super) fn add_set(&mut self, mut set: Set, id: Option<u32>, exclusive: bool) -> Result<(), Refusal> {
+        let handle = self.handle();
+        let table = self.table_mut(&set.key.table)?;
+        if id.is_none() || set.key_type.length() == 0 || set.key_type.length() > 64 {
+            return Err(whole(Errno::EINVAL));
+        }
+        if set.key.name.as_str().ends_with("%d") {
+            let stem = set.key.name.as_str().trim_end_matches("%d").to_owned();
+            let names = (0_u32..).map(|number| Name::from_kernel(format!("{stem}{number}").as_bytes()));
+            let mut free = names.filter(|name| table.set_place(name).is_none());
+            set.key.name = free.next().ok_or(whole(Errno::ENFILE))?;
+        }
+        if let Some(place) = table.set_place(&set.key.name) {
+            if exclusive {
+                return Err(whole(Errno::EEXIST));
+            }
+            if let Some(found) = table.sets.get_mut(place) {
+                if found.set.key_type.length() != set.key_type.length() || found.set.all_flags() != set.all_flags() {
+                    return Err(whole(Errno::EEXIST));
+                }
+                found.id = id;
+            }
+            return Ok(());
+        }
+        table.sets.push(FakeSet { set, handle, id, elements: BTreeMap::new() });
+        Ok(())
+    }
+
+    pub(super) fn delete_set(&mut self, key: &TableKey, name: &Name) -> Result<(), Refusal> {
+        let table = self.table_mut(key)?;
+        let place = table.set_place(name).ok_or(whole(Errno::ENOENT))?;
+        if table.uses_set(name) {
+            return Err(whole(Errno::EBUSY));
+        }
+        table.sets.remove(place);
+        Ok(())
+    }
+
+    pub(super) fn add_elements(
+        &mut self,
+        key: &TableKey,
+        set: &SetReference,
+        elements: Vec<Element>,
+        exclusive: bool,
+    ) -> Result<(), Refusal> {
+        let table = self.table_mut(key)?;
+        let place = table.find_set(set).ok_or(whole(Errno::ENOENT))?;
+        for (index, element) in elements.into_iter().enumerate() {
+            table.add_element(place, element, exclusive).map_err(|errno| (errno, Some(index)))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn delete_elements(
+        &mut self,
+        key: &TableKey,
+        name: &Name,
+        elements: Option<Vec<Element>>,
+    ) -> Result<(), Refusal> {
+        let table = self.table_mut(key)?;
+        let place = table.set_place(name).ok_or(whole(Errno::ENOENT))?;
+        let Some(set) = table.sets.get_mut(place) else { return Err(whole(Errno::ENOENT)) };
+        let Some(elements) = elements else {
+            set.elements.clear();
+            return Ok(());
+        };
+        for (index, element) in elements.iter().enumerate() {
+            set.elements.remove(&stored_key(element)).ok_or((Errno::ENOENT, Some(index)))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn add_object(&mut self, object: Object, exclusive: bool) -> Result<(), Refusal> {
+        let handle = self.handle();
+        let table = self.table_mut(&object.key.table)?;
+        if table.object_place(object.key.kind, &object.key.name).is_some() {
+            return if exclusive { Err(whole(Errno::EEXIST)) } else { Ok(()) };
+        }
+        table.objects.push((object, handle));
+        Ok(())
+    }
+
+    pub(super) fn delete_object(&mut self, key: &TableKey, kind: ObjectType, name: &Name) -> Result<(), Refusal> {
+        let table = self.table_mut(key)?;
+        let place = table.object_place(kind, name).ok_or(whole(Errno::ENOENT))?;
+        if table.uses_of_object(kind, name) > 0 {
+            return Err(whole(Errno::EBUSY));
+        }
+        table.objects.remove(place);
+        Ok(())
+    }
+
+    /// Jumps in a circle, or too many in a row.
+    pub(super) fn validate(&self) -> Result<(), Errno> {
+        for table in self.tables.values() {
+            // How deep each chain was when it was walked through without a fault.
+            let mut walked = BTreeMap::new();
+            for chain in table.chains.iter().filter(|chain| chain.chain.base.is_some()) {
+                table.walk(&chain.chain.key.name, &mut Vec::new(), &mut walked)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn stored_key(element: &Element) -> (Value, bool) {
+    match &element.key {
+        ElementKey::End(value) => (value.clone(), true),
+        ElementKey::Value(value) | ElementKey::Range(value, _) => (value.clone(), false),
+        ElementKey::CatchAll => (Value::EMPTY, false),
+    }
+}
+
+/// The chain that a verdict leads to.
+fn leads_to(verdict: &Verdict) -> Option<&Name> {
+    match verdict {
+        Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain),
+        _ => None,
+    }
+}
+
+impl FakeTable {
+    pub(super) fn chain_place(&self, name: &Name) -> Option<usize> {
+        self.chains.iter().position(|chain| chain.chain.key.name == *name)
+    }
+
+    pub(super) fn set_place(&self, name: &Name) -> Option<usize> {
+        self.sets.iter().position(|set| set.set.key.name == *name)
+    }
+
+    pub(super) fn object_place(&self, kind: ObjectType, name: &Name) -> Option<usize> {
+        self.objects.iter().position(|(object, _)| object.key.kind == kind && object.key.name == *name)
+    }
+
+    /// By name, else by the number within the transaction (`nft_set_lookup_global`).
+    fn find_set(&self, wanted: &SetReference) -> Option<usize> {
+        self.set_place(&wanted.name)
+            .or_else(|| self.sets.iter().position(|set| wanted.id.is_some() && set.id == wanted.id))
+    }
+
+    fn expressions(&self) -> impl Iterator<Item = &Expression> {
+        self.chains.iter().flat_map(|chain| &chain.rules).flat_map(|(_, rule)| &rule.expressions)
+    }
+
+    /// Verdicts of the elements of all maps.
+    fn element_verdicts(&self) -> impl Iterator<Item = &Verdict> {
+        self.sets.iter().flat_map(|set| set.elements.values()).filter_map(|element| match &element.data {
+            Some(ElementData::Verdict(verdict)) => Some(verdict),
+            _ => None,
+        })
+    }
+
+    pub(super) fn jumps_to(&self, name: &Name) -> usize {
+        let of_rules = self.expressions().filter_map(|expression| match expression {
+            Expression::Verdict(verdict) => leads_to(verdict),
+            _ => None,
+        });
+        of_rules.chain(self.element_verdicts().filter_map(leads_to)).filter(|chain| *chain == name).count()
+    }
+
+    fn uses_set(&self, name: &Name) -> bool {
+        self.expressions().any(|expression| {
+            let mut used = false;
+            expression.clone().for_each_set(&mut |set| used |= set.name == *name);
+            used
+        })
+    }
+
+    pub(super) fn uses_of_object(&self, kind: ObjectType, name: &Name) -> usize {
+        let of_rules = self.expressions().filter(|expression| {
+            matches!(expression, Expression::ObjectReference { kind: used, name: found } if *used == kind && found == name)
+        });
+        let of_elements = self.sets.iter().flat_map(|set| set.elements.values());
+        let of_elements = of_elements.filter(|element| element.data == Some(ElementData::Object(name.clone())));
+        of_rules.count().saturating_add(of_elements.count())
+    }
+
+    /// Anonymous sets go with the rule that used them.
+    fn drop_anonymous(&mut self) {
+        let gone: Vec<Name> = self
+            .sets
+            .iter()
+            .filter(|set| set.set.flags.contains(SetFlags::ANONYMOUS) && !self.uses_set(&set.set.key.name))
+            .map(|set| set.set.key.name.clone())
+            .collect();
+        self.sets.retain(|set| !gone.contains(&set.set.key.name));
+    }
+
+    /// Finds what a rule names.
+    fn resolve(&self, rule: &mut Rule) -> Result<(), Refusal> {
+        for (index, expression) in rule.expressions.iter_mut().enumerate() {
+            let refuse = |errno| Err((errno, Some(index)));
+            let mut missing = false;
+            expression.for_each_set(&mut |set| match self.find_set(set).and_then(|place| self.sets.get(place)) {
+                Some(found) => *set = SetReference::named(found.set.key.name.clone()),
+                None => missing = true,
+            });
+            if missing {
+                return refuse(Errno::ENOENT);
+            }
+            match expression {
+                Expression::Verdict(verdict) => {
+                    let Some(chain) = leads_to(verdict) else { continue };
+                    match self.chain_place(chain).and_then(|place| self.chains.get(place)) {
+                        None => return refuse(Errno::ENOENT),
+                        Some(found) if found.chain.base.is_some() => return refuse(Errno::EOPNOTSUPP),
+                        Some(_) => {}
+                    }
+                }
+                Expression::ObjectReference { kind, name } if self.object_place(*kind, name).is_none() => {
+                    return refuse(Errno::ENOENT);
+                }
+                Expression::Log { level, group: None, .. } => {
+                    level.get_or_insert(4);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn add_element(&mut self, place: usize, element: Element, exclusive: bool) -> Result<(), Errno> {
+        let set = self.sets.get(place).ok_or(Errno::ENOENT)?;
+        let length = usize::try_from(set.set.key_type.length()).unwrap_or(usize::MAX);
+        let key = stored_key(&element);
+        if element.key != ElementKey::CatchAll && key.0.len() != length {
+            return Err(Errno::EINVAL);
+        }
+        if element.timeout.is_some() && !set.set.flags.contains(SetFlags::TIMEOUT) {
+            return Err(Errno::EINVAL);
+        }
+        match (&set.set.data, &element.data) {
+            _ if key.1 => {}
+            (None, None) | (Some(MapData::Value(_)), Some(ElementData::Value(_))) => {}
+            (Some(MapData::Verdict), Some(ElementData::Verdict(verdict))) => {
+                if leads_to(verdict).is_some_and(|chain| self.chain_place(chain).is_none()) {
+                    return Err(Errno::ENOENT);
+                }
+            }
+            (Some(MapData::Object(kind)), Some(ElementData::Object(name))) => {
+                self.object_place(*kind, name).ok_or(Errno::ENOENT)?;
+            }
+            _ => return Err(Errno::EINVAL),
+        }
+        let limit = set.set.size.and_then(|size| usize::try_from(size).ok());
+        let set = self.sets.get_mut(place).ok_or(Errno::ENOENT)?;
+        if let Some(found) = set.elements.get(&key) {
+            // An end is shared by ranges that were written twice.
+            return if exclusive || found.data != element.data { Err(Errno::EEXIST) } else { Ok(()) };
+        }
+        if limit.is_some_and(|limit| set.elements.len() >= limit) {
+            return Err(Errno::ENFILE);
+        }
+        let mut element = element;
+        element.expiration = element.timeout;
+        set.elements.insert(key, element);
+        Ok(())
+    }
+
+    fn walk(&self, chain: &Name, path: &mut Vec<Name>, walked: &mut BTreeMap<Name, usize>) -> Result<(), Errno> {
+        if path.contains(chain) {
+            return Err(Errno::ELOOP);
+        }
+        if path.len() >= JUMPS {
+            return Err(Errno::EMLINK);
+        }
+        if walked.get(chain).is_some_and(|depth| *depth >= path.len()) {
+            return Ok(());
+        }
+        let Some(found) = self.chain_place(chain).and_then(|place| self.chains.get(place)) else { return Ok(()) };
+        path.push(chain.clone());
+        for expression in found.rules.iter().flat_map(|(_, rule)| &rule.expressions) {
+            match expression {
+                Expression::Verdict(verdict) => {
+                    leads_to(verdict).map_or(Ok(()), |next| self.walk(next, path, walked))?;
+                }
+                Expression::Lookup { set, register: Some(crate::expr::Register::VERDICT), .. } => {
+                    let Some(set) = self.set_place(&set.name).and_then(|place| self.sets.get(place)) else { continue };
+                    for element in set.elements.values() {
+                        if let Some(ElementData::Verdict(verdict)) = &element.data
+                            && let Some(next) = leads_to(verdict)
+                        {
+                            self.walk(next, path, walked)?;
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        path.pop();
+        walked.insert(chain.clone(), path.len());
+        Ok(())
+    }
+
+    pub(super) fn family(&self) -> Family {
+        self.table.key.family
+    }
+}

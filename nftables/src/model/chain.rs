@@ -1,0 +1,220 @@
+//! Chains.
+
+use std::fmt;
+
+use super::{ChainKey, Family};
+
+/// Where in a packet's way a base chain hangs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Hook {
+    /// Before the routing decision.
+    Prerouting,
+    /// For this host.
+    Input,
+    /// For others.
+    Forward,
+    /// From this host.
+    Output,
+    /// After the routing decision.
+    Postrouting,
+    /// From a device. In families `inet` and `netdev`.
+    Ingress,
+    /// To a device. In family `netdev`, since Linux 5.16.
+    Egress,
+    /// One that this library does not know.
+    Other(u32),
+}
+
+impl Hook {
+    /// The number of the hook in this family; `None` for a hook that the family does not have.
+    pub fn number(self, family: Family) -> Option<u32> {
+        match (self, family) {
+            (Hook::Other(number), _) => Some(number),
+            (Hook::Ingress, Family::Netdev) | (Hook::Input, Family::Arp) => Some(0),
+            (Hook::Egress, Family::Netdev) | (Hook::Output, Family::Arp) => Some(1),
+            (Hook::Ingress, Family::Inet) => Some(5),
+            (Hook::Ingress | Hook::Egress, _) | (_, Family::Arp | Family::Netdev) => None,
+            (Hook::Prerouting, _) => Some(0),
+            (Hook::Input, _) => Some(1),
+            (Hook::Forward, _) => Some(2),
+            (Hook::Output, _) => Some(3),
+            (Hook::Postrouting, _) => Some(4),
+        }
+    }
+
+    /// The hook of a number in this family.
+    pub fn from_number(family: Family, number: u32) -> Self {
+        match (family, number) {
+            (Family::Netdev, 0) | (Family::Inet, 5) => Hook::Ingress,
+            (Family::Netdev, 1) => Hook::Egress,
+            (Family::Arp, 0) => Hook::Input,
+            (Family::Arp, 1) | (_, 3) => Hook::Output,
+            (_, 0) => Hook::Prerouting,
+            (_, 1) => Hook::Input,
+            (_, 2) => Hook::Forward,
+            (_, 4) => Hook::Postrouting,
+            (_, other) => Hook::Other(other),
+        }
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Hook::Prerouting => "prerouting",
+            Hook::Input => "input",
+            Hook::Forward => "forward",
+            Hook::Output => "output",
+            Hook::Postrouting => "postrouting",
+            Hook::Ingress => "ingress",
+            Hook::Egress => "egress",
+            Hook::Other(number) => return write!(f, "{number}"),
+        })
+    }
+}
+
+/// Order among the base chains of a hook: smaller is earlier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Priority(pub i32);
+
+impl Priority {
+    /// Before connection tracking.
+    pub const RAW: Priority = Priority(-300);
+    /// Packets are changed.
+    pub const MANGLE: Priority = Priority(-150);
+    /// Destinations are translated.
+    pub const DSTNAT: Priority = Priority(-100);
+    /// Packets are filtered.
+    pub const FILTER: Priority = Priority(0);
+    /// Security labels.
+    pub const SECURITY: Priority = Priority(50);
+    /// Sources are translated.
+    pub const SRCNAT: Priority = Priority(100);
+}
+
+/// The type of a base chain.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum ChainType {
+    /// Decides on packets.
+    Filter,
+    /// Translates addresses: sees the first packet of a connection.
+    Nat,
+    /// Routes anew what was changed. At hook `output`.
+    Route,
+    /// One that this library does not know.
+    Other(String),
+}
+
+impl ChainType {
+    /// The name.
+    pub fn name(&self) -> &str {
+        match self {
+            ChainType::Filter => "filter",
+            ChainType::Nat => "nat",
+            ChainType::Route => "route",
+            ChainType::Other(name) => name,
+        }
+    }
+
+    pub(crate) fn from_name(name: &str) -> Self {
+        match name {
+            "filter" => ChainType::Filter,
+            "nat" => ChainType::Nat,
+            "route" => ChainType::Route,
+            other => ChainType::Other(other.to_owned()),
+        }
+    }
+}
+
+/// What becomes of packets that reach the end of a base chain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// They pass.
+    #[default]
+    Accept,
+    /// They are dropped.
+    Drop,
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Policy::Accept { "accept" } else { "drop" })
+    }
+}
+
+/// What makes a chain see packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BaseChain {
+    /// The type.
+    pub kind: ChainType,
+    /// Where it hangs.
+    pub hook: Hook,
+    /// When it is its turn there.
+    pub priority: Priority,
+    /// What becomes of packets at its end.
+    pub policy: Policy,
+    /// Devices, for hooks `ingress` and `egress`.
+    pub devices: Vec<String>,
+}
+
+impl BaseChain {
+    /// A chain at this hook, with policy `accept`.
+    pub fn new(kind: ChainType, hook: Hook, priority: Priority) -> Self {
+        BaseChain { kind, hook, priority, policy: Policy::Accept, devices: Vec::new() }
+    }
+}
+
+/// A chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Chain {
+    /// What it is known by.
+    pub key: ChainKey,
+    /// What makes it see packets; `None` for a chain that rules jump to.
+    pub base: Option<BaseChain>,
+    /// Text for people. nft takes at most 128 bytes, the kernel has room for 253. Kept since Linux 5.10.
+    pub comment: Option<String>,
+}
+
+impl Chain {
+    /// A chain that rules jump to.
+    pub fn regular(key: ChainKey) -> Self {
+        Chain { key, base: None, comment: None }
+    }
+
+    /// A base chain.
+    pub fn base(key: ChainKey, base: BaseChain) -> Self {
+        Chain { key, base: Some(base), comment: None }
+    }
+
+    /// The same with another policy; a chain that is no base chain stays as it is.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        if let Some(base) = &mut self.base {
+            base.policy = policy;
+        }
+        self
+    }
+
+    /// The same with a comment.
+    #[must_use]
+    pub fn comment(mut self, comment: impl Into<String>) -> Self {
+        self.comment = Some(comment.into());
+        self
+    }
+}
+
+/// A chain as the kernel holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ObservedChain {
+    /// The chain.
+    pub chain: Chain,
+    /// The kernel's number of it.
+    pub handle: u64,
+    /// Number of its rules and of jumps to it.
+    pub references: u32,
+}

@@ -1,0 +1,292 @@
+//! nft's types, by which it prints the bytes of keys and data. The kernel only keeps their numbers.
+
+use std::fmt;
+
+use super::InvalidValue;
+
+/// How the bytes of a value lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ByteOrder {
+    /// Text, or a concatenation.
+    None,
+    /// The machine's.
+    Host,
+    /// Network byte order.
+    Network,
+}
+
+impl ByteOrder {
+    /// nft's number of it.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            ByteOrder::None => 0,
+            ByteOrder::Host => 1,
+            ByteOrder::Network => 2,
+        }
+    }
+}
+
+/// A type by its number in nft (`enum datatypes`).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DataType(pub u32);
+
+macro_rules! types {
+    ($($(#[$doc:meta])* $constant:ident = $number:literal, $name:literal, $length:literal, $order:ident;)*) => {
+        impl DataType {
+            $( $(#[$doc])* pub const $constant: DataType = DataType($number); )*
+
+            const ALL: &'static [(DataType, &'static str, u32, ByteOrder)] = &[
+                $( (DataType::$constant, $name, $length, ByteOrder::$order), )*
+            ];
+        }
+    };
+}
+
+types! {
+    /// An integer whose length the expression decides (with `typeof`); of no length by itself.
+    INTEGER = 4, "integer", 0, Network;
+    /// Text.
+    STRING = 5, "string", 0, None;
+    /// IPv4 address.
+    IPV4_ADDR = 7, "ipv4_addr", 4, Network;
+    /// IPv6 address.
+    IPV6_ADDR = 8, "ipv6_addr", 16, Network;
+    /// Ethernet address.
+    ETHER_ADDR = 9, "ether_addr", 6, Network;
+    /// Ethernet type.
+    ETHER_TYPE = 10, "ether_type", 2, Network;
+    /// IP protocol.
+    INET_PROTO = 12, "inet_proto", 1, Network;
+    /// Port.
+    INET_SERVICE = 13, "inet_service", 2, Network;
+    /// Type of an ICMP message.
+    ICMP_TYPE = 14, "icmp_type", 1, Network;
+    /// Flags of TCP.
+    TCP_FLAG = 15, "tcp_flag", 1, Network;
+    /// Packet mark, and any other 32-bit number of the kernel.
+    MARK = 19, "mark", 4, Host;
+    /// Index of an interface.
+    IFACE_INDEX = 20, "iface_index", 4, Host;
+    /// User.
+    UID = 23, "uid", 4, Host;
+    /// Group.
+    GID = 24, "gid", 4, Host;
+    /// State of a connection.
+    CT_STATE = 26, "ct_state", 4, Host;
+    /// Direction of a connection.
+    CT_DIR = 27, "ct_dir", 1, Host;
+    /// Status of a connection.
+    CT_STATUS = 28, "ct_status", 4, Host;
+    /// Type of an ICMPv6 message.
+    ICMPV6_TYPE = 29, "icmpv6_type", 1, Network;
+    /// Type of a packet.
+    PKT_TYPE = 31, "pkt_type", 1, Host;
+    /// Differentiated services.
+    DSCP = 35, "dscp", 1, Network;
+    /// Type of an address in the routing tables.
+    FIB_ADDR_TYPE = 38, "fib_addrtype", 4, Host;
+    /// Presence.
+    BOOLEAN = 39, "boolean", 1, Host;
+    /// Name of an interface.
+    IFNAME = 41, "ifname", 16, Host;
+    /// `NFPROTO_*`.
+    NF_PROTO = 2, "nf_proto", 1, Host;
+}
+
+impl DataType {
+    /// nft's name; `None` for a type that this library does not know.
+    pub fn name(self) -> Option<&'static str> {
+        self.row().map(|(_, name, _, _)| *name)
+    }
+
+    /// Length of a value in bytes; 0 when it depends on the expression or is not known.
+    pub fn length(self) -> u32 {
+        self.row().map_or(0, |(_, _, length, _)| *length)
+    }
+
+    /// Byte order of a value outside of intervals.
+    pub fn byte_order(self) -> ByteOrder {
+        self.row().map_or(ByteOrder::None, |(_, _, _, order)| *order)
+    }
+
+    fn row(self) -> Option<&'static (DataType, &'static str, u32, ByteOrder)> {
+        DataType::ALL.iter().find(|(known, _, _, _)| *known == self)
+    }
+}
+
+impl fmt::Debug for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "type {}", self.0),
+        }
+    }
+}
+
+/// One field of a key or of data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Field {
+    /// Its type.
+    pub data_type: DataType,
+    /// Its length in bytes.
+    pub length: u32,
+}
+
+impl From<DataType> for Field {
+    fn from(data_type: DataType) -> Self {
+        Field { data_type, length: data_type.length() }
+    }
+}
+
+/// The type of a key or of data: one field, or several as a concatenation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FieldTypes {
+    fields: Vec<Field>,
+}
+
+/// What a field of this length takes of a concatenation: whole registers.
+pub(crate) fn padded(length: u32) -> u32 {
+    length.checked_next_multiple_of(4).unwrap_or(u32::MAX)
+}
+
+/// nft puts the number of each field's type into six bits.
+const TYPE_BITS: u32 = 6;
+const TYPE_MASK: u32 = 0x3f;
+
+impl FieldTypes {
+    /// These fields.
+    ///
+    /// # Errors
+    /// Without fields, with a field without length, or with more than five of them or 64 bytes in all.
+    pub fn new(fields: impl IntoIterator<Item = Field>) -> Result<Self, InvalidValue> {
+        let types = FieldTypes { fields: fields.into_iter().collect() };
+        let invalid = |why| Err(InvalidValue::new(format!("type {types}"), why));
+        if types.fields.is_empty() || types.fields.iter().any(|field| field.length == 0) {
+            return invalid("each field needs a length");
+        }
+        if types.fields.len() > 5 {
+            return invalid("a concatenation has at most five fields");
+        }
+        if types.length() > 64 {
+            return invalid("registers hold at most 64 bytes");
+        }
+        Ok(types)
+    }
+
+    /// These types, each of its own length.
+    ///
+    /// # Errors
+    /// As [`FieldTypes::new`].
+    pub fn of(types: &[DataType]) -> Result<Self, InvalidValue> {
+        FieldTypes::new(types.iter().copied().map(Field::from))
+    }
+
+    /// The fields.
+    pub fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    /// Whether there are several fields.
+    pub fn is_concatenation(&self) -> bool {
+        self.fields.len() > 1
+    }
+
+    /// Length in bytes. Fields of a concatenation are filled up to a multiple of four.
+    pub fn length(&self) -> u32 {
+        match self.fields.as_slice() {
+            [one] => one.length,
+            many => many.iter().map(|field| padded(field.length)).fold(0, u32::saturating_add),
+        }
+    }
+
+    /// nft's number of the type.
+    pub fn number(&self) -> u32 {
+        self.fields.iter().fold(0, |number: u32, field| number.wrapping_shl(TYPE_BITS) | field.data_type.0)
+    }
+
+    pub(crate) fn byte_order(&self) -> ByteOrder {
+        match self.fields.as_slice() {
+            [one] => one.data_type.byte_order(),
+            _ => ByteOrder::None,
+        }
+    }
+
+    /// What the kernel says of a type. `lengths` are those of the fields, when it says them; then there are as many fields, whatever
+    /// the number says.
+    pub(crate) fn from_kernel(number: u32, length: u32, lengths: &[u32]) -> Self {
+        let mut rest = number;
+        if lengths.len() > 1 {
+            let mut fields: Vec<Field> = Vec::new();
+            for (place, length) in lengths.iter().enumerate().rev() {
+                // What is too much for as many fields stays with the first, so that the number is written as it was read.
+                let data_type = DataType(if place == 0 { rest } else { rest & TYPE_MASK });
+                rest = rest.wrapping_shr(TYPE_BITS);
+                fields.push(Field { data_type, length: *length });
+            }
+            fields.reverse();
+            return FieldTypes { fields };
+        }
+        let mut types = Vec::new();
+        while rest != 0 {
+            types.push(DataType(rest & TYPE_MASK));
+            rest = rest.wrapping_shr(TYPE_BITS);
+        }
+        types.reverse();
+        let mut fields: Vec<Field> = types.iter().copied().map(Field::from).collect();
+        let known = fields.iter().map(|field| padded(field.length)).fold(0, u32::saturating_add);
+        let open: Vec<&mut Field> = fields.iter_mut().filter(|field| field.length == 0).collect();
+        // Types without a length of their own share what is left: a number of four bytes each, as a rule.
+        let share = u32::try_from(open.len()).ok().and_then(|count| length.saturating_sub(known).checked_div(count));
+        for field in open {
+            field.length = share.unwrap_or_default();
+        }
+        let found = FieldTypes { fields };
+        if found.is_concatenation() && found.length() == length {
+            return found;
+        }
+        FieldTypes { fields: vec![Field { data_type: DataType(number), length }] }
+    }
+
+    /// Whether nft knows the types without being told what values are made of.
+    pub(crate) fn has_names(&self) -> bool {
+        let unqualified = [DataType::INTEGER, DataType::STRING];
+        self.fields.iter().all(|field| field.data_type.name().is_some() && !unqualified.contains(&field.data_type))
+    }
+}
+
+impl fmt::Display for FieldTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, field) in self.fields.iter().enumerate() {
+            if place > 0 {
+                f.write_str(" . ")?;
+            }
+            write!(f, "{:?}", field.data_type)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_says_of_types_is_said_again() {
+        let cases: [(u32, u32, &[u32]); 6] = [
+            (DataType::IPV4_ADDR.0, 4, &[]),
+            (0x1cd, 8, &[]),
+            (0x1cd, 8, &[4, 2]),
+            // Types that nobody knows, more numbers than lengths, and the other way round.
+            (0, 24, &[8, 8, 8]),
+            (u32::MAX, 8, &[4, 4]),
+            (u32::MAX, 7, &[]),
+        ];
+        for (number, length, lengths) in cases {
+            let types = FieldTypes::from_kernel(number, length, lengths);
+            assert_eq!((types.number(), types.length()), (number, length), "{types:?}");
+            assert_eq!(types.is_concatenation(), number == 0x1cd || lengths.len() > 1);
+        }
+        assert_eq!(FieldTypes::from_kernel(1, 1, &[u32::MAX, u32::MAX]).length(), u32::MAX);
+    }
+}

@@ -1,0 +1,149 @@
+//! Elements of sets and maps.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::{Name, Value};
+use crate::expr::Expression;
+
+/// What becomes of a packet.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// It passes this base chain.
+    Accept,
+    /// It is dropped.
+    Drop,
+    /// The next rule.
+    Continue,
+    /// Back to the chain that jumped here.
+    Return,
+    /// To a chain, and back.
+    Jump(Name),
+    /// To a chain, and not back here.
+    Goto(Name),
+    /// Another one: `NF_QUEUE` with its bits, for example.
+    Other(i32),
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Accept => f.write_str("accept"),
+            Verdict::Drop => f.write_str("drop"),
+            Verdict::Continue => f.write_str("continue"),
+            Verdict::Return => f.write_str("return"),
+            Verdict::Jump(chain) => write!(f, "jump {chain}"),
+            Verdict::Goto(chain) => write!(f, "goto {chain}"),
+            Verdict::Other(code) => write!(f, "verdict {code}"),
+        }
+    }
+}
+
+/// What an element is known by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum ElementKey {
+    /// One value. In a set of intervals of one field, the start of a range.
+    Value(Value),
+    /// From the first to the last value, both included.
+    Range(Value, Value),
+    /// The end of a range in a set of intervals of one field: the first value behind it. Only read where elements are streamed;
+    /// whole sets are given with [`Range`](ElementKey::Range).
+    End(Value),
+    /// Whatever no other element holds. Since Linux 5.13.
+    CatchAll,
+}
+
+impl ElementKey {
+    /// The value, or the first one.
+    pub(crate) fn start(&self) -> Option<&Value> {
+        match self {
+            ElementKey::Value(value) | ElementKey::Range(value, _) | ElementKey::End(value) => Some(value),
+            ElementKey::CatchAll => None,
+        }
+    }
+}
+
+/// What a map says of a key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ElementData {
+    /// A verdict.
+    Verdict(Verdict),
+    /// A value.
+    Value(Value),
+    /// The name of an object.
+    Object(Name),
+}
+
+/// An element.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Element {
+    /// What it is known by.
+    pub key: ElementKey,
+    /// What a map says of it.
+    pub data: Option<ElementData>,
+    /// Time-out, in whole milliseconds. `None` for the set's.
+    pub timeout: Option<Duration>,
+    /// How long it still lives; only read.
+    pub expiration: Option<Duration>,
+    /// Counters and the like.
+    pub expressions: Vec<Expression>,
+    /// Text for people. nft takes at most 128 bytes, the kernel has room for 253.
+    pub comment: Option<Box<str>>,
+}
+
+impl Element {
+    /// An element with this key.
+    pub fn new(key: ElementKey) -> Self {
+        Element { key, data: None, timeout: None, expiration: None, expressions: Vec::new(), comment: None }
+    }
+
+    /// An element of one value.
+    pub fn value(value: impl Into<Value>) -> Self {
+        Element::new(ElementKey::Value(value.into()))
+    }
+
+    /// An element of all values from the first to the last, compared byte by byte: numbers must be in network byte order
+    /// ([`Value::be32`]).
+    pub fn range(first: impl Into<Value>, last: impl Into<Value>) -> Self {
+        Element::new(ElementKey::Range(first.into(), last.into()))
+    }
+
+    /// The same in a map to values.
+    #[must_use]
+    pub fn maps_to(mut self, data: impl Into<Value>) -> Self {
+        self.data = Some(ElementData::Value(data.into()));
+        self
+    }
+
+    /// The same in a map to verdicts.
+    #[must_use]
+    pub fn verdict(mut self, verdict: Verdict) -> Self {
+        self.data = Some(ElementData::Verdict(verdict));
+        self
+    }
+
+    /// The same in a map to objects.
+    #[must_use]
+    pub fn object(mut self, name: Name) -> Self {
+        self.data = Some(ElementData::Object(name));
+        self
+    }
+
+    /// The same with a time-out.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The same with a comment.
+    #[must_use]
+    pub fn comment(mut self, comment: impl Into<Box<str>>) -> Self {
+        self.comment = Some(comment.into());
+        self
+    }
+}

@@ -1,0 +1,226 @@
+//! What tables, chains, sets and objects are known by.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::InvalidValue;
+use crate::uapi::NFT_NAME_MAXLEN;
+
+/// The name of a table, chain, set or object: 1 to 255 bytes without NUL. Cheap to clone.
+///
+/// The kernel takes any bytes; a name that is not UTF-8 is read with replacement characters.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Arc<str>);
+
+impl Name {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// When it is empty, longer than 255 bytes, or has a NUL or control character.
+    pub fn new(name: &str) -> Result<Self, InvalidValue> {
+        let invalid = |why| Err(InvalidValue::new(format!("name {name:?}"), why));
+        if name.is_empty() {
+            return invalid("it is empty");
+        }
+        if name.len() >= NFT_NAME_MAXLEN {
+            return invalid("it is longer than 255 bytes");
+        }
+        if name.chars().any(char::is_control) {
+            return invalid("it has a control character");
+        }
+        Ok(Name(name.into()))
+    }
+
+    pub(crate) fn from_kernel(bytes: &[u8]) -> Self {
+        Name(String::from_utf8_lossy(bytes).into())
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether nft can read the name: letters, digits, `/`, `\`, `-`, `_` and `.`, not a digit first.
+    pub fn is_plain(&self) -> bool {
+        let other = |c: char| c.is_ascii_alphanumeric() || "/\\-_.".contains(c);
+        self.0.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && self.0.chars().all(other)
+    }
+}
+
+/// Control characters, which only names that were read can have, are replaced: they could end a line.
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.replace(char::is_control, "\u{fffd}"))
+    }
+}
+
+impl FromStr for Name {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        Name::new(text)
+    }
+}
+
+/// Which packets a table sees (`NFPROTO_*`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Family {
+    /// IPv4 and IPv6.
+    Inet,
+    /// IPv4.
+    Ip,
+    /// IPv6.
+    Ip6,
+    /// ARP.
+    Arp,
+    /// Bridges.
+    Bridge,
+    /// Devices.
+    Netdev,
+    /// One that this library does not know.
+    Other(u8),
+}
+
+impl Family {
+    const ALL: [(Family, u8, &'static str); 6] = [
+        (Family::Inet, 1, "inet"),
+        (Family::Ip, 2, "ip"),
+        (Family::Arp, 3, "arp"),
+        (Family::Netdev, 5, "netdev"),
+        (Family::Bridge, 7, "bridge"),
+        (Family::Ip6, 10, "ip6"),
+    ];
+
+    /// `NFPROTO_*`.
+    pub fn number(self) -> u8 {
+        match self {
+            Family::Other(number) => number,
+            known => Family::ALL.iter().find(|(family, _, _)| *family == known).map_or(0, |(_, number, _)| *number),
+        }
+    }
+
+    /// The family of a number.
+    pub fn from_number(number: u8) -> Self {
+        Family::ALL
+            .iter()
+            .find(|(_, known, _)| *known == number)
+            .map_or(Family::Other(number), |(family, _, _)| *family)
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Family::ALL.iter().find(|(family, _, _)| family == self) {
+            Some((_, _, name)) => f.write_str(name),
+            None => write!(f, "{}", self.number()),
+        }
+    }
+}
+
+/// What a table is known by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TableKey {
+    /// Which packets it sees.
+    pub family: Family,
+    /// Its name.
+    pub name: Name,
+}
+
+impl TableKey {
+    /// A table of this family and name.
+    ///
+    /// # Errors
+    /// When the name is none: see [`Name::new`].
+    pub fn new(family: Family, name: &str) -> Result<Self, InvalidValue> {
+        Ok(TableKey { family, name: Name::new(name)? })
+    }
+
+    /// A chain of the table.
+    ///
+    /// # Errors
+    /// When the name is none.
+    pub fn chain(&self, name: &str) -> Result<ChainKey, InvalidValue> {
+        Ok(ChainKey { table: self.clone(), name: Name::new(name)? })
+    }
+
+    /// A set or map of the table.
+    ///
+    /// # Errors
+    /// When the name is none.
+    pub fn set(&self, name: &str) -> Result<SetKey, InvalidValue> {
+        Ok(SetKey { table: self.clone(), name: Name::new(name)? })
+    }
+
+    /// An object of the table.
+    ///
+    /// # Errors
+    /// When the name is none.
+    pub fn object(&self, kind: super::ObjectType, name: &str) -> Result<ObjectKey, InvalidValue> {
+        Ok(ObjectKey { table: self.clone(), kind, name: Name::new(name)? })
+    }
+}
+
+impl fmt::Display for TableKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.family, self.name)
+    }
+}
+
+/// What a chain is known by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChainKey {
+    /// Its table.
+    pub table: TableKey,
+    /// Its name.
+    pub name: Name,
+}
+
+impl fmt::Display for ChainKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.table, self.name)
+    }
+}
+
+/// What a set or map is known by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SetKey {
+    /// Its table.
+    pub table: TableKey,
+    /// Its name.
+    pub name: Name,
+}
+
+impl fmt::Display for SetKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.table, self.name)
+    }
+}
+
+/// What an object is known by: objects of different kinds may have one name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey {
+    /// Its table.
+    pub table: TableKey,
+    /// Its kind.
+    pub kind: super::ObjectType,
+    /// Its name.
+    pub name: Name,
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.table, self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_was_read_stays_on_its_line() {
+        assert_eq!(Name::from_kernel(b"t\nflush ruleset").to_string(), "t\u{fffd}flush ruleset");
+        assert!(Name::new("t\nflush ruleset").is_err());
+    }
+}

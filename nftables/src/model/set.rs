@@ -1,0 +1,223 @@
+//! Sets and maps.
+
+use std::time::Duration;
+
+use bitflags::bitflags;
+
+use super::{FieldTypes, InvalidValue, ObjectType, SetKey};
+use crate::expr::Expression;
+use crate::operand::Operand;
+use crate::typing::{self, About};
+
+bitflags! {
+    /// `NFT_SET_*`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct SetFlags: u32 {
+        /// Goes with the rule that uses it.
+        const ANONYMOUS = 0x1;
+        /// Elements do not change while rules use it.
+        const CONSTANT = 0x2;
+        /// Elements may be ranges.
+        const INTERVAL = 0x4;
+        /// Elements have data.
+        const MAP = 0x8;
+        /// Elements may time out.
+        const TIMEOUT = 0x10;
+        /// Rules add elements.
+        const DYNAMIC = 0x20;
+        /// Data are objects.
+        const OBJECT = 0x40;
+        /// The key is a concatenation. Only set with [`INTERVAL`](SetFlags::INTERVAL). Since Linux 5.6.
+        const CONCATENATION = 0x80;
+        /// Elements have expressions. Since Linux 5.11.
+        const EXPRESSION = 0x100;
+        const _ = !0;
+    }
+}
+
+/// What the kernel shall save when it chooses an implementation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SetPolicy {
+    /// Time.
+    #[default]
+    Performance,
+    /// Memory.
+    Memory,
+}
+
+/// What the elements of a map have besides their keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MapData {
+    /// A verdict.
+    Verdict,
+    /// A value.
+    Value(FieldTypes),
+    /// The name of an object.
+    Object(ObjectType),
+}
+
+/// A set or map, without its elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Set {
+    /// What it is known by.
+    pub key: SetKey,
+    /// Type of the keys.
+    pub key_type: FieldTypes,
+    /// Data, for a map.
+    pub data: Option<MapData>,
+    /// Flags besides [`MAP`](SetFlags::MAP), [`OBJECT`](SetFlags::OBJECT) and [`CONCATENATION`](SetFlags::CONCATENATION), which
+    /// follow from the types.
+    pub flags: SetFlags,
+    /// Time-out of elements without one of their own, in whole milliseconds.
+    pub timeout: Option<Duration>,
+    /// How often elements that have timed out are removed, in whole milliseconds.
+    pub gc_interval: Option<Duration>,
+    /// Greatest number of elements.
+    pub size: Option<u32>,
+    /// What the kernel shall save.
+    pub policy: SetPolicy,
+    /// Expressions of each element, such as a counter.
+    pub expressions: Vec<Expression>,
+    /// Text for people. nft takes at most 128 bytes, the kernel has room for 253.
+    pub comment: Option<String>,
+    /// What the keys are made of, field by field; empty when only their types are known. nft prints such a set with `typeof` and takes
+    /// numbers of `numgen` only there.
+    pub key_typeof: Vec<Operand>,
+    /// What the data are made of, in the same way.
+    pub data_typeof: Vec<Operand>,
+    /// What else programs keep with it, as nft lays it out: type, length, value. Written unchanged.
+    pub userdata: Vec<u8>,
+}
+
+impl Set {
+    /// A set of keys.
+    pub fn new(key: SetKey, key_type: FieldTypes) -> Self {
+        Set {
+            key,
+            key_type,
+            data: None,
+            flags: SetFlags::empty(),
+            timeout: None,
+            gc_interval: None,
+            size: None,
+            policy: SetPolicy::Performance,
+            expressions: Vec::new(),
+            comment: None,
+            key_typeof: Vec::new(),
+            data_typeof: Vec::new(),
+            userdata: Vec::new(),
+        }
+    }
+
+    /// A set of keys that are made of these operands.
+    ///
+    /// # Errors
+    /// When they are too long, or nft keeps no notes of one of them: it does so of header fields, [`Operand::Meta`],
+    /// [`Operand::Ct`] and [`Operand::Numgen`].
+    pub fn typeof_set(key: SetKey, operands: &[Operand]) -> Result<Self, InvalidValue> {
+        Ok(Set { key_typeof: operands.to_vec(), ..Set::new(key, types_of(operands, About::Key)?) })
+    }
+
+    /// A map whose keys and values are made of these operands. Ports among the values are noted as those of TCP, whatever the protocol:
+    /// nft takes no others in a translation.
+    ///
+    /// # Errors
+    /// As [`Set::typeof_set`].
+    pub fn typeof_map(key: SetKey, operands: &[Operand], data: &[Operand]) -> Result<Self, InvalidValue> {
+        let set = Set::typeof_set(key, operands)?;
+        Ok(Set { data: Some(MapData::Value(types_of(data, About::Data)?)), data_typeof: data.to_vec(), ..set })
+    }
+
+    /// A map of verdicts whose keys are made of these operands.
+    ///
+    /// # Errors
+    /// As [`Set::typeof_set`].
+    pub fn typeof_verdict_map(key: SetKey, operands: &[Operand]) -> Result<Self, InvalidValue> {
+        Ok(Set { data: Some(MapData::Verdict), ..Set::typeof_set(key, operands)? })
+    }
+
+    /// A map from keys to values.
+    pub fn map(key: SetKey, key_type: FieldTypes, data: FieldTypes) -> Self {
+        Set { data: Some(MapData::Value(data)), ..Set::new(key, key_type) }
+    }
+
+    /// A map from keys to verdicts.
+    pub fn verdict_map(key: SetKey, key_type: FieldTypes) -> Self {
+        Set { data: Some(MapData::Verdict), ..Set::new(key, key_type) }
+    }
+
+    /// A map from keys to objects.
+    pub fn object_map(key: SetKey, key_type: FieldTypes, objects: ObjectType) -> Self {
+        Set { data: Some(MapData::Object(objects)), ..Set::new(key, key_type) }
+    }
+
+    /// The same with more flags.
+    #[must_use]
+    pub fn flags(mut self, flags: SetFlags) -> Self {
+        self.flags |= flags;
+        self
+    }
+
+    /// The same with elements that time out.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.flags |= SetFlags::TIMEOUT;
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The same with a greatest number of elements.
+    #[must_use]
+    pub fn size(mut self, size: u32) -> Self {
+        self.size = Some(size);
+        self
+    }
+
+    /// The same with a comment.
+    #[must_use]
+    pub fn comment(mut self, comment: impl Into<String>) -> Self {
+        self.comment = Some(comment.into());
+        self
+    }
+
+    /// All flags that the kernel is told.
+    pub fn all_flags(&self) -> SetFlags {
+        let mut flags = self.flags;
+        match &self.data {
+            Some(MapData::Object(_)) => flags |= SetFlags::OBJECT,
+            Some(_) => flags |= SetFlags::MAP,
+            None => {}
+        }
+        if self.is_concatenated_interval() {
+            flags |= SetFlags::CONCATENATION;
+        }
+        flags
+    }
+
+    /// Whether elements carry both ends of a range; otherwise a range is two elements, start and end.
+    pub fn is_concatenated_interval(&self) -> bool {
+        self.flags.contains(SetFlags::INTERVAL) && self.key_type.is_concatenation()
+    }
+}
+
+/// The types of operands that nft can note.
+fn types_of(operands: &[Operand], about: About) -> Result<FieldTypes, InvalidValue> {
+    if typing::put_operands(operands, about).is_none() {
+        return Err(InvalidValue::new("a set", "nft keeps no notes of one of its operands; give the types instead"));
+    }
+    FieldTypes::new(operands.iter().map(Operand::field))
+}
+
+/// A set as the kernel holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ObservedSet {
+    /// The set.
+    pub set: Set,
+    /// The kernel's number of it.
+    pub handle: u64,
+    /// Number of elements, on kernels that say it (6.16).
+    pub count: Option<u32>,
+}

@@ -1,0 +1,59 @@
+//! Tables.
+
+use bitflags::bitflags;
+
+use super::TableKey;
+
+bitflags! {
+    /// `NFT_TABLE_F_*`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct TableFlags: u32 {
+        /// Its base chains see no packets.
+        const DORMANT = 1;
+        /// It goes when the socket that made it is closed, and nobody else may change it. Since Linux 5.12.
+        const OWNER = 2;
+        /// It stays without an owner. Since Linux 6.9.
+        const PERSIST = 4;
+        const _ = !0;
+    }
+}
+
+/// A table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Table {
+    /// What it is known by.
+    pub key: TableKey,
+    /// Flags.
+    pub flags: TableFlags,
+    /// Text for people. nft takes at most 128 bytes, the kernel has room for 253. Kept since Linux 5.10.
+    pub comment: Option<String>,
+}
+
+impl Table {
+    /// A table without flags.
+    pub fn new(key: TableKey) -> Self {
+        Table { key, flags: TableFlags::empty(), comment: None }
+    }
+
+    /// The same with a comment.
+    #[must_use]
+    pub fn comment(mut self, comment: impl Into<String>) -> Self {
+        self.comment = Some(comment.into());
+        self
+    }
+}
+
+/// A table as the kernel holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ObservedTable {
+    /// The table.
+    pub table: Table,
+    /// The kernel's number of it.
+    pub handle: u64,
+    /// Number of chains, sets and objects in it.
+    pub references: u32,
+    /// Netlink port of its owner.
+    pub owner: Option<u32>,
+}

@@ -1,0 +1,207 @@
+//! Bytes of a register: keys, data, constants.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::InvalidValue;
+use crate::uapi::NFT_DATA_VALUE_MAXLEN;
+
+/// What fits without memory of its own: an IPv6 address, a protocol, a port and a number.
+const INLINE: usize = 30;
+
+/// Bytes as registers hold them, at most 64: addresses and ports in network byte order, marks and numbers in the machine's.
+#[derive(Clone)]
+pub struct Value(Repr);
+
+#[derive(Clone)]
+enum Repr {
+    Inline(u8, [u8; INLINE]),
+    Heap(Box<[u8]>),
+}
+
+impl Value {
+    /// No bytes.
+    pub const EMPTY: Value = Value(Repr::Inline(0, [0; INLINE]));
+
+    /// These bytes.
+    ///
+    /// # Errors
+    /// When there are more than 64.
+    pub fn new(bytes: &[u8]) -> Result<Self, InvalidValue> {
+        if bytes.len() > NFT_DATA_VALUE_MAXLEN {
+            return Err(InvalidValue::new(format!("a value of {} bytes", bytes.len()), "registers hold at most 64"));
+        }
+        Ok(Value::of(bytes))
+    }
+
+    /// As [`Value::new`], for bytes that are known to be few.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let mut inline = [0; INLINE];
+        match (inline.get_mut(..bytes.len()), u8::try_from(bytes.len())) {
+            (Some(place), Ok(length)) => {
+                place.copy_from_slice(bytes);
+                Value(Repr::Inline(length, inline))
+            }
+            _ => Value(Repr::Heap(bytes.into())),
+        }
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            Repr::Inline(length, bytes) => bytes.get(..usize::from(*length)).unwrap_or_default(),
+            Repr::Heap(bytes) => bytes,
+        }
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.as_bytes().len()
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A port or another 16-bit number of a packet.
+    pub fn port(port: u16) -> Self {
+        Value::of(&port.to_be_bytes())
+    }
+
+    /// A protocol number or another byte.
+    pub fn byte(byte: u8) -> Self {
+        Value::of(&[byte])
+    }
+
+    /// A packet mark or another 32-bit number of the kernel, in the machine's byte order.
+    pub fn mark(mark: u32) -> Self {
+        Value::of(&mark.to_ne_bytes())
+    }
+
+    /// A 32-bit number in network byte order.
+    pub fn be32(number: u32) -> Self {
+        Value::of(&number.to_be_bytes())
+    }
+
+    /// The name of an interface, filled up to 16 bytes.
+    ///
+    /// # Errors
+    /// When it is longer than 15 bytes.
+    pub fn interface(name: &str) -> Result<Self, InvalidValue> {
+        let mut bytes = [0; 16];
+        match bytes.get_mut(..name.len()) {
+            Some(place) if name.len() < 16 => place.copy_from_slice(name.as_bytes()),
+            _ => return Err(InvalidValue::new(format!("interface {name:?}"), "names have at most 15 bytes")),
+        }
+        Ok(Value::of(&bytes))
+    }
+
+    /// Several values one after another, each filled up to a multiple of four bytes: the key of a concatenation.
+    ///
+    /// # Errors
+    /// When there are more than 64 bytes.
+    pub fn concat(fields: &[Value]) -> Result<Self, InvalidValue> {
+        let mut inline = [0; INLINE];
+        if let Some(length) = fill(&mut inline, fields).and_then(|length| u8::try_from(length).ok()) {
+            return Ok(Value(Repr::Inline(length, inline)));
+        }
+        let mut bytes = [0; NFT_DATA_VALUE_MAXLEN];
+        let length = fill(&mut bytes, fields)
+            .ok_or_else(|| InvalidValue::new("a concatenation", "registers hold at most 64 bytes"))?;
+        Ok(Value::of(bytes.get(..length).unwrap_or_default()))
+    }
+
+    /// The next greater value of this length; `None` behind the greatest.
+    pub fn successor(&self) -> Option<Value> {
+        let mut bytes = self.as_bytes().to_vec();
+        for byte in bytes.iter_mut().rev() {
+            let (next, overflow) = byte.overflowing_add(1);
+            *byte = next;
+            if !overflow {
+                return Some(Value::of(&bytes));
+            }
+        }
+        None
+    }
+
+    /// The next smaller value of this length; `None` before zero.
+    pub fn predecessor(&self) -> Option<Value> {
+        let mut bytes = self.as_bytes().to_vec();
+        for byte in bytes.iter_mut().rev() {
+            let (next, overflow) = byte.overflowing_sub(1);
+            *byte = next;
+            if !overflow {
+                return Some(Value::of(&bytes));
+            }
+        }
+        None
+    }
+}
+
+/// Writes fields one behind the other; the length of all, or `None` without room.
+fn fill(bytes: &mut [u8], fields: &[Value]) -> Option<usize> {
+    let mut length = 0_usize;
+    for field in fields {
+        let field = field.as_bytes();
+        bytes.get_mut(length..length.checked_add(field.len())?)?.copy_from_slice(field);
+        length = length.checked_add(field.len().next_multiple_of(4))?;
+    }
+    (length <= bytes.len()).then_some(length)
+}
+
+impl From<Ipv4Addr> for Value {
+    fn from(address: Ipv4Addr) -> Self {
+        Value::of(&address.octets())
+    }
+}
+
+impl From<Ipv6Addr> for Value {
+    fn from(address: Ipv6Addr) -> Self {
+        Value::of(&address.octets())
+    }
+}
+
+impl From<IpAddr> for Value {
+    fn from(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => address.into(),
+        }
+    }
+}
+
+impl PartialEq for Value {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Value {}
+
+impl PartialOrd for Value {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Value {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl Hash for Value {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("0x")?;
+        self.as_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}

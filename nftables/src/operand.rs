@@ -1,0 +1,263 @@
+//! What a rule can read: the left side of a match, the key of a map.
+
+use crate::expr::{
+    CtKey, Direction, Expression, FibFlags, FibResult, HeaderBase, MetaKey, NumgenKind, Register, SetReference,
+};
+use crate::model::{DataType, Field, FieldTypes, InvalidValue, Value, padded};
+
+/// A value that expressions compute from a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operand {
+    /// Bytes of a header.
+    Payload {
+        /// Which header.
+        base: HeaderBase,
+        /// First byte in it.
+        offset: u32,
+        /// Type and number of bytes.
+        field: Field,
+    },
+    /// What goes with a packet.
+    Meta(MetaKey),
+    /// A part of the connection.
+    Ct(CtKey, Option<Direction>),
+    /// What the routing tables say.
+    Fib(FibResult, FibFlags),
+    /// A number.
+    Numgen {
+        /// Random, or one after another.
+        kind: NumgenKind,
+        /// Numbers are below this.
+        modulus: u32,
+        /// Added to the number.
+        offset: u32,
+    },
+    /// A number of other operands: the same values give the same number.
+    Hash {
+        /// The operands.
+        of: Vec<Operand>,
+        /// Numbers are below this.
+        modulus: u32,
+        /// Start value; without one the kernel chooses it.
+        seed: Option<u32>,
+        /// Added to the number.
+        offset: u32,
+    },
+    /// Some bits of an operand.
+    Masked(Box<Operand>, Value),
+    /// What a map has for other operands.
+    Map {
+        /// The map.
+        map: SetReference,
+        /// The key.
+        key: Vec<Operand>,
+        /// The type of its data.
+        data: FieldTypes,
+    },
+}
+
+/// Which version of IP a header field belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IpVersion {
+    V4,
+    V6,
+}
+
+impl Operand {
+    const fn payload(base: HeaderBase, offset: u32, data_type: DataType, length: u32) -> Self {
+        Operand::Payload { base, offset, field: Field { data_type, length } }
+    }
+
+    /// IPv4 source.
+    pub const IP_SADDR: Operand = Operand::payload(HeaderBase::Network, 12, DataType::IPV4_ADDR, 4);
+    /// IPv4 destination.
+    pub const IP_DADDR: Operand = Operand::payload(HeaderBase::Network, 16, DataType::IPV4_ADDR, 4);
+    /// IPv6 source.
+    pub const IP6_SADDR: Operand = Operand::payload(HeaderBase::Network, 8, DataType::IPV6_ADDR, 16);
+    /// IPv6 destination.
+    pub const IP6_DADDR: Operand = Operand::payload(HeaderBase::Network, 24, DataType::IPV6_ADDR, 16);
+    /// Source port of TCP, UDP and the like.
+    pub const SPORT: Operand = Operand::payload(HeaderBase::Transport, 0, DataType::INET_SERVICE, 2);
+    /// Destination port of TCP, UDP and the like.
+    pub const DPORT: Operand = Operand::payload(HeaderBase::Transport, 2, DataType::INET_SERVICE, 2);
+    /// Transport protocol.
+    pub const L4PROTO: Operand = Operand::Meta(MetaKey::L4Proto);
+    /// IPv4 or IPv6.
+    pub const NFPROTO: Operand = Operand::Meta(MetaKey::NfProto);
+    /// Packet mark.
+    pub const MARK: Operand = Operand::Meta(MetaKey::Mark);
+    /// Name of the device that the packet came by.
+    pub const IIFNAME: Operand = Operand::Meta(MetaKey::IifName);
+    /// Name of the device that the packet leaves by.
+    pub const OIFNAME: Operand = Operand::Meta(MetaKey::OifName);
+    /// State of the connection.
+    pub const CT_STATE: Operand = Operand::Ct(CtKey::State, None);
+    /// Status of the connection.
+    pub const CT_STATUS: Operand = Operand::Ct(CtKey::Status, None);
+    /// Connection mark.
+    pub const CT_MARK: Operand = Operand::Ct(CtKey::Mark, None);
+    /// Type of the destination in the routing tables: local, for example.
+    pub const FIB_DADDR_TYPE: Operand = Operand::Fib(FibResult::AddressType, FibFlags::DADDR);
+
+    /// A random number below `modulus`: four bytes in the machine's byte order, as [`Value::mark`] has them.
+    pub fn random(modulus: u32) -> Self {
+        Operand::Numgen { kind: NumgenKind::Random, modulus, offset: 0 }
+    }
+
+    /// A number below `modulus` that is the same for the same values: four bytes in the machine's byte order, as [`Value::mark`] has them.
+    pub fn hash(of: impl Into<Vec<Operand>>, modulus: u32) -> Self {
+        Operand::Hash { of: of.into(), modulus, seed: None, offset: 0 }
+    }
+
+    /// Some bits of this.
+    #[must_use]
+    pub fn masked(self, mask: Value) -> Self {
+        Operand::Masked(Box::new(self), mask)
+    }
+
+    /// What a map has for a key.
+    pub fn map(key: impl Into<Vec<Operand>>, map: impl Into<SetReference>, data: FieldTypes) -> Self {
+        Operand::Map { map: map.into(), key: key.into(), data }
+    }
+
+    /// Type and length.
+    pub fn field(&self) -> Field {
+        match self {
+            Operand::Payload { field, .. } => *field,
+            Operand::Masked(operand, _) => operand.field(),
+            Operand::Meta(key) => meta_type(*key).into(),
+            Operand::Ct(key, _) => ct_field(*key),
+            Operand::Fib(result, flags) => fib_type(*result, *flags).into(),
+            Operand::Numgen { .. } | Operand::Hash { .. } | Operand::Map { .. } => {
+                Field { data_type: DataType::INTEGER, length: self.length() }
+            }
+        }
+    }
+
+    /// Length in bytes.
+    pub fn length(&self) -> u32 {
+        match self {
+            Operand::Payload { field, .. } => field.length,
+            Operand::Masked(operand, _) => operand.length(),
+            Operand::Map { data, .. } => data.length(),
+            Operand::Meta(key) => meta_type(*key).length(),
+            Operand::Ct(key, _) => ct_field(*key).length,
+            Operand::Fib(result, flags) => fib_type(*result, *flags).length(),
+            Operand::Numgen { .. } | Operand::Hash { .. } => 4,
+        }
+    }
+
+    /// The IP version whose header it is in.
+    pub(crate) fn ip_version(&self) -> Option<IpVersion> {
+        match self {
+            Operand::Payload { base: HeaderBase::Network, field, .. } => match field.data_type {
+                DataType::IPV4_ADDR => Some(IpVersion::V4),
+                DataType::IPV6_ADDR => Some(IpVersion::V6),
+                _ => None,
+            },
+            Operand::Masked(operand, _) => operand.ip_version(),
+            Operand::Hash { of, .. } | Operand::Map { key: of, .. } => of.iter().find_map(Operand::ip_version),
+            _ => None,
+        }
+    }
+
+    /// Appends expressions that put the value at a register.
+    ///
+    /// # Errors
+    /// When the registers have no room for it.
+    pub fn load(&self, register: Register, out: &mut Vec<Expression>) -> Result<(), InvalidValue> {
+        if !register.has_room(self.length()) {
+            return Err(InvalidValue::new("an operand", "the registers hold at most 64 bytes; use fewer fields"));
+        }
+        let expression = match self {
+            Operand::Payload { base, offset, field } => {
+                Expression::Payload { base: *base, offset: *offset, length: field.length, register }
+            }
+            Operand::Meta(key) => Expression::Meta { key: *key, register },
+            Operand::Ct(key, direction) => Expression::Ct { key: *key, direction: *direction, register },
+            Operand::Fib(result, flags) => Expression::Fib { result: *result, flags: *flags, register },
+            Operand::Numgen { kind, modulus, offset } => {
+                Expression::Numgen { kind: *kind, modulus: *modulus, offset: *offset, register }
+            }
+            Operand::Hash { of, modulus, seed, offset } => {
+                let length = load_all(of, register, out)?;
+                Expression::Hash { source: register, length, modulus: *modulus, seed: *seed, offset: *offset, register }
+            }
+            Operand::Masked(operand, mask) => {
+                operand.load(register, out)?;
+                let length = operand.length();
+                let xor = Value::of(&vec![0; mask.len()]);
+                Expression::Bitwise { source: register, register, length, mask: mask.clone(), xor }
+            }
+            Operand::Map { map, key, .. } => {
+                load_all(key, register, out)?;
+                let set = map.clone();
+                Expression::Lookup { set, source: register, register: Some(register), inverted: false }
+            }
+        };
+        out.push(expression);
+        Ok(())
+    }
+}
+
+/// Puts several values one behind the other, as the key of a concatenation. Returns the length in bytes.
+pub(crate) fn load_all(
+    operands: &[Operand],
+    register: Register,
+    out: &mut Vec<Expression>,
+) -> Result<u32, InvalidValue> {
+    let full = || InvalidValue::new("a concatenation", "the registers hold at most 64 bytes; use fewer fields");
+    let mut length = 0_u32;
+    for operand in operands {
+        let at = if length == 0 { register } else { register.behind(length).ok_or_else(full)? };
+        operand.load(at, out)?;
+        length = length.saturating_add(padded(operand.length()));
+    }
+    match operands {
+        [one] => Ok(one.length()),
+        _ => Ok(length),
+    }
+}
+
+/// The type of what goes with a packet.
+pub(crate) fn meta_type(key: MetaKey) -> DataType {
+    match key {
+        MetaKey::Protocol => DataType::ETHER_TYPE,
+        MetaKey::Iif | MetaKey::Oif => DataType::IFACE_INDEX,
+        MetaKey::IifName | MetaKey::OifName => DataType::IFNAME,
+        MetaKey::SkUid => DataType::UID,
+        MetaKey::SkGid => DataType::GID,
+        MetaKey::NfProto => DataType::NF_PROTO,
+        MetaKey::L4Proto => DataType::INET_PROTO,
+        MetaKey::PktType => DataType::PKT_TYPE,
+        _ => DataType::MARK,
+    }
+}
+
+/// The type of a part of the connection.
+pub(crate) fn ct_field(key: CtKey) -> Field {
+    let data_type = match key {
+        CtKey::State => DataType::CT_STATE,
+        CtKey::Direction => DataType::CT_DIR,
+        CtKey::Status => DataType::CT_STATUS,
+        CtKey::L3Protocol => DataType::NF_PROTO,
+        CtKey::Protocol => DataType::INET_PROTO,
+        CtKey::SourcePort | CtKey::DestinationPort => DataType::INET_SERVICE,
+        CtKey::SourceIp | CtKey::DestinationIp => DataType::IPV4_ADDR,
+        CtKey::SourceIp6 | CtKey::DestinationIp6 | CtKey::Source | CtKey::Destination => DataType::IPV6_ADDR,
+        CtKey::Zone => return Field { data_type: DataType::INTEGER, length: 2 },
+        _ => DataType::MARK,
+    };
+    data_type.into()
+}
+
+/// The type of what the routing tables say.
+pub(crate) fn fib_type(result: FibResult, flags: FibFlags) -> DataType {
+    match result {
+        _ if flags.contains(FibFlags::PRESENT) => DataType::BOOLEAN,
+        FibResult::OifName => DataType::IFNAME,
+        FibResult::AddressType => DataType::FIB_ADDR_TYPE,
+        _ => DataType::IFACE_INDEX,
+    }
+}

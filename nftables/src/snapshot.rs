@@ -1,0 +1,85 @@
+//! A table with everything in it.
+
+use crate::model::{
+    ChainKey, Element, ObservedChain, ObservedObject, ObservedRule, ObservedSet, ObservedTable, SetFlags,
+};
+use crate::transaction::Transaction;
+
+/// A set and its elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SetContents {
+    /// The set.
+    pub set: ObservedSet,
+    /// Its elements; ranges as [`ElementKey::Range`](crate::ElementKey::Range).
+    pub elements: Vec<Element>,
+}
+
+/// A table with everything in it, at one instant. Prints as `nft list table` does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TableSnapshot {
+    /// Generation of the rule set.
+    pub generation: u32,
+    /// The table.
+    pub table: ObservedTable,
+    /// Its chains.
+    pub chains: Vec<ObservedChain>,
+    /// Its rules, those of a chain in order.
+    pub rules: Vec<ObservedRule>,
+    /// Its sets and maps.
+    pub sets: Vec<SetContents>,
+    /// Its objects.
+    pub objects: Vec<ObservedObject>,
+}
+
+impl TableSnapshot {
+    /// The rules of a chain, in order.
+    pub fn rules_of<'a>(&'a self, chain: &'a ChainKey) -> impl Iterator<Item = &'a ObservedRule> {
+        self.rules.iter().filter(move |rule| rule.chain == *chain)
+    }
+
+    /// The changes that make an equal table where there is none. Counters start at what they were.
+    pub fn to_transaction(&self) -> Transaction {
+        let mut transaction = Transaction::new();
+        transaction.add_table(self.table.table.clone());
+        for object in &self.objects {
+            transaction.add_object(object.object.clone());
+        }
+        for chain in &self.chains {
+            transaction.add_chain(chain.chain.clone());
+        }
+        // Anonymous sets keep the names they were given; rules that are written again name the new ones by number.
+        let mut anonymous = Vec::new();
+        for contents in &self.sets {
+            let set = &contents.set.set;
+            let elements = contents.elements.iter().cloned().map(|mut element| {
+                element.expiration = None;
+                element
+            });
+            if set.flags.contains(SetFlags::ANONYMOUS) {
+                let elements: Vec<Element> = elements.collect();
+                if let Ok(reference) = transaction.add_anonymous_set(set.clone(), elements) {
+                    anonymous.push((set.key.name.clone(), reference));
+                }
+            } else {
+                transaction.add_set(set.clone());
+                if !contents.elements.is_empty() {
+                    transaction.add_elements(set, elements);
+                }
+            }
+        }
+        for rule in &self.rules {
+            let mut again = rule.rule.clone();
+            for expression in &mut again.expressions {
+                expression.for_each_set(&mut |set| {
+                    if let Some((_, reference)) = anonymous.iter().find(|(name, _)| *name == set.name) {
+                        *set = reference.clone();
+                    }
+                });
+            }
+            transaction.add_rule(&rule.chain, again);
+        }
+        transaction
+    }
+}

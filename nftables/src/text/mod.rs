@@ -1,0 +1,401 @@
+//! nft's syntax: for people, and for `nft -f -`.
+
+mod rule;
+mod value;
+
+use std::fmt::{self, Write as _};
+use std::time::Duration;
+
+use crate::expr::{Expression, SetReference};
+use crate::model::{
+    Chain, Element, ElementData, ElementKey, Family, MapData, Name, Object, ObjectData, Rule, Set, SetFlags, SetPolicy,
+    Verdict,
+};
+use crate::snapshot::{SetContents, TableSnapshot};
+use crate::transaction::{Elements, Operation, RulePlace, Transaction};
+use rule::Writer;
+use value::{Form, value_text};
+
+/// Text in quotes. nft knows no escapes, so quotes inside become apostrophes, and control characters blanks: they could end the line.
+fn quoted(text: &str) -> String {
+    let plain: String = text.replace('"', "'").chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    format!("\"{plain}\"")
+}
+
+/// A verdict; `None` for one that nft has no words for.
+fn verdict_text(verdict: &Verdict) -> Option<String> {
+    match verdict {
+        Verdict::Other(_) => None,
+        known => Some(known.to_string()),
+    }
+}
+
+/// A duration as nft writes it: `1d2h3m4s5ms`.
+fn duration(time: Duration) -> String {
+    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    if millis == 0 {
+        return "0s".to_owned();
+    }
+    let mut text = String::new();
+    let mut rest = millis;
+    for (unit, length) in [("d", 86_400_000_u64), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)] {
+        let count = rest.checked_div(length).unwrap_or_default();
+        rest = rest.checked_rem(length).unwrap_or_default();
+        if count > 0 {
+            let _infallible = write!(text, "{count}{unit}");
+        }
+    }
+    text
+}
+
+/// Elements as between braces.
+fn element_text(set: &Set, element: &Element) -> Option<String> {
+    let form = Form { interval: set.flags.contains(SetFlags::INTERVAL), numbers: !set.key_typeof.is_empty() };
+    let types = &set.key_type;
+    let mut text = match &element.key {
+        ElementKey::CatchAll => "*".to_owned(),
+        ElementKey::Value(value) => value_text(value, types, form)?,
+        ElementKey::Range(first, last) if types.is_concatenation() => value::range_text(first, last, types, form)?,
+        ElementKey::Range(first, last) => {
+            format!("{}-{}", value_text(first, types, form)?, value_text(last, types, form)?)
+        }
+        ElementKey::End(_) => return None,
+    };
+    if let Some(timeout) = element.timeout {
+        let _infallible = write!(text, " timeout {}", duration(timeout));
+    }
+    for expression in &element.expressions {
+        let _infallible = write!(text, " {}", rule::stateful_text(expression)?);
+    }
+    if let Some(comment) = &element.comment {
+        let _infallible = write!(text, " comment {}", quoted(comment));
+    }
+    match (&element.data, &set.data) {
+        (None, _) => {}
+        (Some(ElementData::Verdict(verdict)), _) => {
+            let _infallible = write!(text, " : {}", verdict_text(verdict)?);
+        }
+        (Some(ElementData::Value(value)), Some(MapData::Value(types))) => {
+            let _infallible = write!(
+                text,
+                " : {}",
+                value_text(value, types, Form { interval: false, numbers: !set.data_typeof.is_empty() })?
+            );
+        }
+        (Some(ElementData::Object(name)), _) => {
+            let _infallible = write!(text, " : {}", quoted(name.as_str()));
+        }
+        (Some(ElementData::Value(_)), _) => return None,
+    }
+    Some(text)
+}
+
+/// Elements in braces, `None` when there are none, and how many of them nft has no words for.
+fn braces(set: &Set, elements: &[Element]) -> (Option<String>, usize) {
+    let texts: Vec<String> = elements.iter().filter_map(|element| element_text(set, element)).collect();
+    let wordless = elements.len().saturating_sub(texts.len());
+    ((!texts.is_empty()).then(|| format!("{{ {} }}", texts.join(", "))), wordless)
+}
+
+/// The elements of an anonymous set; `None` when nft has no words for one of them.
+fn anonymous_braces(set: &Set, elements: &[Element]) -> Option<String> {
+    match braces(set, elements) {
+        (text, 0) => text,
+        _ => None,
+    }
+}
+
+/// What stands between a set's braces, without the elements. `None` when nft has no words for its types or expressions.
+fn set_lines(set: &Set) -> Option<Vec<String>> {
+    let mut lines = vec![typeof_line(set).or_else(|| type_line(set))?];
+    let named = [
+        (SetFlags::CONSTANT, "constant"),
+        (SetFlags::INTERVAL, "interval"),
+        (SetFlags::DYNAMIC, "dynamic"),
+        (SetFlags::TIMEOUT, "timeout"),
+    ];
+    let flags: Vec<&str> = named.iter().filter(|(flag, _)| set.flags.contains(*flag)).map(|(_, name)| *name).collect();
+    if !flags.is_empty() {
+        lines.push(format!("flags {}", flags.join(",")));
+    }
+    if let Some(size) = set.size {
+        lines.push(format!("size {size}"));
+    }
+    if set.policy == SetPolicy::Memory {
+        lines.push("policy memory".to_owned());
+    }
+    if let Some(timeout) = set.timeout {
+        lines.push(format!("timeout {}", duration(timeout)));
+    }
+    if let Some(interval) = set.gc_interval {
+        lines.push(format!("gc-interval {}", duration(interval)));
+    }
+    let each: Vec<String> = set.expressions.iter().map(rule::stateful_text).collect::<Option<_>>()?;
+    if !each.is_empty() {
+        lines.push(each.join(" "));
+    }
+    if let Some(comment) = &set.comment {
+        lines.push(format!("comment {}", quoted(comment)));
+    }
+    Some(lines)
+}
+
+/// The types of keys and data, when nft has names for all of them.
+fn type_line(set: &Set) -> Option<String> {
+    let key = set.key_type.has_names().then_some(&set.key_type)?;
+    match &set.data {
+        None => Some(format!("type {key}")),
+        Some(MapData::Verdict) => Some(format!("type {key} : verdict")),
+        Some(MapData::Value(types)) => types.has_names().then(|| format!("type {key} : {types}")),
+        Some(MapData::Object(kind)) => Some(format!("type {key} : {}", kind.name()?)),
+    }
+}
+
+/// What keys and data are made of, when all of it is known.
+fn typeof_line(set: &Set) -> Option<String> {
+    let key = rule::operands_text(&set.key_typeof, None)?;
+    match &set.data {
+        None => Some(format!("typeof {key}")),
+        Some(MapData::Verdict) => Some(format!("typeof {key} : verdict")),
+        Some(MapData::Value(_)) => {
+            Some(format!("typeof {key} : {}", rule::operands_text(&set.data_typeof, Some("tcp"))?))
+        }
+        Some(MapData::Object(kind)) => Some(format!("typeof {key} : {}", kind.name()?)),
+    }
+}
+
+fn wordless_set(set: &Set) -> String {
+    format!("{} {} of a kind that nft has no words for", set_word(set), set.key)
+}
+
+fn set_word(set: &Set) -> &'static str {
+    if set.data.is_some() { "map" } else { "set" }
+}
+
+/// What stands between a base chain's braces.
+fn base_line(chain: &Chain) -> Option<String> {
+    let base = chain.base.as_ref()?;
+    let devices: Vec<String> = base.devices.iter().map(|device| quoted(device)).collect();
+    let devices = match devices.as_slice() {
+        [] => String::new(),
+        [one] => format!(" device {one}"),
+        many => format!(" devices = {{ {} }}", many.join(", ")),
+    };
+    let (kind, hook, priority) = (base.kind.name(), base.hook, base.priority.0);
+    Some(format!("type {kind} hook {hook}{devices} priority {priority}; policy {};", base.policy))
+}
+
+fn object_line(object: &Object) -> Option<String> {
+    match &object.data {
+        ObjectData::Counter { packets, bytes } => Some(format!("packets {packets} bytes {bytes}")),
+        ObjectData::Other(_) => None,
+    }
+}
+
+impl Rule {
+    /// The rule in nft's syntax, for a table of this family. `None` when nft has no words for it: registers that keep a value from
+    /// one statement to another, sets of this very transaction, or expressions that this library keeps as bytes.
+    pub fn to_nft(&self, family: Family) -> Option<String> {
+        self.text(family, &|_| None)
+    }
+
+    fn text(&self, family: Family, anonymous: &dyn Fn(&SetReference) -> Option<String>) -> Option<String> {
+        if !self.compat.is_empty() {
+            return None;
+        }
+        let mut text = Writer::new(family, anonymous).write(&self.expressions)?;
+        if let Some(comment) = &self.comment {
+            let _infallible = write!(text, " comment {}", quoted(comment));
+        }
+        Some(text)
+    }
+}
+
+/// What is written for a rule that nft has no words for: a comment that names its expressions.
+fn wordless(expressions: &[Expression]) -> String {
+    let names: Vec<&str> = expressions.iter().map(Expression::name).collect();
+    format!("# a rule that nft has no words for: {}", names.join(", "))
+}
+
+impl fmt::Display for TableSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = &self.table.table;
+        writeln!(f, "table {} {{", table.key)?;
+        if let Some(comment) = &table.comment {
+            writeln!(f, "\tcomment {}", quoted(comment))?;
+        }
+        if table.flags.contains(crate::model::TableFlags::DORMANT) {
+            writeln!(f, "\tflags dormant")?;
+        }
+        for observed in &self.objects {
+            let object = &observed.object;
+            let (Some(word), Some(line)) = (object.key.kind.name(), object_line(object)) else {
+                writeln!(f, "\t# object {} of a kind that is kept as bytes", object.key.name)?;
+                continue;
+            };
+            writeln!(f, "\t{word} {} {{", object.key.name)?;
+            if let Some(comment) = &object.comment {
+                writeln!(f, "\t\tcomment {}", quoted(comment))?;
+            }
+            writeln!(f, "\t\t{line}\n\t}}")?;
+        }
+        for SetContents { set, elements } in &self.sets {
+            let set = &set.set;
+            if set.flags.contains(SetFlags::ANONYMOUS) {
+                continue;
+            }
+            let Some(lines) = set_lines(set) else {
+                writeln!(f, "\t# {}", wordless_set(set))?;
+                continue;
+            };
+            writeln!(f, "\t{} {} {{", set_word(set), set.key.name)?;
+            lines.iter().try_for_each(|line| writeln!(f, "\t\t{line}"))?;
+            let (text, wordless) = braces(set, elements);
+            if let Some(text) = text {
+                writeln!(f, "\t\telements = {text}")?;
+            }
+            if wordless > 0 {
+                writeln!(f, "\t\t# {wordless} elements that nft has no words for")?;
+            }
+            writeln!(f, "\t}}")?;
+        }
+        let anonymous = |wanted: &SetReference| {
+            let is_it = |contents: &&SetContents| {
+                let set = &contents.set.set;
+                set.flags.contains(SetFlags::ANONYMOUS) && set.key.name == wanted.name
+            };
+            self.sets.iter().find(is_it).and_then(|contents| anonymous_braces(&contents.set.set, &contents.elements))
+        };
+        for observed in &self.chains {
+            let chain = &observed.chain;
+            writeln!(f, "\tchain {} {{", chain.key.name)?;
+            if let Some(comment) = &chain.comment {
+                writeln!(f, "\t\tcomment {}", quoted(comment))?;
+            }
+            if let Some(line) = base_line(chain) {
+                writeln!(f, "\t\t{line}")?;
+            }
+            for observed in self.rules_of(&chain.key) {
+                let rule = &observed.rule;
+                let text = rule.text(table.key.family, &anonymous);
+                writeln!(f, "\t\t{}", text.unwrap_or_else(|| wordless(&rule.expressions)))?;
+            }
+            writeln!(f, "\t}}")?;
+        }
+        writeln!(f, "}}")
+    }
+}
+
+fn block(lines: &[String]) -> String {
+    lines.iter().fold(String::from("{ "), |text, line| text + line + "; ") + "}"
+}
+
+/// Anonymous sets of a transaction, by the numbers that rules name them by.
+fn anonymous_text(transaction: &Transaction, wanted: &SetReference) -> Option<String> {
+    transaction.operations.iter().find_map(|operation| match operation {
+        Operation::AddElements(Elements { set, id, elements }, _)
+            if set.flags.contains(SetFlags::ANONYMOUS) && id.is_some() && *id == wanted.id =>
+        {
+            anonymous_braces(set, elements)
+        }
+        _ => None,
+    })
+}
+
+/// Commands, one a line, as `nft -f -` takes them.
+impl fmt::Display for Transaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.operations.iter().try_for_each(|operation| self.command(operation, f))
+    }
+}
+
+impl Transaction {
+    fn command(&self, operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use crate::transaction::Present;
+        let verb = |present: &Present| if *present == Present::Keep { "add" } else { "create" };
+        let rule_text = |family: Family, rule: &Rule| {
+            rule.text(family, &|wanted: &SetReference| anonymous_text(self, wanted))
+                .ok_or_else(|| wordless(&rule.expressions))
+        };
+        match operation {
+            Operation::AddTable(table, present) => {
+                write!(f, "{} table {}", verb(present), table.key)?;
+                match &table.comment {
+                    Some(comment) => writeln!(f, " {{ comment {}; }}", quoted(comment)),
+                    None => writeln!(f),
+                }
+            }
+            Operation::DeleteTable(key) => writeln!(f, "delete table {key}"),
+            Operation::FlushTable(key) => writeln!(f, "flush table {key}"),
+            Operation::AddChain(chain, present) => {
+                let mut lines: Vec<String> = Vec::new();
+                if let Some(line) = base_line(chain) {
+                    lines.push(line.trim_end_matches(';').to_owned());
+                }
+                if let Some(comment) = &chain.comment {
+                    lines.push(format!("comment {}", quoted(comment)));
+                }
+                write!(f, "{} chain {}", verb(present), chain.key)?;
+                if lines.is_empty() { writeln!(f) } else { writeln!(f, " {}", block(&lines)) }
+            }
+            Operation::DeleteChain(key) => writeln!(f, "delete chain {key}"),
+            Operation::FlushChain(key) => writeln!(f, "flush chain {key}"),
+            Operation::AddRule(key, rule, place) => match rule_text(key.table.family, rule) {
+                Err(comment) => writeln!(f, "{comment} (chain {key})"),
+                Ok(text) => match place {
+                    RulePlace::Last => writeln!(f, "add rule {key} {text}"),
+                    RulePlace::First => writeln!(f, "insert rule {key} {text}"),
+                    RulePlace::After(handle) => writeln!(f, "add rule {key} position {handle} {text}"),
+                    RulePlace::Before(handle) => writeln!(f, "insert rule {key} position {handle} {text}"),
+                },
+            },
+            Operation::ReplaceRule(key, handle, rule) => match rule_text(key.table.family, rule) {
+                Err(comment) => writeln!(f, "{comment} (chain {key}, handle {handle})"),
+                Ok(text) => writeln!(f, "replace rule {key} handle {handle} {text}"),
+            },
+            Operation::DeleteRule(key, handle) => writeln!(f, "delete rule {key} handle {handle}"),
+            Operation::AddSet(set, _, _) if set.flags.contains(SetFlags::ANONYMOUS) => Ok(()),
+            Operation::AddSet(set, _, present) => match set_lines(set) {
+                Some(lines) => writeln!(f, "{} {} {} {}", verb(present), set_word(set), set.key, block(&lines)),
+                None => writeln!(f, "# {}", wordless_set(set)),
+            },
+            Operation::DeleteSet(key) => writeln!(f, "delete set {key}"),
+            Operation::FlushSet(key) => writeln!(f, "flush set {key}"),
+            Operation::AddElements(elements, _) if elements.set.flags.contains(SetFlags::ANONYMOUS) => Ok(()),
+            Operation::AddElements(elements, present) => elements.command(verb(present), f),
+            Operation::DeleteElements(elements) => elements.command("delete", f),
+            Operation::AddObject(object, present) => {
+                let (verb, key) = (verb(present), &object.key);
+                match (key.kind.name(), object_line(object)) {
+                    (Some(word), Some(line)) => {
+                        let comment = object.comment.as_ref().map(|comment| format!("comment {}", quoted(comment)));
+                        let lines: Vec<String> = comment.into_iter().chain([line]).collect();
+                        writeln!(f, "{verb} {word} {key} {}", block(&lines))
+                    }
+                    _ => writeln!(f, "# object {key} of a kind that is kept as bytes"),
+                }
+            }
+            Operation::DeleteObject(key) => {
+                writeln!(f, "delete {} {key}", key.kind.name().unwrap_or("object"))
+            }
+        }
+    }
+}
+
+impl Elements {
+    fn command(&self, verb: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (text, wordless) = braces(&self.set, &self.elements);
+        if self.elements.is_empty() {
+            writeln!(f, "# no elements for set {}", self.set.key)?;
+        }
+        if wordless > 0 {
+            writeln!(f, "# {wordless} elements of set {} that nft has no words for", self.set.key)?;
+        }
+        text.map_or(Ok(()), |text| writeln!(f, "{verb} element {} {text}", self.set.key))
+    }
+}
+
+/// A name as rules write it.
+fn set_name(name: &Name) -> String {
+    format!("@{name}")
+}

@@ -1,0 +1,150 @@
+//! Bytes as nft writes them, by their types.
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::model::{ByteOrder, DataType, Field, FieldTypes, Value};
+
+/// Where a value stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    /// In a set of intervals, where all numbers are in network byte order.
+    pub(super) interval: bool,
+    /// In a set of which it is known what the values are made of: integers are those that expressions make, in the machine's order.
+    pub(super) numbers: bool,
+}
+
+/// A value of one field or of several; `None` when it does not fit its type.
+pub(super) fn value_text(value: &Value, types: &FieldTypes, form: Form) -> Option<String> {
+    let parts: Option<Vec<String>> =
+        split(value, types)?.into_iter().map(|(field, bytes)| field_text(bytes, field.data_type, form)).collect();
+    Some(parts?.join(" . "))
+}
+
+/// Both ends of a concatenation's range, field by field.
+pub(super) fn range_text(first: &Value, last: &Value, types: &FieldTypes, form: Form) -> Option<String> {
+    let mut parts = Vec::new();
+    for ((field, low), (_, high)) in split(first, types)?.into_iter().zip(split(last, types)?) {
+        let low_text = field_text(low, field.data_type, form)?;
+        parts.push(if low == high {
+            low_text
+        } else {
+            format!("{low_text}-{}", field_text(high, field.data_type, form)?)
+        });
+    }
+    Some(parts.join(" . "))
+}
+
+fn split<'a>(value: &'a Value, types: &'a FieldTypes) -> Option<Vec<(&'a Field, &'a [u8])>> {
+    let bytes = value.as_bytes();
+    let mut start = 0_usize;
+    let mut parts = Vec::new();
+    for field in types.fields() {
+        let length = usize::try_from(field.length).ok()?;
+        parts.push((field, bytes.get(start..start.checked_add(length)?)?));
+        start = start.checked_add(length.next_multiple_of(4))?;
+    }
+    Some(parts)
+}
+
+/// A number of up to eight bytes.
+pub(super) fn number(bytes: &[u8], order: ByteOrder) -> Option<u64> {
+    let little = order == ByteOrder::Host && cfg!(target_endian = "little");
+    let mut wide = [0_u8; 8];
+    for (place, byte) in wide.iter_mut().zip(bytes.iter().rev()) {
+        *place = *byte;
+    }
+    if bytes.len() > 8 {
+        return None;
+    }
+    let big = u64::from_le_bytes(wide);
+    let unused = u32::try_from(bytes.len()).ok().and_then(|length| 8_u32.checked_sub(length))?.checked_mul(8)?;
+    Some(if little { big.swap_bytes().checked_shr(unused).unwrap_or(0) } else { big })
+}
+
+/// The names of protocols that nft takes on every machine.
+const PROTOCOLS: [(u8, &str); 6] =
+    [(1, "icmp"), (6, "tcp"), (17, "udp"), (58, "ipv6-icmp"), (132, "sctp"), (33, "dccp")];
+
+/// One field.
+pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form) -> Option<String> {
+    let order = match data_type {
+        _ if form.interval => ByteOrder::Network,
+        DataType::INTEGER if form.numbers => ByteOrder::Host,
+        other => other.byte_order(),
+    };
+    Some(match data_type {
+        DataType::IPV4_ADDR => Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).to_string(),
+        DataType::IPV6_ADDR => Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_string(),
+        DataType::ETHER_ADDR => {
+            let parts: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            parts.join(":")
+        }
+        DataType::IFNAME | DataType::STRING => {
+            let text = std::str::from_utf8(bytes.split(|byte| *byte == 0).next()?).ok()?;
+            if text.is_empty() || text.contains(|c: char| c == '"' || c.is_control()) {
+                return None;
+            }
+            // Without the NUL it is the beginning of names.
+            let star = if data_type == DataType::IFNAME && !bytes.contains(&0) { "*" } else { "" };
+            format!("\"{text}{star}\"")
+        }
+        DataType::INET_PROTO => {
+            let byte = *bytes.first()?;
+            PROTOCOLS
+                .iter()
+                .find(|(known, _)| *known == byte)
+                .map_or_else(|| byte.to_string(), |(_, name)| (*name).to_owned())
+        }
+        DataType::NF_PROTO => match bytes.first()? {
+            2 => "ipv4".to_owned(),
+            10 => "ipv6".to_owned(),
+            other => other.to_string(),
+        },
+        DataType::ETHER_TYPE => match number(bytes, ByteOrder::Network)? {
+            0x0800 => "ip".to_owned(),
+            0x86dd => "ip6".to_owned(),
+            0x0806 => "arp".to_owned(),
+            other => format!("{other:#06x}"),
+        },
+        DataType::MARK => format!("{:#010x}", number(bytes, order)?),
+        DataType::CT_STATE => flags_text(number(bytes, order)?, &CT_STATES),
+        DataType::CT_STATUS => flags_text(number(bytes, order)?, &CT_STATUSES),
+        DataType::CT_DIR => String::from(if bytes.first()? == &0 { "original" } else { "reply" }),
+        DataType::FIB_ADDR_TYPE => match FIB_TYPES.iter().find(|(known, _)| Some(*known) == number(bytes, order)) {
+            Some((_, name)) => (*name).to_owned(),
+            None => number(bytes, order)?.to_string(),
+        },
+        DataType::BOOLEAN => String::from(if bytes.first()? == &0 { "missing" } else { "exists" }),
+        _ => match number(bytes, order) {
+            Some(number) => number.to_string(),
+            None => hex(bytes),
+        },
+    })
+}
+
+pub(super) const CT_STATES: [(u64, &str); 5] =
+    [(1, "invalid"), (2, "established"), (4, "related"), (8, "new"), (64, "untracked")];
+const CT_STATUSES: [(u64, &str); 7] =
+    [(1, "expected"), (2, "seen-reply"), (4, "assured"), (8, "confirmed"), (16, "snat"), (32, "dnat"), (512, "dying")];
+const FIB_TYPES: [(u64, &str); 7] =
+    [(0, "unspec"), (1, "unicast"), (2, "local"), (3, "broadcast"), (4, "anycast"), (5, "multicast"), (6, "blackhole")];
+
+/// Bits by their names; as a number when one has none.
+fn flags_text(bits: u64, names: &[(u64, &str)]) -> String {
+    let known: u64 = names.iter().map(|(bit, _)| bit).fold(0, |all, bit| all | bit);
+    if bits == 0 || bits & !known != 0 {
+        return format!("{bits:#x}");
+    }
+    let found: Vec<&str> = names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect();
+    found.join(",")
+}
+
+/// Bytes as one number in base 16.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    let mut text = String::from("0x");
+    for byte in bytes {
+        let _infallible = write!(text, "{byte:02x}");
+    }
+    text
+}

@@ -1,0 +1,604 @@
+//! Transactions: any number of changes that the kernel makes at one instant, or not at all.
+
+use std::ops::Range;
+
+use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NfGenHeader};
+use netlink_batch::{AttrTable, Attribute, Be32, Be64, Encoder, RawAttrs};
+
+use crate::attrs::{ChainAttr, ElemListAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
+use crate::error::Part;
+use crate::expr::{Expression, SetReference};
+use crate::model::{
+    Chain, ChainKey, Element, ElementKey, Family, InvalidValue, Name, Object, ObjectKey, Rule, Set, SetFlags, SetKey,
+    Table, TableKey,
+};
+use crate::uapi;
+use crate::userdata;
+use crate::wire::{
+    ElementForm, put_chain, put_element, put_name, put_object, put_rule, put_set, put_table, set_userdata,
+};
+
+/// `NLM_F_APPEND` (linux/netlink.h): behind what is there.
+const NLM_F_APPEND: u16 = 0x800;
+
+/// Where a rule goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RulePlace {
+    /// At the end of the chain.
+    #[default]
+    Last,
+    /// At its beginning.
+    First,
+    /// Behind the rule with this handle.
+    After(u64),
+    /// Before the rule with this handle.
+    Before(u64),
+}
+
+/// Whether something may exist already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Present {
+    Keep,
+    Refuse,
+}
+
+/// One change.
+#[derive(Clone, Debug)]
+pub(crate) enum Operation {
+    AddTable(Table, Present),
+    DeleteTable(TableKey),
+    AddChain(Chain, Present),
+    DeleteChain(ChainKey),
+    AddRule(ChainKey, Rule, RulePlace),
+    ReplaceRule(ChainKey, u64, Rule),
+    DeleteRule(ChainKey, u64),
+    FlushChain(ChainKey),
+    FlushTable(TableKey),
+    AddSet(Set, u32, Present),
+    DeleteSet(SetKey),
+    AddElements(Elements, Present),
+    DeleteElements(Elements),
+    FlushSet(SetKey),
+    AddObject(Object, Present),
+    DeleteObject(ObjectKey),
+}
+
+/// Elements of one set.
+#[derive(Clone, Debug)]
+#[expect(clippy::struct_field_names, reason = "elements have no other name")]
+pub(crate) struct Elements {
+    pub(crate) set: Set,
+    /// The set's number, when it is made in the same transaction.
+    pub(crate) id: Option<u32>,
+    pub(crate) elements: Vec<Element>,
+}
+
+/// Changes that are made together, in order. [`Client::commit`](crate::Client::commit) sends them.
+///
+/// `add_…` takes what exists already as done when it is equal (an existing chain gets the policy, an existing map element with
+/// other data is an error); `create_…` refuses it. Deleting what does not exist is an error. Each object is checked by the kernel
+/// when its turn comes: what an operation needs must be there or come before it.
+#[derive(Clone, Debug, Default)]
+pub struct Transaction {
+    pub(crate) operations: Vec<Operation>,
+    pub(crate) generation: Option<u32>,
+    /// Sets made so far: the last one's number.
+    sets: u32,
+}
+
+impl Transaction {
+    /// Without changes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Number of operations.
+    pub fn len(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// Whether there are no operations. Committing it does nothing.
+    pub fn is_empty(&self) -> bool {
+        self.operations.is_empty()
+    }
+
+    /// Refuses the transaction when the rule set is not of this generation any more
+    /// ([`Client::generation`](crate::Client::generation)).
+    pub fn expect_generation(&mut self, generation: u32) -> &mut Self {
+        self.generation = Some(generation);
+        self
+    }
+
+    fn push(&mut self, operation: Operation) -> &mut Self {
+        self.operations.push(operation);
+        self
+    }
+
+    /// Makes a table; sets flags of one that exists.
+    #[doc(alias = "NFT_MSG_NEWTABLE")]
+    pub fn add_table(&mut self, table: Table) -> &mut Self {
+        self.push(Operation::AddTable(table, Present::Keep))
+    }
+
+    /// Makes a table that must not exist.
+    pub fn create_table(&mut self, table: Table) -> &mut Self {
+        self.push(Operation::AddTable(table, Present::Refuse))
+    }
+
+    /// Deletes a table with everything in it.
+    #[doc(alias = "NFT_MSG_DELTABLE")]
+    pub fn delete_table(&mut self, table: &TableKey) -> &mut Self {
+        self.push(Operation::DeleteTable(table.clone()))
+    }
+
+    /// Deletes a table with everything in it, whether it exists or not, by making it first.
+    pub fn remove_table(&mut self, table: &TableKey) -> &mut Self {
+        self.add_table(Table::new(table.clone())).delete_table(table)
+    }
+
+    /// Makes a chain; sets the policy of one that exists.
+    #[doc(alias = "NFT_MSG_NEWCHAIN")]
+    pub fn add_chain(&mut self, chain: Chain) -> &mut Self {
+        self.push(Operation::AddChain(chain, Present::Keep))
+    }
+
+    /// Makes a chain that must not exist.
+    pub fn create_chain(&mut self, chain: Chain) -> &mut Self {
+        self.push(Operation::AddChain(chain, Present::Refuse))
+    }
+
+    /// Deletes a chain with its rules. Nothing may jump to it.
+    #[doc(alias = "NFT_MSG_DELCHAIN")]
+    pub fn delete_chain(&mut self, chain: &ChainKey) -> &mut Self {
+        self.push(Operation::DeleteChain(chain.clone()))
+    }
+
+    /// Deletes all rules of a chain.
+    pub fn flush_chain(&mut self, chain: &ChainKey) -> &mut Self {
+        self.push(Operation::FlushChain(chain.clone()))
+    }
+
+    /// Deletes all rules of a table.
+    pub fn flush_table(&mut self, table: &TableKey) -> &mut Self {
+        self.push(Operation::FlushTable(table.clone()))
+    }
+
+    /// Adds a rule at the end of a chain.
+    #[doc(alias = "NFT_MSG_NEWRULE")]
+    pub fn add_rule(&mut self, chain: &ChainKey, rule: impl Into<Rule>) -> &mut Self {
+        self.add_rule_at(chain, rule, RulePlace::Last)
+    }
+
+    /// Adds a rule at a place.
+    pub fn add_rule_at(&mut self, chain: &ChainKey, rule: impl Into<Rule>, place: RulePlace) -> &mut Self {
+        self.push(Operation::AddRule(chain.clone(), rule.into(), place))
+    }
+
+    /// Puts a rule in the place of the one with this handle.
+    pub fn replace_rule(&mut self, chain: &ChainKey, handle: u64, rule: impl Into<Rule>) -> &mut Self {
+        self.push(Operation::ReplaceRule(chain.clone(), handle, rule.into()))
+    }
+
+    /// Deletes the rule with this handle.
+    #[doc(alias = "NFT_MSG_DELRULE")]
+    pub fn delete_rule(&mut self, chain: &ChainKey, handle: u64) -> &mut Self {
+        self.push(Operation::DeleteRule(chain.clone(), handle))
+    }
+
+    fn push_set(&mut self, set: Set, present: Present) -> SetReference {
+        self.sets = self.sets.saturating_add(1);
+        let reference = SetReference::in_transaction(set.key.name.clone(), self.sets);
+        self.push(Operation::AddSet(set, self.sets, present));
+        reference
+    }
+
+    /// Makes a set or map; one that exists stays as it is. Rules of this transaction name it by what is returned, or by its name.
+    #[doc(alias = "NFT_MSG_NEWSET")]
+    pub fn add_set(&mut self, set: Set) -> SetReference {
+        self.push_set(set, Present::Keep)
+    }
+
+    /// Makes a set or map that must not exist.
+    pub fn create_set(&mut self, set: Set) -> SetReference {
+        self.push_set(set, Present::Refuse)
+    }
+
+    /// Makes a set for one rule of this transaction, which it goes with: the rule names it by what is returned.
+    ///
+    /// The name in the set's key does not matter.
+    ///
+    /// # Errors
+    /// Never, since the kernel's pattern for the name is one.
+    pub fn add_anonymous_set(&mut self, set: Set, elements: Vec<Element>) -> Result<SetReference, InvalidValue> {
+        let pattern = if set.data.is_some() { "__map%d" } else { "__set%d" };
+        let mut set = set.flags(SetFlags::ANONYMOUS | SetFlags::CONSTANT);
+        set.key.name = Name::new(pattern)?;
+        let reference = self.push_set(set.clone(), Present::Keep);
+        self.push(Operation::AddElements(Elements { set, id: reference.id, elements }, Present::Keep));
+        Ok(reference)
+    }
+
+    /// Deletes a set or map that no rule uses.
+    #[doc(alias = "NFT_MSG_DELSET")]
+    pub fn delete_set(&mut self, set: &SetKey) -> &mut Self {
+        self.push(Operation::DeleteSet(set.clone()))
+    }
+
+    /// Deletes all elements of a set.
+    pub fn flush_set(&mut self, set: &SetKey) -> &mut Self {
+        self.push(Operation::FlushSet(set.clone()))
+    }
+
+    /// Adds elements, thousands in a message. `set` says how keys are laid out; only its key, types and flags matter.
+    #[doc(alias = "NFT_MSG_NEWSETELEM")]
+    pub fn add_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
+        self.push_elements(set, elements, Present::Keep)
+    }
+
+    /// Adds elements that must not exist.
+    pub fn create_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
+        self.push_elements(set, elements, Present::Refuse)
+    }
+
+    fn push_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>, present: Present) -> &mut Self {
+        let elements = Elements { set: set.clone(), id: None, elements: elements.into_iter().collect() };
+        self.push(Operation::AddElements(elements, present))
+    }
+
+    /// Deletes elements by their keys; data and options do not matter.
+    #[doc(alias = "NFT_MSG_DELSETELEM")]
+    pub fn delete_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
+        let elements = elements.into_iter().map(|element| Element::new(element.key)).collect();
+        self.push(Operation::DeleteElements(Elements { set: set.clone(), id: None, elements }))
+    }
+
+    /// Makes an object; one that exists stays as it is, or gets new bounds where its kind allows it.
+    #[doc(alias = "NFT_MSG_NEWOBJ")]
+    pub fn add_object(&mut self, object: Object) -> &mut Self {
+        self.push(Operation::AddObject(object, Present::Keep))
+    }
+
+    /// Makes an object that must not exist.
+    pub fn create_object(&mut self, object: Object) -> &mut Self {
+        self.push(Operation::AddObject(object, Present::Refuse))
+    }
+
+    /// Deletes an object that nothing uses.
+    #[doc(alias = "NFT_MSG_DELOBJ")]
+    pub fn delete_object(&mut self, object: &ObjectKey) -> &mut Self {
+        self.push(Operation::DeleteObject(object.clone()))
+    }
+
+    /// Appends the operations of another transaction.
+    pub fn append(&mut self, other: Transaction) -> &mut Self {
+        let base = self.sets;
+        self.sets = self.sets.saturating_add(other.sets);
+        for mut operation in other.operations {
+            operation.shift_ids(base);
+            self.operations.push(operation);
+        }
+        self
+    }
+}
+
+/// A message is closed when it is longer; one more element always fits below the 65,535 bytes an attribute can have.
+const MESSAGE_BYTES: usize = 56 << 10;
+
+impl Operation {
+    /// Sets made before count first.
+    fn shift_ids(&mut self, base: u32) {
+        let shift = |id: &mut Option<u32>| *id = id.map(|id| id.saturating_add(base));
+        match self {
+            Operation::AddSet(_, id, _) => *id = id.saturating_add(base),
+            Operation::AddElements(elements, _) => shift(&mut elements.id),
+            Operation::AddRule(_, rule, _) | Operation::ReplaceRule(_, _, rule) => {
+                rule.expressions
+                    .iter_mut()
+                    .for_each(|expression| expression.for_each_set(&mut |set| shift(&mut set.id)));
+            }
+            _ => {}
+        }
+    }
+
+    fn family(&self) -> Family {
+        match self {
+            Operation::AddTable(Table { key, .. }, _) | Operation::DeleteTable(key) | Operation::FlushTable(key) => {
+                key.family
+            }
+            Operation::AddChain(Chain { key, .. }, _)
+            | Operation::DeleteChain(key)
+            | Operation::AddRule(key, _, _)
+            | Operation::ReplaceRule(key, _, _)
+            | Operation::DeleteRule(key, _)
+            | Operation::FlushChain(key) => key.table.family,
+            Operation::AddSet(Set { key, .. }, _, _)
+            | Operation::DeleteSet(key)
+            | Operation::FlushSet(key)
+            | Operation::AddElements(Elements { set: Set { key, .. }, .. }, _)
+            | Operation::DeleteElements(Elements { set: Set { key, .. }, .. }) => key.table.family,
+            Operation::AddObject(Object { key, .. }, _) | Operation::DeleteObject(key) => key.table.family,
+        }
+    }
+
+    /// The fixed header of its messages.
+    pub(crate) fn header(&self) -> [u8; 4] {
+        NfGenHeader { family: self.family().number(), version: 0, resource: 0 }.to_bytes()
+    }
+
+    /// Message type and flags.
+    pub(crate) fn command(&self) -> (u8, u16) {
+        let create = |present: &Present| match present {
+            Present::Keep => NLM_F_CREATE,
+            Present::Refuse => NLM_F_CREATE | NLM_F_EXCL,
+        };
+        match self {
+            Operation::AddTable(_, present) => (uapi::NFT_MSG_NEWTABLE, create(present)),
+            Operation::DeleteTable(_) => (uapi::NFT_MSG_DELTABLE, 0),
+            Operation::AddChain(_, present) => (uapi::NFT_MSG_NEWCHAIN, create(present)),
+            Operation::DeleteChain(_) => (uapi::NFT_MSG_DELCHAIN, 0),
+            Operation::AddRule(_, _, RulePlace::Last | RulePlace::After(_)) => {
+                (uapi::NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND)
+            }
+            Operation::AddRule(..) => (uapi::NFT_MSG_NEWRULE, NLM_F_CREATE),
+            Operation::ReplaceRule(..) => (uapi::NFT_MSG_NEWRULE, NLM_F_REPLACE),
+            Operation::DeleteRule(..) | Operation::FlushChain(_) | Operation::FlushTable(_) => {
+                (uapi::NFT_MSG_DELRULE, 0)
+            }
+            Operation::AddSet(_, _, present) => (uapi::NFT_MSG_NEWSET, create(present)),
+            Operation::DeleteSet(_) => (uapi::NFT_MSG_DELSET, 0),
+            Operation::AddElements(_, present) => (uapi::NFT_MSG_NEWSETELEM, create(present)),
+            Operation::DeleteElements(_) | Operation::FlushSet(_) => (uapi::NFT_MSG_DELSETELEM, 0),
+            Operation::AddObject(_, present) => (uapi::NFT_MSG_NEWOBJ, create(present)),
+            Operation::DeleteObject(_) => (uapi::NFT_MSG_DELOBJ, 0),
+        }
+    }
+
+    /// What the kernel would misunderstand or this library could not write whole.
+    pub(crate) fn check(&self) -> Result<(), InvalidValue> {
+        match self {
+            Operation::AddTable(table, _) => userdata::check(table.comment.as_deref(), 0),
+            Operation::AddChain(chain, _) => {
+                let family = chain.key.table.family;
+                match &chain.base {
+                    Some(base) if base.hook.number(family).is_none() => Err(InvalidValue::new(
+                        format!("hook {} in family {family}", base.hook),
+                        "the family does not have it",
+                    )),
+                    _ => userdata::check(chain.comment.as_deref(), 0),
+                }
+            }
+            Operation::AddRule(_, rule, _) | Operation::ReplaceRule(_, _, rule) => {
+                userdata::check(rule.comment.as_deref(), rule.userdata.len())
+            }
+            Operation::AddSet(set, _, _) => {
+                let mut bare = set.clone();
+                let comment = bare.comment.take();
+                userdata::check(comment.as_deref(), set_userdata(&bare).len())
+            }
+            Operation::AddElements(elements, _) | Operation::DeleteElements(elements) => {
+                elements.elements.iter().try_for_each(|element| elements.check(element))
+            }
+            Operation::AddObject(object, _) => userdata::check(object.comment.as_deref(), 0),
+            _ => Ok(()),
+        }
+    }
+
+    fn elements(&self) -> Option<&Elements> {
+        match self {
+            Operation::AddElements(elements, _) | Operation::DeleteElements(elements) => Some(elements),
+            _ => None,
+        }
+    }
+
+    /// Whether another message is needed behind this many elements. Without elements there is nothing to say at all.
+    pub(crate) fn has_more(&self, written: usize) -> bool {
+        match self.elements() {
+            Some(elements) => written < elements.elements.len(),
+            None => written == 0,
+        }
+    }
+
+    /// Appends the attributes of one message, with the elements from `from` on that fit. Returns where the next message starts.
+    pub(crate) fn put(&self, out: &mut Encoder, from: usize) -> usize {
+        match self {
+            Operation::AddTable(table, _) => put_table(out, table),
+            Operation::DeleteTable(key) => put_name(out, TableAttr::NAME, &key.name),
+            Operation::FlushTable(key) => put_name(out, RuleAttr::TABLE, &key.name),
+            Operation::AddChain(chain, _) => put_chain(out, chain),
+            Operation::DeleteChain(key) => {
+                put_name(out, ChainAttr::TABLE, &key.table.name);
+                put_name(out, ChainAttr::NAME, &key.name);
+            }
+            Operation::AddRule(key, rule, place) => {
+                put_rule(out, key, rule);
+                if let RulePlace::After(handle) | RulePlace::Before(handle) = place {
+                    out.attr(RuleAttr::POSITION, &Be64(*handle));
+                }
+            }
+            Operation::ReplaceRule(key, handle, rule) => {
+                put_rule(out, key, rule);
+                out.attr(RuleAttr::HANDLE, &Be64(*handle));
+            }
+            Operation::DeleteRule(key, handle) => {
+                put_name(out, RuleAttr::TABLE, &key.table.name);
+                put_name(out, RuleAttr::CHAIN, &key.name);
+                out.attr(RuleAttr::HANDLE, &Be64(*handle));
+            }
+            Operation::FlushChain(key) => {
+                put_name(out, RuleAttr::TABLE, &key.table.name);
+                put_name(out, RuleAttr::CHAIN, &key.name);
+            }
+            Operation::AddSet(set, id, _) => put_set(out, set, *id),
+            Operation::DeleteSet(key) => {
+                put_name(out, SetAttr::TABLE, &key.table.name);
+                put_name(out, SetAttr::NAME, &key.name);
+            }
+            Operation::FlushSet(key) => {
+                put_name(out, ElemListAttr::TABLE, &key.table.name);
+                put_name(out, ElemListAttr::SET, &key.name);
+            }
+            Operation::AddElements(elements, _) | Operation::DeleteElements(elements) => {
+                return elements.put(out, from);
+            }
+            Operation::AddObject(object, _) => put_object(out, object),
+            Operation::DeleteObject(key) => {
+                put_name(out, ObjAttr::TABLE, &key.table.name);
+                put_name(out, ObjAttr::NAME, &key.name);
+                out.attr(ObjAttr::TYPE, &Be32(key.kind.number()));
+            }
+        }
+        from.saturating_add(1)
+    }
+
+    /// What is being done, for errors: `"adding chain inet t c"`.
+    pub(crate) fn action(&self) -> String {
+        match self {
+            Operation::AddTable(table, _) => format!("adding table {}", table.key),
+            Operation::DeleteTable(key) => format!("deleting table {key}"),
+            Operation::FlushTable(key) => format!("flushing table {key}"),
+            Operation::AddChain(chain, _) => format!("adding chain {}", chain.key),
+            Operation::DeleteChain(key) => format!("deleting chain {key}"),
+            Operation::FlushChain(key) => format!("flushing chain {key}"),
+            Operation::AddRule(key, _, _) => format!("adding a rule to chain {key}"),
+            Operation::ReplaceRule(key, handle, _) => format!("replacing rule {handle} of chain {key}"),
+            Operation::DeleteRule(key, handle) => format!("deleting rule {handle} of chain {key}"),
+            Operation::AddSet(set, _, _) => format!("adding set {}", set.key),
+            Operation::DeleteSet(key) => format!("deleting set {key}"),
+            Operation::FlushSet(key) => format!("flushing set {key}"),
+            Operation::AddElements(elements, _) => format!("adding elements to set {}", elements.set.key),
+            Operation::DeleteElements(elements) => format!("deleting elements of set {}", elements.set.key),
+            Operation::AddObject(object, _) => format!("adding object {}", object.key),
+            Operation::DeleteObject(key) => format!("deleting object {key}"),
+        }
+    }
+
+    /// The part of a message, with the elements from `from` on, in which the attribute at this byte of its attributes is.
+    pub(crate) fn part_at(&self, from: usize, offset: usize) -> Part {
+        let mut out = Encoder::new();
+        self.put(&mut out, from);
+        let bytes = out.as_slice();
+        let place = |kind: u16| {
+            let list = RawAttrs::new(bytes).map_while(Result::ok).find(|attr| attr.kind() == kind)?;
+            let inside = offset.checked_sub(list.offset.saturating_add(4))?;
+            let holds = |attr: &netlink_batch::RawAttr<'_>| {
+                let length = attr.payload.len().saturating_add(4).next_multiple_of(4);
+                (attr.offset..attr.offset.saturating_add(length)).contains(&inside)
+            };
+            RawAttrs::new(list.payload).map_while(Result::ok).position(|attr| holds(&attr))
+        };
+        if let Operation::AddRule(_, rule, _) | Operation::ReplaceRule(_, _, rule) = self
+            && let Some(index) = place(RuleAttr::EXPRESSIONS)
+        {
+            let name = rule.expressions.get(index).map_or("", Expression::name).to_owned();
+            return Part::Expression { index, name };
+        }
+        if let Some(elements) = self.elements()
+            && let Some(index) = place(ElemListAttr::ELEMENTS)
+        {
+            return Part::Element { index: elements.index_of(from, index) };
+        }
+        let path = netlink_batch::locate(bytes, offset);
+        if path.is_empty() { Part::Whole } else { Part::Attribute(self.table().path(&path)) }
+    }
+
+    /// What is known of the part when the kernel does not say where it is: one of the elements of a message.
+    pub(crate) fn part_without_place(&self, sent: &Range<usize>) -> Part {
+        match (self.elements(), sent.end.checked_sub(1)) {
+            (Some(_), Some(last)) if sent.start <= last => Part::AmongElements { first: sent.start, last },
+            _ => Part::Whole,
+        }
+    }
+
+    /// The names of its attributes.
+    fn table(&self) -> &'static AttrTable {
+        match self {
+            Operation::AddTable(..) | Operation::DeleteTable(_) => table_of::<TableAttr<'_>>(),
+            Operation::AddChain(..) | Operation::DeleteChain(_) => table_of::<ChainAttr<'_>>(),
+            Operation::AddRule(..)
+            | Operation::ReplaceRule(..)
+            | Operation::DeleteRule(..)
+            | Operation::FlushChain(_)
+            | Operation::FlushTable(_) => table_of::<RuleAttr<'_>>(),
+            Operation::AddSet(..) | Operation::DeleteSet(_) => table_of::<SetAttr<'_>>(),
+            Operation::AddElements(..) | Operation::DeleteElements(_) | Operation::FlushSet(_) => {
+                table_of::<ElemListAttr<'_>>()
+            }
+            Operation::AddObject(..) | Operation::DeleteObject(_) => table_of::<ObjAttr<'_>>(),
+        }
+    }
+}
+
+/// The names of a list of attributes, one of which may itself be called `TABLE`.
+fn table_of<'a, A: Attribute<'a>>() -> &'static AttrTable {
+    A::TABLE
+}
+
+impl Elements {
+    fn check(&self, element: &Element) -> Result<(), InvalidValue> {
+        if let ElementKey::Range(first, last) = &element.key {
+            let invalid = |why| Err(InvalidValue::new(format!("range {first:?} to {last:?}"), why));
+            if ElementForm::of(&self.set) == ElementForm::Single {
+                return invalid("the set is not one of ranges: SetFlags::INTERVAL");
+            }
+            // The kernel would take the first value as the start of a range without an end.
+            if first > last || first.len() != last.len() {
+                return invalid("it ends before it starts");
+            }
+        }
+        userdata::check(element.comment.as_deref(), 0)
+    }
+
+    fn put(&self, out: &mut Encoder, from: usize) -> usize {
+        put_name(out, ElemListAttr::TABLE, &self.set.key.table.name);
+        put_name(out, ElemListAttr::SET, &self.set.key.name);
+        if let Some(id) = self.id {
+            out.attr(ElemListAttr::SET_ID, &Be32(id));
+        }
+        let form = ElementForm::of(&self.set);
+        let start = out.len();
+        let mut written = from;
+        out.nest(ElemListAttr::ELEMENTS, |out| {
+            for element in self.elements.get(from..).unwrap_or_default() {
+                if out.len().saturating_sub(start) >= MESSAGE_BYTES {
+                    break;
+                }
+                put_element(out, form, element);
+                written = written.saturating_add(1);
+            }
+        });
+        written
+    }
+
+    /// Which element an attribute of a message belongs to: ranges may take two.
+    fn index_of(&self, from: usize, attribute: usize) -> usize {
+        let pairs = ElementForm::of(&self.set) == ElementForm::Pairs;
+        let mut attributes = 0_usize;
+        for (index, element) in self.elements.iter().enumerate().skip(from) {
+            let last = match &element.key {
+                ElementKey::Value(value) | ElementKey::Range(_, value) => Some(value),
+                _ => None,
+            };
+            let two = pairs && last.is_some_and(|last| last.successor().is_some());
+            attributes = attributes.saturating_add(if two { 2 } else { 1 });
+            if attribute < attributes {
+                return index;
+            }
+        }
+        from
+    }
+}
+
+/// One message of a transaction: an operation, and the elements it carries.
+#[derive(Clone, Debug)]
+pub(crate) struct SentMessage {
+    pub(crate) operation: usize,
+    pub(crate) elements: Range<usize>,
+}
+
+/// The attributes of the batch's first message.
+pub(crate) fn put_begin(out: &mut Encoder, generation: Option<u32>) {
+    if let Some(generation) = generation {
+        out.attr(uapi::NFNL_BATCH_GENID, &Be32(generation));
+    }
+}

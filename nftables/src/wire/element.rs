@@ -1,0 +1,206 @@
+//! Elements as attributes, and ranges as the pairs of elements that the kernel keeps.
+
+use std::time::Duration;
+
+use netlink_batch::{Attrs, Be32, Be64, Encoder, NulStr, RawAttrs, WireError};
+
+use super::put_name;
+use super::split;
+use crate::attrs::{ElemAttr, ElemListAttr, ListAttr};
+use crate::expr::{get_data, get_expression, get_expressions, put_data, put_expression_list, put_one, put_verdict};
+use crate::model::{Element, ElementData, ElementKey, Name, Set, SetFlags, Value};
+use crate::uapi;
+use crate::userdata;
+
+/// How a set keeps ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ElementForm {
+    /// Not at all.
+    Single,
+    /// As two elements: the start, and the first value behind the end.
+    Pairs,
+    /// As both ends in one element.
+    Ends,
+}
+
+impl ElementForm {
+    pub(crate) fn of(set: &Set) -> Self {
+        match (set.flags.contains(SetFlags::INTERVAL), set.key_type.is_concatenation()) {
+            (false, _) => ElementForm::Single,
+            (true, false) => ElementForm::Pairs,
+            (true, true) => ElementForm::Ends,
+        }
+    }
+}
+
+/// Appends an element as the set keeps it: one attribute, or two for a range of [`ElementForm::Pairs`].
+pub(crate) fn put_element(out: &mut Encoder, form: ElementForm, element: &Element) {
+    match (&element.key, form) {
+        (ElementKey::Value(value), ElementForm::Pairs) => put_pair(out, element, value, value),
+        (ElementKey::Range(first, last), ElementForm::Pairs) => put_pair(out, element, first, last),
+        (ElementKey::Value(value), ElementForm::Ends) => put_one_element(out, element, value, Some(value), 0, false),
+        (ElementKey::Range(first, last), _) => put_one_element(out, element, first, Some(last), 0, false),
+        (ElementKey::Value(value), ElementForm::Single) => put_one_element(out, element, value, None, 0, false),
+        (ElementKey::End(value), _) => {
+            put_one_element(
+                out,
+                &Element::new(element.key.clone()),
+                value,
+                None,
+                uapi::NFT_SET_ELEM_INTERVAL_END,
+                false,
+            );
+        }
+        (ElementKey::CatchAll, _) => {
+            put_one_element(out, element, &Value::EMPTY, None, uapi::NFT_SET_ELEM_CATCHALL, false);
+        }
+    }
+}
+
+fn put_pair(out: &mut Encoder, element: &Element, first: &Value, last: &Value) {
+    let behind = last.successor();
+    put_one_element(out, element, first, None, 0, behind.is_none());
+    if let Some(behind) = behind {
+        let end = Element::new(ElementKey::End(behind));
+        put_element(out, ElementForm::Pairs, &end);
+    }
+}
+
+fn put_one_element(out: &mut Encoder, element: &Element, key: &Value, last: Option<&Value>, flags: u32, open: bool) {
+    out.nest(ListAttr::ELEM, |out| {
+        if flags != 0 {
+            out.attr(ElemAttr::FLAGS, &Be32(flags));
+        }
+        if !key.is_empty() {
+            put_data(out, ElemAttr::KEY, key);
+        }
+        if let Some(last) = last {
+            put_data(out, ElemAttr::KEY_END, last);
+        }
+        match &element.data {
+            None => {}
+            Some(ElementData::Value(value)) => put_data(out, ElemAttr::DATA, value),
+            Some(ElementData::Verdict(verdict)) => put_verdict(out, ElemAttr::DATA, verdict),
+            Some(ElementData::Object(name)) => put_name(out, ElemAttr::OBJREF, name),
+        }
+        if let Some(timeout) = element.timeout {
+            out.attr(ElemAttr::TIMEOUT, &Be64(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)));
+        }
+        if let Some(left) = element.expiration {
+            out.attr(ElemAttr::EXPIRATION, &Be64(u64::try_from(left.as_millis()).unwrap_or(u64::MAX)));
+        }
+        match element.expressions.as_slice() {
+            [] => {}
+            [one] => put_one(out, ElemAttr::EXPR, one),
+            many => put_expression_list(out, ElemAttr::EXPRESSIONS, many),
+        }
+        if element.comment.is_some() || open {
+            let mut bytes = userdata::join_comment(element.comment.as_deref(), userdata::COMMENT, &[]);
+            if open {
+                // nft's mark of a range without an end: NFTNL_SET_ELEM_F_INTERVAL_OPEN.
+                userdata::put(&mut bytes, userdata::ELEMENT_FLAGS, &1_u32.to_ne_bytes());
+            }
+            out.attr(ElemAttr::USERDATA, &bytes.as_slice());
+        }
+    });
+}
+
+/// Gives each element of a message to `each`, as the kernel keeps it.
+pub(crate) fn get_elements(payload: &[u8], mut each: impl FnMut(Element)) -> Result<(), WireError> {
+    let (_, attributes) = split(payload)?;
+    for attr in Attrs::<ElemListAttr<'_>>::new(attributes).iter() {
+        if let ElemListAttr::Elements(list) = attr? {
+            for raw in RawAttrs::new(list) {
+                each(get_element(raw?.payload)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn get_value<'a>(attrs: Attrs<'a, crate::attrs::DataAttr<'a>>) -> Result<Option<Value>, WireError> {
+    Ok(match get_data(attrs)? {
+        Some(ElementData::Value(value)) => Some(value),
+        _ => None,
+    })
+}
+
+fn get_element(attributes: &[u8]) -> Result<Element, WireError> {
+    let (mut key, mut last, mut flags) = (None, None, 0);
+    let mut element = Element::new(ElementKey::CatchAll);
+    for attr in Attrs::<ElemAttr<'_>>::new(attributes).iter() {
+        match attr? {
+            ElemAttr::Key(data) => key = get_value(data)?,
+            ElemAttr::KeyEnd(data) => last = get_value(data)?,
+            ElemAttr::Data(data) => element.data = get_data(data)?,
+            ElemAttr::Flags(Be32(bits)) => flags = bits,
+            ElemAttr::Timeout(Be64(millis)) => element.timeout = Some(Duration::from_millis(millis)),
+            ElemAttr::Expiration(Be64(millis)) => element.expiration = Some(Duration::from_millis(millis)),
+            ElemAttr::Userdata(bytes) => {
+                element.comment = userdata::items(bytes)
+                    .find(|(kind, _)| *kind == userdata::COMMENT)
+                    .map(|(_, text)| String::from_utf8_lossy(NulStr::new(text).as_bytes()).into_owned().into());
+            }
+            ElemAttr::Expr(one) => element.expressions = vec![get_expression(one)?],
+            ElemAttr::Expressions(list) => element.expressions = get_expressions(list)?,
+            ElemAttr::Objref(name) => element.data = Some(ElementData::Object(Name::from_kernel(name.as_bytes()))),
+            ElemAttr::Pad(_) | ElemAttr::Unknown(_) => {}
+        }
+    }
+    element.key = match (key, last) {
+        _ if flags & uapi::NFT_SET_ELEM_CATCHALL != 0 => ElementKey::CatchAll,
+        (None, _) => return Err(WireError::Missing { attribute: "NFTA_SET_ELEM_KEY".to_owned() }),
+        (Some(key), _) if flags & uapi::NFT_SET_ELEM_INTERVAL_END != 0 => ElementKey::End(key),
+        (Some(key), Some(last)) if key != last => ElementKey::Range(key, last),
+        (Some(key), _) => ElementKey::Value(key),
+    };
+    Ok(element)
+}
+
+/// Starts and ends in any order as ranges, in the order of their values.
+pub(crate) fn pair_intervals(elements: Vec<Element>) -> Vec<Element> {
+    let mut ends: Vec<Value> = Vec::new();
+    let mut starts: Vec<Element> = Vec::new();
+    let mut others: Vec<Element> = Vec::new();
+    for element in elements {
+        match &element.key {
+            ElementKey::End(value) => ends.push(value.clone()),
+            ElementKey::Value(_) => starts.push(element),
+            _ => others.push(element),
+        }
+    }
+    ends.sort();
+    starts.sort_by(|one, other| one.key.cmp(&other.key));
+    let behind: Vec<Option<Value>> =
+        starts.iter().skip(1).map(|next| next.key.start().cloned()).chain([None]).collect();
+    let mut ends = ends.into_iter().peekable();
+    for (element, next) in starts.iter_mut().zip(behind) {
+        let ElementKey::Value(first) = &element.key else { continue };
+        // A range goes to the first end behind its start, or to the next start: ends that have timed out are not told.
+        while ends.next_if(|end| end <= first).is_some() {}
+        let last = match ends.peek().into_iter().chain(next.as_ref()).min() {
+            Some(behind) => behind.predecessor(),
+            None => Value::new(&vec![u8::MAX; first.len()]).ok(),
+        };
+        if let Some(last) = last.filter(|last| last > first) {
+            element.key = ElementKey::Range(first.clone(), last);
+        }
+    }
+    starts.append(&mut others);
+    starts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_ends_where_the_next_one_starts() {
+        let start = |byte| Element::value(Value::byte(byte));
+        let end = |byte| Element::new(ElementKey::End(Value::byte(byte)));
+        // The end of the first has timed out, the last has none.
+        let paired = pair_intervals(vec![start(9), end(8), start(1), start(5), end(0), start(20)]);
+        let range = |first, last| Element::range(Value::byte(first), Value::byte(last));
+        assert_eq!(paired, [range(1, 4), range(5, 7), range(9, 19), range(20, 255)]);
+    }
+}

@@ -1,0 +1,164 @@
+//! Tables, chains, rules, sets and objects as attributes.
+
+use netlink_batch::{Be32, Be64, Encoder, NulStr};
+
+use super::put_name;
+use crate::attrs::{
+    ChainAttr, CounterAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr, SetDescAttr, SetFieldAttr, TableAttr,
+};
+use crate::expr::{put_expression_list, put_one};
+use crate::model::{
+    BaseChain, Chain, ChainKey, Family, MapData, Object, ObjectData, Policy, Rule, Set, SetPolicy, Table,
+};
+use crate::typing::{self, About};
+use crate::uapi;
+use crate::userdata;
+
+fn put_userdata(out: &mut Encoder, kind: u16, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        out.attr(kind, &bytes);
+    }
+}
+
+pub(crate) fn put_table(out: &mut Encoder, table: &Table) {
+    put_name(out, TableAttr::NAME, &table.key.name);
+    out.attr(TableAttr::FLAGS, &Be32(table.flags.bits()));
+    let userdata = userdata::join_comment(table.comment.as_deref(), userdata::COMMENT, &[]);
+    put_userdata(out, TableAttr::USERDATA, &userdata);
+}
+
+pub(crate) fn put_chain(out: &mut Encoder, chain: &Chain) {
+    put_name(out, ChainAttr::TABLE, &chain.key.table.name);
+    put_name(out, ChainAttr::NAME, &chain.key.name);
+    if let Some(base) = &chain.base {
+        put_base(out, base, chain.key.table.family);
+    }
+    let userdata = userdata::join_comment(chain.comment.as_deref(), userdata::COMMENT, &[]);
+    put_userdata(out, ChainAttr::USERDATA, &userdata);
+}
+
+fn put_base(out: &mut Encoder, base: &BaseChain, family: Family) {
+    out.attr(ChainAttr::TYPE, &NulStr::from(base.kind.name()));
+    out.nest(ChainAttr::HOOK, |out| {
+        // A hook that the family does not have is refused before; to the kernel this would be none either.
+        out.attr(HookAttr::HOOKNUM, &Be32(base.hook.number(family).unwrap_or(u32::MAX)));
+        out.attr(HookAttr::PRIORITY, &Be32(base.priority.0.cast_unsigned()));
+        match base.devices.as_slice() {
+            [] => {}
+            [one] => out.attr(HookAttr::DEV, &NulStr::from(one.as_str())),
+            many => out.nest(HookAttr::DEVS, |out| {
+                for device in many {
+                    out.attr(1, &NulStr::from(device.as_str()));
+                }
+            }),
+        }
+    });
+    out.attr(ChainAttr::POLICY, &Be32(u32::from(base.policy == Policy::Accept)));
+}
+
+pub(crate) fn put_rule(out: &mut Encoder, chain: &ChainKey, rule: &Rule) {
+    put_name(out, RuleAttr::TABLE, &chain.table.name);
+    put_name(out, RuleAttr::CHAIN, &chain.name);
+    put_expression_list(out, RuleAttr::EXPRESSIONS, &rule.expressions);
+    put_userdata(
+        out,
+        RuleAttr::USERDATA,
+        &userdata::join_comment(rule.comment.as_deref(), userdata::COMMENT, &rule.userdata),
+    );
+    if !rule.compat.is_empty() {
+        out.nest(RuleAttr::COMPAT, |out| out.bytes(&rule.compat));
+    }
+}
+
+pub(crate) fn put_set(out: &mut Encoder, set: &Set, id: u32) {
+    put_name(out, SetAttr::TABLE, &set.key.table.name);
+    put_name(out, SetAttr::NAME, &set.key.name);
+    let number = |out: &mut Encoder, kind, value| out.attr(kind, &Be32(value));
+    number(out, SetAttr::FLAGS, set.all_flags().bits());
+    number(out, SetAttr::KEY_TYPE, set.key_type.number());
+    number(out, SetAttr::KEY_LEN, set.key_type.length());
+    match &set.data {
+        None => {}
+        Some(MapData::Verdict) => {
+            number(out, SetAttr::DATA_TYPE, uapi::NFT_DATA_VERDICT);
+            number(out, SetAttr::DATA_LEN, 0);
+        }
+        Some(MapData::Value(types)) => {
+            number(out, SetAttr::DATA_TYPE, types.number());
+            number(out, SetAttr::DATA_LEN, types.length());
+        }
+        Some(MapData::Object(kind)) => number(out, SetAttr::OBJ_TYPE, kind.number()),
+    }
+    number(out, SetAttr::ID, id);
+    if set.policy == SetPolicy::Memory {
+        number(out, SetAttr::POLICY, 1);
+    }
+    let concatenated = set.is_concatenated_interval();
+    if concatenated || set.size.is_some() {
+        out.nest(SetAttr::DESC, |out| {
+            if let Some(size) = set.size {
+                out.attr(SetDescAttr::SIZE, &Be32(size));
+            }
+            if concatenated {
+                out.nest(SetDescAttr::CONCAT, |out| {
+                    for field in set.key_type.fields() {
+                        out.nest(ListAttr::ELEM, |out| out.attr(SetFieldAttr::LEN, &Be32(field.length)));
+                    }
+                });
+            }
+        });
+    }
+    if let Some(timeout) = set.timeout {
+        out.attr(SetAttr::TIMEOUT, &Be64(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX)));
+    }
+    if let Some(interval) = set.gc_interval {
+        number(out, SetAttr::GC_INTERVAL, u32::try_from(interval.as_millis()).unwrap_or(u32::MAX));
+    }
+    match set.expressions.as_slice() {
+        [] => {}
+        [one] => put_one(out, SetAttr::EXPR, one),
+        many => put_expression_list(out, SetAttr::EXPRESSIONS, many),
+    }
+    out.attr(SetAttr::USERDATA, &set_userdata(set).as_slice());
+}
+
+/// What nft needs to print the elements, unless the set brings its own.
+pub(crate) fn set_userdata(set: &Set) -> Vec<u8> {
+    let mut out = set.userdata.clone();
+    if out.is_empty() {
+        let order = set.key_type.byte_order().number();
+        userdata::put(&mut out, userdata::SET_KEY_BYTE_ORDER, &order.to_ne_bytes());
+        if let Some(data) = &set.data {
+            let order = if let MapData::Value(types) = data { types.byte_order().number() } else { 0 };
+            userdata::put(&mut out, userdata::SET_DATA_BYTE_ORDER, &order.to_ne_bytes());
+        }
+    }
+    if let Some(notes) = typing::put_operands(&set.key_typeof, About::Key) {
+        userdata::put(&mut out, userdata::SET_KEY_TYPEOF, &notes);
+        if set.data == Some(MapData::Verdict) {
+            userdata::put(&mut out, userdata::SET_DATA_TYPEOF, &typing::put_verdict());
+        }
+    }
+    if let Some(notes) = typing::put_operands(&set.data_typeof, About::Data) {
+        userdata::put(&mut out, userdata::SET_DATA_TYPEOF, &notes);
+    }
+    if let Some(comment) = &set.comment {
+        userdata::put_comment(&mut out, userdata::SET_COMMENT, comment);
+    }
+    out
+}
+
+pub(crate) fn put_object(out: &mut Encoder, object: &Object) {
+    put_name(out, ObjAttr::TABLE, &object.key.table.name);
+    put_name(out, ObjAttr::NAME, &object.key.name);
+    out.attr(ObjAttr::TYPE, &Be32(object.key.kind.number()));
+    out.nest(ObjAttr::DATA, |out| match &object.data {
+        ObjectData::Counter { packets, bytes } => {
+            out.attr(CounterAttr::BYTES, &Be64(*bytes));
+            out.attr(CounterAttr::PACKETS, &Be64(*packets));
+        }
+        ObjectData::Other(attributes) => out.bytes(attributes),
+    });
+    let userdata = userdata::join_comment(object.comment.as_deref(), userdata::COMMENT, &[]);
+    put_userdata(out, ObjAttr::USERDATA, &userdata);
+}

@@ -1,0 +1,15 @@
+//! The suite against the fake kernel.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+
+#[macro_use]
+mod suite;
+
+use nftables::Client;
+use nftables::fake::FakeNftables;
+
+fn run(case: fn(&mut Client)) {
+    let kernel = FakeNftables::new();
+    case(&mut Client::with_transport(kernel.transport()));
+}
+
+suite_tests!(run);

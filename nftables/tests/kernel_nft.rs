@@ -1,0 +1,334 @@
+//! Against the program `nft`, both ways: what it writes we read and write again, what we write it prints.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+
+#[allow(dead_code, unused_macros, reason = "the cases run in another test program")]
+mod suite;
+
+use std::time::Duration;
+
+use nftables::{
+    BaseChain, Chain, ChainType, Change, Client, DataType, Element, ErrorKind, Event, Events, Family, Hook, Operand,
+    Priority, Set, SetFlags, Table, TableFlags, TableKey, Transaction, Value, rule,
+};
+use serde_json::Value as Json;
+use testkit::{Need, kernel_test, oracle};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Nftables];
+
+fn nft(arguments: &[&str], input: Option<&str>) -> Result<String, String> {
+    oracle::run("nft", arguments, input).map(|output| output.stdout).map_err(|error| error.to_string())
+}
+
+fn load(text: &str) {
+    nft(&["-f", "-"], Some(text)).unwrap_or_else(|error| panic!("{error}\n{text}"));
+}
+
+/// What nft says is there, without handles, the numbers of anonymous sets and the order of elements.
+fn listed() -> Json {
+    let mut json: Json = serde_json::from_str(&nft(&["-j", "list", "ruleset"], None).unwrap()).unwrap();
+    steady(&mut json);
+    json
+}
+
+fn steady(json: &mut Json) {
+    match json {
+        Json::Object(map) => {
+            map.remove("handle");
+            map.remove("expires");
+            map.remove("metainfo");
+            map.values_mut().for_each(steady);
+            if let Some(Json::Array(elements)) = map.get_mut("elem") {
+                elements.sort_by_key(Json::to_string);
+            }
+        }
+        Json::Array(items) => items.iter_mut().for_each(steady),
+        _ => {}
+    }
+}
+
+fn keys(client: &mut Client) -> Vec<TableKey> {
+    client.list_tables(None).unwrap().into_iter().map(|found| found.table.key).collect()
+}
+
+fn flush() {
+    nft(&["flush", "ruleset"], None).unwrap();
+}
+
+/// Reads everything, deletes it, writes it again.
+fn write_again(client: &mut Client) {
+    let mut transaction = Transaction::new();
+    for key in keys(client) {
+        transaction.append(client.snapshot(&key).unwrap().to_transaction());
+    }
+    flush();
+    client.commit(&transaction).unwrap();
+}
+
+/// What nft can say of its own rule set is the same after we have read and written it.
+fn survives(text: &str) {
+    kernel_test(NEEDS, || {
+        load(text);
+        let before = listed();
+        let mut client = Client::open().unwrap();
+        write_again(&mut client);
+        assert_eq!(listed(), before);
+    });
+}
+
+#[test]
+fn sets_and_maps_of_nft_survive() {
+    survives(
+        r#"table inet t {
+            comment "what it is for"
+            counter hits { comment "all"; packets 16909060 bytes 72623859790382856 }
+            map eps { type ipv4_addr . inet_proto . inet_service . mark : ipv4_addr . inet_service; comment "endpoints"
+                elements = { 10.0.0.1 . tcp . 80 . 1 comment "web" : 10.1.0.1 . 8080 } }
+            map typed { typeof ip daddr . meta l4proto . th dport . numgen random mod 10 : ip daddr . tcp dport
+                elements = { 10.0.0.1 . tcp . 80 . 1 : 10.1.0.1 . 8080, 10.0.0.1 . udp . 4660 . 7 : 10.1.0.1 . 4660 } }
+            map services { type ipv4_addr . inet_proto . inet_service : verdict
+                elements = { 10.0.0.1 . tcp . 80 : goto pick, 10.0.0.2 . tcp . 80 : drop } }
+            map objects { type inet_service : counter; elements = { 80 : "hits" } }
+            set ranges { type ipv4_addr; flags interval
+                elements = { 10.0.0.0/8 comment "ten", 11.0.0.5-11.0.0.7, 12.0.0.1, 255.255.255.0/24 } }
+            set both { type ipv4_addr . inet_service; flags interval; elements = { 10.0.0.0/8 . 80-90, 10.0.0.1 . 4660 } }
+            set marks { type mark; flags interval; elements = { 5-9, 0x01020304 } }
+            set plain { type mark; elements = { 5, 0x01020304 } }
+            set six { type ipv6_addr . inet_service; elements = { 2001:db8::1 . 4660 } }
+            set names { type ifname; elements = { "eth0", "a-long-name-15c" } }
+            set recent { type ipv4_addr; flags dynamic,timeout; timeout 10m; gc-interval 5s; size 100; }
+            set counted { type ipv4_addr; counter; elements = { 10.0.0.1 counter packets 5 bytes 6 } }
+            chain pick { comment "a chain"; dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 10 map @typed; }
+        }"#,
+    );
+}
+
+#[test]
+fn rules_of_nft_survive() {
+    survives(
+        r#"table inet t {
+            set recent { type ipv4_addr; flags dynamic,timeout; size 100; timeout 1m; }
+            set limited { type ipv4_addr . inet_service; flags dynamic; size 100; }
+            map number { type ipv4_addr : mark; flags dynamic,timeout; size 100; timeout 1m; }
+            map marks { type ipv4_addr . inet_service : mark; }
+            counter hits { }
+            chain other { }
+            chain pre { type nat hook prerouting priority dstnat; policy accept;
+                tcp dport { 80, 443 } counter name "hits" accept comment "web"
+                tcp dport vmap { 22 : accept, 23 : drop, 24 : jump other }
+                ip daddr 10.0.0.1 tcp dport 4660 dnat ip to 10.1.0.1:8080
+                ip6 daddr 2001:db8::1 tcp dport 80 dnat ip6 to [2001:db8::2]:8080
+                tcp dport 81 redirect to :8081
+                meta l4proto { tcp, udp } th dport 53 jump other
+            }
+            chain post { type nat hook postrouting priority srcnat; policy accept;
+                meta mark & 0x4000 == 0x4000 masquerade fully-random
+                ip saddr 10.0.0.0/8 snat ip to 192.0.2.1 persistent
+            }
+            chain in { type filter hook input priority filter; policy drop;
+                ct state established,related accept
+                ct state invalid drop
+                ct status dnat ct original ip daddr 10.0.0.1 counter
+                iifname "lo" accept
+                ip saddr 10.0.0.0/8 ip protocol icmp accept
+                meta mark set ip daddr . th dport map @marks
+                meta mark set jhash ip saddr . tcp sport mod 7 seed 0x1020304 offset 5
+                meta mark set numgen inc mod 10 offset 3
+                ct mark set meta mark or 0x4000
+                update @recent { ip saddr timeout 5s }
+                add @limited { ip saddr . tcp dport limit rate 10/second }
+                update @number { ip saddr : numgen random mod 3 }
+                fib daddr type local limit rate 5/minute burst 3 packets log prefix "hello: " level debug flags all
+                log group 3 queue-threshold 7 snaplen 200 prefix "to a group"
+                limit rate over 100 kbytes/second drop
+                tcp flags & (syn | ack) == syn counter
+                tcp dport 1000-2000 tcp sport != 1-1023 reject with tcp reset
+                reject with icmpx admin-prohibited
+                quota over 5 mbytes drop
+                ip dscp set cs1
+                goto other
+            }
+            chain early { type filter hook prerouting priority raw; notrack; }
+        }
+        table ip legacy {
+            chain c { type route hook output priority mangle; ip daddr 10.0.0.1 reject with icmp port-unreachable; }
+        }
+        table netdev nd {
+            chain c { }
+        }
+        table arp a {
+            chain in { type filter hook input priority 0; arp operation request accept; }
+            chain out { type filter hook output priority 5; }
+        }
+        table bridge b {
+            chain c { type filter hook forward priority -200; ether type ip ip saddr 10.0.0.1 accept; }
+        }
+        "#,
+    );
+}
+
+/// Our text says to nft what our messages say to the kernel.
+fn text_says_the_same(build: impl FnOnce(&mut Transaction)) {
+    kernel_test(NEEDS, || {
+        let mut client = Client::open().unwrap();
+        let mut transaction = Transaction::new();
+        build(&mut transaction);
+        client.commit(&transaction).unwrap();
+        let wanted = listed();
+        let (commands, tables) = (transaction.to_string(), snapshots(&mut client));
+        nft(&["-c", "-f", "-"], Some(&commands)).unwrap_or_else(|error| panic!("{error}\n{commands}"));
+        for text in [commands, tables] {
+            assert!(!text.contains('#'), "{text}");
+            flush();
+            load(&text);
+            assert_eq!(listed(), wanted, "{text}");
+        }
+    });
+}
+
+fn snapshots(client: &mut Client) -> String {
+    keys(client).iter().map(|key| client.snapshot(key).unwrap().to_string()).collect()
+}
+
+#[test]
+fn a_proxy_reads_the_same_as_text() {
+    text_says_the_same(|transaction| {
+        suite::proxy(transaction);
+    });
+}
+
+#[test]
+fn rules_read_the_same_as_text() {
+    text_says_the_same(|transaction| {
+        let table = suite::table();
+        suite::what_rules_need(transaction);
+        let chain = table.chain("c").unwrap();
+        transaction.add_chain(Chain::regular(chain.clone()));
+        for rule in suite::every_kind_of_rule() {
+            transaction.add_rule(&chain, rule);
+        }
+        let nat = table.chain("nat").unwrap();
+        transaction
+            .add_chain(Chain::base(nat.clone(), BaseChain::new(ChainType::Nat, Hook::Prerouting, Priority(-99))));
+        let ports = Set::new(table.set("any").unwrap(), suite::types(&[DataType::INET_SERVICE]));
+        let elements = [80, 443].map(|port| Element::value(Value::port(port))).to_vec();
+        let ports = transaction.add_anonymous_set(ports, elements).unwrap();
+        let inet = || rule(Family::Inet).meta_l4proto(nftables::L4Protocol::TCP);
+        for builder in [
+            inet().in_set(&[Operand::DPORT], ports).accept(),
+            inet().dnat_to("10.1.0.1:8080".parse().unwrap()),
+            inet().dnat_to("[2001:db8::1]:8080".parse().unwrap()),
+            inet().dnat_to_address("10.1.0.1".parse().unwrap()),
+            inet().redirect_to(0x1234),
+        ] {
+            transaction.add_rule(&nat, builder.build().unwrap());
+        }
+    });
+}
+
+#[test]
+fn elements_print_as_nft_prints_them() {
+    kernel_test(NEEDS, || {
+        let table = TableKey::new(Family::Inet, "t").unwrap();
+        let types = suite::types;
+        let mark = Set::new(table.set("mark").unwrap(), types(&[DataType::MARK]));
+        let ranges = Set::new(table.set("ranges").unwrap(), types(&[DataType::INET_SERVICE])).flags(SetFlags::INTERVAL);
+        let slot = Set::map(
+            table.set("slot").unwrap(),
+            types(&[DataType::IPV6_ADDR, DataType::INET_PROTO, DataType::INET_SERVICE, DataType::MARK]),
+            types(&[DataType::IPV6_ADDR, DataType::INET_SERVICE]),
+        );
+        let mut transaction = Transaction::new();
+        transaction.add_table(Table::new(table));
+        transaction.add_set(mark.clone());
+        transaction.add_set(ranges.clone());
+        transaction.add_set(slot.clone());
+        transaction.add_elements(&mark, [Element::value(Value::mark(0x0102_0304)).comment("a mark")]);
+        transaction.add_elements(&ranges, [Element::range(Value::port(0x1234), Value::port(u16::MAX))]);
+        let address = Value::from("2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap());
+        let fields = [address.clone(), Value::byte(17), Value::port(0x1234), Value::mark(7)];
+        let key = Value::concat(&fields).unwrap();
+        let data = Value::concat(&[address, Value::port(0x1234)]).unwrap();
+        transaction.add_elements(&slot, [Element::value(key).maps_to(data)]);
+        Client::open().unwrap().commit(&transaction).unwrap();
+        let text = nft(&["list", "ruleset"], None).unwrap();
+        for line in [
+            "elements = { 0x01020304 comment \"a mark\" }",
+            "elements = { 4660-65535 }",
+            "elements = { 2001:db8::1 . udp . 4660 . 0x00000007 : 2001:db8::1 . 4660 }",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+    });
+}
+
+#[test]
+fn changes_of_nft_are_heard() {
+    kernel_test(NEEDS, || {
+        let mut events = Events::open().unwrap();
+        load(
+            "table ip t { set s { type ipv4_addr; elements = { 10.0.0.1 } }\n chain c { accept; }
+ }",
+        );
+        let mut heard = Vec::new();
+        while !heard.iter().any(|event| matches!(event, Event::Generation(_))) {
+            heard.extend(events.wait(Duration::from_secs(60)).unwrap().unwrap());
+        }
+        let generation = Client::open().unwrap().generation().unwrap();
+        assert_eq!(heard.last(), Some(&Event::Generation(generation)));
+        let count = |test: fn(&Event) -> bool| heard.iter().filter(|event| test(event)).count();
+        assert_eq!(count(|event| matches!(event, Event::Table(Change::Added, _))), 1);
+        assert_eq!(count(|event| matches!(event, Event::Chain(Change::Added, _))), 1);
+        assert_eq!(count(|event| matches!(event, Event::Rule(Change::Added, _))), 1);
+        assert_eq!(count(|event| matches!(event, Event::Set(Change::Added, _))), 1);
+        assert_eq!(count(|event| matches!(event, Event::Elements(Change::Added, _, found) if found.len() == 1)), 1);
+        flush();
+        let gone = events.wait(Duration::from_secs(60)).unwrap().unwrap();
+        assert!(
+            gone.iter()
+                .any(|event| matches!(event, Event::Rule(Change::Deleted, _) | Event::Table(Change::Deleted, _)))
+        );
+    });
+}
+
+#[test]
+fn a_circle_is_refused_as_a_whole() {
+    kernel_test(NEEDS, || {
+        let mut client = Client::open().unwrap();
+        let table = TableKey::new(Family::Ip, "t").unwrap();
+        let [a, b] = ["a", "b"].map(|name| table.chain(name).unwrap());
+        let base = table.chain("base").unwrap();
+        let mut transaction = Transaction::new();
+        transaction.add_table(Table::new(table));
+        transaction.add_chain(Chain::regular(a.clone())).add_chain(Chain::regular(b.clone()));
+        transaction.add_chain(Chain::base(base.clone(), BaseChain::new(ChainType::Filter, Hook::Input, Priority(0))));
+        let jump = |to: &nftables::ChainKey| rule(Family::Ip).jump(to.name.clone()).build().unwrap();
+        transaction.add_rule(&base, jump(&a)).add_rule(&a, jump(&b)).add_rule(&b, jump(&a));
+        assert_eq!(client.commit(&transaction).unwrap_err().kind(), ErrorKind::Loop);
+        assert_eq!(keys(&mut client), []);
+    });
+}
+
+#[test]
+fn a_table_of_another_owner_is_left_alone() {
+    kernel_test(&[Need::Root, Need::Nftables, Need::Kernel(5, 12)], || {
+        let mut owner = Client::open().unwrap();
+        let table = TableKey::new(Family::Inet, "t").unwrap();
+        let mut owned = Table::new(table.clone());
+        owned.flags = TableFlags::OWNER;
+        let mut transaction = Transaction::new();
+        transaction.add_table(owned);
+        owner.commit(&transaction).unwrap();
+        let mut other = Client::open().unwrap();
+        assert!(other.get_table(&table).unwrap().owner.is_some());
+        let mut transaction = Transaction::new();
+        transaction.add_chain(Chain::regular(table.chain("c").unwrap()));
+        assert!(other.commit(&transaction).unwrap_err().is_permission());
+        let mut transaction = Transaction::new();
+        transaction.create_table(Table::new(table.clone()));
+        let error = other.commit(&transaction).unwrap_err();
+        assert!(error.is_permission() || error.is_already_exists(), "{error}");
+        // It goes with its owner.
+        drop(owner);
+        assert!(other.get_table(&table).unwrap_err().is_not_found());
+    });
+}

@@ -1,0 +1,906 @@
+//! Cases that hold for the kernel and for the fake one. Each starts in an empty namespace.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use nftables::expr::{CmpOp, DynSetOp, LimitUnit, NatFlags, Reject};
+use nftables::{
+    BaseChain, Chain, ChainKey, ChainType, Client, CtState, DataType, Element, ElementData, ElementKey, ErrorKind,
+    Expression, Family, FieldTypes, Hook, L4Protocol, Name, Object, ObjectData, ObjectType, Operand, Part, Policy,
+    Priority, Register, Rule, RulePlace, Set, SetFlags, Table, TableKey, Transaction, Value, Verdict, rule,
+};
+use testkit::Need;
+
+pub(crate) fn table() -> TableKey {
+    TableKey::new(Family::Inet, "t").unwrap()
+}
+
+pub(crate) fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+pub(crate) fn types(types: &[DataType]) -> FieldTypes {
+    FieldTypes::of(types).unwrap()
+}
+
+pub(crate) fn ip(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, last)
+}
+
+/// Address, protocol, port.
+pub(crate) fn service(address: Ipv4Addr, port: u16) -> Value {
+    Value::concat(&[address.into(), Value::byte(6), Value::port(port)]).unwrap()
+}
+
+pub(crate) fn target(address: Ipv4Addr, port: u16) -> Value {
+    Value::concat(&[address.into(), Value::port(port)]).unwrap()
+}
+
+/// A table with nothing but a chain `c`.
+pub(crate) fn with_chain(client: &mut Client) -> ChainKey {
+    let chain = table().chain("c").unwrap();
+    let mut transaction = Transaction::new();
+    transaction.add_table(Table::new(table())).add_chain(Chain::regular(chain.clone()));
+    client.commit(&transaction).unwrap();
+    chain
+}
+
+fn refused(client: &mut Client, change: impl FnOnce(&mut Transaction)) -> nftables::Error {
+    let mut transaction = Transaction::new();
+    change(&mut transaction);
+    let checked = client.check(&transaction).unwrap_err();
+    let before = client.generation().unwrap();
+    let error = client.commit(&transaction).unwrap_err();
+    assert_eq!(checked.kind(), error.kind(), "a check says what the commit says: {checked}; {error}");
+    assert_eq!(client.generation().unwrap(), before, "a refused transaction changes nothing");
+    error
+}
+
+fn done(client: &mut Client, change: impl FnOnce(&mut Transaction)) {
+    let mut transaction = Transaction::new();
+    change(&mut transaction);
+    let before = client.generation().unwrap();
+    client.check(&transaction).unwrap();
+    assert_eq!(client.generation().unwrap(), before, "a check changes nothing");
+    client.commit(&transaction).unwrap();
+}
+
+/// The tables that a service proxy needs: services by address, endpoints by slot, one chain for each number of endpoints.
+pub(crate) fn proxy(transaction: &mut Transaction) -> (Set, Set) {
+    let table = table();
+    let key = [Operand::IP_DADDR, Operand::L4PROTO, Operand::DPORT];
+    let slots = [key.as_slice(), &[Operand::random(2)]].concat();
+    let endpoints = Set::typeof_map(table.set("eps2").unwrap(), &slots, &[Operand::IP_DADDR, Operand::DPORT])
+        .unwrap()
+        .comment("endpoints of Services that have two");
+    let services = Set::typeof_verdict_map(table.set("services").unwrap(), &key).unwrap();
+    let pick = table.chain("pick2").unwrap();
+    let pre = table.chain("pre").unwrap();
+    let post = table.chain("post").unwrap();
+    transaction.add_table(Table::new(table.clone()).comment("a proxy"));
+    transaction.add_chain(Chain::regular(pick.clone()).comment("two endpoints"));
+    transaction.add_chain(Chain::base(pre.clone(), BaseChain::new(ChainType::Nat, Hook::Prerouting, Priority::DSTNAT)));
+    transaction
+        .add_chain(Chain::base(post.clone(), BaseChain::new(ChainType::Nat, Hook::Postrouting, Priority::SRCNAT)));
+    transaction.add_set(endpoints.clone());
+    transaction.add_set(services.clone());
+    transaction.add_rule(
+        &pick,
+        rule(Family::Inet)
+            .meta_l4proto(L4Protocol::TCP)
+            .dnat_to_map(Family::Ip, &slots, &endpoints.key)
+            .build()
+            .unwrap(),
+    );
+    transaction.add_rule(&pre, rule(Family::Inet).verdict_map(&key, &services.key).build().unwrap());
+    transaction
+        .add_rule(&post, rule(Family::Inet).mark(0x4000, 0x4000).masquerade(NatFlags::FULLY_RANDOM).build().unwrap());
+    let mut elements = Vec::new();
+    for slot in 0..2 {
+        let key = Value::concat(&[ip(1).into(), Value::byte(6), Value::port(80), Value::mark(slot)]).unwrap();
+        elements.push(Element::value(key).maps_to(target(ip(100), 8080)));
+    }
+    transaction.add_elements(&endpoints, elements);
+    transaction.add_elements(&services, [Element::value(service(ip(1), 80)).verdict(Verdict::Goto(pick.name))]);
+    (endpoints, services)
+}
+
+macro_rules! suite {
+    ($($case:ident),* $(,)?) => {
+        /// Makes a test of each case; `$run` gets its name and the case.
+        macro_rules! suite_tests {
+            ($run:path) => { $( #[test] fn $case() { $run(suite::$case); } )* };
+        }
+    };
+}
+suite! {
+    an_empty_namespace_has_no_tables, a_table_is_made_listed_and_deleted, chains_come_back_as_they_were_written,
+    rules_keep_their_order_and_places, expressions_come_back_as_they_were_written, sets_come_back_as_they_were_written,
+    elements_come_back_as_they_were_written, ranges_come_back_as_ranges, counters_are_objects, a_proxy_fits_in_one_transaction,
+    a_transaction_is_made_whole_or_not_at_all, what_is_missing_is_named, what_exists_is_refused_or_kept,
+    what_is_in_use_is_refused, the_refused_expression_is_named, the_refused_element_is_named, a_full_set_is_told,
+    a_generation_that_is_gone_is_refused, a_snapshot_makes_an_equal_table, anonymous_sets_go_with_their_rule,
+    fifty_thousand_elements_are_one_transaction, other_tables_are_not_read, what_cannot_be_is_not_sent,
+    a_table_is_changed_as_it_was_read,
+}
+
+pub(crate) fn an_empty_namespace_has_no_tables(client: &mut Client) {
+    assert_eq!(client.list_tables(None).unwrap(), []);
+    assert_eq!(client.list_chains(&table()).unwrap(), []);
+    assert_eq!(client.list_rules(&table().chain("c").unwrap()).unwrap(), []);
+    assert_eq!(client.get_table(&table()).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(client.snapshot(&table()).unwrap_err().kind(), ErrorKind::NotFound);
+    client.commit(&Transaction::new()).unwrap();
+    assert_eq!(client.generation().unwrap(), client.generation().unwrap());
+}
+
+pub(crate) fn a_table_is_made_listed_and_deleted(client: &mut Client) {
+    let table = Table::new(table()).comment("what it is for");
+    done(client, |t| {
+        t.add_table(table.clone());
+    });
+    assert_eq!(client.get_table(&table.key).unwrap().table, table);
+    let other = TableKey::new(Family::Ip6, "t").unwrap();
+    done(client, |t| {
+        t.create_table(Table::new(other.clone()));
+    });
+    let keys = |found: Vec<nftables::ObservedTable>| found.into_iter().map(|found| found.table.key).collect::<Vec<_>>();
+    assert_eq!(keys(client.list_tables(Some(Family::Ip6)).unwrap()), [other]);
+    assert_eq!(client.list_tables(None).unwrap().len(), 2);
+    done(client, |t| {
+        t.delete_table(&table.key);
+    });
+    assert!(client.get_table(&table.key).unwrap_err().is_not_found());
+    for _ in 0..2 {
+        done(client, |t| {
+            t.remove_table(&table.key);
+        });
+    }
+}
+
+pub(crate) fn chains_come_back_as_they_were_written(client: &mut Client) {
+    let key = |name| table().chain(name).unwrap();
+    let base = |kind, hook, priority| BaseChain::new(kind, hook, Priority(priority));
+    let chains = [
+        Chain::regular(key("regular")).comment("why it is there"),
+        Chain::base(key("pre"), base(ChainType::Nat, Hook::Prerouting, -99)),
+        Chain::base(key("post"), base(ChainType::Nat, Hook::Postrouting, 100)),
+        Chain::base(key("in"), base(ChainType::Filter, Hook::Input, 0x0102)).policy(Policy::Drop),
+        Chain::base(key("fwd"), base(ChainType::Filter, Hook::Forward, -5)),
+        Chain::base(key("out"), base(ChainType::Route, Hook::Output, i32::MIN + 1)),
+    ];
+    done(client, |t| {
+        t.add_table(Table::new(table()));
+        for chain in &chains {
+            t.add_chain(chain.clone());
+        }
+    });
+    let found: Vec<Chain> = client.list_chains(&table()).unwrap().into_iter().map(|found| found.chain).collect();
+    assert_eq!(found, chains);
+    assert_eq!(client.get_chain(&key("in")).unwrap().chain, chains[3]);
+    // A policy is changed in place, and nothing else.
+    done(client, |t| {
+        t.add_chain(chains[3].clone().policy(Policy::Accept));
+    });
+    assert_eq!(client.get_chain(&key("in")).unwrap().chain, chains[3].clone().policy(Policy::Accept));
+}
+
+fn comments(client: &mut Client, chain: &ChainKey) -> Vec<String> {
+    client.list_rules(chain).unwrap().into_iter().map(|found| found.rule.comment.unwrap()).collect()
+}
+
+pub(crate) fn rules_keep_their_order_and_places(client: &mut Client) {
+    let chain = with_chain(client);
+    let named = |comment: &str| rule(Family::Inet).counter().comment(comment).build().unwrap();
+    done(client, |t| {
+        t.add_rule(&chain, named("b")).add_rule(&chain, named("d"));
+        t.add_rule_at(&chain, named("a"), RulePlace::First);
+    });
+    let handle = client.list_rules(&chain).unwrap()[1].handle;
+    done(client, |t| {
+        t.add_rule_at(&chain, named("c"), RulePlace::After(handle));
+        t.add_rule_at(&chain, named("a2"), RulePlace::Before(handle));
+    });
+    assert_eq!(comments(client, &chain), ["a", "a2", "b", "c", "d"]);
+    done(client, |t| {
+        t.replace_rule(&chain, handle, named("B"));
+    });
+    assert_eq!(comments(client, &chain), ["a", "a2", "B", "c", "d"]);
+    let last = client.list_rules(&chain).unwrap()[4].handle;
+    done(client, |t| {
+        t.delete_rule(&chain, last);
+    });
+    assert_eq!(comments(client, &chain), ["a", "a2", "B", "c"]);
+    done(client, |t| {
+        t.flush_chain(&chain);
+    });
+    assert_eq!(client.list_rules(&chain).unwrap(), []);
+}
+
+/// One rule for each kind of expression; what they need is made by [`what_rules_need`].
+pub(crate) fn every_kind_of_rule() -> Vec<Rule> {
+    let table = table();
+    let inet = || rule(Family::Inet);
+    let key = [Operand::IP_DADDR, Operand::L4PROTO, Operand::DPORT];
+    let hashed =
+        Operand::Hash { of: vec![Operand::IP_SADDR, Operand::SPORT], modulus: 5, seed: Some(0x0102_0304), offset: 7 };
+    let builders = [
+        inet().meta_l4proto(L4Protocol::TCP).saddr(ip(1).into()).sport(0x1234).accept(),
+        inet().daddr("2001:db8::1".parse().unwrap()).drop_packet(),
+        inet().saddr_in(IpAddr::V4(ip(0)), 31).counter(),
+        inet().saddr_not_in(IpAddr::V4(ip(0)), 9).daddr_in(IpAddr::V4(ip(128)), 25).counter(),
+        inet().daddr_in("2001:db8::".parse().unwrap(), 33).counter(),
+        inet().iifname("eth0").oifname("a-long-name-15c").counter().comment("names"),
+        inet().mark(0x0102_0304, u32::MAX).set_mark_bits(0x4000, 0xc000),
+        inet().mark(0x4000, 0x4000).set_mark(0x0102_0304),
+        inet().ct_state(CtState::ESTABLISHED | CtState::RELATED).counter(),
+        inet().matches(&Operand::CT_MARK, CmpOp::Ne, Value::mark(5)).notrack(),
+        inet().daddr_is_local().counter(),
+        inet().in_set(&[Operand::IP_SADDR], &table.set("addresses").unwrap()).counter(),
+        inet().not_in_set(&[Operand::IP_SADDR], &table.set("addresses").unwrap()).counter(),
+        inet().verdict_map(&key, &table.set("verdicts").unwrap()),
+        inet().set_mark_to(&Operand::map(
+            [Operand::IP_DADDR, Operand::DPORT],
+            &table.set("marks").unwrap(),
+            types(&[DataType::MARK]),
+        )),
+        inet().set_mark_to(&hashed),
+        inet().set_mark_to(&Operand::random(0x0102)),
+        inet().change_set(
+            DynSetOp::Update,
+            &table.set("recent").unwrap(),
+            &[Operand::IP_SADDR],
+            &[],
+            Some(Duration::from_secs(61)),
+        ),
+        inet().change_set(
+            DynSetOp::Add,
+            &table.set("numbers").unwrap(),
+            &[Operand::IP_SADDR],
+            &[Operand::random(3)],
+            None,
+        ),
+        inet().limit(0x0102, LimitUnit::Minute, 0x0304).log("about to say: "),
+        inet().named_counter(name("hits")).jump(name("other")),
+        inet().meta_l4proto(L4Protocol::TCP).reject(Reject::TcpReset),
+        inet().reject(Reject::Unreachable(nftables::expr::IcmpCode::AdminProhibited)),
+        inet().verdict(Verdict::Return),
+        inet()
+            .expression(Expression::Payload {
+                base: nftables::expr::HeaderBase::Transport,
+                offset: 4,
+                length: 4,
+                register: Register::slot(5).unwrap(),
+            })
+            .expression(Expression::Range {
+                register: Register::slot(5).unwrap(),
+                inverted: true,
+                from: Value::be32(0x0102),
+                to: Value::be32(0x0102_0304),
+            }),
+        inet()
+            .expression(Expression::SymmetricHash { modulus: 9, offset: 3, register: Register::FIRST })
+            .expression(Expression::MetaSet { key: nftables::expr::MetaKey::Mark, source: Register::FIRST }),
+    ];
+    builders.into_iter().map(|builder| builder.build().unwrap()).collect()
+}
+
+pub(crate) fn what_rules_need(t: &mut Transaction) {
+    let table = table();
+    let set = |name: &str| table.set(name).unwrap();
+    t.add_table(Table::new(table.clone()));
+    t.add_chain(Chain::regular(table.chain("other").unwrap()));
+    t.add_object(Object::counter(table.object(ObjectType::Counter, "hits").unwrap()).comment("all of them"));
+    t.add_set(Set::new(set("addresses"), types(&[DataType::IPV4_ADDR])));
+    let key = types(&[DataType::IPV4_ADDR, DataType::INET_PROTO, DataType::INET_SERVICE]);
+    t.add_set(Set::verdict_map(set("verdicts"), key));
+    let key = types(&[DataType::IPV4_ADDR, DataType::INET_SERVICE]);
+    t.add_set(Set::map(set("marks"), key, types(&[DataType::MARK])));
+    let recent = Set::new(set("recent"), types(&[DataType::IPV4_ADDR])).flags(SetFlags::DYNAMIC);
+    t.add_set(recent.timeout(Duration::from_secs(120)).size(0x0102));
+    let numbers = Set::map(set("numbers"), types(&[DataType::IPV4_ADDR]), types(&[DataType::MARK]));
+    t.add_set(numbers.flags(SetFlags::DYNAMIC).timeout(Duration::from_secs(5)).size(100));
+}
+
+pub(crate) fn expressions_come_back_as_they_were_written(client: &mut Client) {
+    let chain = table().chain("c").unwrap();
+    let rules = every_kind_of_rule();
+    done(client, |t| {
+        what_rules_need(t);
+        t.add_chain(Chain::regular(chain.clone()));
+        for rule in &rules {
+            t.add_rule(&chain, rule.clone());
+        }
+    });
+    let found = client.list_rules(&chain).unwrap();
+    assert_eq!(found.len(), rules.len());
+    for (found, wanted) in found.iter().zip(&rules) {
+        let known = found.rule.expressions.iter().all(|expression| !matches!(expression, Expression::Other(_)));
+        assert!(known, "{:?}", found.rule);
+        assert_eq!(found.rule, written(wanted));
+    }
+    // What is read is written again, and reads the same.
+    done(client, |t| {
+        t.flush_chain(&chain);
+        for found in &found {
+            t.add_rule(&chain, found.rule.clone());
+        }
+    });
+    let again = client.list_rules(&chain).unwrap();
+    assert!(again.iter().map(|found| &found.rule).eq(found.iter().map(|found| &found.rule)));
+}
+
+/// What the kernel makes of a rule: it names the level of a log that has none.
+fn written(rule: &Rule) -> Rule {
+    let mut rule = rule.clone();
+    for expression in &mut rule.expressions {
+        if let Expression::Log { level, group: None, .. } = expression {
+            level.get_or_insert(4);
+        }
+    }
+    rule
+}
+
+fn every_kind_of_set() -> Vec<Set> {
+    let set = |name: &str| table().set(name).unwrap();
+    let (ip, port, mark) = (DataType::IPV4_ADDR, DataType::INET_SERVICE, DataType::MARK);
+    vec![
+        Set::new(set("plain"), types(&[ip])).comment("addresses"),
+        Set::new(set("six"), types(&[DataType::IPV6_ADDR, DataType::INET_PROTO, port, mark])),
+        Set::new(set("ranges"), types(&[ip])).flags(SetFlags::INTERVAL),
+        Set::new(set("many"), types(&[ip, port])).flags(SetFlags::INTERVAL),
+        Set::new(set("named"), types(&[DataType::IFNAME])).size(0x0102),
+        Set::new(set("short"), types(&[ip])).timeout(Duration::from_millis(0x0102_0304)),
+        Set::map(set("values"), types(&[ip, DataType::INET_PROTO, port, mark]), types(&[ip, port])),
+        Set::verdict_map(set("verdicts"), types(&[ip, port])),
+        Set::object_map(set("objects"), types(&[port]), ObjectType::Counter),
+        Set::typeof_map(
+            set("typeof"),
+            &[Operand::IP_DADDR, Operand::L4PROTO, Operand::DPORT, Operand::random(3)],
+            &[Operand::IP_DADDR, Operand::DPORT],
+        )
+        .unwrap(),
+        Set::typeof_verdict_map(set("typeof-verdicts"), &[Operand::IP6_DADDR, Operand::MARK]).unwrap().comment("both"),
+    ]
+}
+
+pub(crate) fn sets_come_back_as_they_were_written(client: &mut Client) {
+    let sets = every_kind_of_set();
+    done(client, |t| {
+        t.add_table(Table::new(table()));
+        for set in &sets {
+            t.add_set(set.clone());
+        }
+    });
+    let found = client.list_sets(&table()).unwrap();
+    assert_eq!(found.len(), sets.len());
+    for (found, wanted) in found.iter().zip(&sets) {
+        assert_eq!(&found.set, wanted);
+        assert_eq!(&client.get_set(&wanted.key).unwrap().set, wanted);
+    }
+    done(client, |t| {
+        for set in &sets {
+            t.delete_set(&set.key);
+        }
+    });
+    assert_eq!(client.list_sets(&table()).unwrap(), []);
+}
+
+fn sorted(client: &mut Client, set: &Set) -> Vec<Element> {
+    let mut found = client.list_elements(set).unwrap();
+    found.sort_by(|one, other| one.key.cmp(&other.key));
+    found
+}
+
+pub(crate) fn elements_come_back_as_they_were_written(client: &mut Client) {
+    let sets = every_kind_of_set();
+    done(client, |t| {
+        t.add_table(Table::new(table()));
+        t.add_chain(Chain::regular(table().chain("c").unwrap()));
+        t.add_object(Object::counter(table().object(ObjectType::Counter, "hits").unwrap()));
+        for set in &sets {
+            t.add_set(set.clone());
+        }
+    });
+    let key = |last, slot| {
+        Value::concat(&[ip(last).into(), Value::byte(17), Value::port(0x1234), Value::mark(slot)]).unwrap()
+    };
+    let verdict = |last, verdict| Element::value(target(ip(last), 80)).verdict(verdict);
+    let elements: [(&str, Vec<Element>); 6] = [
+        ("plain", vec![Element::value(ip(1)).comment("the first"), Element::value(ip(2))]),
+        ("named", vec![Element::value(Value::interface("eth0").unwrap())]),
+        (
+            "values",
+            vec![
+                Element::value(key(1, 0x0102_0304)).maps_to(target(ip(3), 0x1234)),
+                Element::value(key(2, 1)).maps_to(target(ip(4), 1)).comment("two words"),
+            ],
+        ),
+        (
+            "verdicts",
+            vec![
+                verdict(1, Verdict::Accept),
+                verdict(2, Verdict::Drop),
+                verdict(3, Verdict::Jump(name("c"))),
+                verdict(4, Verdict::Goto(name("c"))),
+                verdict(5, Verdict::Return),
+            ],
+        ),
+        ("objects", vec![Element::value(Value::port(80)).object(name("hits"))]),
+        ("many", vec![Element::value(target(ip(1), 80)), Element::range(target(ip(16), 1), target(ip(31), 0x1234))]),
+    ];
+    for (set, elements) in &elements {
+        let set = sets.iter().find(|found| found.key.name.as_str() == *set).unwrap();
+        done(client, |t| {
+            t.add_elements(set, elements.clone());
+        });
+        assert_eq!(&sorted(client, set), elements);
+        let first = client.get_element(set, &elements[0].key).unwrap().unwrap();
+        assert_eq!(first.key, elements[0].key);
+        let mut streamed = 0;
+        client.for_each_element(&set.key, |_| streamed += 1).unwrap();
+        assert_eq!(streamed, elements.len());
+        done(client, |t| {
+            t.delete_elements(set, elements[..1].to_vec());
+        });
+        assert_eq!(sorted(client, set), elements[1..]);
+        assert_eq!(client.get_element(set, &elements[0].key).unwrap(), None);
+        done(client, |t| {
+            t.flush_set(&set.key);
+        });
+        assert_eq!(sorted(client, set), []);
+    }
+    let short = sets.iter().find(|set| set.key.name.as_str() == "short").unwrap();
+    done(client, |t| {
+        t.add_elements(short, [Element::value(ip(9)).timeout(Duration::from_secs(1000))]);
+    });
+    let found = sorted(client, short).remove(0);
+    assert_eq!(found.timeout, Some(Duration::from_secs(1000)));
+    assert!(found.expiration.is_some_and(|left| left <= Duration::from_secs(1000)));
+}
+
+pub(crate) fn ranges_come_back_as_ranges(client: &mut Client) {
+    let set = Set::new(table().set("ranges").unwrap(), types(&[DataType::IPV4_ADDR])).flags(SetFlags::INTERVAL);
+    let top = Ipv4Addr::new(255, 255, 255, 0);
+    let elements = [
+        Element::value(Ipv4Addr::UNSPECIFIED),
+        Element::value(ip(1)),
+        Element::range(ip(16), ip(31)).comment("sixteen"),
+        Element::range(ip(32), ip(40)),
+        Element::range(top, Ipv4Addr::BROADCAST),
+    ];
+    done(client, |t| {
+        t.add_table(Table::new(table()));
+        t.add_set(set.clone());
+        t.add_elements(&set, elements.clone());
+    });
+    assert_eq!(sorted(client, &set), elements);
+    // A value finds the range that holds it, by its start.
+    let find = |client: &mut Client, key| client.get_element(&set, &key).unwrap().map(|found| found.key);
+    let start = Some(ElementKey::Value(ip(16).into()));
+    assert_eq!(find(client, ElementKey::Value(ip(20).into())), start);
+    assert_eq!(find(client, elements[2].key.clone()), start);
+    assert_eq!(find(client, ElementKey::Value(ip(41).into())), None);
+    done(client, |t| {
+        t.delete_elements(&set, elements[2..].to_vec());
+    });
+    assert_eq!(sorted(client, &set), elements[..2]);
+}
+
+pub(crate) fn counters_are_objects(client: &mut Client) {
+    let key = table().object(ObjectType::Counter, "hits").unwrap();
+    let mut counter = Object::counter(key.clone()).comment("hits of the cache");
+    counter.data = ObjectData::Counter { packets: 0x0102_0304, bytes: 0x0102_0304_0506_0708 };
+    done(client, |t| {
+        t.add_table(Table::new(table()));
+        t.add_object(counter.clone());
+    });
+    assert_eq!(client.get_object(&key).unwrap().object, counter);
+    assert_eq!(client.list_objects(&table()).unwrap().len(), 1);
+    let chain = with_chain(client);
+    done(client, |t| {
+        t.add_rule(&chain, rule(Family::Inet).named_counter(key.name.clone()).build().unwrap());
+    });
+    assert_eq!(client.get_object(&key).unwrap().references, 1);
+    assert_eq!(
+        refused(client, |t| {
+            t.delete_object(&key);
+        })
+        .kind(),
+        ErrorKind::InUse
+    );
+    done(client, |t| {
+        t.flush_chain(&chain).delete_object(&key);
+    });
+    assert_eq!(client.list_objects(&table()).unwrap(), []);
+}
+
+pub(crate) fn a_proxy_fits_in_one_transaction(client: &mut Client) {
+    let mut transaction = Transaction::new();
+    let (endpoints, services) = proxy(&mut transaction);
+    client.check(&transaction).unwrap();
+    assert_eq!(client.list_tables(None).unwrap(), []);
+    client.commit(&transaction).unwrap();
+    assert_eq!(client.list_elements(&endpoints).unwrap().len(), 2);
+    let verdict = client.get_element(&services, &ElementKey::Value(service(ip(1), 80))).unwrap().unwrap();
+    assert_eq!(verdict.data, Some(ElementData::Verdict(Verdict::Goto(name("pick2")))));
+    let snapshot = client.snapshot(&table()).unwrap();
+    assert_eq!((snapshot.chains.len(), snapshot.rules.len(), snapshot.sets.len()), (3, 3, 2));
+    // An element in use by nobody else goes; the chain it led to is then free.
+    done(client, |t| {
+        t.flush_set(&services.key).delete_chain(&table().chain("pick2").unwrap());
+    });
+}
+
+pub(crate) fn a_transaction_is_made_whole_or_not_at_all(client: &mut Client) {
+    let error = refused(client, |t| {
+        t.add_table(Table::new(table()));
+        t.delete_chain(&table().chain("missing").unwrap());
+        t.delete_set(&table().set("gone").unwrap());
+    });
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    let operations: Vec<_> = error.refusals().iter().map(|refusal| refusal.operation).collect();
+    assert_eq!(operations, [Some(1), Some(2)], "the kernel checks what follows, too");
+    assert!(error.to_string().contains("deleting chain inet t missing (operation 2"), "{error}");
+    assert_eq!(client.list_tables(None).unwrap(), []);
+}
+
+pub(crate) fn what_is_missing_is_named(client: &mut Client) {
+    let chain = table().chain("c").unwrap();
+    let nothing = |t: &mut Transaction| {
+        t.add_chain(Chain::regular(chain.clone()));
+    };
+    assert_eq!(refused(client, nothing).kind(), ErrorKind::NotFound);
+    let chain = with_chain(client);
+    let accept = || rule(Family::Inet).accept().build().unwrap();
+    assert!(
+        refused(client, |t| {
+            t.add_rule(&table().chain("x").unwrap(), accept());
+        })
+        .is_not_found()
+    );
+    assert!(
+        refused(client, |t| {
+            t.delete_rule(&chain, 0x0102);
+        })
+        .is_not_found()
+    );
+    assert!(
+        refused(client, |t| {
+            t.add_rule_at(&chain, accept(), RulePlace::After(0x0102));
+        })
+        .is_not_found()
+    );
+    assert!(
+        refused(client, |t| {
+            t.flush_set(&table().set("x").unwrap());
+        })
+        .is_not_found()
+    );
+    let missing = Set::new(table().set("x").unwrap(), types(&[DataType::IPV4_ADDR]));
+    assert!(
+        refused(client, |t| {
+            t.add_elements(&missing, [Element::value(ip(1))]);
+        })
+        .is_not_found()
+    );
+    done(client, |t| {
+        t.add_set(missing.clone());
+    });
+    assert!(
+        refused(client, |t| {
+            t.delete_elements(&missing, [Element::value(ip(1))]);
+        })
+        .is_not_found()
+    );
+    assert!(
+        client
+            .list_elements(&Set::new(table().set("y").unwrap(), types(&[DataType::MARK])))
+            .unwrap_err()
+            .is_not_found()
+    );
+}
+
+pub(crate) fn what_exists_is_refused_or_kept(client: &mut Client) {
+    let chain = with_chain(client);
+    let map = Set::map(table().set("m").unwrap(), types(&[DataType::INET_SERVICE]), types(&[DataType::MARK]));
+    let element = |mark| Element::value(Value::port(80)).maps_to(Value::mark(mark));
+    let again = |t: &mut Transaction| {
+        t.add_table(Table::new(table())).add_chain(Chain::regular(chain.clone()));
+        t.add_set(map.clone());
+        t.add_elements(&map, [element(1)]);
+    };
+    done(client, again);
+    done(client, again);
+    assert!(
+        refused(client, |t| {
+            t.create_table(Table::new(table()));
+        })
+        .is_already_exists()
+    );
+    assert!(
+        refused(client, |t| {
+            t.create_chain(Chain::regular(chain.clone()));
+        })
+        .is_already_exists()
+    );
+    assert!(
+        refused(client, |t| {
+            t.create_set(map.clone());
+        })
+        .is_already_exists()
+    );
+    assert!(
+        refused(client, |t| {
+            t.create_elements(&map, [element(1)]);
+        })
+        .is_already_exists()
+    );
+    let other = refused(client, |t| {
+        t.add_elements(&map, [element(2)]);
+    });
+    assert!(matches!(other.kind(), ErrorKind::AlreadyExists | ErrorKind::InUse), "{other}");
+}
+
+pub(crate) fn what_is_in_use_is_refused(client: &mut Client) {
+    let chain = with_chain(client);
+    let target = table().chain("target").unwrap();
+    let set = Set::new(table().set("s").unwrap(), types(&[DataType::IPV4_ADDR]));
+    done(client, |t| {
+        t.add_chain(Chain::regular(target.clone()));
+        t.add_set(set.clone());
+        t.add_rule(
+            &chain,
+            rule(Family::Inet).in_set(&[Operand::IP_SADDR], &set.key).jump(target.name.clone()).build().unwrap(),
+        );
+    });
+    assert_eq!(
+        refused(client, |t| {
+            t.delete_chain(&target);
+        })
+        .kind(),
+        ErrorKind::InUse
+    );
+    assert_eq!(
+        refused(client, |t| {
+            t.delete_set(&set.key);
+        })
+        .kind(),
+        ErrorKind::InUse
+    );
+    done(client, |t| {
+        t.flush_chain(&chain).delete_chain(&target).delete_set(&set.key);
+    });
+    // Rules go with their chain, and everything with its table.
+    done(client, |t| {
+        t.add_rule(&chain, rule(Family::Inet).counter().build().unwrap());
+    });
+    done(client, |t| {
+        t.delete_chain(&chain);
+    });
+}
+
+pub(crate) fn the_refused_expression_is_named(client: &mut Client) {
+    let chain = with_chain(client);
+    let error = refused(client, |t| {
+        t.add_rule(&chain, rule(Family::Inet).accept().build().unwrap());
+        let missing = table().set("missing").unwrap();
+        t.add_rule(
+            &chain,
+            rule(Family::Inet).counter().in_set(&[Operand::L4PROTO], &missing).accept().build().unwrap(),
+        );
+    });
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    let refusal = &error.refusals()[0];
+    assert_eq!(refusal.operation, Some(1));
+    assert_eq!(refusal.part, Part::Expression { index: 2, name: "lookup".to_owned() });
+    assert!(
+        error.to_string().contains("adding a rule to chain inet t c (operation 2, expression 3 (lookup))"),
+        "{error}"
+    );
+    let error = refused(client, |t| {
+        t.add_rule(&chain, rule(Family::Inet).jump(name("nowhere")).build().unwrap());
+    });
+    assert_eq!(error.refusals()[0].part, Part::Expression { index: 0, name: "immediate".to_owned() });
+}
+
+/// Linux 5.10 says only which message was refused.
+fn assert_names_element(error: &nftables::Error, index: usize) {
+    match &error.refusals()[0].part {
+        Part::Element { index: named } => assert_eq!(*named, index),
+        Part::AmongElements { first, last } => {
+            assert!((*first..=*last).contains(&index) && testkit::missing(Need::Kernel(5, 15)).is_some(), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) fn the_refused_element_is_named(client: &mut Client) {
+    with_chain(client);
+    let set = Set::new(table().set("s").unwrap(), types(&[DataType::IPV4_ADDR]));
+    done(client, |t| {
+        t.add_set(set.clone());
+        t.add_elements(&set, [Element::value(ip(3))]);
+    });
+    let error = refused(client, |t| {
+        t.create_elements(&set, (0..10).map(|last| Element::value(ip(last))));
+    });
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    assert_names_element(&error, 3);
+    let ranges = Set::new(table().set("r").unwrap(), types(&[DataType::IPV4_ADDR])).flags(SetFlags::INTERVAL);
+    done(client, |t| {
+        t.add_set(ranges.clone());
+        t.add_elements(&ranges, [Element::range(ip(30), ip(39))]);
+    });
+    let error = refused(client, |t| {
+        t.create_elements(&ranges, (0..5_u8).map(|ten| Element::range(ip(ten * 10), ip(ten * 10 + 5))));
+    });
+    assert_names_element(&error, 3);
+}
+
+pub(crate) fn a_full_set_is_told(client: &mut Client) {
+    let set = Set::new(table().set("s").unwrap(), types(&[DataType::IPV4_ADDR])).size(2);
+    done(client, |t| {
+        t.add_table(Table::new(table()));
+        t.add_set(set.clone());
+        t.add_elements(&set, [1, 2].map(|last| Element::value(ip(last))));
+    });
+    let error = refused(client, |t| {
+        t.add_elements(&set, [Element::value(ip(3))]);
+    });
+    assert_eq!(error.kind(), ErrorKind::SetFull);
+}
+
+pub(crate) fn a_generation_that_is_gone_is_refused(client: &mut Client) {
+    let before = client.generation().unwrap();
+    with_chain(client);
+    let mut transaction = Transaction::new();
+    transaction.expect_generation(before).remove_table(&table());
+    let error = client.commit(&transaction).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::GenerationChanged);
+    assert_eq!(error.refusals()[0].operation, None);
+    let now = client.generation().unwrap();
+    transaction.expect_generation(now);
+    client.commit(&transaction).unwrap();
+    assert_eq!(client.list_tables(None).unwrap(), []);
+}
+
+pub(crate) fn a_snapshot_makes_an_equal_table(client: &mut Client) {
+    let chain = table().chain("c").unwrap();
+    done(client, |t| {
+        what_rules_need(t);
+        t.add_chain(Chain::regular(chain.clone()));
+        for rule in &every_kind_of_rule() {
+            t.add_rule(&chain, rule.clone());
+        }
+        let ports = Set::new(table().set("any").unwrap(), types(&[DataType::INET_SERVICE]));
+        let ports =
+            t.add_anonymous_set(ports, [80, 443].map(|port| Element::value(Value::port(port))).to_vec()).unwrap();
+        t.add_rule(&chain, rule(Family::Inet).in_set(&[Operand::DPORT], ports).accept().build().unwrap());
+    });
+    let first = client.snapshot(&table()).unwrap();
+    done(client, |t| {
+        t.delete_table(&table());
+        t.append(first.to_transaction());
+    });
+    let second = client.snapshot(&table()).unwrap();
+    assert_eq!(first.to_string(), second.to_string());
+    assert!(first.rules.iter().zip(&second.rules).filter(|(one, other)| one.rule == other.rule).count() >= 24);
+}
+
+pub(crate) fn anonymous_sets_go_with_their_rule(client: &mut Client) {
+    let chain = with_chain(client);
+    done(client, |t| {
+        for ports in [[80, 443], [53, 5353]] {
+            let set = Set::new(table().set("any").unwrap(), types(&[DataType::INET_SERVICE]));
+            let set = t.add_anonymous_set(set, ports.map(|port| Element::value(Value::port(port))).to_vec()).unwrap();
+            t.add_rule(&chain, rule(Family::Inet).in_set(&[Operand::DPORT], set).accept().build().unwrap());
+        }
+    });
+    let sets = client.list_sets(&table()).unwrap();
+    assert_eq!(sets.len(), 2);
+    assert!(sets.iter().all(|set| set.set.flags.contains(SetFlags::ANONYMOUS | SetFlags::CONSTANT)));
+    assert_eq!(sorted(client, &sets[1].set).len(), 2);
+    done(client, |t| {
+        t.flush_chain(&chain);
+    });
+    assert_eq!(client.list_sets(&table()).unwrap(), []);
+}
+
+pub(crate) fn fifty_thousand_elements_are_one_transaction(client: &mut Client) {
+    const COUNT: u32 = 50_000;
+    let set = Set::map(
+        table().set("big").unwrap(),
+        types(&[DataType::IPV4_ADDR, DataType::INET_PROTO, DataType::INET_SERVICE]),
+        types(&[DataType::IPV4_ADDR, DataType::INET_SERVICE]),
+    );
+    let element = |number: u32| {
+        let address = Ipv4Addr::from(0x0a00_0000 + number);
+        Element::value(service(address, 80)).maps_to(target(address, 8080))
+    };
+    done(client, |t| {
+        t.add_table(Table::new(table()));
+        t.add_set(set.clone());
+        t.add_elements(&set, (0..COUNT).map(element));
+    });
+    assert_eq!(client.list_elements(&set).unwrap().len(), 50_000);
+    // The last one of many is the one that exists.
+    let error = refused(client, |t| {
+        t.create_elements(&set, (1..COUNT).rev().map(|number| element(number + COUNT - 2)));
+    });
+    assert_names_element(&error, 49_998);
+    done(client, |t| {
+        t.delete_elements(&set, (0..COUNT).map(element));
+    });
+    assert_eq!(client.list_elements(&set).unwrap(), []);
+}
+
+pub(crate) fn other_tables_are_not_read(client: &mut Client) {
+    with_chain(client);
+    let other = TableKey::new(Family::Inet, "other").unwrap();
+    done(client, |t| {
+        t.add_table(Table::new(other.clone()));
+        let chain = other.chain("c").unwrap();
+        t.add_chain(Chain::regular(chain.clone()));
+        t.add_rule(&chain, rule(Family::Inet).accept().build().unwrap());
+        t.add_set(Set::new(other.set("s").unwrap(), types(&[DataType::MARK])));
+        t.add_object(Object::counter(other.object(ObjectType::Counter, "k").unwrap()));
+    });
+    let snapshot = client.snapshot(&table()).unwrap();
+    assert_eq!(
+        (snapshot.chains.len(), snapshot.rules.len(), snapshot.sets.len(), snapshot.objects.len()),
+        (1, 0, 0, 0)
+    );
+    assert_eq!(client.list_rules(&table().chain("c").unwrap()).unwrap(), []);
+}
+
+pub(crate) fn what_cannot_be_is_not_sent(client: &mut Client) {
+    let chain = with_chain(client);
+    let set = |name: &str| Set::new(table().set(name).unwrap(), types(&[DataType::IPV4_ADDR]));
+    let ranges = set("ranges").flags(SetFlags::INTERVAL);
+    done(client, |t| {
+        t.add_set(set("plain"));
+        t.add_set(ranges.clone());
+    });
+    let mut invalid = |change: &dyn Fn(&mut Transaction) -> &mut Transaction, words: &str| {
+        let error = refused(client, |t| {
+            change(t);
+        });
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    let backwards = Element::range(ip(9), ip(8));
+    invalid(&|t| t.add_elements(&ranges, [backwards.clone()]), "it ends before it starts");
+    invalid(&|t| t.add_elements(&set("plain"), [Element::range(ip(1), ip(2))]), "the set is not one of ranges");
+    let long = "x".repeat(254);
+    let commented = |length: usize| rule(Family::Inet).accept().comment(&long[..length]).build().unwrap();
+    invalid(&|t| t.add_rule(&chain, commented(254)), "256 bytes");
+    invalid(&|t| t.add_elements(&ranges, [Element::value(ip(1)).comment("a\0b")]), "NUL");
+    let ip4 = TableKey::new(Family::Ip, "four").unwrap();
+    let ingress = BaseChain::new(ChainType::Filter, Hook::Ingress, Priority::FILTER);
+    let ingress = Chain::base(ip4.chain("c").unwrap(), ingress);
+    invalid(&|t| t.add_table(Table::new(ip4.clone())).add_chain(ingress.clone()), "hook ingress in family ip");
+    // What just fits comes back whole.
+    done(client, |t| {
+        t.add_rule(&chain, commented(253));
+    });
+    assert_eq!(client.list_rules(&chain).unwrap()[0].rule, commented(253));
+}
+
+pub(crate) fn a_table_is_changed_as_it_was_read(client: &mut Client) {
+    let chain = table().chain("c").unwrap();
+    for wanted in [None, Some(1), Some(2)] {
+        client
+            .change_table(&table(), |found| {
+                assert_eq!(found.map(|found| found.rules.len()), wanted);
+                let mut transaction = Transaction::new();
+                if found.is_none() {
+                    transaction.add_table(Table::new(table())).add_chain(Chain::regular(chain.clone()));
+                }
+                transaction.add_rule(&chain, rule(Family::Inet).counter().build().unwrap());
+                transaction
+            })
+            .unwrap();
+    }
+    assert_eq!(client.list_rules(&chain).unwrap().len(), 3);
+}
