@@ -1,6 +1,5 @@
 //! P7: a full check of a large cluster in which nothing changed, against the kernel's own dumps.
 
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -9,7 +8,7 @@ use proxier_core::sets::SetKey;
 use crate::namespace::{collect, tell};
 use crate::node::Node;
 use crate::report::{Goal, Report, ms};
-use crate::{Failure, Options};
+use crate::{Failure, Options, program};
 
 const WHOLE: &str = "Whole check";
 const OURS: &str = "crates";
@@ -47,18 +46,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.finish()
 }
 
-fn c_program() -> Result<PathBuf, Failure> {
-    let path = std::env::current_exe()?.with_file_name("ipvs_dump");
-    if path.exists() {
-        Ok(path)
-    } else {
-        Err(format!("{} is missing: cc -O2 -o it from benches/c", path.display()).into())
-    }
-}
-
 /// Nanoseconds by part.
 fn dumps(sets: &[String]) -> Result<(Vec<(String, f64)>, u64), Failure> {
-    let output = Command::new(c_program()?).args(sets).stderr(Stdio::inherit()).output()?;
+    let output = Command::new(program::in_c("ipvs_dump")?).args(sets).stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err(format!("the C program ended with {}", output.status).into());
     }

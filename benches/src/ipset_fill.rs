@@ -1,16 +1,14 @@
 //! P3: 20,000 entries into a set.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ipset::{Client, Element, Entry, IfPresent, IpSpan, SetName, SetSpec, SetType};
 
 use crate::compare::{Side, compare};
 use crate::report::{Goal, Report};
-use crate::{Failure, Options, namespace};
+use crate::{Failure, Options, namespace, program};
 
 const SET: &str = "filled";
 
@@ -62,15 +60,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
             for number in 0..count {
                 let _infallible = writeln!(text, "add {SET} {}", address(number));
             }
-            let start = Instant::now();
-            let mut child = Command::new("ipset").arg("restore").stdin(Stdio::piped()).spawn()?;
-            child.stdin.take().ok_or("no standard input")?.write_all(text.as_bytes())?;
-            let status = child.wait()?;
-            let took = start.elapsed();
-            if !status.success() {
-                return Err(format!("ipset ended with {status}").into());
-            }
-            took
+            program::feed("ipset", &["restore"], &text)?
         }
         other => return Err(format!("no such way: {other}").into()),
     };

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,7 +12,7 @@ use ipvs::{Client, Operation, RealServer, Scheduler, Transport, VirtualServer, V
 
 use crate::compare::{Side, compare};
 use crate::report::{Goal, Report};
-use crate::{Failure, Options, namespace};
+use crate::{Failure, Options, namespace, program};
 
 /// The n-th virtual server's key.
 pub(crate) fn key(number: u32) -> VirtualServerKey {
@@ -43,15 +42,6 @@ fn text(virtual_servers: u32, real_servers: u32) -> String {
         }
     }
     text
-}
-
-fn c_program() -> Result<PathBuf, Failure> {
-    let path = std::env::current_exe()?.with_file_name("ipvs_batch");
-    if path.exists() {
-        Ok(path)
-    } else {
-        Err(format!("{} is missing: cc -O2 -o it from benches/c", path.display()).into())
-    }
 }
 
 /// A transport that keeps what it is given and answers as a kernel that accepts everything.
@@ -121,7 +111,7 @@ fn same_bytes() -> Result<(), Failure> {
     client.run(operations(virtual_servers, real_servers)).into_result()?;
     let mut ours = sent.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let arguments = [virtual_servers.to_string(), real_servers.to_string(), "--print".to_owned()];
-    let mut theirs = Command::new(c_program()?).args(arguments).output()?.stdout;
+    let mut theirs = Command::new(program::in_c("ipvs_batch")?).args(arguments).output()?.stdout;
     for bytes in [&mut ours, &mut theirs] {
         let mut at = 0;
         while let Some(length) = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()) {
@@ -131,15 +121,7 @@ fn same_bytes() -> Result<(), Failure> {
             at += usize::try_from(u32::from_ne_bytes(length))?.next_multiple_of(4);
         }
     }
-    match ours.iter().zip(&theirs).position(|(ours, theirs)| ours != theirs) {
-        None if ours.len() == theirs.len() => Ok(()),
-        at => Err(format!(
-            "the C program does not send the crate's bytes: {} and {} bytes, first difference at {at:?}",
-            theirs.len(),
-            ours.len()
-        )
-        .into()),
-    }
+    program::same_bytes(&ours, &theirs)
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -176,8 +158,10 @@ pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
     };
     let took = match *way {
         "c" => {
-            let output =
-                Command::new(c_program()?).args([virtual_servers, real_servers]).stderr(Stdio::inherit()).output()?;
+            let output = Command::new(program::in_c("ipvs_batch")?)
+                .args([virtual_servers, real_servers])
+                .stderr(Stdio::inherit())
+                .output()?;
             return Ok(Duration::from_nanos(String::from_utf8(output.stdout)?.trim().parse()?));
         }
         // Socket, family lookup and all: what a caller waits for.

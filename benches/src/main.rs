@@ -19,8 +19,10 @@ mod machine;
 mod memory;
 mod namespace;
 mod network;
+mod nftables_fill;
 mod node;
 mod passes;
+mod program;
 mod reconcile;
 mod report;
 mod sets;
@@ -44,6 +46,7 @@ benches:
   ipvs-snapshot     reading 2,000 virtual servers x 10 real servers: ways compared
   ipvs-library      single operations and batches; snapshots
   ipset-fill        20,000 entries into a set: the ipset crate, ipset restore  (P3)
+  nftables-fill     100,000 elements into a map: a C program, the nftables crate, nft -f
   host-library      sets, rules and connection lists on this machine's own kernel
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
   end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         "ipvs-snapshot" => end(snapshot::run(&options)),
         "ipvs-library" => end(library::run(&options)),
         "ipset-fill" => end(ipset_fill::run(&options)),
+        "nftables-fill" => end(nftables_fill::run(&options)),
         "host-library" => end(sets::run(&options)),
         "drift" => end(drift::run(&options)),
         "end-to-end" => end(end_to_end::run(&options)),

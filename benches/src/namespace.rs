@@ -10,7 +10,8 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::report::Report;
 use crate::{
-    Failure, drift, end_to_end, ipset_fill, ipvs_program, library, machine, network, passes, sets, snapshot, versus,
+    Failure, drift, end_to_end, ipset_fill, ipvs_program, library, machine, network, nftables_fill, passes, sets,
+    snapshot, versus,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
@@ -91,6 +92,7 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
     let took = match arguments.as_slice() {
         ["ipvs-program", rest @ ..] => ipvs_program::side(rest)?,
         ["ipset-fill", rest @ ..] => ipset_fill::side(rest)?,
+        ["nftables-fill", rest @ ..] => nftables_fill::side(rest)?,
         ["ipvs-snapshot", rest @ ..] => snapshot::side(rest)?,
         // These tell several figures each.
         ["drift", rest @ ..] => return drift::side(rest),

@@ -2,9 +2,8 @@
 //! binding addresses.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ipvs::{Client, Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
@@ -14,7 +13,7 @@ use crate::namespace::{collect, enter_fresh, tell, warm_up};
 use crate::node::Node;
 use crate::report::{Report, ms};
 use crate::world::{cluster_ip, endpoint_address, part, service};
-use crate::{Failure, Options};
+use crate::{Failure, Options, program};
 
 const ROLLING: &str = "Rolling update of one Service's endpoints, a slice of 100 after the other, 25 at a time";
 const ADDRESSES: &str = "Binding addresses to a dummy device";
@@ -251,8 +250,5 @@ fn count(device: &str, number: usize) -> Result<(), Failure> {
 }
 
 fn batch(text: &str) -> Result<(), Failure> {
-    let mut child = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn()?;
-    child.stdin.take().ok_or("no standard input")?.write_all(text.as_bytes())?;
-    let status = child.wait()?;
-    if status.success() { Ok(()) } else { Err(format!("ip -batch ended with {status}").into()) }
+    program::feed("ip", &["-batch", "-"], text).map(drop)
 }

@@ -1,7 +1,6 @@
 //! What this machine's own kernel can measure natively: sets, rules, and parsing.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -9,6 +8,7 @@ use ipset::{Client, Entry, IfPresent, SetName, SetSpec, SetType};
 use iptables::{Backend, Dump, Family, Iptables, System, Transaction};
 
 use crate::namespace::{collect, tell};
+use crate::program::feed;
 use crate::report::{Report, float, ms};
 use crate::{Failure, Options, cases, conn_list, kube_rules};
 
@@ -56,13 +56,6 @@ fn program(program: &str, arguments: &[&str]) -> Result<(), Failure> {
     let output = Command::new(program).args(arguments).stdout(Stdio::null()).output()?;
     let told = String::from_utf8_lossy(&output.stderr);
     if output.status.success() { Ok(()) } else { Err(format!("{program} {arguments:?}: {}", told.trim()).into()) }
-}
-
-fn feed(program: &str, arguments: &[&str], text: &str) -> Result<(), Failure> {
-    let mut child = Command::new(program).args(arguments).stdin(Stdio::piped()).spawn()?;
-    child.stdin.take().ok_or("no standard input")?.write_all(text.as_bytes())?;
-    let status = child.wait()?;
-    if status.success() { Ok(()) } else { Err(format!("{program} ended with {status}").into()) }
 }
 
 /// Runs something and tells what it took of each entry.
@@ -121,7 +114,7 @@ fn entries(size: u32) -> Result<(), Failure> {
 
     let theirs = new_set(&mut client, "theirs", size)?;
     let text = additions("theirs", &all);
-    each("Adding entries", size, RESTORE, all.len(), || feed("ipset", &["restore"], &text))?;
+    each("Adding entries", size, RESTORE, all.len(), || feed("ipset", &["restore"], &text).map(drop))?;
     full(&mut client, &theirs.name, all.len())?;
 
     let few = all.get(..300).unwrap_or(&all);
@@ -162,7 +155,7 @@ fn entries(size: u32) -> Result<(), Failure> {
         size.next_power_of_two(),
         additions("other", changed)
     );
-    whole("Bringing a set to other entries", size, RESTORE, || feed("ipset", &["restore"], &text))?;
+    whole("Bringing a set to other entries", size, RESTORE, || feed("ipset", &["restore"], &text).map(drop))?;
     full(&mut client, &theirs.name, changed.len())?;
 
     whole("Swapping two sets", size, CRATE, || Ok(client.swap_sets(&ours.name, &theirs.name)?))?;
@@ -194,7 +187,7 @@ fn rules(backend: &str, services: u32) -> Result<(), Failure> {
     if found < dump.rule_count() {
         return Err(format!("{found} rules after a restore of {size}").into());
     }
-    whole(&what, size, restore, || feed(restore, &["--noflush"], &text))?;
+    whole(&what, size, restore, || feed(restore, &["--noflush"], &text).map(drop))?;
     let what = format!("Rules with {side}: read");
     whole(&what, size, "iptables crate", || {
         let found = iptables.dump()?.rule_count();

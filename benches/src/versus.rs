@@ -1,14 +1,13 @@
 //! P9: Services by IPVS against Services by iptables, legacy and nft, as their number grows.
 
-use std::io::Write as _;
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::machine::ticks;
 use crate::namespace::{collect, tell, warm_up};
 use crate::network::Network;
 use crate::node::Node;
+use crate::program::feed;
 use crate::report::{Goal, Report, float, ms};
 use crate::world::cluster_ip;
 use crate::{Failure, Options, kube_rules};
@@ -118,11 +117,7 @@ fn kernel_memory() -> Result<f64, Failure> {
 
 fn restore(way: &str, text: &str) -> Result<Duration, Failure> {
     let program = if way == "legacy" { "iptables-legacy-restore" } else { "iptables-nft-restore" };
-    let start = Instant::now();
-    let mut child = Command::new(program).args(["--noflush", "--counters"]).stdin(Stdio::piped()).spawn()?;
-    child.stdin.take().ok_or("no standard input")?.write_all(text.as_bytes())?;
-    let status = child.wait()?;
-    if status.success() { Ok(start.elapsed()) } else { Err(format!("{program} ended with {status}").into()) }
+    feed(program, &["--noflush", "--counters"], text)
 }
 
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {

@@ -25,6 +25,7 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
 
   reconcile         compile, diff and plan, in instructions counted by callgrind; on this machine
   memory            what the reconciler keeps in memory; on this machine
+  nftables-fill     100,000 elements into a map; on this machine
   ipset-fill        20,000 entries into a set; on this machine and in the virtual machine
   host-library      sets, rules and connection lists; on this machine
   ipvs-program      programming 1,000 virtual servers with 10 real servers each; in the virtual machine
@@ -55,10 +56,11 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 11] = [
+const BENCHES: [(&str, Place); 12] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
     ("ipset-fill", Place::Both),
+    ("nftables-fill", Place::Host),
     ("host-library", Place::Host),
     ("ipvs-program", Place::Machine),
     ("ipvs-snapshot", Place::Machine),
@@ -222,7 +224,7 @@ fn run_in_machine(options: &Options, results: &Path, name: &str, line: &[OsStrin
 }
 
 /// The C programs that the benches are measured against.
-const C_PROGRAMS: [&str; 2] = ["ipvs_batch", "ipvs_dump"];
+const C_PROGRAMS: [&str; 3] = ["ipvs_batch", "ipvs_dump", "nft_fill"];
 
 /// Builds the benches, `proxier-demo` and the C programs they are measured against; gives the benches' path.
 fn build(root: &Path, mode: Mode) -> Result<PathBuf> {

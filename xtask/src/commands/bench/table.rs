@@ -138,7 +138,7 @@ const COMPARED: [Compared; 7] = [
     },
 ];
 
-const ROWS: [Row; 9] = [
+const ROWS: [Row; 11] = [
     Row {
         id: "P1",
         what: "1,000 virtual servers × 10 real servers through `ipvs`",
@@ -293,6 +293,38 @@ const ROWS: [Row; 9] = [
             Goal("P9: iptables-nft, connecting, 5000 / 10 Services", Unit::Times),
             Text(" ("),
             Median(CONNECTING, 5_000, "iptables-nft, last", Unit::Micros),
+            Text(")"),
+        ],
+    },
+    Row {
+        id: "P10",
+        what: "100,000 elements into a map through `nftables`, in one transaction, on the host kernel",
+        against: "a minimal C program that sends the same bytes",
+        goal: "≤ 1.15 × its time",
+        bench: "nftables-fill",
+        result: "nftables-fill-host",
+        figures: &[
+            Goal("P10: nftables crate / C program", Unit::Times),
+            Text(" ("),
+            Median("Filling a map", 100_000, "nftables crate", Unit::Millis),
+            Text(" to "),
+            Median("Filling a map", 100_000, "C program, one transaction", Unit::Millis),
+            Text(")"),
+        ],
+    },
+    Row {
+        id: "P11",
+        what: "the same, with making the elements",
+        against: "`nft -f`",
+        goal: "≥ 5 × faster",
+        bench: "nftables-fill",
+        result: "nftables-fill-host",
+        figures: &[
+            Goal("P11: nft -f / nftables crate, from making the elements", Unit::Times),
+            Text(" ("),
+            Median("Filling a map", 100_000, "nftables crate, from making the elements", Unit::Millis),
+            Text(" to "),
+            Median("Filling a map", 100_000, "nft -f", Unit::Millis),
             Text(")"),
         ],
     },
