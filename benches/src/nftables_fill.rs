@@ -29,9 +29,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         Side::new(nft, side("nft")),
     ];
     compare(&mut report, options, group, sides)?;
-    report.ratio("P10: nftables crate / C program", group, ours, c, Goal::AtMost("<= 1.15", 1.15));
+    report.ratio("NF1: nftables crate / C program", group, ours, c, Goal::AtMost("<= 1.15", 1.15));
     report.ratio(
-        "P11: nft -f / nftables crate, from making the elements",
+        "NF2: nft -f / nftables crate, from making the elements",
         group,
         nft,
         whole,

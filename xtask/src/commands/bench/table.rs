@@ -297,14 +297,14 @@ const ROWS: [Row; 11] = [
         ],
     },
     Row {
-        id: "P10",
+        id: "NF1",
         what: "100,000 elements into a map through `nftables`, in one transaction, on the host kernel",
         against: "a minimal C program that sends the same bytes",
         goal: "≤ 1.15 × its time",
         bench: "nftables-fill",
         result: "nftables-fill-host",
         figures: &[
-            Goal("P10: nftables crate / C program", Unit::Times),
+            Goal("NF1: nftables crate / C program", Unit::Times),
             Text(" ("),
             Median("Filling a map", 100_000, "nftables crate", Unit::Millis),
             Text(" to "),
@@ -313,14 +313,14 @@ const ROWS: [Row; 11] = [
         ],
     },
     Row {
-        id: "P11",
+        id: "NF2",
         what: "the same, with making the elements",
         against: "`nft -f`",
         goal: "≥ 5 × faster",
         bench: "nftables-fill",
         result: "nftables-fill-host",
         figures: &[
-            Goal("P11: nft -f / nftables crate, from making the elements", Unit::Times),
+            Goal("NF2: nft -f / nftables crate, from making the elements", Unit::Times),
             Text(" ("),
             Median("Filling a map", 100_000, "nftables crate, from making the elements", Unit::Millis),
             Text(" to "),
