@@ -25,7 +25,8 @@ A list is only held against the compiler that its first line names; with another
 ";
 
 /// The libraries whose API is kept, from below.
-const CRATES: [&str; 7] = ["netlink-batch", "ipvs-sys", "ipvs", "ipset", "iptables", "kmod-probe", "proxier-core"];
+const CRATES: [&str; 8] =
+    ["netlink-batch", "ipvs-sys", "ipvs", "ipset", "iptables", "nftables", "kmod-probe", "proxier-core"];
 
 /// A list's name in its crate's folder.
 const LIST: &str = "public-api.txt";
