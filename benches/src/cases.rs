@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use ipset::{Element, Entry, IfPresent, IpSpan, Ports, SetSpec, SetType};
 use ipvs::Transport as _;
-use proxier_core::compile::Facts;
+use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
-use proxier_core::diff::{diff, diff_touched};
+use proxier_core::diff::{diff, diff_changed};
 use proxier_core::drain::Drains;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
@@ -266,7 +266,7 @@ fn rules(size: Size) -> Result<f64, Failure> {
 /// A cluster and a kernel in memory.
 pub(crate) struct World {
     pub(crate) store: Store,
-    pub(crate) facts: Facts,
+    pub(crate) facts: NodeFacts,
     pub(crate) desired: Desired,
     pub(crate) observed: Observed,
     drains: Drains,
@@ -279,7 +279,7 @@ impl World {
             store.upsert_service(&service(number));
             store.upsert_slice(&slice(number, endpoints));
         }
-        let facts = Facts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+        let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
         World { store, facts, desired: Desired::new(), observed: Observed::new(), drains: Drains::default() }
     }
 
@@ -292,13 +292,13 @@ impl World {
 
     /// A whole pass for a change but for the kernel: how many operations on real and virtual servers it comes to.
     fn take(&mut self, service: Option<&ServiceObject>, slice: &EndpointSliceObject) -> usize {
-        let mut touched = Vec::new();
+        let mut changed = Vec::new();
         if let Some(service) = service {
-            touched.extend(self.store.upsert_service(service));
+            changed.extend(self.store.upsert_service(service));
         }
-        touched.extend(self.store.upsert_slice(slice));
-        let touched = self.desired.refresh(&self.store, &self.facts, &touched);
-        let changes = diff_touched(&self.desired, &self.observed, &touched, self.facts.config());
+        changed.extend(self.store.upsert_slice(slice));
+        let changed = self.desired.refresh(&self.store, &self.facts, &changed);
+        let changes = diff_changed(&self.desired, &self.observed, &changed, self.facts.config());
         let plan = plan(changes, &self.desired, &self.observed, &self.drains);
         for family in self.facts.config().families.iter() {
             black_box(Inputs::new(family, &self.desired, &self.facts, Capabilities::default()));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use examples::proxier_demo::change::{Change, Event, Snapshot, channel};
 use examples::proxier_demo::cli;
 use examples::proxier_demo::cluster::{Cluster, Connection, Options};
-use examples::proxier_demo::picture::{self, Unread};
+use examples::proxier_demo::initial_list::{self, Unread};
 use examples::proxier_demo::progress::Counted;
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Fault, Verb, recorded};
@@ -48,7 +48,7 @@ impl Watching {
 
     async fn snapshot(&mut self) -> Snapshot {
         let snapshot = tokio::time::timeout(Duration::from_secs(20), Snapshot::collect(&mut self.changes)).await;
-        snapshot.expect("a first picture within 20 s").expect("a source that runs")
+        snapshot.expect("a initial list within 20 s").expect("a source that runs")
     }
 
     /// A change as a short text.
@@ -510,7 +510,7 @@ async fn what_is_forbidden_is_tried_again_and_the_rest_goes_on() {
     let mut watching = watch(&server, quick()).await;
     wait_for("some tries", || requests(&server, "/endpointslices", false) >= 3).await;
     while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(300), watching.changes.recv()).await {
-        assert_ne!(event.change, Change::Synced, "without slices the picture is not complete");
+        assert_ne!(event.change, Change::Synced, "without slices the initial list is not complete");
     }
     server.forbid("endpointslices", false);
     let snapshot = watching.snapshot().await;
@@ -625,7 +625,7 @@ async fn a_limit_that_says_what_it_is() {
         options.patience = Duration::from_secs(30);
         options
     };
-    let unread = picture::read(&configured("1500ms"), options(), &Counted::default()).await.unwrap_err();
+    let unread = initial_list::read(&configured("1500ms"), options(), &Counted::default()).await.unwrap_err();
     let Unread::NoAnswer(problem) = unread else { unreachable!("{unread:?}") };
     assert_eq!(
         problem.to_string(),
@@ -639,7 +639,7 @@ async fn a_limit_that_says_what_it_is() {
     let mut pages = options();
     pages.page = 1;
     let start = Instant::now();
-    let snapshot = picture::read(&configured("3s"), pages, &Counted::default()).await.unwrap();
+    let snapshot = initial_list::read(&configured("3s"), pages, &Counted::default()).await.unwrap();
     assert_eq!(snapshot.services.len(), 21);
     assert!(start.elapsed() > Duration::from_secs(3), "longer than the limit, all in all");
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use examples::proxier_demo::health::{Health, listen, serve_health, serve_metrics};
 use examples::proxier_demo::service_health::{HealthCheck, Listening, ServiceHealth};
-use proxier_core::compile::{Facts, OpenOn};
+use proxier_core::compile::{NodeFacts, OpenOn};
 use proxier_core::config::{Config, Families, NodePortAddresses};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey};
 use serde_json::{Value, json};
@@ -256,7 +256,7 @@ fn where_the_servers_listen() {
         (config.node_port_addresses, config.families) = (addresses, families);
         let mut node = Node::new("n1");
         node.addresses = parsed(&["192.0.2.1"]);
-        Listening::of(&Facts::new(&config, &node, host))
+        Listening::of(&NodeFacts::new(&config, &node, host))
     };
     let all = NodePortAddresses::All;
     assert_eq!(listening(all.clone(), &both, Families::Dual), EVERYWHERE);

@@ -60,7 +60,7 @@ fn empty_lists_in_either_order_take_no_endpoint() {
         {
             let world = World::new(services());
             let running = Running::start(&["--kubeconfig", &world.kubeconfig()]);
-            running.until("the first picture", || ipvsadm() == world.lines());
+            running.until("the initial list", || ipvsadm() == world.lines());
             let witness = Witness::start();
             witness.want(world.lines());
             for service in &world.services {
@@ -102,7 +102,7 @@ fn missing_slices_take_no_endpoint_nor_does_a_restart() {
         set_up();
         let world = World::new(services());
         let running = Running::start(&["--kubeconfig", &world.kubeconfig()]);
-        running.until("the first picture", || ipvsadm() == world.lines());
+        running.until("the initial list", || ipvsadm() == world.lines());
         let witness = Witness::start();
         witness.want(world.lines());
         for service in &world.services {
@@ -162,7 +162,7 @@ fn a_held_lock_opens_nothing_and_holds_up_nothing_else() {
         tool("ip6tables-legacy -A INPUT -s 2001:db8::99 -j DROP");
         let mut world = World::new(services());
         let running = Running::start(&["--kubeconfig", &world.kubeconfig()]);
-        running.until("the first picture", || ipvsadm() == world.lines());
+        running.until("the initial list", || ipvsadm() == world.lines());
         assert!(tool("iptables-legacy-save -t nat").contains(":KUBE-SERVICES"));
         // Addresses are bound after the virtual servers.
         running.until("addresses", || tool("ip -br addr show kube-ipvs0").contains("10.96.0.20/32"));
@@ -273,7 +273,7 @@ fn changes_that_work_do_not_hide_a_pass_that_fails() {
         let config = folder.put("config.yaml", config);
         let arguments = ["--config", &config.display().to_string(), "--kubeconfig", &world.kubeconfig()];
         let running = Running::start(&arguments);
-        running.until("the first picture", || ipvsadm() == world.lines());
+        running.until("the initial list", || ipvsadm() == world.lines());
         assert_eq!(health("healthz").0, "200");
         let lock = hold_lock();
         let (_, object) = guarded("guarded", "10.96.5.1", "203.0.113.9");

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use live::{Service, World};
-use program::{Running, ipvsadm, set_up, text, tool, touched};
+use program::{Running, changed, ipvsadm, set_up, text, tool};
 use serde_json::{Value, json};
 use testkit::{PROXY, kernel_test};
 
@@ -42,7 +42,7 @@ fn a_server_that_is_not_there_from_the_start() {
                 assert_eq!(status, 200, "{what}: {body}\n{}", running.log());
                 std::thread::sleep(Duration::from_millis(200));
             }
-            assert_eq!(touched(), Vec::<String>::new(), "{what}");
+            assert_eq!(changed(), Vec::<String>::new(), "{what}");
         };
         stays_well("no server");
         // The server comes, with one list less.

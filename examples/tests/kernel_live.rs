@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use live::{Service, Witness, World};
-use program::{Running, command, demo, ipvsadm, set_up, text, tool, touched};
+use program::{Running, changed, command, demo, ipvsadm, set_up, text, tool};
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Fault, Verb};
 use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
@@ -49,7 +49,7 @@ impl Play {
         let running = Running::start(&["--kubeconfig", &world.kubeconfig()]);
         let witness = Witness::start();
         let play = Play { world, running, witness };
-        play.settles("the first picture");
+        play.settles("the initial list");
         play
     }
 
@@ -200,7 +200,7 @@ fn a_service_cannot_cut_the_node_off_from_its_api_server() {
         let world = World::on(server, vec![Service::new("web", "10.96.0.10", &["10.244.1.5"])]);
         let running = Running::start(&["--kubeconfig", &world.kubeconfig()]);
         let mut play = Play { world, running, witness: Witness::start() };
-        play.settles("the first picture");
+        play.settles("the initial list");
 
         let thief = |name: &str, address: &str, external: &str| Service {
             external: vec![external.to_owned()],
@@ -382,8 +382,8 @@ fn nothing_is_touched_before_all_lists_are_complete() {
             running.until("requests", || world.server.requests().len() >= 3);
             let start = Instant::now();
             while start.elapsed() < Duration::from_secs(4) {
-                let touched = touched();
-                assert!(start.elapsed() > Duration::from_secs(5) || touched.is_empty(), "{touched:?}");
+                let changed = changed();
+                assert!(start.elapsed() > Duration::from_secs(5) || changed.is_empty(), "{changed:?}");
             }
             running.until("the rest", || ipvsadm() == world.lines());
             assert!(running.end().success());

@@ -11,7 +11,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use program::{Folder, command, ipvsadm, ok, set_up, text, tool, touched};
+use program::{Folder, changed, command, ipvsadm, ok, set_up, text, tool};
 use serde_json::{Value, json};
 use testkit::{Need, PROXY, Sample, kernel_test, oracle};
 
@@ -199,7 +199,7 @@ fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
             return Some(format!("{name}: run --once: {}: {}", once.status, text(&once.stderr)));
         }
         if REFUSED.contains(&name) {
-            let refused = once.status.code() == Some(2) && touched().is_empty();
+            let refused = once.status.code() == Some(2) && changed().is_empty();
             return (!refused).then(|| format!("{name}: not refused: {}", text(&once.stderr)));
         }
         let again = run(&["plan"]);

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::Command;
 
 use live::{Service, node};
-use program::{Folder, Running, command, demo, ipvsadm, ok, page, set_up, text, tool, touched};
+use program::{Folder, Running, changed, command, demo, ipvsadm, ok, page, set_up, text, tool};
 use serde_json::{Value, json};
 use testkit::apiserver::tls::{Authority, Relay};
 use testkit::apiserver::{ApiServer, recorded};
@@ -77,11 +77,11 @@ fn tls_with_an_authority_of_ones_own() {
         let (right, wrong) =
             (folder.put("ca.crt", &ours.certificate()), folder.put("other.crt", &theirs.certificate()));
 
-        // Somebody else's certificate: said with the fix, nothing is touched, and it goes on as soon as it can be trusted.
+        // Somebody else's certificate: said with the fix, nothing is changed, and it goes on as soon as it can be trusted.
         let running = run(&folder, &kubeconfig(&relay.url(), json!({"certificate-authority": wrong}), &json!({})));
         running.until_logged("not signed by the certificate-authority that is configured");
         assert!(running.log().contains(&format!("no answer from {}", relay.url())), "{}", running.log());
-        assert!(touched().is_empty(), "{:?}", touched());
+        assert!(changed().is_empty(), "{:?}", changed());
         assert!(server.requests().is_empty());
         assert!(running.end().success());
 
@@ -108,7 +108,7 @@ fn client_certificates() {
 
         let running = run(&folder, &kubeconfig(&relay.url(), cluster.clone(), &json!({})));
         running.until_logged("it wants a client certificate");
-        assert!(touched().is_empty(), "{:?}", touched());
+        assert!(changed().is_empty(), "{:?}", changed());
         assert!(running.end().success());
 
         let identity = clients.client("system:kube-proxy");
@@ -130,7 +130,7 @@ fn tokens_and_programs_that_get_them() {
         let running = run(&folder, &kubeconfig(&server.url(), json!({}), &json!({"token": "wrong"})));
         running.until_logged("HTTP 401");
         running.until_logged("the server does not know these credentials; reading them again");
-        assert!(touched().is_empty(), "{:?}", touched());
+        assert!(changed().is_empty(), "{:?}", changed());
         // Whoever mends the file need not start it anew.
         folder.put("kubeconfig", &kubeconfig(&server.url(), json!({}), &json!({"token": "first"})));
         serves(running, &server, &web, "a token in the kubeconfig");
@@ -325,7 +325,7 @@ fn what_a_recent_server_sends() {
     });
 }
 
-/// Every way that is barred from the start: one line that names what is wrong, exit code 2, and nothing is touched.
+/// Every way that is barred from the start: one line that names what is wrong, exit code 2, and nothing is changed.
 #[test]
 fn bad_input_at_the_start() {
     kernel_test(PROXY, || {
@@ -369,7 +369,7 @@ fn bad_input_at_the_start() {
                 assert!(said.lines().count() == 1 && said.contains(expected), "{once:?} {arguments:?}: {said}");
             }
         }
-        assert!(touched().is_empty(), "{:?}", touched());
+        assert!(changed().is_empty(), "{:?}", changed());
     });
 }
 
@@ -388,7 +388,7 @@ fn barred_for_a_while() {
             "healthz server: cannot listen on 127.0.0.1:10256 (Address already in use (os error 98)); another kube-proxy, \
              or a second proxier-demo?; trying again in 5 s",
         );
-        assert!(touched().is_empty(), "{:?}", touched());
+        assert!(changed().is_empty(), "{:?}", changed());
         drop(taken);
         let server = ApiServer::start_on(address);
         server.put(&node());
@@ -510,7 +510,7 @@ fn metrics() {
     });
 }
 
-/// Without the network of this node's pods `NodeCIDR` has no meaning: said, and nothing is touched before it is there.
+/// Without the network of this node's pods `NodeCIDR` has no meaning: said, and nothing is changed before it is there.
 #[test]
 fn a_node_whose_pods_have_no_network_yet() {
     kernel_test(PROXY, || {
@@ -524,7 +524,7 @@ fn a_node_whose_pods_have_no_network_yet() {
         let arguments = ["--kubeconfig", &path, "--detect-local-mode", "NodeCIDR"];
         let running = Running::start(&arguments);
         running.until_logged("waiting for spec.podCIDR of Node n1, for detectLocalMode NodeCIDR");
-        assert!(touched().is_empty(), "{:?}", touched());
+        assert!(changed().is_empty(), "{:?}", changed());
         server.put(&node());
         running.until("the network is there", || ipvsadm() == lines(&[&web]));
         running.until("rules", || tool("iptables-save -t nat").contains("! -s 10.244.1.0/24 "));
@@ -568,7 +568,7 @@ fn another_user_than_root() {
             "{said}"
         );
         assert_eq!(said.lines().count(), 1, "{said}");
-        assert!(touched().is_empty(), "{:?}", touched());
+        assert!(changed().is_empty(), "{:?}", changed());
 
         let both = ["--inh-caps=+net_admin,+net_raw", "--ambient-caps=+net_admin,+net_raw"];
         let once = ok(&nobody(&both, &["run", "--once"]));
@@ -578,7 +578,7 @@ fn another_user_than_root() {
         let plan = ok(&nobody(&both, &["plan"]));
         assert!(plan.starts_with("nothing to do"), "{plan}");
         ok(&nobody(&both, &["cleanup"]));
-        assert!(touched().is_empty(), "{:?}", touched());
+        assert!(changed().is_empty(), "{:?}", changed());
 
         // iptables asks the kernel about sets through a raw socket.
         let admin = ["--inh-caps=+net_admin", "--ambient-caps=+net_admin"];

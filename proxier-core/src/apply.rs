@@ -10,11 +10,11 @@ use ipset::Element;
 use ipvs::VirtualServerKey;
 
 use crate::config::Config;
-use crate::interlock::Needs;
 use crate::observed::Observed;
 use crate::plan::{Plan, RulesChange};
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Rules, Sets};
 use crate::report::{self, Applied, Lack};
+use crate::safeguard::Needs;
 use crate::sets::{SetKey, SetKind};
 use crate::state::Desired;
 use crate::step::{Action, Names, Part, Step};

@@ -4,9 +4,9 @@ use ipvs::{Operation, VirtualServerKey};
 
 use crate::config::Config;
 use crate::diff::foreign;
-use crate::observe;
 use crate::plan::RulesChange;
 use crate::ports::{PortError, PortErrorKind, Ports};
+use crate::reading;
 use crate::report::{Applied, Unread};
 use crate::rules;
 use crate::sets::SetKey;
@@ -67,7 +67,7 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
         }
     }
     match ports.links.addresses() {
-        Ok(host) if observe::has_device(&host) => {
+        Ok(host) if reading::has_device(&host) => {
             let outcome = ports.links.delete_device(Config::DUMMY_DEVICE);
             cleaned.applied.note(Step::delete_device, outcome);
         }
@@ -94,14 +94,14 @@ impl Cleaned {
 /// Says whether no virtual server of ours is left.
 fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
     let desired = Desired::new();
-    let host = match observe::read_host(ports.links) {
+    let host = match reading::read_host(ports.links) {
         Ok(host) => host,
         Err(error) => {
             cleaned.unread.push(error);
             return false;
         }
     };
-    let observed = match observe::read_what_there_is(ports.ipvs, ports.sets, &host, config, &desired) {
+    let observed = match reading::read_what_there_is(ports.ipvs, ports.sets, &host, config, &desired) {
         Ok(observed) => observed,
         Err(errors) => {
             cleaned.unread.extend(errors);

@@ -8,8 +8,8 @@ use ipvs::model::Scheduler;
 
 pub use masquerade::{InterfaceName, LocalTraffic, MarkBit};
 
-use crate::interlock::Reserved;
 use crate::objects::ConfigObject;
+use crate::safeguard::Reserved;
 use crate::snapshot::{ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
 
 /// Families to program.

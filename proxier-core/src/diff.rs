@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::observed::{Observed, ObservedServer};
 use crate::sets::SetKey;
 use crate::snapshot::is_usable_by_service;
-use crate::state::{Desired, Touched};
+use crate::state::{Changed, Desired};
 
 /// What has to become of a virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,18 +102,18 @@ pub fn diff(desired: &Desired, observed: &Observed, config: &Config) -> Changes 
     diff.changes
 }
 
-/// Compares only what was touched, at the cost of that. Sets are taken to exist or are created when an entry has to go
+/// Compares only what was changed, at the cost of that. Sets are taken to exist or are created when an entry has to go
 /// in.
-pub fn diff_touched(desired: &Desired, observed: &Observed, touched: &Touched, config: &Config) -> Changes {
+pub fn diff_changed(desired: &Desired, observed: &Observed, changed: &Changed, config: &Config) -> Changes {
     let mut diff = Diff { desired, observed, config, changes: Changes::default() };
-    for (set, element) in &touched.entries {
+    for (set, element) in &changed.entries {
         diff.entry(*set, element);
         if diff.changes.add_entries.contains(&(*set, element.clone())) && !observed.sets.contains_key(set) {
             diff.changes.create_sets.insert(*set);
         }
     }
-    touched.addresses.union(&touched.elsewhere).for_each(|address| diff.address(*address));
-    for key in &touched.virtual_servers {
+    changed.addresses.union(&changed.elsewhere).for_each(|address| diff.address(*address));
+    for key in &changed.virtual_servers {
         match desired.frontend(key) {
             Some(frontend) => diff.wanted(*key, frontend),
             None => diff.unwanted(*key),

@@ -5,7 +5,7 @@
 //! machine without clock, thread or file; what it is made of are functions on values, usable on their own:
 //!
 //! ```text
-//!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──▶ Touched ┐
+//!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──▶ Changed ┐
 //!                       └─▶ Rejections                    └─▶ Conflicts    ├─diff─▶ Changes ─plan─▶ Plan ─apply─▶ Report
 //!                                      ports ──observe──▶ Observed ────────┘            ▲                   │
 //!                                                             ▲                      Drains                 │
@@ -18,7 +18,7 @@
 //! [`rules`] makes the iptables rules. [`diff`](mod@diff) compares with what the kernel holds, [`plan`](mod@plan) orders
 //! the difference make before break, [`apply`](mod@apply) carries it out with an outcome for every operation.
 //!
-//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Touched`] names the places that
+//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Changed`] names the places that
 //! changed, and only these are compared. The kernel is read at the start, on a timer, and after a surprise.
 //!
 //! With feature `kernel`, [`kernel`] has the ports over the running kernel. With feature `testing`, [`fake`] has a kernel
@@ -27,7 +27,7 @@
 //! # Example
 //!
 //! ```
-//! use proxier_core::compile::Facts;
+//! use proxier_core::compile::NodeFacts;
 //! use proxier_core::config::Config;
 //! use proxier_core::diff::diff;
 //! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
@@ -47,18 +47,18 @@
 //! }"#)?;
 //!
 //! let mut store = Store::new("node-a");
-//! let facts = Facts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+//! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
 //! let mut desired = Desired::new();
 //!
-//! let touched = store.upsert_service(&service);
-//! desired.refresh(&store, &facts, &touched);
+//! let changed = store.upsert_service(&service);
+//! desired.refresh(&store, &facts, &changed);
 //! let web = "TCP 10.96.0.10:80".parse()?;
 //! assert!(desired.frontend(&web).is_some_and(|frontend| frontend.real_servers.is_empty()));
 //!
-//! let touched = store.upsert_slice(&slice);
-//! let touched = desired.refresh(&store, &facts, &touched);
-//! assert_eq!(Vec::from_iter(&touched.virtual_servers), [&web]);
-//! assert!(touched.addresses.is_empty());
+//! let changed = store.upsert_slice(&slice);
+//! let changed = desired.refresh(&store, &facts, &changed);
+//! assert_eq!(Vec::from_iter(&changed.virtual_servers), [&web]);
+//! assert!(changed.addresses.is_empty());
 //! let servers = &desired.frontend(&web).ok_or("gone")?.real_servers;
 //! assert_eq!(servers[0].key.to_string(), "10.244.1.7:8080");
 //!
@@ -122,8 +122,8 @@
 //! * An endpoint that goes drains (weight 0) for at most 15 minutes; one that comes back meanwhile gets its weight back in
 //!   place, and keeps its connections.
 //! * A virtual server whose address is not on the dummy device and whose address, protocol and port are in none of our
-//!   sets is somebody else's: reported, never touched.
-//! * When the input becomes suddenly empty, what it would delete is kept for a while: see [`interlock`].
+//!   sets is somebody else's: reported, never changed.
+//! * When the input becomes suddenly empty, what it would delete is kept for a while: see [`safeguard`].
 //! * Loopback, multicast and other impossible addresses are refused as addresses of Services and endpoints.
 //! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by
 //!   its cluster IP.
@@ -133,7 +133,7 @@
 //! [`Store`]: snapshot::Store
 //! [`Rejection`]: snapshot::Rejection
 //! [`Desired`]: state::Desired
-//! [`Touched`]: state::Touched
+//! [`Changed`]: state::Changed
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
@@ -146,19 +146,19 @@ pub mod diff;
 pub mod drain;
 #[cfg(feature = "testing")]
 pub mod fake;
-pub mod interlock;
 #[cfg(feature = "kernel")]
 pub mod kernel;
 pub mod net;
 pub mod objects;
-pub mod observe;
 pub mod observed;
 mod pack;
 pub mod plan;
 pub mod ports;
 pub mod proxier;
+pub mod reading;
 pub mod report;
 pub mod rules;
+pub mod safeguard;
 pub mod schedule;
 pub mod sets;
 pub mod snapshot;

@@ -10,21 +10,21 @@ use ipvs::{Operation, VirtualServerKey};
 
 use crate::apply::apply;
 use crate::backoff::Backoff;
-use crate::compile::{Facts, is_reachable};
+use crate::compile::{NodeFacts, is_reachable};
 use crate::config::Config;
-use crate::diff::{diff, diff_touched, foreign};
+use crate::diff::{diff, diff_changed, foreign};
 use crate::drain::{self, Drains};
-use crate::interlock::{Guard, MassRemoval, Neighbour, User};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
-use crate::observe;
 use crate::observed::Observed;
 use crate::plan::{Plan, RulesChange, plan};
 use crate::ports::{Links, PortError, PortErrorKind, Ports, Rules};
+use crate::reading;
 use crate::report::{Foreign, Refused, Report, Unread};
 use crate::rules;
+use crate::safeguard::{MassRemoval, Neighbour, Safeguard, User};
 use crate::schedule::{Limits, Moment, Pass, Schedule};
 use crate::snapshot::{EndpointSlice, HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
-use crate::state::{Desired, Touched};
+use crate::state::{Changed, Desired};
 use crate::step::{Action, Names, Part, Step, family_name};
 use crate::sysctls::HostSettings;
 use crate::totals::Totals;
@@ -78,7 +78,7 @@ impl Default for Options {
 /// [`Proxier::pass`] works them off. A pass for changes costs what the changes cost; a full one reads the kernel, at
 /// the start, every [`Limits::max_interval`], after a failure and when asked for.
 ///
-/// Before [`Proxier::start`] nothing is touched: half a list of Services would remove the other half.
+/// Before [`Proxier::start`] nothing is changed: half a list of Services would remove the other half.
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the past, and none excludes another")]
 #[derive(Debug)]
 pub struct Proxier {
@@ -87,11 +87,11 @@ pub struct Proxier {
     node: Node,
     node_rejections: Vec<Rejection>,
     host: HostAddresses,
-    facts: Facts,
+    facts: NodeFacts,
     /// Services to compile again.
     pending: BTreeSet<ObjectKey>,
     /// What compiling has changed since the last plan that was carried out.
-    touched: Touched,
+    changed: Changed,
     /// Virtual servers that are known to be this proxy's and are not wanted any more, until they are gone: this process
     /// wanted them, or found them with what tells so. Somebody may take that away before they can be deleted.
     leaving: BTreeSet<VirtualServerKey>,
@@ -121,7 +121,7 @@ pub struct Proxier {
     /// What failed in the last full pass and since: it differs in the next one too, and nobody else has changed it.
     unfinished: BTreeSet<(Part, String, String)>,
     drains: Drains,
-    guard: Guard,
+    safeguard: Safeguard,
     schedule: Schedule,
     started: bool,
     /// A full pass has succeeded.
@@ -142,11 +142,11 @@ impl Proxier {
         Proxier {
             store: Store::new(node_name),
             node_rejections: Vec::new(),
-            facts: Facts::new(&options.config, &node, &host),
+            facts: NodeFacts::new(&options.config, &node, &host),
             node,
             host,
             pending: BTreeSet::new(),
-            touched: Touched::default(),
+            changed: Changed::default(),
             leaving: BTreeSet::new(),
             unmade: BTreeSet::new(),
             unforgotten: BTreeSet::new(),
@@ -162,7 +162,7 @@ impl Proxier {
             rules_retry: BTreeMap::new(),
             unfinished: BTreeSet::new(),
             drains: Drains::new(options.drain.clone()),
-            guard: Guard::new(options.mass_removal),
+            safeguard: Safeguard::new(options.mass_removal),
             schedule: Schedule::new(options.limits, options.seed, now),
             started: false,
             settled: false,
@@ -175,8 +175,8 @@ impl Proxier {
     pub fn upsert_service(&mut self, object: &ServiceObject, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.found(ObjectKind::Service, &ObjectKey::of(&object.metadata), now);
-        let touched = self.store.upsert_service(object);
-        self.touch(touched, now);
+        let changed = self.store.upsert_service(object);
+        self.enqueue(changed, now);
     }
 
     /// Removes a Service: somebody deleted it. For one that is merely missing from a list there is
@@ -187,21 +187,21 @@ impl Proxier {
         // Its slices are deleted with it: those that are missing are not waited for.
         let slices = self.store.slices_of(key).map(|slice| &slice.key);
         let missing: Vec<ObjectKey> =
-            slices.filter(|slice| self.guard.is_lost(ObjectKind::EndpointSlice, slice)).cloned().collect();
+            slices.filter(|slice| self.safeguard.is_lost(ObjectKind::EndpointSlice, slice)).cloned().collect();
         for slice in missing {
-            self.guard.found(ObjectKind::EndpointSlice, &slice);
+            self.safeguard.found(ObjectKind::EndpointSlice, &slice);
             self.store.delete_slice(&slice);
         }
-        let touched = self.store.delete_service(key);
-        self.touch(touched, now);
+        let changed = self.store.delete_service(key);
+        self.enqueue(changed, now);
     }
 
     /// A list lacks a Service, and nobody has said that it was deleted: it goes with the next pass, unless too many do at
-    /// once ([`Guard`]).
+    /// once ([`Safeguard`]).
     pub fn lose_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         if self.store.service(key).is_some() {
-            self.guard.lose(ObjectKind::Service, key.clone());
+            self.safeguard.lose(ObjectKind::Service, key.clone());
             self.schedule.request(now);
         } else {
             self.store.delete_service(key);
@@ -212,9 +212,9 @@ impl Proxier {
     pub fn upsert_slice(&mut self, object: &EndpointSliceObject, now: Moment) -> bool {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         self.found(ObjectKind::EndpointSlice, &ObjectKey::of(&object.metadata), now);
-        let touched = self.store.upsert_slice(object);
-        let differs = !touched.is_empty();
-        self.touch(touched, now);
+        let changed = self.store.upsert_slice(object);
+        let differs = !changed.is_empty();
+        self.enqueue(changed, now);
         differs
     }
 
@@ -223,16 +223,16 @@ impl Proxier {
     pub fn delete_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         self.found(ObjectKind::EndpointSlice, key, now);
-        let touched = self.store.delete_slice(key);
-        self.touch(touched, now);
+        let changed = self.store.delete_slice(key);
+        self.enqueue(changed, now);
     }
 
     /// A list lacks an EndpointSlice, and nobody has said that it was deleted: its endpoints go with the next pass, unless too
-    /// many Services would lose their last endpoint at once ([`Guard`]).
+    /// many Services would lose their last endpoint at once ([`Safeguard`]).
     pub fn lose_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         if self.store.service_of_slice(key).is_some() {
-            self.guard.lose(ObjectKind::EndpointSlice, key.clone());
+            self.safeguard.lose(ObjectKind::EndpointSlice, key.clone());
             self.schedule.request(now);
         } else {
             self.store.delete_slice(key);
@@ -241,15 +241,15 @@ impl Proxier {
 
     /// An object is not missing any more: that may end what is held back, though it says what it said before.
     fn found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
-        if self.guard.found(kind, key) {
+        if self.safeguard.found(kind, key) {
             self.schedule.request(now);
         }
     }
 
-    /// What is held back ([`Guard`]) is meant: the next pass makes it so. Says how many virtual servers that are.
+    /// What is held back ([`Safeguard`]) is meant: the next pass makes it so. Says how many virtual servers that are.
     pub fn confirm_removal(&mut self, now: Moment) -> usize {
         self.schedule.request_full(now);
-        self.guard.confirm()
+        self.safeguard.confirm()
     }
 
     /// Takes complete lists in place of all that was known: what is in neither is missing, what is as before costs
@@ -297,7 +297,7 @@ impl Proxier {
     }
 
     /// Whom this node has to reach, of a kind, in place of those before: no Service may take their addresses
-    /// ([`Reserved`](crate::interlock::Reserved)). Gateways and the endpoints of `default/kubernetes` are found without it.
+    /// ([`Reserved`](crate::safeguard::Reserved)). Gateways and the endpoints of `default/kubernetes` are found without it.
     pub fn set_neighbours(&mut self, user: User, neighbours: impl IntoIterator<Item = Neighbour>, now: Moment) {
         if self.options.config.reserved.set_neighbours(user, neighbours) {
             self.refresh_facts();
@@ -332,7 +332,7 @@ impl Proxier {
         self.schedule.request_full(now);
     }
 
-    fn touch(&mut self, services: Vec<ObjectKey>, now: Moment) {
+    fn enqueue(&mut self, services: Vec<ObjectKey>, now: Moment) {
         if !services.is_empty() {
             self.pending.extend(services);
             self.schedule.request(now);
@@ -342,7 +342,7 @@ impl Proxier {
     /// Works out the facts again, and every Service if they differ.
     fn refresh_facts(&mut self) {
         let absent = self.absent.keys().copied();
-        let facts = Facts::with_absent(&self.options.config, &self.node, &self.host, absent);
+        let facts = NodeFacts::with_absent(&self.options.config, &self.node, &self.host, absent);
         if facts != self.facts {
             self.facts = facts;
             self.new_facts = true;
@@ -406,9 +406,9 @@ impl Proxier {
 
     /// What a full pass would do now, without doing it.
     pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
-        let (drains, guard) = (self.drains.clone(), self.guard.clone());
+        let (drains, safeguard) = (self.drains.clone(), self.safeguard.clone());
         let prepared = self.prepare(Pass::Full, now, ports);
-        (self.drains, self.guard) = (drains, guard);
+        (self.drains, self.safeguard) = (drains, safeguard);
         self.observed = None;
         self.rules.clear();
         self.schedule.request_full(now);
@@ -419,7 +419,7 @@ impl Proxier {
     fn prepare(&mut self, pass: Pass, now: Moment, ports: &mut Ports<'_>) -> Prepared {
         let mut report = Report { full: pass == Pass::Full || self.observed.is_none(), ..Report::default() };
         if report.full || self.host_stale {
-            match observe::read_host(ports.links) {
+            match reading::read_host(ports.links) {
                 Ok(host) => report.full |= self.take_host(host, now),
                 Err(error) => report.unread.push(error),
             }
@@ -427,21 +427,21 @@ impl Proxier {
         }
         self.give_up_absent(now);
         self.find_api_servers();
-        let touched = self.refresh_desired(now);
-        report.health_checks_touched = report.full || !touched.health_checks.is_empty();
+        let changed = self.refresh_desired(now);
+        report.health_checks_changed = report.full || !changed.health_checks.is_empty();
         // What is missing was judged; what else goes, goes because objects say so. Before anything was compared, nothing is
         // known to go.
-        if self.guard.has_compared() {
-            self.guard.believe(touched.virtual_servers.iter().copied());
+        if self.safeguard.has_compared() {
+            self.safeguard.believe(changed.virtual_servers.iter().copied());
         }
-        self.touched.extend(touched);
+        self.changed.extend(changed);
         if report.full && report.unread.is_empty() {
             let Ports { ipvs, sets, rules, .. } = ports;
             let families: Vec<Family> = self.facts.config().families.iter().collect();
             let is_settled = self.observed.is_some() && self.leaving.is_empty();
             let mut read = Ok(Observed::new());
             rules.list_meanwhile(&families, &mut || {
-                read = observe::read(*ipvs, *sets, &self.host, &self.options.config, &self.desired, is_settled);
+                read = reading::read(*ipvs, *sets, &self.host, &self.options.config, &self.desired, is_settled);
             });
             match read {
                 Ok(observed) => self.observed = Some(observed),
@@ -454,8 +454,8 @@ impl Proxier {
             return Prepared { report, ..Prepared::default() };
         }
         if self.take_served(now) {
-            let touched = self.refresh_desired(now);
-            self.touched.extend(touched);
+            let changed = self.refresh_desired(now);
+            self.changed.extend(changed);
         }
         if let Some(observed) = &mut self.observed {
             if report.full {
@@ -469,29 +469,29 @@ impl Proxier {
     }
 
     /// Works out anew what changed objects mean, and what is left when those that are missing are believed to be gone.
-    fn refresh_desired(&mut self, now: Moment) -> Touched {
+    fn refresh_desired(&mut self, now: Moment) -> Changed {
         let pending = std::mem::take(&mut self.pending);
-        let mut touched = self.refresh_services(&pending);
+        let mut changed = self.refresh_services(&pending);
         let mut services = BTreeSet::new();
-        for (kind, key) in self.guard.judge(&self.store, &self.desired, &self.facts, now) {
+        for (kind, key) in self.safeguard.judge(&self.store, &self.desired, &self.facts, now) {
             services.extend(match kind {
                 ObjectKind::Service => self.store.delete_service(&key),
                 _ => self.store.delete_slice(&key),
             });
         }
         if !services.is_empty() {
-            touched.extend(self.refresh_services(&services));
+            changed.extend(self.refresh_services(&services));
         }
-        touched
+        changed
     }
 
     /// Compiles Services again, and notes which virtual servers are wanted newly, or no more.
-    fn refresh_services(&mut self, services: &BTreeSet<ObjectKey>) -> Touched {
+    fn refresh_services(&mut self, services: &BTreeSet<ObjectKey>) -> Changed {
         let compiled = services.iter().filter_map(|service| self.desired.compiled(service));
         let before: BTreeSet<VirtualServerKey> =
             compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key()).collect();
-        let touched = self.desired.refresh(&self.store, &self.facts, services);
-        for key in &touched.virtual_servers {
+        let changed = self.desired.refresh(&self.store, &self.facts, services);
+        for key in &changed.virtual_servers {
             match (before.contains(key), self.desired.frontend(key).is_some()) {
                 (false, true) if !self.leaving.remove(key) => {
                     self.unmade.insert(*key);
@@ -503,25 +503,25 @@ impl Proxier {
                 _ => {}
             }
         }
-        touched
+        changed
     }
 
     /// Says whether the dummy device is not as it is taken to be.
     fn take_host(&mut self, host: HostAddresses, now: Moment) -> bool {
         self.host_stale = false;
         let before = std::mem::replace(&mut self.host, host);
-        let there: BTreeSet<IpAddr> = observe::other_addresses(&self.host).collect();
+        let there: BTreeSet<IpAddr> = reading::other_addresses(&self.host).collect();
         self.absent.retain(|address, _| !there.contains(address));
         let until = now.saturating_add(self.options.address_grace);
-        for lost in observe::other_addresses(&before).filter(|address| !there.contains(address)) {
+        for lost in reading::other_addresses(&before).filter(|address| !there.contains(address)) {
             if until > now && is_reachable(lost) {
                 self.absent.entry(lost).or_insert(until);
             }
         }
         self.refresh_facts();
         let Some(observed) = &self.observed else { return true };
-        let there: BTreeSet<_> = observe::device_addresses(&self.host).collect();
-        !observe::has_device(&self.host) || there != observed.addresses
+        let there: BTreeSet<_> = reading::device_addresses(&self.host).collect();
+        !reading::has_device(&self.host) || there != observed.addresses
     }
 
     /// The first time that the kernel is read: an address on which an earlier process served node ports, and which this host
@@ -593,13 +593,13 @@ impl Proxier {
         let mut changes = if report.full {
             diff(&self.desired, observed, config)
         } else {
-            diff_touched(&self.desired, observed, &self.touched, config)
+            diff_changed(&self.desired, observed, &self.changed, config)
         };
         if report.full {
             report.foreign = Foreign { virtual_servers: foreign(&self.desired, observed, config).collect() };
             report.refused = refused(&self.desired);
         }
-        if let Some(stopped) = self.guard.check(&changes, observed, &self.store, &self.desired, now) {
+        if let Some(stopped) = self.safeguard.check(&changes, observed, &self.store, &self.desired, now) {
             stopped.hold(&mut changes, observed);
             report.stopped = Some(stopped.to_string().into());
         }
@@ -618,9 +618,9 @@ impl Proxier {
         plan.forget = flows;
         self.plan_drains(report.full, &mut plan, now, ports);
         if report.full {
-            plan.create_device = !observe::has_device(&self.host);
-            (plan.sysctls, report.unmet) = observe::sysctl_changes(ports.sysctls, &self.options.host);
-            match observe::timeout_changes(ports.ipvs, &self.options.timeouts) {
+            plan.create_device = !reading::has_device(&self.host);
+            (plan.sysctls, report.unmet) = reading::sysctl_changes(ports.sysctls, &self.options.host);
+            match reading::timeout_changes(ports.ipvs, &self.options.timeouts) {
                 Ok(timeouts) => plan.timeouts = timeouts,
                 Err(error) => report.unread.push(error),
             }
@@ -710,12 +710,12 @@ impl Proxier {
         plan.guarded = added.filter(|key| compared.contains_key(&key.family().into()) && has_ranges(key)).collect();
     }
 
-    /// Whether the rules of a family cannot have changed, told at the cost of what was touched: working out their inputs
+    /// Whether the rules of a family cannot have changed, told at the cost of what was changed: working out their inputs
     /// costs as much as there are guarded load balancers. What rules depend on has entries of its own in sets.
     fn has_same_rules(&self, family: Family) -> bool {
-        let touched = self.touched.entries.iter().any(|(set, _)| set.family == family);
+        let changed = self.changed.entries.iter().any(|(set, _)| set.family == family);
         let is_known = self.rules.contains_key(&family) && !self.rules_retry.contains_key(&family);
-        !touched && !self.new_facts && is_known
+        !changed && !self.new_facts && is_known
     }
 
     /// Adds what comes of looking at the real servers that drain.
@@ -797,7 +797,7 @@ impl Proxier {
 
     /// What somebody else changed: operations on what the input did not touch.
     fn drift(&self, plan: &Plan, inputs: &BTreeMap<Family, rules::Inputs>) -> Vec<Step> {
-        let touched = &self.touched;
+        let changed = &self.changed;
         let names = Names::new(&self.store, &self.desired);
         let mut drift = Vec::new();
         drift.extend(plan.create_device.then(Step::device));
@@ -806,7 +806,7 @@ impl Proxier {
         drift.extend(plan.create_sets.iter().copied().map(Step::create_set));
         for (action, entries) in [(Action::Add, &plan.add_entries), (Action::Delete, &plan.delete_entries)] {
             for (set, elements) in entries {
-                let others = elements.iter().filter(|element| !touched.entries.contains(&(*set, (*element).clone())));
+                let others = elements.iter().filter(|element| !changed.entries.contains(&(*set, (*element).clone())));
                 drift.extend(others.map(|element| Step::entry(action, *set, element)));
             }
         }
@@ -820,14 +820,14 @@ impl Proxier {
         {
             let others = addresses
                 .iter()
-                .filter(|address| !touched.addresses.contains(address) && !touched.elsewhere.contains(address));
+                .filter(|address| !changed.addresses.contains(address) && !changed.elsewhere.contains(address));
             drift.extend(others.map(|address| Step::address(action, *address)));
         }
         for operation in [&plan.serve_first, &plan.retire_first, &plan.serve, &plan.retire].into_iter().flatten() {
             let key = operation.virtual_server();
             let ended =
                 matches!(operation, Operation::DeleteRealServer(key, real) if self.drains.is_draining(key, real));
-            if !ended && !touched.virtual_servers.contains(&key) {
+            if !ended && !changed.virtual_servers.contains(&key) {
                 drift.push(Step::operation(operation, &names));
             }
         }
@@ -858,12 +858,12 @@ impl Proxier {
                 operations.map(Operation::virtual_server).filter(|key| !waits(key)).collect();
             self.unmade.retain(|key| !tried.contains(key) && !observed.virtual_servers.contains_key(key));
         }
-        self.touched = Touched::default();
+        self.changed = Changed::default();
         // What waits for its guard is served in the pass that puts that up.
         for key in plan.guarded.iter().filter(|key| !observed.virtual_servers.contains_key(key)) {
-            self.touched.virtual_servers.insert(*key);
+            self.changed.virtual_servers.insert(*key);
             if let VirtualServerKey::Address { addr, .. } = key {
-                self.touched.addresses.insert(*addr);
+                self.changed.addresses.insert(*addr);
             }
         }
         self.new_facts = false;
@@ -971,13 +971,13 @@ impl Proxier {
     }
 
     /// What compiling needs besides the Services.
-    pub fn facts(&self) -> &Facts {
+    pub fn facts(&self) -> &NodeFacts {
         &self.facts
     }
 
     /// What keeps deletions back that are too many at once.
-    pub fn guard(&self) -> &Guard {
-        &self.guard
+    pub fn safeguard(&self) -> &Safeguard {
+        &self.safeguard
     }
 
     /// Real servers that drain.
@@ -1009,7 +1009,7 @@ impl Proxier {
 
 /// Virtual servers that Services ask for and do not get.
 fn refused(desired: &Desired) -> Vec<Refused> {
-    let reserved = desired.refusals().map(|(service, refusal)| Refused {
+    let reserved = desired.rejected().map(|(service, refusal)| Refused {
         service: service.to_string(),
         key: refusal.key,
         reason: refusal.reason(),
@@ -1048,6 +1048,6 @@ struct Prepared {
     /// Inputs of the rules that the kernel has after this.
     inputs: BTreeMap<Family, rules::Inputs>,
     report: Report,
-    /// The plan may be carried out: the kernel could be read, and no interlock stopped.
+    /// The plan may be carried out: the kernel could be read, and no safeguard stopped.
     ready: bool,
 }

@@ -158,7 +158,7 @@ impl Applied {
     }
 }
 
-/// Addresses that are shown and not touched.
+/// Addresses that are shown and not changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Foreign {
@@ -194,7 +194,7 @@ pub struct Report {
     /// Real servers that drain now.
     pub draining: usize,
     /// Health checks of Services may have changed ([`Desired::health_checks`](crate::state::Desired::health_checks)).
-    pub health_checks_touched: bool,
+    pub health_checks_changed: bool,
 }
 
 /// A virtual server that a Service asks for and that is not served.

@@ -31,9 +31,9 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Pass {
-    /// What was touched since the last one.
+    /// What was changed since the last one.
     Changes,
-    /// Everything: the kernel is read again. Covers what was touched, too.
+    /// Everything: the kernel is read again. Covers what was changed, too.
     Full,
 }
 
@@ -116,7 +116,7 @@ impl Schedule {
         }
     }
 
-    /// Something was touched: a pass is due as soon as the shortest interval is over.
+    /// Something was changed: a pass is due as soon as the shortest interval is over.
     pub fn request(&mut self, now: Moment) {
         self.asked.get_or_insert(now);
     }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use ipset::Element;
 use ipvs::VirtualServerKey;
 
-use crate::compile::{Compiled, Facts, Frontend, HealthCheck, NoLocalEndpoints, Roles, compile};
-use crate::interlock::Refusal;
+use crate::compile::{Compiled, Frontend, HealthCheck, NoLocalEndpoints, NodeFacts, Roles, compile};
 use crate::pack::pack;
+use crate::safeguard::Rejected;
 use crate::sets::SetKey;
 use crate::snapshot::{Created, ObjectKey, Store};
 
@@ -60,7 +60,7 @@ type Claims = Vec<Claim>;
 /// What an update leaves as it was is not in here, even when its Service was compiled again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Touched {
+pub struct Changed {
     /// Virtual servers that are new, gone, or have another configuration or other real servers. One that several
     /// Services claim may be in here unchanged when more than one of them was refreshed at once.
     pub virtual_servers: BTreeSet<VirtualServerKey>,
@@ -75,15 +75,15 @@ pub struct Touched {
     pub health_checks: BTreeSet<ObjectKey>,
 }
 
-impl Touched {
+impl Changed {
     /// Whether nothing has to follow.
     pub fn is_empty(&self) -> bool {
-        *self == Touched::default()
+        *self == Changed::default()
     }
 
     /// Adds what a later update changed. What changed back stays in here: a place to look at, not a difference.
-    pub fn extend(&mut self, later: Touched) {
-        let Touched { virtual_servers, addresses, elsewhere, entries, health_checks } = later;
+    pub fn extend(&mut self, later: Changed) {
+        let Changed { virtual_servers, addresses, elsewhere, entries, health_checks } = later;
         self.virtual_servers.extend(virtual_servers);
         self.addresses.extend(addresses);
         self.elsewhere.extend(elsewhere);
@@ -100,36 +100,36 @@ fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
 }
 
 /// Where changes are noted; nowhere when nobody asks, since noting costs as much as changing.
-struct Notes<'a>(Option<&'a mut Touched>);
+struct Notes<'a>(Option<&'a mut Changed>);
 
 impl Notes<'_> {
     fn virtual_server(&mut self, key: VirtualServerKey) {
-        if let Some(touched) = &mut self.0 {
-            touched.virtual_servers.insert(key);
+        if let Some(changed) = &mut self.0 {
+            changed.virtual_servers.insert(key);
         }
     }
 
     fn address(&mut self, address: IpAddr) {
-        if let Some(touched) = &mut self.0 {
-            toggle(&mut touched.addresses, address);
+        if let Some(changed) = &mut self.0 {
+            toggle(&mut changed.addresses, address);
         }
     }
 
     fn elsewhere(&mut self, address: IpAddr) {
-        if let Some(touched) = &mut self.0 {
-            toggle(&mut touched.elsewhere, address);
+        if let Some(changed) = &mut self.0 {
+            toggle(&mut changed.elsewhere, address);
         }
     }
 
     fn entry(&mut self, set: SetKey, element: &Element) {
-        if let Some(touched) = &mut self.0 {
-            toggle(&mut touched.entries, (set, element.clone()));
+        if let Some(changed) = &mut self.0 {
+            toggle(&mut changed.entries, (set, element.clone()));
         }
     }
 
     fn health_check(&mut self, service: &ObjectKey) {
-        if let Some(touched) = &mut self.0 {
-            touched.health_checks.insert(service.clone());
+        if let Some(changed) = &mut self.0 {
+            changed.health_checks.insert(service.clone());
         }
     }
 }
@@ -153,7 +153,7 @@ impl Desired {
     }
 
     /// Everything in the store.
-    pub fn build(store: &Store, facts: &Facts) -> Self {
+    pub fn build(store: &Store, facts: &NodeFacts) -> Self {
         let mut desired = Desired::new();
         for service in store.services() {
             let compiled = compile(service, store.slices_of(&service.key), facts);
@@ -166,29 +166,29 @@ impl Desired {
     pub fn refresh<'a>(
         &mut self,
         store: &Store,
-        facts: &Facts,
+        facts: &NodeFacts,
         services: impl IntoIterator<Item = &'a ObjectKey>,
-    ) -> Touched {
-        let mut touched = Touched::default();
+    ) -> Changed {
+        let mut changed = Changed::default();
         for key in services {
             let compiled = store.service(key).map(|service| compile(service, store.slices_of(key), facts));
-            self.replace(key, compiled, &mut Notes(Some(&mut touched)));
+            self.replace(key, compiled, &mut Notes(Some(&mut changed)));
         }
-        touched
+        changed
     }
 
     /// Compiles every Service again: after the facts have changed, or with another store.
-    pub fn refresh_all(&mut self, store: &Store, facts: &Facts) -> Touched {
+    pub fn refresh_all(&mut self, store: &Store, facts: &NodeFacts) -> Changed {
         let mut all: BTreeSet<ObjectKey> = self.services.keys().cloned().collect();
         all.extend(store.services().map(|service| service.key.clone()));
         self.refresh(store, facts, &all)
     }
 
     /// Puts what was compiled for a Service in place of what was there; `None` removes it.
-    pub fn update(&mut self, key: &ObjectKey, compiled: Option<Compiled>) -> Touched {
-        let mut touched = Touched::default();
-        self.replace(key, compiled, &mut Notes(Some(&mut touched)));
-        touched
+    pub fn update(&mut self, key: &ObjectKey, compiled: Option<Compiled>) -> Changed {
+        let mut changed = Changed::default();
+        self.replace(key, compiled, &mut Notes(Some(&mut changed)));
+        changed
     }
 
     fn replace(&mut self, key: &ObjectKey, compiled: Option<Compiled>, notes: &mut Notes<'_>) {
@@ -391,8 +391,8 @@ impl Desired {
     }
 
     /// Virtual servers that are not made because their places are reserved, with the Services that ask for them.
-    pub fn refusals(&self) -> impl Iterator<Item = (&ObjectKey, &Refusal)> {
-        self.services.iter().flat_map(|(key, compiled)| compiled.refusals.iter().map(move |refusal| (key, refusal)))
+    pub fn rejected(&self) -> impl Iterator<Item = (&ObjectKey, &Rejected)> {
+        self.services.iter().flat_map(|(key, compiled)| compiled.rejected.iter().map(move |refusal| (key, refusal)))
     }
 
     /// Claims that came too late.

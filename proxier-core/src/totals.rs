@@ -22,7 +22,7 @@ pub struct Totals {
     pub full_passes: u64,
     /// Passes after which something was not as wanted.
     pub failed_passes: u64,
-    /// Passes that an interlock stopped.
+    /// Passes that an safeguard stopped.
     pub stopped_passes: u64,
     /// Operations that were carried out.
     pub done: Counts,

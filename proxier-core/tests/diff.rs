@@ -14,9 +14,9 @@ use ipvs::model::Weight;
 use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proptest::prelude::*;
 use proptest::sample::Index;
-use proxier_core::compile::Facts;
+use proxier_core::compile::NodeFacts;
 use proxier_core::config::{Config, Families};
-use proxier_core::diff::{Changes, VirtualServerChange, diff, diff_touched, foreign};
+use proxier_core::diff::{Changes, VirtualServerChange, diff, diff_changed, foreign};
 use proxier_core::net::Family;
 use proxier_core::observed::Observed;
 use proxier_core::sets::{SetKey, SetKind};
@@ -178,7 +178,7 @@ proptest! {
         }
     }
 
-    /// With nothing damaged, comparing only what was touched says the same as comparing everything.
+    /// With nothing damaged, comparing only what was changed says the same as comparing everything.
     #[test]
     fn a_small_comparison_says_what_the_full_one_says(events in events()) {
         let (config, facts) = (Config::default(), facts());
@@ -187,8 +187,8 @@ proptest! {
         let mut observed = programmed(&desired);
         for part in events.chunks(4) {
             let changed: BTreeSet<ObjectKey> = part.iter().flat_map(|event| happen(&mut store, event)).collect();
-            let touched = desired.refresh(&store, &facts, &changed);
-            let small = diff_touched(&desired, &observed, &touched, &config);
+            let changed = desired.refresh(&store, &facts, &changed);
+            let small = diff_changed(&desired, &observed, &changed, &config);
             prop_assert_eq!(&small, &diff(&desired, &observed, &config));
             observed.apply(&small);
         }
@@ -203,7 +203,7 @@ proptest! {
         for event in &after {
             happen(&mut store, event);
         }
-        let facts = Facts::new(&config, &Node::default(), &HostAddresses::default());
+        let facts = NodeFacts::new(&config, &Node::default(), &HostAddresses::default());
         let desired = Desired::build(&store, &facts);
         let kept = programmed(&reach(&before));
         let mut observed = kept.clone();

@@ -1,4 +1,4 @@
-//! Whatever the order of events, the state is the one that a fresh start would reach, and what is said to be touched is
+//! Whatever the order of events, the state is the one that a fresh start would reach, and what is said to be changed is
 //! what changed. Objects come from the oracle corpus, where the same names mean other things in each scenario; then
 //! from noise.
 #![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
@@ -16,7 +16,7 @@ use proxier_core::compile::HealthCheck;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::sets::SetKey;
 use proxier_core::snapshot::{ObjectKey, Store};
-use proxier_core::state::{Desired, Touched};
+use proxier_core::state::{Changed, Desired};
 use serde_json::json;
 use universe::{events, facts, happen};
 
@@ -47,14 +47,14 @@ impl Programmed {
     }
 
     /// What differs, by name.
-    fn changes(&self, after: &Self) -> Touched {
-        let mut touched = Touched::default();
-        touched.virtual_servers = changed_keys(&self.virtual_servers, &after.virtual_servers);
-        touched.addresses = &self.addresses ^ &after.addresses;
-        touched.elsewhere = &self.elsewhere ^ &after.elsewhere;
-        touched.entries = &self.entries ^ &after.entries;
-        touched.health_checks = changed_keys(&self.health_checks, &after.health_checks);
-        touched
+    fn changes(&self, after: &Self) -> Changed {
+        let mut changed = Changed::default();
+        changed.virtual_servers = changed_keys(&self.virtual_servers, &after.virtual_servers);
+        changed.addresses = &self.addresses ^ &after.addresses;
+        changed.elsewhere = &self.elsewhere ^ &after.elsewhere;
+        changed.entries = &self.entries ^ &after.entries;
+        changed.health_checks = changed_keys(&self.health_checks, &after.health_checks);
+        changed
     }
 }
 
@@ -72,14 +72,14 @@ proptest! {
         let mut desired = Desired::new();
         let mut before = Programmed::default();
         for event in &events {
-            let changed = happen(&mut store, event);
-            let touched = desired.refresh(&store, &facts, &changed);
+            let services = happen(&mut store, event);
+            let changed = desired.refresh(&store, &facts, &services);
             let after = Programmed::of(&desired);
             // One Service changed, or the two between which a slice moved.
-            if changed.len() == 1 {
-                prop_assert_eq!(&touched, &before.changes(&after));
+            if services.len() == 1 {
+                prop_assert_eq!(&changed, &before.changes(&after));
             } else {
-                prop_assert!(touched.virtual_servers.is_superset(&before.changes(&after).virtual_servers));
+                prop_assert!(changed.virtual_servers.is_superset(&before.changes(&after).virtual_servers));
             }
             prop_assert!(happen(&mut store, event).is_empty(), "the same event again changes nothing");
             before = after;
@@ -89,9 +89,9 @@ proptest! {
 
         // Everything goes, and nothing is left.
         let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
-        let touched = desired.refresh(&Store::new("node-a"), &facts, &all);
+        let changed = desired.refresh(&Store::new("node-a"), &facts, &all);
         prop_assert_eq!(desired, Desired::new());
-        prop_assert_eq!(touched, before.changes(&Programmed::default()));
+        prop_assert_eq!(changed, before.changes(&Programmed::default()));
     }
 
     /// Refreshing many at once ends where one at a time ends, and says at least what changed.
@@ -103,10 +103,10 @@ proptest! {
         for part in events.chunks(20) {
             let before = Programmed::of(&desired);
             let changed: BTreeSet<ObjectKey> = part.iter().flat_map(|event| happen(&mut store, event)).collect();
-            let touched = desired.refresh(&store, &facts, &changed);
+            let changed = desired.refresh(&store, &facts, &changed);
             let exact = before.changes(&Programmed::of(&desired));
-            prop_assert!(touched.virtual_servers.is_superset(&exact.virtual_servers));
-            prop_assert_eq!((&touched.addresses, &touched.entries), (&exact.addresses, &exact.entries));
+            prop_assert!(changed.virtual_servers.is_superset(&exact.virtual_servers));
+            prop_assert_eq!((&changed.addresses, &changed.entries), (&exact.addresses, &exact.entries));
         }
         prop_assert_eq!(desired, Desired::build(&store, &facts));
     }

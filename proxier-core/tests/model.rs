@@ -1,7 +1,7 @@
 //! Whatever happens, and in whatever order: in the end the kernel holds what is wanted, and nobody was harmed on the way.
 //!
 //! Random sequences of changed objects, failed calls, other programs' edits, crashes and pauses run on a kernel in memory.
-//! After every pass it is checked that nothing of somebody else's was touched, that nothing wanted was taken away for a moment,
+//! After every pass it is checked that nothing of somebody else's was changed, that nothing wanted was taken away for a moment,
 //! and that a report of success is true; in the end, that the kernel is the same as one that nobody has disturbed, that a
 //! further pass writes nothing, and that cleaning up leaves nothing.
 //!

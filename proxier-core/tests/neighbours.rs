@@ -10,11 +10,11 @@ use std::time::Duration;
 use proxier_core::cleanup::cleanup;
 use proxier_core::config::Config;
 use proxier_core::fake::{Call, FakeKernel, Fault};
-use proxier_core::interlock::{Neighbour, User};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::proxier::{Options, Proxier};
 use proxier_core::report::Report;
+use proxier_core::safeguard::{Neighbour, User};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
@@ -167,8 +167,8 @@ impl World {
         }
     }
 
-    fn refusals(&self) -> Vec<String> {
-        self.proxier.desired().refusals().map(|(_, refusal)| refusal.to_string()).collect()
+    fn rejected(&self) -> Vec<String> {
+        self.proxier.desired().rejected().map(|(_, refusal)| refusal.to_string()).collect()
     }
 }
 
@@ -459,7 +459,7 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
         let report = world.full();
         assert!(report.is_done());
         let reason = "has that address, and this node could not reach it any more; not served unless allowed";
-        assert_eq!(world.refusals(), [format!("{key}: {user} {reason}")]);
+        assert_eq!(world.rejected(), [format!("{key}: {user} {reason}")]);
         assert_eq!(report.refused.len(), 1);
         assert!(!world.has(key), "{key}");
         assert_eq!(world.bound(), ["10.96.0.99"], "the rest of the Service is served");
@@ -467,7 +467,7 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
     // An API server of its own the node has: not bound, so only its port counts.
     world.serve(external("192.0.2.10", 6443));
     world.full();
-    assert_eq!(world.refusals(), ["TCP 192.0.2.10:6443: the API server answers there; not served unless allowed"]);
+    assert_eq!(world.rejected(), ["TCP 192.0.2.10:6443: the API server answers there; not served unless allowed"]);
     for (service, key) in [
         (external("192.0.2.10", 80), "TCP 192.0.2.10:80"),
         (external("203.0.113.3", 80), "TCP 203.0.113.3:80"),
@@ -478,17 +478,17 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
     ] {
         world.serve(service);
         assert!(world.full().is_done());
-        assert_eq!(world.refusals(), Vec::<String>::new(), "{key}");
+        assert_eq!(world.rejected(), Vec::<String>::new(), "{key}");
         assert!(world.has(key), "{key}");
     }
     // A load balancer for the API server leads there, as long as it has endpoints.
     world.proxier.upsert_slice(&slice("demo", "odd", 6443, &["203.0.113.2"]), world.now);
     world.serve(balanced("203.0.113.1", 6443));
     world.full();
-    assert!(world.has("TCP 203.0.113.1:6443") && world.refusals().is_empty());
+    assert!(world.has("TCP 203.0.113.1:6443") && world.rejected().is_empty());
     world.proxier.upsert_slice(&slice("demo", "odd", 6443, &[]), world.now);
     world.full();
-    assert!(!world.has("TCP 203.0.113.1:6443") && world.refusals().len() == 1);
+    assert!(!world.has("TCP 203.0.113.1:6443") && world.rejected().len() == 1);
 }
 
 /// Neighbours change: what was served is given up, and what was refused is served.
@@ -504,7 +504,7 @@ fn neighbours_are_followed() {
     world.proxier.host_changed(world.now);
     world.run(Duration::ZERO);
     assert_eq!(world.bound(), ["10.96.0.99"]);
-    assert_eq!(world.refusals().len(), 1);
+    assert_eq!(world.rejected().len(), 1);
     // While there is none, it is that of before: bound, the route could not come back.
     world.kernel.set_gateways([]);
     world.proxier.host_changed(world.now);

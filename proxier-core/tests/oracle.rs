@@ -11,7 +11,7 @@ use ipset::{Element, Entry};
 use iptables::{Rule, TableName};
 use ipvs::model::{Protocol, RealServerKey, Scheduler, SchedulerFlags};
 use ipvs::{VirtualServerKey, Weight};
-use proxier_core::compile::Facts;
+use proxier_core::compile::NodeFacts;
 use proxier_core::config::{Config, Families, Topology};
 use proxier_core::net::Family;
 use proxier_core::objects::{ConfigObject, EndpointSliceObject, NodeAddress, NodeObject, ServiceObject};
@@ -69,7 +69,7 @@ fn objects<T: serde::de::DeserializeOwned>(value: &Value) -> Vec<T> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-fn facts(scenario: &Scenario) -> Facts {
+fn facts(scenario: &Scenario) -> NodeFacts {
     let value = &scenario.value;
     let mut object = ConfigObject::default();
     for (name, setting) in value["config"].as_object().unwrap() {
@@ -99,7 +99,7 @@ fn facts(scenario: &Scenario) -> Facts {
     let node = Node::check(&node, &mut rejections);
     assert_eq!(rejections, [], "{}", scenario.id);
     let interfaces = serde_json::from_value(value["node"]["interfaces"].clone()).unwrap();
-    Facts::new(&config, &node, &HostAddresses { interfaces })
+    NodeFacts::new(&config, &node, &HostAddresses { interfaces })
 }
 
 fn store(scenario: &Scenario) -> Store {
@@ -138,7 +138,7 @@ fn state_of(desired: &Desired) -> State {
 }
 
 /// Rules in canonical form, without comments: the corpus has none.
-fn rules_of(desired: &Desired, facts: &Facts) -> BTreeMap<ChainKey, Vec<String>> {
+fn rules_of(desired: &Desired, facts: &NodeFacts) -> BTreeMap<ChainKey, Vec<String>> {
     let mut chains = BTreeMap::new();
     for family in facts.config().families.iter() {
         let rules = compile(&Inputs::new(family, desired, facts, Capabilities::default())).unwrap();

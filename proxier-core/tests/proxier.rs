@@ -237,7 +237,7 @@ fn what_is_kept_keeps_its_rules() {
     world.proxier.replace_objects([], [], world.now);
     assert!(world.pass().stopped.is_some());
     assert_eq!(world.kernel.state(), full);
-    assert_eq!(world.proxier.guard().held().count(), 40);
+    assert_eq!(world.proxier.safeguard().held().count(), 40);
     // What is kept serves: the node is well, and nothing is tried again and again.
     assert_eq!((world.proxier.schedule().failures(), world.proxier.schedule().pending_since()), (0, None));
     assert_eq!((world.proxier.totals().failed_passes, world.proxier.totals().stopped_passes), (0, 1));
@@ -721,7 +721,7 @@ fn empty_lists_in_any_order_take_no_endpoint() {
                 let reports = world.run(Duration::from_secs(65));
                 assert!(reports.iter().all(|report| report.stopped.is_some() && !report.has_failed()), "{reports:#?}");
                 assert_eq!(world.kernel.state(), full, "gone first: slices {slices_go_first}");
-                assert_eq!(world.proxier.guard().held().count(), 20);
+                assert_eq!(world.proxier.safeguard().held().count(), 20);
             }
             for first in [true, false] {
                 if first == slices_come_first {
@@ -776,7 +776,7 @@ fn slices_alone_that_are_missing_are_waited_for() {
     world.run(Duration::from_secs(400));
     assert!(world.servers().contains("TCP 10.96.2.17:80\n"), "{}", world.servers());
     assert!(world.servers().contains("TCP 10.96.2.20:80 10.244.99.1:8080*1 10.244.99.2:8080*1"), "{}", world.servers());
-    assert_eq!(world.proxier.guard().held().count(), 0);
+    assert_eq!(world.proxier.safeguard().held().count(), 0);
     assert!(world.proxier.next_wake().is_some());
 }
 
@@ -795,7 +795,7 @@ fn a_service_that_is_held_back_gets_new_endpoints() {
     world.proxier.delete_service(&ObjectKey::new("demo", "web-3"), world.now);
     world.run(Duration::from_secs(2));
     assert!(!world.servers().contains("TCP 10.96.2.3:80"), "{}", world.servers());
-    assert_eq!(world.proxier.guard().held().count(), 19);
+    assert_eq!(world.proxier.safeguard().held().count(), 19);
     assert_eq!(world.proxier.confirm_removal(world.now), 19);
     world.run(Duration::from_secs(2));
     assert_eq!(world.servers(), "");
@@ -829,7 +829,7 @@ fn a_restart_into_empty_lists_takes_nothing() {
         let reports = world.run(Duration::from_secs(65));
         assert!(reports.iter().all(|report| report.stopped.is_some()), "{reports:#?}");
         assert_eq!(world.servers(), full, "Services there: {services_are_there}");
-        assert_eq!(world.proxier.guard().held().count(), 20);
+        assert_eq!(world.proxier.safeguard().held().count(), 20);
         if services_are_there {
             world.proxier.upsert_slice(&new, world.now);
             world.run(Duration::from_secs(3));
@@ -839,7 +839,7 @@ fn a_restart_into_empty_lists_takes_nothing() {
         world.proxier.replace_objects(&services, &slices, world.now);
         world.run(Duration::from_secs(40));
         assert_eq!(world.servers(), full);
-        assert_eq!(world.proxier.guard().held().count(), 0);
+        assert_eq!(world.proxier.safeguard().held().count(), 0);
     }
     // A Service whose slices say that there is nobody is no doubt, after a restart too.
     let (mut world, services, mut slices) = shop();

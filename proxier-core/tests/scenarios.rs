@@ -5,7 +5,7 @@
 #[path = "scenarios/runner/mod.rs"]
 mod runner;
 
-use proxier_core::compile::Facts;
+use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use proxier_core::state::Desired;
@@ -80,7 +80,7 @@ fn tens_of_thousands_of_ports() {
     for object in [many, web] {
         store.upsert_service(&serde_json::from_value(object).unwrap());
     }
-    let facts = Facts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+    let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
     let desired = Desired::build(&store, &facts);
     assert_eq!(desired.frontends().count(), 19_999 + 36 + 1);
     // Port 0, those above 65535, and the second time of the others.

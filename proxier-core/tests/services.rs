@@ -177,8 +177,8 @@ fn external_policy_local_falls_back_unless_told_to_refuse() {
     assert_eq!(world.set(SetKind::ExternalIp), [""; 0]);
 
     world.config.local_fallback = LocalFallback::Refuse;
-    let touched = world.refresh_all();
-    assert_eq!(Vec::from_iter(&touched.virtual_servers), [&"TCP 203.0.113.1:80".parse().unwrap()]);
+    let changed = world.refresh_all();
+    assert_eq!(Vec::from_iter(&changed.virtual_servers), [&"TCP 203.0.113.1:80".parse().unwrap()]);
     assert_eq!(world.servers("TCP 203.0.113.1:80"), [""; 0]);
     assert_eq!(world.servers(WEB), ["10.244.1.1:8080"]);
     assert!(world.desired.no_local_endpoints().all(|(_, missing)| missing.external && !missing.internal));
@@ -352,9 +352,9 @@ fn the_older_service_gets_a_contested_address() {
     assert_eq!(world.servers("TCP 203.0.113.1:80"), ["10.244.0.1:8080"]);
     assert_eq!(world.set(SetKind::ExternalIpLocal), ["203.0.113.1,tcp:80"]);
 
-    let touched = world.service_object(service("b-older", "2024-01-01T00:00:00Z", "10.96.0.2", "Cluster"));
-    assert!(touched.virtual_servers.contains(&"TCP 203.0.113.1:80".parse().unwrap()));
-    assert!(!touched.addresses.contains(&"203.0.113.1".parse().unwrap()));
+    let changed = world.service_object(service("b-older", "2024-01-01T00:00:00Z", "10.96.0.2", "Cluster"));
+    assert!(changed.virtual_servers.contains(&"TCP 203.0.113.1:80".parse().unwrap()));
+    assert!(!changed.addresses.contains(&"203.0.113.1".parse().unwrap()));
     assert_eq!(world.servers("TCP 203.0.113.1:80"), [""; 0]);
     // Entries of the one that lost would contradict the virtual server.
     assert_eq!(world.set(SetKind::ExternalIpLocal), [""; 0]);
@@ -399,14 +399,14 @@ fn health_checks_count_pods_not_addresses() {
     let v4 =
         json!([endpoint("10.244.0.1", "node-a"), stopping("10.244.0.2", "node-a"), endpoint("10.244.1.1", "node-b")]);
     world.slice("v4", "web", v4);
-    let touched = world.slice("v6", "web", json!([endpoint("fd00:244::1", "node-a")]));
+    let changed = world.slice("v6", "web", json!([endpoint("fd00:244::1", "node-a")]));
     let key = ObjectKey::new("demo", "web");
     let health = world.desired.health_check(&key).unwrap();
     assert_eq!((health.port, health.local_endpoints), (30001, 1));
-    assert!(touched.health_checks.is_empty());
+    assert!(changed.health_checks.is_empty());
     assert_eq!(world.set(SetKind::HealthCheckNodePort), ["30001", "30001"]);
-    let touched = world.slice("v4-2", "web", json!([endpoint("10.244.0.7", "node-a")]));
-    assert_eq!(Vec::from_iter(touched.health_checks), [key]);
+    let changed = world.slice("v4-2", "web", json!([endpoint("10.244.0.7", "node-a")]));
+    assert_eq!(Vec::from_iter(changed.health_checks), [key]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a source of Services reports: one object at a time, and when the first picture is complete.
+//! What a source of Services reports: one object at a time, and when the initial list is complete.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use super::problem::Problem;
 ///
 /// Objects come one at a time from the first on, so that nobody has to hold a cluster's objects at once: whoever keeps
 /// them takes each into a [`Store`](proxier_core::snapshot::Store), and compiles when [`Synced`](Change::Synced) comes.
-/// Before that the picture is incomplete, and nothing may be taken away from the kernel.
+/// Before that the initial list is incomplete, and nothing may be taken away from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Change {

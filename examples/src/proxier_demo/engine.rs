@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::Families;
-use proxier_core::interlock::{MassRemoval, Place, Reserved, User};
 use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 use proxier_core::plan::Plan;
 use proxier_core::ports::{PortErrorKind, Ports};
 use proxier_core::proxier::{Options, Proxier};
 use proxier_core::report::Report;
+use proxier_core::safeguard::{MassRemoval, Reserved, ReservedPort, User};
 use proxier_core::schedule::Limits;
 use proxier_core::sysctls::HostSettings;
 
@@ -149,7 +149,7 @@ impl<K: Kernel> Engine<K> {
         self.proxier.preview(now, &mut self.kernel.ports())
     }
 
-    /// How long until something is due; `None` before the first picture is complete.
+    /// How long until something is due; `None` before the initial list is complete.
     pub fn idle(&self) -> Option<Duration> {
         self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
     }
@@ -192,7 +192,7 @@ impl<K: Kernel> Engine<K> {
         &mut self.kernel
     }
 
-    /// Since when something is wanted that the kernel does not have; `None` when it has all, and before the first picture
+    /// Since when something is wanted that the kernel does not have; `None` when it has all, and before the initial list
     /// is complete.
     pub fn pending_since(&self) -> Option<Instant> {
         self.proxier.pending_since().map(|since| self.origin + since)
@@ -314,7 +314,7 @@ pub(super) fn reserved(settings: &Settings) -> Reserved {
     let mut reserved = settings.core.reserved.clone();
     for (address, user) in [(settings.healthz, User::Health), (settings.metrics, User::Metrics)] {
         if let Some(address) = address {
-            reserved.reserve(Place::tcp_here(address.port()), user);
+            reserved.reserve(ReservedPort::tcp_here(address.port()), user);
         }
     }
     reserved

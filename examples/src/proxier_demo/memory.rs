@@ -16,7 +16,7 @@ pub fn one_heap() {
 
 /// Gives back to the kernel what the allocator keeps for later. Costs a few milliseconds.
 ///
-/// The first picture of a cluster takes several times the memory that is needed afterwards, and by itself glibc gives back
+/// The initial list of a cluster takes several times the memory that is needed afterwards, and by itself glibc gives back
 /// only what lies at the end of the heap.
 pub(super) fn give_back() {
     #[cfg(target_env = "gnu")]

@@ -6,16 +6,16 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use proxier_core::cleanup::cleanup;
-use proxier_core::observe::sysctl_changes;
 use proxier_core::plan::Plan;
+use proxier_core::reading::sysctl_changes;
 use proxier_core::report::Report;
 use proxier_core::step::Names;
 use serde_json::{Value, json};
 
 use super::cli::{Configured, Output};
 use super::engine::{Engine, Opened, host_settings, open_kernel};
+use super::initial_list::{self, Unread};
 use super::lock::Lock;
-use super::picture::{self, Unread};
 use super::privileges;
 use super::probe;
 use super::problem::Problem;
@@ -45,7 +45,7 @@ async fn ready(
     is_to_write: bool,
 ) -> Result<(Engine, Vec<Problem>), ExitCode> {
     let options = configured.settings.watching();
-    let mut snapshot = picture::read(configured, options, progress.counted()).await.map_err(|unread| {
+    let mut snapshot = initial_list::read(configured, options, progress.counted()).await.map_err(|unread| {
         let code = if matches!(unread, Unread::BadInput(_)) { BAD_INPUT } else { FAILED };
         complain(unread.problems(), code)
     })?;
@@ -63,7 +63,7 @@ async fn ready(
         return Err(complain(&obstacles, FAILED));
     }
     obstacles.iter().for_each(say);
-    for change in picture::changes(snapshot) {
+    for change in initial_list::changes(snapshot) {
         engine.take(change, Instant::now());
     }
     Ok((engine, unreadable))

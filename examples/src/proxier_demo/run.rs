@@ -55,7 +55,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         Err(problem) => return fail(&[problem]),
     };
     let (changes, mut events) = channel();
-    // The lists arrive while the kernel is looked at. Bad input is found before anything is touched.
+    // The lists arrive while the kernel is looked at. Bad input is found before anything is changed.
     let source = match Starting::begin(configured, changes, &api) {
         Ok(source) => source,
         Err(problems) => {

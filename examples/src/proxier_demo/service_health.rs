@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use http::{HeaderName, HeaderValue, StatusCode};
-use proxier_core::compile::{Facts, OpenOn};
+use proxier_core::compile::{NodeFacts, OpenOn};
 use proxier_core::net::Family;
 use proxier_core::snapshot::ObjectKey;
 
@@ -40,7 +40,7 @@ pub struct Listening {
 
 impl Listening {
     /// Where node ports are served.
-    pub fn of(facts: &Facts) -> Self {
+    pub fn of(facts: &NodeFacts) -> Self {
         Listening { v4: facts.health_checks_open_on(Family::V4), v6: facts.health_checks_open_on(Family::V6) }
     }
 

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
-use proxier_core::compile::Facts;
-use proxier_core::observe;
+use proxier_core::compile::NodeFacts;
+use proxier_core::reading;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use proxier_core::state::Desired;
 use proxier_core::step::Names;
@@ -15,8 +15,8 @@ use super::change::Snapshot;
 use super::cli::{Configured, Output, Source};
 use super::cluster;
 use super::engine::open_kernel;
+use super::initial_list;
 use super::once::print_json;
-use super::picture;
 use super::problem::Problem;
 use super::progress::Progress;
 use super::table::wrapped;
@@ -39,7 +39,7 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     }
     let (store, desired) = services(configured, &host).await;
     let names = Names::new(&store, &desired);
-    let bound: Vec<String> = observe::device_addresses(&host).map(|address| address.to_string()).collect();
+    let bound: Vec<String> = reading::device_addresses(&host).map(|address| address.to_string()).collect();
     let printed = match output {
         Output::Text => text(&entries, &names, bound.len()),
         Output::Json => print_json(&json!({
@@ -66,7 +66,7 @@ async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Desi
     // What the kernel holds is shown without waiting for the Node's networks.
     let options = cluster::Options::default();
     let progress = Progress::of_command();
-    let snapshot = match picture::read(configured, options, progress.counted()).await {
+    let snapshot = match initial_list::read(configured, options, progress.counted()).await {
         Ok(snapshot) => snapshot,
         Err(unread) => {
             progress.end();
@@ -86,7 +86,7 @@ async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Desi
         Some(node) => Node::check(&node.object, &mut Vec::new()),
         None => Node::new(&configured.settings.node_name),
     };
-    let facts = Facts::new(&configured.settings.core, &node, host);
+    let facts = NodeFacts::new(&configured.settings.core, &node, host);
     let desired = Desired::build(&store, &facts);
     (store, desired)
 }

@@ -234,7 +234,7 @@ impl Worker {
             metrics.conntrack_deleted = totals.flows;
             metrics.sync_failures = totals.failed_passes;
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
-            metrics.held_back = u64::try_from(engine.proxier().guard().held().count()).unwrap_or(u64::MAX);
+            metrics.held_back = u64::try_from(engine.proxier().safeguard().held().count()).unwrap_or(u64::MAX);
             metrics.draining = u64::try_from(engine.proxier().drains().len()).unwrap_or(u64::MAX);
             // Not with each change: counting walks everything.
             if report.full {
@@ -252,7 +252,7 @@ impl Worker {
     /// Tells the servers of Services what to say and where, when that may have changed.
     fn tell_health_checks(&mut self, engine: &Engine<impl Kernel>, report: &Report) {
         let listening = Listening::of(engine.proxier().facts());
-        if !report.full && !report.health_checks_touched && self.listening.as_ref() == Some(&listening) {
+        if !report.full && !report.health_checks_changed && self.listening.as_ref() == Some(&listening) {
             return;
         }
         self.listening = Some(listening.clone());

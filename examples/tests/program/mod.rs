@@ -43,12 +43,12 @@ pub(crate) fn set_up() {
 }
 
 /// What the kernel holds of the proxy's.
-pub(crate) fn touched() -> Vec<String> {
-    let mut touched: Vec<String> = ipvsadm().into_iter().collect();
+pub(crate) fn changed() -> Vec<String> {
+    let mut changed: Vec<String> = ipvsadm().into_iter().collect();
     for (line, of_ours) in [("ipset list -n", "KUBE-"), ("ip -o link", "kube-ipvs0"), ("iptables-save", "KUBE-")] {
-        touched.extend(tool(line).lines().filter(|line| line.contains(of_ours)).map(str::to_owned));
+        changed.extend(tool(line).lines().filter(|line| line.contains(of_ours)).map(str::to_owned));
     }
-    touched
+    changed
 }
 
 /// A directory that goes with the test.

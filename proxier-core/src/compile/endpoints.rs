@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::net::Family;
 use ipvs::RealServer;
 
-use super::Facts;
+use super::NodeFacts;
 use crate::config::Topology;
 use crate::snapshot::{EndpointFlags, EndpointSlice, Service, ServicePort};
 
@@ -92,7 +92,7 @@ impl Choice {
 
 /// Ready endpoints, those that hints leave; if there are none, the stopping ones that still serve. Hints do not count
 /// for traffic that has to stay on this node.
-pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, facts: &Facts) -> Choice {
+pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, facts: &NodeFacts) -> Choice {
     let ready: Vec<&Candidate<'_>> = candidates.iter().filter(|candidate| candidate.is_ready()).collect();
     let near = match facts.config.topology {
         Topology::AnnotatedHints if !service.topology_annotation => None,
@@ -121,7 +121,7 @@ fn on_node<'a, 'b>(ready: &[&'b Candidate<'a>]) -> Option<Vec<&'b Candidate<'a>>
 }
 
 /// Those meant for this node's zone: only if all are meant for certain zones, and some for this one.
-fn in_zone<'a, 'b>(ready: &[&'b Candidate<'a>], facts: &Facts) -> Option<Vec<&'b Candidate<'a>>> {
+fn in_zone<'a, 'b>(ready: &[&'b Candidate<'a>], facts: &NodeFacts) -> Option<Vec<&'b Candidate<'a>>> {
     let zone = facts.zone.as_deref()?;
     if ready.iter().any(|candidate| candidate.zones.is_none()) {
         return None;

@@ -1,8 +1,8 @@
 //! From one Service and its slices to what has to be programmed for it.
 
 mod endpoints;
-mod facts;
 mod frontends;
+mod node_facts;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,12 +14,12 @@ use ipset::{Element, IpSpan, Ports};
 use ipvs::model::VirtualServerConfig;
 use ipvs::{RealServer, VirtualServerKey};
 
-pub(crate) use facts::is_reachable;
-pub use facts::{Facts, OpenOn};
 pub use frontends::{Frontend, Roles};
+pub(crate) use node_facts::is_reachable;
+pub use node_facts::{NodeFacts, OpenOn};
 
 use crate::config::LocalFallback;
-use crate::interlock::Refusal;
+use crate::safeguard::Rejected;
 use crate::sets::{SetKey, SetKind};
 use crate::snapshot::{Created, EndpointSlice, ObjectKey, Service, ServicePort, TrafficPolicy};
 use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
@@ -62,7 +62,7 @@ pub struct Compiled {
     /// For the metric.
     pub no_local_endpoints: NoLocalEndpoints,
     /// Virtual servers it does not get because their places are reserved ([`Config`](crate::config::Config)).
-    pub refusals: BTreeSet<Refusal>,
+    pub rejected: BTreeSet<Rejected>,
 }
 
 impl Compiled {
@@ -76,7 +76,11 @@ impl Compiled {
 /// Compiles a Service with its slices, which may come in any order.
 ///
 /// A Service without endpoints has its virtual servers all the same: clients are refused rather than left waiting.
-pub fn compile<'a>(service: &Service, slices: impl IntoIterator<Item = &'a EndpointSlice>, facts: &Facts) -> Compiled {
+pub fn compile<'a>(
+    service: &Service,
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    facts: &NodeFacts,
+) -> Compiled {
     let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
     let mut compiled = Compiled {
         service: service.key.clone(),
@@ -85,7 +89,7 @@ pub fn compile<'a>(service: &Service, slices: impl IntoIterator<Item = &'a Endpo
         entries: BTreeSet::new(),
         health_check: None,
         no_local_endpoints: NoLocalEndpoints::default(),
-        refusals: BTreeSet::new(),
+        rejected: BTreeSet::new(),
     };
     let mut frontends = BTreeMap::new();
     let config = facts.virtual_server_config(service.affinity_secs);
@@ -98,7 +102,7 @@ pub fn compile<'a>(service: &Service, slices: impl IntoIterator<Item = &'a Endpo
             for row in table(service, port, cluster_ip, facts) {
                 let context = Context { service, port, facts, config };
                 let mut row = Row { elsewhere_only: choice.is_elsewhere_only(&candidates), ..row };
-                row.leave_out_reserved(&context, &choice, &mut compiled.refusals);
+                row.leave_out_reserved(&context, &choice, &mut compiled.rejected);
                 row.note_missing(&mut compiled.no_local_endpoints);
                 row.add_to(&mut frontends, &choice, &context);
             }
@@ -139,12 +143,12 @@ struct Row {
 struct Context<'a> {
     service: &'a Service,
     port: &'a ServicePort,
-    facts: &'a Facts,
+    facts: &'a NodeFacts,
     config: VirtualServerConfig,
 }
 
 /// The one table that says on which addresses and ports a Service port is served in a family, and by which policy.
-fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &Facts) -> [Row; 4] {
+fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &NodeFacts) -> [Row; 4] {
     let family = Family::of(cluster_ip);
     let of_family = |addresses: &[IpAddr]| -> Vec<IpAddr> {
         addresses.iter().copied().filter(|address| Family::of(*address) == family).collect()
@@ -162,7 +166,7 @@ fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &Fact
 
 impl Row {
     /// Leaves out the addresses that are reserved, at this port or altogether.
-    fn leave_out_reserved(&mut self, context: &Context<'_>, choice: &Choice, refusals: &mut BTreeSet<Refusal>) {
+    fn leave_out_reserved(&mut self, context: &Context<'_>, choice: &Choice, rejected: &mut BTreeSet<Rejected>) {
         let (facts, protocol, port, role) = (context.facts, context.port.protocol.into(), self.port, self.role);
         if self.role == Roles::CLUSTER_IP && context.service.key.is_kubernetes() {
             return;
@@ -173,7 +177,7 @@ impl Row {
             let refusal =
                 reserved.refuses(&key, facts).or_else(|| reserved.refuses_address(&key, role, &choice.cluster, facts));
             let is_free = refusal.is_none();
-            refusals.extend(refusal);
+            rejected.extend(refusal);
             is_free
         });
     }
@@ -218,7 +222,7 @@ impl Row {
         }
     }
 
-    fn real_servers(&self, choice: &Choice, facts: &Facts) -> Arc<[RealServer]> {
+    fn real_servers(&self, choice: &Choice, facts: &NodeFacts) -> Arc<[RealServer]> {
         let fall_back = self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster;
         match self.policy {
             TrafficPolicy::Local if fall_back && choice.local.is_empty() => choice.cluster.clone(),

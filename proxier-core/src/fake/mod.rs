@@ -81,7 +81,7 @@ pub struct KernelState {
 struct Parts {
     ipvs: FakeIpvs,
     /// When virtual servers may last have changed.
-    touched: Shared<Touched>,
+    changed: Shared<Changed>,
     sets: FakeIpset,
     written: Shared<Written>,
     host: Host,
@@ -93,7 +93,7 @@ struct Parts {
 
 /// What is known of changes of virtual servers, so that what was read can be kept.
 #[derive(Debug, Default)]
-struct Touched {
+struct Changed {
     /// Changes with every write of a port, and whenever a test gets at the table.
     generation: u64,
     /// Messages that the kernel must have handled before a reading is kept: a test may have arranged something for one of them.
@@ -158,7 +158,7 @@ impl FakeKernel {
         let sysctls = SYSCTLS.into_iter().map(|(path, value)| (path.to_owned(), value.to_owned())).collect();
         Self::of(Parts {
             ipvs: FakeIpvs::new(),
-            touched: Shared::default(),
+            changed: Shared::default(),
             host: Host::new(Arc::new(make), sets.clone(), control.clone()),
             sets,
             written: Shared::default(),
@@ -243,16 +243,16 @@ impl FakeKernel {
     /// Ask for it each time: the ports read the table anew after this was called, and keep what they have read some hundred
     /// messages later.
     pub fn ipvs(&self) -> &FakeIpvs {
-        let mut touched = self.parts.touched.lock();
-        touched.generation = touched.generation.saturating_add(1);
-        touched.quiet_from = self.parts.ipvs.messages().saturating_add(LOOK_AHEAD);
+        let mut changed = self.parts.changed.lock();
+        changed.generation = changed.generation.saturating_add(1);
+        changed.quiet_from = self.parts.ipvs.messages().saturating_add(LOOK_AHEAD);
         &self.parts.ipvs
     }
 
     /// Sets how many connections a real server has: active and inactive. Returns whether there is one.
     pub fn set_connections(&self, key: &VirtualServerKey, real: &RealServerKey, active: u32, inactive: u32) -> bool {
-        let mut touched = self.parts.touched.lock();
-        touched.generation = touched.generation.saturating_add(1);
+        let mut changed = self.parts.changed.lock();
+        changed.generation = changed.generation.saturating_add(1);
         self.parts.ipvs.set_counters(key, Some((real, active, inactive)), 0, 0)
     }
 

@@ -16,7 +16,7 @@ use super::host::Host;
 use super::links::Interfaces;
 use super::shared::Shared;
 use super::transport::{Watched, Written};
-use super::{Parts, Touched};
+use super::{Changed, Parts};
 use crate::kernel::{IpvsPort, RulesPort, SetsPort, check_sysctl};
 use crate::ports::{
     Conntrack, Flows, Ipvs, ItemFailure, ItemFailures, Links, PortError, PortErrorKind, Ports, Rules, Sets, Sysctls,
@@ -49,7 +49,7 @@ impl FakePorts {
                 gate: gate(),
                 port: IpvsPort::new(move || ipvs.client()),
                 kernel: parts.ipvs.clone(),
-                touched: parts.touched.clone(),
+                changed: parts.changed.clone(),
                 seen: None,
             },
             sets: FakeSetsPort {
@@ -161,18 +161,18 @@ struct FakeIpvsPort {
     gate: Gate,
     port: IpvsPort,
     kernel: FakeIpvs,
-    touched: Shared<Touched>,
+    changed: Shared<Changed>,
     /// What was read last, and when.
     seen: Option<(u64, Snapshot)>,
 }
 
 impl Ipvs for FakeIpvsPort {
     fn snapshot(&mut self) -> Result<Snapshot, PortError> {
-        let (port, kernel, touched, seen) = (&mut self.port, &self.kernel, &self.touched, &mut self.seen);
+        let (port, kernel, changed, seen) = (&mut self.port, &self.kernel, &self.changed, &mut self.seen);
         self.gate.call(Call::IpvsSnapshot, None, || {
             let (generation, quiet_from) = {
-                let touched = touched.lock();
-                (touched.generation, touched.quiet_from)
+                let changed = changed.lock();
+                (changed.generation, changed.quiet_from)
             };
             let quiet = quiet_from == 0 || kernel.messages() >= quiet_from;
             if let Some((_, snapshot)) = seen.as_ref().filter(|(at, _)| quiet && *at == generation) {
@@ -189,9 +189,9 @@ impl Ipvs for FakeIpvsPort {
     }
 
     fn run(&mut self, operations: &[Operation]) -> ItemFailures {
-        let mut touched = self.touched.lock();
-        touched.generation = touched.generation.saturating_add(1);
-        drop(touched);
+        let mut changed = self.changed.lock();
+        changed.generation = changed.generation.saturating_add(1);
+        drop(changed);
         let objection = self.gate.0.lock().objection;
         self.gate.items(Call::IpvsRun, None, operations, |operations| {
             let is_refused = |operation: &Operation| objection.is_some_and(|(refuses, _)| refuses(operation));

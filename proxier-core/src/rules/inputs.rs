@@ -7,7 +7,7 @@ use crate::net::Family;
 use ipset::IpSpan;
 use ipvs::VirtualServerKey;
 
-use crate::compile::{Facts, Frontend};
+use crate::compile::{Frontend, NodeFacts};
 use crate::config::{InterfaceName, LocalTraffic, MarkBit};
 use crate::diff::Changes;
 use crate::observed::Observed;
@@ -86,7 +86,7 @@ pub enum MasqueradeSources {
 }
 
 impl MasqueradeSources {
-    fn of(facts: &Facts, family: Family) -> Self {
+    fn of(facts: &NodeFacts, family: Family) -> Self {
         let config = facts.config();
         let outside = |network: Option<IpSpan>| match network {
             None => MasqueradeSources::ClusterIps,
@@ -124,7 +124,7 @@ pub struct Inputs {
 
 impl Inputs {
     /// What the rules of this family depend on now.
-    pub fn new(family: Family, desired: &Desired, facts: &Facts, capabilities: Capabilities) -> Self {
+    pub fn new(family: Family, desired: &Desired, facts: &NodeFacts, capabilities: Capabilities) -> Self {
         let of_family = desired.sets().filter(|set| set.family == family).map(|set| set.kind);
         Inputs {
             family,
@@ -217,7 +217,7 @@ impl Inputs {
 }
 
 /// What stays in the kernel although it is not wanted, because its deletion is held back
-/// ([`Guard`](crate::interlock::Guard)) or its turn has not come: as long as it serves it is guarded as before.
+/// ([`Safeguard`](crate::safeguard::Safeguard)) or its turn has not come: as long as it serves it is guarded as before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Sets in which entries stay; only those that decide on rules.

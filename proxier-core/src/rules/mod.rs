@@ -6,13 +6,13 @@
 //!
 //! ```
 //! use ipvs::model::Family;
-//! use proxier_core::compile::Facts;
+//! use proxier_core::compile::NodeFacts;
 //! use proxier_core::config::Config;
 //! use proxier_core::rules::{Capabilities, Inputs, cleanup, compile};
 //! use proxier_core::snapshot::{HostAddresses, Node};
 //! use proxier_core::state::Desired;
 //!
-//! let facts = Facts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+//! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
 //! let inputs = Inputs::new(Family::V4, &Desired::new(), &facts, Capabilities::default());
 //! let rules = compile(&inputs)?;
 //! let observed = iptables::Dump::parse("*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -j SOMEBODY-ELSES\nCOMMIT\n")?;
@@ -27,7 +27,7 @@
 //! # What is ours
 //!
 //! The chains of kube-proxy's IPVS mode by name, in nat and filter, and in built-in chains the jumps to them that carry its
-//! comments. A chain of ours has exactly our rules. Nothing else is touched: no other chain or rule, and nothing of the
+//! comments. A chain of ours has exactly our rules. Nothing else is changed: no other chain or rule, and nothing of the
 //! kubelet's (`KUBE-FIREWALL`, `KUBE-MARK-DROP`, `KUBE-IPTABLES-HINT`, `KUBE-KUBELET-CANARY`). Chains that kube-proxy's
 //! iptables mode has and IPVS mode has not (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too: `kube-proxy --cleanup`
 //! removes them.

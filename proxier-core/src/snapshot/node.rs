@@ -1,4 +1,4 @@
-//! Facts about the node the proxy runs on.
+//! NodeFacts about the node the proxy runs on.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -19,8 +19,8 @@ use crate::pack::pack;
 /// let mut web = ServiceObject::default();
 /// web.metadata.name = "web".into();
 /// web.spec.cluster_ip = Some("10.96.0.1".into());
-/// let touched = store.upsert_service(&web);
-/// assert_eq!(touched[0].to_string(), "default/web");
+/// let changed = store.upsert_service(&web);
+/// assert_eq!(changed[0].to_string(), "default/web");
 /// assert!(store.upsert_service(&web).is_empty());
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -79,13 +79,13 @@ impl Store {
         let checked = EndpointSlice::check(object, &self.node_name, &mut rejections);
         self.note(ObjectKind::EndpointSlice, &key, rejections);
         let Some(mut slice) = checked else { return self.remove_slice(&key) };
-        let mut touched = Vec::new();
+        let mut changed = Vec::new();
         let known = self.owners.get_key_value(&key);
         if let Some((key, service)) = known.filter(|(_, service)| **service == slice.service) {
             (slice.key, slice.service) = (key.clone(), service.clone());
         } else {
             if known.is_some() {
-                touched.extend(self.remove_slice(&key));
+                changed.extend(self.remove_slice(&key));
             }
             slice.service = self.shared(slice.service);
             // An object's Service is in its own namespace.
@@ -96,7 +96,7 @@ impl Store {
         match slices.binary_search_by(|known| known.key.cmp(&key)) {
             Ok(place) => match slices.get_mut(place) {
                 Some(known) if *known != slice => *known = slice,
-                _ => return touched,
+                _ => return changed,
             },
             Err(place) => {
                 slices.reserve_exact(1);
@@ -104,8 +104,8 @@ impl Store {
             }
         }
         self.owners.insert(key, service.clone());
-        touched.extend(self.services.contains_key(&service).then_some(service));
-        touched
+        changed.extend(self.services.contains_key(&service).then_some(service));
+        changed
     }
 
     /// Removes a slice.

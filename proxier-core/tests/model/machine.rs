@@ -361,7 +361,7 @@ impl Machine {
             assert!(shared || wanted.is_some_and(|wanted| wanted.real_servers.is_empty()), "{key} is kept twice");
         }
 
-        // The same as on a kernel that nobody ever touched.
+        // The same as on a kernel that nobody ever changed.
         let mut fresh = FakeKernel::new();
         let state = self.kernel.state();
         for (interface, addresses) in state.devices.iter().filter(|(name, _)| *name != "kube-ipvs0") {

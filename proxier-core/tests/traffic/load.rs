@@ -21,7 +21,7 @@ use testkit::witness::{Conversation, Transport};
 use super::net::Net;
 
 /// Where a client connects to.
-pub(crate) type Place = (Transport, SocketAddr);
+pub(crate) type ReservedPort = (Transport, SocketAddr);
 
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
@@ -46,7 +46,7 @@ fn next_port(ports: &AtomicU16) -> u16 {
 }
 
 /// How often the client had to ask.
-fn ask((transport, to): Place, port: u16) -> io::Result<usize> {
+fn ask((transport, to): ReservedPort, port: u16) -> io::Result<usize> {
     if transport != Transport::Udp {
         return Conversation::open_from_port(transport, None, port, to, LIMIT)?.ask().map(|_| 1);
     }
@@ -56,7 +56,7 @@ fn ask((transport, to): Place, port: u16) -> io::Result<usize> {
 
 impl Load {
     /// So many clients at work, each of which goes through all the places in turn, with this pause after each.
-    pub(crate) fn start(namespace: &Netns, clients: usize, places: &[Place], pause: Duration) -> Self {
+    pub(crate) fn start(namespace: &Netns, clients: usize, places: &[ReservedPort], pause: Duration) -> Self {
         let origin = Instant::now();
         let ports = Arc::new(AtomicU16::new(0));
         let load = Load {

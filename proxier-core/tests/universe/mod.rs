@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use proptest::sample::Index;
-use proxier_core::compile::Facts;
+use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
@@ -39,12 +39,12 @@ fn universe() -> &'static Universe {
     })
 }
 
-pub(crate) fn facts() -> Facts {
+pub(crate) fn facts() -> NodeFacts {
     let mut node = Node::new("node-a");
     node.zone = Some("zone-a".into());
     node.addresses = vec!["192.168.0.10".parse().unwrap(), "2001:db8:1::10".parse().unwrap()];
     let interfaces = BTreeMap::from([("eth0".to_owned(), node.addresses.clone())]);
-    Facts::new(&Config::default(), &node, &HostAddresses { interfaces })
+    NodeFacts::new(&Config::default(), &node, &HostAddresses { interfaces })
 }
 
 #[derive(Clone, Debug)]

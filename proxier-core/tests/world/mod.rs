@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use proxier_core::compile::Facts;
+use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
 use proxier_core::sets::{SetKey, SetKind};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Store};
-use proxier_core::state::{Desired, Touched};
+use proxier_core::state::{Changed, Desired};
 use serde_json::{Value, json};
 
 pub(crate) struct World {
@@ -38,24 +38,24 @@ impl World {
         }
     }
 
-    pub(crate) fn facts(&self) -> Facts {
-        Facts::new(&self.config, &self.node, &self.host)
+    pub(crate) fn facts(&self) -> NodeFacts {
+        NodeFacts::new(&self.config, &self.node, &self.host)
     }
 
     /// A Service in namespace demo with these fields of spec (`status` is taken out of them).
-    pub(crate) fn service(&mut self, name: &str, spec: Value) -> Touched {
+    pub(crate) fn service(&mut self, name: &str, spec: Value) -> Changed {
         let mut spec = spec;
         let status = spec.as_object_mut().unwrap().remove("status").unwrap_or(Value::Null);
         self.service_object(json!({"metadata": {"namespace": "demo", "name": name}, "spec": spec, "status": status}))
     }
 
-    pub(crate) fn service_object(&mut self, object: Value) -> Touched {
-        let touched = self.store.upsert_service(&serde_json::from_value(object).unwrap());
-        self.desired.refresh(&self.store, &self.facts(), &touched)
+    pub(crate) fn service_object(&mut self, object: Value) -> Changed {
+        let changed = self.store.upsert_service(&serde_json::from_value(object).unwrap());
+        self.desired.refresh(&self.store, &self.facts(), &changed)
     }
 
     /// A slice of a Service in namespace demo with ports `http` (TCP 8080) and these endpoints.
-    pub(crate) fn slice(&mut self, name: &str, service: &str, endpoints: Value) -> Touched {
+    pub(crate) fn slice(&mut self, name: &str, service: &str, endpoints: Value) -> Changed {
         let v6 = endpoints[0]["addresses"][0].as_str().is_some_and(|address| address.contains(':'));
         self.slice_object(json!({
             "metadata": {"namespace": "demo", "name": name, "labels": {"kubernetes.io/service-name": service}},
@@ -65,17 +65,17 @@ impl World {
         }))
     }
 
-    pub(crate) fn slice_object(&mut self, object: Value) -> Touched {
-        let touched = self.store.upsert_slice(&serde_json::from_value(object).unwrap());
-        self.desired.refresh(&self.store, &self.facts(), &touched)
+    pub(crate) fn slice_object(&mut self, object: Value) -> Changed {
+        let changed = self.store.upsert_slice(&serde_json::from_value(object).unwrap());
+        self.desired.refresh(&self.store, &self.facts(), &changed)
     }
 
-    pub(crate) fn delete_service(&mut self, name: &str) -> Touched {
-        let touched = self.store.delete_service(&ObjectKey::new("demo", name));
-        self.desired.refresh(&self.store, &self.facts(), &touched)
+    pub(crate) fn delete_service(&mut self, name: &str) -> Changed {
+        let changed = self.store.delete_service(&ObjectKey::new("demo", name));
+        self.desired.refresh(&self.store, &self.facts(), &changed)
     }
 
-    pub(crate) fn refresh_all(&mut self) -> Touched {
+    pub(crate) fn refresh_all(&mut self) -> Changed {
         self.desired.refresh_all(&self.store, &self.facts())
     }
 

@@ -48,9 +48,9 @@ pub struct Options {
     pub first_pause: Duration,
     /// The longest pause, unless the server asks for a longer one. Default 30 s.
     pub longest_pause: Duration,
-    /// How long the first picture waits for the Node when Services and slices are there. Default 10 s.
+    /// How long the initial list waits for the Node when Services and slices are there. Default 10 s.
     pub node_patience: Duration,
-    /// Whether the first picture waits for the Node's network of pods (`detectLocalMode: NodeCIDR`): without it nobody can
+    /// Whether the initial list waits for the Node's network of pods (`detectLocalMode: NodeCIDR`): without it nobody can
     /// tell this node's own pods. Default no.
     pub needs_pod_cidr: bool,
     /// How long it waits for that, before it gives up. Default 5 minutes, as with kube-proxy.
@@ -164,7 +164,7 @@ impl Cluster {
         &self.counters
     }
 
-    /// The kinds that the first picture still waits for; `podCIDR` when it is the Node's network of pods.
+    /// The kinds that the initial list still waits for; `podCIDR` when it is the Node's network of pods.
     pub fn outstanding(&self) -> Vec<&'static str> {
         self.gate.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

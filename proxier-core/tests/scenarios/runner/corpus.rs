@@ -6,7 +6,7 @@ use std::io::Read as _;
 use std::net::IpAddr;
 
 use ipset::Entry;
-use proxier_core::compile::Facts;
+use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
 use proxier_core::net::Family;
 use proxier_core::objects::ConfigObject;
@@ -115,7 +115,7 @@ fn serves_node_ports(line: &Value, family: Family) -> bool {
     let object = ConfigObject { node_port_addresses: read(networks).unwrap_or_default(), ..ConfigObject::default() };
     let config = Config::check(&object, &mut Vec::new());
     let host = HostAddresses { interfaces: read(line["node"]["interfaces"].clone()).unwrap() };
-    Facts::new(&config, &Node::new(""), &host).node_port_addresses(family).next().is_some()
+    NodeFacts::new(&config, &Node::new(""), &host).node_port_addresses(family).next().is_some()
 }
 
 fn read<T: DeserializeOwned>(value: Value) -> Option<T> {

@@ -40,7 +40,7 @@ impl Printed {
                 .map(|conflict| format!("{}: {} has it, {} does not", conflict.key, conflict.owner, conflict.refused)),
         );
         self.refused = sorted(
-            desired.refusals().map(|(service, refusal)| format!("{service}: {} is for {}", refusal.key, refusal.user)),
+            desired.rejected().map(|(service, refusal)| format!("{service}: {} is for {}", refusal.key, refusal.user)),
         );
         self.health_checks = sorted(desired.health_checks().map(|(service, check)| {
             let number = check.local_endpoints;

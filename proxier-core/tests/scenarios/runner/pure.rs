@@ -3,8 +3,8 @@
 use ipset::{Element, Entry};
 use ipvs::text::{Ruleset, Statement};
 use ipvs::{Operation, RealServer, VirtualServer, VirtualServerKey};
-use proxier_core::compile::Facts;
-use proxier_core::diff::{diff, diff_touched};
+use proxier_core::compile::NodeFacts;
+use proxier_core::diff::{diff, diff_changed};
 use proxier_core::net::Family;
 use proxier_core::observed::Observed;
 use proxier_core::rules::{Capabilities, Inputs, compile};
@@ -19,7 +19,7 @@ use super::{Change, Printed, Subject, printed};
 /// The functions on values, and a kernel that is a value too.
 pub(crate) struct Pure {
     store: Store,
-    facts: Facts,
+    facts: NodeFacts,
     desired: Desired,
     observed: Observed,
     rejections: Vec<Rejection>,
@@ -42,16 +42,16 @@ impl Pure {
     }
 }
 
-fn facts(world: &World) -> (Facts, Vec<Rejection>) {
+fn facts(world: &World) -> (NodeFacts, Vec<Rejection>) {
     let (config, mut rejections) = world.config();
     let node = Node::check(&world.node(), &mut rejections);
-    (Facts::new(&config, &node, &world.host()), rejections)
+    (NodeFacts::new(&config, &node, &world.host()), rejections)
 }
 
 impl Subject for Pure {
     fn change(&mut self, change: &Change<'_>) {
         let mut full = edit(&mut self.observed, change.kernel);
-        let mut touched = Vec::new();
+        let mut changed = Vec::new();
         if change.restart {
             self.store = Store::new(change.world.node_name());
             self.desired = Desired::new();
@@ -61,15 +61,15 @@ impl Subject for Pure {
             self.store.upsert_slice(slice);
         }
         for service in change.world.services.values().filter(|_| change.restart) {
-            touched.extend(self.store.upsert_service(service));
+            changed.extend(self.store.upsert_service(service));
         }
-        touched.extend(change.services.iter().flat_map(|service| self.store.upsert_service(service)));
-        touched.extend(change.slices.iter().flat_map(|slice| self.store.upsert_slice(slice)));
-        touched.extend(change.deleted_services.iter().flat_map(|key| self.store.delete_service(key)));
-        touched.extend(change.deleted_slices.iter().flat_map(|key| self.store.delete_slice(key)));
-        touched.sort();
-        touched.dedup();
-        let mut noted = self.desired.refresh(&self.store, &self.facts, &touched);
+        changed.extend(change.services.iter().flat_map(|service| self.store.upsert_service(service)));
+        changed.extend(change.slices.iter().flat_map(|slice| self.store.upsert_slice(slice)));
+        changed.extend(change.deleted_services.iter().flat_map(|key| self.store.delete_service(key)));
+        changed.extend(change.deleted_slices.iter().flat_map(|key| self.store.delete_slice(key)));
+        changed.sort();
+        changed.dedup();
+        let mut noted = self.desired.refresh(&self.store, &self.facts, &changed);
         let (facts, rejections) = facts(&change.world);
         if facts != self.facts {
             self.facts = facts;
@@ -77,16 +77,16 @@ impl Subject for Pure {
             full = true;
         }
         self.rejections = rejections;
-        self.observed.host_addresses = proxier_core::observe::other_addresses(&change.world.host()).collect();
+        self.observed.host_addresses = proxier_core::reading::other_addresses(&change.world.host()).collect();
         let config = self.facts.config();
         let everything = diff(&self.desired, &self.observed, config);
-        let small = diff_touched(&self.desired, &self.observed, &noted, config);
+        let small = diff_changed(&self.desired, &self.observed, &noted, config);
         let mut expected = everything.clone();
         // All sets are made in the first pass, which is a full one.
         expected.create_sets.retain(|set| small.create_sets.contains(set));
         let first = self.observed.sets.is_empty();
         if !full && !first && small != expected {
-            self.trouble.push(format!("what was touched is not what differs: {small:?} is not {expected:?}"));
+            self.trouble.push(format!("what was changed is not what differs: {small:?} is not {expected:?}"));
         }
         self.wrote = !everything.is_empty();
         self.observed.apply(&everything);

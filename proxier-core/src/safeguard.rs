@@ -6,6 +6,6 @@ mod mass;
 mod needs;
 mod reserved;
 
-pub use mass::{Guard, MassRemoval, Stopped};
+pub use mass::{MassRemoval, Safeguard, Stopped};
 pub(crate) use needs::Needs;
-pub use reserved::{Extent, Neighbour, Place, Refusal, Reserved, User};
+pub use reserved::{Extent, Neighbour, Rejected, Reserved, ReservedPort, User};

@@ -12,7 +12,7 @@ use super::manifests::Manifests;
 use super::problem::Problem;
 use super::progress::Counted;
 
-/// Why there is no picture.
+/// Why there is no initial list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unread {
     /// What was given to read from is wrong.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipvs::VirtualServerKey;
 
 use super::mass::MassRemoval;
-use crate::compile::{Facts, Frontend, compile};
+use crate::compile::{Frontend, NodeFacts, compile};
 use crate::schedule::Moment;
 use crate::snapshot::{ObjectKey, ObjectKind, Store};
 use crate::state::Desired;
@@ -76,7 +76,7 @@ impl Lost {
         settings: &MassRemoval,
         store: &Store,
         desired: &Desired,
-        facts: &Facts,
+        facts: &NodeFacts,
         now: Moment,
     ) -> BTreeSet<Object> {
         let mut gone = std::mem::take(&mut self.meant);
@@ -111,7 +111,7 @@ impl Lost {
     }
 
     /// Works out what stays only because of what is doubted.
-    fn hold(&mut self, store: &Store, desired: &Desired, facts: &Facts, now: Moment) {
+    fn hold(&mut self, store: &Store, desired: &Desired, facts: &NodeFacts, now: Moment) {
         let missing: BTreeSet<&Object> = self.doubted.keys().collect();
         let held = loss(&missing, store, desired, facts).all;
         let before = std::mem::take(&mut self.held);
@@ -124,7 +124,7 @@ fn is_served(frontend: &Frontend) -> bool {
 }
 
 /// What goes with these objects.
-fn loss(missing: &BTreeSet<&Object>, store: &Store, desired: &Desired, facts: &Facts) -> Loss {
+fn loss(missing: &BTreeSet<&Object>, store: &Store, desired: &Desired, facts: &NodeFacts) -> Loss {
     let of_slice = |key: &ObjectKey| store.service_of_slice(key).cloned();
     let services: BTreeSet<ObjectKey> = missing
         .iter()

@@ -29,7 +29,7 @@ impl OpenOn {
 /// What compiling needs besides the Service: made again when configuration, Node object or addresses of the host
 /// change; when the result differs, every Service has to be compiled again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct NodeFacts {
     pub(crate) config: Config,
     pub(crate) zone: Option<Box<str>>,
     node_addresses: Vec<IpAddr>,
@@ -39,13 +39,13 @@ pub struct Facts {
     pod_cidrs: Vec<IpSpan>,
 }
 
-impl Facts {
+impl NodeFacts {
     /// Works them out.
     pub fn new(config: &Config, node: &Node, host: &HostAddresses) -> Self {
-        Facts::with_absent(config, node, host, [])
+        NodeFacts::with_absent(config, node, host, [])
     }
 
-    /// As [`Facts::new`], with addresses that an interface had a moment ago and may get again: node ports are served on
+    /// As [`NodeFacts::new`], with addresses that an interface had a moment ago and may get again: node ports are served on
     /// them, so that connections outlast that.
     pub fn with_absent(
         config: &Config,
@@ -76,7 +76,7 @@ impl Facts {
                 on_interfaces.union(&absent).copied().filter(inside).collect()
             }
         };
-        Facts {
+        NodeFacts {
             config: config.clone(),
             zone: node.zone.as_deref().map(Box::from),
             node_addresses: node.addresses.clone(),

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 use proptest::prelude::*;
-use proxier_core::diff::{Changes, diff, diff_touched};
-use proxier_core::interlock::{Guard, MassRemoval, Place, Reserved, Stopped, User};
+use proxier_core::diff::{Changes, diff, diff_changed};
 use proxier_core::observed::Observed;
+use proxier_core::safeguard::{MassRemoval, Reserved, ReservedPort, Safeguard, Stopped, User};
 use proxier_core::schedule::Moment;
 use proxier_core::snapshot::ObjectKind;
 use serde_json::{Value, json};
@@ -66,9 +66,9 @@ fn keys_of(number: u8) -> Vec<VirtualServerKey> {
 }
 
 /// A full pass as an engine makes it: what is stopped is held back, the rest is done.
-fn pass(guard: &mut Guard, world: &World, observed: &mut Observed, now: Moment) -> Option<Stopped> {
+fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: Moment) -> Option<Stopped> {
     let mut changes = diff(&world.desired, observed, &world.config);
-    let stopped = guard.check(&changes, observed, &world.store, &world.desired, now);
+    let stopped = safeguard.check(&changes, observed, &world.store, &world.desired, now);
     if let Some(stopped) = &stopped {
         stopped.hold(&mut changes, observed);
     }
@@ -83,10 +83,10 @@ fn in_step(world: &World, observed: &Observed) -> bool {
 #[test]
 fn an_empty_list_stops_and_the_rest_goes_on() {
     let (mut world, mut observed) = cluster(10);
-    let mut guard = Guard::new(MassRemoval::default());
+    let mut safeguard = Safeguard::new(MassRemoval::default());
     let before = observed.clone();
     remove(&mut world, 1..=10);
-    let stopped = pass(&mut guard, &world, &mut observed, secs(100)).unwrap();
+    let stopped = pass(&mut safeguard, &world, &mut observed, secs(100)).unwrap();
     assert_eq!((stopped.would_lose, stopped.of, stopped.until), (30, 30, Some(secs(400))));
     assert!(
         stopped.to_string().starts_with("30 of 30 virtual servers would go or lose their last endpoint"),
@@ -98,7 +98,7 @@ fn an_empty_list_stops_and_the_rest_goes_on() {
 
     // A new Service is served meanwhile.
     add(&mut world, 50);
-    assert!(pass(&mut guard, &world, &mut observed, secs(110)).is_some());
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(110)).is_some());
     assert!(keys_of(50).iter().all(|key| observed.virtual_servers.contains_key(key)));
     assert!(keys_of(1).iter().all(|key| observed.virtual_servers.contains_key(key)));
 
@@ -106,78 +106,78 @@ fn an_empty_list_stops_and_the_rest_goes_on() {
     for number in 1..=10 {
         add(&mut world, number);
     }
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(120)), None);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(120)), None);
     assert!(in_step(&world, &observed));
-    assert_eq!(guard.held().count(), 0);
+    assert_eq!(safeguard.held().count(), 0);
 }
 
 #[test]
 fn an_input_that_stays_is_believed() {
     let (mut world, mut observed) = cluster(10);
-    let mut guard = Guard::new(MassRemoval::default());
+    let mut safeguard = Safeguard::new(MassRemoval::default());
     remove(&mut world, 1..=9);
     for at in [100, 200, 399] {
-        assert_eq!(pass(&mut guard, &world, &mut observed, secs(at)).unwrap().until, Some(secs(400)));
+        assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(at)).unwrap().until, Some(secs(400)));
     }
     // What is missing later waits for itself.
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(400)), None);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(400)), None);
     assert!(in_step(&world, &observed));
 
-    let mut guard = Guard::new(MassRemoval { patience: None, ..MassRemoval::default() });
+    let mut safeguard = Safeguard::new(MassRemoval { patience: None, ..MassRemoval::default() });
     let (mut world, mut observed) = cluster(10);
     remove(&mut world, 1..=9);
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(0)).unwrap().until, None);
-    assert!(pass(&mut guard, &world, &mut observed, secs(1_000_000)).is_some());
-    assert_eq!(guard.confirm(), 27);
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(1_000_000)), None);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(0)).unwrap().until, None);
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(1_000_000)).is_some());
+    assert_eq!(safeguard.confirm(), 27);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(1_000_000)), None);
     assert!(in_step(&world, &observed));
 }
 
 #[test]
 fn a_confirmation_is_for_what_is_held_then() {
     let (mut world, mut observed) = cluster(20);
-    let mut guard = Guard::new(MassRemoval::default());
-    assert_eq!(guard.confirm(), 0);
+    let mut safeguard = Safeguard::new(MassRemoval::default());
+    assert_eq!(safeguard.confirm(), 0);
     remove(&mut world, 1..=12);
-    assert!(pass(&mut guard, &world, &mut observed, secs(0)).is_some());
-    assert_eq!(guard.confirm(), 36);
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(1)), None);
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(0)).is_some());
+    assert_eq!(safeguard.confirm(), 36);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(1)), None);
     remove(&mut world, 13..=20);
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(2)).unwrap().would_lose, 24);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(2)).unwrap().would_lose, 24);
     // And one that was wanted again since is not confirmed any more.
-    assert_eq!(guard.confirm(), 24);
+    assert_eq!(safeguard.confirm(), 24);
     for number in 13..=20 {
         add(&mut world, number);
     }
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(3)), None);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(3)), None);
     remove(&mut world, 13..=20);
-    assert!(pass(&mut guard, &world, &mut observed, secs(4)).is_some());
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(4)).is_some());
 }
 
 /// Deleting a namespace: each Service has an event.
 #[test]
 fn announced_deletions_go_through() {
     let (mut world, mut observed) = cluster(10);
-    let mut guard = Guard::new(MassRemoval::default());
-    guard.believe((1..=10).flat_map(keys_of));
+    let mut safeguard = Safeguard::new(MassRemoval::default());
+    safeguard.believe((1..=10).flat_map(keys_of));
     remove(&mut world, 1..=10);
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(0)), None);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(0)), None);
     assert!(in_step(&world, &observed));
     // Believed once: the same Services again, gone without an event.
     let (mut world, mut observed) = cluster(10);
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(1)), None);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(1)), None);
     remove(&mut world, 1..=10);
-    assert!(pass(&mut guard, &world, &mut observed, secs(2)).is_some());
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(2)).is_some());
 }
 
 /// One after the other, as somebody deletes them by hand.
 #[test]
 fn deletions_pass_by_pass_go_through() {
     let (mut world, mut observed) = cluster(30);
-    let mut guard = Guard::new(MassRemoval::default());
+    let mut safeguard = Safeguard::new(MassRemoval::default());
     for number in 1..=30 {
         remove(&mut world, [number]);
-        assert_eq!(pass(&mut guard, &world, &mut observed, secs(0)), None, "{number}");
+        assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(0)), None, "{number}");
     }
     assert!(observed.virtual_servers.is_empty());
 }
@@ -197,9 +197,9 @@ fn the_share_and_the_number_both_count() {
         (20, 20, usize::MAX, 0.0, false),
     ] {
         let (mut world, mut observed) = cluster(total);
-        let mut guard = Guard::new(MassRemoval { share, remains: 1.0, at_least, patience: None });
+        let mut safeguard = Safeguard::new(MassRemoval { share, remains: 1.0, at_least, patience: None });
         remove(&mut world, 1..=gone);
-        let stopped = pass(&mut guard, &world, &mut observed, secs(0));
+        let stopped = pass(&mut safeguard, &world, &mut observed, secs(0));
         assert_eq!(stopped.is_some(), stops, "{gone} of {total}, at least {at_least}, share {share}");
         assert_eq!(in_step(&world, &observed), !stops);
     }
@@ -209,11 +209,11 @@ fn the_share_and_the_number_both_count() {
 #[test]
 fn virtual_servers_without_endpoints_are_not_held() {
     let (mut world, mut observed) = cluster(20);
-    let mut guard = Guard::new(MassRemoval::default());
+    let mut safeguard = Safeguard::new(MassRemoval::default());
     for number in 1..=20 {
         world.slice(&format!("s{number}-1"), &format!("s{number}"), json!([]));
     }
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(0)), None);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(0)), None);
     assert!(observed.virtual_servers.values().all(|server| server.real_servers.is_empty()));
 }
 
@@ -221,21 +221,21 @@ fn virtual_servers_without_endpoints_are_not_held() {
 #[test]
 fn small_passes_do_not_nibble() {
     let (mut world, mut observed) = cluster(20);
-    let mut guard = Guard::new(MassRemoval::default());
+    let mut safeguard = Safeguard::new(MassRemoval::default());
     remove(&mut world, 1..=12);
-    assert!(pass(&mut guard, &world, &mut observed, secs(0)).is_some());
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(0)).is_some());
     let before = observed.clone();
-    let touched = world.delete_service("s13");
-    let mut changes = diff_touched(&world.desired, &observed, &touched, &world.config);
-    let stopped = guard.check(&changes, &observed, &world.store, &world.desired, secs(1)).unwrap();
+    let changed = world.delete_service("s13");
+    let mut changes = diff_changed(&world.desired, &observed, &changed, &world.config);
+    let stopped = safeguard.check(&changes, &observed, &world.store, &world.desired, secs(1)).unwrap();
     assert_eq!((stopped.would_lose, stopped.of), (39, 60));
     stopped.hold(&mut changes, &observed);
     observed.apply(&changes);
     assert_eq!(observed, before);
     // One that has nothing to do with it is carried out; still the rest is held back.
-    let touched = world.slice("s20-1", "s20", json!([]));
-    let mut changes = diff_touched(&world.desired, &observed, &touched, &world.config);
-    let stopped = guard.check(&changes, &observed, &world.store, &world.desired, secs(2)).unwrap();
+    let changed = world.slice("s20-1", "s20", json!([]));
+    let mut changes = diff_changed(&world.desired, &observed, &changed, &world.config);
+    let stopped = safeguard.check(&changes, &observed, &world.store, &world.desired, secs(2)).unwrap();
     assert_eq!(stopped.held().count(), 39);
     stopped.hold(&mut changes, &observed);
     observed.apply(&changes);
@@ -247,22 +247,22 @@ fn small_passes_do_not_nibble() {
 #[test]
 fn a_list_that_comes_back_in_parts_is_waited_for() {
     let (mut world, mut observed) = cluster(20);
-    let mut guard = Guard::new(MassRemoval::default());
+    let mut safeguard = Safeguard::new(MassRemoval::default());
     let before = observed.clone();
     remove(&mut world, 1..=20);
-    assert!(pass(&mut guard, &world, &mut observed, secs(0)).is_some());
+    assert!(pass(&mut safeguard, &world, &mut observed, secs(0)).is_some());
     for number in 1..=19 {
         add(&mut world, number);
-        let stopped = pass(&mut guard, &world, &mut observed, secs(u64::from(number))).unwrap();
+        let stopped = pass(&mut safeguard, &world, &mut observed, secs(u64::from(number))).unwrap();
         assert_eq!(stopped.held().count(), 60 - 3 * usize::from(number));
         assert_eq!(observed, before, "{number}");
     }
     // One that is deleted meanwhile, as ever: few enough.
     remove(&mut world, [1]);
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(30)).unwrap().held().count(), 3);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(30)).unwrap().held().count(), 3);
     assert!(!observed.virtual_servers.contains_key(&keys_of(1)[0]));
     // And the last has been missing for long enough.
-    assert_eq!(pass(&mut guard, &world, &mut observed, secs(300)), None);
+    assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(300)), None);
     assert!(in_step(&world, &observed));
 }
 
@@ -278,7 +278,7 @@ proptest! {
         at_least in 0..40_usize,
     ) {
         let (mut world, mut observed) = cluster(25);
-        let mut guard = Guard::new(MassRemoval { share, remains: 1.0, at_least, patience: Some(secs(300)) });
+        let mut safeguard = Safeguard::new(MassRemoval { share, remains: 1.0, at_least, patience: Some(secs(300)) });
         let mut now = secs(0);
         for (numbers, goes, waits) in steps {
             now += secs(waits);
@@ -286,7 +286,7 @@ proptest! {
                 if goes { remove(&mut world, [number]) } else { add(&mut world, number) }
             }
             let before = observed.clone();
-            let stopped = pass(&mut guard, &world, &mut observed, now);
+            let stopped = pass(&mut safeguard, &world, &mut observed, now);
             let held: BTreeSet<_> = stopped.iter().flat_map(Stopped::held).collect();
             for key in &held {
                 prop_assert!(world.desired.frontend(key).is_none());
@@ -307,12 +307,12 @@ proptest! {
             }
             prop_assert!(stopped.is_none_or(|stopped| stopped.until.is_some_and(|until| until <= now + secs(300))));
         }
-        pass(&mut guard, &world, &mut observed, now + secs(300));
+        pass(&mut safeguard, &world, &mut observed, now + secs(300));
         prop_assert!(in_step(&world, &observed));
     }
 
     /// Interfaces get and lose Services' addresses while Services come and go. An address that another interface has is
-    /// served; it is never bound then, and never unbound as long as a Service wants it; what only was touched says the
+    /// served; it is never bound then, and never unbound as long as a Service wants it; what only was changed says the
     /// same as everything.
     #[test]
     fn an_address_of_another_interface_is_left_alone(
@@ -324,7 +324,7 @@ proptest! {
         for (number, what) in steps {
             let address = IpAddr::from([192, 0, 2, number]);
             let eth0 = world.host.interfaces.get_mut("eth0").unwrap();
-            let touched = match what {
+            let changed = match what {
                 0 => { add(&mut world, number); world.refresh_all() }
                 1 => world.delete_service(&format!("s{number}")),
                 2 => { eth0.push(address); world.refresh_all() }
@@ -333,7 +333,7 @@ proptest! {
             let on_eth0: BTreeSet<IpAddr> = world.host.interfaces["eth0"].iter().copied().collect();
             let changes = diff(&world.desired, &observed, &world.config);
             if what != 0 {
-                let small = diff_touched(&world.desired, &observed, &touched, &world.config);
+                let small = diff_changed(&world.desired, &observed, &changed, &world.config);
                 prop_assert_eq!(&small, &changes);
             }
             prop_assert!(changes.add_addresses.is_disjoint(&on_eth0));
@@ -358,24 +358,24 @@ fn an_address_that_moves_in_and_out_stays_bound() {
     let vip: IpAddr = "192.0.2.1".parse().unwrap();
     assert!(observed.addresses.contains(&vip));
     world.host.interfaces.get_mut("eth0").unwrap().push(vip);
-    let touched = world.refresh_all();
-    let changes = diff_touched(&world.desired, &observed, &touched, &world.config);
+    let changed = world.refresh_all();
+    let changes = diff_changed(&world.desired, &observed, &changed, &world.config);
     assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
     // But other ports of it are open again: programs on the node may use the address that it has.
     let gone: Vec<_> = changes.delete_entries.iter().map(|(set, element)| format!("{set} {element}")).collect();
     assert_eq!(gone, ["KUBE-IPVS-IPS 192.0.2.1"]);
     observed.apply(&changes);
     world.host.interfaces.get_mut("eth0").unwrap().retain(|of| *of != vip);
-    let touched = world.refresh_all();
-    let changes = diff_touched(&world.desired, &observed, &touched, &world.config);
+    let changed = world.refresh_all();
+    let changes = diff_changed(&world.desired, &observed, &changed, &world.config);
     assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
     observed.apply(&changes);
     // The Service goes while another interface has the address: ours goes from our device.
     world.host.interfaces.get_mut("eth0").unwrap().push(vip);
     world.refresh_all();
     observed.apply(&diff(&world.desired, &observed, &world.config));
-    let touched = world.delete_service("s1");
-    let changes = diff_touched(&world.desired, &observed, &touched, &world.config);
+    let changed = world.delete_service("s1");
+    let changes = diff_changed(&world.desired, &observed, &changed, &world.config);
     assert!(changes.delete_addresses.contains(&vip));
 }
 
@@ -393,8 +393,8 @@ fn external(address: &str, port: u16) -> Value {
     json!({"clusterIP": "10.96.0.9", "externalIPs": [address], "ports": [{"name": "http", "port": port}]})
 }
 
-fn refusals(world: &World) -> Vec<String> {
-    world.desired.refusals().map(|(service, refusal)| format!("{service}: {refusal}")).collect()
+fn rejected(world: &World) -> Vec<String> {
+    world.desired.rejected().map(|(service, refusal)| format!("{service}: {refusal}")).collect()
 }
 
 fn has(world: &World, key: &str) -> bool {
@@ -404,7 +404,7 @@ fn has(world: &World, key: &str) -> bool {
 #[test]
 fn reserved_places_are_refused() {
     let mut world = World::new();
-    world.config.reserved.reserve(Place::tcp("192.168.0.1".parse().unwrap(), 6443), User::ApiServer);
+    world.config.reserved.reserve(ReservedPort::tcp("192.168.0.1".parse().unwrap(), 6443), User::ApiServer);
     for (address, port, user) in [
         ("192.168.0.10", 10250, Some("the kubelet")),
         ("2001:db8:1::10", 10250, None), // the Service has no IPv6
@@ -421,7 +421,7 @@ fn reserved_places_are_refused() {
             .iter()
             .map(|user| format!("demo/web: {key}: {user} answers there; not served unless allowed"))
             .collect();
-        assert_eq!(refusals(&world), expected);
+        assert_eq!(rejected(&world), expected);
         assert!(has(&world, &format!("TCP 10.96.0.9:{port}")), "the rest of the Service is served");
         let v4 = !address.contains(':');
         assert_eq!(has(&world, &key), user.is_none() && v4, "{key}");
@@ -437,11 +437,11 @@ fn reserved_node_ports_and_other_protocols() {
         {"name": "http", "port": 80, "nodePort": 10250, "protocol": protocol}]})
     };
     world.service("web", node_port("TCP"));
-    assert_eq!(refusals(&world).len(), 1);
+    assert_eq!(rejected(&world).len(), 1);
     assert!(!has(&world, "TCP 192.168.0.10:10250"));
     assert!(world.set(proxier_core::sets::SetKind::NodePortTcp).is_empty());
     world.service("web", node_port("UDP"));
-    assert!(refusals(&world).is_empty());
+    assert!(rejected(&world).is_empty());
     assert!(has(&world, "UDP 192.168.0.10:10250"));
 }
 
@@ -449,10 +449,10 @@ fn reserved_node_ports_and_other_protocols() {
 fn what_is_allowed_is_served() {
     let mut world = World::new();
     world.service("web", external("192.168.0.10", 10250));
-    assert_eq!(refusals(&world).len(), 1);
-    assert_eq!(world.config.reserved.allow(&Place::tcp_here(Reserved::KUBELET)), Some(User::Kubelet));
+    assert_eq!(rejected(&world).len(), 1);
+    assert_eq!(world.config.reserved.allow(&ReservedPort::tcp_here(Reserved::KUBELET)), Some(User::Kubelet));
     world.refresh_all();
-    assert!(refusals(&world).is_empty());
+    assert!(rejected(&world).is_empty());
     assert!(has(&world, "TCP 192.168.0.10:10250"));
     world.config.reserved = Reserved::none();
     world.refresh_all();
@@ -463,14 +463,14 @@ fn what_is_allowed_is_served() {
 #[test]
 fn the_cluster_ip_of_the_api_server_is_never_refused() {
     let mut world = World::new();
-    world.config.reserved.reserve(Place::tcp("10.96.0.1".parse().unwrap(), 443), User::ApiServer);
+    world.config.reserved.reserve(ReservedPort::tcp("10.96.0.1".parse().unwrap(), 443), User::ApiServer);
     let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "https", "port": 443}]});
     world.service_object(json!({"metadata": {"namespace": "default", "name": "kubernetes"}, "spec": spec}));
     assert!(has(&world, "TCP 10.96.0.1:443"));
     world.service_object(
         json!({"metadata": {"namespace": "default", "name": "kubernetes"}, "spec": external("10.96.0.1", 443)}),
     );
-    assert_eq!(refusals(&world).len(), 1);
+    assert_eq!(rejected(&world).len(), 1);
 }
 
 /// Addresses that no Service can have are refused in every field, in every notation; the rest of the Service is served.

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipvs::model::Protocol;
 use ipvs::{RealServer, VirtualServerKey};
 
-use crate::compile::{Facts, Roles};
+use crate::compile::{NodeFacts, Roles};
 use crate::snapshot::is_usable_by_service;
 
 /// Who answers at a reserved place.
@@ -49,7 +49,7 @@ impl fmt::Display for User {
 
 /// A place that no virtual server may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct ReservedPort {
     /// The address; `None` for every address of this node: those of its interfaces but the dummy device, and those of
     /// its Node object.
     pub address: Option<IpAddr>,
@@ -59,15 +59,15 @@ pub struct Place {
     pub port: u16,
 }
 
-impl Place {
+impl ReservedPort {
     /// TCP at one address.
     pub fn tcp(address: IpAddr, port: u16) -> Self {
-        Place { address: Some(address.to_canonical()), protocol: Protocol::Tcp, port }
+        ReservedPort { address: Some(address.to_canonical()), protocol: Protocol::Tcp, port }
     }
 
     /// TCP at every address of this node.
     pub fn tcp_here(port: u16) -> Self {
-        Place { address: None, protocol: Protocol::Tcp, port }
+        ReservedPort { address: None, protocol: Protocol::Tcp, port }
     }
 }
 
@@ -98,7 +98,7 @@ impl Neighbour {
 #[non_exhaustive]
 pub enum Extent {
     /// This address, protocol and port.
-    Place,
+    ReservedPort,
     /// The address with all its ports: bound to the dummy device it would be this node itself.
     Address,
 }
@@ -106,7 +106,7 @@ pub enum Extent {
 /// A virtual server that is not made because its place is reserved. Prints on one line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub struct Refusal {
+pub struct Rejected {
     /// The virtual server.
     pub key: VirtualServerKey,
     /// Who answers there.
@@ -115,11 +115,11 @@ pub struct Refusal {
     pub extent: Extent,
 }
 
-impl Refusal {
+impl Rejected {
     /// Why, without the place.
     pub fn reason(&self) -> String {
         match self.extent {
-            Extent::Place => format!("{} answers there; not served unless allowed", self.user),
+            Extent::ReservedPort => format!("{} answers there; not served unless allowed", self.user),
             Extent::Address => {
                 format!(
                     "{} has that address, and this node could not reach it any more; not served unless allowed",
@@ -130,7 +130,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.key, self.reason())
     }
@@ -160,17 +160,17 @@ impl fmt::Display for Refusal {
 /// [`Reserved::allow`] and [`Reserved::allow_address`] make exceptions.
 ///
 /// ```
-/// use proxier_core::interlock::{Place, Reserved, User};
+/// use proxier_core::safeguard::{ReservedPort, Reserved, User};
 ///
 /// let mut reserved = Reserved::default();
-/// reserved.reserve(Place::tcp([192, 168, 0, 1].into(), 6443), User::ApiServer);
+/// reserved.reserve(ReservedPort::tcp([192, 168, 0, 1].into(), 6443), User::ApiServer);
 /// // The operator knows better: nothing answers on the metrics port here.
-/// assert_eq!(reserved.allow(&Place::tcp_here(Reserved::METRICS)), Some(User::Metrics));
+/// assert_eq!(reserved.allow(&ReservedPort::tcp_here(Reserved::METRICS)), Some(User::Metrics));
 /// assert_eq!(reserved.iter().count(), 3);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    places: BTreeMap<Place, User>,
+    places: BTreeMap<ReservedPort, User>,
     neighbours: BTreeMap<User, BTreeSet<Neighbour>>,
     allowed: BTreeSet<IpAddr>,
 }
@@ -178,9 +178,9 @@ pub struct Reserved {
 impl Default for Reserved {
     fn default() -> Self {
         let mut reserved = Reserved::none();
-        reserved.reserve(Place::tcp_here(Reserved::KUBELET), User::Kubelet);
-        reserved.reserve(Place::tcp_here(Reserved::HEALTH), User::Health);
-        reserved.reserve(Place::tcp_here(Reserved::METRICS), User::Metrics);
+        reserved.reserve(ReservedPort::tcp_here(Reserved::KUBELET), User::Kubelet);
+        reserved.reserve(ReservedPort::tcp_here(Reserved::HEALTH), User::Health);
+        reserved.reserve(ReservedPort::tcp_here(Reserved::METRICS), User::Metrics);
         reserved
     }
 }
@@ -220,30 +220,30 @@ impl Reserved {
     }
 
     /// Reserves a place; one that is reserved gets this user.
-    pub fn reserve(&mut self, place: Place, user: User) {
+    pub fn reserve(&mut self, place: ReservedPort, user: User) {
         self.places.insert(place, user);
     }
 
     /// A place is free. Says for whom it was reserved. One that is reserved on every address of the node can only be
     /// freed as a whole.
-    pub fn allow(&mut self, place: &Place) -> Option<User> {
+    pub fn allow(&mut self, place: &ReservedPort) -> Option<User> {
         self.places.remove(place)
     }
 
     /// The reserved places, sorted.
-    pub fn iter(&self) -> impl Iterator<Item = (&Place, &User)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&ReservedPort, &User)> {
         self.places.iter()
     }
 
     /// Whether a virtual server must not be made because of its place, and for whose sake.
-    pub fn refuses(&self, key: &VirtualServerKey, facts: &Facts) -> Option<Refusal> {
+    pub fn refuses(&self, key: &VirtualServerKey, facts: &NodeFacts) -> Option<Rejected> {
         let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
-        let at = |address| self.places.get(&Place { address, protocol, port });
+        let at = |address| self.places.get(&ReservedPort { address, protocol, port });
         // Ports are compared first: an address of this node is looked for only when one fits.
         let user = at(Some(addr))
             .or_else(|| at(None).filter(|_| facts.is_own_address(addr)))
             .or_else(|| self.neighbour_here(*key).filter(|_| facts.is_own_address(addr)))?;
-        Some(Refusal { key: *key, user: user.clone(), extent: Extent::Place })
+        Some(Rejected { key: *key, user: user.clone(), extent: Extent::ReservedPort })
     }
 
     /// Who answers at this address and port, if the address is this node's.
@@ -261,8 +261,8 @@ impl Reserved {
         key: &VirtualServerKey,
         role: Roles,
         real_servers: &[RealServer],
-        facts: &Facts,
-    ) -> Option<Refusal> {
+        facts: &NodeFacts,
+    ) -> Option<Rejected> {
         let VirtualServerKey::Address { addr, .. } = *key else { return None };
         if !role.intersects(Roles::EXTERNAL_IP | Roles::LOAD_BALANCER) {
             return None;
@@ -277,7 +277,7 @@ impl Reserved {
             !is_free && has_address(all, addr)
         });
         let (user, _) = user.filter(|_| !self.allowed.contains(&addr) && !facts.is_here(addr))?;
-        Some(Refusal { key: *key, user: user.clone(), extent: Extent::Address })
+        Some(Rejected { key: *key, user: user.clone(), extent: Extent::Address })
     }
 
     fn leads_to_api_server(&self, real_servers: &[RealServer]) -> bool {

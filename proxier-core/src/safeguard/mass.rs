@@ -8,7 +8,7 @@ use ipvs::VirtualServerKey;
 
 use super::lost::Lost;
 use super::needs::Needs;
-use crate::compile::Facts;
+use crate::compile::NodeFacts;
 use crate::diff::{Changes, VirtualServerChange};
 use crate::observed::Observed;
 use crate::schedule::Moment;
@@ -120,13 +120,13 @@ impl Stopped {
 ///
 /// Services and EndpointSlices come in separate lists, in any order. Both are looked at, for what they mean together:
 ///
-/// * Objects that a list lacks ([`Guard::lose`]). While they are doubted the [`Store`] keeps them, so everything follows from
+/// * Objects that a list lacks ([`Safeguard::lose`]). While they are doubted the [`Store`] keeps them, so everything follows from
 ///   them as before: virtual servers, endpoints, entries, rules, health checks. A Service that is held back gets the
 ///   endpoints that a new slice names.
-/// * What the kernel has from before this process started and the first lists do not explain ([`Guard::check`]): virtual
+/// * What the kernel has from before this process started and the first lists do not explain ([`Safeguard::check`]): virtual
 ///   servers of no Service, and virtual servers with real servers whose Service has no EndpointSlice at all.
 ///
-/// What somebody says does not count: an object that is deleted by an event ([`Guard::found`]), or one that says of itself
+/// What somebody says does not count: an object that is deleted by an event ([`Safeguard::found`]), or one that says of itself
 /// that it has no endpoints. When nodes fail, many Services lose their endpoints at once, rightly: the addresses answer no
 /// more, or soon belong to another pod.
 ///
@@ -134,7 +134,7 @@ impl Stopped {
 ///
 /// * The input comes back: what is named again is not held back any more. What is not yet, stays held back, however
 ///   little that is: lists that come back in parts are no deletions of the rest.
-/// * An operator confirms: [`Guard::confirm`] lets through what is held back then, and nothing later.
+/// * An operator confirms: [`Safeguard::confirm`] lets through what is held back then, and nothing later.
 /// * The input stays as it is for [`MassRemoval::patience`]: what was missing all the time is believed then.
 ///
 /// ```
@@ -142,7 +142,7 @@ impl Stopped {
 /// use ipvs::{Scheduler, VirtualServer};
 /// use proxier_core::config::Config;
 /// use proxier_core::diff::diff;
-/// use proxier_core::interlock::{Guard, MassRemoval};
+/// use proxier_core::safeguard::{Safeguard, MassRemoval};
 /// use proxier_core::observed::Observed;
 /// use proxier_core::snapshot::Store;
 /// use proxier_core::state::Desired;
@@ -157,20 +157,20 @@ impl Stopped {
 /// let (store, desired) = (Store::new("node-a"), Desired::new());
 /// let mut changes = diff(&desired, &observed, &Config::default());
 ///
-/// let mut guard = Guard::new(MassRemoval::default());
+/// let mut safeguard = Safeguard::new(MassRemoval::default());
 /// let now = Duration::from_secs(1);
-/// let stopped = guard.check(&changes, &observed, &store, &desired, now).ok_or("not stopped")?;
+/// let stopped = safeguard.check(&changes, &observed, &store, &desired, now).ok_or("not stopped")?;
 /// assert_eq!((stopped.would_lose, stopped.of), (20, 20));
 /// stopped.hold(&mut changes, &observed);
 /// assert!(changes.virtual_servers.is_empty() && changes.delete_addresses.is_empty());
 ///
-/// guard.confirm();
+/// safeguard.confirm();
 /// let changes = diff(&desired, &observed, &Config::default());
-/// assert_eq!(guard.check(&changes, &observed, &store, &desired, now), None);
+/// assert_eq!(safeguard.check(&changes, &observed, &store, &desired, now), None);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Guard {
+pub struct Safeguard {
     settings: MassRemoval,
     lost: Lost,
     /// Virtual servers that may lose what they have, until they have lost it.
@@ -182,13 +182,13 @@ pub struct Guard {
     has_compared: bool,
 }
 
-impl Guard {
+impl Safeguard {
     /// Nothing is held back.
     pub fn new(settings: MassRemoval) -> Self {
-        Guard { settings, ..Guard::default() }
+        Safeguard { settings, ..Safeguard::default() }
     }
 
-    /// A list lacks this object, and nobody has said that it was deleted. It stays in the store until [`Guard::judge`] says
+    /// A list lacks this object, and nobody has said that it was deleted. It stays in the store until [`Safeguard::judge`] says
     /// otherwise.
     pub fn lose(&mut self, kind: ObjectKind, key: ObjectKey) {
         self.lost.lose((kind, key));
@@ -211,7 +211,7 @@ impl Guard {
         &mut self,
         store: &Store,
         desired: &Desired,
-        facts: &Facts,
+        facts: &NodeFacts,
         now: Moment,
     ) -> BTreeSet<(ObjectKind, ObjectKey)> {
         self.lost.judge(&self.settings, store, desired, facts, now)
