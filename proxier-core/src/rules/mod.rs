@@ -5,9 +5,9 @@
 //! what `iptables-save` says and gives one transaction for `iptables-restore --noflush`, or nothing to do.
 //!
 //! ```
-//! use ipvs::model::Family;
 //! use proxier_core::compile::NodeFacts;
 //! use proxier_core::config::Config;
+//! use proxier_core::net::Family;
 //! use proxier_core::rules::{Capabilities, Inputs, cleanup, compile};
 //! use proxier_core::snapshot::{HostAddresses, Node};
 //! use proxier_core::state::Desired;
