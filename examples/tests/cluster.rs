@@ -5,10 +5,11 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use examples::proxier_demo::change::{Change, Event, Snapshot, channel};
+use examples::proxier_demo::change::{Change, Snapshot};
 use examples::proxier_demo::cli;
 use examples::proxier_demo::cluster::{Cluster, Connection, Options};
 use examples::proxier_demo::initial_list::{self, Unread};
+use examples::proxier_demo::message::{Event, channel};
 use examples::proxier_demo::progress::Counted;
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Fault, Verb, recorded};
@@ -47,7 +48,7 @@ impl Watching {
     }
 
     async fn snapshot(&mut self) -> Snapshot {
-        let snapshot = tokio::time::timeout(Duration::from_secs(20), Snapshot::collect(&mut self.changes)).await;
+        let snapshot = tokio::time::timeout(Duration::from_secs(20), complete(&mut self.changes)).await;
         snapshot.expect("a initial list within 20 s").expect("a source that runs")
     }
 
@@ -93,6 +94,17 @@ fn service(name: &str, port: i64) -> Value {
 fn with_version(mut object: Value, version: u64) -> Value {
     object["metadata"]["resourceVersion"] = version.to_string().into();
     object
+}
+
+/// Takes changes up to [`Change::Synced`]. `None` when the source ended before.
+async fn complete(changes: &mut Receiver<Event>) -> Option<Snapshot> {
+    let mut snapshot = Snapshot::default();
+    loop {
+        match changes.recv().await?.change {
+            Change::Synced => return Some(snapshot),
+            change => snapshot.take(change),
+        }
+    }
 }
 
 fn names(snapshot: &Snapshot) -> BTreeSet<String> {
@@ -591,7 +603,7 @@ async fn the_node_s_network_of_pods_is_waited_for() {
     let mut options = quick();
     options.needs_pod_cidr = true;
     let mut watching = watch(&server, options.clone()).await;
-    let early = tokio::time::timeout(Duration::from_secs(1), Snapshot::collect(&mut watching.changes)).await;
+    let early = tokio::time::timeout(Duration::from_secs(1), complete(&mut watching.changes)).await;
     assert!(early.is_err(), "{early:?}");
     server.put(&node(json!({"podCIDR": "10.244.1.0/24"})));
     watching.snapshot().await;
@@ -604,7 +616,7 @@ async fn the_node_s_network_of_pods_is_waited_for() {
     let problem = watching.cluster.giving_up().await.unwrap_err().to_string();
     let expected = "spec.podCIDR of Node n1, for detectLocalMode NodeCIDR: not there after 0 s; set it, or another detectLocalMode";
     assert_eq!(problem, expected);
-    let early = tokio::time::timeout(Duration::from_millis(100), Snapshot::collect(&mut watching.changes)).await;
+    let early = tokio::time::timeout(Duration::from_millis(100), complete(&mut watching.changes)).await;
     assert!(early.is_err(), "{early:?}");
 }
 

@@ -7,8 +7,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use examples::proxier_demo::change::{Change, Event, Snapshot, channel};
+use examples::proxier_demo::change::{Change, Snapshot};
 use examples::proxier_demo::manifests::Manifests;
+use examples::proxier_demo::message::{Event, channel};
 use testkit::apiserver::recorded;
 use tokio::sync::mpsc::Receiver;
 

@@ -1,11 +1,9 @@
 //! What a source of Services reports: one object at a time, and when the initial list is complete.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::snapshot::ObjectKey;
-use tokio::sync::mpsc;
 
 use super::problem::Problem;
 
@@ -66,41 +64,6 @@ pub struct NodeState {
     pub leaving: bool,
 }
 
-/// A change and when it arrived.
-#[derive(Clone, Debug)]
-pub struct Event {
-    /// When it arrived in this process.
-    pub at: Instant,
-    /// What it is.
-    pub change: Change,
-}
-
-/// Where changes go to.
-#[derive(Clone, Debug)]
-pub struct Changes(mpsc::Sender<Event>);
-
-/// Nobody takes changes any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Closed;
-
-/// A channel for changes. It holds a few hundred: who sends waits for who receives, so that a large cluster's objects
-/// are not all in memory at once.
-pub fn channel() -> (Changes, mpsc::Receiver<Event>) {
-    let (sender, receiver) = mpsc::channel(256);
-    (Changes(sender), receiver)
-}
-
-impl Changes {
-    /// Sends a change, with the time now.
-    ///
-    /// # Errors
-    ///
-    /// The receiver is gone.
-    pub async fn send(&self, change: Change) -> Result<(), Closed> {
-        self.0.send(Event { at: Instant::now(), change }).await.map_err(|_returned| Closed)
-    }
-}
-
 /// The input as of one moment: for `plan` and `--once`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
@@ -115,17 +78,6 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Takes changes up to [`Change::Synced`]. `None` when the source ended before.
-    pub async fn collect(changes: &mut mpsc::Receiver<Event>) -> Option<Self> {
-        let mut snapshot = Snapshot::default();
-        loop {
-            match changes.recv().await?.change {
-                Change::Synced => return Some(snapshot),
-                change => snapshot.take(change),
-            }
-        }
-    }
-
     /// Takes one change, at the cost of that change, however many objects there are.
     pub fn take(&mut self, change: Change) {
         match change {

@@ -7,18 +7,19 @@ use std::time::{Duration, Instant};
 
 use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::Families;
-use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
+use proxier_core::kernel::KernelPorts;
 use proxier_core::plan::Plan;
 use proxier_core::ports::{PortErrorKind, Ports};
 use proxier_core::proxier::{Options, Proxier};
 use proxier_core::report::Report;
-use proxier_core::safeguard::{MassRemoval, Reserved, ReservedPort, User};
+use proxier_core::safeguard::MassRemoval;
 use proxier_core::schedule::Limits;
-use proxier_core::sysctls::HostSettings;
 
 use super::change::Change;
 use super::cli::{Configured, Source};
-use super::neighbours::{Found, Neighbours};
+use super::kernel;
+use super::message::Found;
+use super::neighbours::Neighbours;
 use super::privileges;
 use super::probe::{Looked, Wanted};
 use super::problem::Problem;
@@ -63,7 +64,7 @@ impl Engine {
     /// Neither family can be served, or a capability is missing: what to do.
     pub async fn open(configured: &Configured) -> Result<Opened, Problem> {
         let settings = &configured.settings;
-        let mut kernel = open_kernel()?;
+        let mut kernel = kernel::open()?;
         privileges::require_rules()?;
         let modules = look_at_modules(settings);
         let (families, mut notes) = families(&mut kernel, settings.core.families)?;
@@ -199,25 +200,6 @@ impl<K: Kernel> Engine<K> {
     }
 }
 
-/// The kernel that this process runs on, to be changed.
-///
-/// # Errors
-///
-/// There is no netlink, or this process has not the capabilities.
-pub fn open_kernel() -> Result<KernelPorts, Problem> {
-    privileges::require()?;
-    open_to_look()
-}
-
-/// The kernel that this process runs on. Most of it tells nothing without capabilities.
-///
-/// # Errors
-///
-/// There is no netlink.
-pub(super) fn open_to_look() -> Result<KernelPorts, Problem> {
-    KernelPorts::open(&KernelOptions::default()).map_err(|error| Problem::new("", error.to_string()))
-}
-
 /// Of the families that are wanted, those that this machine can serve: rules need iptables for each.
 fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec<String>), Problem> {
     let ports = kernel.ports();
@@ -294,39 +276,13 @@ fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
     notes
 }
 
-/// Settings of the host.
-pub(super) fn host_settings(settings: &Settings) -> HostSettings {
-    let mut host = HostSettings::default();
-    host.strict_arp = settings.strict_arp;
-    let conntrack = &settings.conntrack;
-    let cpus = std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
-    host.conntrack_max = conntrack.max_per_core.map(|each| each.saturating_mul(cpus).max(conntrack.min));
-    host.tcp_established_secs = conntrack.tcp_established_secs;
-    host.tcp_close_wait_secs = conntrack.tcp_close_wait_secs;
-    host.tcp_be_liberal = conntrack.tcp_be_liberal;
-    host.udp_secs = conntrack.udp_secs;
-    host.udp_stream_secs = conntrack.udp_stream_secs;
-    host
-}
-
-/// What no Service gets, as the configuration says.
-pub(super) fn reserved(settings: &Settings) -> Reserved {
-    let mut reserved = settings.core.reserved.clone();
-    for (address, user) in [(settings.healthz, User::Health), (settings.metrics, User::Metrics)] {
-        if let Some(address) = address {
-            reserved.reserve(ReservedPort::tcp_here(address.port()), user);
-        }
-    }
-    reserved
-}
-
 fn options(settings: &Settings, source: &Source, families: Families) -> Options {
     let mut options = Options::default();
     options.config = settings.core.clone();
     options.config.families = families;
     options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };
-    options.config.reserved = reserved(settings);
-    options.host = host_settings(settings);
+    options.config.reserved = settings.reserved();
+    options.host = settings.host();
     options.timeouts.tcp_secs = settings.timeouts.tcp_secs;
     options.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
     options.timeouts.udp_secs = settings.timeouts.udp_secs;

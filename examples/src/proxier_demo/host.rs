@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proxier_core::kernel::{Change, Changes, Monitor};
 use tokio::sync::mpsc;
 
-use super::worker::{Control, Message};
+use super::message::{Control, Message};
 
 /// Tells of addresses, devices and default routes that change. Without it, only the full pass finds them.
 pub(super) fn watch(messages: mpsc::Sender<Message>) {

@@ -5,10 +5,11 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::change::{Change, Event, Snapshot, channel};
+use super::change::{Change, Snapshot};
 use super::cli::{Configured, Source};
 use super::cluster::{Cluster, Connection, Options};
 use super::manifests::Manifests;
+use super::message::{Event, channel};
 use super::problem::Problem;
 use super::progress::Counted;
 

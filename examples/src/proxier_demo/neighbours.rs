@@ -13,10 +13,7 @@ use tokio::sync::mpsc;
 
 use super::cli::{Configured, Source};
 use super::cluster::Connection;
-use super::worker::{Control, Message};
-
-/// All neighbours of each kind.
-pub(super) type Found = BTreeMap<User, BTreeSet<Neighbour>>;
+use super::message::{Control, Found, Message};
 
 /// How often is looked.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -120,7 +117,7 @@ pub(super) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
 
 /// What no Service gets on this node, as far as it is known without asking the API server.
 pub(super) async fn reserved(configured: &Configured, kernel: &mut KernelPorts) -> Reserved {
-    let mut reserved = super::engine::reserved(&configured.settings);
+    let mut reserved = configured.settings.reserved();
     for (user, neighbours) in Neighbours::new(&configured.source).look().await {
         reserved.set_neighbours(user, neighbours);
     }

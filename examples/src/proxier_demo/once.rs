@@ -13,8 +13,10 @@ use proxier_core::step::Names;
 use serde_json::{Value, json};
 
 use super::cli::{Configured, Output};
-use super::engine::{Engine, Opened, host_settings, open_kernel};
+use super::engine::{Engine, Opened};
 use super::initial_list::{self, Unread};
+use super::json;
+use super::kernel;
 use super::lock::Lock;
 use super::privileges;
 use super::probe;
@@ -51,7 +53,7 @@ async fn ready(
     })?;
     progress.at_kernel();
     if is_to_write {
-        let mut kernel = open_kernel().map_err(|problem| complain(&[problem], FAILED))?;
+        let mut kernel = kernel::open().map_err(|problem| complain(&[problem], FAILED))?;
         probe::require(&configured.settings, &mut kernel).map_err(|problems| complain(&problems, FAILED))?;
     }
     let unreadable = std::mem::take(&mut snapshot.unreadable);
@@ -110,11 +112,11 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
 
 /// `--init-only`: settings of the host, which need more privilege than serving does, and nothing else.
 pub fn init(configured: &Configured) -> ExitCode {
-    let mut kernel = match open_kernel() {
+    let mut kernel = match kernel::open() {
         Ok(kernel) => kernel,
         Err(problem) => return complain(&[problem], FAILED),
     };
-    let settings = host_settings(&configured.settings);
+    let settings = configured.settings.host();
     let ports = kernel.ports();
     let (changes, unmet) = sysctl_changes(ports.sysctls, &settings);
     let mut failed = 0_u8;
@@ -171,7 +173,7 @@ pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
     progress.end();
     let printed = match output {
         Output::Text => print_plan(&plan, &report, &engine),
-        Output::Json => print_json(&plan_json(&plan, &report, &engine, &unreadable)),
+        Output::Json => json::print(&plan_json(&plan, &report, &engine, &unreadable)),
     };
     for problem in &unreadable {
         eprintln!("proxier-demo: {problem}");
@@ -229,19 +231,12 @@ fn plan_json(plan: &Plan, report: &Report, engine: &Engine, unreadable: &[Proble
     })
 }
 
-/// Prints JSON with a newline at its end.
-pub(super) fn print_json(value: &Value) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    serde_json::to_writer_pretty(&mut out, value)?;
-    writeln!(out)
-}
-
 /// Removes everything that is ours.
 pub fn clean(configured: &Configured) -> ExitCode {
     let opened = privileges::require()
         .and_then(|()| privileges::require_rules())
         .and_then(|()| Lock::take())
-        .and_then(|lock| Ok((lock, open_kernel()?)));
+        .and_then(|lock| Ok((lock, kernel::open()?)));
     let (_lock, mut kernel) = match opened {
         Ok(opened) => opened,
         Err(problem) => return complain(&[problem], FAILED),

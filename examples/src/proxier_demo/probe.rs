@@ -10,9 +10,9 @@ use proxier_core::ports::{PortError, PortErrorKind};
 use serde_json::json;
 
 use super::cli::{Configured, Output};
-use super::engine::open_to_look;
+use super::json;
+use super::kernel;
 use super::neighbours;
-use super::once::print_json;
 use super::problem::Problem;
 use super::settings::Settings;
 
@@ -129,7 +129,7 @@ pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<
 
 /// Prints the table, and what no Service gets on this node; or JSON. 0: yes. 1: no, or not known.
 pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
-    let looked = open_to_look().and_then(|mut kernel| Ok((look(&configured.settings, &mut kernel)?, kernel)));
+    let looked = kernel::open_to_look().and_then(|mut kernel| Ok((look(&configured.settings, &mut kernel)?, kernel)));
     let (report, mut kernel) = match looked {
         Ok(looked) => looked,
         Err(problem) => {
@@ -146,7 +146,7 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
         Output::Json => {
             let mut report = json!(report);
             report["reserved"] = neighbours::json(&reserved);
-            print_json(&report)
+            json::print(&report)
         }
     };
     ExitCode::from(u8::from(report.verdict.answer != Answer::Yes || printed.is_err()))

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::change::channel;
 use super::cli::{Configured, Source};
 use super::cluster::Connection;
 use super::engine::{Engine, Opened};
@@ -15,8 +14,10 @@ use super::events::{Reason, Recorder, Regarding};
 use super::files;
 use super::health::{Health, listen, serve_health, serve_metrics};
 use super::host;
+use super::kernel;
 use super::lock::Lock;
 use super::logging::Limiter;
+use super::message::{Control, Message, to_kernel};
 use super::neighbours;
 use super::privileges;
 use super::probe;
@@ -24,7 +25,7 @@ use super::problem::Problem;
 use super::service_health::ServiceHealth;
 use super::signals::Signals;
 use super::source::{Api, Running, Starting};
-use super::worker::{Control, Message, Passed, Worker};
+use super::worker::{Passed, Worker};
 
 fn fail(problems: &[Problem]) -> ExitCode {
     for problem in problems {
@@ -54,7 +55,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         Ok(api) => api,
         Err(problem) => return fail(&[problem]),
     };
-    let (changes, mut events) = channel();
+    let (changes, messages, inbox) = to_kernel();
     // The lists arrive while the kernel is looked at. Bad input is found before anything is changed.
     let source = match Starting::begin(configured, changes, &api) {
         Ok(source) => source,
@@ -63,15 +64,6 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
             return ExitCode::from(2);
         }
     };
-    let (messages, inbox) = mpsc::channel(1024);
-    let forward = messages.clone();
-    api.handle().spawn(async move {
-        while let Some(event) = events.recv().await {
-            if forward.send(Message::Event(event)).await.is_err() {
-                break;
-            }
-        }
-    });
     let engine = match open(configured).await {
         Ok(engine) => engine,
         Err(problems) => {
@@ -213,7 +205,7 @@ fn recorder(configured: &Configured, api: &Api) -> Recorder {
 }
 
 async fn open(configured: &Configured) -> Result<Engine, Vec<Problem>> {
-    let mut kernel = super::engine::open_kernel().map_err(|problem| vec![problem])?;
+    let mut kernel = kernel::open().map_err(|problem| vec![problem])?;
     probe::require(&configured.settings, &mut kernel)?;
     drop(kernel);
     let Opened { engine, notes, obstacles } = Engine::open(configured).await.map_err(|problem| vec![problem])?;

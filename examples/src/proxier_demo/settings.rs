@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use proxier_core::config::{Config, LocalTraffic};
 use proxier_core::objects::ConfigObject;
+use proxier_core::safeguard::{Reserved, ReservedPort, User};
+use proxier_core::sysctls::HostSettings;
 
 use super::cluster;
 use super::duration::GoDuration;
@@ -96,6 +98,32 @@ pub struct Given {
 }
 
 impl Settings {
+    /// What the proxy sets on this host.
+    pub(super) fn host(&self) -> HostSettings {
+        let mut host = HostSettings::default();
+        host.strict_arp = self.strict_arp;
+        let conntrack = &self.conntrack;
+        let cpus = std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
+        host.conntrack_max = conntrack.max_per_core.map(|each| each.saturating_mul(cpus).max(conntrack.min));
+        host.tcp_established_secs = conntrack.tcp_established_secs;
+        host.tcp_close_wait_secs = conntrack.tcp_close_wait_secs;
+        host.tcp_be_liberal = conntrack.tcp_be_liberal;
+        host.udp_secs = conntrack.udp_secs;
+        host.udp_stream_secs = conntrack.udp_stream_secs;
+        host
+    }
+
+    /// What no Service gets, as the configuration says.
+    pub(super) fn reserved(&self) -> Reserved {
+        let mut reserved = self.core.reserved.clone();
+        for (address, user) in [(self.healthz, User::Health), (self.metrics, User::Metrics)] {
+            if let Some(address) = address {
+                reserved.reserve(ReservedPort::tcp_here(address.port()), user);
+            }
+        }
+        reserved
+    }
+
     /// Fills in defaults and checks. The second part are warnings.
     ///
     /// # Errors

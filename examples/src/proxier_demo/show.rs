@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use super::change::Snapshot;
 use super::cli::{Configured, Output, Source};
 use super::cluster;
-use super::engine::open_kernel;
 use super::initial_list;
-use super::once::print_json;
+use super::json;
+use super::kernel;
 use super::problem::Problem;
 use super::progress::Progress;
 use super::table::wrapped;
@@ -24,7 +24,7 @@ use super::table::wrapped;
 /// Prints every virtual server of the kernel, also those of somebody else, with real servers and connections, and the
 /// Service that it serves where the source of Services can be read.
 pub async fn show(configured: &Configured, output: Output) -> ExitCode {
-    let mut kernel = match open_kernel() {
+    let mut kernel = match kernel::open() {
         Ok(kernel) => kernel,
         Err(problem) => return failed(&problem),
     };
@@ -42,7 +42,7 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     let bound: Vec<String> = reading::device_addresses(&host).map(|address| address.to_string()).collect();
     let printed = match output {
         Output::Text => text(&entries, &names, bound.len()),
-        Output::Json => print_json(&json!({
+        Output::Json => json::print(&json!({
             "virtualServers": entries.iter().map(|entry| entry_json(entry, &names)).collect::<Vec<_>>(),
             "addresses": bound,
         })),

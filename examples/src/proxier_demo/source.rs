@@ -5,10 +5,11 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::change::{Change, Changes};
+use super::change::Change;
 use super::cli::{Configured, Source};
 use super::cluster::{Cluster, Connection};
 use super::manifests::Manifests;
+use super::message::Changes;
 use super::problem::Problem;
 
 /// What talks with the API server has a thread of its own: programs that get credentials (`exec` in a kubeconfig) are

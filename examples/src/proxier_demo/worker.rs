@@ -1,7 +1,6 @@
 //! The kernel's thread: takes what changed, does what is due, and tells how it went.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -10,36 +9,18 @@ use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 
-use super::change::{Change, Event};
+use super::change::Change;
 use super::engine::{Engine, Kernel};
 use super::events::{Reason, Recorder, Regarding};
 use super::health::Health;
 use super::logging::Limiter;
 use super::memory;
+use super::message::{Control, Event, Message};
 use super::metrics::Metrics;
-use super::neighbours::Found;
 use super::problem::Problem;
 use super::progress::Progress;
 use super::service_health::{HealthCheck, Listening};
 use super::triggers::Triggers;
-
-/// What the kernel's thread is told besides changes of the input.
-pub(super) enum Control {
-    /// Compare everything (SIGHUP).
-    Resync,
-    /// Addresses or devices of the host changed; these addresses were added, even if they are gone again.
-    HostChanged(Vec<IpAddr>),
-    /// What is held back is meant (SIGUSR1).
-    ConfirmRemoval,
-    /// Whom this node has to reach has changed.
-    Neighbours(Found),
-}
-
-/// What the kernel's thread gets, in the order in which it came.
-pub(super) enum Message {
-    Event(Event),
-    Control(Control),
-}
 
 /// What the kernel's thread tells after a pass.
 pub(super) struct Passed {

@@ -27,7 +27,8 @@ pub use self::client::Connection;
 use self::objects::Resource;
 pub(super) use self::objects::is_leaving;
 use self::watch::Watcher;
-use super::change::{Change, Changes, Closed};
+use super::change::Change;
+use super::message::{Changes, Closed};
 use super::problem::Problem;
 
 /// Times and sizes. The defaults are meant for clusters; tests shorten them.

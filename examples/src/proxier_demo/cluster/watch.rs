@@ -7,7 +7,8 @@ use std::time::Duration;
 use kube::Client;
 use tokio::time::{Instant, sleep};
 
-use super::super::change::{Change, Changes, Closed, unannounced};
+use super::super::change::{Change, unannounced};
+use super::super::message::{Changes, Closed};
 use super::super::problem::Problem;
 use super::client::{Connection, Failure, FailureKind, get};
 use super::known::{Known, number};

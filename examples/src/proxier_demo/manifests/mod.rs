@@ -16,8 +16,9 @@ use std::time::Duration;
 use proxier_core::snapshot::ObjectKind;
 
 use self::read::Id;
-use super::change::{Change, Changes, Closed, unannounced};
+use super::change::{Change, unannounced};
 use super::files::{FileWatch, Fingerprint};
+use super::message::{Changes, Closed};
 use super::problem::Problem;
 use super::progress::Counted;
 
