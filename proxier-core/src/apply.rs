@@ -1,4 +1,4 @@
-//! Carrying out a plan.
+//! Carries out a plan.
 
 mod operations;
 
@@ -21,18 +21,17 @@ use crate::step::{Action, Names, Part, Step};
 
 /// Carries out a plan, stage by stage, and notes in `observed` what the kernel confirmed.
 ///
-/// Every operation has an outcome. One that fails does not stop those that do not depend on it; those that do are not
-/// tried, and say so ([`PortErrorKind::Skipped`]). What is there when it is to be added is brought to what is wanted; what
-/// is gone when it is to be changed is made; what is gone when it is to be deleted is done. A set that is full is replaced
-/// by a larger one.
+/// Every operation has an outcome. After a failure, operations that do not depend on it go on; those that do are skipped
+/// and say why ([`PortErrorKind::Skipped`]). An addition that finds the thing there updates it; a change that finds it gone
+/// adds it; a deletion that finds it gone is done. A full set is replaced by a larger one.
 ///
-/// A virtual server that cannot be deleted keeps its entries and its address: they tell that it is ours, and guard it. Without
-/// them it would be taken for somebody else's, and stay for ever, open to everybody.
+/// A virtual server that cannot be deleted keeps its entries and its address: they show that it is ours, and guard it.
+/// Without them it would count as somebody else's and stay for ever, open to everybody.
 ///
-/// A virtual server with source ranges is not made before they hold: its entry in `KUBE-LOAD-BALANCER-FW` is in the kernel, and
-/// so are the rules it needs ([`Plan::guarded`]).
+/// A virtual server with source ranges is made only once they hold: the kernel has its entry in `KUBE-LOAD-BALANCER-FW` and
+/// the rules it needs ([`Plan::guarded`]).
 ///
-/// After a failure or a surprise ([`Applied::surprises`]) `observed` may be behind the kernel: it should be read again.
+/// After a failure or a surprise ([`Applied::surprises`]) `observed` may be out of date: read it again.
 pub fn apply(
     plan: &Plan,
     desired: &Desired,
@@ -114,13 +113,13 @@ struct Run<'a, 'n> {
     applied: Applied,
     /// Sets that could not be created.
     missing: BTreeSet<SetKey>,
-    /// Families whose rules are not as they have to be.
+    /// Families whose rules were put off, or could not be restored.
     unguarded: BTreeSet<Family>,
-    /// Virtual servers that need those rules.
+    /// Virtual servers that need those rules ([`Plan::guarded`]).
     guarded: &'a BTreeSet<VirtualServerKey>,
 }
 
-/// Splits items by whether their place is among the failures, which are sorted by it here.
+/// Splits items into done and failed; sorts the failures by index.
 fn split<T>(items: &[T], mut failures: ItemFailures) -> (Vec<&T>, Vec<(&T, PortError)>) {
     failures.sort_by_key(|failure| failure.index);
     let mut failures = failures.into_iter().peekable();
@@ -139,7 +138,7 @@ impl Run<'_, '_> {
     fn restore(&mut self, rules: &[RulesChange], ports: &mut Ports<'_>) -> BTreeSet<Family> {
         let mut possible = Vec::with_capacity(rules.len());
         for change in rules {
-            // No rule refers to the set that is only this proxy's.
+            // No rule refers to this proxy's own set.
             let referred = |set: &&SetKey| set.family == change.family && set.kind.is_of_kube_proxy();
             match self.missing.iter().find(referred) {
                 Some(set) => self.applied.fail(Step::rules(change), report::not_without_set(*set)),
@@ -159,7 +158,7 @@ impl Run<'_, '_> {
         failed
     }
 
-    /// Restores rules that fall away, but not while what they guard is there.
+    /// Restores rules that only lose something, but not while what they guard is there.
     fn relax(&mut self, rules: &[RulesChange], left: &[VirtualServerKey], ports: &mut Ports<'_>) {
         let guarded = |change: &RulesChange| {
             left.iter()
@@ -188,14 +187,14 @@ impl Run<'_, '_> {
         (has_ranges && self.observed.firewall_entry(key).is_none()).then(|| report::not_without_entry(key))
     }
 
-    /// Restores what the kernel takes of rules that it refused: it may lack a match that they do without.
+    /// After the kernel refused rules, tries them without optional matches that it may lack.
     fn restore_without(
         &mut self,
         change: &RulesChange,
         refused: PortError,
         rules: &mut dyn Rules,
     ) -> Result<(), PortError> {
-        // Nothing of the others says that the same would be refused again.
+        // Errors of other kinds do not mean that the kernel would refuse the same again.
         if !matches!(refused.kind(), PortErrorKind::NotFound | PortErrorKind::Unavailable | PortErrorKind::Invalid) {
             return Err(refused);
         }
@@ -218,8 +217,8 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Creates a set with its entries as one step: there is no moment in which it exists and lacks some of them, from which
-    /// would follow that they are somebody else's ([`Observed::owns`]).
+    /// Creates a set with its entries in one step. A set that lacked some of them for a moment would show those virtual
+    /// servers as somebody else's ([`Observed::owns`]).
     fn create_filled(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
         let all: BTreeSet<&Element> = elements.iter().chain(self.desired.entries(set)).collect();
         let refs: Vec<&Element> = all.iter().copied().collect();
@@ -242,7 +241,7 @@ impl Run<'_, '_> {
         let refs: Vec<&Element> = elements.iter().collect();
         let (done, mut failed) = split(&refs, sets.add(set, &refs));
         if failed.iter().any(|(_, error)| error.kind() == PortErrorKind::Full) {
-            // What has to go stays for now: virtual servers may still need it.
+            // Entries to delete stay for now: virtual servers may still need them.
             let there: BTreeSet<&Element> = self.observed.sets.get(&set).into_iter().flatten().collect();
             let all: Vec<&Element> =
                 there.into_iter().chain(self.desired.entries(set)).collect::<BTreeSet<_>>().into_iter().collect();

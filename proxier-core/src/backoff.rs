@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-/// Growing pauses: each is up to twice as long as the one before, until one is as long as they get.
+/// Growing pauses: each is up to twice as long as the one before, until the longest is reached.
 ///
-/// Each pause is drawn from the upper half of what it may be at most: with the defaults 0.5 to 1 s, then 1 to 2 s, 2 to
-/// 4 s, and so on up to 15 to 30 s. So the nodes of a cluster that fail together do not try again together. The same
-/// seed gives the same pauses.
+/// Each pause is drawn from the upper half of its range: with the defaults 0.5 to 1 s, then 1 to 2 s, 2 to 4 s, up to 15 to
+/// 30 s. So the nodes of a cluster that fail together do not retry together. The same seed gives the same pauses.
 ///
-/// kube-proxy (from 1.34) waits for a whole sync period after any failure. Most failures here are over in a moment:
-/// somebody held the lock of iptables, or memory was short.
+/// kube-proxy (from 1.34) waits for a whole sync period after any failure. Most failures here end in a moment: somebody
+/// held the lock of iptables, or memory was short.
 ///
 /// ```
 /// use std::time::Duration;
@@ -50,12 +49,12 @@ impl Backoff {
         let longest = self.first.saturating_mul(factor).min(self.most);
         self.failures = self.failures.saturating_add(1);
         let spread = u64::try_from(longest.as_nanos() >> 1).unwrap_or(u64::MAX);
-        // Shifted, not divided: the product's upper half is evenly spread below `spread`.
+        // Multiplied and shifted, not divided: spreads the draw evenly over `spread`.
         let drawn = u128::from(self.draw()).saturating_mul(spread.into()) >> 64;
         longest.saturating_sub(Duration::from_nanos(u64::try_from(drawn).unwrap_or(spread)))
     }
 
-    /// The next pause is a first one: it worked.
+    /// It worked: the next pause is a first one again.
     pub fn reset(&mut self) {
         self.failures = 0;
     }

@@ -1,4 +1,4 @@
-//! Removing everything that is ours.
+//! Removes everything that is ours.
 
 use ipvs::{Operation, VirtualServerKey};
 
@@ -14,7 +14,7 @@ use crate::snapshot::Store;
 use crate::state::Desired;
 use crate::step::{Action, Names, Part, Step, family_name};
 
-/// What cleaning up came to.
+/// What a cleanup did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Cleaned {
@@ -33,16 +33,16 @@ impl Cleaned {
     }
 }
 
-/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: virtual servers that
-/// are ours ([`Observed::owns`](crate::observed::Observed::owns)) and outside of
-/// [`Config::exclude_cidrs`], the rules of both families, the sets, the dummy device with its addresses. Of the
-/// configuration only `exclude_cidrs` counts: both families are cleaned whatever is configured.
+/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: virtual servers that are
+/// ours ([`Observed::owns`](crate::observed::Observed::owns)) and outside of [`Config::exclude_cidrs`], the rules of both
+/// families, the sets, the dummy device with its addresses. It uses only `exclude_cidrs` of the configuration: both
+/// families are cleaned whatever is configured.
 ///
-/// Values below `/proc/sys` and timeouts stay: what they were before is not known. What is gone already is done, so that
-/// it can be run again after a failure. A part that this kernel does not have holds nothing of ours.
+/// Values below `/proc/sys` and timeouts stay: their earlier values are not known. What is gone already counts as done, so
+/// a cleanup can be repeated after a failure. A part that this kernel does not have holds nothing of ours.
 ///
-/// The order is the one of deletion: virtual servers, rules, sets, addresses. When a part fails, what tells that it is
-/// ours stays, and the rest goes on.
+/// The order is that of deletion: virtual servers, rules, sets, addresses. When a part fails, what shows that it is ours
+/// stays, and the other parts go on.
 pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     let mut config = config.clone();
     config.families = crate::config::Families::Dual;
@@ -52,7 +52,7 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
         clean_rules(family, ports, &mut cleaned);
     }
     if !served {
-        // The sets and addresses tell next time which virtual servers are ours.
+        // The next cleanup needs the sets and addresses to know which virtual servers are ours.
         return cleaned;
     }
     for set in config.families.iter().flat_map(SetKey::all) {
@@ -91,7 +91,7 @@ impl Cleaned {
     }
 }
 
-/// Says whether no virtual server of ours is left.
+/// Deletes our virtual servers; returns whether none is left.
 fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
     let desired = Desired::new();
     let host = match reading::read_host(ports.links) {

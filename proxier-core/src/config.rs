@@ -25,7 +25,7 @@ pub enum Families {
 }
 
 impl Families {
-    /// The families it stands for.
+    /// The families it includes.
     pub fn iter(self) -> impl Iterator<Item = Family> {
         [Family::V4, Family::V6].into_iter().filter(move |family| match self {
             Families::V4 => *family == Family::V4,
@@ -43,57 +43,57 @@ pub enum NodePortAddresses {
     All,
     /// Those of the Node object.
     Primary,
-    /// Of those of [`All`](NodePortAddresses::All), the ones in these networks. A family without a network here gets
-    /// all, unless the list is empty: then neither gets any.
+    /// Of [`All`](NodePortAddresses::All), those in these networks. A family without a network here gets all, unless the
+    /// list is empty: then neither family gets any.
     Within(Vec<IpSpan>),
 }
 
-/// What decides on hints of endpoints.
+/// Which hints of endpoints are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Topology {
-    /// Hints alone, for nodes before zones: kube-proxy from 1.35. It serves `trafficDistribution` and topology
-    /// annotations alike, since the control plane writes hints for both. Default.
+    /// All hints, for nodes before zones: kube-proxy from 1.35. The control plane writes hints for both
+    /// `trafficDistribution` and topology annotations. Default.
     #[default]
     Hints,
-    /// Hints for zones, of Services with a topology annotation: kube-proxy up to 1.30.
+    /// Zone hints of Services with a topology annotation only: kube-proxy up to 1.30.
     AnnotatedHints,
 }
 
 /// What external traffic to a Service with `externalTrafficPolicy: Local` gets on a node without local endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LocalFallback {
-    /// The cluster's endpoints, as with kube-proxy, so that pods on this node can use the address. A client outside
-    /// gets answers from an address it has not asked. Default.
+    /// The cluster's endpoints, as with kube-proxy, so that pods on this node can use the address. A client outside then
+    /// gets answers from an address that it did not connect to. Default.
     #[default]
     Cluster,
     /// Nothing: the connection is refused.
     Refuse,
 }
 
-/// What decides how Services are compiled.
+/// How Services are compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
     /// Families to program. Default both.
     pub families: Families,
     /// Scheduler of every virtual server. Default `rr`. For `mh` the flags `mh-port` and `mh-fallback` are set; without
-    /// the second, new connections are lost while a real server drains.
+    /// `mh-fallback`, new connections are lost while a real server drains.
     pub scheduler: Scheduler,
-    /// Where node ports are served.
+    /// On which addresses node ports are served.
     pub node_port_addresses: NodePortAddresses,
-    /// What decides on hints.
+    /// Which hints of endpoints are used.
     pub topology: Topology,
-    /// Nodes without local endpoints.
+    /// What external traffic gets on nodes without local endpoints.
     pub local_fallback: LocalFallback,
-    /// Networks in which no virtual server is ever deleted, as one that another program made. Default none.
+    /// Networks in which no virtual server is ever deleted: another program made it. Default none.
     pub exclude_cidrs: Vec<IpSpan>,
-    /// Places that no virtual server may take. Default: ports of the kubelet and of this proxy on this node.
+    /// Addresses and ports that no virtual server may take. Default: ports of the kubelet and of this proxy on this node.
     pub reserved: Reserved,
     /// Whether all traffic to cluster IPs is masqueraded, whatever its source. Default no.
     pub masquerade_all: bool,
     /// The bit of the packet mark that means "masquerade this".
     pub masquerade_bit: MarkBit,
-    /// How traffic of this node's own pods is told. Default: it cannot be told.
+    /// How local pod traffic is detected (`detectLocalMode`). Default: not detected.
     pub local_traffic: LocalTraffic,
 }
 
@@ -118,11 +118,10 @@ impl Config {
     /// The name of the device that addresses are bound to.
     pub const DUMMY_DEVICE: &str = "kube-ipvs0";
 
-    /// Checks a configuration. What is impossible is left out and reported; whether to go on then is the caller's
-    /// decision.
+    /// Checks a configuration. Leaves out impossible values and reports them; the caller decides whether to go on.
     ///
-    /// A `nodePortAddresses` of which nothing could be read serves no node port at all. `iptables.localhostNodePorts` does
-    /// not count, as with kube-proxy: IPVS serves no node port on loopback addresses.
+    /// A `nodePortAddresses` of which nothing could be read serves no node port at all. `iptables.localhostNodePorts` is
+    /// ignored, as kube-proxy's IPVS mode does: IPVS serves no node port on loopback addresses.
     pub fn check(object: &ConfigObject, rejections: &mut Vec<Rejection>) -> Self {
         let report =
             &mut Reporter::new(ObjectKind::Configuration, ObjectKey::new("", "KubeProxyConfiguration"), rejections);

@@ -1,5 +1,5 @@
-//! What has to change in the kernel: a pure comparison, in no order. When and how each change is made is a plan's
-//! business.
+//! Compares what is wanted with what the kernel holds. Pure; the result has no order. A plan decides when and how each
+//! change is made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use crate::sets::SetKey;
 use crate::snapshot::is_usable_by_service;
 use crate::state::{Changed, Desired};
 
-/// What has to become of a virtual server.
+/// What has to be done to a virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VirtualServerChange {
@@ -34,8 +34,8 @@ pub enum VirtualServerChange {
         config: Option<VirtualServerConfig>,
         /// Real servers that are not there.
         add: Vec<RealServer>,
-        /// Real servers that are there with other weight, method or limits: one that drains and is wanted again is
-        /// among them.
+        /// Real servers that are there with another weight, method or limits, including those that drain and are wanted
+        /// again.
         set: Vec<RealServer>,
         /// Real servers that are not wanted any more. A plan may let them drain first.
         remove: Vec<RealServerKey>,
@@ -71,14 +71,14 @@ impl Changes {
 
 /// Compares everything.
 ///
-/// Families that are not configured are left alone. A virtual server that is not wanted is deleted only if it is ours
-/// ([`Observed::owns`]) and outside of [`Config::exclude_cidrs`]; see [`foreign`] for the others. Everything on the
-/// dummy device is ours, but for addresses that no Service can have, such as its link-local one.
+/// Families that are not configured are left alone. An unwanted virtual server is deleted only if it is ours
+/// ([`Observed::owns`]) and outside of [`Config::exclude_cidrs`]; [`foreign`] lists the others. Everything on the dummy
+/// device is ours, except addresses that no Service can have, such as its link-local one.
 pub fn diff(desired: &Desired, observed: &Observed, config: &Config) -> Changes {
     let mut diff = Diff { desired, observed, config, changes: Changes::default() };
     for set in config.families.iter().flat_map(SetKey::all) {
         match observed.sets.get(&set) {
-            // Nearly always: one walk in place of two lookups for each.
+            // Nearly always equal: one walk instead of two lookups for each entry.
             Some(elements) if elements.iter().eq(desired.entries(set)) => continue,
             Some(elements) => elements.iter().for_each(|element| diff.entry(set, element)),
             None => {
@@ -102,8 +102,7 @@ pub fn diff(desired: &Desired, observed: &Observed, config: &Config) -> Changes 
     diff.changes
 }
 
-/// Compares only what was changed, at the cost of that. Sets are taken to exist or are created when an entry has to go
-/// in.
+/// Compares only what was changed: O(changed). Assumes that sets exist, or creates them when an entry is added.
 pub fn diff_changed(desired: &Desired, observed: &Observed, changed: &Changed, config: &Config) -> Changes {
     let mut diff = Diff { desired, observed, config, changes: Changes::default() };
     for (set, element) in &changed.entries {
@@ -186,7 +185,8 @@ impl Diff<'_> {
         self.changes.virtual_servers.extend(change.map(|change| (key, change)));
     }
 
-    /// Notes that it is ours, for as long as it is there: from now on its port may be in the set with other addresses.
+    /// Records that a node port left behind is ours while it exists: from now on our set may have its port with other
+    /// addresses.
     fn left_behind(&mut self, key: &VirtualServerKey) {
         if self.changes.virtual_servers.contains_key(key)
             && self.observed.is_left_behind(key)

@@ -1,4 +1,4 @@
-//! Real servers that take no new connections any more and are deleted once they have none.
+//! Drains real servers: they take no new connections and are deleted once they have none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,22 +12,22 @@ use crate::schedule::Moment;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Policy {
-    /// After this long a real server is deleted with the connections it has; `None` to wait for ever, as kube-proxy
-    /// does. Default 15 min: as long as IPVS by default keeps a TCP connection on which nothing is sent.
+    /// After this long a real server is deleted with the connections it has; `None` to wait for ever, as kube-proxy does.
+    /// Default 15 min: as long as IPVS by default keeps an idle TCP connection.
     ///
-    /// A process that starts does not know how long a real server has drained, and waits this long again.
+    /// A new process does not know how long a real server has drained, and waits the full time again.
     pub deadline: Option<Duration>,
-    /// The first look at a real server's connections, after its weight became 0. Default 1 s; at least 10 ms.
+    /// The time from weight 0 to the first check of a real server's connections. Default 1 s; at least 10 ms.
     ///
-    /// The pause doubles with each look that finds connections, up to `poll`. It starts again when another real server
-    /// of the same virtual server starts to drain.
+    /// The pause doubles with each check that finds connections, up to `poll`. It starts again when another real server of
+    /// the same virtual server starts to drain.
     pub first_poll: Duration,
-    /// The longest pause between two looks. Default 60 s, kube-proxy's only pause.
+    /// The longest pause between two checks. Default 60 s, kube-proxy's only pause.
     pub poll: Duration,
     /// Protocols whose real servers drain; those of others are deleted at once. Default TCP, as with kube-proxy.
     ///
-    /// A client that keeps sending over UDP from one port would hold its real server for ever, gone or not; SCTP
-    /// associations have other paths to go on.
+    /// A client that keeps sending over UDP from one port would keep its real server for ever, gone or not; SCTP
+    /// associations have other paths.
     pub protocols: BTreeSet<Protocol>,
 }
 
@@ -68,7 +68,7 @@ impl Policy {
 pub enum Finish {
     /// It has no connections any more.
     Idle,
-    /// It has had its time; connections it still has are cut.
+    /// Its time is over; connections it still has are cut.
     Deadline,
 }
 
@@ -80,7 +80,7 @@ pub struct Finished {
     pub real: RealServerKey,
     /// Why.
     pub why: Finish,
-    /// Connections when it was last looked at; `None` if it never was.
+    /// Connections at the last check; `None` before the first.
     pub connections: Option<u64>,
 }
 
@@ -90,21 +90,21 @@ pub struct Finished {
 pub struct Waiting {
     /// The real server.
     pub real: RealServerKey,
-    /// Connections when it was last looked at; `None` if it never was.
+    /// Connections at the last check; `None` before the first.
     pub connections: Option<u64>,
 }
 
-/// What came of looking at the real servers of a virtual server that drain. Each list is sorted.
+/// The result of checking the draining real servers of a virtual server. Each list is sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verdicts {
-    /// May be deleted now. Each stays known, and comes up again at later looks, until [`Drains::deleted`] is called.
+    /// May be deleted now. Each is kept and returned at later checks too, until [`Drains::deleted`] is called.
     pub finished: Vec<Finished>,
-    /// Have connections.
+    /// Still have connections.
     pub waiting: Vec<Waiting>,
-    /// Are not in the kernel any more, and forgotten.
+    /// Are not in the kernel any more, and are forgotten.
     pub vanished: Vec<RealServerKey>,
-    /// Of those waiting, the ones with a weight above 0: somebody gave it back, and it has to be set to 0 again.
+    /// Those of `waiting` with a weight above 0: somebody raised it, and it has to be set to 0 again.
     pub takes_connections: Vec<RealServerKey>,
 }
 
@@ -118,9 +118,9 @@ pub struct Draining {
     pub real: RealServerKey,
     /// Since when.
     pub since: Moment,
-    /// When it is deleted whatever it has.
+    /// When it is deleted whatever connections it has.
     pub deadline: Option<Moment>,
-    /// Connections when it was last looked at; `None` if it was not yet.
+    /// Connections at the last check; `None` before the first.
     pub connections: Option<u64>,
 }
 
@@ -137,8 +137,8 @@ impl Drain {
     }
 }
 
-/// The real servers of one virtual server that drain. One listing tells the connections of all of them, so they share
-/// the pauses.
+/// The draining real servers of one virtual server. One listing gives the connections of all of them, so they share the
+/// pauses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Watch {
     servers: BTreeMap<RealServerKey, Drain>,
@@ -146,31 +146,31 @@ struct Watch {
     pause: Duration,
 }
 
-/// The real servers that drain, and when to look at them.
+/// The real servers that drain, and when to check them.
 ///
-/// A real server that is not wanted any more gets weight 0: the scheduler passes it over and connections it has go on.
-/// From then on it is in here ([`Drains::begin`]). When it is due ([`Drains::due`]), the real servers of its virtual
-/// server are listed and shown to [`Drains::observe`], which says what to delete. One that is wanted again gets its
-/// weight back, in place, and leaves ([`Drains::cancel`]): deleting and adding it, as kube-proxy does, cuts connections.
+/// A real server that is not wanted any more gets weight 0: the scheduler skips it, and its connections go on. From then on
+/// it is in here ([`Drains::begin`]). When it is due ([`Drains::due`]), the caller lists the real servers of its virtual
+/// server and passes them to [`Drains::observe`], which says what to delete. One that is wanted again gets its weight back
+/// in place and leaves ([`Drains::cancel`]): deleting and adding it, as kube-proxy does, cuts connections.
 ///
 /// # What counts as a connection
 ///
-/// Active and inactive ones, as with kube-proxy: an inactive TCP connection is half closed or still being opened. What
-/// the kernel calls persistent connections (`persistconns`) does not count. These are templates, which only remember
-/// which real server a client gets (session affinity). A template outlives the last connection by the affinity's
-/// timeout, three hours by default, and is of no use to a real server with weight 0: with
-/// `net.ipv4.vs.expire_quiescent_template`, which this proxy sets, the kernel does not follow it there for new
-/// connections (`ip_vs_check_template`). Each connection under a template counts by itself.
+/// Active and inactive ones, as with kube-proxy: an inactive TCP connection is half closed or still being opened. What the
+/// kernel calls persistent connections (`persistconns`) does not count. These are templates, which only remember which real
+/// server a client gets (session affinity). A template outlives the last connection by the affinity's timeout, three hours
+/// by default, and has no effect on a real server with weight 0: with `net.ipv4.vs.expire_quiescent_template`, which this
+/// proxy sets, the kernel ignores such a template for new connections (`ip_vs_check_template`). Each connection under a
+/// template counts by itself.
 ///
 /// # Restart
 ///
-/// Nothing of this is kept on disk. A real server with weight 0 that is not wanted is found by comparing with the kernel
-/// and begins again, with a new deadline.
+/// Nothing of this is kept on disk. The comparison with the kernel finds an unwanted real server with weight 0; it drains
+/// again, with a new deadline.
 ///
 /// # Cost
 ///
-/// O(log n) for each method that names a virtual or real server; [`observe`](Drains::observe) costs as much for each
-/// real server listed or watched there, [`due`](Drains::due) for each virtual server that is due.
+/// O(log n) for each method that names a virtual or real server. [`observe`](Drains::observe) takes that for each real
+/// server listed or watched there, [`due`](Drains::due) for each virtual server that is due.
 ///
 /// ```
 /// use std::time::Duration;
@@ -199,9 +199,9 @@ struct Watch {
 pub struct Drains {
     policy: Policy,
     watches: BTreeMap<VirtualServerKey, Watch>,
-    /// When to look at each virtual server.
+    /// When to check each virtual server.
     checks: BTreeSet<(Moment, VirtualServerKey)>,
-    /// Deadlines that have not come up yet.
+    /// Deadlines that were not reported yet.
     deadlines: BTreeSet<(Moment, VirtualServerKey, RealServerKey)>,
 }
 
@@ -216,9 +216,9 @@ impl Drains {
         &self.policy
     }
 
-    /// A real server has weight 0 now. Says whether this is new; one that drains already keeps its deadline.
+    /// A real server has weight 0 now. Returns whether this is new; one that drains already keeps its deadline.
     ///
-    /// Whether real servers of this virtual server drain at all ([`Policy::drains`]) is the caller's question.
+    /// The caller decides whether real servers of this virtual server drain at all ([`Policy::drains`]).
     pub fn begin(&mut self, key: VirtualServerKey, real: RealServerKey, now: Moment) -> bool {
         if self.is_draining(&key, &real) {
             return false;
@@ -241,12 +241,12 @@ impl Drains {
         true
     }
 
-    /// A real server is wanted again, and has its weight back. Says whether it drained.
+    /// A real server is wanted again, and has its weight back. Returns whether it was draining.
     pub fn cancel(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         self.forget(key, real)
     }
 
-    /// A real server was deleted. Says whether it drained.
+    /// A real server was deleted. Returns whether it was draining.
     pub fn deleted(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         self.forget(key, real)
     }
@@ -302,14 +302,14 @@ impl Drains {
 
     /// The real servers of a virtual server were listed, all of them, and these are there.
     ///
-    /// An empty list means that the kernel has none; when listing failed, call [`Drains::observe_failed`]. The kernel
-    /// does not say whether a virtual server without real servers exists, and it does not matter here.
+    /// An empty list means that the kernel has none; when listing failed, call [`Drains::observe_failed`]. The kernel does
+    /// not say whether a virtual server without real servers exists; that does not matter here.
     pub fn observe(&mut self, key: &VirtualServerKey, listed: &[ObservedRealServer], now: Moment) -> Verdicts {
         let listed = listed.iter().map(|observed| (observed.server.key, observed)).collect();
         self.judge(key, Some(&listed), now)
     }
 
-    /// The real servers of a virtual server could not be listed. Those whose time is over are finished all the same.
+    /// The real servers of a virtual server could not be listed. Those past their deadline are still finished.
     pub fn observe_failed(&mut self, key: &VirtualServerKey, now: Moment) -> Verdicts {
         self.judge(key, None, now)
     }
@@ -344,7 +344,7 @@ impl Drains {
                     verdicts.takes_connections.push(real);
                 }
             }
-            // It has come up: from now on it does with every look, so that a deletion that fails is tried again.
+            // The deadline was reported: from now on every check returns it, so that a failed deletion is tried again.
             if let Some(deadline) = drain.deadline.filter(|deadline| *deadline <= now) {
                 self.deadlines.remove(&(deadline, *key, real));
             }

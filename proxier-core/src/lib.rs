@@ -1,25 +1,26 @@
-//! Kubernetes Services in, IPVS virtual servers out, at the cost of the change.
+//! Kubernetes Services in, IPVS virtual servers out, at O(changed objects).
 //!
-//! What kube-proxy's IPVS mode does. [`Proxier`] is the reconciler of one node: objects go in as they change, and each
+//! Does what kube-proxy's IPVS mode does. [`Proxier`] is the reconciler of one node: objects go in as they change, and each
 //! [`pass`](proxier::Proxier::pass) brings the kernel behind six small [`ports`] to what they ask for. It is a state
-//! machine without clock, thread or file; what it is made of are functions on values, usable on their own:
+//! machine without clock, thread or file, made of functions on values that are usable on their own:
 //!
 //! ```text
 //!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──▶ Changed ┐
 //!                       └─▶ Rejections                    └─▶ Conflicts    ├─diff─▶ Changes ─plan─▶ Plan ─apply─▶ Report
-//!                                      ports ──observe──▶ Observed ────────┘            ▲                   │
+//!                                      ports ───read────▶ Observed ────────┘            ▲                   │
 //!                                                             ▲                      Drains                 │
 //!                                                             └──────────── what the kernel confirmed ──────┘
 //! ```
 //!
 //! [`Store`] keeps the checked Services and EndpointSlices of a cluster as seen from one node; [`compile`](mod@compile)
-//! turns one Service into Frontends; [`Desired`] keeps what all Services together come to: virtual servers with their
-//! real servers, addresses on the dummy device, entries of the eighteen ipset sets of each family, health checks;
-//! [`rules`] makes the iptables rules. [`diff`](mod@diff) compares with what the kernel holds, [`plan`](mod@plan) orders
-//! the difference make before break, [`apply`](mod@apply) carries it out with an outcome for every operation.
+//! turns one Service into Frontends; [`Desired`] merges all Services: virtual servers with their real servers, addresses on
+//! the dummy device, entries of the eighteen ipset sets of each family, health checks; [`rules`] makes the iptables rules.
+//! [`diff`](mod@diff) compares with what the kernel holds, [`plan`](mod@plan) orders the difference make before break,
+//! [`apply`](mod@apply) carries it out with an outcome for every operation.
 //!
-//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Changed`] names the places that
-//! changed, and only these are compared. The kernel is read at the start, on a timer, and after a surprise.
+//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Changed`] names the virtual servers,
+//! addresses and entries that changed, and only these are compared. The kernel is read at the start, on a timer, and after
+//! a surprise.
 //!
 //! With feature `kernel`, [`kernel`] has the ports over the running kernel. With feature `testing`, [`fake`] has a kernel
 //! in memory behind the same ports.
@@ -99,32 +100,32 @@
 //!
 //! # What it does not do
 //!
-//! It knows no clock, randomness, file, socket, process, log or lock: the same input gives the same output. Only the ports of
-//! the features `kernel` and `testing` touch anything else. It has no type of a Kubernetes client: [`objects`] are plain
+//! It has no clock, randomness, file, socket, process, log or lock: the same input gives the same output. Only the ports of
+//! the features `kernel` and `testing` use anything else. It has no type of a Kubernetes client: [`objects`] are plain
 //! structs that `serde` reads from what an API server or `kubectl get -o json` prints.
 //!
 //! Bad input does not fail: an impossible field is left out, the rest of the object counts, and a [`Rejection`] says what
-//! and why. An operation that the kernel refuses does not stop the others: it is in the [`Report`], the rest goes on, and
-//! a full pass follows after a pause that grows.
+//! and why. An operation that the kernel refuses does not stop the others: the [`Report`] has it, and a full pass follows
+//! after a growing pause.
 //!
 //! # Decisions a reader may question
 //!
-//! * Where kube-proxy 1.28 is known to do harm, this does not follow: `internalTrafficPolicy: Local` without local
-//!   endpoints has no endpoints, whatever else the Service has; a source range of `/0` lifts the restriction where
-//!   kube-proxy locks everybody out; the addresses of `kube-ipvs0` are not node addresses; two Services that claim one
-//!   address and port are decided by age.
-//! * `externalTrafficPolicy: Local` without local endpoints falls back to the cluster's, as there, unless
+//! * Where kube-proxy 1.28 is known to do harm, this differs: `internalTrafficPolicy: Local` without local endpoints has no
+//!   endpoints, whatever else the Service has; a source range of `/0` lifts the restriction where kube-proxy locks
+//!   everybody out; the addresses of `kube-ipvs0` are not node addresses; of two Services that claim one address and port,
+//!   the older gets it.
+//! * `externalTrafficPolicy: Local` without local endpoints falls back to the cluster's, as with kube-proxy, unless
 //!   [`LocalFallback::Refuse`](config::LocalFallback::Refuse) is set.
-//! * Rules for iptables say in packet terms what kube-proxy's say, are written only when something differs, and close
-//!   two of its gaps: see [`rules`], which lists every difference.
-//! * The order of a pass is sets, rules, virtual servers with their real servers, addresses; and back when things go. An
+//! * Rules for iptables mean for packets what kube-proxy's mean, are written only when something differs, and close two of
+//!   its gaps: see [`rules`], which lists every difference.
+//! * The order of a pass is sets, rules, virtual servers with their real servers, addresses; deletions go in reverse. An
 //!   address that is bound before its virtual server exists would for a moment lead to whatever listens on this host.
-//! * An endpoint that goes drains (weight 0) for at most 15 minutes; one that comes back meanwhile gets its weight back in
-//!   place, and keeps its connections.
+//! * An endpoint that goes away drains (weight 0) for at most 15 minutes; one that comes back meanwhile gets its weight
+//!   back in place, and keeps its connections.
 //! * A virtual server whose address is not on the dummy device and whose address, protocol and port are in none of our
 //!   sets is somebody else's: reported, never changed.
-//! * When the input becomes suddenly empty, what it would delete is kept for a while: see [`safeguard`].
-//! * Loopback, multicast and other impossible addresses are refused as addresses of Services and endpoints.
+//! * When the input suddenly becomes empty, deletions are held back for a while: see [`safeguard`].
+//! * Loopback, multicast and other impossible addresses are rejected for Services and endpoints.
 //! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by
 //!   its cluster IP.
 //!

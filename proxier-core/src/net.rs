@@ -1,4 +1,4 @@
-//! Addresses, protocols and what identifies a frontend, in no kernel subsystem's words.
+//! Addresses, protocols and the keys of frontends, independent of any kernel subsystem.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -122,7 +122,7 @@ impl From<Protocol> for ipset::Protocol {
     }
 }
 
-/// Where a Service is reached: protocol, address and port. No two Services have the same.
+/// Where a Service is reached: protocol, address and port. No two Services share one.
 ///
 /// Sorted by protocol, address, then port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -146,8 +146,8 @@ impl FrontendKey {
         Family::of(self.address)
     }
 
-    /// The frontend that a virtual server serves: `None` for one by firewall mark or of another protocol, which no Service
-    /// asks for.
+    /// The frontend that a virtual server serves: `None` for one by firewall mark or of another protocol, since no Service
+    /// asks for those.
     pub fn of(key: &ipvs::VirtualServerKey) -> Option<Self> {
         let ipvs::VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
         let protocol = match protocol {

@@ -1,14 +1,14 @@
 //! Kubernetes objects as an API server prints them: only the fields that decide what is programmed.
 //!
-//! Everything is optional and as wide as JSON allows (texts for addresses, 64-bit numbers for ports), so that an
-//! impossible value is not an unreadable object. [`Service::check`](crate::snapshot::Service::check) and its siblings
-//! turn objects into checked values and say what they left out. `null` is the same as absent everywhere.
+//! Everything is optional and as wide as JSON allows (texts for addresses, 64-bit numbers for ports), so that an impossible
+//! value does not make an object unreadable. [`Service::check`](crate::snapshot::Service::check) and its siblings turn
+//! objects into checked values and report what they left out. `null` is the same as absent everywhere.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The default for `null`: Go prints empty lists and maps so.
+/// Reads `null` as the default: Go prints empty lists and maps so.
 fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -55,9 +55,9 @@ objects! {
     ServiceObject {
         /// Name, labels, annotations.
         metadata: Metadata,
-        /// What is asked for.
+        /// The specification.
         spec: ServiceSpec,
-        /// What load balancers have answered.
+        /// What load balancers reported.
         status: ServiceStatus,
     }
 
@@ -120,17 +120,17 @@ objects! {
 
     /// `status` of a Service.
     ServiceStatus {
-        /// What the load balancer has answered.
+        /// What the load balancer reported.
         load_balancer: LoadBalancerStatus,
     }
 
     /// `loadBalancer` of a Service's status.
     LoadBalancerStatus {
-        /// Its ways in.
+        /// Its addresses.
         ingress: Vec<LoadBalancerIngress>,
     }
 
-    /// A load balancer's way in.
+    /// An address of a load balancer.
     LoadBalancerIngress {
         /// Its address; those with a host name only are not programmed.
         ip: Option<String>,
@@ -141,7 +141,7 @@ objects! {
 
     /// An EndpointSlice (`discovery.k8s.io/v1`).
     EndpointSliceObject {
-        /// Name and the label that says of which Service.
+        /// Name, and the label that names the Service.
         metadata: Metadata,
         /// `IPv4`, `IPv6`; slices of `FQDN` are not programmed.
         address_type: String,
@@ -165,11 +165,11 @@ objects! {
     EndpointObject {
         /// Its addresses, of which the first counts (the API's contract: all mean the same).
         addresses: Vec<String>,
-        /// What it is ready for.
+        /// Its conditions.
         conditions: EndpointConditions,
         /// The node it runs on.
         node_name: Option<String>,
-        /// For whom it is meant.
+        /// Which zones and nodes should use it.
         hints: Option<EndpointHints>,
     }
 
@@ -201,7 +201,7 @@ objects! {
     NodeObject {
         /// Name and labels.
         metadata: Metadata,
-        /// What it is to be.
+        /// Networks of its pods.
         spec: NodeSpec,
         /// Its addresses.
         status: NodeStatus,
@@ -239,12 +239,12 @@ objects! {
         /// Networks of the cluster's pods: one, or one of each family with a comma between.
         #[serde(rename = "clusterCIDR")]
         cluster_cidr: String,
-        /// How traffic of this node's pods is told: `ClusterCIDR` (also when empty), `NodeCIDR`, `BridgeInterface`,
+        /// How local pod traffic is detected: `ClusterCIDR` (also when empty), `NodeCIDR`, `BridgeInterface`,
         /// `InterfaceNamePrefix`.
         detect_local_mode: Option<String>,
         /// Names for the last two of these.
         detect_local: DetectLocalObject,
-        /// Settings of iptables mode, of which those of masquerading count in IPVS mode too.
+        /// Settings of iptables mode; IPVS mode uses those of masquerading too.
         iptables: IptablesConfigObject,
         /// Settings of IPVS mode.
         ipvs: IpvsConfigObject,
@@ -254,7 +254,7 @@ objects! {
     DetectLocalObject {
         /// The bridge that this node's pods are on.
         bridge_interface: String,
-        /// What the names of this node's pods' devices begin with.
+        /// The prefix of the names of this node's pods' devices.
         interface_name_prefix: String,
     }
 
@@ -273,9 +273,9 @@ objects! {
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
-        /// Counts before `iptables.masqueradeBit`. kube-proxy does not know it.
+        /// Overrides `iptables.masqueradeBit`. Not in kube-proxy.
         masquerade_bit: Option<i64>,
-        /// Counts before `iptables.masqueradeAll`. kube-proxy does not know it.
+        /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.
         masquerade_all: Option<bool>,
     }
 }

@@ -31,9 +31,9 @@ impl ObservedServer {
     }
 }
 
-/// What the kernel holds: of everybody, as far as IPVS goes; of ours, as far as addresses and sets go.
+/// What the kernel holds: all virtual servers, whoever made them; of addresses and sets only ours.
 ///
-/// Filled by who reads the kernel. An empty part means that the kernel was asked and has nothing: a failed listing must
+/// The caller fills it from the kernel. An empty part means that the kernel was read and has nothing: a failed listing must
 /// not end up here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -46,12 +46,12 @@ pub struct Observed {
     pub host_addresses: BTreeSet<IpAddr>,
     /// The sets that exist, with their entries.
     pub sets: BTreeMap<SetKey, BTreeSet<Element>>,
-    /// Virtual servers that are ours, whatever addresses and sets say now: this process wanted them, or has found them with
-    /// what tells so, and wants them no more. Not read from the kernel.
+    /// Virtual servers that are ours whatever addresses and sets show now, and that are no longer wanted: this process
+    /// wanted them, or found them marked as ours. Not read from the kernel.
     pub ours: BTreeSet<VirtualServerKey>,
 }
 
-/// The entries that tell that a virtual server is ours, whichever of them there are: each has its address, protocol and port.
+/// The entries that show that a virtual server is ours; any one suffices. Each has its address, protocol and port.
 fn marks(key: &VirtualServerKey) -> impl Iterator<Item = (SetKey, Element)> + use<> {
     let kinds = [
         SetKind::ClusterIp,
@@ -77,7 +77,7 @@ fn node_port(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
     Some((SetKey::new(Family::of(addr), kind), Element::Port(port.into())))
 }
 
-/// Address, and protocol with port, as entries have them.
+/// Address, and protocol with port, in the form of entries.
 fn place(key: &VirtualServerKey) -> Option<(IpAddr, Ports)> {
     let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
     let protocol = ipset::Protocol::from_number(protocol.number()).ok()?;
@@ -90,7 +90,7 @@ impl Observed {
         Self::default()
     }
 
-    /// Notes a virtual server with its real servers, in any order.
+    /// Adds a virtual server with its real servers, in any order.
     pub fn insert(&mut self, server: &VirtualServer, real_servers: impl IntoIterator<Item = RealServer>) {
         let mut real_servers: Vec<RealServer> = real_servers.into_iter().collect();
         real_servers.sort_unstable();
@@ -103,24 +103,22 @@ impl Observed {
         self.sets.get(&set).is_some_and(|elements| elements.contains(element))
     }
 
-    /// Whether a virtual server was made by this proxy, or one with the same sets: its address is on the dummy device,
-    /// or address, protocol and port are in a set; or it is in [`ours`](Observed::ours). Firewall marks never are.
+    /// Whether a virtual server is ours, made by this proxy or one with the same sets: its address is on the dummy device,
+    /// or its address, protocol and port are in a set, or it is in [`ours`](Observed::ours). One by firewall mark never is.
     ///
-    /// No file is needed to know this after a crash, as long as a virtual server goes before its entries and its
-    /// address do.
+    /// No state file is needed after a crash, since a virtual server is deleted before its entries and its address.
     ///
-    /// kube-proxy keeps node ports without addresses, and so did this crate before it had
-    /// [`SetKind::NodePortServed`]. What they left is told from what is somebody else's by this: a node port that is in
-    /// their set, and in ours with no address at all, is theirs at the addresses that this host has now. At an address
-    /// that it has lost, and at any other, the virtual server is somebody else's: it is reported, and an administrator
-    /// may delete it.
+    /// kube-proxy keeps node ports without addresses, and so did this crate before it had [`SetKind::NodePortServed`].
+    /// Virtual servers that they left are recognised so: a node port that is in their set, and in ours with no address at
+    /// all, is theirs at the addresses that this host has now. At any other address, also one that the host has lost, the
+    /// virtual server is somebody else's: it is reported, and an administrator may delete it.
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
         let VirtualServerKey::Address { addr, .. } = *key else { return false };
         let marked = || marks(key).any(|(set, element)| self.has_entry(set, &element));
         self.addresses.contains(&addr) || self.ours.contains(key) || marked() || self.is_left_behind(key)
     }
 
-    /// Whether a virtual server is a node port's that was made without a note of its address.
+    /// Whether a virtual server is for a node port, from a process that did not record its address.
     pub(crate) fn is_left_behind(&self, key: &VirtualServerKey) -> bool {
         let (Some((bitmap, port)), Some((addr, ports))) = (node_port(key), place(key)) else { return false };
         if !self.host_addresses.contains(&addr) || !self.has_entry(bitmap, &port) {
@@ -130,15 +128,15 @@ impl Observed {
         !served.into_iter().flatten().any(|element| matches!(element, Element::IpPort(_, of) if *of == ports))
     }
 
-    /// The note that a virtual server is a node port's: its address, protocol and port.
+    /// The entry that records the virtual server of a node port: its address, protocol and port.
     pub(crate) fn served_entry(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
         let (addr, ports) = place(key)?;
         let set = SetKey::new(Family::of(addr), SetKind::NodePortServed);
         Some((set, Element::IpPort(IpSpan::host(addr), ports)))
     }
 
-    /// The addresses of a family on which this proxy serves node ports, or served them, as the kernel has noted; one as often as
-    /// it has ports.
+    /// The addresses of a family on which this proxy serves node ports, or served them, as recorded in the kernel. An
+    /// address appears once for each port.
     pub(crate) fn node_port_addresses(&self, family: Family) -> impl Iterator<Item = IpAddr> {
         let notes = self.sets.get(&SetKey::new(family, SetKind::NodePortServed)).into_iter().flatten();
         notes.filter_map(|element| match element {
@@ -147,7 +145,7 @@ impl Observed {
         })
     }
 
-    /// The entry that sends traffic to this load balancer through source ranges, if it is there.
+    /// The entry that makes rules check source ranges for this load balancer, if it is there.
     pub(crate) fn firewall_entry(&self, key: &VirtualServerKey) -> Option<(SetKey, Element)> {
         let (addr, ports) = place(key)?;
         let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerFirewall);
@@ -164,7 +162,7 @@ impl Observed {
         })
     }
 
-    /// Takes as little memory as it can; see [`Desired::compact`](crate::state::Desired::compact).
+    /// Reduces memory; see [`Desired::compact`](crate::state::Desired::compact).
     pub fn compact(&mut self) {
         pack(&mut self.virtual_servers);
         pack(&mut self.addresses);
@@ -172,7 +170,7 @@ impl Observed {
         self.sets.values_mut().for_each(pack);
     }
 
-    /// Takes changes as made.
+    /// Records changes as made.
     pub fn apply(&mut self, changes: &Changes) {
         for set in &changes.create_sets {
             self.sets.entry(*set).or_default();

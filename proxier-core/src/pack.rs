@@ -1,8 +1,8 @@
-//! Collections in as little memory as they can take.
+//! Rebuilds collections so that they take less memory.
 
-/// Makes a collection again of all it has.
+/// Rebuilds a collection from its items.
 ///
-/// A map or set whose keys came in order has nodes that are half empty; one that is made of a whole list has full ones.
+/// A map or set that was filled in key order has half-empty nodes; one made from a whole list has full ones.
 pub(crate) fn pack<C: Default + IntoIterator + FromIterator<C::Item>>(collection: &mut C) {
     *collection = std::mem::take(collection).into_iter().collect();
 }

@@ -1,4 +1,4 @@
-//! From what differs to what is done about it, in which order.
+//! Orders what differs into a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,16 +18,14 @@ use crate::snapshot::ObjectKey;
 use crate::state::Desired;
 use crate::sysctls::SysctlChange;
 
-/// What is going to be done, stage by stage, in the order of the fields. A value: nothing happens before
+/// What a pass will do, stage by stage, in the order of the fields. A value: nothing happens before
 /// [`apply`](crate::apply::apply()).
 ///
 /// The order is make before break. Sets and rules come before the virtual servers that need them, so that no connection
-/// is made that would have to be masqueraded and is not. A virtual server has its real servers before its address is
-/// bound: until then packets to the address do not end here, and no other program of this host can answer in its place.
-/// What needs none of the rules that are to be restored goes before them: whoever holds the lock of iptables holds up
-/// nothing else.
-/// What goes, goes the other way round; a virtual server goes before its entries and its address, which tell after a
-/// crash that it is ours.
+/// misses its masquerading. A virtual server has its real servers before its address is bound: until then packets to the
+/// address do not end here, and no other program of this host can answer instead. Operations that need none of the rules to
+/// restore go before them, so that whoever holds the lock of iptables delays nothing else. Deletions go in reverse; a
+/// virtual server goes before its entries and its address, which after a crash show that it is ours.
 ///
 /// Within a stage `default/kubernetes` comes first, then cluster DNS.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -43,19 +41,19 @@ pub struct Plan {
     pub create_sets: Vec<SetKey>,
     /// Entries to add.
     pub add_entries: BTreeMap<SetKey, Vec<Element>>,
-    /// Virtual and real servers to add or to change that need none of `rules`; empty without any.
+    /// Virtual and real servers to add or change that need no rules of this pass; empty unless rules are to be restored or
+    /// put off.
     pub serve_first: Vec<Operation>,
     /// Their addresses to bind to the dummy device.
     pub bind_first: Vec<IpAddr>,
-    /// Real servers to drain or to delete while rules wait; empty without any.
+    /// Real servers to drain or delete before the rules; empty unless rules are to be restored or put off.
     pub retire_first: Vec<Operation>,
     /// Rules to restore, at most one change for each family.
     pub rules: Vec<RulesChange>,
-    /// Families of which rules have to change, and which are not tried in this pass: they could not be read, or were refused a
-    /// moment ago.
+    /// Families whose rules have to change but are not tried in this pass: they could not be read, or failed a moment ago.
     pub rules_put_off: BTreeSet<Family>,
-    /// Of `serve`, the virtual servers whose source ranges need rules that are not there yet. One is not made when the rules of
-    /// its family are put off or cannot be restored: anybody could use it.
+    /// Virtual servers in `serve` whose source ranges need rules that are not there yet. One is not made when the rules of
+    /// its family are put off or fail: anybody could use it.
     pub guarded: BTreeSet<VirtualServerKey>,
     /// Virtual and real servers to add or to change.
     pub serve: Vec<Operation>,
@@ -65,14 +63,14 @@ pub struct Plan {
     pub retire: Vec<Operation>,
     /// Entries to delete, the last set first.
     pub delete_entries: BTreeMap<SetKey, Vec<Element>>,
-    /// Rules to restore that only fall away, such as the jump to a firewall whose last load balancer went: not before what
-    /// they guard is gone.
+    /// Rules to restore that only lose something, such as the jump to a firewall whose last load balancer went. They wait
+    /// until what they guard is gone.
     pub relax: Vec<RulesChange>,
     /// Addresses to remove from the dummy device.
     pub unbind: Vec<IpAddr>,
-    /// UDP flows to look for and to forget. There may be none, so this is no difference by itself.
+    /// UDP flows to find and forget. There may be none, so this alone is no difference.
     pub forget: UdpServices,
-    /// Real servers that drain already, unknown to this process: no operation, but from now on they are watched.
+    /// Real servers that drain already, unknown to this process: no operation, but they are watched from now on.
     pub adopt_drains: Vec<(VirtualServerKey, RealServerKey)>,
 }
 
@@ -84,8 +82,8 @@ pub struct RulesChange {
     pub family: Family,
     /// What changes: our chains and our jumps, nothing else.
     pub changes: RuleChanges,
-    /// The same without matches that rules do without, to be tried in this order when the kernel refuses the first: whether it
-    /// has them is known for sure only then.
+    /// The same without optional matches, tried in this order when the kernel refuses the first: only then is it certain
+    /// whether the kernel has them.
     pub without: Vec<(Capabilities, RuleChanges)>,
 }
 
@@ -139,8 +137,8 @@ impl Plan {
 }
 
 impl Plan {
-    /// Puts before the rules what need not wait for them. `needs_rules` says so of a virtual server that is not there yet;
-    /// `is_there` whether it is. Nothing moves while no rules are to be restored.
+    /// Moves operations that need not wait for rules before them. `needs_rules` says whether a virtual server needs them
+    /// before it is added, `is_there` whether it exists. Nothing moves when rules are neither to be restored nor put off.
     pub(crate) fn put_rules_last(
         &mut self,
         needs_rules: impl Fn(&VirtualServerKey) -> bool,
@@ -162,7 +160,7 @@ impl Plan {
         let (later, first): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.bind).into_iter().partition(|address| waiting.contains(address));
         (self.bind, self.bind_first) = (later, first);
-        // A virtual server goes when what takes its place is there.
+        // A virtual server goes only after its replacement is there.
         let (later, first): (Vec<_>, Vec<_>) = std::mem::take(&mut self.retire)
             .into_iter()
             .partition(|operation| matches!(operation, Operation::DeleteVirtualServer(_)));
@@ -172,9 +170,9 @@ impl Plan {
 
 /// Puts changes in order.
 ///
-/// A real server that is not wanted any more drains when its protocol does ([`Policy`](crate::drain::Policy)): weight 0
-/// first, deleted once its connections are gone. One that drains is left to [`Drains`]; one that is wanted again gets its
-/// weight back and is never deleted on the way.
+/// A real server that is not wanted any more drains if its protocol does ([`Policy`](crate::drain::Policy)): weight 0
+/// first, deleted once its connections are gone. One that drains already is left to [`Drains`]; one that is wanted again
+/// gets its weight back and is never deleted on the way.
 ///
 /// The parts that do not come from [`Changes`] (device, sysctls, timeouts, rules, flows) are left empty.
 pub fn plan(changes: Changes, desired: &Desired, observed: &Observed, drains: &Drains) -> Plan {
@@ -252,7 +250,7 @@ fn drain(key: VirtualServerKey, server: RealServer) -> Operation {
     Operation::UpdateRealServer(key, server.with_weight(Weight::DRAIN))
 }
 
-/// What a node cannot do without comes first.
+/// Services that a node needs first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
     Kubernetes,

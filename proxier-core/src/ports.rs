@@ -1,8 +1,8 @@
-//! What a pass needs of the outside world: one small trait for each part of the kernel, with just the methods used.
+//! What a pass needs of the outside world: one small trait for each part of the kernel, with only the methods used.
 //!
-//! With feature `kernel` the clients of this family implement them; with feature `testing` there are fakes that keep
-//! the kernel's rules and pass the same tests. Every method blocks until the kernel has answered. None of them logs,
-//! retries for long or decides: what fails comes back as [`PortError`].
+//! Feature `kernel` implements them with this project's clients; feature `testing` has fakes that keep the kernel's rules
+//! and pass the same tests. Every method blocks until the kernel has answered. None of them logs, retries for long or
+//! decides: a failure comes back as [`PortError`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,24 +22,24 @@ use crate::snapshot::HostAddresses;
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum PortErrorKind {
-    /// What it is about does not exist (ENOENT, ESRCH, ENODEV, EADDRNOTAVAIL).
+    /// What the call is about does not exist (ENOENT, ESRCH, ENODEV, EADDRNOTAVAIL).
     NotFound,
     /// It exists already (EEXIST).
     AlreadyExists,
     /// The process may not do this: CAP_NET_ADMIN or CAP_NET_RAW is missing (EPERM, EACCES).
     Permission,
-    /// This kernel cannot do it as it is: a module, a family, a set type or a program is missing.
+    /// This kernel cannot do it now: a module, a family, a set type or a program is missing.
     Unavailable,
-    /// Something holds it at the moment; the same call may succeed soon (EBUSY, EAGAIN, EINTR, ENOBUFS, ENOMEM, the
-    /// lock of iptables).
+    /// Something holds it at the moment; the same call may succeed soon (EBUSY, EAGAIN, EINTR, ENOBUFS, ENOMEM, the lock of
+    /// iptables).
     Busy,
     /// It takes no more: a set is full (ENOSPC, IPSET_ERR_HASH_FULL).
     Full,
-    /// Something of this name has another type or form, or a value is refused (EINVAL and others).
+    /// Something of this name has another type or form, or the kernel refuses a value (EINVAL and others).
     Invalid,
     /// It was not tried, because something it depends on failed.
     Skipped,
-    /// It was sent, and whether it was done is not known.
+    /// It was sent, but the outcome is not known.
     Unknown,
     /// Everything else.
     Other,
@@ -47,7 +47,7 @@ pub enum PortErrorKind {
 
 /// A failed call, or a failed part of one.
 ///
-/// Prints as one line that says what failed, on what and why, as the client below says it.
+/// Prints as one line that says what failed, on what and why, in the words of the client below.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PortError {
     kind: PortErrorKind,
@@ -93,24 +93,24 @@ impl std::error::Error for PortError {}
 /// One item of a call with many that was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ItemFailure {
-    /// Its place among the items given.
+    /// Its index among the items given.
     pub index: usize,
     /// Why.
     pub error: PortError,
 }
 
-/// The items of a call that were not carried out, by place. All others were.
+/// The items of a call that were not carried out, by index. All others were.
 pub type ItemFailures = Vec<ItemFailure>;
 
 /// Virtual and real servers.
 pub trait Ipvs {
-    /// Everything, of everybody, complete.
+    /// All virtual servers, whoever made them, complete.
     ///
     /// # Errors
     /// When it could not be read as a whole. A kernel without the module `ip_vs` is [`PortErrorKind::Unavailable`].
     fn snapshot(&mut self) -> Result<Snapshot, PortError>;
 
-    /// Everything, read once: virtual servers may be missing or there twice when somebody else made changes meanwhile.
+    /// All of them, read once: virtual servers may be missing or listed twice when others made changes meanwhile.
     ///
     /// # Errors
     /// As [`Ipvs::snapshot`].
@@ -123,7 +123,7 @@ pub trait Ipvs {
     /// # Errors
     /// When they could not be read.
     fn is_still(&mut self, snapshot: &Snapshot) -> Result<bool, PortError> {
-        // One that is complete needs no second look.
+        // A complete snapshot needs no second check.
         let _ = snapshot;
         Ok(true)
     }
@@ -134,7 +134,7 @@ pub trait Ipvs {
     /// [`PortErrorKind::NotFound`] if the virtual server does not exist.
     fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError>;
 
-    /// Carries out operations in order. A refused one does not stop those behind it.
+    /// Carries out operations in order. One that the kernel refuses does not stop those behind it.
     fn run(&mut self, operations: &[Operation]) -> ItemFailures;
 
     /// Timeouts of connections.
@@ -170,16 +170,17 @@ pub trait Sets {
     /// Deletes entries; one that is not there counts as deleted.
     fn delete(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures;
 
-    /// Brings a set to exactly these entries, as one step for packets, with more room when it needs that: rules that
-    /// refer to it stay valid, and no wanted entry that is there is missing for a moment. A set that does not exist comes to
+    /// Brings a set to exactly these entries, in one step for packets, with more room if needed: rules that refer to it
+    /// stay valid, and no wanted entry that is there is missing for a moment. A set that does not exist is created with all
+    /// of them at once.
     /// be with all of them at once.
     ///
     /// # Errors
     /// As [`Sets::create`]; no wanted entry that was there is missing after an error.
     fn replace(&mut self, set: SetKey, elements: &[&Element]) -> Result<(), PortError>;
 
-    /// Whether a process that was killed while it made or replaced this set has left one beside it, which
-    /// [`Sets::destroy`] removes with it. The set itself may be missing.
+    /// Whether a process that was killed while it made or replaced this set left an unfinished one beside it;
+    /// [`Sets::destroy`] removes both. The set itself may be missing.
     ///
     /// # Errors
     /// When the sets could not be listed.
@@ -200,34 +201,34 @@ pub trait Rules {
     /// [`PortErrorKind::Unavailable`] when there is no program for this family.
     fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError>;
 
-    /// Tables nat and filter, whoever made the rules. One that nobody has used yet may be missing.
+    /// Tables nat and filter, whoever made the rules. A table that nobody has used yet may be missing.
     ///
     /// # Errors
     /// [`PortErrorKind::Unavailable`] when there is no program for this family that works with this kernel.
     fn dump(&mut self, family: Family) -> Result<iptables::Dump, PortError>;
 
-    /// Does the work, and lists these families meanwhile where that can be: the next [`Rules::dump`] has less to wait for, and
-    /// shows the rules as they were when this was called.
+    /// Runs `work`, and lists these families in parallel where possible: the next [`Rules::dump`] waits less, and shows the
+    /// rules as they were when this was called.
     fn list_meanwhile(&mut self, families: &[Family], work: &mut dyn FnMut()) {
-        // Without a second hand there is only the work.
+        // The default lists nothing and only runs `work`.
         let _ = families;
         work();
     }
 
-    /// From now on a restore waits no longer than this for whoever holds the lock of iptables. Default: as the port was made.
+    /// From now on a restore waits at most this long for whoever holds the lock of iptables. Default: as the port was made.
     fn set_lock_wait(&mut self, wait: Duration) {
-        // What has no lock does not wait.
+        // Ports without a lock do not wait.
         let _ = wait;
     }
 
-    /// Carries out a transaction; of a table it is done as a whole or not at all.
+    /// Carries out a transaction; each table is changed as a whole or not at all.
     ///
     /// # Errors
-    /// The line that was refused and why; [`PortErrorKind::Busy`] when another program held the lock too long.
+    /// The refused line and the reason; [`PortErrorKind::Busy`] when another program held the lock too long.
     fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError>;
 
-    /// As [`Rules::restore`] for several families, with an outcome for each, in their order. They do not wait for each other
-    /// where that can be: most of the time goes into starting the programs.
+    /// As [`Rules::restore`] for several families, with an outcome for each, in their order. Families run in parallel where
+    /// possible: most of the time goes into starting the programs.
     fn restore_families(&mut self, changes: &[(Family, &iptables::Transaction)]) -> Vec<Result<(), PortError>> {
         changes.iter().map(|(family, transaction)| self.restore(*family, transaction)).collect()
     }
@@ -253,7 +254,7 @@ pub trait Links {
     /// When they could not be read as a whole.
     fn addresses(&mut self) -> Result<HostAddresses, PortError>;
 
-    /// The gateways of the default routes of both families: of those for an eighth of all addresses or more.
+    /// The gateways of the default routes of both families: of routes for an eighth of all addresses or more.
     ///
     /// # Errors
     /// When the routes could not be read as a whole.
@@ -274,7 +275,7 @@ pub trait Sysctls {
     /// [`PortErrorKind::NotFound`] if this kernel does not have it.
     fn get(&mut self, path: &str) -> Result<String, PortError>;
 
-    /// Whether it may be written. Some belong to the whole host and are read-only in a network namespace.
+    /// Whether it may be written. Some values belong to the whole host and are read-only in a network namespace.
     fn can_set(&mut self, path: &str) -> bool;
 
     /// Writes one.
@@ -284,10 +285,10 @@ pub trait Sysctls {
     fn set(&mut self, path: &str, value: &str) -> Result<(), PortError>;
 }
 
-/// UDP flows that have to be forgotten, by what the client sent to.
+/// UDP flows to forget, by what the client sent to.
 ///
-/// A flow counts when its original destination is one of the keys, with its protocol UDP, and the endpoint that
-/// answers is not among the value's addresses.
+/// A flow is forgotten when its original destination is one of the keys, with protocol UDP, and the endpoint that answers
+/// it is not among the value's addresses.
 pub type UdpServices = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
 
 /// A number of flows, by family.
@@ -314,8 +315,8 @@ impl Flows {
 
 /// Tracked connections.
 pub trait Conntrack {
-    /// Deletes the UDP flows to these places that no endpoint listed there answers; says how many there were. One
-    /// listing of the kernel's table for each family, whatever the number of places.
+    /// Deletes the UDP flows to these addresses and ports that none of the endpoints listed there answers; returns how
+    /// many. Lists the kernel's table once for each family, for any number of addresses.
     ///
     /// # Errors
     /// [`PortErrorKind::Unavailable`] without the module; when the table could not be listed.

@@ -1,4 +1,4 @@
-//! The reconciler: objects in, a kernel that serves them out.
+//! The reconciler: takes objects, and brings the kernel to serve them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -34,7 +34,7 @@ use crate::udp;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
-    /// What Services mean.
+    /// How Services are compiled.
     pub config: Config,
     /// Settings of the host.
     pub host: HostSettings,
@@ -46,13 +46,13 @@ pub struct Options {
     pub limits: Limits,
     /// When deletions are held back.
     pub mass_removal: MassRemoval,
-    /// How long node ports are still served on an address that this host has lost. Default 10 s: a DHCP client, a network
-    /// manager that starts anew or an administrator takes an address away and gives it back, and connections outlast
-    /// that. With 0 they end at once. An address that is away when the first pass finds node ports on it has the same time.
+    /// How long node ports are still served on an address that this host has lost. Default 10 s: a DHCP client, a
+    /// restarting network manager or an administrator takes an address away and gives it back, and connections survive.
+    /// With 0 they end at once. An address that is missing when the first pass finds node ports on it gets the same time.
     pub address_grace: Duration,
-    /// What iptables and the kernel can do; what the program iptables says of itself counts as well.
+    /// What iptables and the kernel can do; restricted further by what the iptables program reports.
     pub capabilities: rules::Capabilities,
-    /// Keeps the nodes of a cluster from trying again together: any number that differs from node to node.
+    /// Keeps the nodes of a cluster from retrying together: any number that differs from node to node.
     pub seed: u64,
 }
 
@@ -72,13 +72,13 @@ impl Default for Options {
     }
 }
 
-/// The reconciler of one node: keeps what is wanted, knows what the kernel holds, and brings the second to the first.
+/// The reconciler of one node: keeps what is wanted, knows what the kernel holds, and brings the kernel to what is wanted.
 ///
-/// A state machine: it does something only when it is called, and time comes in as `now`. Objects go in as they change;
-/// [`Proxier::pass`] works them off. A pass for changes costs what the changes cost; a full one reads the kernel, at
-/// the start, every [`Limits::max_interval`], after a failure and when asked for.
+/// A state machine: it acts only when called, and gets the time as `now`. Objects go in as they change; [`Proxier::pass`]
+/// programs them. A pass for changes costs O(changed objects); a full pass reads the kernel: at the start, every
+/// [`Limits::max_interval`], after a failure and on request.
 ///
-/// Before [`Proxier::start`] nothing is changed: half a list of Services would remove the other half.
+/// Before [`Proxier::start`] nothing is changed: half a list of Services would delete the other half.
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the past, and none excludes another")]
 #[derive(Debug)]
 pub struct Proxier {
@@ -90,35 +90,35 @@ pub struct Proxier {
     facts: NodeFacts,
     /// Services to compile again.
     pending: BTreeSet<ObjectKey>,
-    /// What compiling has changed since the last plan that was carried out.
+    /// What compiling changed since the last plan that was carried out.
     changed: Changed,
-    /// Virtual servers that are known to be this proxy's and are not wanted any more, until they are gone: this process
-    /// wanted them, or found them with what tells so. Somebody may take that away before they can be deleted.
+    /// Our virtual servers that are not wanted any more, until they are gone: this process wanted them, or found them
+    /// marked as ours. Somebody may remove the marks before they are deleted.
     leaving: BTreeSet<VirtualServerKey>,
-    /// Virtual servers that are wanted and that no pass has made yet: there may be somebody else's in their places.
+    /// Wanted virtual servers that no pass has made yet: somebody else's may have their address and port.
     unmade: BTreeSet<VirtualServerKey>,
-    /// Places whose UDP flows could not be forgotten yet.
+    /// Addresses and ports whose UDP flows could not be forgotten yet.
     unforgotten: BTreeSet<SocketAddr>,
-    /// The facts are not those of the last plan that was carried out.
+    /// The node facts differ from those of the last plan that was carried out.
     new_facts: bool,
-    /// The last pass met what it did not expect in the kernel.
+    /// The last pass found something unexpected in the kernel.
     surprised: bool,
     desired: Desired,
-    /// What the kernel holds as far as is known; `None` before it was read.
+    /// What the kernel holds, as far as known; `None` before it was read.
     observed: Option<Observed>,
     /// The addresses or default routes of the host may have changed.
     host_stale: bool,
-    /// Addresses that the host has lost, each with when that is final.
+    /// Addresses that the host has lost, with the time when each is given up.
     absent: BTreeMap<IpAddr, Moment>,
-    /// The default routes were read.
+    /// The default routes have been read.
     knows_gateways: bool,
-    /// The addresses on which an earlier process served node ports were looked at.
+    /// The addresses on which an earlier process served node ports have been checked.
     knows_served: bool,
     /// The inputs of the rules that the kernel holds.
     rules: BTreeMap<Family, rules::Inputs>,
     /// Families whose rules could not be restored.
     rules_retry: BTreeMap<Family, RulesRetry>,
-    /// What failed in the last full pass and since: it differs in the next one too, and nobody else has changed it.
+    /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
     unfinished: BTreeSet<(Part, String, String)>,
     drains: Drains,
     safeguard: Safeguard,
@@ -130,9 +130,9 @@ pub struct Proxier {
 }
 
 impl Proxier {
-    /// How long the first pass waits for whoever holds the lock of iptables: 5 s, as kube-proxy does.
+    /// How long the first pass waits for the lock of iptables: 5 s, as kube-proxy does.
     pub const FIRST_LOCK_WAIT: Duration = Duration::from_secs(5);
-    /// How long later passes wait for it: 1 s, the least that the programs know. They try again after a growing pause.
+    /// How long later passes wait for it: 1 s, the least that the programs allow. They retry after a growing pause.
     pub const SHORT_LOCK_WAIT: Duration = Duration::from_secs(1);
 
     /// The reconciler of the node of this name (`nodeName` of endpoints). `now` is the origin of its time.
@@ -179,12 +179,11 @@ impl Proxier {
         self.enqueue(changed, now);
     }
 
-    /// Removes a Service: somebody deleted it. For one that is merely missing from a list there is
-    /// [`Proxier::lose_service`].
+    /// Removes a Service that somebody deleted. For one that is merely missing from a list, call [`Proxier::lose_service`].
     pub fn delete_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.found(ObjectKind::Service, key, now);
-        // Its slices are deleted with it: those that are missing are not waited for.
+        // Its slices are deleted with it; do not wait for those that are missing.
         let slices = self.store.slices_of(key).map(|slice| &slice.key);
         let missing: Vec<ObjectKey> =
             slices.filter(|slice| self.safeguard.is_lost(ObjectKind::EndpointSlice, slice)).cloned().collect();
@@ -196,8 +195,8 @@ impl Proxier {
         self.enqueue(changed, now);
     }
 
-    /// A list lacks a Service, and nobody has said that it was deleted: it goes with the next pass, unless too many do at
-    /// once ([`Safeguard`]).
+    /// A list lacks a Service, and nobody reported it as deleted: the next pass removes it, unless too many go at once
+    /// ([`Safeguard`]).
     pub fn lose_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         if self.store.service(key).is_some() {
@@ -208,7 +207,7 @@ impl Proxier {
         }
     }
 
-    /// Takes a new or changed EndpointSlice. Says whether it differs from what was known in anything that counts.
+    /// Takes a new or changed EndpointSlice. Returns whether it differs in anything that counts.
     pub fn upsert_slice(&mut self, object: &EndpointSliceObject, now: Moment) -> bool {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         self.found(ObjectKind::EndpointSlice, &ObjectKey::of(&object.metadata), now);
@@ -218,7 +217,7 @@ impl Proxier {
         differs
     }
 
-    /// Removes an EndpointSlice: somebody deleted it. For one that is merely missing from a list there is
+    /// Removes an EndpointSlice that somebody deleted. For one that is merely missing from a list, call
     /// [`Proxier::lose_slice`].
     pub fn delete_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
@@ -227,7 +226,7 @@ impl Proxier {
         self.enqueue(changed, now);
     }
 
-    /// A list lacks an EndpointSlice, and nobody has said that it was deleted: its endpoints go with the next pass, unless too
+    /// A list lacks an EndpointSlice, and nobody reported it as deleted: the next pass removes its endpoints, unless too
     /// many Services would lose their last endpoint at once ([`Safeguard`]).
     pub fn lose_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
@@ -239,21 +238,20 @@ impl Proxier {
         }
     }
 
-    /// An object is not missing any more: that may end what is held back, though it says what it said before.
+    /// An object is not missing any more, even if unchanged: that may release what is held back.
     fn found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
         if self.safeguard.found(kind, key) {
             self.schedule.request(now);
         }
     }
 
-    /// What is held back ([`Safeguard`]) is meant: the next pass makes it so. Says how many virtual servers that are.
+    /// Confirms what is held back ([`Safeguard`]): the next pass deletes it. Returns how many virtual servers that affects.
     pub fn confirm_removal(&mut self, now: Moment) -> usize {
         self.schedule.request_full(now);
         self.safeguard.confirm()
     }
 
-    /// Takes complete lists in place of all that was known: what is in neither is missing, what is as before costs
-    /// nothing.
+    /// Replaces everything known by complete lists: objects in neither are missing; unchanged ones cost nothing.
     pub fn replace_objects<'a>(
         &mut self,
         services: impl IntoIterator<Item = &'a ServiceObject>,
@@ -288,7 +286,7 @@ impl Proxier {
         }
     }
 
-    /// The lists are complete: passes may begin, and a full one is due. What came before counts as asked for now.
+    /// The lists are complete: passes may begin, and a full one is due. Earlier requests count as made now.
     pub fn start(&mut self, now: Moment) {
         if !self.started {
             self.started = true;
@@ -296,8 +294,9 @@ impl Proxier {
         }
     }
 
-    /// Whom this node has to reach, of a kind, in place of those before: no Service may take their addresses
-    /// ([`Reserved`](crate::safeguard::Reserved)). Gateways and the endpoints of `default/kubernetes` are found without it.
+    /// Sets the neighbours of a kind, which this node has to reach, in place of the earlier ones: no Service may take their
+    /// addresses ([`Reserved`](crate::safeguard::Reserved)). Gateways and the endpoints of `default/kubernetes` are found
+    /// without this.
     pub fn set_neighbours(&mut self, user: User, neighbours: impl IntoIterator<Item = Neighbour>, now: Moment) {
         if self.options.config.reserved.set_neighbours(user, neighbours) {
             self.refresh_facts();
@@ -311,13 +310,13 @@ impl Proxier {
         self.schedule.request(now);
     }
 
-    /// Changes [`Options::address_grace`]: to 0 for who makes one pass only, and will not be there when the time is over.
+    /// Changes [`Options::address_grace`]: to 0 for a process that makes one pass only and ends before the time is over.
     pub fn set_address_grace(&mut self, grace: Duration) {
         self.options.address_grace = grace;
     }
 
-    /// These addresses were seen on an interface of this host. One that is away again by the time the next pass reads them gets
-    /// its whole time to come back ([`Options::address_grace`]): a pass may take longer than an address is away.
+    /// These addresses were seen on an interface of this host. One that is gone again when the next pass reads them gets
+    /// the full time to come back ([`Options::address_grace`]): a pass may take longer than the address stays away.
     pub fn addresses_seen(&mut self, addresses: impl IntoIterator<Item = IpAddr>, now: Moment) {
         let until = now.saturating_add(self.options.address_grace);
         for address in addresses {
@@ -327,7 +326,7 @@ impl Proxier {
         }
     }
 
-    /// The next pass reads the kernel again, and runs as soon as it may.
+    /// The next pass reads the kernel again, and runs as soon as allowed.
     pub fn request_full(&mut self, now: Moment) {
         self.schedule.request_full(now);
     }
@@ -339,7 +338,7 @@ impl Proxier {
         }
     }
 
-    /// Works out the facts again, and every Service if they differ.
+    /// Computes the node facts again, and compiles every Service if they differ.
     fn refresh_facts(&mut self) {
         let absent = self.absent.keys().copied();
         let facts = NodeFacts::with_absent(&self.options.config, &self.node, &self.host, absent);
@@ -350,14 +349,14 @@ impl Proxier {
         }
     }
 
-    /// When [`Proxier::pass`] has something to do: now, when it has passed. `None` before [`Proxier::start`].
+    /// When [`Proxier::pass`] has something to do; in the past: now. `None` before [`Proxier::start`].
     pub fn next_wake(&self) -> Option<Moment> {
         let next = self.schedule.next().filter(|_| self.started)?;
         let looks = [self.next_look(), self.next_rules_retry(), self.next_loss()].into_iter().flatten();
         Some(looks.map(|look| look.max(self.schedule.earliest())).fold(next.at, Moment::min))
     }
 
-    /// When an address that the host has lost is given up.
+    /// When the next lost address is given up.
     fn next_loss(&self) -> Option<Moment> {
         self.absent.values().min().copied()
     }
@@ -367,15 +366,14 @@ impl Proxier {
         self.observed.as_ref().and_then(|_| self.rules_retry.values().map(|retry| retry.at).min())
     }
 
-    /// When to look at real servers that drain. While the kernel could not be read, the next full pass does; before that
-    /// there is nothing to try again.
+    /// When to check real servers that drain. `None` while the kernel could not be read: the next full pass checks them.
     fn next_look(&self) -> Option<Moment> {
         self.observed.as_ref().and_then(|_| self.drains.next_check())
     }
 
     /// Does what is due. `None` when nothing is.
     ///
-    /// `clock` tells the time, on the scale of the other methods; it is asked again when the pass ends, since pauses count
+    /// `clock` returns the time, on the scale of the other methods; it is read again when the pass ends, since pauses count
     /// from there.
     pub fn pass(&mut self, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Option<Report> {
         if !self.started {
@@ -389,7 +387,7 @@ impl Proxier {
         let pass = self.schedule.start(now)?;
         let Prepared { plan, inputs, mut report, ready } = self.prepare(pass, now, ports);
         if ready {
-            // A process that goes on tries again soon, and holds nothing up meanwhile.
+            // A running process retries soon, and must not delay anything else meanwhile.
             ports.rules.set_lock_wait(if self.settled { Self::SHORT_LOCK_WAIT } else { Self::FIRST_LOCK_WAIT });
             self.carry_out(&plan, inputs, &mut report, clock, ports);
         }
@@ -429,8 +427,8 @@ impl Proxier {
         self.find_api_servers();
         let changed = self.refresh_desired(now);
         report.health_checks_changed = report.full || !changed.health_checks.is_empty();
-        // What is missing was judged; what else goes, goes because objects say so. Before anything was compared, nothing is
-        // known to go.
+        // The safeguard has judged missing objects; everything else that goes was deleted by events. Before the first
+        // comparison nothing is known to go.
         if self.safeguard.has_compared() {
             self.safeguard.believe(changed.virtual_servers.iter().copied());
         }
@@ -449,7 +447,7 @@ impl Proxier {
             }
         }
         if !report.unread.is_empty() {
-            // Everything is compared when it can be read.
+            // Once the kernel can be read, compare everything.
             self.observed = None;
             return Prepared { report, ..Prepared::default() };
         }
@@ -468,7 +466,7 @@ impl Proxier {
         self.make_plan(report, now, ports)
     }
 
-    /// Works out anew what changed objects mean, and what is left when those that are missing are believed to be gone.
+    /// Compiles changed objects, and what remains after missing ones are believed to be gone.
     fn refresh_desired(&mut self, now: Moment) -> Changed {
         let pending = std::mem::take(&mut self.pending);
         let mut changed = self.refresh_services(&pending);
@@ -485,7 +483,7 @@ impl Proxier {
         changed
     }
 
-    /// Compiles Services again, and notes which virtual servers are wanted newly, or no more.
+    /// Compiles Services again, and records which virtual servers are newly wanted or no longer wanted.
     fn refresh_services(&mut self, services: &BTreeSet<ObjectKey>) -> Changed {
         let compiled = services.iter().filter_map(|service| self.desired.compiled(service));
         let before: BTreeSet<VirtualServerKey> =
@@ -496,7 +494,7 @@ impl Proxier {
                 (false, true) if !self.leaving.remove(key) => {
                     self.unmade.insert(*key);
                 }
-                // What no pass has made may be somebody else's.
+                // A virtual server that no pass has made may be somebody else's.
                 (true, false) if !self.unmade.remove(key) => {
                     self.leaving.insert(*key);
                 }
@@ -506,7 +504,7 @@ impl Proxier {
         changed
     }
 
-    /// Says whether the dummy device is not as it is taken to be.
+    /// Takes the host's addresses; returns whether the dummy device differs from what is known.
     fn take_host(&mut self, host: HostAddresses, now: Moment) -> bool {
         self.host_stale = false;
         let before = std::mem::replace(&mut self.host, host);
@@ -524,8 +522,8 @@ impl Proxier {
         !reading::has_device(&self.host) || there != observed.addresses
     }
 
-    /// The first time that the kernel is read: an address on which an earlier process served node ports, and which this host
-    /// has not at the moment, has the same time to come back as one that is lost later. Says whether there is one.
+    /// At the first reading of the kernel: an address on which an earlier process served node ports, and which this host
+    /// lacks now, gets the same time to come back as one lost later. Returns whether there is one.
     fn take_served(&mut self, now: Moment) -> bool {
         let Some(observed) = self.observed.as_ref().filter(|_| !self.knows_served) else { return false };
         self.knows_served = true;
@@ -542,7 +540,7 @@ impl Proxier {
         !missing.is_empty()
     }
 
-    /// Addresses that were lost for long enough do not count any more.
+    /// Drops addresses that have been lost for long enough.
     fn give_up_absent(&mut self, now: Moment) {
         let before = self.absent.len();
         self.absent.retain(|_, until| *until > now);
@@ -551,8 +549,8 @@ impl Proxier {
         }
     }
 
-    /// Reads the gateways of the default routes. What cannot be read again is taken to be as it was; and a family that has
-    /// no default route at the moment keeps its gateway, to which the route will come back.
+    /// Reads the gateways of the default routes. Keeps the known ones if they cannot be read; and a family without a
+    /// default route at the moment keeps its gateway, since the route will come back to it.
     fn read_gateways(&mut self, links: &mut dyn Links) -> Option<Unread> {
         match links.gateways() {
             Ok(mut found) => {
@@ -572,7 +570,7 @@ impl Proxier {
         }
     }
 
-    /// Takes the endpoints of `default/kubernetes` for API servers. While it has none, those it had before.
+    /// Takes the endpoints of `default/kubernetes` as API servers. While it has none, keeps the earlier ones.
     fn find_api_servers(&mut self) {
         let kubernetes = ObjectKey::new("default", "kubernetes");
         let ports = |slice: &EndpointSlice| -> Vec<u16> { slice.ports.iter().map(|port| port.port).collect() };
@@ -655,7 +653,7 @@ impl Proxier {
         Prepared { plan, inputs, report, ready: true }
     }
 
-    /// Puts before the rules what does not need them, and notes what must not be served without them.
+    /// Moves operations that need no rules before them, and records which virtual servers must not be served without rules.
     fn order_by_rules(&self, plan: &mut Plan, kept: &rules::Kept, inputs: &BTreeMap<Family, rules::Inputs>) {
         let changing = |family: &Family| plan.rules.iter().any(|change| change.family == *family);
         let waiting: BTreeMap<Family, rules::Inputs> = self
@@ -671,13 +669,13 @@ impl Proxier {
                 (family, new.unwrap_or_else(made))
             })
             .collect();
-        // Once a family: the inputs hold every guarded load balancer.
+        // Once for each family: the inputs hold every guarded load balancer.
         let compared: BTreeMap<Family, (rules::Inputs, Option<&rules::Inputs>)> = waiting
             .into_iter()
             .map(|(family, new)| {
-                // Rules that differ although their inputs do not were changed by somebody else: nobody knows how.
+                // Rules that differ although their inputs do not were changed by somebody else, nobody knows how.
                 let before = self.rules.get(&family).filter(|before| **before != new);
-                // Capabilities are asked of the programs only when rules are made.
+                // The programs are asked for their capabilities only when rules are made.
                 let new = match before {
                     Some(before) => new.with_capabilities(before.capabilities()),
                     None => new,
@@ -710,22 +708,22 @@ impl Proxier {
         plan.guarded = added.filter(|key| compared.contains_key(&key.family().into()) && has_ranges(key)).collect();
     }
 
-    /// Whether the rules of a family cannot have changed, told at the cost of what was changed: working out their inputs
-    /// costs as much as there are guarded load balancers. What rules depend on has entries of its own in sets.
+    /// Whether the rules of a family cannot have changed. Costs O(changed entries); building `Inputs` costs O(guarded load
+    /// balancers). Rules depend only on node facts and on entries in sets.
     fn has_same_rules(&self, family: Family) -> bool {
         let changed = self.changed.entries.iter().any(|(set, _)| set.family == family);
         let is_known = self.rules.contains_key(&family) && !self.rules_retry.contains_key(&family);
         !changed && !self.new_facts && is_known
     }
 
-    /// Adds what comes of looking at the real servers that drain.
+    /// Checks the real servers that drain, and adds the result to the plan.
     fn plan_drains(&mut self, full: bool, plan: &mut Plan, now: Moment, ports: &mut Ports<'_>) {
         for key in self.drains.due(now) {
             let listed = ports.ipvs.real_servers(&key);
             let verdicts = match &listed {
                 Ok(listed) => self.drains.observe(&key, listed, now),
                 Err(error) if error.kind() == PortErrorKind::NotFound => {
-                    // Somebody deleted it with all it had.
+                    // Somebody deleted the virtual server with all its real servers.
                     self.drains.forget_virtual_server(&key);
                     continue;
                 }
@@ -740,7 +738,7 @@ impl Proxier {
             }
             let finished = verdicts.finished.iter().filter(|finished| !frontend.has_real_server(&finished.real));
             plan.retire.extend(finished.map(|finished| Operation::DeleteRealServer(key, finished.real)));
-            // A full pass has compared the weights already.
+            // A full pass has already compared the weights.
             for server in listed.iter().flatten().filter(|_| !full).map(|listed| listed.server) {
                 if verdicts.takes_connections.contains(&server.key) && !frontend.has_real_server(&server.key) {
                     let drained = server.with_weight(Weight::DRAIN);
@@ -750,8 +748,8 @@ impl Proxier {
         }
     }
 
-    /// Adds the change of a family's rules, when there is one. Returns the inputs of the rules when the kernel has to
-    /// have them after this pass and is not known to have them already.
+    /// Adds the change of a family's rules, if any. Returns the inputs of the rules if the kernel should have them after
+    /// this pass and is not known to have them already.
     fn plan_rules(
         &self,
         family: Family,
@@ -785,7 +783,7 @@ impl Proxier {
                 let rules = rules::compile(&inputs.clone().with_capabilities(capabilities));
                 let changes =
                     rules.map_err(|error| invalid(&error))?.changes(&dump).map_err(|error| invalid(&error))?;
-                // Refused as it was, when it needs none of what is left out.
+                // Skip it if the reduced rules are the same: the kernel would refuse them again.
                 if changes != change.changes {
                     change.without.push((capabilities, changes));
                 }
@@ -795,7 +793,7 @@ impl Proxier {
         Ok(Some(inputs))
     }
 
-    /// What somebody else changed: operations on what the input did not touch.
+    /// What somebody else changed: operations on things that the input did not change.
     fn drift(&self, plan: &Plan, inputs: &BTreeMap<Family, rules::Inputs>) -> Vec<Step> {
         let changed = &self.changed;
         let names = Names::new(&self.store, &self.desired);
@@ -848,8 +846,8 @@ impl Proxier {
         let names = Names::new(&self.store, &self.desired);
         let applied = apply(plan, &self.desired, observed, &names, ports);
         if !self.unmade.is_empty() {
-            // Nobody had the place when it was read, so what was tried there is ours, whatever was answered. What waits for
-            // its guard may not have been tried.
+            // Nothing was there when it was read, so a virtual server that was tried there is ours, whatever the answer.
+            // One that waits for rules or entries may not have been tried.
             let waits = |key: &VirtualServerKey| {
                 plan.guarded.contains(key) || self.desired.frontend(key).is_some_and(|of| of.source_ranges.is_some())
             };
@@ -859,7 +857,7 @@ impl Proxier {
             self.unmade.retain(|key| !tried.contains(key) && !observed.virtual_servers.contains_key(key));
         }
         self.changed = Changed::default();
-        // What waits for its guard is served in the pass that puts that up.
+        // Virtual servers that wait for rules or entries are served by the pass that writes those.
         for key in plan.guarded.iter().filter(|key| !observed.virtual_servers.contains_key(key)) {
             self.changed.virtual_servers.insert(*key);
             if let VirtualServerKey::Address { addr, .. } = key {
@@ -879,13 +877,13 @@ impl Proxier {
         }
         let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
         self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
-        // What is not as it was thought is looked at again, at once; not for ever when the kernel contradicts itself.
+        // Re-read at once after a surprise, but not twice in a row, or a contradictory kernel would loop us.
         let surprised = applied.surprises > 0;
         if surprised && !self.surprised {
             self.schedule.request_full(now);
         }
         self.surprised = surprised;
-        // What was not planned although it may have changed is not known any more.
+        // Families that were not planned although they may have changed: forget their rules.
         let skipped = !report.unread.is_empty();
         self.rules.retain(|family, _| !skipped || inputs.contains_key(family));
         let failed: BTreeMap<&str, PortErrorKind> = applied
@@ -894,7 +892,7 @@ impl Proxier {
             .filter(|failure| failure.step.part == Part::Rules)
             .map(|failure| (&*failure.step.name, failure.error.kind()))
             .collect();
-        // What this kernel has shown that it lacks is not asked of it again.
+        // Do not try again what this kernel has shown to lack.
         for (family, capabilities) in &applied.reduced {
             let known = self.options.capabilities;
             self.options.capabilities =
@@ -909,8 +907,8 @@ impl Proxier {
                 self.rules_retry.remove(&family);
                 continue;
             };
-            // Who did not get the lock, or did not try, has changed nothing; after another failure a table may be as wanted, and one
-            // not.
+            // Without the lock, or when skipped, nothing changed. After another failure one table may be as wanted and
+            // another not.
             if !matches!(kind, PortErrorKind::Busy | PortErrorKind::Skipped) {
                 self.rules.remove(&family);
             }
@@ -918,7 +916,7 @@ impl Proxier {
             let retry = self.rules_retry.entry(family).or_insert_with(|| RulesRetry::new(seed));
             retry.failed(clock());
         }
-        // A pass for changes tries again only what changed.
+        // A pass for changes retries only what changed.
         if report.full {
             self.unfinished.clear();
         }
@@ -932,7 +930,7 @@ impl Proxier {
         report.applied = applied;
     }
 
-    /// Whether none of the virtual servers that are wanted is there.
+    /// Whether none of the wanted virtual servers exists.
     fn serves_nothing(&self) -> bool {
         let is_there = |key: VirtualServerKey| {
             self.observed.as_ref().is_some_and(|observed| observed.virtual_servers.contains_key(&key))
@@ -941,7 +939,7 @@ impl Proxier {
         wanted.peek().is_some() && !wanted.any(|frontend| is_there(frontend.key()))
     }
 
-    /// Takes as little memory as it can, at the cost of moving everything that is kept: for after the first pass.
+    /// Reduces memory by rebuilding everything that is kept; call it after the first pass.
     pub fn compact(&mut self) {
         self.store.compact();
         self.desired.compact();
@@ -970,12 +968,12 @@ impl Proxier {
         self.observed.as_ref()
     }
 
-    /// What compiling needs besides the Services.
+    /// The node facts: what compiling needs besides the Services.
     pub fn facts(&self) -> &NodeFacts {
         &self.facts
     }
 
-    /// What keeps deletions back that are too many at once.
+    /// The safeguard: holds deletions back when there are too many at once.
     pub fn safeguard(&self) -> &Safeguard {
         &self.safeguard
     }
@@ -985,8 +983,8 @@ impl Proxier {
         &self.drains
     }
 
-    /// Since when something is wanted that the kernel does not have; `None` when it has all, and before
-    /// [`Proxier::start`]: who waits for lists has nothing to do. Health checks go by this (`/healthz`).
+    /// Since when something is wanted that the kernel does not have; `None` when it has everything, and before
+    /// [`Proxier::start`], when nothing is wanted yet. Health checks use this (`/healthz`).
     pub fn pending_since(&self) -> Option<Moment> {
         self.schedule.pending_since().filter(|_| self.started)
     }
@@ -1001,7 +999,7 @@ impl Proxier {
         &self.totals
     }
 
-    /// What was left out of the objects that are there now: of Services and slices, then of the Node.
+    /// What was left out of the current objects: of Services and slices, then of the Node.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         self.store.rejections().chain(&self.node_rejections)
     }
@@ -1022,7 +1020,7 @@ fn refused(desired: &Desired) -> Vec<Refused> {
     reserved.chain(claimed).collect()
 }
 
-/// When rules that could not be restored are tried again.
+/// When to retry rules that could not be restored.
 #[derive(Clone, Debug)]
 struct RulesRetry {
     at: Moment,
@@ -1030,7 +1028,7 @@ struct RulesRetry {
 }
 
 impl RulesRetry {
-    /// The longest pause: who waits for a guard should not wait much longer than for the lock.
+    /// The longest pause: virtual servers that need rules should not wait much longer than for the lock.
     const LONGEST: Duration = Duration::from_secs(5);
 
     fn new(seed: u64) -> Self {
@@ -1045,9 +1043,9 @@ impl RulesRetry {
 #[derive(Debug, Default)]
 struct Prepared {
     plan: Plan,
-    /// Inputs of the rules that the kernel has after this.
+    /// Inputs of the rules that the kernel has after this plan.
     inputs: BTreeMap<Family, rules::Inputs>,
     report: Report,
-    /// The plan may be carried out: the kernel could be read, and no safeguard stopped.
+    /// The plan may be carried out: the kernel could be read.
     ready: bool,
 }

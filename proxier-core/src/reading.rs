@@ -1,4 +1,4 @@
-//! Reading what the kernel holds.
+//! Reads what the kernel holds.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,14 +17,15 @@ use crate::snapshot::HostAddresses;
 use crate::state::Desired;
 use crate::sysctls::{HostSettings, OSRELEASE, SysctlChange, wanted};
 
-/// Reads virtual servers, sets and the dummy device's addresses: what the proxy itself wrote and what tells it apart.
+/// Reads virtual servers, sets and the dummy device's addresses: what the proxy wrote, and what shows that it is ours.
 ///
-/// Lists of real servers that are as wanted are shared with `desired` and take no memory of their own. `is_settled`: everything
-/// was read before, and no virtual server of ours is known that is to be deleted; one reading of them may do then.
+/// Lists of real servers that are as wanted are shared with `desired` and take no memory of their own. `is_settled`:
+/// everything was read before, and none of our virtual servers is known to await deletion; then one reading of them may be
+/// enough.
 ///
 /// # Errors
-/// The parts that could not be read. Nothing may be changed then: what is missing in half a reading would be made again,
-/// and what is ours could not be told.
+/// The parts that could not be read. The caller must change nothing then: what half a reading lacks would be made again,
+/// and what is ours would not be known.
 pub fn read(
     ipvs: &mut dyn Ipvs,
     sets: &mut dyn Sets,
@@ -37,10 +38,10 @@ pub fn read(
     if unread.is_empty() { Ok(observed) } else { Err(unread) }
 }
 
-/// As [`read`], but a part that this kernel does not have at all counts as empty.
+/// As [`read`], but a part that this kernel lacks counts as empty.
 ///
 /// # Errors
-/// The parts that are there and could not be read.
+/// The parts that exist and could not be read.
 pub fn read_what_there_is(
     ipvs: &mut dyn Ipvs,
     sets: &mut dyn Sets,
@@ -80,9 +81,9 @@ fn read_parts(
     (observed, unread)
 }
 
-/// Reads the virtual servers, once if that is enough: if all that is wanted is there as wanted, and nothing is to be deleted. What
-/// a disturbed reading lacks makes no difference then. Otherwise an unwanted virtual server that it lacks would lose what tells
-/// that it is ours.
+/// Reads the virtual servers; one reading is enough if everything wanted is there as wanted and nothing is to be deleted:
+/// what a disturbed reading misses makes no difference then. Otherwise it could miss an unwanted virtual server, which
+/// would then lose what shows that it is ours.
 fn read_virtual_servers(
     ipvs: &mut dyn Ipvs,
     config: &Config,
@@ -141,9 +142,8 @@ pub fn has_device(host: &HostAddresses) -> bool {
     host.interfaces.contains_key(Config::DUMMY_DEVICE)
 }
 
-/// The values below `/proc/sys` that are not as they have to be: those to write, and those that serving works without and
-/// that may not be written from here. One that cannot be read is written all the same: the attempt says more than the
-/// failed reading.
+/// The values below `/proc/sys` that differ: those to write, and optional ones that may not be written from here. One that
+/// cannot be read is written all the same: a failed write says more than a failed reading.
 pub fn sysctl_changes(sysctls: &mut dyn Sysctls, settings: &HostSettings) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     let release = sysctls.get(OSRELEASE).unwrap_or_default();
     let (mut changes, mut unmet) = (Vec::new(), Vec::new());
@@ -157,7 +157,7 @@ pub fn sysctl_changes(sysctls: &mut dyn Sysctls, settings: &HostSettings) -> (Ve
     (changes, unmet)
 }
 
-/// The timeouts of IPVS that are not as they have to be.
+/// The timeouts of IPVS that differ.
 ///
 /// # Errors
 /// When they could not be read.

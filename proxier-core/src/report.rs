@@ -1,4 +1,4 @@
-//! What became of a pass.
+//! The outcome of a pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -29,9 +29,9 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Whether the reason is the object: a virtual server, real server, address or entry that this kernel does not take as it
-    /// is (an endpoint that is a broadcast address, a family or scheduler that IPVS lacks). Others are not concerned, and
-    /// trying again helps only when something else changes.
+    /// Whether the object is the reason: a virtual server, real server, address or entry that this kernel does not accept
+    /// (an endpoint that is a broadcast address, a family or scheduler that IPVS lacks). Other objects are not affected,
+    /// and retrying helps only when something else changes.
     pub fn is_of_one_object(&self) -> bool {
         let of_an_object =
             matches!(self.step.part, Part::VirtualServer | Part::RealServer | Part::Address | Part::Entry);
@@ -55,7 +55,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Part of the kernel that could not be read, so that nothing of it was changed.
+/// A part of the kernel that could not be read, so that nothing of it was changed.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Unread {
@@ -82,9 +82,9 @@ impl fmt::Display for Unread {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Lack {
-    /// What is not done, and what that means, in words.
+    /// What is not done, and the consequence, in words.
     pub what: String,
-    /// What the kernel, or the program, said.
+    /// What the kernel, or the program, answered.
     pub error: PortError,
 }
 
@@ -100,7 +100,7 @@ impl fmt::Display for Lack {
     }
 }
 
-/// What carrying out a plan came to: an outcome for every operation.
+/// The result of carrying out a plan, with an outcome for every operation.
 ///
 /// Operations that were done are counted, those that were not are listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -110,23 +110,23 @@ pub struct Applied {
     pub done: Counts,
     /// Operations that were not.
     pub failures: Vec<Failure>,
-    /// What this kernel lacks, found out on the way; serving works without.
+    /// What this kernel turned out to lack; serving works without.
     pub lacks: Vec<Lack>,
     /// UDP flows that were forgotten.
     pub flows: Flows,
     /// Real servers that drain from now on.
     pub drained: Vec<(VirtualServerKey, RealServerKey)>,
-    /// Real servers that are served again, or that went: they do not drain any more.
+    /// Real servers that do not drain any more: they are served again, or gone.
     pub settled: Vec<(VirtualServerKey, RealServerKey)>,
     /// Families whose rules were restored.
     pub restored: Vec<Family>,
-    /// Of those, the families whose rules the kernel took only without some matches
+    /// Those of them whose rules the kernel took only without some matches
     /// ([`RulesChange::without`](crate::plan::RulesChange::without)), with what it took.
     pub reduced: Vec<(Family, Capabilities)>,
-    /// Virtual servers that went.
+    /// Virtual servers that were deleted.
     pub deleted: Vec<VirtualServerKey>,
-    /// How often the kernel held something else than was thought: what was to be added was there, what was to be changed or
-    /// deleted was not. All of it was brought to what is wanted, but there may be more.
+    /// How often the kernel contradicted what was known: something to add was there, something to change or delete was not.
+    /// All of that was brought to what is wanted, but there may be more.
     pub surprises: usize,
 }
 
@@ -142,7 +142,7 @@ impl Applied {
         self.failures.push(Failure { step, error });
     }
 
-    /// Takes the outcome of one call for one operation.
+    /// Records the outcome of one call for one operation.
     pub(crate) fn note(&mut self, step: impl FnOnce() -> Step, outcome: Result<(), PortError>) -> bool {
         match outcome {
             Ok(()) => {
@@ -158,7 +158,7 @@ impl Applied {
     }
 }
 
-/// Addresses that are shown and not changed.
+/// What is somebody else's: shown, never changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Foreign {
@@ -170,26 +170,26 @@ pub struct Foreign {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// The kernel was read as a whole; otherwise only what changed in the input was looked at.
+    /// The kernel was read as a whole; otherwise only what changed in the input was checked.
     pub full: bool,
     /// Parts that could not be read.
     pub unread: Vec<Unread>,
     /// What was carried out and what was not.
     pub applied: Applied,
-    /// Families whose rules have to change and were left for a later attempt, since the last one failed a moment ago.
+    /// Families whose rules have to change but wait for a later attempt, since the last one failed a moment ago.
     pub rules_put_off: BTreeSet<Family>,
-    /// None of the virtual servers that are wanted is there, and the kernel refused some.
+    /// None of the wanted virtual servers exists, and the kernel refused something.
     pub serves_nothing: bool,
     /// Differences that a full pass found although no input had changed: made by others, and repaired.
     pub drift: Vec<Step>,
     /// What is somebody else's; known after a full pass.
     pub foreign: Foreign,
-    /// Virtual servers that are not served, and why.
+    /// Virtual servers that Services ask for and do not get, and why.
     pub refused: Vec<Refused>,
-    /// Values below `/proc/sys` that were asked for and may not be written from here; serving works without. Known after a
-    /// full pass.
+    /// Values below `/proc/sys` that are wanted but may not be written from here; serving works without. Known after a full
+    /// pass.
     pub unmet: Vec<SysctlChange>,
-    /// Deletions that were held back because they were too many at once, and what to do; the rest was done.
+    /// Why deletions were held back as too many at once, and what to do; everything else was done.
     pub stopped: Option<Arc<str>>,
     /// Real servers that drain now.
     pub draining: usize,
@@ -210,7 +210,7 @@ pub struct Refused {
 }
 
 impl Report {
-    /// Whether the kernel holds what is wanted, as far as this pass looked.
+    /// Whether the kernel holds what is wanted, as far as this pass checked.
     pub fn is_done(&self) -> bool {
         self.unread.is_empty()
             && self.rules_put_off.is_empty()
@@ -218,15 +218,15 @@ impl Report {
             && self.stopped.is_none()
     }
 
-    /// Whether this node could not do its work: something could not be read, or was not done for a reason that concerns more
-    /// than one object. Health checks go by this.
+    /// Whether this node could not do its work: something could not be read, or an operation failed for a reason that
+    /// affects more than one object. Health checks use this.
     ///
-    /// No failure of the node is
+    /// These are no failures of the node:
     /// * what the kernel refuses because of the object ([`Failure::is_of_one_object`]), as long as anything is served;
-    /// * what is held back on purpose ([`Report::stopped`]): what is wanted is served, and more.
+    /// * deletions held back on purpose ([`Report::stopped`]): what is wanted is served, and more.
     pub fn has_failed(&self) -> bool {
         let failures = &self.applied.failures;
-        // What was skipped follows from something else; when nothing else is known, from something that is not.
+        // A skipped operation follows from another failure. If none is known, the node is at fault.
         let only_skipped = || failures.iter().all(|failure| failure.error.kind() == PortErrorKind::Skipped);
         let of_the_node =
             |failure: &Failure| failure.error.kind() != PortErrorKind::Skipped && !failure.is_of_one_object();
@@ -237,8 +237,8 @@ impl Report {
             || (!failures.is_empty() && only_skipped())
     }
 
-    /// Objects that the kernel refuses: operations that failed because of the object they are about. What depends on them and
-    /// was skipped is not among them.
+    /// Objects that the kernel refuses: operations that failed because of their object. Skipped operations that depend on
+    /// them are not included.
     pub fn refused_by_kernel(&self) -> impl Iterator<Item = &Failure> {
         self.applied.failures.iter().filter(|failure| failure.is_of_one_object())
     }

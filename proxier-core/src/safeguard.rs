@@ -1,5 +1,5 @@
-//! What is not done although the input says so: losing much at once, and taking an address, or an address and
-//! port, that the node itself cannot do without.
+//! Safeguards against the input: losing much at once, and taking an address, or an address and port, that the node itself
+//! needs.
 
 mod lost;
 mod mass;

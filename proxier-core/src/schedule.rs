@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::backoff::Backoff;
 
-/// A point in time: how long after an origin of the caller's choosing, such as the start of the process, by a clock that
+/// A point in time: the time since an origin that the caller chooses, such as the start of the process, by a clock that
 /// never goes back.
 pub type Moment = Duration;
 
@@ -12,10 +12,10 @@ pub type Moment = Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Limits {
     /// The shortest time from the end of a pass to the start of the next (`ipvs.minSyncPeriod`). Default 0: a change is
-    /// programmed at once, and changes that come while a pass runs wait for its end and go together.
+    /// programmed at once, and changes that come during a pass are programmed together after it.
     pub min_interval: Duration,
-    /// The longest time from the end of a full pass to the start of the next (`ipvs.syncPeriod`): what somebody else
-    /// changed in the kernel is put right after that at the latest. Default 30 s.
+    /// The longest time from the end of a full pass to the start of the next (`ipvs.syncPeriod`): at the latest then,
+    /// changes by others in the kernel are repaired. Default 30 s.
     ///
     /// A value below `min_interval` counts as `min_interval`, and both together as at least 10 ms.
     pub max_interval: Duration,
@@ -33,7 +33,7 @@ impl Default for Limits {
 pub enum Pass {
     /// What was changed since the last one.
     Changes,
-    /// Everything: the kernel is read again. Covers what was changed, too.
+    /// Everything: the kernel is read again. Includes what was changed.
     Full,
 }
 
@@ -41,21 +41,21 @@ pub enum Pass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Wake {
-    /// At this moment or later; now, when it has passed.
+    /// At this moment or later; in the past: now.
     pub at: Moment,
     /// What will be due then.
     pub pass: Pass,
 }
 
-/// Decides when passes run: at once after a request, never more often than the shortest interval allows, a full one at
-/// the start, after the longest interval, and after a failure.
+/// Decides when passes run: at once after a request, but not before the shortest interval is over; a full one at the start,
+/// after the longest interval, and after a failure.
 ///
 /// There are no bursts: the shortest interval is kept between any two passes, measured from the end of the first, as
 /// with kube-proxy from 1.34. Passes do not overlap; a request that comes while one runs counts for the next.
 ///
-/// After a failure a full pass is due after a pause ([`Backoff`], at most the longest interval), and every time again
-/// until a full pass succeeds. Meanwhile requests are served as always: one object that cannot be programmed does not
-/// hold up the others. Only a successful full pass ends the failure.
+/// After a failure a full pass is due after a pause ([`Backoff`], at most the longest interval), again and again until a
+/// full pass succeeds. Meanwhile requests are served as always: one object that cannot be programmed does not delay the
+/// others. Only a successful full pass ends the failure.
 ///
 /// ```
 /// use std::time::Duration;
@@ -78,15 +78,15 @@ pub struct Wake {
 pub struct Schedule {
     limits: Limits,
     backoff: Backoff,
-    /// No pass before this.
+    /// No pass starts before this.
     earliest: Moment,
-    /// A full pass then.
+    /// A full pass is due then.
     full_at: Moment,
-    /// Since when something is asked for and no pass has started.
+    /// Since when a request waits for a pass to start.
     asked: Option<Moment>,
-    /// Since when what was asked for has not worked.
+    /// Since when requests have failed.
     failing: Option<Moment>,
-    /// A full pass is due soon for the sake of single objects.
+    /// A full pass is due soon to retry single objects.
     retrying: bool,
     running: Option<Running>,
 }
@@ -94,7 +94,7 @@ pub struct Schedule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Running {
     pass: Pass,
-    /// When what it does was first asked for.
+    /// When its work was first requested.
     since: Moment,
 }
 
@@ -121,8 +121,8 @@ impl Schedule {
         self.asked.get_or_insert(now);
     }
 
-    /// The kernel may not be what it is taken for (a device vanished, a result is unknown): a full pass is due as soon
-    /// as the shortest interval is over.
+    /// The kernel may differ from what is known (a device vanished, a result is unknown): a full pass is due as soon as the
+    /// shortest interval is over.
     pub fn request_full(&mut self, now: Moment) {
         self.request(now);
         self.full_at = self.full_at.min(now);
@@ -146,7 +146,7 @@ impl Schedule {
         if self.next()?.at > now {
             return None;
         }
-        // It may be later than it had to be, and a full one due by now.
+        // It may start late, when a full one is due as well.
         let pass = self.pass_at(now);
         if pass == Pass::Full {
             self.full_at = Moment::MAX;
@@ -156,9 +156,9 @@ impl Schedule {
         Some(pass)
     }
 
-    /// The pass has ended. Without one that runs, nothing happens.
+    /// The pass has ended. Does nothing if none runs.
     ///
-    /// It succeeded when all that it set out to do was done; one operation that failed is a failure.
+    /// `success`: everything it set out to do was done; one failed operation makes it a failure.
     pub fn done(&mut self, now: Moment, success: bool) {
         let Some(running) = self.running.take() else { return };
         self.earliest = now.saturating_add(self.limits.min_interval);
@@ -176,12 +176,12 @@ impl Schedule {
                 now.saturating_add(self.backoff.next_pause())
             }
         };
-        // One may have been asked for, or be due anyway, before that.
+        // One may have been requested, or be due anyway, before that.
         self.full_at = self.full_at.min(full_at);
     }
 
-    /// The pass has ended, and has done what this node can do; the kernel refused single objects. A full pass tries them again
-    /// after a pause ([`Backoff`]); nothing is pending because of them. Without one that runs, nothing happens.
+    /// The pass has ended and did what this node can do, but the kernel refused single objects. A full pass retries them
+    /// after a pause ([`Backoff`]); nothing is pending because of them. Does nothing if no pass runs.
     pub fn done_but_for_objects(&mut self, now: Moment) {
         let Some(running) = self.running.take() else { return };
         self.earliest = now.saturating_add(self.limits.min_interval);
@@ -195,28 +195,27 @@ impl Schedule {
         self.full_at = self.full_at.min(now.saturating_add(self.backoff.next_pause()));
     }
 
-    /// Whether the last full pass failed, or one for changes since.
+    /// Whether the last full pass failed, or a pass for changes since then.
     pub fn is_failing(&self) -> bool {
         self.failing.is_some()
     }
 
-    /// No pass starts before this moment: the last one's end and the shortest pause.
+    /// No pass starts before this moment: the end of the last one plus the shortest interval.
     pub fn earliest(&self) -> Moment {
         self.earliest
     }
 
-    /// Since when something is wanted that has not been done: because no pass has started yet, one is at it, or it
-    /// failed. `None` when all is done.
+    /// Since when a request is not done: no pass has started yet, one is running, or it failed. `None` when all are done.
     pub fn pending_since(&self) -> Option<Moment> {
         [self.failing, self.running.map(|running| running.since), self.asked].into_iter().flatten().min()
     }
 
-    /// Failures since the last full pass that succeeded, not counting passes for changes while a failure lasts.
+    /// Failures since the last full pass that succeeded, without passes for changes while a failure lasts.
     pub fn failures(&self) -> u32 {
         self.backoff.failures()
     }
 
-    /// The intervals that are kept.
+    /// The intervals in use.
     pub fn limits(&self) -> Limits {
         self.limits
     }

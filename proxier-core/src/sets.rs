@@ -1,5 +1,5 @@
-//! The ipset sets of each family: kube-proxy's seventeen that rules refer to, with its names, and one of our own that tells
-//! which node ports are ours.
+//! The ipset sets of each family: the seventeen of kube-proxy that rules refer to, with its names, and one of our own that
+//! shows which node ports are ours.
 
 use std::fmt;
 
@@ -18,8 +18,8 @@ macro_rules! sets {
             /// All of them, in the order of this type.
             pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
 
-            /// Whether kube-proxy has this set too. [`SetKind::NodePortServed`] is this proxy's alone: what compares with
-            /// kube-proxy leaves it out.
+            /// Whether kube-proxy has this set too. [`SetKind::NodePortServed`] is this proxy's alone: comparisons with
+            /// kube-proxy leave it out.
             pub fn is_of_kube_proxy(self) -> bool {
                 self != SetKind::NodePortServed
             }
@@ -31,7 +31,7 @@ macro_rules! sets {
                 }
             }
 
-            /// What kube-proxy writes as comment to the rules that use it; what it is for, when no rule does.
+            /// The comment that kube-proxy gives to rules that use it; its purpose, when no rule does.
             pub fn comment(self) -> &'static str {
                 match self {
                     $(SetKind::$kind => $comment,)*
@@ -63,7 +63,7 @@ sets! {
         "Kubernetes service external ip + port with externalTrafficPolicy=local";
     /// Addresses of load balancers.
     LoadBalancer = "KUBE-LOAD-BALANCER", "KUBE-6-LOAD-BALANCER", HashIpPort, "Kubernetes service lb portal";
-    /// Those of Services with `externalTrafficPolicy: Local`; in the set above too.
+    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
     LoadBalancerLocal = "KUBE-LOAD-BALANCER-LOCAL", "KUBE-6-LOAD-BALANCER-LOCAL", HashIpPort,
         "Kubernetes service load balancer ip + port with externalTrafficPolicy=local";
     /// Those with source ranges.
@@ -75,27 +75,27 @@ sets! {
     /// Those with the networks that may use them.
     LoadBalancerSourceCidr = "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-LOAD-BALANCER-SOURCE-CID", HashIpPortNet,
         "Kubernetes service load balancer ip + port + source cidr for packet filter purpose";
-    /// TCP and UDP node ports with each address on which they are served. No rule refers to it: it tells which virtual servers
-    /// are ours ([`Observed::owns`](crate::observed::Observed::owns)), which a port alone does not. Before the bitmaps in the
-    /// order of this type, so that a port is here before it is there.
+    /// TCP and UDP node ports with each address on which they are served. No rule refers to it: it shows which virtual
+    /// servers are ours ([`Observed::owns`](crate::observed::Observed::owns)), which a port alone does not. Stands before
+    /// the bitmaps in the order of this type, so that a port is written here first.
     NodePortServed = "KUBE-NODE-PORT-SERVED", "KUBE-6-NODE-PORT-SERVED", HashIpPort,
         "node ports with the addresses on which this proxy serves them";
     /// TCP node ports.
     NodePortTcp = "KUBE-NODE-PORT-TCP", "KUBE-6-NODE-PORT-TCP", BitmapPort,
         "Kubernetes nodeport TCP port for masquerade purpose";
-    /// Those of Services with `externalTrafficPolicy: Local`; in the set above too.
+    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
     NodePortLocalTcp = "KUBE-NODE-PORT-LOCAL-TCP", "KUBE-6-NODE-PORT-LOCAL-TCP", BitmapPort,
         "Kubernetes nodeport TCP port with externalTrafficPolicy=local";
     /// UDP node ports.
     NodePortUdp = "KUBE-NODE-PORT-UDP", "KUBE-6-NODE-PORT-UDP", BitmapPort,
         "Kubernetes nodeport UDP port for masquerade purpose";
-    /// Those of Services with `externalTrafficPolicy: Local`; in the set above too.
+    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
     NodePortLocalUdp = "KUBE-NODE-PORT-LOCAL-UDP", "KUBE-6-NODE-PORT-LOCAL-UDP", BitmapPort,
         "Kubernetes nodeport UDP port with externalTrafficPolicy=local";
     /// SCTP node ports, with each node address: a bitmap of ports cannot tell protocols apart by itself.
     NodePortSctp = "KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH", HashIpPort,
         "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'";
-    /// Those of Services with `externalTrafficPolicy: Local`; in the set above too.
+    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
     NodePortLocalSctp = "KUBE-NODE-PORT-LOCAL-SCTP-HASH", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS", HashIpPort,
         "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'";
     /// Ports on which nodes say whether they have local endpoints.

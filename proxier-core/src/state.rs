@@ -14,16 +14,16 @@ use crate::safeguard::Rejected;
 use crate::sets::SetKey;
 use crate::snapshot::{Created, ObjectKey, Store};
 
-/// What has to be programmed, kept up to date at the cost of the Services that change.
+/// What has to be programmed, kept up to date at O(changed Services).
 ///
-/// Services share: two may use one load-balancer address with different ports, and one pod may be in many. What is
-/// shared is counted and goes when its last user goes. One address, protocol and port has one owner, with its entries and
-/// address. Of Services that claim the same, the one whose cluster IP it is gets it: an API server gives that to one
-/// Service, while anybody who may write Services can name any external IP, those of others included (CVE-2020-8554).
-/// Then node ports, load balancers' addresses and external IPs follow; of equals the older one, then the first by name.
-/// See [`Desired::conflicts`].
+/// Services share: two may use one load-balancer address with different ports, and one pod may be in many. What is shared
+/// is counted and goes when its last user goes. One protocol, address and port has one owner, with its entries and address.
+/// Of Services that claim the same one, the Service whose cluster IP it is gets it: the API server gives a cluster IP to
+/// one Service, while anybody who may write Services can name any external IP, also another Service's address
+/// (CVE-2020-8554). Then node ports, load balancers' addresses and external IPs follow; of equals the older one, then the
+/// first by name. See [`Desired::conflicts`].
 ///
-/// Two values that have the same Services compare equal, whatever way they came to be.
+/// Two values with the same Services compare equal, however they were built.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
     /// Boxed, since a map keeps room for more values than it has.
@@ -55,18 +55,18 @@ impl Claim {
 /// The Services that claim a Frontend, the owner first. Nearly always one.
 type Claims = Vec<Claim>;
 
-/// What an update changed, by name: the places where the kernel may have to follow.
+/// What an update changed, by name: where the kernel may have to follow.
 ///
-/// What an update leaves as it was is not in here, even when its Service was compiled again.
+/// Anything that an update left as it was is not in here, even if its Service was compiled again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changed {
-    /// Virtual servers that are new, gone, or have another configuration or other real servers. One that several
-    /// Services claim may be in here unchanged when more than one of them was refreshed at once.
+    /// Virtual servers that are new, gone, or have another configuration or other real servers. One that several Services
+    /// claim may be in here unchanged when more than one of them was refreshed at once.
     pub virtual_servers: BTreeSet<VirtualServerKey>,
     /// Addresses on the dummy device that are new or gone.
     pub addresses: BTreeSet<IpAddr>,
-    /// Addresses that another interface has, newly or no more, or that are newly or no more asked for; see
+    /// Addresses that another interface got or lost, or that Services newly ask for or no longer do; see
     /// [`Desired::is_elsewhere`].
     pub elsewhere: BTreeSet<IpAddr>,
     /// Entries that are new or gone.
@@ -76,12 +76,13 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Whether nothing has to follow.
+    /// Whether the kernel has nothing to follow.
     pub fn is_empty(&self) -> bool {
         *self == Changed::default()
     }
 
-    /// Adds what a later update changed. What changed back stays in here: a place to look at, not a difference.
+    /// Adds what a later update changed. Something that changed back stays in here: it is to be checked, and may not
+    /// differ.
     pub fn extend(&mut self, later: Changed) {
         let Changed { virtual_servers, addresses, elsewhere, entries, health_checks } = later;
         self.virtual_servers.extend(virtual_servers);
@@ -92,14 +93,14 @@ impl Changed {
     }
 }
 
-/// Inserts what is not there and removes what is: what changes twice has not changed.
+/// Inserts the value if missing, else removes it: what changes twice has not changed.
 fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
     if !set.remove(&value) {
         set.insert(value);
     }
 }
 
-/// Where changes are noted; nowhere when nobody asks, since noting costs as much as changing.
+/// Where changes are recorded; nowhere when nobody asks, since recording costs as much as changing.
 struct Notes<'a>(Option<&'a mut Changed>);
 
 impl Notes<'_> {
@@ -162,7 +163,7 @@ impl Desired {
         desired
     }
 
-    /// Compiles these Services again; those that are not in the store any more go.
+    /// Compiles these Services again; those that are no longer in the store are removed.
     pub fn refresh<'a>(
         &mut self,
         store: &Store,
@@ -177,14 +178,14 @@ impl Desired {
         changed
     }
 
-    /// Compiles every Service again: after the facts have changed, or with another store.
+    /// Compiles every Service again: after the node facts have changed, or with another store.
     pub fn refresh_all(&mut self, store: &Store, facts: &NodeFacts) -> Changed {
         let mut all: BTreeSet<ObjectKey> = self.services.keys().cloned().collect();
         all.extend(store.services().map(|service| service.key.clone()));
         self.refresh(store, facts, &all)
     }
 
-    /// Puts what was compiled for a Service in place of what was there; `None` removes it.
+    /// Replaces what was compiled for a Service; `None` removes it.
     pub fn update(&mut self, key: &ObjectKey, compiled: Option<Compiled>) -> Changed {
         let mut changed = Changed::default();
         self.replace(key, compiled, &mut Notes(Some(&mut changed)));
@@ -231,7 +232,7 @@ impl Desired {
         self.services.extend(compiled.map(|new| (key.clone(), new)));
     }
 
-    /// Changes one Service's claim to a Frontend, and what follows if the owner's Frontend is another one then.
+    /// Changes one Service's claim to a Frontend, and updates what follows if the owner's Frontend changes.
     fn claim(&mut self, key: VirtualServerKey, service: &ObjectKey, new: Option<Claim>, notes: &mut Notes<'_>) {
         let claims = self.claims.entry(key).or_default();
         let owned = |claims: &Claims| claims.first().map(|claim| claim.frontend.clone());
@@ -259,7 +260,7 @@ impl Desired {
             (true, false) => drop(self.barred.remove(&key)),
             _ => {}
         }
-        // First what comes, then what goes: what stays never counts zero.
+        // Add first, then remove, so that the count of what stays never reaches zero.
         if let Some(frontend) = after {
             if frontend.bound {
                 let count = self.addresses.entry(frontend.address).or_default();
@@ -312,7 +313,7 @@ impl Desired {
         }
     }
 
-    /// Takes as little memory as it can, at the cost of moving everything once: for after a large change.
+    /// Reduces memory by rebuilding everything; call it after a large change.
     pub fn compact(&mut self) {
         pack(&mut self.services);
         pack(&mut self.claims);
@@ -346,9 +347,9 @@ impl Desired {
         self.addresses.contains_key(&address)
     }
 
-    /// Whether an address is served that another interface has. Such a one is not bound to the dummy device; one that
-    /// is bound already, because the other interface got it later, stays. Addresses move between nodes (keepalived,
-    /// kube-vip), and this one is needed again as soon as the other interface loses it.
+    /// Whether an address is served that another interface has. Such an address is not bound to the dummy device; one that
+    /// is bound already, because the other interface got it later, stays bound. Addresses move between nodes (keepalived,
+    /// kube-vip), and the binding is needed again as soon as the other interface loses the address.
     pub fn is_elsewhere(&self, address: IpAddr) -> bool {
         self.elsewhere.contains_key(&address)
     }
@@ -363,13 +364,12 @@ impl Desired {
         self.sets.get(&set).is_some_and(|elements| elements.contains_key(element))
     }
 
-    /// The sets that are not empty: which rules are written depends on it.
+    /// The sets that are not empty: rules depend on this.
     pub fn sets(&self) -> impl Iterator<Item = SetKey> {
         self.sets.keys().copied()
     }
 
-    /// Virtual servers to which traffic of this node itself has to be dropped, sorted; see
-    /// [`Frontend::is_barred_from_node`].
+    /// Virtual servers for which this node's own traffic has to be dropped, sorted; see [`Frontend::is_barred_from_node`].
     pub fn barred_from_node(&self) -> impl Iterator<Item = VirtualServerKey> {
         self.barred.iter().copied()
     }
@@ -384,18 +384,18 @@ impl Desired {
         self.services.get(service)?.health_check
     }
 
-    /// Services with endpoints elsewhere only, though a policy says `Local`.
+    /// Services whose endpoints are all on other nodes, though a policy says `Local`.
     pub fn no_local_endpoints(&self) -> impl Iterator<Item = (&ObjectKey, NoLocalEndpoints)> {
         let missing = self.services.iter().map(|(key, compiled)| (key, compiled.no_local_endpoints));
         missing.filter(|(_, missing)| *missing != NoLocalEndpoints::default())
     }
 
-    /// Virtual servers that are not made because their places are reserved, with the Services that ask for them.
+    /// Virtual servers that are not made because their address or port is reserved, with the Services that ask for them.
     pub fn rejected(&self) -> impl Iterator<Item = (&ObjectKey, &Rejected)> {
         self.services.iter().flat_map(|(key, compiled)| compiled.rejected.iter().map(move |refusal| (key, refusal)))
     }
 
-    /// Claims that came too late.
+    /// Claims of Services that do not own the Frontend.
     pub fn conflicts(&self) -> impl Iterator<Item = Conflict<'_>> {
         self.claims.iter().flat_map(|(key, claims)| {
             let mut services = claims.iter().map(|claim| &claim.service);
@@ -404,13 +404,13 @@ impl Desired {
         })
     }
 
-    /// What one Service comes to.
+    /// What was compiled for one Service.
     pub fn compiled(&self, service: &ObjectKey) -> Option<&Compiled> {
         self.services.get(service).map(Box::as_ref)
     }
 }
 
-/// Counts one less, and says whether none is left.
+/// Decrements a count, and returns whether none is left.
 fn uncount<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
     let Some(count) = counts.get_mut(key) else { return false };
     *count = count.saturating_sub(1);

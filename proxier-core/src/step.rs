@@ -1,4 +1,4 @@
-//! One operation of a plan, for people and for machines.
+//! The steps of a plan, one for each operation, as text and as data.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -24,14 +24,14 @@ pub enum Action {
     Add,
     /// Something is changed in place.
     Change,
-    /// A real server gets weight 0: no new connections, those it has go on.
+    /// A real server gets weight 0: no new connections, existing ones go on.
     Drain,
     /// Something is removed.
     Delete,
 }
 
 impl Action {
-    /// The name that metrics and JSON have.
+    /// The name in metrics and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Action::Add => "add",
@@ -80,7 +80,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// The name that metrics and JSON have.
+    /// The name in metrics and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Part::Device => "device",
@@ -121,10 +121,11 @@ pub struct Step {
     /// Values; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
-    /// For which Service and port: `namespace/name:port`. Unknown for what goes.
+    /// The Service and port that the virtual server is for: `namespace/name:port`. `None` when none wants it, and for other
+    /// parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// The rules that come and go, with `+` and `-` in front; for rules only.
+    /// The added and removed rules, with `+` and `-` in front; for rules only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<String>,
 }
@@ -209,7 +210,7 @@ impl Step {
             Operation::DeleteRealServer(key, real) => {
                 Step::new(Action::Delete, Part::RealServer, format_args!("{key} -> {real}")).of(names, key)
             }
-            // Zeroing and what may come later are never planned.
+            // Other operations are never planned.
             other => Step::new(Action::Change, Part::VirtualServer, other.subject()),
         }
     }
@@ -259,7 +260,7 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// Where the names of Services come from.
+/// Looks up names of Services.
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'a> {
     store: &'a Store,
@@ -267,12 +268,12 @@ pub struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Names of what is wanted.
+    /// Names for what is wanted.
     pub fn new(store: &'a Store, desired: &'a Desired) -> Self {
         Names { store, desired }
     }
 
-    /// The Service and port that want a virtual server: `namespace/name:port`, without `:port` when it has no name.
+    /// The Service and port that want a virtual server: `namespace/name:port`, without `:port` when the port has no name.
     pub fn service_of(&self, key: &VirtualServerKey) -> Option<String> {
         let owner = self.desired.owner(key)?;
         let frontend = self.desired.frontend(key)?;

@@ -21,31 +21,31 @@ pub struct HostSettings {
     /// Answer ARP only on the interface that has the address, and announce only its own (`ipvs.strictARP`): for load
     /// balancers that announce VIPs by ARP themselves. Default off.
     pub strict_arp: bool,
-    /// Connections that are tracked at most, at least this many (`conntrack.maxPerCore`, `conntrack.min`); never lowered.
+    /// Minimum for the limit of tracked connections (`conntrack.maxPerCore`, `conntrack.min`); a higher limit stays.
     /// Default: left alone.
     pub conntrack_max: Option<u32>,
     /// Seconds an idle established TCP connection is tracked. Default: left alone.
     pub tcp_established_secs: Option<u32>,
     /// Seconds a half-closed TCP connection is tracked. Default: left alone.
     pub tcp_close_wait_secs: Option<u32>,
-    /// Do not take packets outside of a connection's window for invalid. Default: left alone.
+    /// Do not treat packets outside a connection's window as invalid. Default: left alone.
     pub tcp_be_liberal: bool,
-    /// Seconds an UDP flow without answer is tracked. Default: left alone.
+    /// Seconds a UDP flow without answer is tracked. Default: left alone.
     pub udp_secs: Option<u32>,
-    /// Seconds an UDP flow with answers is tracked. Default: left alone.
+    /// Seconds a UDP flow with answers is tracked. Default: left alone.
     pub udp_stream_secs: Option<u32>,
 }
 
-/// A value that has to be there.
+/// A value that serving needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Path below `/proc/sys`.
     pub path: &'static str,
     /// The value.
     pub value: u32,
-    /// A greater number does as well.
+    /// A greater number is fine too.
     pub at_least: bool,
-    /// Serving works without: where it may not be written it is left as it is, and told.
+    /// Serving works without it: where it may not be written, it is left as it is and reported.
     pub optional: bool,
 }
 
@@ -58,7 +58,7 @@ impl Wanted {
         Wanted { path, value, at_least: false, optional: true }
     }
 
-    /// What to write, given what is there.
+    /// What to write, given the present value.
     pub fn change(&self, there: Option<&str>) -> Option<SysctlChange> {
         let number = there.and_then(|text| text.trim().parse::<u64>().ok());
         let fits = number.is_some_and(|number| {
@@ -82,13 +82,12 @@ impl fmt::Display for Wanted {
 /// The values that serving needs on a kernel of this release (`/proc/sys/kernel/osrelease`).
 ///
 /// * `net/ipv4/vs/conntrack`: without it the packets of IPVS are not masqueraded.
-/// * `net/ipv4/vs/conn_reuse_mode`: 1 delays every connection that uses a port again by a second on Linux 4.1 to 5.8
-///   when connections are tracked; mended in 5.9, where the value is left alone. A release that says nothing counts as
-///   a new one.
+/// * `net/ipv4/vs/conn_reuse_mode`: on Linux 4.1 to 5.8, 1 delays every connection that reuses a port by a second when
+///   connections are tracked; fixed in 5.9, where the value is left alone. An unreadable release counts as new.
 /// * `net/ipv4/vs/expire_nodest_conn`: a connection to a deleted real server ends at its next packet.
 /// * `net/ipv4/vs/expire_quiescent_template`: a client with affinity leaves a real server that drains.
-/// * `net/ipv4/ip_forward`: packets to real servers on other hosts. IPv6 forwarding is the business of the network
-///   plugin, as with kube-proxy.
+/// * `net/ipv4/ip_forward`: packets to real servers on other hosts. The network plugin sets IPv6 forwarding, as with
+///   kube-proxy.
 pub fn wanted(settings: &HostSettings, release: &str) -> Vec<Wanted> {
     let mut all = vec![Wanted::exactly("net/ipv4/vs/conntrack", 1)];
     if release_number(release).is_some_and(|release| ((4, 1)..(5, 9)).contains(&release)) {
@@ -115,7 +114,7 @@ pub fn wanted(settings: &HostSettings, release: &str) -> Vec<Wanted> {
     all
 }
 
-/// Where the kernel says its release.
+/// Where the kernel gives its release.
 pub const OSRELEASE: &str = "kernel/osrelease";
 
 /// The first two numbers of a release: `6.1.0-50-amd64` is (6, 1).

@@ -1,4 +1,4 @@
-//! Counters over all passes: what metrics are made of.
+//! Counters over all passes, for metrics.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,26 @@ use crate::report::{Counts, Report};
 use crate::schedule::Moment;
 use crate::step::{Action, Part};
 
-/// Counters since the start of the process, as data; whoever exports metrics reads them.
+/// Counters since the start of the process, as data; metrics are exported from them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Totals {
-    /// Changes of Services that came in, also those that changed nothing
+    /// Received changes of Services, including those that changed nothing
     /// (`kubeproxy_sync_proxy_rules_service_changes_total`).
     pub service_changes: u64,
-    /// Changes of EndpointSlices that came in (`kubeproxy_sync_proxy_rules_endpoint_changes_total`).
+    /// Received changes of EndpointSlices (`kubeproxy_sync_proxy_rules_endpoint_changes_total`).
     pub endpoint_changes: u64,
     /// Passes for changes only.
     pub passes_for_changes: u64,
     /// Passes that read the kernel.
     pub full_passes: u64,
-    /// Passes after which something was not as wanted.
+    /// Passes that failed ([`Report::has_failed`]).
     pub failed_passes: u64,
-    /// Passes that an safeguard stopped.
+    /// Passes in which the safeguard held deletions back.
     pub stopped_passes: u64,
     /// Operations that were carried out.
     pub done: Counts,
-    /// Operations that failed, by what they were and why.
+    /// Operations that failed, by operation and reason.
     pub failed: BTreeMap<(Part, Action, PortErrorKind), u64>,
     /// Parts of the kernel that could not be read.
     pub unread: u64,
@@ -36,7 +36,7 @@ pub struct Totals {
     pub restore_failures: u64,
     /// UDP flows that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
     pub flows: Flows,
-    /// When the last pass ended that did not fail ([`Report::has_failed`])
+    /// End of the last pass that did not fail ([`Report::has_failed`])
     /// (`kubeproxy_sync_proxy_rules_last_timestamp_seconds`).
     pub last_success: Option<Moment>,
 }

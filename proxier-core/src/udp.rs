@@ -1,9 +1,9 @@
-//! Which UDP flows have to be forgotten.
+//! Finds the UDP flows to forget.
 //!
-//! # What is kept where
+//! # Where flows are remembered
 //!
-//! A UDP client that keeps sending from one port is one flow, for as long as its packets come: nothing tells the kernel
-//! that it is another conversation. Two tables remember it.
+//! A UDP client that keeps sending from one port is one flow, for as long as its packets come: the kernel cannot see where
+//! a new conversation begins. Two tables remember the flow.
 //!
 //! * **IPVS** (`/proc/net/ip_vs_conn`) remembers the real server. A flow whose real server was deleted is not sent on:
 //!   its packets are dropped until the entry expires (`ip_vs_in_hook`), by default 5 minutes after the last one that
@@ -15,17 +15,16 @@
 //!   (`ip_vs_update_conntrack`), and ends the entry with its own (`ip_vs_conn_drop_conntrack`), as long as
 //!   `net.ipv4.vs.conntrack` is on, which this proxy sets.
 //!
-//! So with both settings on, most flows of a deleted real server end by themselves. What is left is a tracked flow that
-//! IPVS has no entry for, or has a newer one for. Its first packet came before there was a virtual server (while this
-//! proxy was not running, or the Service was not there yet), and was routed or translated some other way; or the entry
-//! of IPVS ended and tracking's did not, on older kernels and with one of the settings off. As soon as the flow is
-//! tracked, tracking does not change any more: answers of the new real server do not fit, and the flow is not
-//! masqueraded when it has to be, as rules of table nat see the first packet only. A DNS client on a fixed port then
-//! waits in vain until it has been silent for `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the
-//! next packet a first one.
+//! So with both settings on, most flows of a deleted real server end by themselves. What remains is a tracked flow without
+//! an entry in IPVS, or with a newer one. Its first packet came before there was a virtual server (while this proxy was not
+//! running, or before the Service existed), and was routed or translated some other way; or IPVS's entry ended and the
+//! tracked one did not, on older kernels and with one of the settings off. Once a flow is tracked, its entry does not
+//! change: answers of the new real server do not match it, and the flow is not masqueraded when it has to be, since rules
+//! of table nat see only the first packet. A DNS client on a fixed port then waits in vain until it has been silent for
+//! `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the next packet a first one.
 //!
-//! Only the flows to one place, by address and port, count, and of these only the ones that nobody answers who may:
-//! kube-proxy up to 1.31 ends all UDP flows of an address.
+//! Only flows to one address and port are forgotten, and only those that none of its endpoints answers: kube-proxy up to
+//! 1.31 ends all UDP flows of an address.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -38,17 +37,19 @@ use crate::drain::Drains;
 use crate::ports::UdpServices;
 use crate::state::Desired;
 
-/// The flows to forget after these changes were made, by place, with the endpoints that may answer there from now on.
+/// The flows to forget after these changes were made, by address and port, with the endpoints that may answer there from
+/// now on.
 ///
-/// These places count:
-/// * a virtual server that is new: nothing that was tracked before knows its real servers;
+/// These addresses and ports are included:
+/// * a new virtual server: nothing that was tracked before knows its real servers;
 /// * one that is deleted, or has no real servers any more: nobody may answer;
-/// * one that loses real servers, or gets its first: those that stay may answer.
+/// * one that loses real servers, or gets its first: the present ones may answer.
 ///
-/// One that only gets more real servers, or another configuration, has no flow to forget. Real servers that drain may
-/// answer; call [`answering`] for their place once they are deleted. TCP and SCTP never count: their clients notice.
+/// One that only gets more real servers, or another configuration, has no flow to forget. Draining real servers may answer;
+/// call [`answering`] for their virtual server once they are deleted. TCP and SCTP are never included: their clients
+/// notice.
 ///
-/// `desired` and `drains` are those the changes were made from. The cost is that of the changes.
+/// `desired` and `drains` are those the changes were made from. Costs O(changes).
 pub fn stale(changes: &Changes, desired: &Desired, drains: &Drains) -> UdpServices {
     let mut services = UdpServices::new();
     for (key, change) in &changes.virtual_servers {
@@ -73,8 +74,8 @@ pub fn stale(changes: &Changes, desired: &Desired, drains: &Drains) -> UdpServic
     services
 }
 
-/// Every UDP place, with the endpoints that may answer there: at the start, when what happened before is not known.
-/// Join it with [`stale`], which names the places that are not wanted any more.
+/// Every UDP address and port, with the endpoints that may answer there: for the start, when earlier changes are unknown.
+/// Join it with [`stale`], which names those that are not wanted any more.
 pub fn all(desired: &Desired, drains: &Drains) -> UdpServices {
     let keys = desired.frontends().map(crate::compile::Frontend::key);
     keys.filter_map(|key| Some((udp_place(&key)?, answering(&key, desired, drains)))).collect()
@@ -87,7 +88,7 @@ pub fn answering(key: &VirtualServerKey, desired: &Desired, drains: &Drains) -> 
     wanted.map(|server| place_of(&server.key)).chain(draining.map(|real| place_of(&real))).collect()
 }
 
-/// Where a virtual server takes UDP packets.
+/// The address and port on which a virtual server takes UDP packets.
 pub fn udp_place(key: &VirtualServerKey) -> Option<SocketAddr> {
     match *key {
         VirtualServerKey::Address { protocol: Protocol::Udp, addr, port } => Some(SocketAddr::new(addr, port)),
@@ -95,7 +96,7 @@ pub fn udp_place(key: &VirtualServerKey) -> Option<SocketAddr> {
     }
 }
 
-/// The virtual server that takes UDP packets at a place.
+/// The virtual server that takes UDP packets at this address and port.
 pub(crate) fn virtual_server(place: SocketAddr) -> VirtualServerKey {
     VirtualServerKey::Address { protocol: Protocol::Udp, addr: place.ip(), port: place.port() }
 }

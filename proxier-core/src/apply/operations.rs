@@ -1,5 +1,5 @@
-//! Operations on virtual and real servers: carried out together, tried in another way where the kernel holds something
-//! else than was thought, and noted.
+//! Runs a batch of operations on virtual and real servers, retries what EEXIST, ENOENT or ESRCH contradicts, and records
+//! outcomes.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,20 +16,20 @@ use crate::report::not_without_virtual_server;
 use crate::state::Desired;
 use crate::step::{Action, Part, Step};
 
-/// What others depend on.
+/// What later stages depend on.
 #[derive(Default)]
 pub(super) struct Outcome {
-    /// Addresses of which no virtual server exists, although one was to be made.
+    /// Addresses without any virtual server, although one was to be made.
     pub(super) unserved: BTreeSet<IpAddr>,
-    /// Virtual servers that should have gone and did not.
+    /// Virtual servers that could not be deleted.
     pub(super) left: Vec<VirtualServerKey>,
 }
 
-/// Ways that are tried after the first: a real server to be changed that is not there is added, for which its virtual
-/// server may have to be made, which may be there by then.
+/// Retries after the first attempt. Changing a real server may need three: add it; add its virtual server first; find that
+/// one there by then.
 const MORE_WAYS: usize = 3;
 
-/// What became of operations, by place.
+/// Outcomes, by index of the operation.
 #[derive(Default)]
 struct Trial {
     failed: BTreeMap<usize, PortError>,
@@ -43,7 +43,7 @@ struct Trial {
 }
 
 impl Trial {
-    /// What to do instead of what the kernel refused, for each place, in order.
+    /// What to do instead of what the kernel refused, with the index of the operation, in order.
     fn other_ways(
         &mut self,
         refused: Vec<(usize, Operation, PortError)>,
@@ -155,7 +155,7 @@ impl Run<'_, '_> {
         outcome
     }
 
-    /// Leaves out virtual servers that may not be made yet, with their real servers; says which addresses these have.
+    /// Leaves out virtual servers that may not be made yet, with their real servers; returns their addresses.
     fn allowed<'o>(&mut self, operations: &'o [Operation]) -> (Cow<'o, [Operation]>, BTreeSet<IpAddr>) {
         let mut reasons: BTreeMap<VirtualServerKey, PortError> = BTreeMap::new();
         for operation in operations {

@@ -1,4 +1,4 @@
-//! Which endpoints traffic gets.
+//! Chooses the endpoints that traffic gets.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -45,8 +45,8 @@ impl Candidate<'_> {
 
 /// The endpoints of a Service port, each address and port once, sorted.
 ///
-/// An endpoint that moves between slices is in both for a moment: the one that is not stopping counts, then the ready
-/// one, the serving one, the local one, whatever the slices are called.
+/// An endpoint that moves between slices is in both for a moment. The one that is not stopping wins, then the ready one,
+/// the serving one, the local one, whatever the slices are called.
 pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, family: Family) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
@@ -90,8 +90,8 @@ impl Choice {
     }
 }
 
-/// Ready endpoints, those that hints leave; if there are none, the stopping ones that still serve. Hints do not count
-/// for traffic that has to stay on this node.
+/// Ready endpoints that the hints select; without any, the stopping ones that still serve. Traffic that has to stay on this
+/// node ignores hints.
 pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, facts: &NodeFacts) -> Choice {
     let ready: Vec<&Candidate<'_>> = candidates.iter().filter(|candidate| candidate.is_ready()).collect();
     let near = match facts.config.topology {
@@ -113,14 +113,14 @@ pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, facts: &No
     Choice { cluster, local }
 }
 
-/// Those meant for this node: only if all are meant for certain nodes, and some for this one.
+/// Endpoints hinted for this node: only if every ready one has node hints, and some name this node.
 fn on_node<'a, 'b>(ready: &[&'b Candidate<'a>]) -> Option<Vec<&'b Candidate<'a>>> {
     let here = keep(ready, |candidate| candidate.is(EndpointFlags::HINTED_HERE));
     let all = ready.iter().all(|candidate| candidate.is(EndpointFlags::NODE_HINTS));
     (all && !here.is_empty()).then_some(here)
 }
 
-/// Those meant for this node's zone: only if all are meant for certain zones, and some for this one.
+/// Endpoints hinted for this node's zone: only if every ready one has zone hints, and some name this zone.
 fn in_zone<'a, 'b>(ready: &[&'b Candidate<'a>], facts: &NodeFacts) -> Option<Vec<&'b Candidate<'a>>> {
     let zone = facts.zone.as_deref()?;
     if ready.iter().any(|candidate| candidate.zones.is_none()) {
@@ -138,8 +138,8 @@ fn real_servers<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>)
     candidates.map(|candidate| RealServer::new(SocketAddr::new(candidate.address, candidate.port))).collect()
 }
 
-/// How many ready endpoints run on this node. A pod with two families has two addresses and counts once, so the
-/// families are counted apart and the larger number is taken.
+/// How many ready endpoints run on this node. A pod with two families has two addresses and counts once, so each family is
+/// counted and the larger number is returned.
 pub(super) fn count_ready_local(slices: &[&EndpointSlice]) -> usize {
     let mut addresses: BTreeSet<IpAddr> = BTreeSet::new();
     for slice in slices.iter().filter(|slice| !slice.ports.is_empty()) {

@@ -1,4 +1,4 @@
-//! Frontends: one address, protocol and port that a Service answers on, and what follows from it in each set.
+//! Frontends: each protocol, address and port that a Service answers on, and its entries in the sets.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::sets::{SetKey, SetKind};
 use crate::snapshot::TrafficPolicy;
 
 bitflags! {
-    /// As what a Service has a Frontend's address.
+    /// What kind of address of its Service a Frontend has.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Roles: u8 {
         /// Cluster IP.
@@ -28,11 +28,11 @@ bitflags! {
     }
 }
 
-/// One address, protocol and port that a Service answers on. It becomes one virtual server.
+/// One protocol, address and port that a Service answers on. It becomes one virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Frontend {
-    /// As what the Service has the address; more than one when it is listed as several.
+    /// What kind of address this is; several when the Service lists it as several.
     pub roles: Roles,
     /// Address.
     pub address: IpAddr,
@@ -46,9 +46,9 @@ pub struct Frontend {
     pub real_servers: Arc<[RealServer]>,
     /// Whether the address has to be bound to the dummy device: it is not a node port's, and no other interface has it.
     pub bound: bool,
-    /// The policy that decided on the real servers; for a cluster IP the internal one, else the external one.
+    /// The policy that chose the real servers: the internal one for a cluster IP, else the external one.
     pub policy: TrafficPolicy,
-    /// The networks that may use it; `None` for everybody. Load-balancer addresses only.
+    /// The networks that may connect; `None` for everybody. Load-balancer addresses only.
     pub source_ranges: Option<Arc<[IpSpan]>>,
     /// Whether this node itself is in the source ranges.
     pub node_may_use: bool,
@@ -65,7 +65,7 @@ impl Frontend {
         self.real_servers.binary_search_by(|server| server.key.cmp(key)).is_ok()
     }
 
-    /// Whether the address would be bound if no other interface had it.
+    /// Whether the address is not bound because another interface has it.
     pub fn is_elsewhere(&self) -> bool {
         !self.bound && self.roles != Roles::NODE_PORT
     }
@@ -75,8 +75,8 @@ impl Frontend {
         VirtualServer { key: self.key(), config: self.config }
     }
 
-    /// Whether traffic of this node itself to it has to be dropped (chain `KUBE-IPVS-OUT-FILTER`): the load balancer's
-    /// address is local here, so its source would be that address and pass every source range.
+    /// Whether this node's own traffic to it has to be dropped (chain `KUBE-IPVS-OUT-FILTER`): the load balancer's address
+    /// is local here, so such traffic would have that address as its source and pass every source range.
     pub fn is_barred_from_node(&self) -> bool {
         self.source_ranges.is_some() && !self.node_may_use
     }

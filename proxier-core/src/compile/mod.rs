@@ -1,4 +1,4 @@
-//! From one Service and its slices to what has to be programmed for it.
+//! Compiles one Service and its slices to what has to be programmed for it.
 
 mod endpoints;
 mod frontends;
@@ -30,7 +30,7 @@ use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
 pub struct HealthCheck {
     /// The port.
     pub port: u16,
-    /// Ready endpoints on this node; the answer is "healthy" when there are some. Stopping ones do not count.
+    /// Ready endpoints on this node; the answer is "healthy" when there are any. Stopping ones do not count.
     pub local_endpoints: usize,
 }
 
@@ -39,9 +39,9 @@ pub struct HealthCheck {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NoLocalEndpoints {
-    /// Of a port, for `internalTrafficPolicy`.
+    /// For some port, by `internalTrafficPolicy`.
     pub internal: bool,
-    /// Of a port that is reachable from outside, for `externalTrafficPolicy`.
+    /// For some port that is reachable from outside, by `externalTrafficPolicy`.
     pub external: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct Compiled {
     pub health_check: Option<HealthCheck>,
     /// For the metric.
     pub no_local_endpoints: NoLocalEndpoints,
-    /// Virtual servers it does not get because their places are reserved ([`Config`](crate::config::Config)).
+    /// Virtual servers it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
     pub rejected: BTreeSet<Rejected>,
 }
 
@@ -75,7 +75,7 @@ impl Compiled {
 
 /// Compiles a Service with its slices, which may come in any order.
 ///
-/// A Service without endpoints has its virtual servers all the same: clients are refused rather than left waiting.
+/// A Service without endpoints still has its virtual servers: clients are refused rather than left waiting.
 pub fn compile<'a>(
     service: &Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
@@ -130,7 +130,7 @@ fn add_hairpin(compiled: &mut Compiled, candidates: &[Candidate<'_>], port: &Ser
     }
 }
 
-/// A row of the table of Frontends: addresses that are treated alike.
+/// A row of the table of Frontends: addresses with the same treatment.
 struct Row {
     role: Roles,
     addresses: Vec<IpAddr>,
@@ -147,7 +147,7 @@ struct Context<'a> {
     config: VirtualServerConfig,
 }
 
-/// The one table that says on which addresses and ports a Service port is served in a family, and by which policy.
+/// The one table that says on which addresses and port a Service port is served in a family, and by which policy.
 fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &NodeFacts) -> [Row; 4] {
     let family = Family::of(cluster_ip);
     let of_family = |addresses: &[IpAddr]| -> Vec<IpAddr> {
@@ -165,7 +165,7 @@ fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &Node
 }
 
 impl Row {
-    /// Leaves out the addresses that are reserved, at this port or altogether.
+    /// Leaves out addresses that are reserved, at this port or altogether.
     fn leave_out_reserved(&mut self, context: &Context<'_>, choice: &Choice, rejected: &mut BTreeSet<Rejected>) {
         let (facts, protocol, port, role) = (context.facts, context.port.protocol.into(), self.port, self.role);
         if self.role == Roles::CLUSTER_IP && context.service.key.is_kubernetes() {
@@ -193,7 +193,8 @@ impl Row {
         for address in &self.addresses {
             let new = self.frontend(*address, choice, context);
             match frontends.entry(new.key()) {
-                // Listed twice, say as external IP and as the load balancer's: one virtual server, entries of both.
+                // Listed twice, say as external IP and as load-balancer address: one virtual server with the entries of
+                // both.
                 Entry::Occupied(mut known) => merge(known.get_mut(), &new),
                 Entry::Vacant(place) => {
                     place.insert(new);
@@ -232,8 +233,8 @@ impl Row {
     }
 }
 
-/// Adds what the later row says of the address. The earlier row decides on real servers; only source ranges, which
-/// restrict, come from whichever has them.
+/// Adds what the later row says of the address. The earlier row decides the real servers; source ranges, which restrict,
+/// come from either.
 fn merge(known: &mut Frontend, new: &Frontend) {
     known.roles |= new.roles;
     known.bound |= new.bound;

@@ -1,4 +1,4 @@
-//! What is the same for every Service: addresses of this host, worked out once.
+//! Node facts: what is the same for every Service, such as addresses of this host; computed once.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,12 +10,12 @@ use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 use crate::config::{Config, NodePortAddresses};
 use crate::snapshot::{HostAddresses, Node};
 
-/// On which addresses of a family something is open to everybody who may use node ports.
+/// On which addresses of a family a port is open to everybody who may use node ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenOn {
-    /// On all of this host, also those that it gets later.
+    /// On all addresses of this host, including those it gets later.
     All,
-    /// On these and no others, sorted; on none when empty.
+    /// Only on these, sorted; on none when empty.
     These(Vec<IpAddr>),
 }
 
@@ -26,7 +26,7 @@ impl OpenOn {
     }
 }
 
-/// What compiling needs besides the Service: made again when configuration, Node object or addresses of the host
+/// What compiling needs besides the Service. Computed again when configuration, Node object or addresses of the host
 /// change; when the result differs, every Service has to be compiled again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeFacts {
@@ -40,13 +40,13 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
-    /// Works them out.
+    /// Computes the node facts.
     pub fn new(config: &Config, node: &Node, host: &HostAddresses) -> Self {
         NodeFacts::with_absent(config, node, host, [])
     }
 
-    /// As [`NodeFacts::new`], with addresses that an interface had a moment ago and may get again: node ports are served on
-    /// them, so that connections outlast that.
+    /// As [`NodeFacts::new`], with addresses that an interface lost a moment ago and may get again: node ports stay on
+    /// them, so that connections survive.
     pub fn with_absent(
         config: &Config,
         node: &Node,
@@ -118,9 +118,9 @@ impl NodeFacts {
         self.pod_cidrs.iter().copied().find(|network| Family::of(network.first()) == family)
     }
 
-    /// Whether an interface other than the dummy device has this address. Such an address is served but not bound: in set
-    /// `KUBE-IPVS-IPS` all its other ports would be closed, to the node's own programs too. One that is bound already
-    /// stays so ([`Desired::is_elsewhere`](crate::state::Desired::is_elsewhere)).
+    /// Whether an interface other than the dummy device has this address. Such an address is served but not bound: set
+    /// `KUBE-IPVS-IPS` would close all its other ports, for the node's own programs too. One that is bound already stays
+    /// bound ([`Desired::is_elsewhere`](crate::state::Desired::is_elsewhere)).
     pub fn is_on_interface(&self, address: IpAddr) -> bool {
         self.on_interfaces.contains(&address)
     }
@@ -130,8 +130,8 @@ impl NodeFacts {
         self.is_on_interface(address) || self.absent.contains(&address)
     }
 
-    /// Whether this node has an address: an interface other than the dummy device has it, or had it a moment ago, or the
-    /// Node object has it.
+    /// Whether an address is this node's own: an interface other than the dummy device has it or had it a moment ago, or
+    /// the Node object has it.
     pub fn is_own_address(&self, address: IpAddr) -> bool {
         self.is_here(address) || self.node_addresses.contains(&address)
     }

@@ -1,4 +1,4 @@
-//! Which traffic has its source replaced by the node's, and how it is marked.
+//! Which traffic gets the node's address as its source, and how it is marked.
 
 use std::fmt;
 
@@ -43,7 +43,7 @@ impl fmt::Display for MarkBit {
 }
 
 /// The name of a network device: at most 15 bytes, no `/`, `:` or blank (`dev_valid_name` in `net/core/dev.c`), and no `+`
-/// at its end, which iptables takes for "and whatever follows".
+/// at its end, which iptables reads as a wildcard.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InterfaceName(Box<str>);
 
@@ -51,7 +51,7 @@ impl InterfaceName {
     /// The longest name, in bytes (`IFNAMSIZ` less the NUL).
     pub const MAX_LEN: usize = 15;
 
-    /// This name; `None` if no device can have it, or iptables would take it for a pattern.
+    /// This name; `None` if no device can have it, or iptables would read it as a pattern.
     pub fn new(name: &str) -> Option<Self> {
         let bad = |c: char| matches!(c, '/' | ':') || c.is_whitespace() || c.is_control();
         let good =
@@ -71,24 +71,24 @@ impl fmt::Display for InterfaceName {
     }
 }
 
-/// How traffic of this node's own pods is told (`detectLocalMode`). Other traffic to cluster IPs is masqueraded.
+/// How local pod traffic is detected (`detectLocalMode`). Other traffic to cluster IPs is masqueraded.
 ///
-/// Where it cannot be told, only traffic whose source is a cluster IP is masqueraded: that of programs on this node for
-/// which the kernel has chosen such a source.
+/// Where it is not detected, only traffic whose source is a cluster IP is masqueraded: that of programs on this node for
+/// which the kernel chose such a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LocalTraffic {
-    /// By source, in the cluster's pod network of the family, of which the first counts. Without one it cannot be told.
+    /// By source: in the cluster's pod network of the family, the first one listed. Not detected without one.
     ClusterCidrs(Vec<IpSpan>),
-    /// By source, in this node's pod network of the family. It cannot be told while the Node has none.
+    /// By source: in this node's pod network of the family. Not detected while the Node has none.
     NodeCidr,
-    /// It comes in by this bridge.
+    /// By interface: it comes in by this bridge.
     BridgeInterface(InterfaceName),
-    /// It comes in by devices whose names begin so.
+    /// By interface: it comes in by devices whose names begin so.
     InterfaceNamePrefix(InterfaceName),
 }
 
 impl Default for LocalTraffic {
-    /// It cannot be told.
+    /// Not detected.
     fn default() -> Self {
         LocalTraffic::ClusterCidrs(Vec::new())
     }
@@ -140,7 +140,7 @@ fn check_cluster_cidrs(text: &str, report: &mut Reporter<'_>) -> Vec<IpSpan> {
     networks
 }
 
-/// The bit, from the section `ipvs` or else from `iptables`, where kube-proxy has it.
+/// The bit, from the section `ipvs`, else from `iptables`, where kube-proxy has it.
 pub(super) fn check_masquerade_bit(object: &ConfigObject, report: &mut Reporter<'_>) -> MarkBit {
     let (field, number) = match (object.ipvs.masquerade_bit, object.iptables.masquerade_bit) {
         (Some(number), _) => ("ipvs.masqueradeBit", number),

@@ -1,4 +1,4 @@
-//! What goes wrong and when, and what was written.
+//! Arranged failures, and counts of writes.
 
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind};
@@ -101,7 +101,7 @@ impl Call {
     }
 }
 
-/// Which time a fault happens, counted from when it was set.
+/// When a fault happens, counted from when it was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nth {
     Call(u64),
@@ -109,7 +109,7 @@ enum Nth {
     Every,
 }
 
-/// A failure to come.
+/// An arranged failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "it does nothing until it is given to FakeKernel::fail"]
 pub struct Fault {
@@ -126,14 +126,14 @@ impl Fault {
         Fault { call, kind, nth: Nth::Call(0), takes_effect: false, family: None }
     }
 
-    /// Not the next call, but the one after so many others.
+    /// Lets this many calls succeed first.
     pub fn after_calls(mut self, calls: u64) -> Self {
         self.nth = Nth::Call(calls);
         self
     }
 
-    /// Just one item, after so many others have gone by, in this call or later ones. A method without items takes each call
-    /// for one.
+    /// Fails just one item, after this many others, in this call or later ones. For a method without items each call counts
+    /// as one item.
     pub fn item(mut self, items_before: u64) -> Self {
         self.nth = Nth::Item(items_before);
         self
@@ -145,7 +145,7 @@ impl Fault {
         self
     }
 
-    /// It is done all the same: what a lost answer looks like, with kind [`PortErrorKind::Unknown`].
+    /// The call takes effect although it fails, like a lost answer with kind [`PortErrorKind::Unknown`].
     pub fn takes_effect(mut self) -> Self {
         self.takes_effect = true;
         self
@@ -158,8 +158,8 @@ impl Fault {
     }
 }
 
-/// Writes asked for, by port; done before or refused counts too. A call without items is one, but for `restore`, which counts
-/// its tables, and `replace`, which counts at least one.
+/// Writes asked for, by port, including those that change nothing or are refused. A call without items counts as one,
+/// except `restore`, which counts its tables, and `replace`, which counts at least one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Writes {
@@ -209,18 +209,18 @@ impl Writes {
     }
 }
 
-/// What shall become of one call.
+/// What happens to one call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// As the kernel decides.
     Plain,
-    /// Fails as a whole; `true` if it is done all the same.
+    /// Fails as a whole; `true` if it still takes effect.
     Fail(PortError, bool),
-    /// Some items have a fate of their own.
+    /// Some items fail.
     Items(Vec<Fate>),
 }
 
-/// What shall become of one item.
+/// What happens to one item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Plain,
@@ -273,12 +273,12 @@ impl Control {
         self.crashed
     }
 
-    /// Whether a crash is to come, so that writes must be taken one by one.
+    /// Whether a crash is arranged, so that writes must be taken one by one.
     pub(super) fn is_armed(&self) -> bool {
         self.left.is_some()
     }
 
-    /// Takes one write from what is left; `false` when the process is dead.
+    /// Takes one of the writes left; `false` when the process is dead.
     pub(super) fn spend(&mut self) -> bool {
         match &mut self.left {
             _ if self.crashed => false,
@@ -294,7 +294,7 @@ impl Control {
         }
     }
 
-    /// Counts a call of so many items and decides what becomes of it. `spends` says that its writes are counted below.
+    /// Counts a call of so many items and decides what happens to it. `spends`: its writes are counted below.
     pub(super) fn decide(&mut self, call: Call, family: Option<Family>, items: usize, spends: bool) -> Verdict {
         if self.crashed {
             return Verdict::Fail(dead(), false);

@@ -1,4 +1,4 @@
-//! The iptables programs of the fake kernel, joined to its sets.
+//! The iptables programs of the fake kernel, connected to its sets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,9 +19,9 @@ pub(super) type MakeHost = Arc<dyn Fn() -> FakeHost + Send + Sync>;
 struct Inner {
     make: MakeHost,
     host: FakeHost,
-    /// Sets that `host` takes for existing.
+    /// Sets that `host` knows.
     known: BTreeSet<String>,
-    /// How many rules refer to each set, as `sets` was told.
+    /// How many rules refer to each set, as last reported to `sets`.
     references: BTreeMap<String, u32>,
     sets: FakeIpset,
     listing: Option<ipset::Client>,
@@ -74,7 +74,7 @@ impl Host {
         dump
     }
 
-    /// Gives the rules to a test, and notes afterwards which sets they refer to.
+    /// Lets a test change the rules, and records afterwards which sets they refer to.
     pub(super) fn with<T>(&self, change: impl FnOnce(&FakeHost) -> T) -> T {
         let mut inner = self.inner.lock();
         let answer = change(&inner.host);
@@ -88,7 +88,7 @@ fn everything() -> impl Iterator<Item = (Family, Backend)> {
 }
 
 impl Inner {
-    /// Makes the host know the sets that there are, and no others.
+    /// Makes the host know exactly the sets that exist.
     fn learn_sets(&mut self) -> Result<(), Error> {
         let client = match self.listing.take() {
             Some(client) => client,
@@ -97,7 +97,7 @@ impl Inner {
         let names = self.listing.insert(client).list_names().map_err(lost)?;
         let names: BTreeSet<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
         if !self.known.is_subset(&names) {
-            // A host forgets no set: one that knows only those left takes over its rules.
+            // A host cannot forget a set, so a new one that knows only the remaining sets takes over the rules.
             let host = (self.make)();
             for name in &names {
                 host.add_set(name);
@@ -125,7 +125,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Tells the sets how many rules refer to each.
+    /// Reports to the sets how many rules refer to each.
     fn note_references(&mut self) {
         self.generation = self.generation.saturating_add(1);
         let mut counts: BTreeMap<String, u32> = BTreeMap::new();

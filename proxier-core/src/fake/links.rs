@@ -12,8 +12,8 @@ struct Interface {
     addresses: Vec<IpAddr>,
 }
 
-/// The interfaces of a namespace, with the rules of net/core/rtnetlink.c, net/ipv4/devinet.c and net/ipv6/addrconf.c: an address
-/// is on a device once, may be on several, and goes with its device.
+/// The interfaces of a namespace, with the rules of net/core/rtnetlink.c, net/ipv4/devinet.c and net/ipv6/addrconf.c: an
+/// address is on a device at most once, may be on several devices, and is removed with its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interfaces {
     by_name: BTreeMap<String, Interface>,
@@ -112,7 +112,7 @@ impl Interfaces {
                 return Err(PortError::new(PortErrorKind::Invalid, message));
             }
             if address.is_unspecified() {
-                // IPv4: accepted and forgotten (`__inet_insert_ifa`).
+                // IPv4: accepted and ignored (`__inet_insert_ifa`).
                 return Ok(());
             }
             if !interface.addresses.contains(&address) {

@@ -1,8 +1,8 @@
 //! A kernel in memory behind the ports: feature `testing`.
 //!
-//! It is put together of the fakes of the crates below, which speak the kernel's bytes and pass the same tests as the kernel,
-//! and of small models of devices, sysctls and tracked connections. The ports are those of [`kernel`](crate::kernel), so what
-//! they make of the kernel's answers is tested too; `tests/ports` runs on this kernel and on real ones.
+//! It consists of the fakes of the crates below, which speak the kernel's bytes and pass the same tests as the kernel, and
+//! of small models of devices, sysctls and tracked connections. The ports are those of [`kernel`](crate::kernel), so tests
+//! cover what they make of the kernel's answers; `tests/ports` runs on this kernel and on real ones.
 //!
 //! ```
 //! use proxier_core::fake::{Call, FakeKernel, Fault};
@@ -58,7 +58,7 @@ use ports::FakePorts;
 use shared::Shared;
 use transport::{Watched, Written};
 
-/// Everything a fake kernel holds, to be compared. Two kernels that hold the same are equal, however they came to it.
+/// Everything a fake kernel holds, for comparison. Two kernels that hold the same are equal, however they came to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelState {
@@ -91,16 +91,17 @@ struct Parts {
     control: Shared<Control>,
 }
 
-/// What is known of changes of virtual servers, so that what was read can be kept.
+/// When virtual servers last changed, so that an earlier reading can be reused.
 #[derive(Debug, Default)]
 struct Changed {
-    /// Changes with every write of a port, and whenever a test gets at the table.
+    /// Changes with every write of a port, and whenever a test accesses the table.
     generation: u64,
-    /// Messages that the kernel must have handled before a reading is kept: a test may have arranged something for one of them.
+    /// Messages that the kernel must have handled before a reading is reused: a test may have arranged something for one of
+    /// them.
     quiet_from: u64,
 }
 
-/// Messages that a test may look ahead when it arranges something.
+/// How many messages ahead a test may arrange something.
 const LOOK_AHEAD: u64 = 256;
 
 /// A kernel in memory. Clones share it, each with connections of its own.
@@ -109,7 +110,7 @@ pub struct FakeKernel {
     ports: FakePorts,
 }
 
-/// Values of a fresh network namespace of Linux 6.1, as far as a proxy looks at them.
+/// Values of a fresh network namespace of Linux 6.1 that a proxy reads.
 const SYSCTLS: [(&str, &str); 14] = [
     ("kernel/osrelease", "6.1.0-fake"),
     ("net/ipv4/conf/all/arp_announce", "0"),
@@ -151,7 +152,7 @@ impl FakeKernel {
         Self::with_iptables(FakeHost::new)
     }
 
-    /// One with other iptables programs. `make` may be called more than once and must give the same each time.
+    /// One with other iptables programs. `make` may be called more than once and must return the same each time.
     pub fn with_iptables(make: impl Fn() -> FakeHost + Send + Sync + 'static) -> Self {
         let sets = FakeIpset::new();
         let control = Shared::<Control>::default();
@@ -178,7 +179,7 @@ impl FakeKernel {
         self.ports.lend()
     }
 
-    /// Everything it holds. What is arranged to go wrong does not disturb this.
+    /// Everything it holds. Arranged failures do not affect this.
     pub fn state(&self) -> KernelState {
         KernelState {
             ipvs: self.parts.ipvs.dump().unwrap_or_default(),
@@ -200,7 +201,7 @@ impl FakeKernel {
         sets.unwrap_or_default().into_iter().map(set).collect()
     }
 
-    /// What was written so far, or tried to, by port. What the methods below change does not count.
+    /// What the ports wrote so far, or tried to. Changes by the methods below do not count.
     pub fn writes(&self) -> Writes {
         self.parts.control.lock().writes
     }
@@ -210,8 +211,8 @@ impl FakeKernel {
         self.parts.control.lock().add(fault);
     }
 
-    /// From now on the kernel refuses these operations on virtual and real servers, until [`FakeKernel::clear_faults`]; others
-    /// of the same call are carried out.
+    /// From now on the kernel refuses these operations on virtual and real servers, until [`FakeKernel::clear_faults`];
+    /// others of the same call are carried out.
     pub fn refuse(&self, what: Objection, kind: PortErrorKind) {
         self.parts.control.lock().objection = Some((what, kind));
     }
@@ -221,8 +222,8 @@ impl FakeKernel {
         self.parts.control.lock().clear();
     }
 
-    /// After so many more writes the process dies: the rest of the call it was in, and every call after it, fails with nothing
-    /// done. Counted are operations, entries, addresses, tables, and within [`Sets::replace`](crate::ports::Sets::replace) the
+    /// The process dies after so many more writes: the rest of that call, and every call after it, fails with nothing done.
+    /// Counted are operations, entries, addresses, tables, and within [`Sets::replace`](crate::ports::Sets::replace) the
     /// messages that change sets; so a set may be left half replaced.
     pub fn crash_after(&self, writes: u64) {
         self.parts.control.lock().crash_after(writes);
@@ -240,8 +241,8 @@ impl FakeKernel {
 
     /// Virtual and real servers, to be changed behind the ports' back.
     ///
-    /// Ask for it each time: the ports read the table anew after this was called, and keep what they have read some hundred
-    /// messages later.
+    /// Call this for each change: the ports read the table anew afterwards, and reuse a reading only some hundred messages
+    /// later.
     pub fn ipvs(&self) -> &FakeIpvs {
         let mut changed = self.parts.changed.lock();
         changed.generation = changed.generation.saturating_add(1);
@@ -249,7 +250,7 @@ impl FakeKernel {
         &self.parts.ipvs
     }
 
-    /// Sets how many connections a real server has: active and inactive. Returns whether there is one.
+    /// Sets the active and inactive connections of a real server. Returns whether it exists.
     pub fn set_connections(&self, key: &VirtualServerKey, real: &RealServerKey, active: u32, inactive: u32) -> bool {
         let mut changed = self.parts.changed.lock();
         changed.generation = changed.generation.saturating_add(1);
@@ -269,7 +270,7 @@ impl FakeKernel {
         self.parts.host.with(change)
     }
 
-    /// Gives an interface that is no dummy device these addresses and no others; creates it if need be.
+    /// Gives an interface that is no dummy device exactly these addresses; creates it if need be.
     pub fn set_interface(&self, name: &str, addresses: &[IpAddr]) {
         self.parts.links.lock().set(name, addresses);
     }
@@ -295,7 +296,7 @@ impl FakeKernel {
         self.parts.ipvs.set_ipv6(present);
     }
 
-    /// Changes a value below `/proc/sys`; `None` takes it away.
+    /// Sets a value below `/proc/sys`; `None` removes it.
     pub fn set_sysctl(&self, path: &str, value: Option<&str>) {
         let mut sysctls = self.parts.sysctls.lock();
         match value {

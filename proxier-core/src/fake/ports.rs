@@ -1,4 +1,5 @@
-//! The ports of the fake kernel: those of the real one where there are bytes to speak, with failures arranged in front.
+//! The ports of the fake kernel: the real ones over fake transports where the kernel speaks bytes, with arranged failures
+//! in front.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -116,7 +117,7 @@ impl Gate {
             },
         };
         if done {
-            // Nobody hears what the kernel said.
+            // The answer is lost.
             drop(ask());
         }
         Err(error)
@@ -162,7 +163,7 @@ struct FakeIpvsPort {
     port: IpvsPort,
     kernel: FakeIpvs,
     changed: Shared<Changed>,
-    /// What was read last, and when.
+    /// The last reading, and its generation.
     seen: Option<(u64, Snapshot)>,
 }
 
@@ -228,11 +229,11 @@ struct FakeSetsPort {
     /// Whether the messages of a replacement are counted, one by one.
     counting: Shared<bool>,
     written: Shared<Written>,
-    /// What was read last of each set, and when.
+    /// The last reading of each set, and its generation.
     seen: BTreeMap<SetKey, Seen>,
 }
 
-/// The entries of a set, and how often it had been written.
+/// The generation of a set, and its entries.
 type Seen = ((u64, u64), Option<BTreeSet<Element>>);
 
 impl Sets for FakeSetsPort {
@@ -284,7 +285,7 @@ struct FakeRulesPort {
     gate: Gate,
     port: RulesPort<Host>,
     host: Host,
-    /// What was read last, by family, and when: text takes its time to be written and read.
+    /// The last reading by family, and its generation: writing and reading the text takes time.
     seen: BTreeMap<Family, (u64, Dump)>,
 }
 
@@ -307,7 +308,7 @@ impl Rules for FakeRulesPort {
     }
 
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
-        // Every table ends in one; what cannot be written is refused below.
+        // Every table ends in a `COMMIT`; a transaction that cannot be written is refused below.
         let text = transaction.to_restore_text().unwrap_or_default();
         let tables = text.lines().filter(|line| *line == "COMMIT").count();
         self.gate.weighing(Call::RulesRestore, Some(family), tables, false, || self.port.restore(family, transaction))

@@ -1,4 +1,4 @@
-//! Sockets to the fake sets: of a process that may die between two messages, and that tell which sets were written.
+//! Sockets to the fake sets that record which sets were written, and stop when the process dies between two messages.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +10,7 @@ use netlink_batch::{Message, Messages, NulStr, RawAttrs, Transport};
 use super::control::Control;
 use super::shared::Shared;
 
-/// How often each set was written, so that what was read of the others can be kept.
+/// How often each set was written, so that readings of the others can be reused.
 #[derive(Debug, Default)]
 pub(super) struct Written {
     all: u64,
@@ -24,7 +24,7 @@ impl Written {
     }
 
     fn note(&mut self, message: &Message<'_>) {
-        // CREATE, ADD and DEL change the set they name; the others more than one, or all.
+        // CREATE, ADD and DEL change the set they name; the others change more than one, or all.
         let name = match command(message.header.kind) {
             2 | 9 | 10 => set_name(message),
             _ => None,
@@ -55,11 +55,11 @@ fn is_write(kind: u16) -> bool {
     matches!(command(kind), 2..=6 | 9 | 10)
 }
 
-/// Tells of what is written, and lets messages through until the process dies.
+/// Records writes, and lets messages through until the process dies.
 pub(super) struct Watched<T> {
     inner: T,
     written: Shared<Written>,
-    /// Who may die, and whether messages count; else what they do was counted before.
+    /// The process that may die, and whether messages count; if not, their effect was counted before.
     mortal: Option<(Shared<Control>, Shared<bool>)>,
 }
 

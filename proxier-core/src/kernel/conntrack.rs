@@ -78,11 +78,11 @@ attrs! {
         TUPLE_ORIG = 1 => Original(Attrs<'a, TupleAttr<'a>>),
         /// As the answers come.
         TUPLE_REPLY = 2 => Reply(Attrs<'a, TupleAttr<'a>>),
-        /// Tells it from a later connection with the same addresses.
+        /// Distinguishes it from a later connection with the same addresses.
         ID = 12 => Id(Be32),
         /// Zone of both directions; missing for the default zone.
         ZONE = 18 => Zone(Be16),
-        /// What a listing shall hold; since Linux 5.8, ignored before.
+        /// What a listing should contain; since Linux 5.8, ignored before.
         FILTER = 25 => Filter(Attrs<'a, FilterAttr<'a>>),
     }
 }
@@ -138,16 +138,16 @@ impl Tuple {
     }
 }
 
-/// What it takes to delete a flow: just this, for each one that has to go.
+/// What it takes to delete a flow, kept for each flow to delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Doomed {
-    /// `CTA_TUPLE_ORIG` as the kernel wrote it; a zone of one direction is in it.
+    /// `CTA_TUPLE_ORIG` as the kernel wrote it, with a zone of this direction only.
     original: Box<[u8]>,
     id: Option<u32>,
     zone: Option<u16>,
 }
 
-/// The flow, if an endpoint answers that is not there any more.
+/// The flow, if the endpoint that answers it is gone.
 fn doomed(payload: &[u8], services: &UdpServices) -> Result<Option<Doomed>, WireError> {
     let available = payload.len();
     let (_, attributes) = NfGenHeader::split(payload).ok_or(WireError::Message { offset: 0, available })?;
@@ -177,7 +177,7 @@ fn header(family: u8) -> [u8; NfGenHeader::LENGTH] {
     NfGenHeader { family, version: 0, resource: 0 }.to_bytes()
 }
 
-/// Lists the UDP flows of a family and keeps those that have to go.
+/// Lists the UDP flows of a family and keeps those to delete.
 fn list(connection: &mut Connection, family: u8, services: &UdpServices, filtered: bool) -> Result<Vec<Doomed>, Error> {
     let found = RefCell::new(Vec::new());
     connection.dump(
@@ -185,7 +185,7 @@ fn list(connection: &mut Connection, family: u8, services: &UdpServices, filtere
         0,
         &header(family),
         |out| {
-            // Called at each attempt: what an earlier one brought does not count.
+            // Called for each attempt: results of an earlier one do not count.
             found.borrow_mut().clear();
             if filtered {
                 out.nest(FlowAttr::TUPLE_ORIG, |out| {
@@ -214,7 +214,7 @@ fn put(out: &mut Encoder, flow: &Doomed) {
 
 /// The port over nfnetlink.
 ///
-/// The memory it takes is that of the flows to delete, whatever the size of the kernel's table.
+/// Its memory grows with the flows to delete, not with the kernel's table.
 #[derive(Debug)]
 pub struct ConntrackPort {
     connection: Lazy<Connection, Error>,
@@ -232,7 +232,7 @@ impl ConntrackPort {
         ConntrackPort { connection: Lazy::new(|| Connection::open(Protocol::Netfilter)) }
     }
 
-    /// A port that opens its conversation this way.
+    /// A port that opens its connection this way.
     #[cfg(test)]
     fn over(open: impl FnMut() -> Result<Connection, Error> + Send + 'static) -> Self {
         ConntrackPort { connection: Lazy::new(open) }

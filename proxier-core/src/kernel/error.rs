@@ -1,4 +1,4 @@
-//! What the clients' errors mean to a pass, decided by their kinds and numbers, never by their words.
+//! Maps the clients' errors to [`PortErrorKind`]s, by their kinds and numbers, never by their words.
 
 use std::error::Error as StdError;
 use std::fmt::Display;
@@ -8,7 +8,7 @@ use netlink_batch::{Errno, Outcome};
 
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind};
 
-/// What an error number means where the call gives it no meaning of its own.
+/// What an error number means where the call does not define it.
 pub(crate) fn errno_kind(errno: i32) -> PortErrorKind {
     use nix::errno::Errno as E;
     match E::from_raw(errno) {
@@ -23,7 +23,7 @@ pub(crate) fn errno_kind(errno: i32) -> PortErrorKind {
     }
 }
 
-/// The kind of a failed system call somewhere below an error.
+/// The kind of the failed system call among an error's causes.
 pub(crate) fn io_kind(error: &(dyn StdError + 'static)) -> PortErrorKind {
     let mut below = Some(error);
     while let Some(error) = below {
@@ -35,7 +35,7 @@ pub(crate) fn io_kind(error: &(dyn StdError + 'static)) -> PortErrorKind {
     PortErrorKind::Other
 }
 
-/// A failed exchange with the kernel; the second part says whether the socket should be opened anew.
+/// A failed exchange with the kernel; the second value says whether to open a new socket.
 pub(crate) fn netlink(error: &netlink_batch::Error, doing: impl Display) -> (PortError, bool) {
     use netlink_batch::ErrorKind as Kind;
     let (kind, fatal) = match error.kind() {
@@ -51,7 +51,7 @@ pub(crate) fn netlink(error: &netlink_batch::Error, doing: impl Display) -> (Por
     (PortError::new(kind, format!("{doing}: {cause}")), fatal)
 }
 
-/// The refused items of a batch. `classify` decides what a refusal means; `None` counts it as done.
+/// The refused items of a batch. `classify` decides what an error means; `None` counts the item as done.
 pub(crate) fn batch(
     report: netlink_batch::BatchReport,
     doing: impl Fn(usize) -> String,
@@ -72,7 +72,7 @@ pub(crate) fn batch(
     report.failures.into_iter().filter_map(failure).collect()
 }
 
-/// Sent, and its answer was lost.
+/// Sent, but the answer was lost.
 pub(crate) fn unknown(doing: impl Display) -> PortError {
     PortError::new(PortErrorKind::Unknown, format!("{doing}: its answer was lost; read the state again"))
 }

@@ -44,7 +44,7 @@ fn is_broken(error: &Error) -> bool {
 }
 
 impl IpvsPort {
-    /// A port that opens its client this way, when it is first needed and after each failure of the socket.
+    /// A port that opens its client this way, at first use and after each failure of the socket.
     pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
         IpvsPort { client: Lazy::new(open) }
     }
@@ -105,7 +105,7 @@ impl Ipvs for IpvsPort {
                 }
                 Outcome::Unknown => unknown(operation),
                 Outcome::NotSent => match &mut stopped {
-                    // Nothing was sent at all: this is the reason itself, not a consequence.
+                    // Nothing was sent at all: this item reports the reason itself, not a consequence.
                     Some(why) if index == 0 => why.clone(),
                     why => skipped(operation, why.as_ref()),
                 },

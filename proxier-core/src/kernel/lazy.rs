@@ -1,10 +1,10 @@
-//! Clients that are opened when they are first needed, and again after their conversation broke.
+//! Clients that are opened at first use, and again after their connection failed.
 
 use std::fmt;
 
-/// A client and the way to open one.
+/// A client and how to open one.
 ///
-/// A part of the kernel that is missing makes opening fail; so each call tries anew, and the other parts go on.
+/// Opening fails while a part of the kernel is missing; so each call tries anew, and the other parts still work.
 pub(crate) struct Lazy<C, E> {
     open: Box<dyn FnMut() -> Result<C, E> + Send>,
     client: Option<C>,
@@ -24,7 +24,7 @@ impl<C, E> Lazy<C, E> {
         Ok(self.client.insert(client))
     }
 
-    /// Lets the client go; the next call opens another.
+    /// Drops the client; the next call opens another.
     pub(crate) fn close(&mut self) {
         self.client = None;
     }

@@ -6,12 +6,13 @@
 //! * [`SysctlsPort`], files below `/proc/sys`;
 //! * [`ConntrackPort`], tracked connections over nfnetlink.
 //!
-//! Errors become [`PortErrorKind`](crate::ports::PortErrorKind)s by what the clients say they are, never by their words.
+//! Errors become [`PortErrorKind`](crate::ports::PortErrorKind)s by the kinds that the clients report, never by their
+//! words.
 //!
-//! Sockets are opened when they are first needed, in the network namespace of the calling thread, and again after a failure
-//! that leaves a conversation in doubt. So a part of the kernel that is missing fails its own calls and no others.
+//! Sockets are opened at first use, in the network namespace of the calling thread, and again after a failure that leaves a
+//! connection in doubt. So a missing part of the kernel fails its own calls and no others.
 //!
-//! Beside the ports, [`Monitor`] hears of addresses and devices that change, and [`LocalRoutes`] makes whole networks local.
+//! Beside the ports, [`Monitor`] reports changed addresses and devices, and [`LocalRoutes`] makes whole networks local.
 //!
 //! ```no_run
 //! use proxier_core::kernel::{KernelPorts, Options};
@@ -57,7 +58,7 @@ pub struct Options {
     pub backend: BackendChoice,
     /// How long to wait for the lock of iptables and for its programs.
     pub limits: Limits,
-    /// Where `/proc/sys` is mounted, should it be elsewhere.
+    /// Where `/proc/sys` is mounted.
     pub sysctl_root: PathBuf,
 }
 
@@ -89,12 +90,12 @@ pub struct KernelPorts {
 impl KernelPorts {
     /// Ports of the calling thread's network namespace.
     ///
-    /// Only rtnetlink, which every kernel has, is opened at once. What else is missing (a module, a family, a program) is reported
-    /// by the calls that need it, as [`PortErrorKind::Unavailable`](crate::ports::PortErrorKind::Unavailable) with the reason, and
-    /// looked for again at the next.
+    /// Opens only rtnetlink at once, which every kernel has. Anything else that is missing (a module, a family, a program)
+    /// is reported by the calls that need it, as [`PortErrorKind::Unavailable`](crate::ports::PortErrorKind::Unavailable)
+    /// with the reason, and tried again at the next call.
     ///
     /// # Errors
-    /// When there is no socket to be had: too many open files, or a sandbox without netlink.
+    /// When no socket can be opened: too many open files, or a sandbox without netlink.
     pub fn open(options: &Options) -> Result<Self, PortError> {
         let mut links = LinksPort::new();
         links.open()?;

@@ -15,8 +15,8 @@ use crate::ports::{PortError, PortErrorKind, Rules};
 
 /// The port over the programs of both families.
 ///
-/// They are looked for when they are first needed: without those of one family, calls for the other go on. Both use one back
-/// end: the one that the host uses.
+/// Looks for them at first use: when those of one family are missing, calls for the other still work. Both use the same
+/// back end: the one that the host uses.
 pub struct RulesPort<R> {
     runner: R,
     choice: BackendChoice,
@@ -27,8 +27,8 @@ pub struct RulesPort<R> {
     listed: BTreeMap<Family, (Instant, Dump)>,
 }
 
-/// For this long what was listed before it was asked for is as good as listing it again: the first pass follows so soon, and what somebody
-/// else changes meanwhile is found by the next full one.
+/// A listing made at most this long before it is needed is used as it is: the first pass follows soon, and the next full
+/// pass finds what others change meanwhile.
 const FRESH: Duration = Duration::from_secs(3);
 
 #[expect(clippy::disallowed_methods, reason = "how old a listing is, at the edge where it is made")]
@@ -65,7 +65,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         RulesPort { runner, choice, limits, v4: None, v6: None, survey: None, listed: BTreeMap::new() }
     }
 
-    /// The back end in use, once one was looked for and found.
+    /// The back end in use, once one was detected.
     pub fn backend(&self) -> Option<Backend> {
         self.v4.as_ref().or(self.v6.as_ref()).map(Iptables::backend)
     }
@@ -83,7 +83,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         Ok(opened.with_limits(self.limits))
     }
 
-    /// What was listed of a family before, if that is fresh. It is handed out once.
+    /// The earlier listing of a family, if it is fresh. Handed out once.
     fn listed(&mut self, family: Family) -> Option<Dump> {
         if let Some((_, dump)) = self.listed.remove(&family).filter(|(at, _)| at.elapsed() <= FRESH) {
             return Some(dump);
@@ -93,7 +93,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         survey.take_dump(backend, family.into())
     }
 
-    /// Nothing that was listed before is as it is now.
+    /// Forgets earlier listings: they are out of date.
     fn forget_listed(&mut self) {
         self.survey = None;
         self.listed.clear();
@@ -107,12 +107,12 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         }
     }
 
-    /// The programs of a family, opened if need be.
+    /// The programs of a family, looked for if need be.
     fn take(&mut self, family: Family) -> Result<Iptables<R>, PortError> {
         self.known(family).take().map_or_else(|| self.open(family).map_err(|error| port_error(&error)), Ok)
     }
 
-    /// Keeps the programs for the next call, unless they have answered that they are gone, or of another back end now.
+    /// Keeps the programs for the next call, unless the answer says that they are gone or use another back end now.
     fn keep<T>(&mut self, family: Family, iptables: Iptables<R>, answer: Result<T, Error>) -> Result<T, PortError> {
         let answer = answer.map_err(|error| port_error(&error));
         if !matches!(&answer, Err(error) if error.kind() == PortErrorKind::Unavailable) {
@@ -143,8 +143,8 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
             None => self.call(family, Iptables::dump)?,
         };
         dump.tables.retain(|table| [TableName::NAT, TableName::FILTER].contains(table.name()));
-        // A table that nobody has used yet is not in the listing: it is empty, or the kernel lacks it, which restoring it
-        // says. Asking for each would cost a process.
+        // The listing lacks a table that nobody has used yet: it is empty, or the kernel lacks it, and restoring it shows
+        // which. Asking for each table would cost a process.
         Ok(dump)
     }
 
@@ -153,7 +153,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         let is_fresh = |at: Instant| at.elapsed() <= FRESH;
         let mut found = Vec::new();
         for &family in families {
-            // Programs that are not found yet are looked for by who needs them, and list everything then.
+            // Whoever needs programs that are not found yet looks for them, and lists everything then.
             let is_listed = self.listed.get(&family).is_some_and(|(at, _)| is_fresh(*at))
                 || self.survey.as_ref().is_some_and(|(at, _)| is_fresh(*at));
             if !is_listed {
@@ -163,7 +163,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         let dumps = at_once(&found, |(_, iptables)| iptables.dump(), work);
         for ((family, iptables), dump) in found.into_iter().zip(dumps) {
             *self.known(family) = Some(iptables);
-            // What failed is asked for again when it is needed, and fails there.
+            // A listing that failed is repeated when it is needed, and fails there.
             if let Ok(dump) = dump {
                 self.listed.insert(family, (at, dump));
             }
@@ -182,13 +182,13 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
 
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
         let answer = self.call(family, |iptables| iptables.restore(transaction));
-        // Afterwards: to open programs, everything may have been listed.
+        // Afterwards: looking for programs may have listed everything.
         self.forget_listed();
         answer
     }
 
     fn restore_families(&mut self, changes: &[(Family, &Transaction)]) -> Vec<Result<(), PortError>> {
-        // The legacy programs of both families share one lock: side by side, one would wait for the other and may give up.
+        // The legacy programs of both families share one lock: in parallel, one would wait for the other and may give up.
         let share_a_lock = self.backend() == Some(Backend::Legacy);
         if share_a_lock || changes.len() == 1 {
             return changes.iter().map(|(family, transaction)| self.restore(*family, transaction)).collect();
@@ -208,8 +208,8 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     }
 }
 
-/// Does something with each of these at the same time, and other work meanwhile; after that work what no thread was to be had
-/// for. Threads are in the network namespace of the one that starts them.
+/// Runs jobs on scoped threads and `meanwhile` here; jobs without a thread run last. Threads are in the network namespace
+/// of the one that starts them.
 fn at_once<J: Sync, T: Send>(jobs: &[J], run: impl Fn(&J) -> T + Sync, meanwhile: impl FnOnce()) -> Vec<T> {
     let run = &run;
     thread::scope(|scope| {

@@ -18,9 +18,9 @@ pub struct SetsPort {
     client: Lazy<Client, Error>,
 }
 
-/// Entries that a set has room for at least; what kube-proxy asks for.
+/// Minimum capacity of a set, in entries; as kube-proxy.
 const LEAST_ROOM: u32 = 65_536;
-/// Buckets that a set begins with at least; what kube-proxy asks for.
+/// Minimum initial buckets of a set; as kube-proxy.
 const LEAST_BUCKETS: u32 = 1024;
 
 fn kind_of(error: &Error) -> PortErrorKind {
@@ -70,7 +70,7 @@ fn spec(set: SetKey, room: usize) -> Result<SetSpec, PortError> {
         let room = u32::try_from(room).unwrap_or(u32::MAX);
         let power = |value: u32| value.checked_next_power_of_two().unwrap_or(1 << 31);
         spec.options.maxelem = Some(power(room.max(LEAST_ROOM)));
-        // Two entries a bucket, for sets that begin large: growing waits each time until no packet uses the old table.
+        // Two entries a bucket, for sets that begin large: each growth waits until no packet uses the old table.
         spec.options.hashsize = Some(power((room / 2).max(LEAST_BUCKETS)));
     }
     Ok(spec)
@@ -88,7 +88,7 @@ fn foreign(set: SetKey, wanted: &SetSpec, found: &str) -> PortError {
     )
 }
 
-/// What keeps a set of the right type from holding our entries as they are.
+/// Why a set of the right type cannot hold our entries as they are.
 fn unfit(wanted: &SetSpec, found: &SetSpec) -> Option<&'static str> {
     let (want, have) = (&wanted.options, &found.options);
     if have.timeout.is_some() {
@@ -105,7 +105,7 @@ fn unfit(wanted: &SetSpec, found: &SetSpec) -> Option<&'static str> {
 }
 
 impl SetsPort {
-    /// A port that opens its client this way, when it is first needed and after each failure of the socket.
+    /// A port that opens its client this way, at first use and after each failure of the socket.
     pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
         SetsPort { client: Lazy::new(open) }
     }
@@ -138,7 +138,7 @@ impl SetsPort {
         }
     }
 
-    /// Builds a set under another name, and gives it its own when it is complete.
+    /// Builds a set under another name, and renames it when it is complete.
     fn create_filled(&mut self, wanted: &SetSpec, entries: &[Entry]) -> Result<(), PortError> {
         let mut shadow = wanted.clone();
         let stem = wanted.name.as_str();
@@ -151,7 +151,7 @@ impl SetsPort {
         self.call(|client| client.create_set(&shadow))?;
         let filled = self.call(|client| client.add_entries(&shadow.name, entries, IfPresent::Update).into_result());
         filled.and_then(|_| self.call(|client| client.rename_set(&shadow.name, &wanted.name))).inspect_err(|_| {
-            // The first error counts; what is left over goes at the next attempt, or with the set.
+            // Report the first error; the next attempt, or destroying the set, removes what is left over.
             let _left_over = self.call(|client| client.destroy_set(&shadow.name));
         })
     }
@@ -190,7 +190,7 @@ fn item_failures(report: &EntryReport, elements: &[&Element], doing: impl Fn(Cow
         .iter()
         .map(|failure| ItemFailure { index: failure.index, error: port_error(&failure.error) })
         .collect();
-    // What concerned the whole set stopped the rest, for the same reason.
+    // An error of the whole set is the reason for all entries behind it.
     let stopped = report.stopped.as_ref().map(port_error);
     let cause = failures.last().filter(|_| stopped.is_none()).map(|failure| failure.error.kind());
     let why = stopped.as_ref().or(failures.last().map(|failure| &failure.error)).cloned();
@@ -260,7 +260,7 @@ impl Sets for SetsPort {
             |client, name, entries| client.delete_entries(name, entries, IfAbsent::Ignore),
             "deleting entry",
         );
-        // What is in a set that does not exist is not there.
+        // A set that does not exist has no entries.
         failures.retain(|failure| failure.error.kind() != PortErrorKind::NotFound);
         failures
     }
@@ -278,7 +278,7 @@ impl Sets for SetsPort {
                 outcome => return outcome,
             }
         }
-        // Chosen to suit the entries, with headroom; more is kept.
+        // Chosen to suit the entries, with headroom; a larger set keeps its size.
         wanted.options.hashsize = None;
         self.call(|client| client.sync(&wanted, &entries)).map(drop)
     }
@@ -307,7 +307,7 @@ impl Sets for SetsPort {
     }
 }
 
-/// How much of a set's name is in the name of one that is built beside it.
+/// How much of a set's name the name of one built beside it contains.
 const SHADOW_STEM: usize = 21;
 
 /// Whether [`Client::sync`], or this port, gives this name to a set that it builds beside another.

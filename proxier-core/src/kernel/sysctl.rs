@@ -27,7 +27,7 @@ impl SysctlsPort {
     }
 }
 
-/// Refuses what is no path below a folder: whatever it says, nothing outside is read or written.
+/// Refuses anything that is not a path below the folder, so that nothing outside is read or written.
 pub(crate) fn check(path: &str) -> Result<(), PortError> {
     if path.is_empty() || !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
         let message = format!("sysctl {path:?}: not a path like net/ipv4/ip_forward");

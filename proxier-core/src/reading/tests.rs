@@ -1,4 +1,4 @@
-//! When one reading of the virtual servers is believed.
+//! When one reading of the virtual servers is enough.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -92,7 +92,7 @@ impl Sets for Entries {
     }
 }
 
-/// The virtual servers that were read with nothing wanted, and how the kernel was asked.
+/// How many virtual servers were read with nothing wanted, and which calls read them.
 fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize, Vec<&'static str>) {
     let keys = |of: &[&str]| of.iter().map(|place| VirtualServerKey::tcp(place.parse().unwrap())).collect::<Vec<_>>();
     let mut kernel = Kernel { shown: keys(shown), there: keys(there), looks: Vec::new() };
@@ -107,7 +107,7 @@ fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize,
 #[test]
 fn one_reading_is_enough_when_nothing_is_to_be_done() {
     assert_eq!(look(&[], &[], false, true), (0, vec!["once"]));
-    // Of somebody else.
+    // Somebody else's.
     assert_eq!(look(&["10.0.0.1:80"], &["10.0.0.1:80"], false, true), (1, vec!["once"]));
 }
 

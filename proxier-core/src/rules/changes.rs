@@ -1,4 +1,4 @@
-//! From what the kernel has to what it has to have.
+//! Compares rules with what the kernel has.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::{Rules, names};
 
-/// A table of which `iptables-save` could not say what is in it, because it holds what only `nft` can express. Rules that
-/// are there cannot be found again, so nothing is written.
+/// A table that `iptables-save` cannot show, because it holds what only `nft` can express. Our rules in it could not be
+/// found again, so nothing is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableTable {
     table: TableName,
@@ -99,7 +99,7 @@ impl RuleChanges {
         self.line(change, table, format!("-A {chain} {}", rule.arguments()));
     }
 
-    /// Notes how one list of rules becomes another: what both begin and end with stays.
+    /// Records how one list of rules becomes another: the common beginning and end stay.
     fn rules(&mut self, table: &TableName, chain: &ChainName, old: &[Rule], new: &[Rule]) {
         let same = |(a, b): &(&Rule, &Rule)| a.same_as(b);
         let head = old.iter().zip(new).take_while(same).count();
@@ -121,7 +121,7 @@ impl fmt::Display for RuleChanges {
     }
 }
 
-/// What is to be done to get from the dump to these rules, or to none.
+/// What to do to get from the dump to these rules, or to none.
 pub(super) fn compare(wanted: Option<&Rules>, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
     let unreadable = observed.incompatible_tables();
     let mut changes = RuleChanges::default();
@@ -153,7 +153,7 @@ fn compare_table(name: &TableName, wanted: Option<&Rules>, observed: Option<&Tab
         let wanted = jumps(name, wanted, from.name.as_str());
         place_jumps(name, from, &wanted, changes);
     }
-    // A built-in chain that nobody has used may be missing from what the nft programs print.
+    // The nft programs may not print a built-in chain that nobody has used.
     for from in name.builtin_chains() {
         if observed.chain(from).is_none() {
             insert_jumps(name, &jumps(name, wanted, from), changes);
@@ -177,8 +177,8 @@ fn place_all_jumps(table: &TableName, wanted: Option<&Rules>, changes: &mut Rule
     }
 }
 
-/// Leaves the jumps of a chain as they are when they are all there in order; else removes what is there of them, and makes
-/// them the chain's first rules.
+/// Keeps the jumps of a chain if all are there in order; otherwise removes those that are there, and inserts all as the
+/// chain's first rules.
 fn place_jumps(table: &TableName, from: &Chain, wanted: &[&super::Jump], changes: &mut RuleChanges) {
     let there: Vec<&Rule> = from.rules.iter().filter(|rule| names::is_jump_of_ours(table, rule)).collect();
     if there.len() == wanted.len() && there.iter().zip(wanted).all(|(there, wanted)| there.same_as(&wanted.rule)) {
@@ -199,12 +199,12 @@ fn insert_jumps(table: &TableName, wanted: &[&super::Jump], changes: &mut RuleCh
     }
 }
 
-/// Removes chains of ours that are not wanted: all of them when cleaning up, those of older versions else.
+/// Removes our chains that are not wanted: all of them in a cleanup, otherwise those of older versions.
 fn remove_chains(name: &TableName, wanted: &[Chain], observed: &Table, changes: &mut RuleChanges) {
     let is_wanted = |chain: &str| wanted.iter().any(|wanted| wanted.name == *chain);
     let unwanted = |chain: &str| names::owned(name).contains(&chain) && !is_wanted(chain);
     let going: Vec<&Chain> = observed.chains().iter().filter(|chain| unwanted(chain.name.as_str())).collect();
-    // Somebody else's rule. Those of our chains go or are replaced, and our jumps go.
+    // A rule of somebody else: not in one of our chains, which go or are replaced, and not one of our jumps, which go.
     let is_foreign = |chain: &Chain, rule: &Rule| {
         let in_ours = names::owned(name).contains(&chain.name.as_str());
         let is_jump = is_builtin(name, chain) && names::is_jump_of_ours(name, rule);

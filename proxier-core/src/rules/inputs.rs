@@ -14,18 +14,18 @@ use crate::observed::Observed;
 use crate::sets::{SetKey, SetKind};
 use crate::state::Desired;
 
-/// What iptables and the kernel can do, of what some rules need. All of it by default.
+/// What iptables and the kernel can do, as far as some rules need it. All of it by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// `MASQUERADE --random-fully`: iptables from 1.6.2 (`iptables::ProgramVersion::has_random_fully`). Without it, two
     /// connections masqueraded at the same moment may get the same port, and one is lost.
     pub random_fully: bool,
-    /// The match `physdev` (`CONFIG_NETFILTER_XT_MATCH_PHYSDEV`). A kernel without it has no packets for which it would
-    /// say that they came over a bridge port, so the match is left out of rules and they mean the same.
+    /// The match `physdev` (`CONFIG_NETFILTER_XT_MATCH_PHYSDEV`). A kernel without it sees no packets that came over a
+    /// bridge port, so rules mean the same without the match.
     pub physdev: bool,
     /// The match `ipvs` (`CONFIG_NETFILTER_XT_MATCH_IPVS`). Without it this node's own traffic cannot be kept from load
-    /// balancers whose source ranges leave it out: see [`Inputs::not_enforced`].
+    /// balancers whose source ranges exclude it: see [`Inputs::not_enforced`].
     pub ipvs: bool,
 }
 
@@ -36,7 +36,7 @@ impl Default for Capabilities {
 }
 
 impl Capabilities {
-    /// Less than this that rules still do with: without one of the optional matches, then without both.
+    /// Fewer capabilities that rules still work with: without one of the optional matches, then without both.
     pub(crate) fn reduced(self) -> impl Iterator<Item = Capabilities> {
         let ways = [(false, self.ipvs), (self.physdev, false), (false, false)];
         ways.into_iter()
@@ -44,7 +44,7 @@ impl Capabilities {
             .filter(move |reduced| *reduced != self)
     }
 
-    /// What both have.
+    /// The capabilities that both have.
     pub(crate) fn both(self, other: Capabilities) -> Self {
         Capabilities {
             random_fully: self.random_fully && other.random_fully,
@@ -53,7 +53,7 @@ impl Capabilities {
         }
     }
 
-    /// What is missing without the optional matches that are not there, in words.
+    /// What does not work without the optional matches that are missing, in words.
     pub fn lost(self) -> String {
         let physdev = "rules are written without match physdev (module xt_physdev), which only tells packets that come over a \
                        bridge";
@@ -73,15 +73,15 @@ impl Capabilities {
 pub enum MasqueradeSources {
     /// Everybody's (`masqueradeAll`).
     All,
-    /// That from outside of this network.
+    /// Traffic from outside of this network.
     OutsideNetwork(IpSpan),
-    /// That which comes in by other devices than this one.
+    /// Traffic that comes in by other devices than this one.
     OutsideInterface(InterfaceName),
-    /// That which comes in by devices whose names do not begin so.
+    /// Traffic that comes in by devices whose names do not begin so.
     OutsidePrefix(InterfaceName),
-    /// That whose source is a cluster IP: nothing tells which traffic is this node's pods'.
+    /// Traffic whose source is a cluster IP: local pod traffic is not detected.
     ClusterIps,
-    /// Nobody's: every address is a pod's.
+    /// No traffic: every address is a pod's.
     Nobody,
 }
 
@@ -109,8 +109,8 @@ impl MasqueradeSources {
 
 /// Everything that the rules of a family depend on. Equal inputs have equal rules.
 ///
-/// Worked out in the number of sets and of load balancers that this node may not use, however many Services there are:
-/// compare it with the last one after each update, and compile rules only when it differs.
+/// Costs O(sets + load balancers that this node may not use), however many Services there are: compare it with the last one
+/// after each update, and compile rules only when it differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inputs {
     family: Family,
@@ -136,7 +136,7 @@ impl Inputs {
         }
     }
 
-    /// Counts in what stays in the kernel although it is not wanted.
+    /// Adds what stays in the kernel although it is not wanted.
     #[must_use]
     pub fn with_kept(mut self, kept: &Kept) -> Self {
         let family = self.family;
@@ -149,7 +149,7 @@ impl Inputs {
         self
     }
 
-    /// The same on a kernel that can do this.
+    /// The same with these capabilities.
     #[must_use]
     pub fn with_capabilities(mut self, capabilities: Capabilities) -> Self {
         self.capabilities = capabilities;
@@ -166,7 +166,7 @@ impl Inputs {
         self.filled.binary_search(&kind).is_ok()
     }
 
-    /// Load balancers to which this node's own traffic is dropped, sorted.
+    /// Load balancers for which this node's own traffic is dropped, sorted.
     pub fn barred_from_node(&self) -> &[VirtualServerKey] {
         &self.barred
     }
@@ -195,8 +195,8 @@ impl Inputs {
         self != before && fewer_sets && fewer_barred && rest(self) == rest(before)
     }
 
-    /// Whether a virtual server needs rules that these have and `before` lacks. `before`: what the kernel has; `None` when that
-    /// is not known.
+    /// Whether a virtual server needs rules that these have and `before` lacks. `before`: what the kernel has; `None` when
+    /// unknown.
     pub(crate) fn are_needed_by(&self, frontend: &Frontend, before: Option<&Inputs>) -> bool {
         let Some(before) = before else { return true };
         let rest = |inputs: &Inputs| (inputs.sources.clone(), inputs.bit, inputs.capabilities);
@@ -210,28 +210,27 @@ impl Inputs {
     }
 
     /// Load balancers that this node's own traffic can reach, though it is in none of their source ranges, because the
-    /// kernel lacks the match `ipvs`. To be told to the administrator.
+    /// kernel lacks the match `ipvs`. Report them to the administrator.
     pub fn not_enforced(&self) -> &[VirtualServerKey] {
         if self.capabilities.ipvs { &[] } else { &self.barred }
     }
 }
 
 /// What stays in the kernel although it is not wanted, because its deletion is held back
-/// ([`Safeguard`](crate::safeguard::Safeguard)) or its turn has not come: as long as it serves it is guarded as before.
+/// ([`Safeguard`](crate::safeguard::Safeguard)) or comes later: rules guard it as before while it serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Sets in which entries stay; only those that decide on rules.
     filled: Vec<SetKey>,
-    /// Load balancers to which this node's own traffic stays dropped.
+    /// Load balancers for which this node's own traffic stays dropped.
     barred: Vec<VirtualServerKey>,
 }
 
 impl Kept {
-    /// What there is after these changes, of what the kernel holds. `unwanted` are the virtual servers of ours that are
-    /// not wanted.
+    /// What these changes leave of what the kernel holds. `unwanted` are our virtual servers that are not wanted.
     ///
-    /// Whether a load balancer is barred from this node is told from its entries: it has source ranges, and its own
-    /// address is none of those that may use it.
+    /// A load balancer is barred from this node if its entries show source ranges, and its own address is not among those
+    /// that may use it.
     pub fn new<'a>(
         unwanted: impl IntoIterator<Item = &'a VirtualServerKey>,
         changes: &Changes,
@@ -252,12 +251,12 @@ impl Kept {
     }
 }
 
-/// Whether a rule comes and goes with the first entry of the set.
+/// Whether rules are added with the set's first entry and removed with its last.
 fn decides(kind: SetKind) -> bool {
     !matches!(kind, SetKind::HealthCheckNodePort | SetKind::IpvsIps | SetKind::NodePortServed)
 }
 
-/// `IPv4: KUBE-CLUSTER-IP, …`: what a log line wants to say of why rules are written.
+/// `IPv4: KUBE-CLUSTER-IP, …`: for a log line that says why rules are written.
 impl fmt::Display for Inputs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let family = if self.family == Family::V4 { "IPv4" } else { "IPv6" };

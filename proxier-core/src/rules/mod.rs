@@ -1,8 +1,8 @@
-//! Rules for iptables: what they depend on, what they are, and what has to change for the kernel to have them.
+//! Rules for iptables: what they depend on, how they are made, and what has to change for the kernel to have them.
 //!
-//! Rules are constant while no set gains its first entry or loses its last one: what changes with Services are the sets.
-//! [`Inputs`] says cheaply whether rules can have changed; [`compile`] makes them; [`Rules::changes`] compares them with
-//! what `iptables-save` says and gives one transaction for `iptables-restore --noflush`, or nothing to do.
+//! Rules stay the same until a set gains its first entry or loses its last one: Services change the sets. [`Inputs`] shows
+//! cheaply whether rules can have changed; [`compile`] makes them; [`Rules::changes`] compares them with the output of
+//! `iptables-save` and returns one transaction for `iptables-restore --noflush`, or nothing to do.
 //!
 //! ```
 //! use proxier_core::compile::NodeFacts;
@@ -28,26 +28,25 @@
 //!
 //! The chains of kube-proxy's IPVS mode by name, in nat and filter, and in built-in chains the jumps to them that carry its
 //! comments. A chain of ours has exactly our rules. Nothing else is changed: no other chain or rule, and nothing of the
-//! kubelet's (`KUBE-FIREWALL`, `KUBE-MARK-DROP`, `KUBE-IPTABLES-HINT`, `KUBE-KUBELET-CANARY`). Chains that kube-proxy's
-//! iptables mode has and IPVS mode has not (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too: `kube-proxy --cleanup`
-//! removes them.
+//! kubelet's (`KUBE-FIREWALL`, `KUBE-MARK-DROP`, `KUBE-IPTABLES-HINT`, `KUBE-KUBELET-CANARY`). Chains that only
+//! kube-proxy's iptables mode has (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too: `kube-proxy --cleanup` removes
+//! them.
 //!
 //! # Where this differs from kube-proxy
 //!
 //! * `KUBE-IPVS-FILTER` returns for `KUBE-EXTERNAL-IP-LOCAL` (as from 1.30): without that, external addresses of Services
 //!   with `externalTrafficPolicy: Local` are rejected.
 //! * `KUBE-IPVS-OUT-FILTER` is there (as from 1.29): a program on this node that is in none of a load balancer's source
-//!   ranges does not get through because its source is the load balancer's address.
-//! * Jumps have an order: source ranges are checked before marked packets are accepted, whatever was there before. When
-//!   the jumps are there, each once and in this order, they stay where they are, with other rules between: two programs
-//!   that both insist on the first place would take turns for ever. Else all of them move to the front.
-//! * Nothing is written when the kernel says the same already, in whatever spelling; a chain that has not changed keeps
-//!   its counters.
-//! * A pod network of prefix length 0 means that all traffic is the pods': no rule, instead of one that never matches.
+//!   ranges is stopped, although its packets have the load balancer's address as their source.
+//! * Jumps have an order: source ranges are checked before marked packets are accepted, whatever was there before. Jumps
+//!   that are there, each once and in this order, stay, even with other rules between: two programs that both insist on the
+//!   first position would take turns for ever. Otherwise all of them move to the front.
+//! * Nothing is written when the kernel already has the same rules, in whatever spelling; a chain that has not changed
+//!   keeps its counters.
 //! * `KUBE-MARK-MASQ` is removed at the end too, unless somebody else's rule jumps to it.
 //! * Names of protocols are in lower case, which iptables understands without `/etc/protocols`.
 //!
-//! What stays as it is there: traffic with a loopback source uses no Service; the sets of TCP and UDP node ports hold ports
+//! As with kube-proxy, traffic with a loopback source uses no Service; and the sets of TCP and UDP node ports hold ports
 //! without addresses, so a packet to such a port of any address of this host is masqueraded when it leaves again.
 
 mod changes;
@@ -69,7 +68,7 @@ pub struct Jump {
     pub table: TableName,
     /// The built-in chain.
     pub from: ChainName,
-    /// Its place among our jumps of this chain, from 1; its place in the chain too, when it is made.
+    /// Its position among our jumps of this chain, from 1; also its position in the chain when it is inserted.
     pub position: usize,
     /// The rule.
     pub rule: Rule,
@@ -136,7 +135,7 @@ impl Rules {
         &self.jumps
     }
 
-    /// What has to change for the kernel to have these rules; nothing when it says so already. The sets must exist before
+    /// What has to change for the kernel to have these rules; nothing when it already has them. The sets must exist before
     /// the transaction is restored.
     ///
     /// # Errors
@@ -147,10 +146,10 @@ impl Rules {
 }
 
 /// What has to change for the kernel to have nothing of ours: chains and jumps of this proxy, or of a kube-proxy in IPVS
-/// mode, of whichever family the dump is.
+/// mode, of either family.
 ///
-/// A chain to which somebody else's rule jumps cannot be deleted: it loses its rules and stays, but for `KUBE-MARK-MASQ`,
-/// which keeps them, since container runtimes use it. Sets can be destroyed after this, not before.
+/// A chain to which somebody else's rule jumps cannot be deleted: it is emptied and stays, except `KUBE-MARK-MASQ`, which
+/// keeps its rules, since container runtimes use it. Sets can be destroyed after this, not before.
 ///
 /// # Errors
 /// [`UnreadableTable`] when a table could not be shown.

@@ -32,8 +32,8 @@ pub(super) fn owned(table: &TableName) -> &'static [&'static str] {
     }
 }
 
-/// Table, chain, where it jumps, and the comment: in the order in which they stand in the chain. Source ranges come before
-/// the rule that accepts marked packets.
+/// Table, chain, target and comment, in the order in which the jumps stand in the chain. Source ranges come before the rule
+/// that accepts marked packets.
 pub(super) const JUMPS: &[(TableName, &str, &str, &str)] = &[
     (TableName::NAT, "PREROUTING", SERVICES, "kubernetes service portals"),
     (TableName::NAT, "OUTPUT", SERVICES, "kubernetes service portals"),
@@ -46,11 +46,11 @@ pub(super) const JUMPS: &[(TableName, &str, &str, &str)] = &[
     (TableName::FILTER, "OUTPUT", IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
 ];
 
-/// The comment of jumps that kube-proxy's iptables mode makes to a chain of a name that IPVS mode has too.
+/// The comment of the jumps that kube-proxy's iptables mode makes to a chain whose name IPVS mode uses too.
 const IPTABLES_MODE: &str = "kubernetes load balancer firewall";
 
-/// Whether a rule in a built-in chain was made by this proxy, or by a kube-proxy before it: it jumps to a chain of ours, and
-/// carries the comment of such a jump. A jump that somebody else made to a chain of ours has another comment.
+/// Whether this proxy, or a kube-proxy before it, made a rule in a built-in chain: it jumps to a chain of ours with the
+/// comment of such a jump. A jump that somebody else made to a chain of ours has another comment.
 pub(super) fn is_jump_of_ours(table: &TableName, rule: &Rule) -> bool {
     let Some(comment) = rule.comment() else { return false };
     let known = JUMPS.iter().any(|(_, _, _, ours)| *ours == comment) || comment == IPTABLES_MODE;

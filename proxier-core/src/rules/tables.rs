@@ -1,5 +1,5 @@
-//! The chains with their rules, in the order in which kube-proxy writes them. Its reasons, where they are not plain, stand
-//! beside the rules.
+//! The chains with their rules, in the order in which kube-proxy writes them. Comments give its reasons where they are not
+//! obvious.
 
 use crate::net::Family;
 use iptables::{Error, Rule, RuleBuilder};
@@ -24,7 +24,7 @@ pub(super) fn nat(inputs: &Inputs) -> Vec<Rows> {
 pub(super) fn filter(inputs: &Inputs) -> Vec<Rows> {
     vec![
         (names::FORWARD, forward(inputs)),
-        // There while the set is empty: the first health check needs no new rule.
+        // There even while the set is empty, so that the first health check needs no new rule.
         (names::NODE_PORT, vec![noted(inputs, SetKind::HealthCheckNodePort, "dst").target("ACCEPT")]),
         (names::PROXY_FIREWALL, {
             let row = noted(inputs, SetKind::LoadBalancerFirewall, "dst,dst").target(names::SOURCE_RANGES);
@@ -70,8 +70,8 @@ fn services(inputs: &Inputs) -> Vec<RuleBuilder> {
         rows.extend(cluster_ip_masquerade(inputs));
     }
     let external = |kind| noted(inputs, kind, "dst,dst");
-    // What came from elsewhere, or what a local program sends to an address of this host, is served. Other traffic from
-    // here goes its way to whoever has the address.
+    // Accept what came from elsewhere, and what a local program sends to an address of this host. Other local traffic goes
+    // to whoever has the address.
     let accepted = |kind| {
         let from_outside = external(kind);
         let from_outside = if inputs.capabilities().physdev {
@@ -102,7 +102,7 @@ fn cluster_ip_masquerade(inputs: &Inputs) -> Option<RuleBuilder> {
         MasqueradeSources::All => to_cluster_ip(),
         MasqueradeSources::OutsideNetwork(network) => outside("-s", network.to_string()),
         MasqueradeSources::OutsideInterface(name) => outside("-i", name.to_string()),
-        // A name that has no room for more can only be itself.
+        // A prefix of maximum length matches only the name itself.
         MasqueradeSources::OutsidePrefix(name) if name.as_str().len() == crate::config::InterfaceName::MAX_LEN => {
             outside("-i", name.to_string())
         }
@@ -120,7 +120,7 @@ fn postrouting(inputs: &Inputs) -> Vec<RuleBuilder> {
     let random = inputs.capabilities().random_fully.then_some("--random-fully");
     rows.extend([
         Rule::builder().args(["-m", "mark", "!", "--mark", &format!("{mark}/{mark}")]).target("RETURN"),
-        // The mark goes, so that it does not mean anything when the packet passes here again inside a tunnel.
+        // Remove the mark, so that it has no effect when the packet passes here again inside a tunnel.
         Rule::builder().target("MARK").args(["--xor-mark", &mark]),
         masquerade.args(random),
     ]);
@@ -172,7 +172,7 @@ fn source_ranges(inputs: &Inputs) -> Vec<RuleBuilder> {
     rows
 }
 
-/// Addresses of Services are addresses of this host: whatever else listens here must not answer there.
+/// Addresses of Services are addresses of this host: nothing else that listens here may answer there.
 fn ipvs_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
     let returned = |kind| plain(inputs, kind, "dst,dst").target("RETURN");
     let kinds = [SetKind::LoadBalancer, SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal];
@@ -184,7 +184,7 @@ fn ipvs_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
 }
 
 /// A program on this node that connects to an address of this host has that address as its source, which passes every
-/// source range; so it is stopped where it leaves.
+/// source range; so such packets are dropped on the way out.
 fn ipvs_out_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
     if !inputs.capabilities().ipvs {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Objects that are missing from a list although nobody has deleted them.
+//! Objects that are missing from a list although nobody reported them as deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,21 +13,21 @@ use crate::state::Desired;
 /// A Service or an EndpointSlice.
 pub(super) type Object = (ObjectKind, ObjectKey);
 
-/// Services and EndpointSlices that a list lacks. The [`Store`] keeps them until they are judged, and longer when they are
-/// doubted: so what they mean is served as if they were there, and follows whatever else changes.
+/// Services and EndpointSlices that a list lacks. The [`Store`] keeps them until they are judged, and longer while they are
+/// doubted: so they are served as if they were there, and follow other changes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Lost {
     /// Not judged yet.
     new: BTreeSet<Object>,
-    /// Doubted, with when that began.
+    /// Doubted, with the time since when.
     doubted: BTreeMap<Object, Moment>,
-    /// To be deleted by the next pass: somebody confirmed it.
+    /// Confirmed: the next pass deletes them.
     meant: BTreeSet<Object>,
-    /// Virtual servers that exist, or have endpoints, only by what is doubted; with when that began.
+    /// Virtual servers that exist, or have endpoints, only because of doubted objects, with the time since when.
     held: BTreeMap<VirtualServerKey, Moment>,
 }
 
-/// What removing objects would take away.
+/// What is lost if objects are removed.
 #[derive(Default)]
 struct Loss {
     /// Virtual servers that would go, or lose their last endpoint.
@@ -46,7 +46,7 @@ impl Lost {
         }
     }
 
-    /// Somebody has said something of this object: it is there, or deleted. Whether it was missing before.
+    /// An event reported this object as there or as deleted. Returns whether it was missing before.
     pub(super) fn found(&mut self, object: &Object) -> bool {
         let known = [self.new.remove(object), self.meant.remove(object), self.doubted.remove(object).is_some()];
         known.contains(&true)
@@ -57,18 +57,18 @@ impl Lost {
         self.new.contains(object) || self.meant.contains(object) || self.doubted.contains_key(object)
     }
 
-    /// What is doubted now is meant.
+    /// Confirms that the doubted objects are gone.
     pub(super) fn confirm(&mut self) {
         self.meant.extend(std::mem::take(&mut self.doubted).into_keys());
         self.held.clear();
     }
 
-    /// Virtual servers that are held back, with when that began.
+    /// Virtual servers that are held back, with the time since when.
     pub(super) fn held(&self) -> &BTreeMap<VirtualServerKey, Moment> {
         &self.held
     }
 
-    /// Says which objects are to be deleted now: those whose loss is small, was confirmed, or has lasted.
+    /// Returns the objects to delete now: those whose loss is small, was confirmed, or has lasted.
     ///
     /// Costs nothing while nothing is missing, else O(missing objects), and O(all virtual servers) for new ones.
     pub(super) fn judge(
@@ -93,7 +93,7 @@ impl Lost {
         }
         let new = std::mem::take(&mut self.new);
         if !new.is_empty() {
-            // What is doubted already counts too: else what comes on top of it would be few.
+            // Count the doubted objects too: otherwise the ones added later would be few.
             let missing: BTreeSet<&Object> = self.doubted.keys().chain(&new).collect();
             let loss = loss(&missing, store, desired, facts);
             let all = desired.frontends().count();
@@ -110,7 +110,7 @@ impl Lost {
         gone
     }
 
-    /// Works out what stays only because of what is doubted.
+    /// Finds the virtual servers that stay only because of doubted objects.
     fn hold(&mut self, store: &Store, desired: &Desired, facts: &NodeFacts, now: Moment) {
         let missing: BTreeSet<&Object> = self.doubted.keys().collect();
         let held = loss(&missing, store, desired, facts).all;
@@ -123,7 +123,7 @@ fn is_served(frontend: &Frontend) -> bool {
     !frontend.real_servers.is_empty()
 }
 
-/// What goes with these objects.
+/// What would be lost with these objects.
 fn loss(missing: &BTreeSet<&Object>, store: &Store, desired: &Desired, facts: &NodeFacts) -> Loss {
     let of_slice = |key: &ObjectKey| store.service_of_slice(key).cloned();
     let services: BTreeSet<ObjectKey> = missing

@@ -1,4 +1,4 @@
-//! Losing much at once.
+//! The safeguard against losing much at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,19 +15,19 @@ use crate::schedule::Moment;
 use crate::snapshot::{ObjectKey, ObjectKind, Store};
 use crate::state::Desired;
 
-/// When a pass would take away too much to be believed: virtual servers, or their last endpoints.
+/// When a pass would delete too much to be believed: virtual servers, or their last endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MassRemoval {
-    /// More than this share of our virtual servers, or of those that have endpoints, 0 to 1. Default 0.5. With 1 nothing
-    /// is ever held back; what is not a number counts as 0.
+    /// More than this share of our virtual servers, or of those that have endpoints, 0 to 1. Default 0.5. With 1 nothing is
+    /// ever held back; NaN counts as 0.
     pub share: f64,
-    /// And only when what is left is at most this share of what is there, 0 to 1: the input became empty, or nearly so,
-    /// and not just another. Default 0.5; with 0 only when nothing at all is left.
+    /// And only if at most this share of what is there is left, 0 to 1: the input became empty, or nearly so, and not just
+    /// different. Default 0.5; with 0 only when nothing at all is left.
     pub remains: f64,
-    /// And at least this many. Default 10: fewer go without question, so that a small cluster can lose its last Service.
+    /// And at least this many. Default 10: fewer go at once, so that a small cluster can lose its last Service.
     pub at_least: usize,
-    /// How long the input has to stay as it is to be believed; `None` for as long as nobody confirms. Default 5 min.
+    /// How long the input has to stay as it is to be believed; `None`: until confirmed. Default 5 min.
     pub patience: Option<Duration>,
 }
 
@@ -47,15 +47,15 @@ impl MassRemoval {
     }
 }
 
-/// What a pass does not do.
+/// Deletions that a pass does not do.
 ///
 /// Prints on one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stopped {
-    /// How many virtual servers would go or lose their last endpoint, and do not.
+    /// How many virtual servers would go or lose their last endpoint, but are kept.
     pub would_lose: usize,
-    /// Of how many that are ours.
+    /// How many virtual servers are ours.
     pub of: usize,
     /// When the last of them follows the input, if nothing changes until then.
     pub until: Option<Moment>,
@@ -82,11 +82,11 @@ impl Stopped {
         self.held.iter().copied()
     }
 
-    /// Takes out of the changes what is not to be done: deleting the virtual servers or their real servers, and the addresses
-    /// and entries they need. The rest stays: virtual servers that are wanted follow their endpoints as always.
+    /// Removes held-back deletions from the changes: of the virtual servers, their real servers, and the addresses and
+    /// entries they need. The rest stays: wanted virtual servers follow their endpoints as always.
     ///
     /// Rules of iptables are no part of these changes. Those that guard what is held back have to stay too:
-    /// [`Kept`](crate::rules::Kept) tells which.
+    /// [`Kept`](crate::rules::Kept) names them.
     pub fn hold(&self, changes: &mut Changes, observed: &Observed) {
         let mut needs = Needs::default();
         for key in &self.inherited {
@@ -111,30 +111,30 @@ impl Stopped {
 ///
 /// # What "at once" means
 ///
-/// Objects that are deleted go one by one, each with an event, and a pass works off the few that came since the last. Objects
+/// Objects that are deleted go one by one, each with an event, and a pass handles the few that came since the last. Objects
 /// that are merely missing go together: the API server was restored from an empty backup, the configuration points to an
 /// empty cluster, a directory of manifests is not mounted, or all of that happened while this program was not running. So
-/// what counts is what **one pass** would take away: more than a share of our virtual servers, or of those with endpoints
-/// ([`MassRemoval::share`]), and more than a few ([`MassRemoval::at_least`]), with little left
-/// ([`MassRemoval::remains`]): other Services in their place are another input, not a missing one.
+/// the limit applies to what **one pass** would delete: more than a share of our virtual servers, or of those with
+/// endpoints ([`MassRemoval::share`]), and more than a few ([`MassRemoval::at_least`]), with little left
+/// ([`MassRemoval::remains`]): if other Services replace them, the input is different, not missing.
 ///
-/// Services and EndpointSlices come in separate lists, in any order. Both are looked at, for what they mean together:
+/// Services and EndpointSlices come in separate lists, in any order. The safeguard judges them together:
 ///
-/// * Objects that a list lacks ([`Safeguard::lose`]). While they are doubted the [`Store`] keeps them, so everything follows from
-///   them as before: virtual servers, endpoints, entries, rules, health checks. A Service that is held back gets the
-///   endpoints that a new slice names.
-/// * What the kernel has from before this process started and the first lists do not explain ([`Safeguard::check`]): virtual
-///   servers of no Service, and virtual servers with real servers whose Service has no EndpointSlice at all.
+/// * Objects that a list lacks ([`Safeguard::lose`]). While they are doubted the [`Store`] keeps them, so everything
+///   follows from them as before: virtual servers, endpoints, entries, rules, health checks. A Service that is held back
+///   gets the endpoints of a new slice.
+/// * What the kernel has from before this process started and the first lists do not explain ([`Safeguard::check`]):
+///   virtual servers of no Service, and virtual servers with real servers whose Service has no EndpointSlice at all.
 ///
-/// What somebody says does not count: an object that is deleted by an event ([`Safeguard::found`]), or one that says of itself
-/// that it has no endpoints. When nodes fail, many Services lose their endpoints at once, rightly: the addresses answer no
-/// more, or soon belong to another pod.
+/// What objects and events say is believed: an object that an event deletes ([`Safeguard::found`]), or one that says itself
+/// that it has no endpoints. When nodes fail, many Services rightly lose their endpoints at once: the addresses no longer
+/// answer, or soon belong to another pod.
 ///
 /// # How it ends
 ///
-/// * The input comes back: what is named again is not held back any more. What is not yet, stays held back, however
-///   little that is: lists that come back in parts are no deletions of the rest.
-/// * An operator confirms: [`Safeguard::confirm`] lets through what is held back then, and nothing later.
+/// * The input comes back: what is named again is not held back any more. The rest stays held back, however little it is: a
+///   list that comes back in parts does not delete the rest.
+/// * An operator confirms: [`Safeguard::confirm`] releases what is held back then, and nothing later.
 /// * The input stays as it is for [`MassRemoval::patience`]: what was missing all the time is believed then.
 ///
 /// ```
@@ -175,10 +175,9 @@ pub struct Safeguard {
     lost: Lost,
     /// Virtual servers that may lose what they have, until they have lost it.
     believed: BTreeSet<VirtualServerKey>,
-    /// What only the kernel has, held back, with when that began.
+    /// Held-back virtual servers that only the kernel has, with the time since when.
     inherited: BTreeMap<VirtualServerKey, Moment>,
-    /// The first complete reading of the kernel has been compared: whatever loses its endpoints later does so by what
-    /// objects say.
+    /// The first complete reading of the kernel has been compared: endpoints that go later go because objects say so.
     has_compared: bool,
 }
 
@@ -188,23 +187,23 @@ impl Safeguard {
         Safeguard { settings, ..Safeguard::default() }
     }
 
-    /// A list lacks this object, and nobody has said that it was deleted. It stays in the store until [`Safeguard::judge`] says
-    /// otherwise.
+    /// A list lacks this object, and nobody reported it as deleted. It stays in the store until [`Safeguard::judge`]
+    /// returns it.
     pub fn lose(&mut self, kind: ObjectKind, key: ObjectKey) {
         self.lost.lose((kind, key));
     }
 
-    /// Somebody has said that this object is there, or that it was deleted. Whether it was missing before.
+    /// This object was reported as there, or as deleted. Returns whether it was missing before.
     pub fn found(&mut self, kind: ObjectKind, key: &ObjectKey) -> bool {
         self.lost.found(&(kind, key.clone()))
     }
 
-    /// Whether this object is missing from a list, and counts as if it were there.
+    /// Whether this object is missing from a list, and still counts as there.
     pub fn is_lost(&self, kind: ObjectKind, key: &ObjectKey) -> bool {
         self.lost.is_lost(&(kind, key.clone()))
     }
 
-    /// Says which missing objects are to be deleted from the store now. `desired` is what the store as it is means.
+    /// Returns the missing objects to delete from the store now. `desired` is compiled from the store as it is.
     ///
     /// Costs nothing while no object is missing, else O(missing objects), and O(all virtual servers) for new ones.
     pub fn judge(
@@ -217,8 +216,8 @@ impl Safeguard {
         self.lost.judge(&self.settings, store, desired, facts, now)
     }
 
-    /// These virtual servers lose what they have because of what objects say. Forgotten when they have lost it, or when they
-    /// have endpoints again at the next check.
+    /// Objects say that these virtual servers lose what they have. Forgotten when they have lost it, or when they have
+    /// endpoints again at the next check.
     pub fn believe(&mut self, keys: impl IntoIterator<Item = VirtualServerKey>) {
         self.believed.extend(keys);
     }
@@ -228,7 +227,7 @@ impl Safeguard {
         self.has_compared
     }
 
-    /// What is held back now is meant. Says how many virtual servers that are.
+    /// Confirms what is held back now. Returns how many virtual servers that is.
     pub fn confirm(&mut self) -> usize {
         let count = self.held().count();
         self.lost.confirm();
@@ -236,17 +235,17 @@ impl Safeguard {
         count
     }
 
-    /// The virtual servers that are held back, with when that began.
+    /// The virtual servers that are held back, with the time since when.
     pub fn held(&self) -> impl Iterator<Item = (VirtualServerKey, Moment)> {
         let lost = self.lost.held();
         let inherited = self.inherited.iter().filter(|(key, _)| !lost.contains_key(key));
         lost.iter().chain(inherited).map(|(key, since)| (*key, *since))
     }
 
-    /// Says what of these changes must not be made; [`Stopped::hold`] takes it out. `Some` as long as anything is held
-    /// back, also when the changes have nothing to do with it: they may take away what it needs.
+    /// Returns the changes that must not be made; [`Stopped::hold`] removes them. `Some` as long as anything is held back,
+    /// even if these changes are about something else: they may delete what it needs.
     ///
-    /// Costs O(changes); with many deletions, or as long as something is held back, O(everything).
+    /// Costs O(changes); with many deletions, or while something is held back, O(everything).
     pub fn check(
         &mut self,
         changes: &Changes,
@@ -284,8 +283,8 @@ impl Safeguard {
         self.stopped(observed, desired)
     }
 
-    /// Holds back what is new, if it is too much together with what is held back already: else what comes on top of that
-    /// would be few.
+    /// Holds back what is new, if it is too much together with what is held back already: otherwise the deletions added
+    /// later would be few.
     fn compare(&mut self, new: &BTreeSet<VirtualServerKey>, observed: &Observed, desired: &Desired, now: Moment) {
         let is_there = |key: &VirtualServerKey| observed.virtual_servers.contains_key(key);
         let lost = || self.inherited.keys().chain(new);
@@ -317,7 +316,7 @@ impl Safeguard {
 }
 
 /// Whether the kernel has a virtual server that is not wanted, or one with real servers that is wanted without any because
-/// no EndpointSlice says anything of it.
+/// no EndpointSlice mentions it.
 fn is_unexplained(key: &VirtualServerKey, observed: &Observed, store: &Store, desired: &Desired) -> bool {
     let Some(there) = observed.virtual_servers.get(key) else { return false };
     let (Some(frontend), Some(service)) = (desired.frontend(key), desired.owner(key)) else { return true };

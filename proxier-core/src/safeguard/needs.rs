@@ -11,8 +11,8 @@ use ipvs::model::Protocol;
 use crate::observed::Observed;
 use crate::sets::SetKey;
 
-/// Addresses and entries that have to stay as long as some virtual servers do: what marks them as ours, what guards them
-/// (source ranges), and the hairpin entries of their real servers.
+/// Addresses and entries that have to stay as long as some virtual servers do: those that mark them as ours, those that
+/// guard them (source ranges), and the hairpin entries of their real servers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Needs {
     addresses: BTreeSet<IpAddr>,
@@ -22,7 +22,7 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Counts in a virtual server as the kernel holds it.
+    /// Adds a virtual server as the kernel holds it.
     pub(crate) fn add(&mut self, key: &VirtualServerKey, observed: &Observed) {
         let VirtualServerKey::Address { protocol, addr, port } = *key else { return };
         self.addresses.insert(addr);

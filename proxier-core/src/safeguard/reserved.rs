@@ -1,4 +1,4 @@
-//! Addresses and ports that the node itself cannot do without.
+//! Addresses and ports that the node itself needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,14 +10,14 @@ use ipvs::{RealServer, VirtualServerKey};
 use crate::compile::{NodeFacts, Roles};
 use crate::snapshot::is_usable_by_service;
 
-/// Who answers at a reserved place.
+/// Who answers at a reserved address and port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum User {
-    /// The API server, as this program is told to reach it.
+    /// The API server, as this program is configured to reach it.
     ApiServer,
-    /// An API server, as the endpoints of `default/kubernetes` have it.
+    /// An API server, from the endpoints of `default/kubernetes`.
     ApiServerEndpoint,
     /// A gateway of this node's default routes.
     Gateway,
@@ -47,7 +47,7 @@ impl fmt::Display for User {
     }
 }
 
-/// A place that no virtual server may take.
+/// An address and port that no virtual server may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReservedPort {
     /// The address; `None` for every address of this node: those of its interfaces but the dummy device, and those of
@@ -71,23 +71,22 @@ impl ReservedPort {
     }
 }
 
-/// Somebody whom this node has to reach.
+/// A host that this node has to reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Neighbour {
     /// The address.
     pub address: IpAddr,
-    /// The TCP port on which it answers, where that counts: when the address is this node's own, only this port is
-    /// reserved.
+    /// The TCP port on which it answers, if known: when the address is this node's own, only this port is reserved.
     pub tcp_port: Option<u16>,
 }
 
 impl Neighbour {
-    /// Somebody with an address.
+    /// A host with this address.
     pub fn new(address: IpAddr) -> Self {
         Neighbour { address: address.to_canonical(), tcp_port: None }
     }
 
-    /// Somebody who answers on a TCP port.
+    /// A host that answers on this TCP port.
     pub fn tcp(address: IpAddr, port: u16) -> Self {
         Neighbour { address: address.to_canonical(), tcp_port: Some(port) }
     }
@@ -99,11 +98,11 @@ impl Neighbour {
 pub enum Extent {
     /// This address, protocol and port.
     ReservedPort,
-    /// The address with all its ports: bound to the dummy device it would be this node itself.
+    /// The address with all its ports: bound to the dummy device, it would be this node itself.
     Address,
 }
 
-/// A virtual server that is not made because its place is reserved. Prints on one line.
+/// A virtual server that is not made because its address or port is reserved. Prints on one line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct Rejected {
@@ -116,7 +115,7 @@ pub struct Rejected {
 }
 
 impl Rejected {
-    /// Why, without the place.
+    /// Why, without the address and port.
     pub fn reason(&self) -> String {
         match self.extent {
             Extent::ReservedPort => format!("{} answers there; not served unless allowed", self.user),
@@ -139,23 +138,24 @@ impl fmt::Display for Rejected {
 /// What no virtual server may take. A Service with such an external or load-balancer address, or with such a node port,
 /// would cut the node off from its cluster, or the cluster from its node.
 ///
-/// **Places**, each an address and port. Default: the kubelet (TCP 10250), this proxy's health checks (TCP 10256) and
-/// metrics (TCP 10249), on every address of this node. What listens on other ports has to be named.
+/// **Reserved ports**, each an address, protocol and port. Default: the kubelet (TCP 10250), this proxy's health checks
+/// (TCP 10256) and metrics (TCP 10249), on every address of this node. Other ports in use have to be named.
 ///
-/// **Neighbours**, whom this node reaches over the network: bound to the dummy device, their addresses would lead to this
-/// node itself, whatever the port, and nothing could take that back any more. A [`Proxier`](crate::proxier::Proxier) keeps
-/// the gateways of the default routes and the endpoints of `default/kubernetes` here by itself; where the API server is
-/// otherwise, and the name servers, its caller has to say ([`Reserved::set_neighbours`]). Refused are external and
+/// **Neighbours**, which this node reaches over the network: bound to the dummy device, their addresses would lead to this
+/// node itself, whatever the port, and nothing could undo that. A [`Proxier`](crate::proxier::Proxier) adds the gateways of
+/// the default routes and the endpoints of `default/kubernetes` itself; its caller has to add name servers, and other
+/// addresses of the API server ([`Reserved::set_neighbours`]). External and load-balancer addresses are rejected; these are
+/// not:
 /// load-balancer addresses; these are not:
 ///
-/// * Cluster IPs. The API server gives them out, so a Service cannot choose one that is somebody's; and programs reach
-///   the API server and cluster DNS by theirs.
+/// * Cluster IPs. The API server allocates them, so a Service cannot choose somebody else's address; and programs reach the
+///   API server and cluster DNS by theirs.
 /// * An address of this node itself (of an interface other than the dummy device), such as an API server's on its own node:
-///   it is not bound. Of a neighbour with a TCP port, that port is reserved then.
-/// * A load-balancer address that is a name server's: DNS that the cluster serves to its own nodes. Load balancers'
-///   addresses are given out by a controller, external IPs by whoever may write a Service.
+///   it is not bound. If the neighbour has a TCP port, only that port is reserved.
+/// * A load-balancer address that is a name server's: DNS that the cluster serves to its own nodes. A controller allocates
+///   load-balancer addresses; anyone who may write a Service chooses external IPs.
 /// * A load-balancer address that is the API server's, while all endpoints are endpoints of `default/kubernetes`: it leads
-///   there. Without endpoints it is refused, and the network decides.
+///   there. Without endpoints it is rejected, and the network decides.
 ///
 /// [`Reserved::allow`] and [`Reserved::allow_address`] make exceptions.
 ///
@@ -193,13 +193,13 @@ impl Reserved {
     /// The default port of kube-proxy's metrics (`metricsBindAddress`).
     pub const METRICS: u16 = 10249;
 
-    /// Every place is free.
+    /// Nothing is reserved.
     pub fn none() -> Self {
         Reserved { places: BTreeMap::new(), neighbours: BTreeMap::new(), allowed: BTreeSet::new() }
     }
 
-    /// These are the neighbours of a kind from now on, in place of those before. Addresses that no Service can have, such
-    /// as loopback ones, are left out. Says whether anything changed.
+    /// Sets the neighbours of a kind, in place of the earlier ones. Addresses that no Service can have, such as loopback
+    /// ones, are left out. Returns whether anything changed.
     pub fn set_neighbours(&mut self, user: User, neighbours: impl IntoIterator<Item = Neighbour>) -> bool {
         let new: BTreeSet<Neighbour> =
             neighbours.into_iter().filter(|neighbour| is_usable_by_service(neighbour.address)).collect();
@@ -209,7 +209,7 @@ impl Reserved {
         self.neighbours.insert(user, new.clone()) != Some(new)
     }
 
-    /// An address may be taken, whosever it is and will be.
+    /// Lets Services take this address, whoever uses it now or later.
     pub fn allow_address(&mut self, address: IpAddr) {
         self.allowed.insert(address.to_canonical());
     }
@@ -219,27 +219,27 @@ impl Reserved {
         self.neighbours.iter().flat_map(|(user, all)| all.iter().map(move |neighbour| (user, neighbour)))
     }
 
-    /// Reserves a place; one that is reserved gets this user.
+    /// Reserves an address and port; if already reserved, it gets this user.
     pub fn reserve(&mut self, place: ReservedPort, user: User) {
         self.places.insert(place, user);
     }
 
-    /// A place is free. Says for whom it was reserved. One that is reserved on every address of the node can only be
-    /// freed as a whole.
+    /// Frees an address and port. Returns for whom it was reserved. One that is reserved on every address of the node can
+    /// only be freed as a whole.
     pub fn allow(&mut self, place: &ReservedPort) -> Option<User> {
         self.places.remove(place)
     }
 
-    /// The reserved places, sorted.
+    /// The reserved addresses and ports, sorted.
     pub fn iter(&self) -> impl Iterator<Item = (&ReservedPort, &User)> {
         self.places.iter()
     }
 
-    /// Whether a virtual server must not be made because of its place, and for whose sake.
+    /// Whether a virtual server must not be made because its address and port are reserved, and for whom.
     pub fn refuses(&self, key: &VirtualServerKey, facts: &NodeFacts) -> Option<Rejected> {
         let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
         let at = |address| self.places.get(&ReservedPort { address, protocol, port });
-        // Ports are compared first: an address of this node is looked for only when one fits.
+        // Compare ports first: look for addresses of this node only when a port matches.
         let user = at(Some(addr))
             .or_else(|| at(None).filter(|_| facts.is_own_address(addr)))
             .or_else(|| self.neighbour_here(*key).filter(|_| facts.is_own_address(addr)))?;
@@ -254,8 +254,8 @@ impl Reserved {
         users.next().map(|(user, _)| user)
     }
 
-    /// Whether a virtual server must not be made because of its address, and for whose sake. `real_servers` are those that
-    /// traffic to it would get.
+    /// Whether a virtual server must not be made because its address is reserved, and for whom. `real_servers` are those
+    /// that traffic to it would get.
     pub fn refuses_address(
         &self,
         key: &VirtualServerKey,

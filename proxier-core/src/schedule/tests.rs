@@ -72,7 +72,7 @@ fn a_failure_is_tried_again_with_growing_pauses_and_changes_go_on() {
     let retry = schedule.next().unwrap();
     assert_eq!(retry.pass, Pass::Full);
     assert!(retry.at > secs(10) && retry.at <= secs(11));
-    // Changes are programmed meanwhile; whether they fail or not, the retry stays where it is.
+    // Changes are programmed meanwhile; whether they fail or not, the time of the retry stays.
     for success in [true, false] {
         schedule.request(secs(10));
         assert_eq!(run(&mut schedule, secs(10), success), Pass::Changes);
@@ -96,7 +96,7 @@ fn a_failure_is_tried_again_with_growing_pauses_and_changes_go_on() {
     assert_eq!(schedule.next().unwrap().at, now + secs(30));
 }
 
-/// kube-proxy's health check misses a periodic pass that keeps failing, since nobody asked for it.
+/// kube-proxy's health check misses a periodic pass that keeps failing, since nobody requested it.
 #[test]
 fn what_is_pending_is_known() {
     let mut schedule = schedule(1, 30);
@@ -158,7 +158,7 @@ fn works() -> impl Strategy<Value = Vec<Work>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// An engine that does what the schedule says, in simulated time, with requests coming at any moment.
+    /// A reconciler that follows the schedule, in simulated time, with requests at any moment.
     #[test]
     fn never_too_often_and_never_too_late(
         events in events(),
@@ -176,7 +176,7 @@ proptest! {
             *at += Duration::from_millis(event.after_ms);
             Some((*at, event.full))
         }).peekable();
-        // What is open, and since when: the first counts as asked for.
+        // Open requests, and since when: the first pass counts as requested.
         let (mut asked, mut asked_full): (Option<Moment>, Option<Moment>) = (Some(now), Some(now));
         let mut last_end: Option<Moment> = None;
         let mut periodic: Option<Moment> = None;

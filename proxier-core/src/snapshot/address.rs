@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipset::IpSpan;
 
-/// An address. IPv4 with leading zeros (`010.0.0.1`) is read as decimal, and IPv4 in IPv6 (`::ffff:10.0.0.1`) is IPv4,
-/// as kube-proxy does: old API servers have stored such texts.
+/// Parses an address. IPv4 with leading zeros (`010.0.0.1`) is read as decimal, and IPv4 in IPv6 (`::ffff:10.0.0.1`) is
+/// IPv4, as kube-proxy does: old API servers have stored such texts.
 pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(address) => Some(address.to_canonical()),
@@ -26,8 +26,8 @@ fn parse_decimal(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| octets.into())
 }
 
-/// Whether a virtual server or a real server can have this address: not unspecified, loopback, multicast, broadcast or,
-/// for IPv6, link-local, which would mean another machine on each link.
+/// Whether a virtual server or a real server can have this address: not unspecified, loopback, multicast, broadcast or, for
+/// IPv6, link-local, which would be another machine on each link.
 pub(crate) fn is_usable(address: IpAddr) -> bool {
     let never = address.is_unspecified() || address.is_loopback() || address.is_multicast();
     match address {
@@ -36,14 +36,14 @@ pub(crate) fn is_usable(address: IpAddr) -> bool {
     }
 }
 
-/// Whether a Service can have this address: as [`is_usable`], and not link-local for IPv4 either. What lives there
-/// (metadata of clouds, a node's DNS cache) is not the cluster's to give away; the API server refuses it as well.
+/// Whether a Service can have this address: as [`is_usable`], and not link-local for IPv4 either. The cluster must not take
+/// over what uses those (metadata of clouds, a node's DNS cache); the API server rejects them as well.
 pub(crate) fn is_usable_by_service(address: IpAddr) -> bool {
     let link_local = matches!(address, IpAddr::V4(address) if address.is_link_local());
     is_usable(address) && !link_local
 }
 
-/// A network with prefix length. Blanks around it do not count; host bits are cleared.
+/// Parses a network with prefix length. Blanks around it are ignored; host bits are cleared.
 pub(crate) fn parse_network(text: &str) -> Option<IpSpan> {
     let (address, prefix) = text.trim().split_once('/')?;
     if prefix.is_empty() || !prefix.bytes().all(|byte| byte.is_ascii_digit()) {

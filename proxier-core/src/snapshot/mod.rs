@@ -1,4 +1,4 @@
-//! The input, checked: Services, EndpointSlices, facts about this node, and the [`Store`] that keeps them.
+//! The checked input: Services and EndpointSlices, the [`Store`] that keeps them, and the node.
 
 mod address;
 mod node;
@@ -21,7 +21,7 @@ pub(crate) use rejection::Reporter;
 
 use crate::objects::Metadata;
 
-/// Namespace and name of an object. Prints as `namespace/name`; the clone is cheap.
+/// Namespace and name of an object. Prints as `namespace/name`; cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// Namespace; empty for objects that have none, such as Nodes.
@@ -54,7 +54,7 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// A port number that exists: 1 to 65,535.
+/// A valid port number: 1 to 65,535.
 pub(crate) fn check_port(number: i64) -> Option<u16> {
     u16::try_from(number).ok().filter(|port| *port != 0)
 }

@@ -1,4 +1,4 @@
-//! NodeFacts about the node the proxy runs on.
+//! The node that the proxy runs on: its Node object, and the addresses of the host.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,12 +24,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node of which nothing but the name is known.
+    /// A node of which only the name is known.
     pub fn new(name: &str) -> Self {
         Node { name: name.to_owned(), ..Node::default() }
     }
 
-    /// Checks a Node object. What is impossible is left out and reported; the rest counts.
+    /// Checks a Node object. Leaves out impossible values and reports them; the rest counts.
     pub fn check(object: &NodeObject, rejections: &mut Vec<Rejection>) -> Self {
         let key = ObjectKey::new("", &object.metadata.name);
         let report = &mut Reporter::new(ObjectKind::Node, key, rejections);
@@ -73,6 +73,6 @@ impl Node {
 /// external addresses are bound to the dummy device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostAddresses {
-    /// Addresses by name of the interface. The dummy device's own may be among them and do not count.
+    /// Addresses by interface name. The dummy device's own may be included; they are ignored.
     pub interfaces: BTreeMap<String, Vec<IpAddr>>,
 }

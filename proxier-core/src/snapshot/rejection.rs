@@ -54,7 +54,7 @@ impl fmt::Display for Rejection {
     }
 }
 
-/// Collects what is rejected of one object.
+/// Collects the rejections of one object.
 #[derive(Debug)]
 pub(crate) struct Reporter<'a> {
     pub(crate) kind: ObjectKind,
@@ -81,7 +81,7 @@ impl<'a> Reporter<'a> {
     }
 }
 
-/// The character, or its escape when it would spoil a line.
+/// The character, or its escape if it would break the line.
 fn shown(c: char) -> impl Iterator<Item = char> {
     let escape = c.is_control().then(|| c.escape_default());
     let plain = escape.is_none().then_some(c);

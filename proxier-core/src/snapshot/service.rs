@@ -12,7 +12,7 @@ use super::{
 };
 use crate::objects::{ServiceObject, ServicePortObject, ServiceSpec};
 
-/// How far a Service is published. Headless and ExternalName Services have nothing to program and no value here.
+/// How widely a Service is published. Headless and ExternalName Services have nothing to program and no value here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ServiceType {
     /// On its cluster IPs. Default.
@@ -34,8 +34,7 @@ pub enum TrafficPolicy {
     Local,
 }
 
-/// A port of a Service. Its endpoints are those of slice ports with the same name and protocol, whatever `targetPort`
-/// says.
+/// A port of a Service. Its endpoints are those of slice ports with the same name and protocol; `targetPort` is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct ServicePort {
@@ -49,7 +48,7 @@ pub struct ServicePort {
     pub node_port: Option<u16>,
 }
 
-/// When an object was made; orders Services that claim one address and port. Two that do not say are equal.
+/// When an object was created; orders Services that claim one address and port. Two without a date are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Created(u64);
 
@@ -83,8 +82,8 @@ struct Restriction(Option<Arc<[IpSpan]>>);
 impl SourceRanges {
     /// The networks of this family; `None` when everybody may.
     ///
-    /// Everybody may when no range is of this family, or one has prefix length 0. When no range at all could be read,
-    /// nobody may: what was meant to restrict must not open.
+    /// Everybody may when no range is of this family, or one has prefix length 0. When no range could be read at all,
+    /// nobody may: a restriction that cannot be read must not open access.
     pub fn restriction(&self, family: Family) -> Option<&Arc<[IpSpan]>> {
         match family {
             Family::V4 => self.v4.0.as_ref(),
@@ -130,14 +129,14 @@ pub struct Service {
     pub cluster_ips: Vec<IpAddr>,
     /// Addresses routed to the nodes by someone else, sorted.
     pub external_ips: Vec<IpAddr>,
-    /// Addresses of load balancers whose packets arrive with them as destination (`ipMode` `VIP`), sorted.
+    /// Addresses of load balancers that packets arrive with as destination (`ipMode` `VIP`), sorted.
     pub load_balancer_ips: Vec<IpAddr>,
     /// Ports. No two have the same protocol and number, or the same protocol and name.
     pub ports: Vec<ServicePort>,
     /// Seconds for which a client stays with its endpoint after its last connection: 1 to 86,400.
     pub affinity_secs: Option<u32>,
-    /// For external addresses and node ports. `Local` counts for types NodePort and LoadBalancer, and for ClusterIP
-    /// with external IPs (Kubernetes 1.29).
+    /// For external addresses and node ports. `Local` applies to types NodePort and LoadBalancer, and to ClusterIP with
+    /// external IPs (Kubernetes 1.29).
     pub external_policy: TrafficPolicy,
     /// For cluster IPs.
     pub internal_policy: TrafficPolicy,
@@ -160,7 +159,7 @@ impl Service {
     /// Checks a Service. `None` when there is nothing to program: it is headless, an ExternalName, another proxy's, or
     /// has no usable cluster IP.
     ///
-    /// What is impossible is left out and reported; the rest counts.
+    /// Leaves out impossible values and reports them; the rest counts.
     pub fn check(object: &ServiceObject, rejections: &mut Vec<Rejection>) -> Option<Self> {
         let key = ObjectKey::of(&object.metadata);
         let report = &mut Reporter::new(ObjectKind::Service, key.clone(), rejections);
@@ -222,8 +221,8 @@ fn check_type(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Option<ServiceTy
     }
 }
 
-/// With `ipFamilies`, `clusterIPs[i]` is of family `ipFamilies[i]`; without (objects older than dual stack),
-/// `clusterIP` counts.
+/// With `ipFamilies`, `clusterIPs[i]` is of family `ipFamilies[i]`; without (objects older than dual stack), `clusterIP` is
+/// used.
 fn check_cluster_ips(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Vec<IpAddr> {
     let legacy = spec.ip_families.is_empty() || spec.cluster_ips.is_empty();
     let listed = if legacy { spec.cluster_ip.as_slice() } else { &spec.cluster_ips };
@@ -285,7 +284,7 @@ fn check_ingress(object: &ServiceObject, report: &mut Reporter<'_>) -> Vec<IpAdd
 
 fn check_ports(objects: &[ServicePortObject], report: &mut Reporter<'_>) -> Vec<ServicePort> {
     let mut ports: Vec<ServicePort> = Vec::with_capacity(objects.len());
-    // Places by key and by number: a Service may come with tens of thousands of ports.
+    // Indexes by key and by number: a Service may have tens of thousands of ports.
     let mut names: BTreeMap<(Protocol, &str), usize> = BTreeMap::new();
     let mut numbers: BTreeMap<(Protocol, u16), usize> = BTreeMap::new();
     for (index, object) in objects.iter().enumerate() {
@@ -311,7 +310,7 @@ fn check_ports(objects: &[ServicePortObject], report: &mut Reporter<'_>) -> Vec<
         if numbered.is_some() && numbered != named {
             report.reject(field("port"), port, "the number of an earlier port of this protocol; the port is left out");
         } else if let Some(place) = named {
-            // What kube-proxy does; the API server accepts no such Service.
+            // As kube-proxy does; the API server accepts no such Service.
             report.reject(field("name"), name, "the name of an earlier port, which this one replaces");
             if let Some(earlier) = ports.get_mut(place) {
                 numbers.remove(&(protocol, earlier.port));
@@ -386,7 +385,7 @@ fn check_created(object: &ServiceObject, report: &mut Reporter<'_>) -> Created {
     })
 }
 
-/// The older annotation counts first, even when it is empty; any text but `disabled` switches hints on.
+/// The older annotation wins, even when it is empty; any text but `disabled` switches hints on.
 fn has_topology_annotation(object: &ServiceObject) -> bool {
     let annotations = &object.metadata.annotations;
     let hints = annotations.get("service.kubernetes.io/topology-aware-hints");

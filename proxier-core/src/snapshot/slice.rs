@@ -11,7 +11,7 @@ use super::{ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable, p
 use crate::objects::{EndpointObject, EndpointPortObject, EndpointSliceObject};
 
 bitflags! {
-    /// What is known of an endpoint, seen from this node.
+    /// Properties of an endpoint, seen from this node.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct EndpointFlags: u8 {
         /// Takes connections.
@@ -41,15 +41,15 @@ pub struct EndpointPort {
     pub port: u16,
 }
 
-/// An endpoint. There are more of these than of anything else, so it is kept small.
+/// An endpoint. Kept small, since there are more of these than of anything else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Endpoint {
     /// Its address.
     pub address: IpAddr,
-    /// What is known of it.
+    /// Its properties.
     pub flags: EndpointFlags,
-    /// The place of its zones in those of the slice, from 1; see [`EndpointSlice::zones_of`].
+    /// Index of its zones in those of the slice, from 1; see [`EndpointSlice::zones_of`].
     zones: Option<NonZeroU16>,
 }
 
@@ -75,10 +75,10 @@ const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
 impl EndpointSlice {
-    /// Checks a slice as seen from the node of this name. `None` when there is nothing to program: it is of no Service,
-    /// of a headless one, of another proxy's, or holds names in place of addresses.
+    /// Checks a slice as seen from the node of this name. `None` when there is nothing to program: it is of no Service, of
+    /// a headless one, of another proxy's, or has names instead of addresses.
     ///
-    /// What is impossible is left out and reported; the rest counts.
+    /// Leaves out impossible values and reports them; the rest counts.
     pub fn check(object: &EndpointSliceObject, node_name: &str, rejections: &mut Vec<Rejection>) -> Option<Self> {
         let key = ObjectKey::of(&object.metadata);
         let report = &mut Reporter::new(ObjectKind::EndpointSlice, key.clone(), rejections);
@@ -119,7 +119,7 @@ impl EndpointSlice {
         Some(EndpointSlice { key, service, family, ports, endpoints, zones })
     }
 
-    /// The zones that an endpoint of this slice is meant for; `None` when it says nothing.
+    /// The zones that an endpoint of this slice is meant for; `None` when it has no zone hints.
     pub fn zones_of(&self, endpoint: &Endpoint) -> Option<&[Box<str>]> {
         let place = usize::from(endpoint.zones?.get()).checked_sub(1)?;
         self.zones.0.get(place).map(Box::as_ref)
@@ -163,12 +163,12 @@ fn flags_of(endpoint: &EndpointObject, node_name: &str) -> EndpointFlags {
 struct Zones(Vec<Box<[Box<str>]>>);
 
 impl Zones {
-    /// The place of an endpoint's zones, from 1. Beyond 65,535 lists an endpoint counts as saying nothing.
+    /// The index of an endpoint's zones, from 1. Beyond 65,535 lists an endpoint counts as having no hints.
     fn of(&mut self, endpoint: &EndpointObject) -> Option<NonZeroU16> {
         let asked = endpoint.hints.as_ref().map(|hints| &hints.for_zones).filter(|zones| !zones.is_empty())?;
         let same = |zones: &[Box<str>]| zones.iter().map(|zone| &**zone).eq(asked.iter().map(|zone| &*zone.name));
         let number = |place: usize| u16::try_from(place.checked_add(1)?).ok().and_then(NonZeroU16::new);
-        // Searched only as far as is quick; a list too many costs memory, nothing else.
+        // Search only the first few; a duplicate list only costs memory.
         if let Some(known) = self.0.iter().take(16).position(|zones| same(zones)) {
             return number(known);
         }

@@ -1,4 +1,4 @@
-//! Services and slices, and which slice is of which Service.
+//! Services and slices, and which Service each slice belongs to.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use crate::pack::pack;
 
 /// The checked Services and EndpointSlices of a cluster, as seen from one node.
 ///
-/// Each change costs what the object costs, however many others there are, and returns the Services that have to be
-/// compiled again: none when the object says what it said before.
+/// Each change costs O(the object), however many others there are, and returns the Services to compile again: none when the
+/// object has not changed.
 ///
 /// ```
 /// use proxier_core::objects::ServiceObject;
@@ -41,7 +41,7 @@ impl Store {
         Store { node_name: node_name.to_owned(), ..Store::default() }
     }
 
-    /// Takes as little memory as it can; see [`Desired::compact`](crate::state::Desired::compact).
+    /// Reduces memory; see [`Desired::compact`](crate::state::Desired::compact).
     pub fn compact(&mut self) {
         pack(&mut self.services);
         pack(&mut self.slices);
@@ -72,7 +72,7 @@ impl Store {
         self.services.remove(key).map(|service| service.key).into_iter().collect()
     }
 
-    /// Takes a new or changed slice. When its label names another Service now, both are returned.
+    /// Takes a new or changed slice. When its label now names another Service, both are returned.
     pub fn upsert_slice(&mut self, object: &EndpointSliceObject) -> Vec<ObjectKey> {
         let mut rejections = Vec::new();
         let key = ObjectKey::of(&object.metadata);
@@ -88,7 +88,7 @@ impl Store {
                 changed.extend(self.remove_slice(&key));
             }
             slice.service = self.shared(slice.service);
-            // An object's Service is in its own namespace.
+            // The Service of an object is in the object's namespace.
             slice.key = ObjectKey { namespace: slice.service.namespace.clone(), name: key.name };
         }
         let (key, service) = (slice.key.clone(), slice.service.clone());
@@ -125,7 +125,7 @@ impl Store {
         self.services.contains_key(&service).then_some(service).into_iter().collect()
     }
 
-    /// The same key, of the same memory as what is known of this Service, or its namespace: each name is kept once.
+    /// The same key, sharing memory with the known key of this Service, or its namespace: each name is kept once.
     fn shared(&self, key: ObjectKey) -> ObjectKey {
         let service = self.services.get_key_value(&key).map(|(known, _)| known);
         if let Some(same) = service.or_else(|| self.slices.get_key_value(&key).map(|(known, _)| known)) {
@@ -149,14 +149,14 @@ impl Store {
         }
     }
 
-    /// Services and slices that are known, those with nothing to program among them when something of them was rejected.
+    /// Known Services and slices, including those with nothing to program if something of them was rejected.
     pub fn keys(&self) -> BTreeSet<(ObjectKind, ObjectKey)> {
         let services = self.services.keys().map(|key| (ObjectKind::Service, key.clone()));
         let slices = self.owners.keys().map(|key| (ObjectKind::EndpointSlice, key.clone()));
         services.chain(slices).chain(self.rejections.keys().cloned()).collect()
     }
 
-    /// The name of the node whose view this is.
+    /// The name of the node that sees this.
     pub fn node_name(&self) -> &str {
         &self.node_name
     }
@@ -181,7 +181,7 @@ impl Store {
         self.owners.get(slice)
     }
 
-    /// What was left out of the objects that are there now, by object.
+    /// What was left out of the current objects, by object.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         self.rejections.values().flatten()
     }

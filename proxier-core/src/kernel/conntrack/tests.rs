@@ -47,7 +47,7 @@ fn services() -> UdpServices {
     [("10.96.0.10:53".parse().unwrap(), endpoints), ("[fd00::a]:53".parse().unwrap(), endpoints_v6)].into()
 }
 
-/// A port over a kernel made of code: it answers listings with `table` and tells of deletions.
+/// A port over a fake kernel that answers listings with `table` and reports deletions.
 fn port(
     table: Vec<Vec<u8>>,
     mut refuse: impl FnMut(&Message<'_>) -> Option<Errno> + Send + 'static,

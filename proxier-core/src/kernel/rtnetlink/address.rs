@@ -12,10 +12,10 @@ pub(super) const RTM_NEWADDR: u16 = 20;
 pub(super) const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 
-/// `IFA_F_NODAD`: usable at once, without asking the network whether somebody else has it.
+/// `IFA_F_NODAD`: usable at once, without duplicate address detection.
 const NO_DUPLICATE_DETECTION: u32 = 0x02;
-/// `IFA_F_NOPREFIXROUTE`: no route for a network of one address beside the local one. Without it, the kernel looks through all
-/// addresses of the device for another of that network when one is deleted (`check_cleanup_prefix_route`).
+/// `IFA_F_NOPREFIXROUTE`: no route for a network of one address beside the local one. Without it, a deletion makes the
+/// kernel search all addresses of the device for another one of that network (`check_cleanup_prefix_route`).
 const NO_PREFIX_ROUTE: u32 = 0x200;
 
 attrs! {
@@ -71,7 +71,7 @@ pub(super) fn list(connection: &mut Connection) -> Result<Vec<Assigned>, Error> 
     Ok(dump.items.into_iter().flatten().collect())
 }
 
-/// Adds addresses as `/32` or `/128`. One that is there is refused with `EEXIST`.
+/// Adds addresses as `/32` or `/128`. The kernel refuses one that exists with `EEXIST`.
 pub(super) fn add(connection: &mut Connection, device: u32, addresses: &[IpAddr]) -> BatchReport {
     let mut batch = connection.batch();
     for &address in addresses {
@@ -87,7 +87,7 @@ pub(super) fn add(connection: &mut Connection, device: u32, addresses: &[IpAddr]
     batch.finish()
 }
 
-/// Deletes addresses. IPv4 ones go whatever their prefix length; for IPv6 the kernel compares it.
+/// Deletes addresses: IPv4 ones whatever their prefix length; for IPv6 the kernel compares it.
 pub(super) fn delete(connection: &mut Connection, device: u32, addresses: &[(IpAddr, u8)]) -> BatchReport {
     let mut batch = connection.batch();
     for &(address, prefix) in addresses {

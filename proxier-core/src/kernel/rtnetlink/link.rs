@@ -30,9 +30,9 @@ attrs! {
     pub enum LinkAttr<'a> {
         /// Its name.
         IFNAME = 3 => Name(NulStr<'a>),
-        /// What is known by its kind.
+        /// Details by its kind.
         LINKINFO = 18 => Info(Attrs<'a, InfoAttr<'a>>),
-        /// What a listing shall leave out: `RTEXT_FILTER_*`.
+        /// What a listing should leave out: `RTEXT_FILTER_*`.
         EXT_MASK = 29 => ExtMask(u32),
     }
 }
@@ -48,7 +48,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Whether this says something of a port of a bridge, not of the device as such.
+    /// Whether this is about a port of a bridge, not the device itself.
     pub(super) fn is_bridge_port(&self) -> bool {
         self.family != AF_UNSPEC
     }

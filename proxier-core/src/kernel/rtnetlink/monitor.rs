@@ -1,4 +1,4 @@
-//! Hearing of changes: devices that come and go, addresses that are added and deleted, default routes.
+//! Reports changes: devices that come and go, addresses that are added and deleted, default routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,14 +20,14 @@ use crate::ports::PortError;
 
 /// `RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR | RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE` (linux/rtnetlink.h).
 const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x400;
-/// Room for some thousand changes that nobody has fetched yet.
+/// Room for several thousand changes that were not read yet.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// Room for one datagram.
 const DATAGRAM: usize = 64 << 10;
-/// Datagrams in one go, so that a flood of them ends.
+/// Datagrams in one call, so that it ends even in a flood of them.
 const AT_ONCE: usize = 100_000;
 
-/// What became of a device or an address.
+/// What happened to a device or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Change {
     /// It is there: new, or, for a device, changed.
@@ -36,13 +36,13 @@ pub enum Change {
     Gone,
 }
 
-/// What has changed since the last time. Of several changes of one thing the last counts.
+/// What changed since the last call. Of several changes of one thing only the last is kept.
 ///
-/// The changes that this process makes are among them.
+/// Includes the changes that this process makes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changes {
-    /// More happened than the kernel keeps, so some of it is not here: take everything as changed.
+    /// The kernel dropped some changes: assume that everything changed.
     pub overflowed: bool,
     /// Devices by name.
     pub devices: BTreeMap<String, Change>,
@@ -50,7 +50,7 @@ pub struct Changes {
     pub default_routes: bool,
     /// Addresses by the name of their device.
     pub addresses: BTreeMap<String, BTreeMap<IpAddr, Change>>,
-    /// Addresses that a device had at some time since then, those that it has lost again too.
+    /// Addresses that a device had at some time since the last call, even if it lost them again.
     pub came: BTreeSet<IpAddr>,
 }
 
@@ -63,12 +63,12 @@ impl Changes {
 
 /// Listens for changes of devices, addresses and default routes of both families in one network namespace.
 ///
-/// To miss nothing, open it first and read the addresses then. Wait for its descriptor to become readable, then
+/// To miss nothing, open it before reading the addresses. Wait for its descriptor to become readable, then call
 /// [`drain`](Monitor::drain).
 pub struct Monitor {
     socket: OwnedFd,
     connection: Connection,
-    /// Names by index: changes of addresses carry only the index.
+    /// Names by index: messages about addresses carry only the index.
     names: BTreeMap<u32, String>,
     buffer: Vec<u8>,
 }
@@ -97,7 +97,7 @@ fn failed(doing: &str, errno: Errno) -> PortError {
 }
 
 impl Monitor {
-    /// Begins to listen, in the network namespace of the calling thread. It takes no privilege.
+    /// Begins to listen, in the network namespace of the calling thread. Needs no privilege.
     ///
     /// # Errors
     /// When the kernel refuses the socket, or the devices could not be read.
@@ -107,7 +107,7 @@ impl Monitor {
         let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)
             .map_err(|errno| failed(DOING, errno))?;
         if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
-            // Without CAP_NET_ADMIN the kernel gives what net.core.rmem_max allows.
+            // Without CAP_NET_ADMIN the kernel grants at most net.core.rmem_max.
             setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER).map_err(|errno| failed(DOING, errno))?;
         }
         bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUPS)).map_err(|errno| failed(DOING, errno))?;
@@ -123,15 +123,15 @@ impl Monitor {
         Ok(())
     }
 
-    /// Takes what has happened, without waiting.
+    /// Returns what happened so far, without waiting.
     ///
     /// # Errors
-    /// When the socket failed: open another, and take everything as changed.
+    /// When the socket failed: open another, and assume that everything changed.
     pub fn drain(&mut self) -> Result<Changes, PortError> {
         let mut changes = Changes::default();
         for _ in 0..AT_ONCE {
             match recvfrom::<NetlinkAddr>(self.socket.as_raw_fd(), &mut self.buffer) {
-                // Only the kernel is believed.
+                // Accept messages only from the kernel.
                 Ok((length, Some(sender))) if sender.pid() == 0 => self.take(length, &mut changes),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => break,
@@ -188,7 +188,7 @@ impl Monitor {
 
     fn note_link(&mut self, link: Link, gone: bool, changes: &mut Changes) {
         if link.is_bridge_port() {
-            // A port that leaves its bridge is "deleted" there, and goes on to exist.
+            // A port that leaves its bridge is "deleted" there, but still exists.
             return;
         }
         if gone {

@@ -15,19 +15,19 @@ use crate::snapshot::HostAddresses;
 
 /// The port over rtnetlink.
 ///
-/// Many addresses go in a send. Side by side on Linux 6.1 in an emulated machine that was busy otherwise, three runs: 1,000 IPv4
-/// addresses took 0.15 to 0.65 s, `ip -batch` 0.35 to 1.4 s; 5,000 took 1.5 to 1.7 s, `ip -batch` 1.9 to 6.4 s. What is left is the
-/// kernel's own work, which grows with the number that a device has: it looks through them for each one added or deleted. One
-/// `ip` process for each address takes 250 ms there.
+/// Sends many addresses at once. Side by side on Linux 6.1 in an emulated machine that was busy otherwise, three runs:
+/// 1,000 IPv4 addresses took 0.15 to 0.65 s, `ip -batch` 0.35 to 1.4 s; 5,000 took 1.5 to 1.7 s, `ip -batch` 1.9 to 6.4 s.
+/// The rest is the kernel's own work: it searches all addresses of the device for each one added or deleted. One `ip`
+/// process for each address takes 250 ms there.
 ///
-/// IPv6 addresses get no route of their own beside the local one (`noprefixroute`), which would only be in the way: deleting
-/// 5,000 of them takes the kernel 5 to 9 s without those routes, 15 to 20 s with them.
+/// IPv6 addresses get no route of their own beside the local one (`noprefixroute`), since nothing needs it: deleting 5,000
+/// of them takes the kernel 5 to 9 s without those routes, 15 to 20 s with them.
 #[derive(Debug)]
 pub struct LinksPort {
     connection: Lazy<Connection, Error>,
 }
 
-/// How often devices and addresses are read until they fit together.
+/// How often devices and addresses are read until both match.
 const ATTEMPTS: usize = 8;
 
 impl Default for LinksPort {
@@ -78,18 +78,18 @@ impl LinksPort {
 
 fn kind_of(errno: Errno) -> PortErrorKind {
     match errno {
-        // IPv6 is switched off on the device (net.ipv6.conf.*.disable_ipv6), which no privilege changes.
+        // IPv6 is disabled on the device (net.ipv6.conf.*.disable_ipv6); no privilege overrides that.
         Errno::EACCES => PortErrorKind::Unavailable,
         errno => errno_kind(errno.0),
     }
 }
 
-/// What a refusal to add an address means; `None` is done.
+/// What an error of adding an address means; `None` is done.
 fn kind_of_adding(errno: Errno) -> Option<PortErrorKind> {
     use nix::errno::Errno as E;
     match E::from_raw(errno.0) {
         E::EEXIST => None,
-        // Such an address cannot be on a device: multicast, loopback (net/ipv6/addrconf.c, `ipv6_add_addr`).
+        // A device cannot have such an address: multicast, loopback (net/ipv6/addrconf.c, `ipv6_add_addr`).
         E::EADDRNOTAVAIL => Some(PortErrorKind::Invalid),
         _ => Some(kind_of(errno)),
     }
@@ -144,7 +144,7 @@ impl Links for LinksPort {
                 }
                 None => false,
             });
-            // A device that came between the two listings: both are read again.
+            // A device appeared between the two listings: read both again.
             if known {
                 let named = links.into_iter().map(|link| (link.name, found.remove(&link.index).unwrap_or_default()));
                 return Ok(HostAddresses { interfaces: named.collect() });
@@ -191,7 +191,7 @@ impl Links for LinksPort {
         };
         let index = match self.find(device) {
             Ok(Some(link)) => link.index,
-            // What is on a device that does not exist is not there.
+            // A device that does not exist has no addresses.
             Ok(None) => return Vec::new(),
             Err(error) => return all(addresses.len(), &error),
         };

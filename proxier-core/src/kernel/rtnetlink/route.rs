@@ -1,4 +1,4 @@
-//! Local routes: a whole network whose every address is this host's, without one address bound.
+//! Local routes: make every address of a network this host's, without binding any.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,8 +27,8 @@ const SCOPE_HOST: u8 = 254;
 const UNICAST: u8 = 1;
 /// `RTN_LOCAL`.
 const LOCAL: u8 = 2;
-/// The longest prefix of a default route: `::/0`, but also `2000::/3`, which is all of IPv6 that is in use, or the two halves
-/// that a VPN writes.
+/// The longest prefix of a default route: `::/0`, but also `2000::/3`, which is all of IPv6 in use, or the two halves that
+/// a VPN writes.
 const DEFAULT_PREFIX: u8 = 3;
 
 attrs! {
@@ -50,8 +50,8 @@ attrs! {
 
 /// Networks that are local as a whole ("AnyIP"): `ip route add local 10.96.0.0/12 dev lo`.
 ///
-/// Not part of a pass: a second way of taking packets for Services, which costs the same for any number of addresses. A route for a
-/// network that covers addresses of other hosts takes their packets too, so it must be a range that is the Services' alone.
+/// Not part of a pass: a second way to receive packets for Services, which costs the same for any number of addresses. The
+/// route also takes packets to other hosts' addresses in its network, so the network must be the Services' alone.
 pub struct LocalRoutes {
     connection: Lazy<Connection, Error>,
 }
@@ -94,13 +94,13 @@ fn read(payload: &[u8]) -> Result<Option<(u32, IpSpan)>, WireError> {
     Ok(Some((device, network.map_err(value)?)))
 }
 
-/// Whether a message is of a default route to somewhere.
+/// Whether a message is about a default route that leads somewhere.
 pub(super) fn is_default(payload: &[u8]) -> bool {
     split::<12>(payload)
         .is_ok_and(|(&[_, length, _, _, _, _, _, kind, ..], _)| length <= DEFAULT_PREFIX && kind == UNICAST)
 }
 
-/// Adds the gateways that these attributes name.
+/// Collects the gateways in these attributes.
 fn read_gateways(attributes: &[u8], found: &mut BTreeSet<IpAddr>) -> Result<(), WireError> {
     for attr in Attrs::<RouteAttr<'_>>::new(attributes).iter() {
         match attr? {
@@ -213,21 +213,21 @@ impl LocalRoutes {
         failures
     }
 
-    /// Makes networks local; one that is counts as done.
+    /// Makes networks local; one that is already counts as done.
     pub fn add(&mut self, device: &str, networks: &[IpSpan]) -> ItemFailures {
         self.write(device, networks, RTM_NEWROUTE, "adding local route", |errno| {
             (errno != Errno::EEXIST).then(|| errno_kind(errno.0))
         })
     }
 
-    /// Takes such routes away; one that is not there counts as done.
+    /// Deletes such routes; one that is not there counts as done.
     pub fn delete(&mut self, device: &str, networks: &[IpSpan]) -> ItemFailures {
         self.write(device, networks, RTM_DELROUTE, "deleting local route", |errno| {
             (errno != Errno::ESRCH).then(|| errno_kind(errno.0))
         })
     }
 
-    /// The networks that were made local on a device by an administrator or by this; not the addresses bound to it.
+    /// The networks that an administrator or this port made local on a device; not the addresses bound to it.
     ///
     /// # Errors
     /// [`PortErrorKind::NotFound`] without the device; when the routes could not be read as a whole.
