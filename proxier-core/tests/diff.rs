@@ -1,4 +1,4 @@
-//! Whatever the kernel holds, making the changes leaves nothing to change, and what is somebody else's as it was.
+//! From any state of the kernel, making the changes leaves nothing to change, and leaves what is somebody else's as it was.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 #![allow(clippy::needless_pass_by_value, reason = "json!(…) as an argument reads better than &json!(…)")]
 
@@ -41,7 +41,7 @@ fn programmed(desired: &Desired) -> Observed {
     observed
 }
 
-/// Something done to the kernel behind the proxy's back.
+/// Something that others do to the kernel.
 #[derive(Clone, Debug)]
 enum Damage {
     Weight(Index, u32),
@@ -130,7 +130,7 @@ fn harm(observed: &mut Observed, damage: &Damage) {
     }
 }
 
-/// Virtual servers that are nobody's business: outside of every address and port the corpus has.
+/// Virtual servers of somebody else: outside of every address and port in the corpus.
 fn strangers() -> [VirtualServerKey; 2] {
     ["TCP 10.200.0.1:7".parse().unwrap(), "FWM 3".parse().unwrap()]
 }
@@ -150,7 +150,7 @@ proptest! {
             observed.insert(&VirtualServer::new(key, Scheduler::RoundRobin), []);
         }
         let not_ours: BTreeSet<_> = foreign(&desired, &observed, &config).collect();
-        // Sets that somebody has destroyed do not say any more what is ours; else everything is known again.
+        // Sets that somebody destroyed no longer show what is ours; otherwise everything is known again.
         if damages.iter().all(|damage| !matches!(damage, Damage::LoseSet(_))) {
             prop_assert_eq!(&not_ours, &BTreeSet::from(strangers()));
         }
@@ -161,7 +161,7 @@ proptest! {
         observed.apply(&changes);
         prop_assert_eq!(diff(&desired, &observed, &config), Changes::default());
 
-        // What is wanted is there as it is wanted, and nothing besides but what is somebody else's.
+        // The kernel has what is wanted, as it is wanted, and besides that only what is somebody else's.
         for frontend in desired.frontends() {
             let server = &observed.virtual_servers[&frontend.key()];
             prop_assert_eq!((&server.config, &server.real_servers[..]), (&frontend.config, &frontend.real_servers[..]));
@@ -178,7 +178,7 @@ proptest! {
         }
     }
 
-    /// With nothing damaged, comparing only what was changed says the same as comparing everything.
+    /// With nothing damaged, comparing only what changed gives the same as comparing everything.
     #[test]
     fn a_small_comparison_says_what_the_full_one_says(events in events()) {
         let (config, facts) = (Config::default(), facts());

@@ -1,4 +1,4 @@
-//! Draining: nobody is cut off before the time, and nobody holds on for longer.
+//! Draining: no connection is cut before the deadline, and none keeps its real server after it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,7 +107,7 @@ fn one_that_is_gone_is_forgotten_and_others_are_not() {
     assert_eq!(reals(&verdicts), [vec![real(3)], vec![real(2)], vec![real(1)]]);
     assert!(!drains.is_draining(&key(1), &real(1)));
     assert!(drains.is_draining(&key(2), &real(1)));
-    // One that is finished stays until somebody says that it was deleted.
+    // A finished one stays until its deletion is reported.
     assert!(drains.is_draining(&key(1), &real(3)));
     assert!(drains.deleted(&key(1), &real(3)));
     assert!(!drains.deleted(&key(1), &real(3)));
@@ -139,15 +139,15 @@ fn a_second_one_brings_the_next_look_forward_and_none_pushes_it_back() {
     assert_eq!(drains.next_check(), Some(secs(63)));
     drains.begin(key(1), real(2), secs(40));
     assert_eq!(drains.next_check(), Some(secs(41)));
-    // One after the other: the first look does not wait for the last of them.
+    // Added later: the first check does not wait for it.
     drains.begin(key(1), real(3), Duration::from_millis(40_900));
     assert_eq!(drains.next_check(), Some(secs(41)));
-    // A second beginning is none.
+    // Beginning twice has no effect.
     assert!(!drains.begin(key(1), real(2), secs(50)));
     assert_eq!(drains.iter().map(|of| of.since.as_secs()).collect::<Vec<_>>(), [0, 40, 40]);
 }
 
-/// A deletion that fails comes up again, at the pace of looks, not in a loop.
+/// A deadline whose deletion fails is reported again at each check, not in a loop.
 #[test]
 fn a_deadline_comes_up_until_it_is_deleted() {
     let mut drains = Drains::new(Policy::default());
@@ -227,7 +227,7 @@ fn policies() -> impl Strategy<Value = Policy> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// An engine that looks whenever it is time, in simulated time, on a kernel in which connections come and go.
+    /// A reconciler that checks whenever it is time, in simulated time, on a kernel in which connections come and go.
     #[test]
     fn never_before_the_time_and_never_after(events in events(), policy in policies()) {
         let mut drains = Drains::new(policy.clone());
@@ -236,7 +236,7 @@ proptest! {
         let mut book: BTreeMap<(VirtualServerKey, RealServerKey), Moment> = BTreeMap::new();
         let longest = policy.poll.max(policy.first_poll).max(Policy::SHORTEST_POLL);
         let mut now = Moment::ZERO;
-        // A deletion that fails is tried again at the next look.
+        // A deletion that fails is tried again at the next check.
         let mut excused = Moment::ZERO;
         for event in events {
             match event {
@@ -284,7 +284,7 @@ proptest! {
                             };
                             for finished in verdicts.finished {
                                 let place = (virtual_server, finished.real);
-                                // Never one that was cancelled, never one with connections before its time.
+                                // Never one that was cancelled, never one that has connections and time left.
                                 let since = book.get(&place).copied();
                                 prop_assert!(since.is_some());
                                 let over = policy.deadline.is_some_and(|deadline| since.unwrap() + deadline <= now);
@@ -312,7 +312,7 @@ proptest! {
                     if let Some(next) = drains.next_check() {
                         prop_assert!(next > now && next <= now + longest);
                     }
-                    // Nobody who could be deleted is there after the time.
+                    // After the time, none is left that could be deleted.
                     for (place, since) in &book {
                         let over = policy.deadline.is_some_and(|deadline| *since + deadline <= now);
                         prop_assert!(!over || now <= excused, "{:?} since {:?}, now {:?}", place, since, now);

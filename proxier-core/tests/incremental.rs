@@ -1,6 +1,5 @@
-//! Whatever the order of events, the state is the one that a fresh start would reach, and what is said to be changed is
-//! what changed. Objects come from the oracle corpus, where the same names mean other things in each scenario; then
-//! from noise.
+//! In any order of events, the state equals that of a fresh start, and the reported changes are the real ones. Objects come
+//! from the oracle corpus, where the same names mean other things in each scenario; then from noise.
 #![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 mod universe;
@@ -87,14 +86,14 @@ proptest! {
         prop_assert_eq!(&desired, &Desired::build(&store, &facts));
         prop_assert!(desired.refresh_all(&store, &facts).is_empty());
 
-        // Everything goes, and nothing is left.
+        // Delete everything: nothing is left.
         let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
         let changed = desired.refresh(&Store::new("node-a"), &facts, &all);
         prop_assert_eq!(desired, Desired::new());
         prop_assert_eq!(changed, before.changes(&Programmed::default()));
     }
 
-    /// Refreshing many at once ends where one at a time ends, and says at least what changed.
+    /// Refreshing many at once has the same result as one at a time, and reports at least what changed.
     #[test]
     fn events_may_be_gathered(events in events()) {
         let facts = facts();
@@ -111,7 +110,7 @@ proptest! {
         prop_assert_eq!(desired, Desired::build(&store, &facts));
     }
 
-    /// Texts that no API server lets through do no harm, and every object prints and reads back.
+    /// Texts that no API server accepts do no harm, and every object prints and reads back.
     #[test]
     fn noise_is_left_out(
         texts in proptest::collection::vec("[0-9a-f:./ %Z-]{0,12}|(?s).{0,80}|10\\.0\\.[0-9]{1,3}\\.1(/[0-9]{1,2})?", 10),
@@ -145,7 +144,7 @@ proptest! {
         for rejection in store.rejections() {
             prop_assert_eq!(rejection.to_string().lines().count(), 1, "{}", rejection);
         }
-        // A Service with a usable cluster IP serves the one port that is right.
+        // A Service with a usable cluster IP serves its one valid port.
         let served = desired.frontends().filter(|frontend| frontend.port == 80).count();
         prop_assert!(served >= store.services().map(|service| service.cluster_ips.len()).sum::<usize>());
     }

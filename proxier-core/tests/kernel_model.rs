@@ -1,7 +1,7 @@
-//! Random sequences on a real kernel, as `tests/model.rs` has them in memory: whatever happened before, the tools of the field
-//! print the same in the end as on a kernel that nobody has disturbed.
+//! Random sequences on a real kernel, as `tests/model.rs` runs them in memory: in the end the field's tools print the same
+//! as on a kernel that nobody disturbed.
 //!
-//! `PROXIER_KERNEL_MODEL_CASES` sets the number of sequences. Which ones goes by `PROPTEST_RNG_SEED`; without it they are the
+//! `PROXIER_KERNEL_MODEL_CASES` sets the number of sequences, `PROPTEST_RNG_SEED` selects them; without it they are the
 //! same in every run.
 #![allow(
     clippy::unwrap_used,
@@ -67,7 +67,7 @@ fn run(line: &str) -> String {
     oracle::run(words[0], &words[1..], None).unwrap_or_else(|error| panic!("{line}: {error}")).stdout
 }
 
-/// What is somebody else's.
+/// Creates what is somebody else's.
 fn invite_strangers() {
     oracle::ipvsadm_restore(
         "-A -t 172.30.0.1:7000 -s rr\n-a -t 172.30.0.1:7000 -r 172.30.1.1:7000 -m -w 2\n-A -f 3 -s rr\n",
@@ -79,7 +79,7 @@ fn invite_strangers() {
     oracle::iptables_restore(oracle::Backend::Nft, oracle::Family::V4, rules).unwrap();
 }
 
-/// What the tools print of ours, and of theirs.
+/// What the tools print of ours, and of others'.
 #[derive(Debug, PartialEq, Eq)]
 struct Printed {
     ipvs: Vec<String>,
@@ -97,7 +97,7 @@ fn printed() -> (Printed, Vec<String>) {
     all.sort();
     let (mut theirs, ipvs): (Vec<String>, Vec<String>) = all.into_iter().partition(|line| is_theirs(line));
     let saved = oracle::ipset_save().unwrap();
-    // Which bucket size and seed a set has is up to the kernel.
+    // The kernel chooses a set's bucket size and seed.
     let saved = saved.lines().map(|line| line.split(" bucketsize").next().unwrap_or(line).to_owned());
     let (foreign, mut sets): (Vec<String>, Vec<String>) = saved.partition(|line| is_theirs(line));
     sets.sort();
@@ -161,7 +161,7 @@ impl Machine {
         self.proxier.start(self.now);
     }
 
-    /// Passes until none is due before this much time has gone by.
+    /// Passes until none is due before this much time has passed.
     fn run(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) {
@@ -269,7 +269,7 @@ fn sequence(steps: &[Step]) {
             for step in steps {
                 machine.take(step);
             }
-            // Past the last look at what drains, and a full pass.
+            // Past the last check of draining real servers, and past a full pass.
             machine.run(Duration::from_secs(100));
             let (ours, theirs) = printed();
             assert_eq!(theirs, strangers);
@@ -277,12 +277,12 @@ fn sequence(steps: &[Step]) {
             let elsewhere: BTreeSet<IpAddr> =
                 ours.addresses.iter().filter(|address| !all.contains(address)).copied().collect();
             assert!(elsewhere.iter().all(|address| machine.proxier.desired().is_elsewhere(*address)), "{elsewhere:?}");
-            // Once more: nothing is written.
+            // A further full pass writes nothing.
             machine.proxier.request_full(machine.now);
             let now = machine.now;
             let report = machine.proxier.pass(&|| now, &mut machine.ports.ports()).unwrap();
             assert!(report.full && report.is_done() && report.writes() == 0 && report.drift.is_empty(), "{report:#?}");
-            // And everything of ours can go.
+            // Cleaning up removes everything of ours.
             let cleaned = cleanup(&Options::default().config, &mut machine.ports.ports());
             assert!(cleaned.is_done(), "{cleaned:#?}");
             let (left, theirs) = printed();

@@ -1,5 +1,5 @@
-//! What is not ours, on a real kernel: virtual servers of others on our node ports, and an address that goes and comes back under
-//! a connection.
+//! What is not ours, on a real kernel: virtual servers of others on our node ports, and an address that goes and comes back
+//! under a connection.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_types, reason = "threads of a test share what they saw")]
 #![allow(clippy::disallowed_methods, reason = "real time and real sockets are what this is about")]
@@ -36,7 +36,7 @@ fn at(address: &str) -> Vec<String> {
     ipvsadm().into_iter().filter(|line| line.contains(&format!(" {address}:"))).collect()
 }
 
-/// Somebody else's, with the numbers of node ports that are served.
+/// Virtual servers of somebody else, with the numbers of node ports that are served.
 const FOREIGN: &str = "\
     -A -t 203.0.113.250:30010 -s wlc -p 300\n\
     -a -t 203.0.113.250:30010 -r 203.0.113.251:30010 -g -w 7\n\
@@ -91,7 +91,7 @@ fn virtual_servers_of_others_on_node_ports_survive_everything() {
             foreign_is_there(Some(&report));
         }
         assert_eq!(at(LATER).iter().filter(|line| line.starts_with("-A")).count(), 6, "{:#?}", ipvsadm());
-        // One that comes while this runs.
+        // One that appears while this runs.
         oracle::ipvsadm_restore("-A -t 203.0.113.249:30011 -s rr\n").unwrap();
         for _ in 0..2 {
             full(&mut cluster);
@@ -100,10 +100,10 @@ fn virtual_servers_of_others_on_node_ports_survive_everything() {
         // Killed; the address goes and a Service is deleted meanwhile.
         drop(cluster);
         batch(&node, &[format!("address delete {LATER}/32 dev eth0")]);
-        // Half of all is lost, and meant to be.
+        // Half of everything is lost; that is intended here.
         let mut how = options(&json!({}));
         how.mass_removal.share = 1.0;
-        // The address is not waited for.
+        // Do not wait for the address.
         how.address_grace = Duration::ZERO;
         let mut cluster = Cluster::new(how);
         publish(&mut cluster, &[10]);
@@ -133,7 +133,7 @@ fn virtual_servers_of_others_on_node_ports_survive_everything() {
     });
 }
 
-/// What kube-proxy made has no note of its address: it is removed at the addresses of this host.
+/// kube-proxy does not record addresses: its virtual servers are removed at the addresses of this host.
 #[test]
 fn node_ports_of_kube_proxy_are_taken_over() {
     kernel_test(&NEEDS, || {
@@ -158,7 +158,8 @@ fn node_ports_of_kube_proxy_are_taken_over() {
     });
 }
 
-/// A connection through a node port goes on while its address goes and comes back, and ends when it is gone for good.
+/// A connection through a node port survives while its address goes and comes back, and ends when the address is gone for
+/// good.
 #[test]
 fn a_connection_outlasts_an_address_that_flaps() {
     kernel_test(&NEEDS, || {

@@ -1,5 +1,5 @@
-//! The ports' suite on the running kernel, each case in a network namespace of its own, with the field's own tools as the second
-//! opinion; and what only a real kernel has: packets, notifications, local routes.
+//! The ports' suite on the running kernel, each case in a network namespace of its own, checked with the field's own tools;
+//! and what only a real kernel has: packets, notifications, local routes.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -131,7 +131,7 @@ impl ports::World for Kernel {
             format!("-j DNAT --to-destination {endpoint}")
         };
         run(program, &format!("-t nat -A OUTPUT {from} {to} {what}"));
-        // An emulated machine takes more than the usual 30 s for a few of these.
+        // In an emulated machine some of these take longer than the usual 30 s.
         std::fs::write("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", "600\n").unwrap();
         let server = UdpSocket::bind(endpoint).unwrap();
         server.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();

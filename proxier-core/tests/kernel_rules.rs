@@ -1,5 +1,5 @@
-//! Rules on the real kernel, through both back ends of iptables and for both families: what is written is what is read
-//! back, what others have stays byte for byte, and nothing is left at the end.
+//! Rules on the real kernel, through both back ends of iptables and for both families: rules read back as written, others'
+//! rules stay byte for byte, and nothing is left at the end.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 mod rule_cases;
@@ -41,7 +41,7 @@ impl Kernel {
         (backend, if self.family == Family::V4 { oracle::Family::V4 } else { oracle::Family::V6 })
     }
 
-    /// What `iptables-save` prints, without dates, and without what passing packets count in built-in chains.
+    /// What `iptables-save` prints, without dates, and without the counters of built-in chains.
     fn text(&self) -> String {
         let (backend, family) = self.oracle();
         let saved = oracle::iptables_save(backend, family).unwrap();
@@ -70,7 +70,7 @@ impl Kernel {
         }
     }
 
-    /// Brings the kernel to these rules, and looks whether it says so.
+    /// Brings the kernel to these rules, and checks that it has them.
     #[track_caller]
     fn apply(&self, rules: &Rules, name: &str) {
         self.restore(&rules.changes(&self.dump()).unwrap());
@@ -97,7 +97,7 @@ fn on(family: Family, backend: Backend, more: &[Need], test: impl FnOnce(&Kernel
     kernel_test(&needs, || test(&Kernel::new(family, backend)));
 }
 
-/// The match `ipvs` is there where IPVS is.
+/// The match `ipvs` exists where IPVS does.
 fn has_ipvs_match() -> bool {
     missing(Need::IpVs).is_none()
 }
@@ -120,7 +120,7 @@ fn every_case_is_read_back_as_it_was_written(kernel: &Kernel) {
     assert_eq!(kernel.text(), before);
 }
 
-/// Nothing was there before; no rule and no chain but the built-in ones is there afterwards.
+/// A host without rules: afterwards it has no rule, and only built-in chains.
 fn a_fresh_host_is_left_without_a_rule(kernel: &Kernel) {
     let case = cases().swap_remove(0);
     kernel.apply(&case.rules(kernel.family), case.name);
@@ -158,7 +158,7 @@ fn what_older_versions_left_is_taken_over(kernel: &Kernel) {
     );
 }
 
-/// One table changed behind our back: only what differs is written again.
+/// Others change one table: only what differs is written again.
 fn somebody_elses_changes_are_mended(kernel: &Kernel) {
     kernel.write(FOREIGN);
     let case = cases().into_iter().find(|case| case.name == "load balancer").unwrap();
@@ -185,7 +185,7 @@ fn somebody_elses_changes_are_mended(kernel: &Kernel) {
         kernel.apply(&rules, command);
         let (mended, mut wanted) = (kernel.text(), good.clone());
         if command.ends_with("-F INPUT") {
-            // Rules of others went with ours, and are theirs to mend.
+            // Rules of others were lost with ours; restoring them is up to those others.
             let ours = |line: &&str| !line.starts_with("-A INPUT") || JUMPS.iter().any(|(_, jump)| jump == line);
             wanted = good.lines().filter(ours).flat_map(|line| [line, "\n"]).collect();
         }

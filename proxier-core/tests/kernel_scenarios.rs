@@ -20,9 +20,9 @@ fn run(scenario: &Scenario) -> String {
     report
 }
 
-/// Whether a scenario of a group runs. An emulated machine needs most of an hour for all of them, so all run only when
-/// `PROXIER_SCENARIOS=all` is set, else one in four, others with each seed. On the kernel in memory (`scenarios.rs`) all run
-/// always.
+/// Whether a scenario of a group runs. An emulated machine needs most of an hour for all of them, so all run only with
+/// `PROXIER_SCENARIOS=all`, otherwise one in four, depending on the seed. On the kernel in memory (`scenarios.rs`) all
+/// always run.
 fn is_sampled(scenario: &Scenario) -> bool {
     Sample::asked_for().takes(scenario.file.bytes().map(usize::from).sum(), 4)
 }
@@ -34,7 +34,7 @@ macro_rules! groups {
         $(#[test]
         fn $test() {
             runner::run_group($group, |scenario| {
-                // How many connections there are is up to a real kernel.
+                // A real kernel decides how many connections there are.
                 if scenario.needs_connections() || !is_sampled(scenario) { String::new() } else { run(scenario) }
             });
         })*

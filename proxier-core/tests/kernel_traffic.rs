@@ -1,5 +1,5 @@
-//! Packets through what the reconciler has programmed on the running kernel: who answers a client, and whom the answering pod
-//! sees.
+//! Packets through what the reconciler programmed on the running kernel: who answers a client, and which source address the
+//! pod sees.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_macros, reason = "a run says what it has seen")]
@@ -36,7 +36,8 @@ fn local() -> Value {
 fn reaches_all_pods(surprises: &mut Surprises, net: &Net, transport: Transport, family: Family) {
     for vip in Vip::ALL {
         for from in From::ALL {
-            // Pods reach pods as they are; everybody else, and pods that take the way from outside, as the node.
+            // Pods reach pods with their own address; everybody else, and pods that use an external address, with the
+            // node's.
             let peer = match (vip, from) {
                 (Vip::ClusterIp, From::PodB) => Peer::Kept,
                 _ => Peer::Masqueraded,
@@ -50,7 +51,7 @@ fn reaches_all_pods(surprises: &mut Surprises, net: &Net, transport: Transport, 
 fn reaches_this_nodes_pods(surprises: &mut Surprises, net: &Net, transport: Transport, family: Family, number: u16) {
     for vip in Vip::ALL {
         for from in From::ALL {
-            // The policy of a cluster IP is about endpoints only.
+            // The policy of a cluster IP decides endpoints only.
             let peer = match (vip, from) {
                 (Vip::ClusterIp, From::Client | From::Node) => Peer::Masqueraded,
                 _ => Peer::Kept,
@@ -126,8 +127,8 @@ fn pods_on_one_bridge_reach_each_other_and_themselves() {
     });
 }
 
-/// Without endpoints on this node, policy `Local` falls back to the cluster's for addresses from outside, so that pods can use
-/// them (kube-proxy's way), or refuses; a cluster IP always refuses.
+/// Without endpoints on this node, policy `Local` falls back to the cluster's for external addresses, so that pods can use
+/// them (as kube-proxy does), or refuses; a cluster IP always refuses.
 #[test]
 fn policy_local_without_endpoints_here_falls_back_or_refuses() {
     with_service(&local(), &[R], |net, cluster| {
@@ -160,7 +161,7 @@ fn a_udp_client_on_one_port_gets_another_pod_when_its_own_goes() {
         let vips = FAMILIES.map(|family| [Vip::ClusterIp, Vip::NodePort].map(|vip| vip.of(10, family))).concat();
         let open = |vip: &SocketAddr| Conversation::open(Transport::Udp, None, *vip, SILENCE).unwrap();
         let mut flows: Vec<Conversation> = net.client.run_in(|| vips.iter().map(open).collect()).unwrap();
-        // The first question comes before there is anybody to answer.
+        // The first question comes before any endpoint exists.
         for flow in &mut flows {
             assert_eq!(flow.ask().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         }
@@ -207,7 +208,7 @@ fn node_ports_are_on_every_address_of_the_node() {
                     surprises.served(net, from, transport, to, &["a", "r"], Peer::Masqueraded);
                 }
             }
-            // The Service's other addresses are no addresses of the node.
+            // The Service's other addresses do not answer on the node port.
             surprises.silent(net, From::Client, transport, (Vip::ClusterIp.of(10, family).ip(), node_port(10)).into());
         }
         // An address that comes later, and goes.
@@ -226,7 +227,7 @@ fn node_ports_are_on_every_address_of_the_node() {
         net.node.ip(&["address", "del", "192.0.2.77/24", "dev", "eth0"]).unwrap();
         cluster.proxier.host_changed(cluster.now());
         cluster.settle();
-        // It has some seconds to come back; then it is given up.
+        // It has some seconds to come back; then the proxy gives it up.
         let (begin, is_there) = (Instant::now(), || oracle::ipvsadm_save().unwrap().contains("192.0.2.77"));
         assert!(is_there());
         while is_there() {
@@ -263,7 +264,7 @@ fn a_client_with_affinity_stays_and_leaves_a_pod_that_drains() {
         let mut long = FAMILIES.map(open);
         let held: Vec<String> = long.iter_mut().map(|long| long.ask().unwrap().name).collect();
 
-        // Whichever pod it was goes, and comes back: nobody is lost, and open connections end where they began.
+        // Either pod goes and comes back: no client fails, and open connections stay with their pod.
         for (left, name) in [(A, "a"), (B, "b")] {
             cluster.endpoints("web", &[left]);
             cluster.settle();

@@ -1,4 +1,4 @@
-//! What must not get through: nobody to answer, programs of the node, source ranges. And what gets through all the same.
+//! What must not get through (Services without endpoints, programs of the node, source ranges), and what still does.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(
@@ -24,7 +24,7 @@ use traffic::objects::{A, R, Vip, node_port};
 #[test]
 fn without_endpoints_clients_are_refused_at_once() {
     with_service(&json!({}), &[], |net, _| {
-        // A program of the node on the same port is not asked instead.
+        // A program of the node on the same port must not answer instead.
         let _daemon = Witness::start(&net.node, "daemon", &daemon_at(80)).unwrap();
         let _other = Witness::start(&net.node, "daemon", &daemon_at(node_port(10))).unwrap();
         let mut surprises = Surprises::default();
@@ -32,7 +32,7 @@ fn without_endpoints_clients_are_refused_at_once() {
             for vip in Vip::ALL {
                 let to = vip.of(10, family);
                 if transport == Transport::Sctp {
-                    // SCTP takes an unreachable port for a hint, and goes on trying.
+                    // SCTP takes an unreachable port for a hint, and keeps trying.
                     surprises.silent(net, From::Client, transport, to);
                     continue;
                 }
@@ -52,7 +52,7 @@ fn programs_of_the_node_do_not_answer_at_service_addresses() {
         let _same_port = Witness::start(&net.node, "daemon", &daemon_at(80)).unwrap();
         let mut surprises = Surprises::default();
         for (family, transport) in every() {
-            // It is there.
+            // It does exist.
             let itself = SocketAddr::new(net::NODE.of(family), 9100);
             let answer = net.client.run_in(|| ask(transport, None, itself, LIMIT)).unwrap().unwrap();
             assert_eq!(answer.name, "daemon");
@@ -83,7 +83,8 @@ fn programs_of_the_node_do_not_answer_at_service_addresses() {
     });
 }
 
-/// As kube-proxy: an echo request is a new connection to an address of the proxy's, and no Service port, so it is rejected.
+/// As with kube-proxy: an echo request is a new connection to one of the proxy's addresses, but to no Service port, so it
+/// is rejected.
 #[test]
 fn a_ping_of_a_service_address_is_rejected() {
     with_service(&json!({}), &[A], |net, _| {
@@ -118,7 +119,7 @@ fn source_ranges_let_in_whom_they_name() {
             let masqueraded = Peer::Masqueraded;
             for number in [14, 15, 16] {
                 surprises.served(&net, From::Client, transport, balancer(number), &["a", "r"], masqueraded);
-                // Other ways in are not restricted.
+                // Its other addresses are not restricted.
                 surprises.served(
                     &net,
                     From::PodB,

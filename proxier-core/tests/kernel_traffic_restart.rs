@@ -1,7 +1,7 @@
-//! Restarts: the process that runs the reconciler is killed at any moment, over and over, while clients connect and Services
-//! change; and started again with nothing changed.
+//! Restarts: the process that runs the reconciler is killed at any moment, again and again, while clients connect and
+//! Services change; and restarted with nothing changed.
 //!
-//! `TRAFFIC_KILLS` is how often it is killed, 10 times unless told; `TRAFFIC_SEED` repeats the moments of an earlier run.
+//! `TRAFFIC_KILLS` is how often it is killed, default 10; `TRAFFIC_SEED` repeats the moments of an earlier run.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_macros, reason = "a run says how much it was")]
@@ -34,10 +34,10 @@ use traffic::objects::{self, A, B, Pod, R, Vip};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The manifests that the process follows: set for the process, and not for the test that starts it.
+/// The manifests that the process follows. Set only for the process, not for the test that starts it.
 const MANIFESTS: &str = "TRAFFIC_MANIFESTS";
 
-/// The Services that clients use, and those that come and go beside them.
+/// The Services that clients use; others come and go beside them.
 const USED: [u16; 3] = [10, 11, 12];
 const BESIDE: std::ops::Range<u16> = 20..28;
 
@@ -54,8 +54,8 @@ impl Manifests {
         self.slices.extend(objects::slices(&name, pods));
     }
 
-    /// The manifests of this round: what clients use changes its pods, of which every one answers at any time; what is beside
-    /// changes in every way.
+    /// The manifests of this round: Services that clients use change their pods, all of which answer at any time; the
+    /// others change in every way.
     fn of_round(round: u64) -> Self {
         let mut manifests = Self::default();
         let sets: [&[Pod]; 3] = [&[A, B, R], &[A, R], &[B, R]];
@@ -79,7 +79,7 @@ impl Manifests {
         manifests
     }
 
-    /// In place at once, as whole as before.
+    /// Replaces the file atomically.
     fn write(&self, path: &Path) {
         let new = path.with_extension("new");
         fs::write(&new, serde_json::to_vec(self).unwrap()).unwrap();
@@ -98,12 +98,12 @@ fn new_cluster() -> Cluster {
     options.drain.deadline = Some(Duration::from_secs(2));
     options.drain.first_poll = Duration::from_millis(100);
     options.drain.poll = Duration::from_millis(500);
-    // Shorter than clients take to come back to a port.
+    // Shorter than the time until clients use a port again.
     options.timeouts.udp_secs = Some(30);
     Cluster::new(options)
 }
 
-/// The process: follows the manifests until it is killed, and says on its standard error what every pass came to.
+/// The process: follows the manifests until it is killed, and logs the result of every pass on standard error.
 fn follow(manifests: &Path) -> ! {
     let mut cluster = new_cluster();
     let mut seen = None;
@@ -158,16 +158,16 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // SIGKILL: it may have ended by itself, which its log shows.
+        // SIGKILL. The process may have ended by itself, which its log shows.
         self.child.kill().unwrap_or_default();
         self.child.wait().map_or_else(drop, drop);
     }
 }
 
-/// What the reconciler has made in this namespace, as the field's tools print it, in an order of its own.
+/// What the reconciler made in this namespace, as the field's tools print it, sorted.
 fn made() -> Vec<String> {
     let mut lines: Vec<String> = oracle::ipvsadm_save().unwrap().lines().map(|line| line.trim().to_owned()).collect();
-    // Sets by name and type: how large they are depends on what they once held.
+    // Sets by name and type: their sizes depend on what they once held.
     lines.extend(oracle::ipset_save().unwrap().lines().map(|line| match line.strip_prefix("create ") {
         Some(create) => create.split(' ').take(2).collect::<Vec<_>>().join(" "),
         None => line.to_owned(),
@@ -277,7 +277,7 @@ fn killed_at_any_moment_it_fails_no_connection_and_converges() {
         }
         println!("{kills} kills, {early} of them in the first pass");
         assert!(troubled.is_empty(), "passes that did not do everything:\n{}", troubled.join("\n"));
-        // Whatever the killed process had started is at its end, too.
+        // Programs that the killed process had started have ended, too.
         thread::sleep(Duration::from_secs(1));
         let last = Manifests::of_round(kills);
         let mut cluster = new_cluster();
@@ -330,7 +330,7 @@ fn restarted_with_nothing_changed_it_writes_nothing() {
         }
         assert_eq!(made(), before);
 
-        // One endpoint more is one real server more for each address, and no other write than what an endpoint has.
+        // One more endpoint: one more real server for each address, and only the entries that an endpoint has.
         objects.slices.retain(|slice| slice.metadata.name != "web-10-ipv4");
         let [more, _] = objects::slices("web-10", &[A, B, R]);
         let there =

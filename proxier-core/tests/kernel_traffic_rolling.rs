@@ -37,7 +37,7 @@ fn address(pod: usize, family: Family) -> String {
     }
 }
 
-/// How far a pod is.
+/// The stage that a pod has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Ready,
@@ -62,15 +62,15 @@ fn publish(cluster: &mut Cluster, pods: &BTreeMap<usize, Stage>) {
     }
 }
 
-/// Connections that stay open, and the pod at the other end of each.
+/// Connections that stay open, and the pod that serves each.
 struct Long {
     open: Vec<(usize, Conversation)>,
-    /// How long after its pod began to stop each one ended that has.
+    /// How long after its pod began to stop each finished connection ended.
     ended: Vec<Duration>,
 }
 
 impl Long {
-    /// Every connection still works, unless its pod began to stop a deadline ago.
+    /// Every connection still works, unless its pod began to stop at least a deadline ago.
     fn check(&mut self, drained: &BTreeMap<usize, Instant>) {
         let ended = &mut self.ended;
         self.open.retain_mut(|(pod, connection)| {
@@ -89,7 +89,7 @@ impl Long {
     }
 }
 
-/// Runs the passes that are due for so long.
+/// Runs the passes that are due in this time.
 fn run(cluster: &mut Cluster, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -145,7 +145,7 @@ fn a_rolling_update_fails_no_connection_and_cuts_none_before_its_deadline() {
 
         let places: Vec<_> = vips.map(|vip| (Transport::Tcp, vip)).into();
         let load = Load::start(&net.client, CLIENTS, &places, Duration::from_millis(100));
-        // A pod comes, an old one begins to stop, and is not listed any more a moment later.
+        // A pod is added; an old one begins to stop, and is removed from the list a moment later.
         let mut drained = BTreeMap::new();
         for pod in 0..PODS {
             pods.insert(PODS + pod, Stage::Ready);
@@ -171,7 +171,7 @@ fn a_rolling_update_fails_no_connection_and_cuts_none_before_its_deadline() {
         let took = drained[&0].elapsed();
         println!("rolled in {took:?}");
 
-        // Each long connection lasts as long as it may, and no longer.
+        // Each long connection lasts until the deadline, and no longer.
         while !long.open.is_empty() {
             assert!(drained[&(PODS - 1)].elapsed() < DEADLINE * 3, "{} never ended", long.open.len());
             run(&mut cluster, Duration::from_millis(200));

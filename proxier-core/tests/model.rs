@@ -1,9 +1,9 @@
-//! Whatever happens, and in whatever order: in the end the kernel holds what is wanted, and nobody was harmed on the way.
+//! After any events in any order, the kernel holds what is wanted, and nothing else was harmed meanwhile.
 //!
 //! Random sequences of changed objects, failed calls, other programs' edits, crashes and pauses run on a kernel in memory.
-//! After every pass it is checked that nothing of somebody else's was changed, that nothing wanted was taken away for a moment,
-//! and that a report of success is true; in the end, that the kernel is the same as one that nobody has disturbed, that a
-//! further pass writes nothing, and that cleaning up leaves nothing.
+//! Checks after every pass: nothing of somebody else's was changed, nothing wanted was removed for a moment, and a report
+//! of success is true. Checks in the end: the kernel equals one that nobody disturbed, a further pass writes nothing, and
+//! cleaning up leaves nothing.
 //!
 //! `PROXIER_MODEL_CASES` sets the number of sequences.
 #![allow(

@@ -1,5 +1,5 @@
-//! What is not ours: virtual servers of others on our node ports, addresses that come and go, and those whom the node has to
-//! reach.
+//! What is not ours: virtual servers of others on our node ports, addresses that come and go, and neighbours that the node
+//! has to reach.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::let_underscore_must_use, reason = "what is damaged may not be there")]
 
@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// `default/kubernetes`, whose endpoints API servers are.
+    /// `default/kubernetes`, whose endpoints are API servers.
     fn api_servers(&mut self, endpoints: &[&str]) {
         let service = json!({
             "metadata": {"namespace": "default", "name": "kubernetes"},
@@ -160,7 +160,7 @@ impl World {
         bound.filter(|address| address != "10.96.0.1").collect()
     }
 
-    /// As kube-proxy, or this crate before it had the set, leaves a kernel.
+    /// Removes what kube-proxy, or this crate before it had the set, does not write.
     fn without_notes(&self) {
         for name in ["KUBE-NODE-PORT-SERVED", "KUBE-6-NODE-PORT-SERVED"] {
             let _ = self.kernel.ipset().unwrap().destroy_set(&name.parse().unwrap());
@@ -191,8 +191,8 @@ fn foreign_of(report: &Report) -> Vec<String> {
     keys
 }
 
-/// Its port alone does not make a virtual server ours: not in the first pass, not in a later one, not after a kill, not when
-/// everything of ours is removed.
+/// A port alone does not make a virtual server ours: not in the first pass, not in a later one, not after a kill, not in a
+/// cleanup.
 #[test]
 fn a_virtual_server_on_a_node_port_at_a_foreign_address_is_never_touched() {
     let mut world = World::new();
@@ -227,7 +227,7 @@ fn a_virtual_server_on_a_node_port_at_a_foreign_address_is_never_touched() {
     assert_eq!(left, 0);
 }
 
-/// The process dies, then the address goes, then the Service: its virtual servers are found all the same.
+/// The process dies, then the address goes, then the Service: its virtual servers are still found.
 #[test]
 fn what_was_served_at_an_address_that_is_gone_is_found_after_a_kill() {
     let mut world = World::new();
@@ -241,7 +241,7 @@ fn what_was_served_at_an_address_that_is_gone_is_found_after_a_kill() {
     world.restart();
     let report = world.full();
     assert!(report.is_done());
-    // The Service that is gone goes at once, the address after its time.
+    // The deleted Service goes at once, the address after its time.
     assert_eq!(world.at(SECOND), ["TCP 192.0.2.11:30080", "UDP 192.0.2.11:30080"]);
     world.run(Options::default().address_grace);
     assert_eq!(world.at(SECOND), Vec::<String>::new());
@@ -249,8 +249,8 @@ fn what_was_served_at_an_address_that_is_gone_is_found_after_a_kill() {
     assert_eq!(foreign_of(&world.full()), FOREIGN);
 }
 
-/// kube-proxy notes no addresses. What it left at an address of this host is removed; what is elsewhere may be anybody's.
-/// Wherever the process is killed on the way.
+/// kube-proxy does not record addresses. Its virtual servers at addresses of this host are removed; those elsewhere may be
+/// anybody's. The process may be killed at any write.
 #[test]
 fn what_kube_proxy_left_is_recognised_at_the_addresses_of_the_host() {
     for writes in 0..200 {
@@ -260,7 +260,7 @@ fn what_kube_proxy_left_is_recognised_at_the_addresses_of_the_host() {
         world.full();
         world.without_notes();
         invite(&world);
-        // A network of another interface, on which nothing is served any more, and a Service that is no more.
+        // A network of another interface, on which nothing is served any more, and a Service that is gone.
         let mut options = Options::default();
         let within = proxier_core::config::NodePortAddresses::Within(vec![ipset::IpSpan::host(addresses(&[NODE])[0])]);
         options.config.node_port_addresses = within;
@@ -314,7 +314,7 @@ fn what_kube_proxy_added_meanwhile_is_recognised() {
     assert!(!world.has("TCP 192.0.2.10:30099") && !world.has("TCP 192.0.2.11:30099"));
 }
 
-/// A Service names the place of somebody else's virtual server, and is gone again before the kernel could be read.
+/// A Service names the address and port of somebody else's virtual server, and is deleted before the kernel could be read.
 #[test]
 fn what_was_never_made_is_not_ours_because_a_service_passed_by() {
     let mut world = World::new();
@@ -333,7 +333,7 @@ fn what_was_never_made_is_not_ours_because_a_service_passed_by() {
         assert_eq!(foreign_of(&report), ["TCP 10.96.0.50:80"]);
     }
     assert!(world.has("TCP 10.96.0.50:80"));
-    // One that was made is ours, whatever became of the entries that say so.
+    // One that was made is ours, even if its marks are lost.
     world.serve(spec("passing", json!({"clusterIP": "10.96.0.51", "ports": [{"port": 80}]})));
     world.full();
     for set in ["KUBE-CLUSTER-IP", "KUBE-IPVS-IPS"] {
@@ -362,11 +362,11 @@ fn an_address_that_is_away_for_a_moment_keeps_its_node_ports() {
         world.proxier.host_changed(world.now);
         world.run(Duration::from_millis(500));
     }
-    // The moments are not added up, and nothing was written.
+    // Short absences do not add up, and nothing was written.
     world.run(Duration::from_secs(20));
     assert_eq!((world.at(SECOND).len(), world.kernel.writes()), (2, writes));
 
-    // For good: once the time is over, without anybody asking.
+    // Gone for good: the proxy acts once the time is over, without being asked.
     world.kernel.set_interface("eth0", &addresses(&[NODE]));
     world.proxier.host_changed(world.now);
     let grace = Options::default().address_grace;
@@ -381,7 +381,7 @@ fn an_address_that_is_away_for_a_moment_keeps_its_node_ports() {
     assert_eq!(served, ["192.0.2.10,tcp:30080", "192.0.2.10,udp:30080"]);
 }
 
-/// A pass may take longer than an address is away: what was seen of it meanwhile counts, not only what two readings say.
+/// A pass may take longer than an address is away: addresses seen meanwhile count, not only two readings.
 #[test]
 fn an_address_that_was_seen_again_meanwhile_keeps_its_node_ports() {
     let grace = Options::default().address_grace;
@@ -392,7 +392,7 @@ fn an_address_that_was_seen_again_meanwhile_keeps_its_node_ports() {
         world.kernel.set_interface("eth0", &addresses(&[NODE]));
         world.proxier.host_changed(world.now);
         world.run(Duration::ZERO);
-        // It came back and went again while nobody read.
+        // It came back and went again between two readings.
         world.now += grace;
         if seen {
             world.proxier.addresses_seen(addresses(&[SECOND]), world.now);
@@ -435,7 +435,7 @@ fn without_grace_an_address_goes_at_once() {
     assert_eq!(world.at(SECOND), Vec::<String>::new());
 }
 
-/// Refused whatever the port, on a node that has not the address itself; bound, it would lead nowhere else.
+/// Rejected on any port, unless the address is the node's own; bound, it would lead to the node itself.
 #[test]
 fn nobody_gets_an_address_that_the_node_lives_by() {
     let mut world = World::new();
@@ -464,7 +464,7 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
         assert!(!world.has(key), "{key}");
         assert_eq!(world.bound(), ["10.96.0.99"], "the rest of the Service is served");
     }
-    // An API server of its own the node has: not bound, so only its port counts.
+    // The node itself has an API server's address: not bound, so only its port is rejected.
     world.serve(external("192.0.2.10", 6443));
     world.full();
     assert_eq!(world.rejected(), ["TCP 192.0.2.10:6443: the API server answers there; not served unless allowed"]);
@@ -473,7 +473,7 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
         (external("203.0.113.3", 80), "TCP 203.0.113.3:80"),
         // DNS that the cluster serves to its nodes.
         (balanced("203.0.113.53", 80), "TCP 203.0.113.53:80"),
-        // The cluster IP that the name server has: cluster DNS itself.
+        // The name server's address is a cluster IP: cluster DNS itself.
         (external("203.0.113.4", 80), "TCP 10.96.0.99:80"),
     ] {
         world.serve(service);
@@ -491,7 +491,7 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
     assert!(!world.has("TCP 203.0.113.1:6443") && world.rejected().len() == 1);
 }
 
-/// Neighbours change: what was served is given up, and what was refused is served.
+/// When neighbours change, Services lose reserved addresses and get those that became free.
 #[test]
 fn neighbours_are_followed() {
     let mut world = World::new();
@@ -505,7 +505,7 @@ fn neighbours_are_followed() {
     world.run(Duration::ZERO);
     assert_eq!(world.bound(), ["10.96.0.99"]);
     assert_eq!(world.rejected().len(), 1);
-    // While there is none, it is that of before: bound, the route could not come back.
+    // Without a default route the earlier gateway stays reserved: bound, the route could not come back.
     world.kernel.set_gateways([]);
     world.proxier.host_changed(world.now);
     world.run(Duration::ZERO);
@@ -514,7 +514,7 @@ fn neighbours_are_followed() {
     world.proxier.host_changed(world.now);
     world.run(Duration::ZERO);
     assert_eq!(world.bound(), ["10.96.0.99", "192.0.2.1"]);
-    // An endpoint of default/kubernetes, and it goes.
+    // An endpoint of default/kubernetes comes and goes.
     world.api_servers(&["192.0.2.1"]);
     world.run(Duration::ZERO);
     assert_eq!(world.bound(), ["10.96.0.99"]);

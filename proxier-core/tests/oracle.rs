@@ -1,5 +1,5 @@
-//! Every scenario of the corpus (see `oracle/README.md`) through the pure part, compared with what kube-proxy 1.28
-//! arrives at.
+//! Compares every scenario of the corpus (see `oracle/README.md`), run through the pure functions, with the result of
+//! kube-proxy 1.28.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ use proxier_core::snapshot::{HostAddresses, Node, Store};
 use proxier_core::state::Desired;
 use serde_json::Value;
 
-/// What of the kernel's state is compared.
+/// The part of the kernel's state that is compared.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct State {
     virtual_servers: BTreeMap<VirtualServerKey, VirtualServerState>,
@@ -84,7 +84,7 @@ fn facts(scenario: &Scenario) -> NodeFacts {
     let mut rejections = Vec::new();
     let mut config = Config::check(&object, &mut rejections);
     config.families = scenario.families;
-    // What 1.28 does; this crate's default is what newer releases do.
+    // As 1.28; this crate's default follows newer releases.
     config.topology = Topology::AnnotatedHints;
 
     let mut node = NodeObject::default();
@@ -130,7 +130,7 @@ fn state_of(desired: &Desired) -> State {
         };
         assert!(state.virtual_servers.insert(server.key, new).is_none());
     }
-    // The set that only this proxy has is left out: the reference does not know it.
+    // The set that only this proxy has is left out: kube-proxy does not have it.
     for set in desired.sets().filter(|set| set.kind.is_of_kube_proxy()) {
         state.sets.insert(set, desired.entries(set).cloned().collect());
     }
@@ -151,7 +151,7 @@ fn rules_of(desired: &Desired, facts: &NodeFacts) -> BTreeMap<ChainKey, Vec<Stri
                 });
                 let mut lines: Vec<String> = lines.collect();
                 if chain.name == "KUBE-IPVS-OUT-FILTER" {
-                    // All of them drop: any order is the same.
+                    // All of them drop, so their order does not matter.
                     lines.sort();
                 }
                 chains.insert((family, table.to_string(), chain.name.to_string()), lines);
@@ -170,7 +170,7 @@ fn virtual_server_key(text: &str) -> VirtualServerKey {
     VirtualServerKey::new(protocol.parse::<Protocol>().unwrap(), at.parse().unwrap())
 }
 
-/// What the corpus says, both families together, as values.
+/// The corpus's state, both families together, as values.
 fn expected(scenario: &Scenario) -> State {
     let mut state = State::default();
     for (family, expect) in scenario.value["expect"].as_object().unwrap() {
@@ -209,7 +209,7 @@ fn expected(scenario: &Scenario) -> State {
     state
 }
 
-/// A deliberate difference: what is done to the corpus's state to get ours, and in which scenarios it shows.
+/// A deliberate difference: how it changes the corpus's state into ours, and in which scenarios.
 struct Difference {
     name: &'static str,
     apply: fn(&Scenario, &mut State),
@@ -266,7 +266,7 @@ fn return_for(family: Family, kind: SetKind) -> String {
     canonical(&format!("-m set --match-set {} dst,dst -j RETURN", SetKey::new(family, kind)))
 }
 
-/// Load balancers with source ranges of which none has the node's address in it, from what the corpus says of the sets.
+/// Load balancers whose source ranges do not include the node's address, from the corpus's sets.
 fn barred(family: Family, state: &State) -> Vec<String> {
     let entries = |kind| state.sets.get(&SetKey::new(family, kind)).into_iter().flatten();
     let mut rules = Vec::new();
@@ -324,7 +324,7 @@ fn every_scenario_ends_as_the_reference_says() {
     let mut shown = vec![0; DIFFERENCES.len()];
     for scenario in &corpus {
         let store = store(scenario);
-        // A LoadBalancer with policy Local and no health-check port is said to be odd; the reference logs it too.
+        // A LoadBalancer with policy Local and no health-check port is reported; the reference logs it too.
         let odd: Vec<_> = store.rejections().filter(|odd| odd.field != "spec.healthCheckNodePort").collect();
         assert!(odd.is_empty(), "{}: {odd:?}", scenario.id);
         let facts = facts(scenario);
@@ -344,7 +344,7 @@ fn every_scenario_ends_as_the_reference_says() {
     }
 }
 
-/// The corpus spans what it is meant to span; a corpus cut short would pass the test above.
+/// The corpus covers what it is meant to cover; a truncated corpus would pass the test above.
 #[test]
 fn the_corpus_is_varied() {
     let (mut servers, mut real_servers, mut set_entries) = (0, 0, 0);
@@ -368,6 +368,6 @@ fn the_corpus_is_varied() {
     let all = SetKey::all(Family::V4).chain(SetKey::all(Family::V6)).filter(|set| set.kind.is_of_kube_proxy());
     let all: BTreeSet<SetKey> = all.collect();
     let never: Vec<&str> = all.difference(&sets).map(|set| set.name()).collect();
-    // No IPv6 source range of the corpus holds the node's address; tests/services.rs has that case.
+    // No IPv6 source range of the corpus includes the node's address; tests/services.rs has that case.
     assert_eq!(never, ["KUBE-6-LOAD-BALANCER-SOURCE-IP"]);
 }

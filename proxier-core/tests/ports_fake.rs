@@ -1,4 +1,4 @@
-//! The ports' suite on the fake kernel, and what only that can be brought to do.
+//! The ports' suite on the fake kernel, and what only that can do.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,4 @@
-//! The reconciler on a kernel in memory: what is there after a pass, and what was written for it.
+//! The reconciler on a kernel in memory: what it holds after a pass, and what was written for it.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use std::net::Ipv4Addr;
@@ -52,12 +52,12 @@ impl World {
     fn pass(&mut self) -> Report {
         let now = self.now;
         let report = self.proxier.pass(&|| now, &mut self.kernel.ports());
-        // Which changes where things are kept, and nothing else.
+        // Changes only where things are kept.
         self.proxier.compact();
         report.unwrap_or_else(|| panic!("nothing is due at {now:?}, but at {:?}", self.proxier.next_wake()))
     }
 
-    /// Passes until none is due before this much time has gone by.
+    /// Passes until none is due before this much time has passed.
     fn run(&mut self, time: Duration) -> Vec<Report> {
         let end = self.now + time;
         let mut reports = Vec::new();
@@ -194,10 +194,10 @@ fn what_vanishes_from_a_list_all_at_once_is_kept_and_what_is_deleted_goes() {
     assert!(report.stopped.as_deref().is_some_and(|why| why.starts_with("20 of 20 ")), "{report:#?}");
     assert!(!report.is_done());
     assert_eq!(world.servers(), full);
-    // It is back, and all is well.
+    // The input comes back.
     world.proxier.replace_objects(&services, [], world.now);
     assert!(world.run(Duration::from_secs(31)).last().is_some_and(|report| report.is_done() && report.writes() == 0));
-    // Other Services in their place are no empty list.
+    // Other Services instead of these are no empty list.
     let mut others = services.clone();
     for other in &mut others {
         other.spec.cluster_ip = other.spec.cluster_ip.take().map(|ip| ip.replace("10.96.0.", "10.96.7."));
@@ -205,7 +205,7 @@ fn what_vanishes_from_a_list_all_at_once_is_kept_and_what_is_deleted_goes() {
     world.proxier.replace_objects(&others, [], world.now);
     assert!(world.pass().is_done());
     assert!(!world.servers().contains("10.96.0."));
-    // One by one they may all go.
+    // Deleted one by one, all may go.
     for service in &others {
         world.proxier.delete_service(&ObjectKey::of(&service.metadata), world.now);
     }
@@ -214,7 +214,7 @@ fn what_vanishes_from_a_list_all_at_once_is_kept_and_what_is_deleted_goes() {
     assert_eq!(world.servers(), "");
 }
 
-/// The rules of load balancers stay as long as the virtual servers do, whatever else passes.
+/// The rules of load balancers stay as long as the virtual servers do, whatever else changes.
 #[test]
 fn what_is_kept_keeps_its_rules() {
     let mut world = World::new();
@@ -238,7 +238,7 @@ fn what_is_kept_keeps_its_rules() {
     assert!(world.pass().stopped.is_some());
     assert_eq!(world.kernel.state(), full);
     assert_eq!(world.proxier.safeguard().held().count(), 40);
-    // What is kept serves: the node is well, and nothing is tried again and again.
+    // The virtual servers that are kept serve: the node is healthy, and nothing is retried.
     assert_eq!((world.proxier.schedule().failures(), world.proxier.schedule().pending_since()), (0, None));
     assert_eq!((world.proxier.totals().failed_passes, world.proxier.totals().stopped_passes), (0, 1));
     // A new Service comes and goes.
@@ -270,7 +270,7 @@ fn on_a_node() -> Proxier {
     proxier
 }
 
-/// A load balancer on port 80: `192.0.2.0/24` has this node in it.
+/// A load balancer on port 80; the range `192.0.2.0/24` includes this node.
 fn balancer(number: u8, policy: &str, range: Option<&str>) -> ServiceObject {
     serde_json::from_value(json!({
         "metadata": {"namespace": "demo", "name": format!("lb-{number}")},
@@ -283,8 +283,8 @@ fn balancer(number: u8, policy: &str, range: Option<&str>) -> ServiceObject {
     .unwrap()
 }
 
-/// What comes while something is kept gets its rules at once, and what is kept loses none: they are the rules of a
-/// cluster that has both. So too when another process held it back.
+/// New Services get their rules while others are held back, and those lose none: the rules are those of a cluster that has
+/// both. The same when another process held them back.
 #[test]
 fn what_comes_while_something_is_kept_is_guarded_too() {
     let kinds =
@@ -317,11 +317,11 @@ fn what_comes_while_something_is_kept_is_guarded_too() {
         let report = world.run(Duration::from_secs(1)).pop().unwrap();
         assert!(report.stopped.is_some() && !report.has_failed(), "{report:#?}");
         assert_eq!(world.kernel.state().rules, expected, "kept {:?}, new {new:?}", kept[0].spec);
-        // It stays so, and costs nothing.
+        // It stays so, and nothing is written.
         let reports = world.run(Duration::from_secs(100));
         assert!(reports.iter().all(|report| report.stopped.is_some() && report.writes() == 0), "{reports:#?}");
         assert_eq!(both(&mut world), expected);
-        // Confirmed, only the new one is left; by another process it would have been as well.
+        // Once confirmed, only the new one is left; the same as with another process.
         world.proxier.replace_objects([&new], [], world.now);
         assert!(world.run(Duration::from_secs(1)).pop().unwrap().stopped.is_some());
         assert_eq!(world.kernel.state().rules, expected);
@@ -332,7 +332,7 @@ fn what_comes_while_something_is_kept_is_guarded_too() {
         alone.proxier.start(alone.now);
         assert!(alone.pass().is_done());
         assert_eq!(world.kernel.state().rules, alone.kernel.state().rules);
-        // These are the rules that matter here.
+        // The rules that matter here.
         let ranges: Vec<&str> = both_kinds.iter().filter_map(|kind| kind.1).collect();
         let rules = format!("{expected:?}");
         assert_eq!(rules.contains("-j KUBE-SOURCE-RANGES-FIREWALL"), !ranges.is_empty(), "{rules}");
@@ -367,7 +367,7 @@ fn skipped(report: &Report) -> (Vec<Part>, usize) {
     (parts, others.len())
 }
 
-/// Without its entries and its address it would be taken for somebody else's, and stay for ever.
+/// Without its entries and its address it would count as somebody else's, and stay for ever.
 #[test]
 fn a_virtual_server_that_cannot_be_deleted_keeps_what_tells_that_it_is_ours() {
     let mut world = World::new();
@@ -401,7 +401,7 @@ fn what_could_not_be_marked_as_ours_goes_with_its_service() {
     world.service(node_port());
     assert!(!world.pass().is_done());
     assert_eq!(world.servers(), "TCP 10.96.0.10:80\nTCP 192.0.2.10:30080");
-    // Only a full pass after this: what was known before is forgotten.
+    // After this only a full pass runs: what was known before is forgotten.
     world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Unknown).item(0));
     world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
     assert!(!world.pass().is_done());
@@ -450,7 +450,7 @@ fn flows_that_could_not_be_forgotten_are_forgotten_later() {
     assert_eq!(world.kernel.writes().conntrack, asked);
 }
 
-/// A kernel without `nf_conntrack_netlink`: serving works without, so the pass has not failed.
+/// A kernel without `nf_conntrack_netlink`: serving works without it, so the pass has not failed.
 #[test]
 fn flows_that_cannot_be_forgotten_here_are_a_lack_and_no_failure() {
     let mut world = World::new();
@@ -468,7 +468,7 @@ fn flows_that_cannot_be_forgotten_here_are_a_lack_and_no_failure() {
     assert_eq!(world.proxier.totals().failed_passes, 0);
 }
 
-/// A kernel that refuses rules may lack a match that they do without.
+/// A kernel that refuses rules may lack a match that is optional.
 #[test]
 fn rules_are_written_without_what_the_kernel_turns_out_to_lack() {
     let mut world = World::new();
@@ -483,13 +483,13 @@ fn rules_are_written_without_what_the_kernel_turns_out_to_lack() {
     assert!(report.applied.lacks[0].to_string().starts_with("rules are written without match physdev"), "{report:#?}");
     let rules = world.rules(Family::V4);
     assert!(rules.contains("-j KUBE-SERVICES") && !rules.contains("physdev"), "{rules}");
-    // And from now on, for the other family too; once.
+    // From now on for the other family too; once.
     let reports = world.run(Duration::from_secs(120));
     assert!(reports.iter().all(|report| report.is_done() && report.applied.lacks.is_empty()), "{reports:#?}");
     assert!(!world.rules(Family::V6).contains("physdev"));
     assert_eq!(reports.last().unwrap().writes(), 0);
 
-    // Refused either way: a failure, and nothing is lost for later.
+    // Refused with and without: a failure, and the match is still tried later.
     let mut world = World::new();
     world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Invalid).family(Family::V4).every());
     let mut object = web();
@@ -516,12 +516,12 @@ fn a_virtual_server_that_somebody_deleted_is_made_again_when_an_endpoint_comes()
     let report = world.pass();
     assert!(!report.full && report.is_done(), "{report:#?}");
     assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*1 10.244.0.3:8080*1");
-    // What else somebody did is looked for at once.
+    // Other changes by somebody are looked for at once.
     let reports = world.run(Duration::ZERO);
     assert!(reports.len() == 1 && reports[0].full && reports[0].writes() == 0, "{reports:#?}");
 }
 
-/// Somebody's virtual server at our place may have real servers of theirs.
+/// Somebody's virtual server at our address and port may have real servers of theirs.
 #[test]
 fn a_virtual_server_that_is_there_already_is_brought_to_what_is_wanted() {
     let mut world = World::new();
@@ -585,7 +585,7 @@ fn a_real_server_that_drains_and_gets_a_weight_from_somebody_loses_it_at_the_nex
     assert_eq!(world.proxier.drains().len(), 1);
 }
 
-/// Nobody else says that these real servers are gone: the virtual server is neither wanted nor there to be deleted.
+/// Nothing else forgets these real servers: the virtual server is neither wanted nor there to be deleted.
 #[test]
 fn nothing_drains_where_somebody_deleted_the_virtual_server_of_a_service_that_went() {
     let mut world = World::new();
@@ -604,7 +604,7 @@ fn nothing_drains_where_somebody_deleted_the_virtual_server_of_a_service_that_we
     assert!(world.proxier.drains().is_empty(), "{:?}", world.proxier.drains());
 }
 
-/// An address that another interface got stays bound; when its Service goes, it goes, and nobody else did that.
+/// An address that another interface got stays bound; when its Service goes, it is unbound, which is no drift.
 #[test]
 fn an_address_that_another_interface_has_too_goes_with_its_service() {
     let mut world = World::new();
@@ -653,7 +653,7 @@ fn a_set_grows_beyond_what_it_was_made_for() {
     let reports = world.run(Duration::from_secs(31));
     assert!(reports.iter().all(|report| report.is_done() && report.writes() == 0));
 
-    // On a kernel with nothing in it the room is there from the start.
+    // On an empty kernel the set is created large enough.
     let mut world = World::new();
     world.service(guarded(70_000));
     world.proxier.start(world.now);
@@ -705,7 +705,7 @@ fn lose_services(world: &mut World, services: &[ServiceObject]) {
     }
 }
 
-/// Services and slices come by separate watches: either list may be worked off first, and come back first.
+/// Services and slices come by separate watches: either list may be handled first, and come back first.
 #[test]
 fn empty_lists_in_any_order_take_no_endpoint() {
     for slices_go_first in [true, false] {
@@ -742,7 +742,8 @@ fn empty_lists_in_any_order_take_no_endpoint() {
     }
 }
 
-/// The Services are still there: only the list of slices is empty. It comes back in parts, and one slice by another name.
+/// The Services are still there: only the list of slices is empty. It comes back in parts, and one slice under another
+/// name.
 #[test]
 fn slices_alone_that_are_missing_are_waited_for() {
     let (mut world, _, slices) = shop();
@@ -756,18 +757,18 @@ fn slices_alone_that_are_missing_are_waited_for() {
     }
     world.run(Duration::from_secs(31));
     assert_eq!(world.servers(), full, "five are still missing, and five are few: but they went with the rest");
-    // What a new slice names counts, beside what is doubted.
+    // A new slice counts, beside the doubted ones.
     world.proxier.upsert_slice(&shop_slice(20, "new", 99), world.now);
     world.run(Duration::from_secs(1));
     let line = "TCP 10.96.2.20:80 10.244.20.1:8080*1 10.244.20.2:8080*1 10.244.99.1:8080*1 10.244.99.2:8080*1";
     assert!(world.servers().contains(line), "{}", world.servers());
-    // One that says that it has no endpoints any more is believed at once.
+    // A slice that says it has no endpoints any more is believed at once.
     let mut empty = slices[18].clone();
     empty.endpoints.clear();
     world.proxier.upsert_slice(&empty, world.now);
     world.run(Duration::from_secs(3));
     assert!(world.servers().contains("TCP 10.96.2.19:80\n"), "{}", world.servers());
-    // And one that is deleted.
+    // So is a deleted one.
     world.proxier.delete_slice(&ObjectKey::of(&slices[17].metadata), world.now);
     world.run(Duration::from_secs(3));
     assert!(world.servers().contains("TCP 10.96.2.18:80\n"), "{}", world.servers());
@@ -780,7 +781,7 @@ fn slices_alone_that_are_missing_are_waited_for() {
     assert!(world.proxier.next_wake().is_some());
 }
 
-/// A Service that is held back follows the slices that come for it.
+/// A Service that is held back follows its new slices.
 #[test]
 fn a_service_that_is_held_back_gets_new_endpoints() {
     let (mut world, services, slices) = shop();
@@ -802,7 +803,7 @@ fn a_service_that_is_held_back_gets_new_endpoints() {
     assert_eq!(world.proxier.store().slices_of(&ObjectKey::new("demo", "web-3")).count(), 0);
 }
 
-/// Fewer than ten, and fewer than half, go with the list they are missing from.
+/// Fewer than ten, and fewer than half, go when a list lacks them.
 #[test]
 fn few_that_are_missing_go() {
     let (mut world, services, slices) = shop();
@@ -816,7 +817,7 @@ fn few_that_are_missing_go() {
     assert!(servers.contains("TCP 10.96.2.10:80 10.244.10.1:8080*1"), "{servers}");
 }
 
-/// The process was restarted while the lists are empty: the kernel tells what was served.
+/// The process restarts while the lists are empty: the kernel shows what was served.
 #[test]
 fn a_restart_into_empty_lists_takes_nothing() {
     for services_are_there in [true, false] {
@@ -841,7 +842,7 @@ fn a_restart_into_empty_lists_takes_nothing() {
         assert_eq!(world.servers(), full);
         assert_eq!(world.proxier.safeguard().held().count(), 0);
     }
-    // A Service whose slices say that there is nobody is no doubt, after a restart too.
+    // A Service whose slices have no endpoints is not doubted, after a restart either.
     let (mut world, services, mut slices) = shop();
     world.proxier = new_proxier();
     for slice in &mut slices {
@@ -853,7 +854,7 @@ fn a_restart_into_empty_lists_takes_nothing() {
     assert!(!world.servers().contains("10.244."), "{}", world.servers());
 }
 
-/// The lock of iptables is held while the first guarded load balancer comes.
+/// Somebody holds the lock of iptables when the first load balancer with source ranges comes.
 #[test]
 fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
     let mut world = World::new();
@@ -878,7 +879,7 @@ fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
         why.iter().any(|why| why.contains("203.0.113.1:80") && why.contains("loadBalancerSourceRanges")),
         "{why:#?}"
     );
-    // Changes of endpoints do not try the rules again before their time.
+    // Changes of endpoints do not retry the rules early.
     let tried = world.kernel.writes().rules;
     for number in 3..=6_u8 {
         world.slice("web", &["10.244.0.1", &format!("10.244.0.{number}")]);
@@ -888,7 +889,7 @@ fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
         assert!(world.servers().contains(&format!("10.244.0.{number}:8080*1")));
     }
     assert_eq!(world.kernel.writes().rules, tried);
-    // In the long run they are, each time after a longer pause, and never more than some seconds apart.
+    // Rules are retried in the end, each time after a longer pause, never more than some seconds apart.
     world.run(Duration::from_secs(60));
     let more = world.kernel.writes().rules - tried;
     assert!((12..60).contains(&more), "{more}");
@@ -914,7 +915,7 @@ fn what_the_rules_guard_already_is_served() {
     assert!(world.servers().contains("TCP 203.0.113.2:80"), "{}", world.servers());
 }
 
-/// Its entries guard a load balancer as long as it is there.
+/// Its entries guard a load balancer as long as it exists.
 #[test]
 fn a_guarded_virtual_server_that_cannot_be_deleted_stays_guarded() {
     let mut world = World::new();
@@ -944,7 +945,7 @@ fn a_guarded_virtual_server_that_cannot_be_deleted_stays_guarded() {
     assert_eq!((world.servers().as_str(), guarded(&world)), ("", 0));
 }
 
-/// An endpoint that the kernel refuses: told and tried again, and the node stays well.
+/// An endpoint that the kernel refuses: reported and retried, and the node stays healthy.
 #[test]
 fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     let mut world = World::new();
@@ -959,7 +960,7 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     world.kernel.refuse(is_broadcast, PortErrorKind::Invalid);
     world.proxier.start(world.now);
     let mut reports = world.run(Duration::from_secs(10));
-    // A change elsewhere makes nobody's work of it.
+    // A change elsewhere does not retry it.
     world.slice("web", &["10.244.0.1", "10.244.0.2"]);
     world.slice("web", &["10.244.0.1"]);
     world.service(json!({
@@ -978,7 +979,7 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1\nTCP 10.96.0.11:80");
     // Pauses grow.
     assert!(full.len() < 12, "{}", full.len());
-    // It is all that there is: the node is still able to serve.
+    // Only the refused object is left: the node can still serve.
     world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
     assert!(world.run(Duration::from_secs(60)).iter().all(|report| !report.has_failed()));
     world.kernel.clear_faults();
@@ -987,7 +988,7 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     assert!(world.servers().contains("10.244.0.255:8080*1"));
 }
 
-/// A kernel whose IPVS takes nothing at all: the node is not able to serve, whatever the reason.
+/// A kernel whose IPVS refuses everything: the node cannot serve, whatever the reason.
 #[test]
 fn a_node_that_cannot_program_anything_is_unwell() {
     let mut world = World::new();
@@ -999,7 +1000,7 @@ fn a_node_that_cannot_program_anything_is_unwell() {
     assert!(world.proxier.schedule().pending_since().is_some());
 }
 
-/// One permanent failure of the node; another Service changes each second, which works.
+/// One permanent failure of the node, while another Service changes each second, which works.
 #[test]
 fn passes_that_work_do_not_hide_one_that_fails() {
     let mut world = World::new();
@@ -1017,7 +1018,7 @@ fn passes_that_work_do_not_hide_one_that_fails() {
     }
 }
 
-/// IPVS without IPv6: of a Service of both families the half that can be served is.
+/// IPVS without IPv6: of a dual-stack Service, IPv4 is served.
 #[test]
 fn a_family_that_ipvs_lacks_is_no_illness_of_the_node() {
     let mut world = World::new();

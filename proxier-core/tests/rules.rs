@@ -1,4 +1,4 @@
-//! Rules against tables in memory: they come, they stay, they go, and nothing else moves.
+//! Rules in tables in memory: they are added, kept and removed, and nothing else changes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 mod rule_cases;
@@ -69,7 +69,7 @@ impl Host {
     }
 
     fn text(&self) -> String {
-        // Counters are there and not looked at.
+        // Ignores counters.
         self.host.dump(self.family, Backend::NfTables).replace("[0:0] -A", "-A")
     }
 
@@ -171,7 +171,7 @@ fn only_chains_that_differ_are_written() {
     }
 }
 
-/// Nothing is lost or made up between what is printed and what is done.
+/// The printed lines are exactly the changes.
 #[test]
 fn the_lines_say_what_changes() {
     let cases = cases();
@@ -247,7 +247,7 @@ fn jumps_in_order_stay_where_they_are() {
         change.table(TableName::FILTER).edit(iptables::Edit::Insert(input, at, Rule::parse(text).unwrap()));
         host.programs().restore(&change).unwrap();
     };
-    // Somebody who wants to be first, and somebody who does not care.
+    // Another program insists on the first position, and one does not.
     line("-m comment --comment first -j ACCEPT", 1);
     line("-p tcp -j ACCEPT", 3);
     host.assert_settled(&rules, "others between");
@@ -580,7 +580,7 @@ static RULES: OnceLock<Rules> = OnceLock::new();
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the kernel says, what is written names chains of ours, and in built-in chains only jumps to them.
+    /// Whatever the kernel has, what is written names our chains, and in built-in chains only jumps to them.
     #[test]
     fn nothing_else_is_ever_written(nat in table("nat"), filter in table("filter"), mangle in table("mangle")) {
         let dump = Dump::parse(format!("{nat}{filter}{mangle}"));

@@ -1,4 +1,4 @@
-//! What is not done although the input says so, and what is done all the same.
+//! What the safeguard holds back although the input says so, and what it lets through.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 #![allow(clippy::needless_pass_by_value, reason = "json!(…) as an argument reads better than &json!(…)")]
 
@@ -65,7 +65,7 @@ fn keys_of(number: u8) -> Vec<VirtualServerKey> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// A full pass as an engine makes it: what is stopped is held back, the rest is done.
+/// A full pass as the reconciler makes it: what the safeguard stops is held back, the rest is done.
 fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: Moment) -> Option<Stopped> {
     let mut changes = diff(&world.desired, observed, &world.config);
     let stopped = safeguard.check(&changes, observed, &world.store, &world.desired, now);
@@ -93,7 +93,7 @@ fn an_empty_list_stops_and_the_rest_goes_on() {
         "{stopped}"
     );
     assert_eq!(stopped.held().count(), 30);
-    // The kernel is as it was: real servers, addresses, entries with source ranges, hairpin; and ours to know.
+    // The kernel is unchanged: real servers, addresses, entries with source ranges, hairpin; and all is recognised as ours.
     assert_eq!(observed, before);
 
     // A new Service is served meanwhile.
@@ -119,7 +119,7 @@ fn an_input_that_stays_is_believed() {
     for at in [100, 200, 399] {
         assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(at)).unwrap().until, Some(secs(400)));
     }
-    // What is missing later waits for itself.
+    // What goes missing later waits its own time.
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(400)), None);
     assert!(in_step(&world, &observed));
 
@@ -144,7 +144,7 @@ fn a_confirmation_is_for_what_is_held_then() {
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(1)), None);
     remove(&mut world, 13..=20);
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(2)).unwrap().would_lose, 24);
-    // And one that was wanted again since is not confirmed any more.
+    // One that was wanted again since is not confirmed any more.
     assert_eq!(safeguard.confirm(), 24);
     for number in 13..=20 {
         add(&mut world, number);
@@ -163,14 +163,14 @@ fn announced_deletions_go_through() {
     remove(&mut world, 1..=10);
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(0)), None);
     assert!(in_step(&world, &observed));
-    // Believed once: the same Services again, gone without an event.
+    // Believed only once: the same Services again, gone without an event.
     let (mut world, mut observed) = cluster(10);
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(1)), None);
     remove(&mut world, 1..=10);
     assert!(pass(&mut safeguard, &world, &mut observed, secs(2)).is_some());
 }
 
-/// One after the other, as somebody deletes them by hand.
+/// One after the other, as a person deletes them.
 #[test]
 fn deletions_pass_by_pass_go_through() {
     let (mut world, mut observed) = cluster(30);
@@ -205,7 +205,7 @@ fn the_share_and_the_number_both_count() {
     }
 }
 
-/// Endpoints that go, even all of them, are no matter of this: their addresses may be others' soon.
+/// Virtual servers that lose even all their endpoints are not held back: the addresses may soon be others'.
 #[test]
 fn virtual_servers_without_endpoints_are_not_held() {
     let (mut world, mut observed) = cluster(20);
@@ -217,7 +217,7 @@ fn virtual_servers_without_endpoints_are_not_held() {
     assert!(observed.virtual_servers.values().all(|server| server.real_servers.is_empty()));
 }
 
-/// A pass for changes neither ends a stop nor deletes what comes on top of it.
+/// A pass for changes neither ends a stop nor deletes what goes missing later.
 #[test]
 fn small_passes_do_not_nibble() {
     let (mut world, mut observed) = cluster(20);
@@ -232,7 +232,7 @@ fn small_passes_do_not_nibble() {
     stopped.hold(&mut changes, &observed);
     observed.apply(&changes);
     assert_eq!(observed, before);
-    // One that has nothing to do with it is carried out; still the rest is held back.
+    // An unrelated change is carried out; the rest is still held back.
     let changed = world.slice("s20-1", "s20", json!([]));
     let mut changes = diff_changed(&world.desired, &observed, &changed, &world.config);
     let stopped = safeguard.check(&changes, &observed, &world.store, &world.desired, secs(2)).unwrap();
@@ -243,7 +243,7 @@ fn small_passes_do_not_nibble() {
     assert_eq!((server(20).real_servers.len(), server(13).real_servers.len()), (0, 1));
 }
 
-/// The Services come back one after the other: those that have not yet are as little deleted as before.
+/// The Services come back one after the other: those still missing are not deleted either.
 #[test]
 fn a_list_that_comes_back_in_parts_is_waited_for() {
     let (mut world, mut observed) = cluster(20);
@@ -257,11 +257,11 @@ fn a_list_that_comes_back_in_parts_is_waited_for() {
         assert_eq!(stopped.held().count(), 60 - 3 * usize::from(number));
         assert_eq!(observed, before, "{number}");
     }
-    // One that is deleted meanwhile, as ever: few enough.
+    // One that is deleted meanwhile goes, since it is few.
     remove(&mut world, [1]);
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(30)).unwrap().held().count(), 3);
     assert!(!observed.virtual_servers.contains_key(&keys_of(1)[0]));
-    // And the last has been missing for long enough.
+    // The last has been missing for long enough.
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(300)), None);
     assert!(in_step(&world, &observed));
 }
@@ -269,8 +269,8 @@ fn a_list_that_comes_back_in_parts_is_waited_for() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Services come and go in bulk. Held back is nothing that is wanted; nothing that is held back lacks what it needs;
-    /// everything that is wanted is served in every pass; and after the patience the kernel is as it has to be.
+    /// Services come and go in bulk. Nothing wanted is held back; nothing held back lacks what it needs; everything wanted
+    /// is served in every pass; and after the patience the kernel is as wanted.
     #[test]
     fn what_is_held_is_whole_and_nothing_else_is_held(
         steps in prop::collection::vec((prop::collection::btree_set(1..30_u8, 0..25), any::<bool>(), 0..200_u64), 1..8),
@@ -298,7 +298,7 @@ proptest! {
                 prop_assert_eq!(&server.real_servers, &frontend.real_servers);
             }
             prop_assert_eq!(observed.virtual_servers.len(), world.desired.frontends().count() + held.len());
-            // What is left to do is what is held back, and no wanted entry or address is missing.
+            // Only what is held back is left to do, and no wanted entry or address is missing.
             let rest = diff(&world.desired, &observed, &world.config);
             prop_assert_eq!(rest.virtual_servers.into_keys().collect::<BTreeSet<_>>(), held.clone());
             prop_assert!(rest.add_entries.is_empty() && rest.add_addresses.is_empty());
@@ -312,8 +312,8 @@ proptest! {
     }
 
     /// Interfaces get and lose Services' addresses while Services come and go. An address that another interface has is
-    /// served; it is never bound then, and never unbound as long as a Service wants it; what only was changed says the
-    /// same as everything.
+    /// served, never bound then, and never unbound while a Service wants it; comparing only what changed gives the same as
+    /// comparing everything.
     #[test]
     fn an_address_of_another_interface_is_left_alone(
         steps in prop::collection::vec((1..4_u8, 0..4_u8), 1..40),
@@ -339,7 +339,7 @@ proptest! {
             prop_assert!(changes.add_addresses.is_disjoint(&on_eth0));
             let wanted: BTreeSet<IpAddr> = world.desired.frontends().map(|frontend| frontend.address).collect();
             let unbound: Vec<_> = changes.delete_addresses.intersection(&wanted).collect();
-            // A node port is served on an address of the node for as long as it has it, whoever else had it.
+            // A node port is served on an address while the node has it, whoever else had it.
             prop_assert!(unbound.iter().all(|address| !world.desired.has_address(**address)
                 && !world.desired.is_elsewhere(**address)));
             observed.apply(&changes);
@@ -361,7 +361,7 @@ fn an_address_that_moves_in_and_out_stays_bound() {
     let changed = world.refresh_all();
     let changes = diff_changed(&world.desired, &observed, &changed, &world.config);
     assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
-    // But other ports of it are open again: programs on the node may use the address that it has.
+    // But its other ports are open again: programs on the node may use the address that it has.
     let gone: Vec<_> = changes.delete_entries.iter().map(|(set, element)| format!("{set} {element}")).collect();
     assert_eq!(gone, ["KUBE-IPVS-IPS 192.0.2.1"]);
     observed.apply(&changes);
@@ -370,7 +370,7 @@ fn an_address_that_moves_in_and_out_stays_bound() {
     let changes = diff_changed(&world.desired, &observed, &changed, &world.config);
     assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
     observed.apply(&changes);
-    // The Service goes while another interface has the address: ours goes from our device.
+    // The Service goes while another interface has the address: it is unbound from our device.
     world.host.interfaces.get_mut("eth0").unwrap().push(vip);
     world.refresh_all();
     observed.apply(&diff(&world.desired, &observed, &world.config));
@@ -459,7 +459,7 @@ fn what_is_allowed_is_served() {
     assert!(has(&world, "TCP 192.168.0.10:10250"));
 }
 
-/// The API server's own Service is how pods reach it, whatever a caller reserves.
+/// Pods reach the API server by its own Service, whatever a caller reserves.
 #[test]
 fn the_cluster_ip_of_the_api_server_is_never_refused() {
     let mut world = World::new();
@@ -473,7 +473,7 @@ fn the_cluster_ip_of_the_api_server_is_never_refused() {
     assert_eq!(rejected(&world).len(), 1);
 }
 
-/// Addresses that no Service can have are refused in every field, in every notation; the rest of the Service is served.
+/// Addresses that no Service can have are rejected in every field, in every notation; the rest of the Service is served.
 #[test]
 fn impossible_addresses() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! Every scenario in `scenarios/`: what Services mean, readable by who knows the tools. See `scenarios/README.md`.
+//! Every scenario in `scenarios/`: what Services mean, in the output of the usual tools. See `scenarios/README.md`.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 #[allow(dead_code, reason = "the real kernel is the other test's")]
@@ -51,7 +51,7 @@ groups! {
     traffic_policy = "traffic-policy",
 }
 
-/// Through the functions on values, and through the reconciler on a kernel in memory.
+/// Through the pure functions, and through the reconciler on a kernel in memory.
 fn run(group: &str) {
     runner::run_group(group, |scenario| {
         let values =
@@ -60,7 +60,7 @@ fn run(group: &str) {
     });
 }
 
-/// What kube-proxy 1.28 arrives at, on the kernel in memory. `oracle.rs` compares values; here it is what is printed.
+/// The results of kube-proxy 1.28, on the kernel in memory. `oracle.rs` compares values; here printed output is compared.
 #[test]
 fn corpus() {
     let scenarios = runner::corpus::scenarios();
@@ -68,11 +68,11 @@ fn corpus() {
     runner::run_all("the corpus", &scenarios, |scenario| runner::run(scenario, "engine", Fake::boxed));
 }
 
-/// A Service with as many ports as an object has room for stops nobody, not even itself.
+/// A Service with as many ports as an object can hold stops no Service, not even itself.
 #[test]
 fn tens_of_thousands_of_ports() {
     let port = |number: u32| json!({"name": format!("p{number}"), "port": number, "nodePort": 0});
-    // Some that do not exist, some twice.
+    // Some are invalid, some are there twice.
     let ports: Vec<Value> = (0..20_000).chain(65_500..66_000).chain(1..500).map(port).collect();
     let mut store = Store::new("node-a");
     let many = json!({"metadata": {"name": "many"}, "spec": {"clusterIP": "10.96.0.10", "ports": ports}});
@@ -83,11 +83,11 @@ fn tens_of_thousands_of_ports() {
     let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
     let desired = Desired::build(&store, &facts);
     assert_eq!(desired.frontends().count(), 19_999 + 36 + 1);
-    // Port 0, those above 65535, and the second time of the others.
+    // Port 0, those above 65535, and the repeated ones.
     assert_eq!(store.rejections().count(), 1 + 464 + 499);
 }
 
-/// Each folder has its test, and the table in the README says how many scenarios there are.
+/// Each folder has its test, and the table in the README has the right numbers of scenarios.
 #[test]
 fn no_scenario_is_left_out() {
     assert_eq!(runner::groups(), GROUPS);

@@ -32,7 +32,7 @@ fn services_without_anything_to_program() {
         json!({"type": "ExternalName", "clusterIP": "10.96.0.1", "ports": [{"port": 80}]}),
     ];
     for spec in ignored {
-        // Something was there, and goes.
+        // Something was served, and goes.
         world.service("web", cluster_ip("10.96.0.1"));
         assert_eq!(world.frontends(), [WEB]);
         world.service("web", spec);
@@ -140,7 +140,7 @@ fn an_impossible_field_stops_nothing_else() {
     assert_eq!(world.rejected(ObjectKind::EndpointSlice, "web-1"), expected);
     assert_eq!(world.servers(WEB), ["10.244.0.5:8080"]);
 
-    // Nothing is remembered of what is gone.
+    // Nothing remains of what is gone.
     world.delete_service("web");
     world.store.delete_slice(&ObjectKey::new("demo", "web-1"));
     assert_eq!(world.store.rejections().count(), 0);
@@ -226,11 +226,11 @@ fn hints_keep_traffic_near() {
     world.slice("web-1", "web", zones);
     assert_eq!(world.servers(WEB), ["10.244.0.1:8080"]);
 
-    // One endpoint without a hint: hints are not complete yet, and none counts.
+    // One endpoint has no hint: hints are incomplete, and none counts.
     world.slice("web-2", "web", json!([endpoint("10.244.0.3", "node-b")]));
     assert_eq!(world.servers(WEB).len(), 3);
 
-    // Node hints go first, as long as all endpoints have them and one is for this node.
+    // Node hints come first, if all endpoints have them and one is for this node.
     let nodes = json!([
         hinted("10.244.0.1", "zone-a", Some("node-c")),
         hinted("10.244.0.2", "zone-b", Some("node-a")),
@@ -240,7 +240,7 @@ fn hints_keep_traffic_near() {
     world.slice("web-2", "web", json!([]));
     assert_eq!(world.servers(WEB), ["10.244.0.2:8080"]);
 
-    // Without a zone, zone hints say nothing to this node; in the old mode they need an annotation.
+    // Without a zone, this node ignores zone hints; in the old mode they need an annotation.
     world.slice("web-1", "web", json!([hinted("10.244.0.1", "zone-a", None), hinted("10.244.0.2", "zone-b", None)]));
     world.config.topology = Topology::AnnotatedHints;
     world.refresh_all();
@@ -271,7 +271,7 @@ fn source_ranges() {
     assert_eq!(world.set(SetKind::LoadBalancerFirewall), ["198.51.100.1,tcp:80", "2001:db8:f::1,tcp:80"]);
     let cidrs = ["198.51.100.1,tcp:80,10.0.0.0/8", "2001:db8:f::1,tcp:80,2001:db8::/32"];
     assert_eq!(world.set(SetKind::LoadBalancerSourceCidr), cidrs);
-    // The node's IPv6 address is in the range, its IPv4 address is not.
+    // The range includes the node's IPv6 address, but not its IPv4 address.
     assert_eq!(world.set(SetKind::LoadBalancerSourceIp), ["2001:db8:f::1,tcp:80,2001:db8:f::1"]);
     let barred = world.desired.frontends().filter(|frontend| frontend.is_barred_from_node());
     assert_eq!(barred.map(|frontend| frontend.key().to_string()).collect::<Vec<_>>(), ["TCP 198.51.100.1:80"]);
@@ -280,7 +280,7 @@ fn source_ranges() {
     world.service("web", balanced(json!(["10.0.0.0/8", "0.0.0.0/0", "2001:db8:9::/64"])));
     assert_eq!(world.set(SetKind::LoadBalancerFirewall), ["2001:db8:f::1,tcp:80"]);
 
-    // What was meant to restrict and cannot be read lets nobody in.
+    // A restriction that cannot be read lets nobody in.
     world.service("web", balanced(json!(["10.0.0.0-10.0.0.9"])));
     assert_eq!(world.set(SetKind::LoadBalancerFirewall).len(), 2);
     assert_eq!(world.set(SetKind::LoadBalancerSourceCidr), [""; 0]);
@@ -356,7 +356,7 @@ fn the_older_service_gets_a_contested_address() {
     assert!(changed.virtual_servers.contains(&"TCP 203.0.113.1:80".parse().unwrap()));
     assert!(!changed.addresses.contains(&"203.0.113.1".parse().unwrap()));
     assert_eq!(world.servers("TCP 203.0.113.1:80"), [""; 0]);
-    // Entries of the one that lost would contradict the virtual server.
+    // Entries of the losing Service would contradict the virtual server.
     assert_eq!(world.set(SetKind::ExternalIpLocal), [""; 0]);
     assert_eq!(world.set(SetKind::ExternalIp), ["203.0.113.1,tcp:80"]);
     let conflicts: Vec<_> =
@@ -438,8 +438,8 @@ fn a_slice_that_changes_its_service_leaves_the_old_one() {
     assert_eq!(world.servers("TCP 10.96.0.2:80"), ["10.244.0.1:8080"]);
 }
 
-/// A named target port may be another number in each pod: the slices say which, and the port's name and protocol join
-/// them.
+/// A named target port may be another number in each pod: the slices have the numbers, found by the port's name and
+/// protocol.
 #[test]
 fn ports_are_joined_by_name_and_protocol() {
     let mut world = World::new();
@@ -466,7 +466,7 @@ fn ports_are_joined_by_name_and_protocol() {
     assert_eq!(world.store.rejections().count(), 0);
 }
 
-/// A cluster has each name many times, and memory goes into names: they are kept once, whatever comes first.
+/// A cluster has each name many times, and names take memory: each is kept once, in any order of arrival.
 #[test]
 fn names_are_kept_once() {
     let ready = |address: &str| json!([endpoint(address, "node-a")]);
@@ -483,7 +483,7 @@ fn names_are_kept_once() {
                 slice(&mut world);
             }
             world.service(&name, cluster_ip(&format!("10.96.0.{number}")));
-            // Said again, and changed.
+            // The same again, and changed.
             slice(&mut world);
             world.service(&name, cluster_ip(&format!("10.96.1.{number}")));
         }
@@ -494,7 +494,7 @@ fn names_are_kept_once() {
             for slice in world.store.slices_of(&service.key) {
                 assert!(Arc::ptr_eq(&slice.service.name, &service.key.name), "{} {}", slice.key, service.key);
                 assert!(Arc::ptr_eq(&slice.key.namespace, &first.namespace), "{}", slice.key);
-                // Of the slice itself, and of the map that finds its Service.
+                // One by the slice itself, one by the map that finds its Service.
                 assert_eq!(Arc::strong_count(&slice.key.name), 2);
             }
         }

@@ -45,7 +45,7 @@ fn endpoints(world: &mut World, numbers: &[u8]) {
     }));
 }
 
-/// The flows to forget on the way from what the kernel holds to what is wanted, which the kernel holds then.
+/// The flows to forget on the way from what the kernel holds to what is wanted; `observed` is updated.
 fn step(world: &World, observed: &mut Observed, drains: &Drains) -> UdpServices {
     let changes = diff(&world.desired, observed, &world.config);
     observed.apply(&changes);
@@ -84,7 +84,7 @@ fn changes_of_a_udp_service() {
     assert_eq!(step(&world, &mut observed, &drains), place("10.96.0.11:53", &[]), "it is deleted");
 }
 
-/// Configuration alone makes no flow stale.
+/// A change of configuration alone makes no flow stale.
 #[test]
 fn another_scheduler() {
     let (mut world, mut observed, drains) = (World::new(), Observed::new(), Drains::default());
@@ -97,7 +97,7 @@ fn another_scheduler() {
     assert_eq!(step(&world, &mut observed, &drains), UdpServices::new());
 }
 
-/// Where UDP drains too, who drains goes on answering: before and after it is known to drain.
+/// Where UDP drains too, draining endpoints go on answering: before and after they are known to drain.
 #[test]
 fn draining_endpoints_answer() {
     let (mut world, mut observed) = (World::new(), Observed::new());
@@ -118,7 +118,7 @@ fn draining_endpoints_answer() {
     assert_eq!(udp::all(&world.desired, &drains), place("10.96.0.10:53", &[1, 2]));
 
     endpoints(&mut world, &[3]);
-    // It drains in the kernel as well; endpoint 2 was deleted by somebody; so 3 is the first one.
+    // It drains in the kernel as well; somebody deleted endpoint 2; so 3 is the first one.
     let draining = RealServer::new(one).with_weight(Weight::DRAIN);
     let server = ipvs::VirtualServer { key, config: observed.virtual_servers[&key].config };
     observed.insert(&server, [draining]);
@@ -136,8 +136,8 @@ fn draining_endpoints_answer() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// From any state to any other: of the flows that could be there, those are forgotten that nobody may answer, and no
-    /// place is named that has none.
+    /// From any state to any other: of the flows that could exist, exactly those that no endpoint may answer are forgotten,
+    /// and only addresses and ports with such flows are named.
     #[test]
     fn no_stale_flow_is_missed(before in universe::events(), after in universe::events()) {
         let reach = |events: &[universe::Event]| {

@@ -48,7 +48,7 @@ fn restore(kernel: &FakeKernel, family: Family, text: &str) {
     kernel.with_host(|host| {
         let program = host.find(&format!("{}-nft-restore", family.program())).unwrap();
         let run = Invocation::new(&program, ["--noflush"], Duration::from_secs(1)).with_stdin(text.to_owned());
-        // What it is about may not be there.
+        // What it is about may not exist.
         let _ = host.run(&run).unwrap();
     });
 }
@@ -61,10 +61,10 @@ fn of<'a>(texts: &[&'a str], which: u8) -> &'a str {
     texts[usize::from(which) % texts.len()]
 }
 
-/// Something of theirs comes, changes or goes.
+/// Something of theirs is added, changed or removed.
 pub(crate) fn happen(kernel: &FakeKernel, Stranger(what): Stranger, which: u8) {
     match what % 6 {
-        // What is there already is left.
+        // An existing one stays.
         0 => drop(kernel.ipvs().load(of(&SERVERS, which))),
         1 => {
             let keys = ["TCP 172.30.0.1:7000", "UDP 172.30.0.2:53", "FWM 3", "TCP 172.30.0.3:30000"];
@@ -82,7 +82,7 @@ pub(crate) fn happen(kernel: &FakeKernel, Stranger(what): Stranger, which: u8) {
         }
         3 | 4 => {
             let text = of(&RULES, which);
-            // Each once, so that they do not pile up.
+            // Each only once, so that they do not accumulate.
             let first = text.lines().find(|line| line.contains("FOREIGN")).unwrap_or_default();
             let token = first.split_whitespace().next().unwrap_or_default();
             let there = kernel.with_host(|host| host.dump(family(which / 8), Backend::NfTables));
@@ -94,8 +94,8 @@ pub(crate) fn happen(kernel: &FakeKernel, Stranger(what): Stranger, which: u8) {
     }
 }
 
-/// Somebody changes sets, rules, addresses or settings of ours. Says whether that may have removed what tells which virtual
-/// servers are ours.
+/// Somebody changes sets, rules, addresses or settings of ours. Returns whether that may have removed marks that show which
+/// virtual servers are ours.
 pub(crate) fn damage(kernel: &FakeKernel, Damage(what, which): Damage) -> bool {
     let sets: Vec<SetKey> =
         [proxier_core::net::Family::V4, proxier_core::net::Family::V6].into_iter().flat_map(SetKey::all).collect();
@@ -201,7 +201,7 @@ fn our_servers(state: &KernelState, orphans: &BTreeSet<VirtualServerKey>) -> Vec
     state.ipvs.lines().filter(ours).map(str::to_owned).collect()
 }
 
-/// Both hold the same of ours, but for these virtual servers.
+/// Checks that both hold the same of ours, except for these virtual servers.
 pub(crate) fn assert_same(
     one: &KernelState,
     fresh: &KernelState,
@@ -223,7 +223,7 @@ pub(crate) fn assert_same(
     }
     let addresses = |state: &KernelState| {
         let mut addresses: BTreeSet<IpAddr> = state.devices["kube-ipvs0"].iter().copied().collect();
-        // What another interface has too may stay.
+        // Addresses that another interface has too may stay.
         addresses.retain(|address| !desired.is_elsewhere(*address));
         addresses
     };

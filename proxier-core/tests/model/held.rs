@@ -1,4 +1,4 @@
-//! What a kernel holds, read without the help of what is tested.
+//! Reads what a kernel holds, without the code under test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -53,7 +53,7 @@ impl Held {
         self.state.sets.get(set.name()).map(|(_, entries)| entries)
     }
 
-    /// How this differs from what is wanted; a real server that drains is none.
+    /// How this differs from what is wanted; a draining real server is no difference.
     pub(crate) fn differences(&self, desired: &Desired, orphans: &BTreeSet<VirtualServerKey>) -> Vec<String> {
         let mut differences = Vec::new();
         for frontend in desired.frontends() {
@@ -83,7 +83,7 @@ impl Held {
         if !self.device {
             differences.push("no device".to_owned());
         }
-        // What another interface has too may stay.
+        // Addresses that another interface has too may stay.
         let addresses = self.addresses.iter().copied().filter(|address| !desired.is_elsewhere(*address));
         if !addresses.eq(desired.addresses().filter(|address| !desired.is_elsewhere(*address))) {
             differences.push(format!("addresses {:?}", self.addresses));
@@ -98,7 +98,7 @@ impl Held {
     }
 }
 
-/// What tells that a virtual server is ours.
+/// The marks that show that a virtual server is ours.
 pub(crate) mod marks {
     use std::collections::BTreeSet;
 
@@ -107,7 +107,7 @@ pub(crate) mod marks {
 
     use super::{Held, is_foreign};
 
-    /// Virtual servers of ours that nothing tells to be ours.
+    /// Virtual servers of ours without any mark.
     pub(crate) fn missing(held: &Held) -> BTreeSet<VirtualServerKey> {
         let sets = &held.state.sets;
         let has = |set: &str, element: &str| sets.get(set).is_some_and(|(_, entries)| entries.contains(element));

@@ -1,4 +1,4 @@
-//! A kernel, a proxy on it, and everybody else; what has to hold after each pass, and in the end.
+//! A kernel, a proxy on it, and everybody else; checks what must hold after each pass, and in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,19 +34,19 @@ pub(crate) struct Machine {
     services: BTreeMap<ObjectKey, ServiceObject>,
     slices: BTreeMap<ObjectKey, EndpointSliceObject>,
     node: Option<NodeObject>,
-    /// Virtual servers of ours that a process could not know for its own when it began: what told so was lost.
+    /// Virtual servers of ours that a process could not recognise when it began, since their marks were lost.
     orphans: BTreeSet<VirtualServerKey>,
-    /// What tells which virtual servers are ours may be missing: somebody removed it, or it could not be written.
+    /// Marks that show which virtual servers are ours may be missing: somebody removed them, or they could not be written.
     marks_at_risk: bool,
-    /// A failure to come may keep it from being written.
+    /// An arranged failure may keep marks from being written.
     marks_threatened: bool,
-    /// The process has not read the kernel yet: what tells that something is ours may still be taken away.
+    /// The process has not read the kernel yet: marks may still be removed before it sees them.
     unaware: bool,
-    /// Some call may be done and say that it was not.
+    /// Some call may take effect although it reports a failure.
     lies: bool,
     races: u32,
     raced: Arc<AtomicU32>,
-    /// What the last pass left, while nothing has happened since.
+    /// What the last pass left, if nothing has happened since.
     left: Option<Held>,
 }
 
@@ -174,7 +174,7 @@ impl Machine {
     fn trouble(&mut self, trouble: Trouble) {
         self.lies |= trouble.takes_effect();
         let marks = matches!(trouble.call(), Call::SetsAdd | Call::SetsCreate | Call::SetsReplace | Call::LinksBind);
-        // One that is made although the kernel says no is not looked for before the next full pass.
+        // A call that takes effect although the kernel reports a failure is noticed only by the next full pass.
         let lie = trouble.takes_effect() && trouble.kind() != PortErrorKind::Unknown;
         self.marks_threatened |= marks || lie;
         self.marks_at_risk |= self.marks_threatened;
@@ -259,7 +259,7 @@ impl Machine {
         }
     }
 
-    /// Passes until none is due before this much time has gone by.
+    /// Passes until none is due before this much time has passed.
     fn run(&mut self, time: Duration) {
         let end = self.now + time;
         let mut passes = 0;
@@ -283,7 +283,7 @@ impl Machine {
         self.raced.load(Ordering::Relaxed)
     }
 
-    /// One pass, and all that has to hold after any.
+    /// One pass, and the checks after any pass.
     fn pass(&mut self) -> Report {
         let before = self.left.take().unwrap_or_else(|| Held::of(&self.kernel));
         let raced = self.raced();
@@ -306,7 +306,7 @@ impl Machine {
         if !raced {
             check_kept(&before, &after, desired);
         }
-        // A process that begins now would know what is ours.
+        // A process that begins now would recognise what is ours.
         let lost = marks::missing(&after);
         assert!(self.marks_at_risk || lost.is_subset(&self.orphans), "nothing tells that these are ours: {lost:?}");
         if report.full && !crashed {
@@ -324,14 +324,14 @@ impl Machine {
         report
     }
 
-    /// Trouble ends and time goes by: then all is as it has to be, whatever happened before.
+    /// Trouble ends and time passes: then everything is as wanted, whatever happened before.
     pub(crate) fn settle(&mut self) {
         self.left = None;
         self.quiet();
         if self.kernel.has_crashed() {
             self.restart();
         }
-        // Takes back a crash that has not come.
+        // Cancels an arranged crash that has not happened.
         self.kernel.restart();
         for _ in 0..50 {
             if self.raced() == self.races {
@@ -345,7 +345,7 @@ impl Machine {
         assert!(report.is_done(), "{report:#?}");
         self.run(Duration::from_secs(60));
 
-        // Once more: nothing is written.
+        // A further full pass writes nothing.
         let writes = self.kernel.writes();
         self.proxier.request_full(self.now);
         let report = self.pass();
@@ -361,7 +361,7 @@ impl Machine {
             assert!(shared || wanted.is_some_and(|wanted| wanted.real_servers.is_empty()), "{key} is kept twice");
         }
 
-        // The same as on a kernel that nobody ever changed.
+        // The same as on a kernel that nobody else ever changed.
         let mut fresh = FakeKernel::new();
         let state = self.kernel.state();
         for (interface, addresses) in state.devices.iter().filter(|(name, _)| *name != "kube-ipvs0") {
@@ -376,7 +376,7 @@ impl Machine {
         foreign::assert_same(&state, &fresh.state(), &orphans, proxier.desired());
     }
 
-    /// Afterwards nothing of ours is left, and everything else is.
+    /// Cleans up: nothing of ours is left, and everything else is.
     pub(crate) fn clean_up(&mut self) {
         self.kernel.restart();
         let lost = marks::missing(&Held::of(&self.kernel));
@@ -422,12 +422,12 @@ fn ipvs_damage(held: &Held, Damage(what, which): Damage) -> Option<Operation> {
     })
 }
 
-/// Whether something failed that can be seen afterwards in virtual servers, sets or addresses.
+/// Whether something failed that leaves a difference in virtual servers, sets or addresses.
 fn tells_a_difference(report: &Report) -> bool {
     let seen = |failure: &Failure| {
         let Done { part, action, .. } = failure.step;
         match part {
-            // One that drains may still be there.
+            // A draining one may still be there.
             Part::RealServer => action != Action::Delete,
             Part::VirtualServer | Part::Entry | Part::Address | Part::Set | Part::Device => true,
             _ => false,
@@ -436,7 +436,7 @@ fn tells_a_difference(report: &Report) -> bool {
     report.unread.is_empty() && report.stopped.is_none() && report.applied.failures.iter().any(seen)
 }
 
-/// No write that takes away what is wanted, and none to what is somebody else's.
+/// Checks that no write removes what is wanted, or changes what is somebody else's.
 fn check_writes(log: &[Write], desired: &Desired, before: &Held, raced: bool) {
     let wanted = |key, real| desired.frontend(key).is_some_and(|frontend: &Frontend| frontend.has_real_server(real));
     for write in log {
@@ -447,7 +447,7 @@ fn check_writes(log: &[Write], desired: &Desired, before: &Held, raced: bool) {
             Write::Ipvs(Operation::UpdateRealServer(key, server), _) => {
                 server.config.weight == Weight::DRAIN && wanted(key, &server.key)
             }
-            // What was there was never away.
+            // One that existed was never removed.
             Write::Ipvs(Operation::AddRealServer(key, server), true) => !raced && before.has(key, &server.key),
             Write::Ipvs(Operation::AddVirtualServer(server), true) => {
                 !raced && before.servers.contains_key(&server.key)
@@ -462,7 +462,7 @@ fn check_writes(log: &[Write], desired: &Desired, before: &Held, raced: bool) {
     }
 }
 
-/// What was there and is wanted still is.
+/// Checks that what existed and is wanted still exists.
 fn check_kept(before: &Held, after: &Held, desired: &Desired) {
     for (key, (_, reals)) in &before.servers {
         let Some(wanted) = desired.frontend(key) else { continue };

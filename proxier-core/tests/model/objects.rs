@@ -1,4 +1,4 @@
-//! Objects of a small cluster, each told by a few bytes, so that they shrink.
+//! Objects of a small cluster, each encoded in a few bytes, so that they shrink.
 
 use proxier_core::objects::{
     ClientIpConfig, EndpointConditions, EndpointObject, EndpointPortObject, EndpointSliceObject, LoadBalancerIngress,
@@ -13,7 +13,7 @@ pub(crate) const SLICES: u8 = 6;
 const PORTS: [(&str, &str, i64, i64); 4] =
     [("http", "TCP", 80, 8080), ("dns", "UDP", 53, 5353), ("sig", "SCTP", 9000, 9000), ("dns-tcp", "TCP", 53, 5353)];
 
-/// Addresses from outside: two that only Services have, one that an interface may have, one of IPv6.
+/// External addresses: two that only Services have, one that an interface may have, one of IPv6.
 const OUTSIDE: [&str; 4] = ["203.0.113.1", "203.0.113.2", "192.0.2.11", "2001:db8:e::1"];
 
 fn chosen<T: Clone>(from: &[T], mask: u8) -> impl Iterator<Item = T> {
@@ -29,7 +29,7 @@ pub(crate) fn service(bytes: [u8; 10]) -> ServiceObject {
     let [which, kind, families, ip, ports, node_port, external, ingress, flags, ranges] = bytes;
     let (namespace, name) = SERVICES[usize::from(which) % SERVICES.len()];
     let mut object = ServiceObject { metadata: metadata(namespace, name), ..ServiceObject::default() };
-    // Nothing says that a Service got its address only once: several may claim one, and the older gets it.
+    // Addresses are not unique: several Services may claim one, and the older gets it.
     object.metadata.creation_timestamp = (flags & 1 == 1).then(|| "2024-01-01T00:00:00Z".to_owned());
     let kind =
         ["ClusterIP", "NodePort", "LoadBalancer", "ClusterIP", "LoadBalancer", "ExternalName"][usize::from(kind % 6)];
@@ -81,7 +81,7 @@ pub(crate) fn service(bytes: [u8; 10]) -> ServiceObject {
     object
 }
 
-/// A slice: which, of which Service, family, then an endpoint each.
+/// A slice: which, of which Service, family, then one byte for each endpoint.
 pub(crate) fn slice(bytes: [u8; 7]) -> EndpointSliceObject {
     let [which, service, family, endpoints @ ..] = bytes;
     let (namespace, service) = SERVICES[usize::from(service) % SERVICES.len()];

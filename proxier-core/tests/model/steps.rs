@@ -10,22 +10,22 @@ pub(crate) enum Step {
     DeleteService(u8),
     Slice([u8; 7]),
     DeleteSlice(u8),
-    /// Objects change while nobody watches, then complete lists come.
+    /// Objects change while nobody watches, then complete lists arrive.
     Relist([u8; 10], [u8; 7], u8),
     Node(u8),
-    /// Addresses of the host change, with or without a word about it.
+    /// Addresses of the host change, with or without a notification.
     Host(u8, bool),
     Trouble(Trouble),
-    /// What is arranged to go wrong does not any more.
+    /// Cancels arranged failures.
     Quiet,
     /// Somebody changes virtual or real servers of ours just before a message arrives.
     Race(u8, Damage),
     Damage(Damage),
-    /// Something of somebody else's comes or changes.
+    /// Something of somebody else's is added or changed.
     Foreign(u8, u8),
     /// One pass, if one is due.
     Pass,
-    /// So many half seconds go by.
+    /// This many half seconds pass.
     Wait(u8),
     Full,
     Preview,
@@ -39,7 +39,7 @@ pub(crate) enum Step {
     CleanUp,
 }
 
-/// Something done to what is ours: what, and to which one.
+/// Damage to what is ours: what, and to which one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Damage(pub(crate) u8, pub(crate) u8);
 
@@ -52,7 +52,7 @@ pub(crate) struct Trouble {
     pub(crate) how: u8,
 }
 
-/// What a kernel may answer without lying: what exists, or does not, follows from what it holds.
+/// What a kernel may answer without lying: `NotFound` and `AlreadyExists` follow from what it holds.
 const KINDS: [PortErrorKind; 7] = [
     PortErrorKind::Busy,
     PortErrorKind::Unknown,
@@ -65,7 +65,7 @@ const KINDS: [PortErrorKind; 7] = [
 
 impl Trouble {
     pub(crate) fn call(self) -> Call {
-        // Those with items have the most to go wrong.
+        // Calls with items have the most that can fail.
         const ITEMS: [Call; 5] = [Call::IpvsRun, Call::SetsAdd, Call::SetsDelete, Call::LinksBind, Call::LinksUnbind];
         let all = usize::from(self.call) % (2 * Call::ALL.len());
         *Call::ALL.get(all).unwrap_or(&ITEMS[all % ITEMS.len()])

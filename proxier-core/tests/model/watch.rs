@@ -1,4 +1,4 @@
-//! Ports that write down what is asked of them.
+//! Ports that record the calls.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use proxier_core::ports::{Ipvs, ItemFailures, Links, PortError, Ports, Sets};
 use proxier_core::sets::SetKey;
 use proxier_core::snapshot::HostAddresses;
 
-/// A write, and whether it was said to be done.
+/// A write, and whether it was reported as done.
 #[derive(Clone, Debug)]
 pub(crate) enum Write {
     Ipvs(Operation, bool),
@@ -26,7 +26,7 @@ pub(crate) enum Write {
 pub(crate) struct Log(pub(crate) Vec<Write>);
 
 impl Log {
-    /// Lends the kernel's ports to a call and writes down what it does with them.
+    /// Lends the kernel's ports to a call and records what it does with them.
     pub(crate) fn with<T>(&mut self, kernel: &mut FakeKernel, call: impl FnOnce(&mut Ports<'_>) -> T) -> T {
         let ports = kernel.ports();
         let (mut ipvs, mut sets, mut links) = (Vec::new(), Vec::new(), Vec::new());

@@ -4,7 +4,7 @@ use super::{World, at};
 
 pub(crate) fn stale_flows_are_forgotten_and_others_stay(world: &mut impl World) {
     let flows = [
-        // To an endpoint that is gone, and to one that is there.
+        // To an endpoint that is gone, and to one that exists.
         ("10.1.1.1:4001", "10.96.0.10:53", "10.244.1.1:5301"),
         ("10.1.1.1:4002", "10.96.0.10:53", "10.244.1.2:5301"),
         // Nobody answered yet.

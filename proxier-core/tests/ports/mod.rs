@@ -1,5 +1,5 @@
-//! Cases that hold for the kernel and for the fake one. Each starts in an empty network namespace, and is told by other means
-//! than the ports what came of it.
+//! Cases for the kernel and for the fake one. Each starts in an empty network namespace, and checks results by other means
+//! than the ports.
 
 pub(crate) mod conntrack;
 pub(crate) mod ipvs;
@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use proxier_core::net::Family;
 use proxier_core::ports::{ItemFailures, PortErrorKind, Ports};
 
-/// A network namespace, with the field's own tools to look at it and to do things behind the ports' back.
+/// A network namespace, with the field's own tools to inspect it and to change things behind the ports' back.
 pub(crate) trait World {
     /// What is tested.
     fn ports(&mut self) -> Ports<'_>;
@@ -22,7 +22,7 @@ pub(crate) trait World {
     /// `ipvsadm --save --numeric`, sorted.
     fn saved_ipvs(&self) -> Vec<String>;
 
-    /// A set's `create` line without what kernels differ in, and its entries, as `ipset save` has them.
+    /// A set's `create` line without the parts that differ between kernels, and its entries, as `ipset save` has them.
     fn saved_set(&self, name: &str) -> Option<(String, BTreeSet<String>)>;
 
     /// How many entries a set has.
@@ -64,7 +64,7 @@ pub(crate) fn at(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// Places and kinds of failures, and that each says something.
+/// Indexes and kinds of failures; checks that each has a message.
 pub(crate) fn kinds(failures: &ItemFailures) -> Vec<(usize, PortErrorKind)> {
     assert!(failures.iter().all(|failure| failure.error.to_string().len() > 10), "{failures:?}");
     failures.iter().map(|failure| (failure.index, failure.error.kind())).collect()

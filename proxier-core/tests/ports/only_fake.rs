@@ -18,7 +18,7 @@ fn servers(count: u16) -> Vec<Operation> {
     (1..=count).map(|port| Operation::AddVirtualServer(VirtualServer::new(key(port), Scheduler::RoundRobin))).collect()
 }
 
-/// An engine works on them in a thread of its own.
+/// A reconciler may use them in its own thread.
 #[test]
 fn ports_can_be_sent_to_a_thread() {
     fn is_send<T: Send>() {}
@@ -66,7 +66,7 @@ fn the_nth_item_fails() {
     let ports: Vec<String> =
         kernel.saved_ipvs().iter().map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect();
     assert_eq!(ports, [1, 2, 3, 5, 6, 7, 8].map(|port| format!("10.96.0.1:{port}")));
-    // What the kernel itself refuses keeps its place.
+    // What the kernel itself refuses keeps its index.
     kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).item(0));
     let failures = kernel.ports().ipvs.run(&operations[2..5]);
     assert_eq!(kinds(&failures), [(0, PortErrorKind::Busy), (2, PortErrorKind::AlreadyExists)]);
@@ -112,7 +112,7 @@ fn two_tables() -> Transaction {
 #[test]
 fn a_process_dies_between_two_writes_wherever_they_are() {
     let key = VirtualServerKey::tcp(at("10.96.0.1:1"));
-    // One write each, in order; the first so many are found.
+    // One write each, in order; those before the crash are found.
     for survived in 0..=9_u64 {
         let mut kernel = FakeKernel::new();
         kernel.crash_after(survived);
@@ -147,7 +147,7 @@ fn a_process_dies_between_two_writes_wherever_they_are() {
     }
 }
 
-/// At no moment is a wanted entry missing that was there, and a new engine puts right whatever is left over.
+/// No wanted entry that was there is ever missing, and a new process repairs what is left over.
 #[test]
 fn a_process_dies_while_it_replaces_a_set() {
     let elements: Vec<Element> = (1..=40).map(|port| service("10.96.0.1", port)).collect();
@@ -169,7 +169,7 @@ fn a_process_dies_while_it_replaces_a_set() {
         kernel.ports().sets.destroy(SET).unwrap();
         assert!(kernel.state().sets.is_empty());
     }
-    // Before an older one left over is destroyed, the new one created, filled, swapped in, and the old one destroyed.
+    // The new set is created, filled, swapped in, and the old one destroyed, before an older leftover is destroyed.
     assert_eq!(crashed, 5);
 }
 
@@ -200,7 +200,7 @@ fn what_is_missing_is_unavailable_and_the_rest_goes_on() {
     assert_eq!(ports.ipvs.snapshot().unwrap_err().kind(), PortErrorKind::Unavailable);
     assert_eq!(kinds(&ports.ipvs.run(&servers(2))), [(0, PortErrorKind::Unavailable), (1, PortErrorKind::Unavailable)]);
     ports.sets.create(SET, 1).unwrap();
-    // The module is loaded meanwhile; and goes while a conversation is open.
+    // The module is loaded later, and removed while a connection is open.
     kernel.ipvs().set_present(true);
     assert_eq!(kernel.ports().ipvs.run(&servers(2)), []);
     kernel.ipvs().set_present(false);
@@ -242,7 +242,7 @@ fn without_programs_rules_are_unavailable() {
     assert_eq!(rules.restore(Family::V6, &two_tables()).unwrap_err().kind(), PortErrorKind::Unavailable);
 }
 
-/// What was read is kept, and never longer than it is true.
+/// Readings are reused, but never longer than they are true.
 #[test]
 fn readings_are_as_new_as_the_kernel() {
     let mut kernel = FakeKernel::new();
@@ -257,7 +257,7 @@ fn readings_are_as_new_as_the_kernel() {
     assert_eq!(entries(&mut kernel), Some(1));
     assert_eq!(other.ports().ipvs.run(&servers(2)), []);
     assert_eq!(servers_of(&mut kernel), 2);
-    // A test does so behind everybody's back.
+    // A test writes behind the ports' back.
     let mut client = kernel.ipset().unwrap();
     client.flush_set(&"KUBE-CLUSTER-IP".parse().unwrap()).unwrap();
     assert_eq!(entries(&mut kernel), Some(0));
@@ -275,7 +275,7 @@ fn readings_are_as_new_as_the_kernel() {
     let snapshot = kernel.ports().ipvs.snapshot().unwrap();
     let found = snapshot.entries.iter().flat_map(|entry| &entry.real_servers).next().unwrap();
     assert_eq!((found.active_connections, found.inactive_connections), (3, 4));
-    // Failures that are arranged happen although nothing has changed.
+    // Arranged failures happen although nothing has changed.
     kernel.fail(Fault::new(Call::SetsEntries, PortErrorKind::Busy));
     assert_eq!(kernel.ports().sets.entries(SET).unwrap_err().kind(), PortErrorKind::Busy);
 }

@@ -13,7 +13,7 @@ use super::{Kernel, run, wait_until_local};
 
 const DEVICE: &str = "kube-ipvs0";
 
-/// The device stays down; its addresses are this host's all the same.
+/// The device stays down; its addresses are still this host's.
 #[test]
 fn bound_addresses_are_local() {
     kernel_test(&[Need::Root, Need::Dummy], || {
@@ -41,7 +41,7 @@ fn bound_addresses_are_local() {
     });
 }
 
-/// Somebody bound it in another way: it goes all the same.
+/// Somebody bound it with another prefix length: it is still unbound.
 #[test]
 fn addresses_with_another_prefix_are_unbound() {
     kernel_test(&[Need::Root, Need::Dummy], || {
@@ -70,7 +70,7 @@ fn a_device_without_ipv6() {
     });
 }
 
-/// Everything until nothing more comes.
+/// Collects changes until no more come.
 fn heard(monitor: &mut Monitor) -> Changes {
     let changes = monitor.drain().unwrap();
     assert!(monitor.drain().unwrap().is_empty());
@@ -114,7 +114,7 @@ fn changes_are_heard() {
         assert_eq!(changes.addresses[DEVICE], gone);
         assert!(!changes.overflowed);
 
-        // A device that comes under another name, and what is on it then.
+        // A device gets another name, and then an address.
         run("ip", "link set other0 name third0");
         let changes = heard(&mut monitor);
         assert_eq!((changes.devices["other0"], changes.devices["third0"]), (Change::Gone, Change::Present));
@@ -125,7 +125,7 @@ fn changes_are_heard() {
     });
 }
 
-/// More changes than the kernel keeps for a listener that does not listen.
+/// More changes than the kernel keeps for a slow listener.
 #[test]
 fn too_many_changes_are_noticed() {
     kernel_test(&[Need::Root, Need::Dummy], || {
@@ -162,7 +162,7 @@ fn a_monitor_wakes_a_poll() {
     });
 }
 
-/// Of the default routes and of nothing else, in whatever form they are written; and the monitor hears of them.
+/// Finds the gateways of default routes in any notation, and no others; the monitor reports them.
 #[test]
 fn the_gateways_of_default_routes() {
     kernel_test(&[Need::Root, Need::Dummy], || {

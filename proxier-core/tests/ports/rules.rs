@@ -82,7 +82,7 @@ pub(crate) fn both_families_at_once(world: &mut impl World) {
 pub(crate) fn rules_are_listed_while_other_work_is_done(world: &mut impl World) {
     let mut worked = 0;
     let mut list = |world: &mut dyn FnMut(&mut dyn FnMut())| world(&mut || worked += 1);
-    // Nobody has looked for the programs yet.
+    // The programs have not been looked for yet.
     list(&mut |work| world.ports().rules.list_meanwhile(&FAMILIES, work));
     for family in FAMILIES {
         world.ports().rules.restore(family, &filling(TableName::NAT, "ONE", &["-j RETURN"])).unwrap();
@@ -94,7 +94,7 @@ pub(crate) fn rules_are_listed_while_other_work_is_done(world: &mut impl World) 
     }
     list(&mut |work| world.ports().rules.list_meanwhile(&FAMILIES, work));
     for family in FAMILIES {
-        // What is written later is not missing from what was listed before.
+        // A listing does not hide what is written after it.
         world.ports().rules.restore(family, &filling(TableName::NAT, "TWO", &["-j RETURN"])).unwrap();
         assert!(world.ports().rules.dump(family).unwrap().has_chain(&TableName::NAT, "TWO"));
     }
@@ -124,7 +124,7 @@ pub(crate) fn a_rule_needs_its_set(world: &mut impl World) {
     ports.sets.create(set, 1).unwrap();
     ports.rules.restore(Family::V4, &filling(TableName::NAT, "OTHER", &["-j RETURN"])).unwrap();
     ports.sets.destroy(set).unwrap();
-    // One that was there once is as missing as one that never was.
+    // A set that was destroyed is as missing as one that never existed.
     assert_eq!(ports.rules.restore(Family::V4, &matching(set)).unwrap_err().kind(), PortErrorKind::NotFound);
     let nat = world.saved_rules(Family::V4, "nat");
     assert!(nat.contains("-A OTHER -j RETURN\n") && !nat.contains("KUBE-SERVICES"), "{nat}");

@@ -121,7 +121,7 @@ pub(crate) fn a_set_with_options_that_lose_entries_is_not_used(world: &mut impl 
     for kind in [SetKind::ClusterIp, SetKind::IpvsIps, SetKind::NodePortTcp] {
         let set = SetKey::new(Family::V4, kind);
         assert_eq!(world.ports().sets.entries(set).unwrap_err().kind(), PortErrorKind::Invalid);
-        // Replacing puts that right.
+        // Replacing repairs that.
         world.ports().sets.replace(set, &[]).unwrap();
         assert_eq!(world.ports().sets.entries(set).unwrap(), Some(BTreeSet::new()));
     }
@@ -135,7 +135,7 @@ pub(crate) fn what_is_missing_is_missing(world: &mut impl World) {
     assert_eq!(kinds(&sets.add(set, &[&one, &two])), all);
     assert_eq!(sets.delete(set, &[&one, &two]), []);
     sets.destroy(set).unwrap();
-    // An entry of another family or form is refused by itself.
+    // Only the entry of another family or form is refused.
     sets.create(set, 1).unwrap();
     let (six, port) = (service("fd00::1", 80), Element::Port(PortRange::from(80)));
     let refused = [(1, PortErrorKind::Invalid), (2, PortErrorKind::Invalid)];
@@ -165,13 +165,13 @@ pub(crate) fn a_set_is_made_with_room(world: &mut impl World) {
     let (line, _) = world.saved_set(set.name()).unwrap();
     assert!(line.ends_with("hashsize 65536 maxelem 131072"), "{line}");
     world.ports().sets.destroy(set).unwrap();
-    // More than a set has room for unless told.
+    // More than a set's default capacity.
     let elements = many(66_000);
     let wanted: Vec<&Element> = elements.iter().collect();
     let sets = world.ports().sets;
     sets.create(set, 10).unwrap();
     let failures = sets.add(set, &wanted);
-    // The kernel counts in parts of the set, and takes a few more as long as one part has room (`mtype_add`).
+    // The kernel counts by parts of the set, and takes a few more while one part has room (`mtype_add`).
     assert!(failures[0].index >= 65_536 && failures.len() <= 464, "{} from {}", failures.len(), failures[0].index);
     assert!(failures.iter().all(|failure| failure.error.kind() == PortErrorKind::Full));
     sets.replace(set, &wanted).unwrap();
@@ -209,7 +209,7 @@ pub(crate) fn a_missing_set_comes_complete(world: &mut impl World) {
         assert!(world.saved_set(&left).is_none());
         let (line, _) = world.saved_set(set.name()).unwrap();
         assert!(line.ends_with("hashsize 1024 maxelem 65536"), "{line}");
-        // One that cannot be filled is not there at all.
+        // A set that cannot be filled is not created.
         world.ports().sets.destroy(set).unwrap();
         let odd = service(if family == Family::V4 { "fd00::1" } else { "192.0.2.1" }, 30_000);
         world.ports().sets.replace(set, &[&elements[0], &odd]).unwrap_err();

@@ -68,7 +68,7 @@ fn case(name: &'static str, build: impl FnOnce(&mut World)) -> Case {
     Case { name, world, capabilities: Capabilities::default() }
 }
 
-/// A cluster IP, with local traffic told so.
+/// A cluster IP, with local traffic detected in this way.
 fn told(name: &'static str, local: LocalTraffic) -> Case {
     case(name, |world| {
         world.config.local_traffic = local;
@@ -166,7 +166,7 @@ pub(crate) const JUMPS: &[(&str, &str)] = &[
     ("filter", "-A OUTPUT -m comment --comment \"kubernetes ipvs access filter\" -j KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// What others have in the same tables: the kubelet, a network plugin, an administrator. Names and comments come close to
+/// What others have in the same tables: the kubelet, a network plugin, an administrator. Names and comments are close to
 /// ours on purpose.
 pub(crate) const FOREIGN: &str = "\
 *mangle
@@ -215,7 +215,7 @@ COMMIT
 COMMIT
 ";
 
-/// A dump without what is ours, found by its text alone.
+/// A dump without what is ours, recognised by its text alone.
 pub(crate) fn foreign_part(dump: &str) -> String {
     let mut table = "";
     let mut rest = String::new();
@@ -244,7 +244,7 @@ pub(crate) fn lines<'d>(dump: &'d str, table: &str) -> Vec<&'d str> {
     lines.take_while(|line| *line != "COMMIT").collect()
 }
 
-/// What kube-proxy 1.23 leaves, with its jumps in the order in which they were made, and one of its iptables mode.
+/// What kube-proxy 1.23 leaves, with its jumps in the order in which it made them, and one of its iptables mode.
 pub(crate) fn older(family: Family) -> String {
     let six = if family == Family::V4 { "" } else { "6-" };
     format!(

@@ -1,4 +1,4 @@
-//! What clients meet, compared with what they have to meet.
+//! Compares what clients experience with what they should.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,28 +16,28 @@ use super::cluster::{Cluster, options};
 use super::net::{FAMILIES, From, Net, is_nodes};
 use super::objects::Pod;
 
-/// A client waits this long for what has to come.
+/// How long a client waits for an answer that should come.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
-/// And this long for what must not come.
+/// How long it waits for one that must not come.
 pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 
-/// Surprises after which nobody asks any more: each may take as long as [`LIMIT`].
+/// After this many surprises no client asks any more: each may take as long as [`LIMIT`].
 const ENOUGH: usize = 12;
 
-/// Whom the pod has to see.
+/// Which source address the pod has to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     /// The client's own address.
     Kept,
-    /// An address of the node in its place.
+    /// The node's address instead.
     Masqueraded,
 }
 
-/// What clients met that they should not have.
+/// What clients experienced but should not have.
 #[derive(Default)]
 pub(crate) struct Surprises {
     found: Vec<String>,
-    /// Those who wait for an answer that must not come, all at the same time.
+    /// Clients that wait for an answer that must not come, all at the same time.
     waiting: Vec<JoinHandle<Option<String>>>,
 }
 
@@ -50,7 +50,7 @@ impl Surprises {
         assert!(self.found.is_empty(), "{} surprises:\n{}", self.found.len(), self.found.join("\n"));
     }
 
-    /// Asks once for each of the servers that have to answer: in turns, so all of them do.
+    /// Asks as often as there are servers that have to answer: they take turns, so each does.
     pub(crate) fn served(
         &mut self,
         net: &Net,
@@ -90,13 +90,13 @@ impl Surprises {
         }
     }
 
-    /// Nobody may answer, and the client has to be told at once.
+    /// Nobody may answer, and the client must be refused at once.
     pub(crate) fn refused(&mut self, net: &Net, from: From, transport: Transport, to: SocketAddr) {
         let begin = Instant::now();
         let own = Net::address(from, Family::of(to.ip()));
         let answer = net.of(from).run_in(|| ask(transport, own, to, LIMIT)).unwrap();
         let elapsed = begin.elapsed();
-        // A datagram of the node itself is not even taken.
+        // A datagram of the node itself is not even sent.
         let how = match (from, transport) {
             (From::Node, Transport::Udp) => io::ErrorKind::PermissionDenied,
             _ => io::ErrorKind::ConnectionRefused,
@@ -109,7 +109,8 @@ impl Surprises {
         }
     }
 
-    /// Nobody may answer; whether the client is told is not asked. Whoever might has to live until [`Surprises::none`].
+    /// Nobody may answer, whether or not the client is refused. Servers that might answer have to live until
+    /// [`Surprises::none`].
     pub(crate) fn silent(&mut self, net: &Net, from: From, transport: Transport, to: SocketAddr) {
         self.silent_to(net.of(from), Net::address(from, Family::of(to.ip())), transport, to);
     }

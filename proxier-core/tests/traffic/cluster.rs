@@ -21,7 +21,7 @@ pub(crate) struct Cluster {
     origin: Instant,
 }
 
-/// The options of a proxy with this configuration, which knows where pods are.
+/// The options of a proxy with this configuration and the pods' networks.
 pub(crate) fn options(more: &Value) -> Options {
     let mut object = json!({ "clusterCIDR": CLUSTER_CIDR });
     for (field, value) in more.as_object().into_iter().flatten() {
@@ -92,13 +92,13 @@ impl Cluster {
         self.proxier.pass(&|| origin.elapsed(), &mut self.kernel.ports())
     }
 
-    /// What would be due after so much time.
+    /// Runs the pass that would be due after this time.
     pub(crate) fn pass_in(&mut self, time: Duration) -> Option<Report> {
         let origin = self.origin;
         self.proxier.pass(&|| origin.elapsed() + time, &mut self.kernel.ports())
     }
 
-    /// Passes until none is due at once, each of which must have done everything.
+    /// Runs passes until none is due at once; each must do everything.
     #[track_caller]
     pub(crate) fn settle(&mut self) -> Vec<Report> {
         self.proxier.start(self.now());

@@ -1,12 +1,12 @@
-//! Clients that keep connecting, each time from a new port, and remember every time they were not served.
+//! Clients that keep connecting, each time from a new port, and record every time they were not served.
 //!
-//! No two connections share a port for as long as ports last, whoever they go to. IPVS finds the connection that an answer belongs
-//! to by the real server and the client's address and port (`ip_vs_conn_out_get`): of two connections from one port through two
-//! virtual servers to one pod, the one that is younger gets all answers. With many virtual servers in front of few pods, as here,
-//! ports that the kernel chooses at random meet that way a few times in 100,000 connections.
+//! No two connections share a port until all ports are used, whatever their destination. IPVS finds the connection of an
+//! answer by the real server and the client's address and port (`ip_vs_conn_out_get`): of two connections from one port
+//! through two virtual servers to one pod, the younger gets all answers. With many virtual servers in front of few pods, as
+//! here, ports that the kernel chooses at random collide that way a few times in 100,000 connections.
 //!
-//! A client asks over UDP as a resolver does: three times before it gives up, from one port. A question that is on its way while
-//! its pod goes is lost; the flow must not be.
+//! Over UDP a client asks as a resolver does: up to three times, from one port. A question on its way to a pod that goes
+//! may be lost; the flow must not be.
 
 use std::io;
 use std::net::SocketAddr;
@@ -55,7 +55,8 @@ fn ask((transport, to): ReservedPort, port: u16) -> io::Result<usize> {
 }
 
 impl Load {
-    /// So many clients at work, each of which goes through all the places in turn, with this pause after each.
+    /// Starts this many clients, each of which goes through all the addresses and ports in turn, with this pause after
+    /// each.
     pub(crate) fn start(namespace: &Netns, clients: usize, places: &[ReservedPort], pause: Duration) -> Self {
         let origin = Instant::now();
         let ports = Arc::new(AtomicU16::new(0));
@@ -70,7 +71,7 @@ impl Load {
             let (stop, served, again, failures) =
                 (Arc::clone(&load.stop), Arc::clone(&load.served), Arc::clone(&load.again), Arc::clone(&load.failures));
             let ports = Arc::clone(&ports);
-            // They begin at different places.
+            // They begin at different destinations.
             let mut places = places.to_vec();
             let length = places.len();
             places.rotate_left(number % length);
@@ -112,7 +113,7 @@ impl Load {
         self.again.load(Ordering::Relaxed)
     }
 
-    /// Waits until so many more were served.
+    /// Waits until this many more were served.
     #[track_caller]
     pub(crate) fn wait_for(&self, more: usize) {
         let (begin, before) = (Instant::now(), self.served());
@@ -126,8 +127,8 @@ impl Load {
         }
     }
 
-    /// Ends it. Every connection must have been served, and there must have been room for all of them in the node's table of
-    /// tracked connections; says how many there were.
+    /// Stops the clients. Every connection must have been served, and the node's table of tracked connections must have had
+    /// room for all; returns how many there were.
     #[track_caller]
     pub(crate) fn finish(self, node: &Netns) -> usize {
         let (tracked, room) = Net::tracked(node);

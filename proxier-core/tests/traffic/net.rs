@@ -1,4 +1,4 @@
-//! The ground: who is where, and which way packets go.
+//! The network: who is where, and which way packets go.
 //!
 //! ```text
 //!  client ── eth0 ┐            ┌ pod-a ── pod a
@@ -7,8 +7,8 @@
 //!  (pod r)
 //! ```
 //!
-//! The second node has no way to the client but through the node, and takes none: a connection to pod r is made only when the
-//! node has put its own address in the client's place. Pods reach everything by the node.
+//! The second node's only way to the client is through the node, and it has no route for it: pod r can be reached only when
+//! the node has replaced the client's address with its own. Pods reach everything through the node.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -88,14 +88,13 @@ impl Net {
         Self::with(false)
     }
 
-    /// The pods share a bridge and a network, and reach each other without the node. Their packets pass its rules all the
-    /// same (`br_netfilter`), as Kubernetes demands, or it could not translate what they answer each other.
+    /// The pods share a bridge and a network, and reach each other without the node. Their packets still pass its rules
+    /// (`br_netfilter`), as Kubernetes requires, or the node could not translate their answers to each other.
     pub(crate) fn bridged() -> Self {
         Self::with(true)
     }
 
-    /// The node forgets connections that have ended soon: a small machine has room for 8,192 tracked ones, and drops what comes
-    /// beyond that.
+    /// The node forgets ended connections soon: a small machine has room for 8,192 tracked ones, and drops the rest.
     pub(crate) fn for_load() -> Self {
         oracle::run("modprobe", &["nf_conntrack"], None).unwrap();
         let net = Self::new();
@@ -105,7 +104,7 @@ impl Net {
         net
     }
 
-    /// Connections that the node tracks, and for how many there is room.
+    /// Connections that the node tracks, and its limit.
     pub(crate) fn tracked(node: &Netns) -> (u32, u32) {
         let read = |name| {
             let text = node.run_in(|| std::fs::read_to_string(format!("/proc/sys/net/netfilter/nf_conntrack_{name}")));
@@ -119,7 +118,7 @@ impl Net {
         let net =
             Net { node: Netns::current().unwrap(), client: new(), second_node: new(), pod_a: new(), pod_b: new() };
         net.node.write_sysctl("net/ipv6/conf/all/forwarding", "1").unwrap();
-        // Who is refused many times a second is told every time.
+        // Send every ICMP refusal, even many a second.
         net.node.write_sysctl("net/ipv4/icmp_ratelimit", "0").unwrap();
         net.node.write_sysctl("net/ipv6/icmp/ratelimit", "0").unwrap();
         veth_pair((&net.node, "eth0"), (&net.client, "eth0")).unwrap();
@@ -133,7 +132,8 @@ impl Net {
             lines.0.push("link add cni0 type bridge".to_owned());
             for device in ["pod-a", "pod-b"] {
                 lines.0.push(format!("link set {device} master cni0"));
-                // As the network plugin does (`hairpinMode`): a bridge sends nothing back to where it came from.
+                // As the network plugin does (`hairpinMode`): otherwise a bridge does not send a packet back out of its
+                // port.
                 lines.0.push(format!("link set {device} type bridge_slave hairpin on"));
             }
             lines.0.push("link set cni0 up".to_owned());
@@ -176,7 +176,7 @@ impl Net {
         [start(&self.pod_a, "a", POD_A), start(&self.pod_b, "b", POD_B), start(&self.second_node, "r", POD_R)]
     }
 
-    /// The address that somebody asks from: the client has two, of which the kernel would choose.
+    /// The address that a client asks from: it has two, and the kernel would choose.
     pub(crate) fn address(from: From, family: Family) -> Option<IpAddr> {
         (from == From::Client).then(|| CLIENT.of(family))
     }
@@ -196,7 +196,7 @@ pub(crate) fn places(at: Pair, port: u16) -> Vec<(Transport, std::net::SocketAdd
     FAMILIES.into_iter().flat_map(of).collect()
 }
 
-/// Whether an address is one of the node's own, a Service's not counting.
+/// Whether an address is one of the node's own, not a Service's.
 pub(crate) fn is_nodes(address: IpAddr) -> bool {
     let own: BTreeSet<IpAddr> =
         NODE_ADDRESSES.into_iter().flat_map(|pair| FAMILIES.map(|family| pair.of(family))).collect();

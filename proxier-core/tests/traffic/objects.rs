@@ -25,7 +25,7 @@ pub(crate) enum Vip {
 impl Vip {
     pub(crate) const ALL: [Vip; 4] = [Vip::ClusterIp, Vip::ExternalIp, Vip::LoadBalancer, Vip::NodePort];
 
-    /// Of the Service with this number.
+    /// The address and port of the Service with this number.
     pub(crate) fn of(self, number: u16, family: Family) -> SocketAddr {
         let (v4, v6) = match self {
             Vip::ClusterIp => (format!("10.96.0.{number}"), format!("fd00:96::{number}")),
@@ -50,7 +50,7 @@ fn port_name(transport: Transport) -> &'static str {
     }
 }
 
-/// The Service with this number, and what it has besides in its `spec`.
+/// The Service with this number; `more` is added to its `spec`.
 pub(crate) fn service(name: &str, number: u16, more: &Value) -> ServiceObject {
     let both = |vip: Vip| FAMILIES.map(|family| vip.of(number, family).ip().to_string());
     let ports = Transport::ALL.map(|transport| {

@@ -42,7 +42,7 @@ impl World {
         NodeFacts::new(&self.config, &self.node, &self.host)
     }
 
-    /// A Service in namespace demo with these fields of spec (`status` is taken out of them).
+    /// A Service in namespace demo with these fields of `spec` (`status` is moved out of them).
     pub(crate) fn service(&mut self, name: &str, spec: Value) -> Changed {
         let mut spec = spec;
         let status = spec.as_object_mut().unwrap().remove("status").unwrap_or(Value::Null);

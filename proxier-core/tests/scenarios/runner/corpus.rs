@@ -1,4 +1,4 @@
-//! The scenarios of `tests/oracle` in the form of the others: what kube-proxy 1.28 arrives at, as the tools print it.
+//! The scenarios of `tests/oracle` in the form of the others: the results of kube-proxy 1.28, as the tools print them.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::Scenario;
 
-/// All of them, each with the differences that are wanted; `tests/oracle.rs` has the reasons.
+/// All of them, each with the deliberate differences; `tests/oracle.rs` has the reasons.
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let mut text = String::new();
     let compressed = include_bytes!("../../oracle/corpus.jsonl.gz");
@@ -146,8 +146,8 @@ fn append(text: &mut String, new: fmt::Arguments<'_>) {
     text.write_fmt(new).unwrap();
 }
 
-/// The chains as text, with the rule that external IPs with policy Local are not rejected (behaviour Q21). The chain that came
-/// later, `KUBE-IPVS-OUT-FILTER`, is made of what the sets say.
+/// The chains as text, with the rule that external IPs with policy Local are not rejected (behaviour Q21). The later chain
+/// `KUBE-IPVS-OUT-FILTER` is derived from the sets.
 fn chains(family: Family, tables: &Value, entries: &BTreeMap<SetKey, Vec<String>>) -> String {
     let set = |end: &str| SetKey::all(family).find(|set| set.name().ends_with(end)).unwrap();
     let external = format!("-m set --match-set {} dst,dst -j RETURN", set("-EXTERNAL-IP"));
@@ -172,7 +172,7 @@ fn chains(family: Family, tables: &Value, entries: &BTreeMap<SetKey, Vec<String>
     text
 }
 
-/// Load balancers with source ranges that leave the node out.
+/// Load balancers whose source ranges exclude the node.
 fn barred(guarded: &[String], open: &[String]) -> String {
     let mut rules = Vec::new();
     for entry in guarded {

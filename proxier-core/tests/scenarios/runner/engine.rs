@@ -1,4 +1,4 @@
-//! A scenario through the reconciler, on a kernel in memory or a real one.
+//! Runs a scenario through the reconciler, on a kernel in memory or a real one.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::format::KernelEdit;
 use super::world::World;
 use super::{Change, Printed, Subject};
 
-/// A machine for the reconciler to work on, with others at work on it too.
+/// A machine for the reconciler, which others change too.
 pub(crate) trait Machine {
     /// What the reconciler works on.
     fn ports(&mut self) -> Ports<'_>;
@@ -68,7 +68,7 @@ impl<M: Machine + 'static> Engine<M> {
 
     fn run(&mut self, time: Duration) {
         let end = self.now.saturating_add(time);
-        // Far more passes than any scenario takes.
+        // Far more passes than any scenario needs.
         for _ in 0..1000 {
             let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) else { break };
             self.now = self.now.max(at);
@@ -77,7 +77,7 @@ impl<M: Machine + 'static> Engine<M> {
         self.now = end;
     }
 
-    /// A full comparison finds nothing to do.
+    /// Checks that a full comparison finds nothing to do.
     fn check_settled(&mut self) {
         let wrote = std::mem::take(&mut self.wrote);
         self.proxier.request_full(self.now);
@@ -92,7 +92,7 @@ impl<M: Machine + 'static> Engine<M> {
 fn proxier(world: &World, now: Duration) -> Proxier {
     let mut options = Options::default();
     options.config = world.config().0;
-    // A scenario's node has its addresses or has not; values know no time.
+    // A scenario's node has its addresses or does not; the functions on values know no time.
     options.address_grace = Duration::ZERO;
     let mut proxier = Proxier::new(world.node_name(), options, now);
     proxier.set_node(&world.node(), now);

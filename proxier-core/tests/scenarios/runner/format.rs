@@ -1,4 +1,4 @@
-//! What a scenario file may say.
+//! The format of a scenario file.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ pub(crate) struct Scenario {
     /// Fields of `KubeProxyConfiguration`.
     #[serde(default)]
     pub(crate) config: Option<Value>,
-    /// What is no field of `KubeProxyConfiguration`.
+    /// Settings that are no fields of `KubeProxyConfiguration`.
     #[serde(default)]
     pub(crate) options: OptionsChange,
     /// What the kernel holds before the proxy starts.
@@ -31,14 +31,14 @@ pub(crate) struct Scenario {
     pub(crate) kernel: KernelEdit,
     #[serde(default)]
     objects: Vec<Value>,
-    /// After the first pass.
+    /// The state after the first pass.
     #[serde(default)]
     expect: Option<Expect>,
     #[serde(default)]
     pub(crate) steps: Vec<Step>,
 }
 
-/// Something that happens, and what comes of it.
+/// An event, and its result.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Step {
@@ -59,7 +59,7 @@ pub(crate) struct Step {
     /// What others do to the kernel.
     #[serde(default)]
     pub(crate) kernel: KernelEdit,
-    /// How much time goes by after that; long enough for idle real servers to go when it is left out.
+    /// How many seconds pass afterwards; by default long enough for idle real servers to go.
     #[serde(default)]
     pub(crate) seconds: Option<u64>,
     /// `-t 10.96.0.10:80 -r 10.244.1.5:8080 active 3 inactive 1`: open connections from now on.
@@ -71,7 +71,7 @@ pub(crate) struct Step {
     pub(crate) expect: Expect,
 }
 
-/// What the tools print. What is left out is not compared, but for the reports, which are none then.
+/// What the tools print. Omitted parts are not compared, except reports, which must then be empty.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expect {
@@ -83,7 +83,7 @@ pub(crate) struct Expect {
     /// Addresses of `kube-ipvs0`.
     #[serde(default)]
     pub(crate) addresses: Option<Vec<String>>,
-    /// Lines of `iptables-save`: the chains that it names, with all their rules.
+    /// Lines of `iptables-save`: the chains that they name, with all their rules.
     #[serde(default)]
     pub(crate) iptables: Option<String>,
     /// The same of `ip6tables-save`.
@@ -92,10 +92,10 @@ pub(crate) struct Expect {
     /// Object, field and value of what was left out.
     #[serde(default)]
     pub(crate) rejected: Vec<String>,
-    /// Places that a Service does not get because the node needs them.
+    /// Virtual servers that a Service does not get because the node needs the address or port.
     #[serde(default)]
     pub(crate) refused: Vec<String>,
-    /// Services that claim what another one has.
+    /// Services that claim what another one owns.
     #[serde(default)]
     pub(crate) conflicts: Vec<String>,
     #[serde(default)]
@@ -187,7 +187,7 @@ impl OptionsChange {
     }
 }
 
-/// What others do to the kernel, in the words of the tools.
+/// What others do to the kernel, in the tools' formats.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KernelEdit {
@@ -217,7 +217,7 @@ impl KernelEdit {
 }
 
 impl Scenario {
-    /// What a file must have besides what its types say.
+    /// Checks what the types cannot.
     pub(crate) fn check(&self) {
         let file = &self.file;
         assert!(!self.title.is_empty() && !self.why.is_empty(), "{file}: title and why say something");
@@ -237,19 +237,19 @@ impl Scenario {
         }
     }
 
-    /// Only what the tools print is compared from now on, without comments.
+    /// From now on only the tools' output is compared, without comments.
     pub(crate) fn without_reports(&mut self) {
         self.expect.iter_mut().for_each(|expect| expect.only_tools = true);
     }
 
-    /// Whether functions on values can do it: time does not go by for them, and they know no rules of others.
+    /// Whether the functions on values can run it: they know no time and no rules of others.
     pub(crate) fn is_for_values(&self) -> bool {
         let edits = self.steps.iter().map(|step| &step.kernel).chain([&self.kernel]);
         let timed = self.steps.iter().any(|step| step.seconds.is_some() || !step.connections.is_empty());
         !timed && edits.into_iter().all(|edit| edit.iptables.is_empty() && edit.ip6tables.is_empty())
     }
 
-    /// Whether it needs what only a kernel in memory can do.
+    /// Whether it needs a kernel in memory.
     pub(crate) fn needs_connections(&self) -> bool {
         self.steps.iter().any(|step| !step.connections.is_empty())
     }
@@ -287,8 +287,8 @@ impl Default for Expect {
     }
 }
 
-/// The keys of Kubernetes objects and of `KubeProxyConfiguration` that scenarios use. One that is misspelt would be
-/// ignored, since real objects have many that this crate does not read.
+/// The keys of Kubernetes objects and of `KubeProxyConfiguration` that scenarios use. A misspelt key would be ignored,
+/// since real objects have many that this crate does not read.
 const KEYS: &[&str] = &[
     // Read.
     "metadata",

@@ -1,7 +1,7 @@
-//! Reads the scenarios in the folders beside this one, runs them and compares what comes out with what they expect.
+//! Reads the scenarios in the folders beside this one, runs them and compares the results with the expected ones.
 //!
-//! What a scenario file may say is in `format`; what is done with it is in `pure` (functions on values) and `engine` (the
-//! reconciler on a kernel, in memory or real). `README.md` in the folder above says which group is about what.
+//! `format` defines a scenario file; `pure` (functions on values) and `engine` (the reconciler on a kernel, in memory or
+//! real) run it. `README.md` in the folder above describes the groups.
 
 pub(crate) mod corpus;
 pub(crate) mod engine;
@@ -60,16 +60,16 @@ fn read(group: &str, file: &str) -> Scenario {
     scenario
 }
 
-/// What runs a scenario.
+/// Runs a scenario.
 pub(crate) trait Subject {
-    /// Takes a change and works it off.
+    /// Takes a change and handles it.
     fn change(&mut self, change: &Change<'_>);
 
     /// What the tools print now, and what is reported; rules only if they are asked for.
     fn printed(&mut self, rules: bool) -> Printed;
 }
 
-/// Runs a scenario, and says how what came out differs from what it expects; empty when it does not.
+/// Runs a scenario, and returns how the result differs from the expected one; empty when it does not.
 pub(crate) fn run(scenario: &Scenario, what: &str, make: impl FnOnce(&world::World) -> Box<dyn Subject>) -> String {
     let mut report = String::new();
     let mut world = world::World::new(scenario);
@@ -151,7 +151,7 @@ fn compare(expect: &Expect, found: &Printed, report: &mut String) {
 
 /// Both texts as one: ` ` in both, `-` only in the first, `+` only in the second.
 fn difference(expected: &[String], found: &[String]) -> Vec<String> {
-    // Length of the longest common subsequence from each pair of places on.
+    // Length of the longest common subsequence from each pair of positions on.
     let width = found.len() + 1;
     let mut common = vec![0_usize; (expected.len() + 1) * width];
     for a in (0..expected.len()).rev() {

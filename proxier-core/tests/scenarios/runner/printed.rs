@@ -1,4 +1,4 @@
-//! What the tools print, brought into one order.
+//! The tools' output in one order.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +8,13 @@ use proxier_core::rules::Rules;
 use proxier_core::snapshot::Rejection;
 use proxier_core::state::Desired;
 
-/// What the tools print, and what is reported, each part sorted.
+/// The tools' output and the reports, each part sorted.
 #[derive(Debug, Default)]
 pub(crate) struct Printed {
     pub(crate) ipvsadm: Vec<String>,
     pub(crate) ipset: Vec<String>,
     pub(crate) addresses: Vec<String>,
-    /// As [`rules`] brings them.
+    /// In the form of [`rules`].
     pub(crate) iptables: Vec<String>,
     pub(crate) ip6tables: Vec<String>,
     pub(crate) rejected: Vec<String>,
@@ -22,13 +22,13 @@ pub(crate) struct Printed {
     pub(crate) health_checks: Vec<String>,
     pub(crate) no_local_endpoints: Vec<String>,
     pub(crate) refused: Vec<String>,
-    /// What must never be.
+    /// What must never happen.
     pub(crate) trouble: Vec<String>,
     pub(crate) wrote: bool,
 }
 
 impl Printed {
-    /// What is reported of the objects.
+    /// Adds what is reported of the objects.
     pub(crate) fn report<'a>(&mut self, desired: &Desired, rejections: impl Iterator<Item = &'a Rejection>) {
         self.rejected = sorted(rejections.map(|rejection| {
             assert!(!rejection.reason.is_empty() && rejection.to_string().lines().count() == 1);
@@ -69,8 +69,8 @@ pub(crate) fn lines(text: &str) -> Vec<String> {
     text.lines().map(str::trim_end).filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
-/// The entries that were found, without those of the set that kube-proxy does not have (`KUBE-NODE-PORT-SERVED`), unless the
-/// scenario names that: its entries follow from the virtual servers, and what is compared is what kube-proxy would hold.
+/// The entries found, without those of the set that kube-proxy does not have (`KUBE-NODE-PORT-SERVED`), unless the scenario
+/// names it: its entries follow from the virtual servers, and scenarios compare what kube-proxy would hold.
 pub(crate) fn sets_that_are_meant(expected: &[String], found: &[String]) -> Vec<String> {
     let is_own = |line: &&String| {
         ["add KUBE-NODE-PORT-SERVED ", "add KUBE-6-NODE-PORT-SERVED "].iter().any(|own| line.starts_with(own))
@@ -111,7 +111,7 @@ pub(crate) fn rules(text: &str) -> Vec<String> {
         });
         if let Some(rule) = rule {
             let arguments = rule.split_once(' ').map_or("", |(_, arguments)| arguments);
-            // iptables prints some arguments otherwise than they were written.
+            // iptables prints some arguments differently than they were written.
             let canonical = Rule::parse(arguments).unwrap().canonical();
             found[place].2.push(format!("{table} -A {chain} {canonical}"));
         }
@@ -120,7 +120,7 @@ pub(crate) fn rules(text: &str) -> Vec<String> {
     found.into_iter().flat_map(|(table, chain, rules)| [vec![format!("{table} {chain}")], rules].concat()).collect()
 }
 
-/// Those of the chains found that are expected too.
+/// The chains found that are expected too.
 pub(crate) fn same_chains(expected: &[String], found: &[String]) -> Vec<String> {
     let is_chain = |line: &&String| line.split(' ').count() == 2;
     let chains: BTreeSet<&String> = expected.iter().filter(is_chain).collect();
@@ -149,7 +149,7 @@ pub(crate) fn without_comments(rules: &[String]) -> Vec<String> {
     rules.iter().map(plain).collect()
 }
 
-/// The rules that are to be, as `iptables-save` prints them.
+/// The wanted rules, as `iptables-save` prints them.
 pub(crate) fn wanted_rules(rules: &Rules) -> Vec<String> {
     let host = iptables::fake::FakeHost::new();
     let family = match rules.family() {

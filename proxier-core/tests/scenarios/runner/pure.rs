@@ -1,4 +1,4 @@
-//! A scenario through the functions on values: store, compile, compare. The kernel is what the comparison is made with.
+//! Runs a scenario through the functions on values: store, compile, compare. The kernel is the value compared with.
 
 use ipset::{Element, Entry};
 use ipvs::text::{Ruleset, Statement};
@@ -82,7 +82,7 @@ impl Subject for Pure {
         let everything = diff(&self.desired, &self.observed, config);
         let small = diff_changed(&self.desired, &self.observed, &noted, config);
         let mut expected = everything.clone();
-        // All sets are made in the first pass, which is a full one.
+        // The first pass, a full one, creates all sets.
         expected.create_sets.retain(|set| small.create_sets.contains(set));
         let first = self.observed.sets.is_empty();
         if !full && !first && small != expected {
@@ -135,7 +135,7 @@ impl Subject for Pure {
     }
 }
 
-/// Does to the kernel what others do. Returns whether they did anything.
+/// Changes the kernel as others do. Returns whether anything changed.
 fn edit(observed: &mut Observed, edit: &KernelEdit) -> bool {
     for statement in ipvs::text::parse(&edit.ipvsadm).unwrap() {
         match statement {

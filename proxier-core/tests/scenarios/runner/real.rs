@@ -1,4 +1,4 @@
-//! The calling thread's network namespace as a machine, seen with the field's own tools.
+//! The calling thread's network namespace as a machine, read with the field's own tools.
 
 use std::cell::Cell;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use super::{Printed, Subject, printed};
 pub(crate) struct Real {
     ipvs: IpvsPort,
     sets: SetsPort,
-    /// Always there but while this is dropped.
+    /// `None` only while this is dropped.
     rules: Option<RulesPort<System>>,
     links: LinksPort,
     sysctls: SysctlsPort,
@@ -27,8 +27,8 @@ pub(crate) struct Real {
 }
 
 thread_local! {
-    /// Finding the programs takes two dozen processes, which is most of the time of a scenario in an emulated machine: found
-    /// once, they serve the next scenario too.
+    /// Finding the programs takes two dozen processes, most of the time of a scenario in an emulated machine; the next
+    /// scenario uses them too.
     static PROGRAMS: Cell<Option<RulesPort<System>>> = const { Cell::new(None) };
 }
 
@@ -65,7 +65,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> String {
 
 /// Lines for `ip -batch` that put addresses on a device.
 fn add_addresses(device: &str, addresses: &[IpAddr]) -> Vec<String> {
-    // Those of lo are there.
+    // lo already has these.
     let there = |address: &&IpAddr| device == "lo" && matches!(address.to_string().as_str(), "127.0.0.1" | "::1");
     let line = |address: &IpAddr| {
         let length = if address.is_ipv4() { "32" } else { "128" };
@@ -154,7 +154,7 @@ impl Real {
     }
 }
 
-/// Those of the dummy device.
+/// The addresses of the dummy device.
 fn addresses() -> Vec<String> {
     let json: Value = serde_json::from_str(&oracle::ip_json(&["address"]).unwrap()).unwrap();
     let links = json.as_array().unwrap().iter().filter(|link| link["ifname"] == DEVICE);

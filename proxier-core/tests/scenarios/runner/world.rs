@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::format::{KernelEdit, NodeChange, OptionsChange, Scenario, Step};
 
-/// What there is at the moment.
+/// The present state.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
     node: NodeChange,
@@ -24,7 +24,7 @@ pub(crate) struct World {
 /// What a step changes.
 #[derive(Debug)]
 pub(crate) struct Change<'a> {
-    /// What there is after it.
+    /// The state after it.
     pub(crate) world: World,
     pub(crate) services: Vec<ServiceObject>,
     pub(crate) slices: Vec<EndpointSliceObject>,
@@ -171,7 +171,7 @@ impl World {
         HostAddresses { interfaces: interfaces.map(|(name, texts)| (name.clone(), parse(texts))).collect() }
     }
 
-    /// The configuration, and what is wrong with it.
+    /// The configuration, and what was rejected of it.
     pub(crate) fn config(&self) -> (Config, Vec<Rejection>) {
         let object: ConfigObject = serde_json::from_value(self.config.clone()).unwrap();
         let mut rejections = Vec::new();
