@@ -41,7 +41,7 @@ fn add(ipvs: &mut Client, key: &VirtualServerKey, real: &RealServer) -> Result<(
         _ => {}
     }
     match ipvs.add_real_server(key, real) {
-        // It is there, perhaps draining: its weight comes back without touching its connections.
+        // It exists, perhaps draining: restore its weight, which leaves its connections alone.
         Err(error) if error.is_already_exists() => ipvs.update_real_server(key, real)?,
         result => result?,
     }

@@ -1,11 +1,11 @@
-//! What the examples share: how they end, and a table whose columns fit what is in them.
+//! Shared by the examples: how they end, and a table with columns that fit their content.
 
 use std::process::ExitCode;
 
 /// What an example can fail with.
 pub type Failure = Box<dyn std::error::Error>;
 
-/// Ends a program: a failure is printed with its causes, one a line.
+/// Ends a program: prints a failure with its causes, one a line.
 pub fn end(result: Result<(), Failure>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     eprintln!("error: {error}");

@@ -34,12 +34,12 @@ fn main() -> ExitCode {
         Command::Probe(output) => runtime.block_on(probe::probe(&warned(configured), *output)),
         Command::Cleanup => once::clean(&warned(configured)),
     };
-    // The kernel's thread may be in the middle of something; nothing waits for it.
+    // The kernel's thread may still be busy; do not wait for it.
     runtime.shutdown_background();
     code
 }
 
-/// Says what the configuration is warned about; `run` logs it.
+/// Prints the configuration's warnings; `run` logs them instead.
 fn warned(configured: Configured) -> Configured {
     for warning in &configured.warnings {
         eprintln!("proxier-demo: {warning}");

@@ -9,36 +9,36 @@ use super::problem::Problem;
 
 /// A change of the input.
 ///
-/// Objects come one at a time from the first on, so that nobody has to hold a cluster's objects at once: whoever keeps
-/// them takes each into a [`Store`](proxier_core::snapshot::Store), and compiles when [`Synced`](Change::Synced) comes.
-/// Before that the initial list is incomplete, and nothing may be taken away from the kernel.
+/// Objects come one at a time, so that no buffer holds a cluster's objects at once: the receiver puts each into a
+/// [`Store`](proxier_core::snapshot::Store), and compiles when [`Synced`](Change::Synced) comes. Before that the initial
+/// list is incomplete, and nothing may be deleted from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Change {
-    /// A new or changed Service. It may say what it said before.
+    /// A new or changed Service. It may be unchanged.
     UpsertService(Box<ServiceObject>),
-    /// A Service is gone.
+    /// A Service was deleted.
     DeleteService(ObjectKey),
-    /// Services are missing from a new list, or from the last of the files: nobody has said that they were deleted.
-    /// Together, so that it is seen how many they are: one by one, each would look like a small thing.
+    /// Services are missing from a new list, or from all files, and nobody reported them as deleted. They come together, so
+    /// that the receiver sees how many they are: one by one, each would look like a small loss.
     LostServices(Vec<ObjectKey>),
     /// A new or changed EndpointSlice.
     UpsertSlice(Box<EndpointSliceObject>),
-    /// An EndpointSlice is gone.
+    /// An EndpointSlice was deleted.
     DeleteSlice(ObjectKey),
-    /// EndpointSlices are missing from a new list, or from the last of the files, as with Services.
+    /// EndpointSlices are missing from a new list, or from all files, as with Services.
     LostSlices(Vec<ObjectKey>),
     /// This node's Node, new or changed.
     Node(Box<NodeState>),
-    /// This node's Node is gone.
+    /// This node's Node was deleted.
     NodeGone,
-    /// All that was there at the start has been reported. Comes once.
+    /// The initial list is complete. Comes once.
     Synced,
-    /// An object, or a file, cannot be read: what it said before stays. To be logged and counted.
+    /// An object, or a file, cannot be read: its last readable content stays. To be logged and counted.
     Unreadable(Problem),
 }
 
-/// Changes, with the deletions of a kind as one: they were not announced but found out.
+/// Merges the deletions of each kind into one change: they were inferred, not reported.
 pub(super) fn unannounced(changes: impl IntoIterator<Item = Change>) -> Vec<Change> {
     let (mut services, mut slices) = (Vec::new(), Vec::new());
     let mut others = Vec::new();
@@ -59,8 +59,8 @@ pub(super) fn unannounced(changes: impl IntoIterator<Item = Change>) -> Vec<Chan
 pub struct NodeState {
     /// Labels, addresses, networks.
     pub object: NodeObject,
-    /// Whether the Node is being deleted, or a cluster autoscaler is about to (taint
-    /// `ToBeDeletedByClusterAutoscaler`): load balancers should take no new connections here.
+    /// Whether the Node is being deleted, or a cluster autoscaler is about to delete it (taint
+    /// `ToBeDeletedByClusterAutoscaler`): load balancers should open no new connections here.
     pub leaving: bool,
 }
 

@@ -25,9 +25,9 @@ use super::probe::{Looked, Wanted};
 use super::problem::Problem;
 use super::settings::Settings;
 
-/// What the reconciler changes.
+/// The kernel that the reconciler changes.
 pub trait Kernel: Send + 'static {
-    /// The ways to it.
+    /// The ports to it.
     fn ports(&mut self) -> Ports<'_>;
 }
 
@@ -37,18 +37,18 @@ impl Kernel for KernelPorts {
     }
 }
 
-/// An engine, and what was found out about the kernel on the way.
+/// An engine, and what opening it showed about the kernel.
 #[derive(Debug)]
 pub struct Opened {
     /// Ready for its first pass.
     pub engine: Engine,
-    /// Worth logging.
+    /// Notes to log.
     pub notes: Vec<String>,
-    /// What is required and missing for good, each with its fix: no pass can succeed.
+    /// Required parts that are missing for good, each with its fix: no pass can succeed.
     pub obstacles: Vec<Problem>,
 }
 
-/// The reconciler, the kernel, and the clock between them.
+/// Joins the reconciler, the kernel and the clock.
 #[derive(Debug)]
 pub struct Engine<K = KernelPorts> {
     proxier: Proxier,
@@ -57,11 +57,11 @@ pub struct Engine<K = KernelPorts> {
 }
 
 impl Engine {
-    /// Opens the kernel and finds out which families it can serve.
+    /// Opens the kernel and detects which families it can serve.
     ///
     /// # Errors
     ///
-    /// Neither family can be served, or a capability is missing: what to do.
+    /// Neither family can be served, or a capability is missing; the problem says what to do.
     pub async fn open(configured: &Configured) -> Result<Opened, Problem> {
         let settings = &configured.settings;
         let mut kernel = kernel::open()?;
@@ -86,7 +86,7 @@ impl Engine {
 }
 
 impl<K: Kernel> Engine<K> {
-    /// The reconciler of this node on a kernel. Its time begins now.
+    /// A reconciler of this node on this kernel. Its time begins now.
     pub fn new(node_name: &str, options: Options, kernel: K) -> Self {
         Engine { proxier: Proxier::new(node_name, options, Duration::ZERO), kernel, origin: Instant::now() }
     }
@@ -95,8 +95,8 @@ impl<K: Kernel> Engine<K> {
         self.origin.elapsed()
     }
 
-    /// Takes a change that arrived at a moment. Says whether it may be of consequence: an EndpointSlice that says what it
-    /// said before is not. What cannot be read is the caller's to tell.
+    /// Takes a change that arrived at this moment. Returns whether it may matter: an unchanged EndpointSlice does not. The
+    /// caller reports what cannot be read.
     pub fn take(&mut self, change: Change, at: Instant) -> bool {
         let now = at.saturating_duration_since(self.origin);
         match change {
@@ -116,7 +116,7 @@ impl<K: Kernel> Engine<K> {
             }
             Change::Node(node) => self.proxier.set_node(&node.object, now),
             Change::Synced => self.proxier.start(now),
-            // What the Node said last is the best that is known; nothing of it is lost by keeping it.
+            // Keep the Node's last state: nothing better is known.
             Change::NodeGone | Change::Unreadable(_) => return false,
         }
         true
@@ -134,12 +134,12 @@ impl<K: Kernel> Engine<K> {
         self.proxier.pass(&|| origin.elapsed() + ahead, &mut self.kernel.ports())
     }
 
-    /// Takes the host's addresses as they are now: nobody is there later to see whether one comes back.
+    /// Gives up lost addresses at once: this process ends before one could come back.
     pub fn take_host_as_it_is(&mut self) {
         self.proxier.set_address_grace(Duration::ZERO);
     }
 
-    /// Keeps what it has in as little memory as it can.
+    /// Reduces memory.
     pub fn compact(&mut self) {
         self.proxier.compact();
     }
@@ -155,15 +155,14 @@ impl<K: Kernel> Engine<K> {
         self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
     }
 
-    /// Addresses, default routes or devices of the host changed.
-    /// `came` are those that were added, even if they are gone again.
+    /// Addresses, default routes or devices of the host changed. `came` are added addresses, even if they are gone again.
     pub fn host_changed(&mut self, came: impl IntoIterator<Item = IpAddr>) {
         let now = self.now();
         self.proxier.addresses_seen(came, now);
         self.proxier.host_changed(now);
     }
 
-    /// Whom this node has to reach: no Service gets their addresses.
+    /// Sets the neighbours that this node has to reach: no Service gets their addresses.
     pub(super) fn set_neighbours(&mut self, found: Found) {
         let now = self.now();
         for (user, neighbours) in found {
@@ -177,7 +176,7 @@ impl<K: Kernel> Engine<K> {
         self.proxier.request_full(now);
     }
 
-    /// What is held back is meant.
+    /// Confirms what is held back.
     pub fn confirm_removal(&mut self) -> usize {
         let now = self.now();
         self.proxier.confirm_removal(now)
@@ -193,8 +192,8 @@ impl<K: Kernel> Engine<K> {
         &mut self.kernel
     }
 
-    /// Since when something is wanted that the kernel does not have; `None` when it has all, and before the initial list
-    /// is complete.
+    /// Since when something is wanted that the kernel does not have; `None` when it has everything, and before the initial
+    /// list is complete.
     pub fn pending_since(&self) -> Option<Instant> {
         self.proxier.pending_since().map(|since| self.origin + since)
     }
@@ -208,7 +207,7 @@ fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec
     for family in wanted.iter() {
         let is_v4 = family == proxier_core::net::Family::V4;
         match ports.rules.has_random_fully(family) {
-            // Whatever else failed may work at the next pass, which says so if it does not.
+            // Other failures may pass; the next pass reports them if not.
             Ok(_random) => *(if is_v4 { &mut v4 } else { &mut v6 }) = true,
             Err(error) if error.kind() != PortErrorKind::Unavailable => {
                 *(if is_v4 { &mut v4 } else { &mut v6 }) = true;
@@ -225,7 +224,7 @@ fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec
     Ok((families, notes))
 }
 
-/// Modules of IPVS mode that are in memory once it has served, but for the scheduler: where all of them are, nothing is missing.
+/// Modules of IPVS mode that are loaded once it has served, without the scheduler's: if all are, nothing is missing.
 const USED: [&str; 14] = [
     "ip_vs",
     "dummy",
@@ -243,8 +242,7 @@ const USED: [&str; 14] = [
     "ip_set_bitmap_port",
 ];
 
-/// Looks at the modules there are, which costs as much as the programs of iptables do, beside them. A kernel that has them all
-/// loaded need not be asked.
+/// Probes modules in parallel with the iptables programs, which take as long. Not needed if all modules are loaded.
 fn look_at_modules(settings: &Settings) -> Option<JoinHandle<Looked>> {
     let is_loaded = |module: &str| Path::new("/sys/module").join(module).exists();
     if USED.into_iter().all(is_loaded) && is_loaded(&format!("ip_vs_{}", settings.core.scheduler)) {
@@ -255,11 +253,11 @@ fn look_at_modules(settings: &Settings) -> Option<JoinHandle<Looked>> {
     std::thread::Builder::new().name("modules".to_owned()).spawn(look).ok()
 }
 
-/// Does without the matches and the family that this kernel is known to lack. Says what is lost.
+/// Drops the matches and the family that this kernel is known to lack. Returns what does not work then.
 fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
     let lacks = |name: &str| looked.report.finding(name).is_some_and(|finding| finding.state == State::Missing);
     let mut notes = Vec::new();
-    // What programs of iptables are there for has been found out before.
+    // `families` has already checked for the iptables programs.
     if looked.families != Families::Dual && options.config.families == Families::Dual {
         options.config.families = looked.families;
         let says = |caveat: &&String| caveat.contains(" is not served: ");
@@ -267,7 +265,7 @@ fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
     }
     options.capabilities.physdev = !lacks("xt_physdev");
     options.capabilities.ipvs = !lacks("xt_ipvs");
-    // Without physdev no packet is different: nothing is lost.
+    // A kernel without physdev has no packets that match it: nothing is lost.
     if !options.capabilities.ipvs {
         let mut without_ipvs = options.capabilities;
         without_ipvs.physdev = true;
@@ -286,11 +284,11 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.timeouts.tcp_secs = settings.timeouts.tcp_secs;
     options.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
     options.timeouts.udp_secs = settings.timeouts.udp_secs;
-    // Who edits files means what they say, unless nothing at all is left of them.
+    // Edits of files are meant, unless nothing at all is left.
     if matches!(source, Source::Manifests(_)) {
         options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };
     }
-    // Nodes that start together should not try again together.
+    // Nodes that start together should not retry together.
     options.seed = settings
         .node_name
         .bytes()

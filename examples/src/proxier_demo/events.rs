@@ -1,7 +1,7 @@
-//! Kubernetes Events: what an operator should find with `kubectl describe` of the Node or the Service.
+//! Kubernetes Events: for an operator who runs `kubectl describe` on the Node or the Service.
 //!
-//! They are a courtesy: sent one after the other, never waited for, and dropped when there are too many. One that the
-//! server does not take because it is away or busy is sent again, for ten minutes, and says when it was told.
+//! Sent one after the other, never waited for, and dropped when there are too many. While the server is away or busy, one
+//! is retried for ten minutes, with the time when it was recorded.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -26,7 +26,7 @@ pub enum Regarding {
     Service(ObjectKey),
 }
 
-/// Why there is an Event; kube-proxy's own reasons first.
+/// Why an Event is sent; kube-proxy's own reasons first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
@@ -40,11 +40,11 @@ pub enum Reason {
     FailedToStartServiceHealthcheck,
     /// `/sys` is read-only, so `nf_conntrack_max` may not take full effect.
     ReadOnlySysFs,
-    /// A field of a Service or of its slices is impossible and left out. kube-proxy has no such Event.
+    /// A field of a Service or of its slices is impossible and left out. Not in kube-proxy.
     InvalidField,
-    /// Another Service has the address and port already. kube-proxy has no such Event.
+    /// Another Service has the address and port already. Not in kube-proxy.
     AddressConflict,
-    /// The kernel refuses what a Service needs. kube-proxy has no such Event.
+    /// The kernel refuses what a Service needs. Not in kube-proxy.
     FailedToProgram,
 }
 
@@ -77,9 +77,9 @@ pub struct Recorder {
     queue: Option<mpsc::Sender<(Report, SystemTime)>>,
 }
 
-/// The same Event is not sent again for so long.
+/// How long the same Event is not repeated.
 const AGAIN: Duration = Duration::from_secs(600);
-/// Events in a minute.
+/// Most Events in a minute.
 const A_MINUTE: usize = 60;
 /// Longest note, in bytes (the API's limit).
 const NOTE: usize = 1024;
@@ -91,8 +91,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl Recorder {
-    /// A recorder for a cluster, whose requests are made within this runtime. What is told is sent as soon as there are
-    /// credentials.
+    /// A recorder for a cluster, which sends within this runtime. Events are sent as soon as there are credentials.
     pub fn start(runtime: &Handle, connection: Connection, node_name: &str) -> Self {
         let (queue, reports) = mpsc::channel(128);
         let node_name = node_name.to_owned();
@@ -102,14 +101,14 @@ impl Recorder {
                     let sender = Sender { connection, client, node_name, sent: HashMap::new(), forbidden: false };
                     sender.run(reports).await;
                 }
-                // Whoever watches the cluster has the same credentials, and says what is wrong with them.
+                // The watch has the same credentials, and reports what is wrong with them.
                 Err(problem) => tracing::debug!("no Events are sent: {problem}"),
             }
         });
         Recorder { queue: Some(queue) }
     }
 
-    /// Tells something. Returns at once.
+    /// Records an Event. Returns at once.
     pub fn tell(&self, regarding: Regarding, reason: Reason, note: impl Into<String>) {
         let Some(queue) = &self.queue else { return };
         if queue.try_send((Report { regarding, reason, note: note.into() }, SystemTime::now())).is_err() {
@@ -123,7 +122,7 @@ struct Sender {
     client: Client,
     node_name: String,
     sent: HashMap<Report, Instant>,
-    /// Said once.
+    /// Whether this was logged.
     forbidden: bool,
 }
 
@@ -141,7 +140,7 @@ impl Sender {
         }
     }
 
-    /// Sends it until the server takes or refuses it, or has been away for too long. Those that come meanwhile wait.
+    /// Sends it until the server takes or refuses it, or has been away for too long. Later Events wait.
     async fn deliver(&mut self, report: &Report, told: SystemTime) {
         let start = Instant::now();
         let mut pause = FIRST_PAUSE;
@@ -194,7 +193,7 @@ fn event(report: &Report, node_name: &str, now: SystemTime) -> Value {
     let (reason, action, warning) = report.reason.words();
     let now = Timestamp::try_from(now).unwrap_or(Timestamp::UNIX_EPOCH);
     let (name, namespace, regarding) = match &report.regarding {
-        // kube-proxy gives the Node's name for its UID too, and `kubectl describe node` looks for that.
+        // kube-proxy uses the Node's name as its UID too, and `kubectl describe node` searches for that.
         Regarding::Node => {
             (node_name, "default", json!({"kind": "Node", "apiVersion": "v1", "name": node_name, "uid": node_name}))
         }
@@ -269,7 +268,7 @@ mod tests {
         assert_eq!(posted.path, "/apis/events.k8s.io/v1/namespaces/demo/events");
     }
 
-    /// The server comes after what it should be told, and what it is told is from before.
+    /// The server appears after the Events were recorded; they keep their earlier time.
     #[tokio::test]
     async fn what_a_server_missed_is_sent_later() {
         let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

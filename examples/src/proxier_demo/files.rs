@@ -1,4 +1,4 @@
-//! Files that are watched: when one is complete, and whether it has changed at all.
+//! Watches files: when one is complete, and whether its content changed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use tokio::net::unix::pipe;
 
-/// What tells one content of a file from another, without reading it.
+/// Distinguishes contents of a file without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     file: (u64, u64),
@@ -21,7 +21,7 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Of the file that this path leads to, by symbolic links too.
+    /// Of the file at this path, symbolic links followed.
     ///
     /// # Errors
     ///
@@ -45,8 +45,8 @@ impl Fingerprint {
     }
 }
 
-/// Inotify, and a pipe's end in name only: it is a second descriptor of the same inotify, by which tokio tells when there
-/// is something to read. (tokio's own type for this, `AsyncFd`, can be made in unsafe code only.)
+/// Inotify, with a second descriptor of it in the form of a pipe's end, by which tokio sees when there is something to
+/// read. (tokio's own type for this, `AsyncFd`, needs unsafe code.)
 struct Events {
     inotify: Inotify,
     readiness: pipe::Receiver,
@@ -69,8 +69,8 @@ impl Events {
                 Err(nix::errno::Errno::EAGAIN) => {}
                 Err(error) => return Err(error.into()),
             }
-            // Too small for an event, so this takes none away: the kernel says EINVAL when there is one, and EAGAIN, from
-            // which tokio learns to wait again, when there is none (inotify_read in fs/notify/inotify/inotify_user.c).
+            // Too small for an event, so this reads none: the kernel answers EINVAL when there is one, and EAGAIN, after
+            // which tokio waits again, when there is none (inotify_read in fs/notify/inotify/inotify_user.c).
             if self.readiness.try_read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
                 return Ok(events);
             }
@@ -78,8 +78,8 @@ impl Events {
     }
 }
 
-/// Tells when something happens to files: by inotify on their directories, so that files which are replaced by renaming
-/// (editors, ConfigMaps) are not lost; and by the clock, for file systems that do not tell.
+/// Reports changes of files: by inotify on their directories, so that files replaced by renaming (editors, ConfigMaps) are
+/// not lost; and by polling, for file systems without inotify events.
 pub struct FileWatch {
     events: Option<Events>,
     directories: Vec<PathBuf>,
@@ -93,10 +93,10 @@ impl std::fmt::Debug for FileWatch {
 }
 
 impl FileWatch {
-    /// How often files are looked at when nothing is told.
+    /// How often files are checked without events.
     pub const POLL: Duration = Duration::from_secs(10);
 
-    /// Watches directories, and files by way of theirs. Must be called within a tokio runtime.
+    /// Watches directories, and files through their directories. Must be called within a tokio runtime.
     pub fn new(paths: &[PathBuf]) -> Self {
         let events = Events::new();
         if let Err(error) = &events {
@@ -110,7 +110,7 @@ impl FileWatch {
         watch
     }
 
-    /// Watches what is not watched: at first, and when a directory was replaced.
+    /// Adds missing watches: at first, and when a directory was replaced.
     fn renew(&mut self) {
         let Some(events) = &self.events else { return };
         let flags = AddWatchFlags::IN_CLOSE_WRITE
@@ -130,8 +130,8 @@ impl FileWatch {
         }
     }
 
-    /// Waits until something happens, or for so long. Returns the files that were completed: closed after writing, or
-    /// moved into place.
+    /// Waits until something happens, or for so long. Returns the files that were completed: closed after writing, or moved
+    /// into place.
     pub async fn next(&mut self, longest: Duration) -> Vec<PathBuf> {
         let Some(events) = &mut self.events else {
             tokio::time::sleep(longest).await;
@@ -170,8 +170,8 @@ fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Waits until a file says something else than now: is replaced, rewritten or removed. For `--config`, whose change ends
-/// the process, so that its supervisor starts it anew.
+/// Waits until a file's content changes: it is replaced, rewritten or removed. For `--config`, whose change ends the
+/// process, so that its supervisor restarts it.
 pub async fn changed(path: &Path) {
     let before = fs::read(path).ok();
     let mut watch = FileWatch::new(&[path.to_owned()]);
@@ -179,7 +179,7 @@ pub async fn changed(path: &Path) {
     loop {
         let completed = watch.next(FileWatch::POLL).await;
         let now = Fingerprint::of(path).ok();
-        // A file that is being written is looked at when it is complete, or by the clock.
+        // A file that is being written is read when it is complete, or at the next poll.
         if (completed.is_empty() && now == seen) || fs::read(path).ok() == before {
             seen = now;
             continue;

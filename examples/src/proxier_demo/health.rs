@@ -1,4 +1,4 @@
-//! Whether the proxy does its work, and whom it tells: `/healthz`, `/livez`, `/metrics`, `/proxyMode`.
+//! The health of the proxy, and the servers that report it: `/healthz`, `/livez`, `/metrics`, `/proxyMode`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use super::metrics::Metrics;
 use super::problem::Problem;
 use super::server::{self, Answer, CONNECTIONS, Places, bind, serve};
 
-/// The state of the proxy, as the health servers report it, and its metrics. Shared; cheap to ask.
+/// The state of the proxy, as the health servers report it, and its metrics. Shared; cheap to read.
 #[derive(Debug)]
 pub struct Health {
     timeout: Duration,
@@ -31,19 +31,19 @@ struct State {
     pending: Option<Instant>,
     node_eligible: bool,
     metrics: Metrics,
-    /// What happens between this process and the API server.
+    /// Counts of requests to the API server.
     api: Option<Arc<Counters>>,
 }
 
 #[derive(Debug)]
 struct Family {
     name: &'static str,
-    /// When all that had been asked for was last done.
+    /// When all requests were last done.
     updated: SystemTime,
 }
 
 impl Health {
-    /// Healthy, with nothing pending. It is unhealthy when something is pending for two sync periods or more.
+    /// Healthy, with nothing pending. Unhealthy once something is pending for two sync periods.
     pub fn new(sync_period: Duration, families: Families) -> Arc<Self> {
         let updated = SystemTime::now();
         let families = families.iter().map(|family| {
@@ -66,18 +66,18 @@ impl Health {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the reconciler's word for since when something is wanted that the kernel does not have; `None`: it has all.
-    /// Health goes by this alone, so what is said last counts.
+    /// Sets since when something is wanted that the kernel does not have, as the reconciler reports it; `None`: it has
+    /// everything. Health depends only on the last value.
     pub fn set_pending(&self, since: Option<Instant>) {
         self.state().pending = since;
     }
 
-    /// A pass was asked for.
+    /// A pass was requested.
     pub fn queued(&self, now: SystemTime) {
         self.state().metrics.sync_last_queued_timestamp = seconds(now);
     }
 
-    /// A pass has ended after which nothing is missing of what had been asked for when it began.
+    /// A pass has ended, and everything requested before it began is done.
     pub fn updated(&self, now: SystemTime) {
         let mut state = self.state();
         state.metrics.sync_last_timestamp = seconds(now);
@@ -86,7 +86,7 @@ impl Health {
         }
     }
 
-    /// Whether load balancers should send new connections to this node: not while its Node is being taken away.
+    /// Whether load balancers should send new connections to this node: not while its Node is being removed.
     pub fn set_node_eligible(&self, eligible: bool) {
         self.state().node_eligible = eligible;
     }
@@ -96,7 +96,7 @@ impl Health {
         change(&mut self.state().metrics)
     }
 
-    /// Failures of the API server are counted there.
+    /// Metrics count failures of the API server from these counters.
     pub fn set_api(&self, counters: Arc<Counters>) {
         self.state().api = Some(counters);
     }
@@ -162,8 +162,8 @@ fn seconds(time: SystemTime) -> f64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// Listens on an address. While it cannot, it says so and tries again every five seconds, as kube-proxy does; with
-/// `hard_fail` it gives up at once. `failed` is called with each failure.
+/// Listens on an address. If it cannot, reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
+/// it gives up at once. `failed` is called with each failure.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Addresses, devices and default routes of the host that change.
+//! Watches addresses, devices and default routes of the host.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::message::{Control, Message};
 
-/// Tells of addresses, devices and default routes that change. Without it, only the full pass finds them.
+/// Reports changed addresses, devices and default routes. Without it, only the full pass finds them.
 pub(super) fn watch(messages: mpsc::Sender<Message>) {
     let mut monitor = match Monitor::open() {
         Ok(monitor) => monitor,
@@ -38,7 +38,7 @@ pub(super) fn watch(messages: mpsc::Sender<Message>) {
             }
             Err(error) => {
                 tracing::warn!("hearing of addresses: {error}");
-                // Not again and again at once, should it not go away.
+                // Do not spin if the error stays.
                 std::thread::sleep(Duration::from_secs(1));
                 true
             }

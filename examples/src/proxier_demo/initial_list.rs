@@ -1,4 +1,4 @@
-//! The input as of one moment: for the commands that look once.
+//! Reads the initial list: for `plan`, `show` and `run --once`.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use super::progress::Counted;
 /// Why there is no initial list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// What was given to read from is wrong.
+    /// The given source is wrong.
     BadInput(Vec<Problem>),
-    /// The API server has not told everything.
+    /// The API server has not sent everything.
     NoAnswer(Problem),
 }
 
 impl Unread {
-    /// What to say.
+    /// The problems to report.
     pub fn problems(&self) -> &[Problem] {
         match self {
             Unread::BadInput(problems) => problems,
@@ -32,9 +32,9 @@ impl Unread {
     }
 }
 
-/// Reads everything once, from an API server with these times and sizes, and counts what has come so far.
+/// Reads everything once, from an API server with these times and sizes, and counts the objects so far.
 ///
-/// An API server may take as long as it likes while it tells something new; see [`Configured::input_timeout`].
+/// An API server may take any time while it sends something new; see [`Configured::input_timeout`].
 ///
 /// # Errors
 ///
@@ -63,7 +63,7 @@ pub async fn read(configured: &Configured, options: Options, counted: &Counted) 
     }
 }
 
-/// Why the changes came to an end before all was told.
+/// Why the changes ended before the initial list was complete.
 enum Stopped {
     /// Nothing new came for so long.
     Silent(Duration),
@@ -71,7 +71,7 @@ enum Stopped {
     Ended,
 }
 
-/// Takes changes until all was told, or nothing new came for so long.
+/// Takes changes until the initial list is complete, or nothing new came for so long.
 async fn collect(
     changes: &mut mpsc::Receiver<Event>,
     patience: Option<Duration>,

@@ -1,7 +1,7 @@
 //! `KubeProxyConfiguration` (`kubeproxy.config.k8s.io/v1alpha1`), as kubeadm writes it.
 //!
-//! Reading is strict first: what the format does not have, or says twice, is then read leniently and warned about, as
-//! kube-proxy does. [`Settings`](super::settings::Settings) checks the values.
+//! Reading is strict first: unknown and repeated fields are then read leniently with a warning, as kube-proxy does.
+//! [`Settings`](super::settings::Settings) checks the values.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// `kind` of the format.
 pub const KIND: &str = "KubeProxyConfiguration";
 
-/// The default for `null`: kubeadm writes it for whatever nobody set.
+/// Reads `null` as the default: kubeadm writes it for unset fields.
 fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -44,8 +44,8 @@ macro_rules! objects {
 }
 
 objects! {
-    /// The whole configuration. Fields are documented by what they do here; "unused" ones are kept so that files that
-    /// have them are read without a warning and written back whole.
+    /// The whole configuration. Fields are documented by what they do here; "unused" ones are kept so that files with them
+    /// are read without a warning and written back whole.
     KubeProxyConfiguration {
         /// [`API_VERSION`].
         api_version: String,
@@ -62,7 +62,7 @@ objects! {
         config_sync_period: GoDuration,
         /// Connection tracking.
         conntrack: Conntrack,
-        /// How local traffic is told.
+        /// How local pod traffic is detected.
         detect_local: DetectLocal,
         /// `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`. Default `ClusterCIDR`.
         detect_local_mode: String,
@@ -74,7 +74,7 @@ objects! {
         healthz_bind_address: String,
         /// The node's name. Default the host's.
         hostname_override: String,
-        /// Settings of iptables mode; those of masquerading count here too.
+        /// Settings of iptables mode; those of masquerading apply here too.
         iptables: Iptables,
         /// Settings of IPVS mode.
         ipvs: Ipvs,
@@ -116,11 +116,11 @@ objects! {
         qps: f64,
     }
 
-    /// `conntrack`. What is 0 is left as it is.
+    /// `conntrack`. 0 leaves the kernel's value.
     Conntrack {
         /// Entries for each CPU. Default 32,768.
         max_per_core: Option<i64>,
-        /// Entries at least. Default 131,072.
+        /// Minimum number of entries. Default 131,072.
         min: Option<i64>,
         /// Be liberal about TCP windows. Default no.
         tcp_be_liberal: bool,
@@ -164,13 +164,13 @@ objects! {
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
-        /// Counts before `iptables.masqueradeAll`. kube-proxy does not know it.
+        /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         masquerade_all: Option<bool>,
-        /// Counts before `iptables.masqueradeBit`. kube-proxy does not know it.
+        /// Overrides `iptables.masqueradeBit`. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         masquerade_bit: Option<i64>,
-        /// Least time between two passes. Default 0.
+        /// Shortest time between two passes. Default 0.
         min_sync_period: GoDuration,
         /// The kernel's name of the scheduler. Default `rr`.
         scheduler: String,
@@ -202,14 +202,14 @@ objects! {
     }
 }
 
-/// Text for what is empty.
+/// Sets an empty text.
 fn or(field: &mut String, default: impl Into<String>) {
     if field.is_empty() {
         *field = default.into();
     }
 }
 
-/// A duration for what is 0.
+/// Sets a duration that is 0.
 fn or_secs(field: &mut GoDuration, secs: u64) {
     if field.0.is_zero() {
         field.0 = std::time::Duration::from_secs(secs);
@@ -229,7 +229,7 @@ impl KubeProxyConfiguration {
         Self::parse(&text, &origin)
     }
 
-    /// Reads a text. Second: what was passed over.
+    /// Reads a text. The second value: fields that were ignored.
     ///
     /// # Errors
     ///
@@ -254,7 +254,7 @@ impl KubeProxyConfiguration {
         Ok((object, warnings))
     }
 
-    /// Fills in what was left out. Twice is the same as once.
+    /// Fills in defaults. Twice has the same result as once.
     pub fn set_defaults(&mut self) {
         or(&mut self.api_version, API_VERSION);
         or(&mut self.kind, KIND);
@@ -296,13 +296,13 @@ impl KubeProxyConfiguration {
     ///
     /// Only when the values nest too deep, which those of this format do not.
     pub fn to_yaml(&self) -> Result<String, Problem> {
-        // By way of JSON values, whose keys are sorted, as in the files kube-proxy writes.
+        // Through JSON values, whose keys are sorted, as in the files kube-proxy writes.
         let value = serde_json::to_value(self).map_err(|error| Problem::new("configuration", error.to_string()))?;
         serde_saphyr::to_string(&value).map_err(|error| Problem::new("configuration", error.to_string()))
     }
 }
 
-/// A bare address gets the default port.
+/// Adds the default port to a bare address.
 fn add_port(address: &mut String, port: u16) {
     if let Ok(bare) = address.trim_matches(['[', ']']).parse::<std::net::IpAddr>() {
         *address = std::net::SocketAddr::new(bare, port).to_string();

@@ -1,12 +1,12 @@
 //! One proxy on a node: a second one refuses to start and names the first.
 //!
-//! The lock is a file below `/run/proxier-demo` that only root, or the user that root made that folder for, may open, and a lock
-//! on it ([flock(2)](https://man7.org/linux/man-pages/man2/flock.2.html)) that the kernel takes away with the process, however
-//! that ends: there is no stale lock. A network namespace has a file of its own, named by its inode, since IPVS belongs to the
-//! network namespace.
+//! The lock is a file below `/run/proxier-demo` that only root, or the user for whom root made that folder, may open, and a
+//! lock on it ([flock(2)](https://man7.org/linux/man-pages/man2/flock.2.html)) that the kernel releases when the process
+//! ends in any way: there is no stale lock. Each network namespace has its own file, named by its inode, since IPVS belongs
+//! to the network namespace.
 //!
-//! Processes see each other's lock if they see the same folder. A container in the node's network namespace has a `/run` of its
-//! own, so it gets the node's folder mounted there; the manifests in `examples/deploy` do so.
+//! Processes see each other's lock if they see the same folder. A container in the node's network namespace has its own
+//! `/run`, so the node's folder has to be mounted there; the manifests in `examples/deploy` do so.
 
 use std::fmt::{self, Write as _};
 use std::fs::{File, TryLockError};
@@ -24,39 +24,39 @@ use nix::unistd::Uid;
 
 use super::problem::Problem;
 
-/// Held as long as it lives.
+/// The lock is held while this lives.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
 }
 
-/// Where [`FOLDER`] is: root's, on every Linux, and empty after a boot.
+/// Contains [`FOLDER`]: root's, on every Linux, and empty after a boot.
 const BASE: &str = "/run";
 /// The folder with the locks.
 const FOLDER: &str = "proxier-demo";
-/// How long to wait for a holder that has not said who it is yet.
+/// How long to wait for a holder that has not written its name yet.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// More than a holder says of itself is not read.
+/// The most that is read of what a holder wrote.
 const SAID: u64 = 4096;
 
 impl Lock {
     /// Takes the lock of the network namespace of this thread.
     ///
-    /// Waits a second at most, and only for a holder that has just come.
+    /// Waits at most a second, and only for a holder that has just taken it.
     ///
     /// # Errors
     ///
-    /// Another process has it: the problem says which. The folder or the file cannot be made, or somebody else than root could
-    /// hold it: what to do.
+    /// Another process has it: the problem names it. Or the folder or the file cannot be made, or another user than root
+    /// could hold it; the problem says what to do.
     pub fn take() -> Result<Self, Problem> {
         Self::take_below(Path::new(BASE))
     }
 
-    /// The same, with the folder elsewhere than below `/run`.
+    /// The same, with the folder below `base` instead of `/run`.
     ///
     /// # Errors
     ///
-    /// As of [`Lock::take`].
+    /// As for [`Lock::take`].
     pub fn take_below(base: &Path) -> Result<Self, Problem> {
         let folder = open_folder(base)?;
         let place = base.join(FOLDER);
@@ -74,7 +74,7 @@ impl Lock {
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => return Err(refused(&path, "locked", &error)),
             }
-            // Whoever has just got it has not written its name yet; what is there may be that of the one before.
+            // A new holder may not have written its name yet; the file may still name the one before.
             let holder = Holder::read(&mut file);
             if let Some(holder) = holder.filter(Holder::is_there) {
                 let reason = format!("another one runs on this node: {holder}; stop it first");
@@ -98,12 +98,12 @@ fn untrusted(path: &Path, reason: &str) -> Problem {
     Problem::new(path.display().to_string(), reason)
 }
 
-/// Root, or the user that this process is: nobody else is let near the lock.
+/// Whether this user may own the lock: root, or the user of this process.
 fn is_trusted(user: u32) -> bool {
     user == 0 || user == Uid::effective().as_raw()
 }
 
-/// Opens the folder, and makes it if need be. Nobody but its owner, who is trusted, can put anything there.
+/// Opens the folder, and makes it if need be. Only its owner, who is trusted, can put anything there.
 fn open_folder(base: &Path) -> Result<File, Problem> {
     const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
     let path = base.join(FOLDER);
@@ -123,7 +123,7 @@ fn open_folder(base: &Path) -> Result<File, Problem> {
     Ok(folder)
 }
 
-/// Whether only somebody trusted can put things into this folder.
+/// Whether only a trusted user can put things into this folder.
 fn owned(folder: &File, path: &Path) -> Result<(), Problem> {
     let metadata = folder.metadata().map_err(|error| refused(path, "looked for here", &error))?;
     if !is_trusted(metadata.uid()) {
@@ -137,8 +137,7 @@ fn owned(folder: &File, path: &Path) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Opens the file, and makes it if need be. Nobody but its owner, who is trusted, can open it, which is all that holding the
-/// lock takes.
+/// Opens the file, and makes it if need be. Only its owner, who is trusted, can open it; holding the lock takes no more.
 fn open_file(folder: &File, name: &str, path: &Path) -> Result<File, Problem> {
     const FLAGS: OFlag =
         OFlag::O_RDWR.union(OFlag::O_CREAT).union(OFlag::O_NOFOLLOW).union(OFlag::O_NONBLOCK).union(OFlag::O_CLOEXEC);
@@ -174,7 +173,7 @@ fn cannot_make(path: &Path, errno: Errno) -> Problem {
     Problem::new(path.display().to_string(), format!("the lock cannot be made ({}); {advice}", errno.desc()))
 }
 
-/// The inode of a namespace, which tells it from others; 0 where `/proc` does not tell.
+/// The inode of a namespace, which identifies it; 0 where `/proc` does not show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Namespace(u64);
 
@@ -191,7 +190,7 @@ impl fmt::Display for Namespace {
     }
 }
 
-/// Who holds the lock, as it says itself: process id, namespace of process ids, command.
+/// Who holds the lock, as the holder wrote it: process id, namespace of process ids, command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Holder {
     pid: u32,
@@ -211,7 +210,7 @@ impl Holder {
         }
     }
 
-    /// What the file says; `None` while nobody has said anything.
+    /// The content of the file; `None` while it is empty.
     fn read(file: &mut File) -> Option<Self> {
         file.rewind().ok()?;
         let mut text = String::new();
@@ -222,13 +221,13 @@ impl Holder {
         Some(Holder { pid, namespace, command: lines.next()?.to_owned() })
     }
 
-    /// Whether there is such a process, as far as that can be seen from here.
+    /// Whether there is such a process, as far as this process can see.
     fn is_there(&self) -> bool {
         self.namespace != Namespace::of_this_thread("pid") || Path::new("/proc").join(self.pid.to_string()).exists()
     }
 }
 
-/// Says in the file who holds it now.
+/// Writes into the file who holds it now.
 fn write_holder(file: &mut File) -> io::Result<()> {
     let Holder { pid, namespace, command } = Holder::of_this_process();
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Logging: text or JSON to stderr, and a limit on how often one object is spoken of.
+//! Logging: text or JSON to stderr, with a limit on messages about one object.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Starts logging for the process. Without effect when it was started before.
+/// Starts logging for the process. Without effect when it is already started.
 ///
 /// `verbosity` is that of kube-proxy: up to 3 what happened, 4 and 5 why too, from 6 on everything.
 pub fn start(verbosity: u8, json: bool) {
@@ -17,7 +17,7 @@ pub fn start(verbosity: u8, json: bool) {
         4..=5 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    // Each failure of a request is told where it is known what it means; the client's own words come with the details.
+    // This program logs failed requests with their meaning; the client's own messages come only with the details.
     let client = if verbosity > 5 { level } else { LevelFilter::OFF };
     let targets = Targets::new().with_default(level).with_target("kube_client", client);
     let text = tracing_subscriber::fmt::layer().with_writer(stderr).with_target(false).with_ansi(false);
@@ -37,7 +37,7 @@ fn stderr() -> std::io::Stderr {
     std::io::stderr()
 }
 
-/// Lets one message of an object through each minute, and counts the others.
+/// Lets one message about an object through each minute, and counts the others.
 #[derive(Debug, Default)]
 pub struct Limiter {
     objects: HashMap<String, Spoken>,
@@ -50,12 +50,12 @@ struct Spoken {
 }
 
 impl Limiter {
-    /// How long an object is not spoken of again.
+    /// How long further messages about an object are held back.
     pub const INTERVAL: Duration = Duration::from_secs(60);
     /// Objects that are remembered.
     const OBJECTS: usize = 4096;
 
-    /// Whether this is the first time that it comes up in this process.
+    /// Whether this object comes up for the first time in this process.
     pub fn once(&mut self, object: &str) -> bool {
         if self.objects.contains_key(object) {
             return false;
@@ -63,7 +63,7 @@ impl Limiter {
         self.pass(object, Instant::now()).is_some()
     }
 
-    /// Whether to speak of this object now; then, how many messages of it were held back since the last one.
+    /// Whether to log a message about this object now; if so, how many were held back since the last one.
     pub fn pass(&mut self, object: &str, now: Instant) -> Option<u32> {
         if let Some(spoken) = self.objects.get_mut(object) {
             if now.saturating_duration_since(spoken.at) < Self::INTERVAL {
@@ -76,7 +76,7 @@ impl Limiter {
         if self.objects.len() >= Self::OBJECTS {
             self.objects.retain(|_, spoken| now.saturating_duration_since(spoken.at) < Self::INTERVAL);
         }
-        // With so many objects at fault the newest is as good as any: the log is full anyway.
+        // With this many objects at fault the newest may go: the log is full anyway.
         if self.objects.len() >= Self::OBJECTS {
             return None;
         }

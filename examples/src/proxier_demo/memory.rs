@@ -1,10 +1,9 @@
-//! Memory: one heap, and back with what is not needed any more.
+//! Memory: uses one heap, and returns unused memory to the kernel.
 
-/// Lets all threads share one heap, whose large pieces go back to the kernel when they are free. To be called before there
-/// are other threads.
+/// Lets all threads share one heap, whose large pieces return to the kernel when freed. Call it before other threads start.
 ///
-/// glibc gives each thread a heap of its own, and what one of them has freed the others cannot use: objects are read by one
-/// thread here and kept by another.
+/// By default glibc gives each thread its own heap, and other threads cannot reuse what it frees: here one thread reads
+/// objects and another keeps them.
 pub fn one_heap() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [(nix::libc::M_ARENA_MAX, 1), (nix::libc::M_MMAP_THRESHOLD, 64 << 10)] {
@@ -14,10 +13,10 @@ pub fn one_heap() {
     }
 }
 
-/// Gives back to the kernel what the allocator keeps for later. Costs a few milliseconds.
+/// Returns memory that the allocator keeps for later to the kernel. Costs a few milliseconds.
 ///
-/// The initial list of a cluster takes several times the memory that is needed afterwards, and by itself glibc gives back
-/// only what lies at the end of the heap.
+/// The initial list of a cluster takes several times the memory needed afterwards, and by itself glibc returns only the end
+/// of the heap.
 pub(super) fn give_back() {
     #[cfg(target_env = "gnu")]
     {

@@ -3,9 +3,9 @@
 //! Written by hand: the names are a contract, and `prometheus-client` prints OpenMetrics, in which
 //! `kubeproxy_proxy_healthz_total` would be of a family `kubeproxy_proxy_healthz`, and a gauge could not end in `_total`.
 //!
-//! kube-proxy has one gauge whose name ends in `_total`. Its type is left open here (`untyped`): that changes nothing for
-//! queries, and `promtool check metrics` is content. `sync_proxy_rules_iptables_total` is missing, as it is in kube-proxy's
-//! IPVS mode: the number of rules says nothing there, being the same with any number of Services.
+//! kube-proxy has one gauge whose name ends in `_total`. It has no type here (`untyped`): that does not affect queries, and
+//! `promtool check metrics` accepts it. `sync_proxy_rules_iptables_total` is missing, as in kube-proxy's IPVS mode: the
+//! number of rules is the same for any number of Services.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub struct Histogram {
 const SYNC_SECONDS: [f64; 15] =
     [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384];
 
-/// 0.25, 0.5, each second to a minute, each fifth to two, each thirtieth to five.
+/// 0.25, 0.5, each second up to a minute, every five seconds up to two, every thirty up to five.
 static PROGRAMMING_SECONDS: [f64; 80] = {
     let mut bounds = [0.25; 80];
     bounds[1] = 0.5;
@@ -51,7 +51,7 @@ impl Histogram {
         Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
-    /// Takes an observation.
+    /// Adds an observation.
     pub fn observe(&mut self, duration: Duration) {
         let seconds = duration.as_secs_f64();
         let bucket = self.bounds.partition_point(|bound| *bound < seconds);
@@ -67,7 +67,7 @@ impl Histogram {
     }
 }
 
-/// All values. Who knows one writes it; [`render`](Metrics::render) prints them.
+/// All values. Whoever knows one writes it; [`render`](Metrics::render) prints them.
 ///
 /// Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,25 +77,25 @@ pub struct Metrics {
     pub sync_duration: Histogram,
     /// Passes that compared everything.
     pub sync_full_duration: Histogram,
-    /// Passes that compared what had changed.
+    /// Passes that compared only what had changed.
     pub sync_partial_duration: Histogram,
-    /// From the cause of a change of endpoints, as the EndpointSlice has it, to the kernel.
+    /// Time from the cause of a change of endpoints, as the EndpointSlice has it, until the kernel has it.
     pub network_programming: Histogram,
     /// When the last pass succeeded.
     pub sync_last_timestamp: f64,
-    /// When a pass was last asked for.
+    /// When a pass was last requested.
     pub sync_last_queued_timestamp: f64,
-    /// Changes of endpoints that no pass has taken up yet.
+    /// Changes of endpoints that no pass has handled yet.
     pub endpoint_changes_pending: u64,
     /// Changes of endpoints.
     pub endpoint_changes: u64,
-    /// Changes of Services that no pass has taken up yet.
+    /// Changes of Services that no pass has handled yet.
     pub service_changes_pending: u64,
     /// Changes of Services.
     pub service_changes: u64,
     /// Failed runs of iptables-restore.
     pub iptables_restore_failures: u64,
-    /// Services without local endpoints, by the policy that asks for them: internal, external.
+    /// Services without the local endpoints that a policy requires: internal, external.
     pub no_local_endpoints: [u64; 2],
     /// Answers of /healthz: 200, 503.
     pub healthz: [u64; 2],
@@ -103,28 +103,28 @@ pub struct Metrics {
     pub livez: [u64; 2],
     /// Entries of connection tracking that were deleted.
     pub conntrack_deleted: Flows,
-    /// Passes that failed, wholly or in part. kube-proxy does not have it.
+    /// Passes that failed. Not in kube-proxy.
     pub sync_failures: u64,
-    /// Fields and objects of the input that are left out at the moment. kube-proxy does not have it.
+    /// Fields and objects of the input that are left out now. Not in kube-proxy.
     pub rejected: u64,
-    /// Objects and files that could not be read so far. kube-proxy does not have it.
+    /// Objects and files that could not be read so far. Not in kube-proxy.
     pub unreadable: u64,
     /// Requests to the API server that failed. kube-proxy counts them under other names.
     pub api_failures: u64,
-    /// What the kernel holds of ours: virtual servers. kube-proxy does not have it.
+    /// Our virtual servers in the kernel. Not in kube-proxy.
     pub virtual_servers: u64,
-    /// What the kernel holds of ours: real servers. kube-proxy does not have it.
+    /// Our real servers in the kernel. Not in kube-proxy.
     pub real_servers: u64,
-    /// What the kernel holds of others: virtual servers. kube-proxy does not have it.
+    /// Others' virtual servers in the kernel. Not in kube-proxy.
     pub foreign_virtual_servers: u64,
-    /// Virtual servers that would go or lose their last endpoint and stay as they are. kube-proxy does not have it.
+    /// Virtual servers that the safeguard keeps from going, or from losing their last endpoint. Not in kube-proxy.
     pub held_back: u64,
-    /// Operations that the kernel refused because of the object they are about, as of the last full pass.
+    /// Operations that the kernel refused because of their object, as of the last full pass.
     pub refused_objects: u64,
-    /// Real servers that are draining. kube-proxy does not have it.
+    /// Real servers that drain. Not in kube-proxy.
     pub draining: u64,
-    /// What is wished for and cannot be had here: settings that may not be written, parts that the kernel lacks. Serving works
-    /// without. kube-proxy does not have it.
+    /// Wanted things that are not available here: settings that may not be written, parts that the kernel lacks. Serving
+    /// works without them. Not in kube-proxy.
     pub unmet: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The parts of `proxier-demo`, a Kubernetes service proxy, that do not touch the kernel.
+//! The parts of `proxier-demo`, a Kubernetes service proxy.
 
 pub mod change;
 pub mod cli;

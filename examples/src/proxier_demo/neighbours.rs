@@ -1,4 +1,5 @@
-//! Whom this node has to reach: the API server and the name servers, which no Service may take the addresses of.
+//! Finds the neighbours that this node has to reach: the API server and the name servers. No Service may take their
+//! addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,14 +16,14 @@ use super::cli::{Configured, Source};
 use super::cluster::Connection;
 use super::message::{Control, Found, Message};
 
-/// How often is looked.
+/// Time between two looks.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// The first time: by then the API server is usually connected.
+/// Time until the first: by then the API server is usually connected.
 const FIRST: Duration = Duration::from_secs(5);
-/// A neighbour that is not found any more counts for so long: a name may have other addresses each time it is looked up, and
-/// a connection may outlast them.
+/// How long a neighbour that is not found any more is kept: a name may resolve to other addresses each time, and a
+/// connection may outlast them.
 const KEPT: Duration = Duration::from_secs(600);
-/// Where name servers are written down: what programs are told, and, where that is a resolver on this node, whom it asks.
+/// Files that name the name servers: those that programs use, and, if that is a resolver on this node, those that it asks.
 const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
 
 /// Looks for neighbours, and remembers them.
@@ -42,7 +43,7 @@ impl Neighbours {
         Neighbours { connection, seen: BTreeMap::new() }
     }
 
-    /// The API server as configured, its name looked up, and as it is connected; and the name servers.
+    /// The API server as configured, with its name looked up, and as connected; and the name servers.
     pub(super) async fn look(&mut self) -> Found {
         let mut found: Vec<(User, Neighbour)> = Vec::new();
         if let Some(connection) = &self.connection {
@@ -59,7 +60,7 @@ impl Neighbours {
 
     fn remember(&mut self, found: Vec<(User, Neighbour)>, now: Instant) -> Found {
         self.seen.extend(found.into_iter().map(|found| (found, now)));
-        // Nobody is forgotten because nobody was found: a name server that does not answer says nothing of the API server.
+        // Age counts from the newest of a kind: while none of a kind is found, none of it is forgotten.
         let newest = |user: &User| self.seen.iter().filter(|((of, _), _)| of == user).map(|(_, at)| *at).max();
         let users: BTreeSet<User> = self.seen.keys().map(|(user, _)| user.clone()).collect();
         let newest: BTreeMap<User, Instant> =
@@ -75,7 +76,7 @@ impl Neighbours {
     }
 }
 
-/// The addresses of a `resolv.conf`, without the devices that link-local ones may name.
+/// The addresses in a `resolv.conf`, without the devices of link-local ones.
 fn name_servers(text: &str) -> impl Iterator<Item = IpAddr> {
     text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -84,11 +85,11 @@ fn name_servers(text: &str) -> impl Iterator<Item = IpAddr> {
     })
 }
 
-/// Whom this process is connected with on this port, as the kernel has it.
+/// The peers that this process is connected with on this port, from the kernel.
 fn peers(port: Option<u16>) -> Vec<SocketAddr> {
     let (Some(port), Ok(files)) = (port, std::fs::read_dir("/proc/self/fd")) else { return Vec::new() };
     let numbers = files.filter_map(|file| file.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
-    // What is no socket, or is closed by now, has none.
+    // Descriptors that are no socket, or closed by now, have no peer.
     let peer = |number| {
         let address = getpeername::<SockaddrStorage>(number).ok()?;
         let v4 = address.as_sockaddr_in().map(|address| SocketAddr::from((address.ip(), address.port())));
@@ -97,7 +98,7 @@ fn peers(port: Option<u16>) -> Vec<SocketAddr> {
     numbers.filter_map(peer).filter(|peer| peer.port() == port).collect()
 }
 
-/// Looks again and again, and tells the kernel's thread when somebody came or went.
+/// Looks repeatedly, and sends changes to the kernel's thread.
 pub(super) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
     let mut neighbours = Neighbours::new(&source);
     let mut last = Found::new();
@@ -115,7 +116,7 @@ pub(super) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
     }
 }
 
-/// What no Service gets on this node, as far as it is known without asking the API server.
+/// What no Service gets on this node, as far as known without asking the API server.
 pub(super) async fn reserved(configured: &Configured, kernel: &mut KernelPorts) -> Reserved {
     let mut reserved = configured.settings.reserved();
     for (user, neighbours) in Neighbours::new(&configured.source).look().await {

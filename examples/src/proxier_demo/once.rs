@@ -1,4 +1,4 @@
-//! `run --once`, `plan` and `cleanup`: look, do or say, and end.
+//! `run --once`, `plan` and `cleanup`: each does its work once and ends.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -29,7 +29,7 @@ const FAILED: u8 = 1;
 /// Bad usage or bad input.
 const BAD_INPUT: u8 = 2;
 
-/// Says something, on a line of its own.
+/// Prints something on its own line.
 fn say(what: impl Display) {
     progress::clear();
     eprintln!("proxier-demo: {what}");
@@ -40,7 +40,7 @@ fn complain(problems: &[Problem], code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// What could be read, in an engine that is ready for its first pass; or how to end.
+/// An engine with the initial list, ready for its first pass; or the exit code.
 async fn ready(
     configured: &Configured,
     progress: &Progress,
@@ -71,8 +71,8 @@ async fn ready(
     Ok((engine, unreadable))
 }
 
-/// One full sync. 0: the kernel is as the Services ask. 1: something failed. 2: it is, as far as the input could be read,
-/// and some of it could not.
+/// One full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: it is as required by the
+/// readable input, but some could not be read.
 pub async fn run_once(configured: &Configured) -> ExitCode {
     let _lock = match privileges::require().and_then(|()| Lock::take()) {
         Ok(lock) => lock,
@@ -86,7 +86,7 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     unreadable.iter().for_each(say);
     let Some(mut report) = engine.pass() else { return complain(&[Problem::new("", "nothing was done")], FAILED) };
     if report.is_done() && report.draining > 0 {
-        // Those that have no connections can go at once: nobody looks again.
+        // Real servers without connections can go at once: there is no later check.
         if let Some(second) = engine.pass_ahead(Duration::from_secs(1)) {
             let (done, lacks) = (std::mem::take(&mut report.applied.done), std::mem::take(&mut report.applied.lacks));
             report = second;
@@ -110,7 +110,7 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     }
 }
 
-/// `--init-only`: settings of the host, which need more privilege than serving does, and nothing else.
+/// `--init-only`: only settings of the host, which need more privilege than serving.
 pub fn init(configured: &Configured) -> ExitCode {
     let mut kernel = match kernel::open() {
         Ok(kernel) => kernel,
@@ -136,7 +136,7 @@ pub fn init(configured: &Configured) -> ExitCode {
     ExitCode::from(failed)
 }
 
-/// What a person has to know of a pass.
+/// Prints what a person has to know about a pass.
 fn tell(report: &Report) {
     for unread in &report.unread {
         eprintln!("proxier-demo: {unread}");
@@ -162,7 +162,7 @@ fn tell(report: &Report) {
     }
 }
 
-/// What would change.
+/// Prints what would change.
 pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
     let progress = Progress::of_command();
     let (mut engine, unreadable) = match ready(configured, &progress, false).await {

@@ -1,4 +1,4 @@
-//! What this process may do: the capabilities that the kernel asks for, and which of them are missing.
+//! The capabilities of this process, and which of the required ones are missing.
 
 use super::problem::Problem;
 
@@ -7,9 +7,9 @@ use super::problem::Problem;
 pub struct Privileges {
     /// What this process may do (`CapEff`).
     effective: u64,
-    /// What the programs that it starts may do, when it is not root (`CapAmb`).
+    /// What the programs that it starts may do if it is not root (`CapAmb`).
     ambient: u64,
-    /// Whether its programs get all that it may itself, being root's.
+    /// Whether it is root, so that its programs get all its capabilities.
     root: bool,
 }
 
@@ -20,7 +20,7 @@ pub struct Capability(&'static str, u8);
 impl Capability {
     /// IPVS, sets, rules, addresses.
     pub const NET_ADMIN: Capability = Capability("CAP_NET_ADMIN", 12);
-    /// iptables asks the kernel about sets, and the legacy one for its tables too, through a raw socket.
+    /// iptables asks the kernel about sets through a raw socket; the legacy one reads its tables through one too.
     pub const NET_RAW: Capability = Capability("CAP_NET_RAW", 13);
 
     fn is_in(self, set: u64) -> bool {
@@ -29,7 +29,7 @@ impl Capability {
 }
 
 impl Privileges {
-    /// Those of this process; `None` where `/proc` does not tell.
+    /// Those of this process; `None` if `/proc` does not show them.
     pub fn of_this_process() -> Option<Self> {
         Self::read(&std::fs::read_to_string("/proc/self/status").ok()?)
     }
@@ -38,19 +38,19 @@ impl Privileges {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let set = |name: &str| u64::from_str_radix(field(name)?.trim(), 16).ok();
         let effective_user = field("Uid")?.split_whitespace().nth(1)?;
-        // Before Linux 4.3 there was no ambient set.
+        // Linux before 4.3 has no ambient set.
         let ambient = set("CapAmb").unwrap_or(0);
         Some(Privileges { effective: set("CapEff")?, ambient, root: effective_user == "0" })
     }
 
-    /// What is missing for this, and how to get it.
+    /// The problem if this capability is missing, and how to get it.
     pub fn lacks(self, capability: Capability, purpose: &str) -> Option<Problem> {
         let Capability(name, _) = capability;
         if !capability.is_in(self.effective) {
             let reason = format!("{name} is missing, which {purpose}; run as root, or let this program have {name}");
             return Some(Problem::new("", reason));
         }
-        // iptables is a program of its own.
+        // iptables is a separate program.
         if !self.root && !capability.is_in(self.ambient) {
             let reason = format!(
                 "{name} is not ambient: iptables, which is started as another user than root, would not have it; use \
@@ -62,17 +62,17 @@ impl Privileges {
     }
 }
 
-/// Whether this process, and the programs it starts, have this capability, which is for `purpose`.
+/// Checks that this process, and the programs it starts, have this capability, which is for `purpose`.
 ///
 /// # Errors
 ///
-/// It is missing: how to get it.
+/// It is missing; the problem says how to get it.
 fn require_one(capability: Capability, purpose: &str) -> Result<(), Problem> {
     let lacks = |privileges: Privileges| privileges.lacks(capability, purpose);
     Privileges::of_this_process().and_then(lacks).map_or(Ok(()), Err)
 }
 
-/// Whether this process has what it always needs.
+/// Checks that this process has what it always needs.
 ///
 /// # Errors
 ///
@@ -81,7 +81,7 @@ pub fn require() -> Result<(), Problem> {
     require_one(Capability::NET_ADMIN, "IPVS, sets, rules and addresses need")
 }
 
-/// Whether this process has what it needs besides to list and write rules.
+/// Checks that this process also has what listing and writing rules needs.
 ///
 /// # Errors
 ///

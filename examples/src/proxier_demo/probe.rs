@@ -16,26 +16,25 @@ use super::neighbours;
 use super::problem::Problem;
 use super::settings::Settings;
 
-/// Looks at everything that IPVS mode needs. Nothing is loaded or written, but that newer kernels load IPVS when they
-/// are asked for it.
+/// Checks everything that IPVS mode needs. Loads and writes nothing, but newer kernels load IPVS when asked about it.
 ///
-/// A family that this kernel cannot do is no obstacle when it can do the other: that is what `run` serves then.
+/// A family that this kernel lacks is no obstacle if it has the other: `run` then serves that one.
 ///
 /// # Errors
 ///
-/// The configured scheduler has a name that no kernel module has.
+/// No kernel module can have the configured scheduler's name.
 pub fn look(settings: &Settings, kernel: &mut KernelPorts) -> Result<Report, Problem> {
     let mut ask = |capability: &Capability| ask(kernel, capability);
     Ok(Wanted::of(settings)?.look(&mut ask).report)
 }
 
-/// What to look at.
+/// What to check.
 pub(super) struct Wanted {
     profile: Profile,
     families: Served,
 }
 
-/// What was found, and which of the families that are wanted this kernel can serve.
+/// What was found, and which of the wanted families this kernel can serve.
 pub(super) struct Looked {
     pub(super) report: Report,
     pub(super) families: Served,
@@ -49,7 +48,7 @@ impl Wanted {
         Ok(Wanted { profile: profile.strict_arp(settings.strict_arp), families: settings.core.families })
     }
 
-    /// Looks, with files and by asking.
+    /// Checks files, and asks the kernel.
     pub(super) fn look(self, active: &mut dyn ActiveProbe) -> Looked {
         let Wanted { profile, families } = self;
         let mut probe = |families| Probe::new().profile(profile.clone().families(families)).run_with(active);
@@ -75,8 +74,8 @@ impl Wanted {
 }
 
 impl Looked {
-    /// What is required and known to be missing for good, each with its fix; empty when `run` can serve. Settings below
-    /// `/proc/sys` are not among it: whether they can be written shows when they are.
+    /// Required parts known to be missing for good, each with its fix; empty when `run` can serve. Settings below
+    /// `/proc/sys` are not included: writing them shows whether that works.
     pub(super) fn obstacles(&self) -> Vec<Problem> {
         let report = &self.report;
         if report.verdict.answer != Answer::No {
@@ -107,7 +106,7 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
     }
 }
 
-/// Makes IPVS available, or says what is missing. Modules are loaded when the kernel does not answer without.
+/// Makes IPVS available, or says what is missing. Loads modules if the kernel does not answer without.
 ///
 /// # Errors
 ///
@@ -127,7 +126,7 @@ pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<
     Err(problems)
 }
 
-/// Prints the table, and what no Service gets on this node; or JSON. 0: yes. 1: no, or not known.
+/// Prints the table, and what no Service gets on this node; or JSON. Exit code 0: yes. 1: no, or unknown.
 pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
     let looked = kernel::open_to_look().and_then(|mut kernel| Ok((look(&configured.settings, &mut kernel)?, kernel)));
     let (report, mut kernel) = match looked {

@@ -1,4 +1,4 @@
-//! Bad input, named so that it can be found: which file, which document, which object, which field, and why.
+//! Bad input, with what is needed to find it: file, document, object, field and reason.
 
 use std::fmt;
 
@@ -61,7 +61,7 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// Text of somebody else's, at most 400 characters of it, that cannot break a line or steer a terminal.
+/// Text from others, at most 400 characters of it, made safe for one line of a terminal.
 #[derive(Clone, Copy, Debug)]
 pub struct OneLine<'a>(pub &'a str);
 

@@ -1,7 +1,7 @@
-//! How far a command is that takes long, on standard error. Nothing within the first seconds.
+//! Shows the progress of long commands on standard error. Nothing in the first seconds.
 //!
-//! On a terminal one line, rewritten, gone when the work is done. Elsewhere a line now and then, for the commands that end;
-//! `run` has its log.
+//! On a terminal: one line, rewritten, removed when the work is done. Elsewhere: a line now and then, for commands that
+//! end; `run` has its log.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use super::change::Change;
 
-/// Whether the terminal's last line is ours.
+/// Whether we wrote the terminal's last line.
 static SHOWN: Mutex<bool> = Mutex::new(false);
 
-/// Counts what was read. Shared between who reads and who shows it.
+/// Counts what was read. Shared between reader and display.
 #[derive(Clone, Debug, Default)]
 pub struct Counted(Arc<Counters>);
 
@@ -25,7 +25,7 @@ struct Counters {
 }
 
 impl Counted {
-    /// Takes note of a change.
+    /// Counts the object of a change.
     pub fn saw(&self, change: &Change) {
         match change {
             Change::UpsertService(_) => self.0.services.fetch_add(1, Ordering::Relaxed),
@@ -41,7 +41,7 @@ impl Counted {
     }
 }
 
-/// What is done now.
+/// The present stage of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Reading,
@@ -55,26 +55,26 @@ struct Shared {
     ended: AtomicBool,
 }
 
-/// Shows how far it is, from a thread of its own, until [`Progress::end`].
+/// Shows the progress, from its own thread, until [`Progress::end`].
 #[derive(Debug)]
 pub struct Progress(Arc<Shared>);
 
 impl Progress {
-    /// Less is not worth a line on a terminal.
+    /// Delay before a line on a terminal.
     const PATIENCE: Duration = Duration::from_secs(2);
-    /// Nor a line that stays.
+    /// Delay before a line elsewhere, since it stays.
     const PATIENCE_OF_LINES: Duration = Duration::from_secs(5);
-    /// Often enough for the eye.
+    /// Between updates on a terminal.
     const INTERVAL: Duration = Duration::from_millis(200);
-    /// Between lines of a file.
+    /// Between lines elsewhere.
     const LINES: Duration = Duration::from_secs(10);
 
-    /// Of `run`: on standard error if that is a terminal.
+    /// For `run`: on standard error if that is a terminal.
     pub fn of_run() -> Self {
         Self::start(io::stderr().is_terminal().then_some(Self::INTERVAL), true)
     }
 
-    /// Of a command that ends.
+    /// For a command that ends.
     pub fn of_command() -> Self {
         let is_terminal = io::stderr().is_terminal();
         Self::start(Some(if is_terminal { Self::INTERVAL } else { Self::LINES }), is_terminal)
@@ -86,23 +86,23 @@ impl Progress {
         if let Some(interval) = interval {
             let of_thread = Arc::clone(&shared);
             let shown = thread::Builder::new().name("progress".to_owned());
-            // Without a thread nothing is shown, and nothing else is missing.
+            // Without a thread nothing is shown; everything else works.
             let _not_shown = shown.spawn(move || show(&of_thread, interval, is_terminal));
         }
         Progress(shared)
     }
 
-    /// Where to count what is read.
+    /// The counters for what is read.
     pub fn counted(&self) -> &Counted {
         &self.0.counted
     }
 
-    /// All is read; now the kernel.
+    /// Everything is read; work on the kernel begins.
     pub fn at_kernel(&self) {
         *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner) = Stage::Kernel;
     }
 
-    /// Takes the line away; nothing is shown from now on.
+    /// Removes the line; shows nothing from now on.
     pub fn end(&self) {
         self.0.ended.store(true, Ordering::Relaxed);
         clear();
@@ -136,7 +136,7 @@ fn show(shared: &Shared, interval: Duration, is_terminal: bool) {
         due = now + interval;
         let line = line(shared);
         let mut is_shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever ends it takes the line away after this.
+        // `end` removes the line after this.
         if shared.ended.load(Ordering::Relaxed) {
             return;
         }
@@ -150,7 +150,7 @@ fn show(shared: &Shared, interval: Duration, is_terminal: bool) {
     }
 }
 
-/// Takes the line away, if there is one, before something else is printed.
+/// Removes the line, if there is one, before something else is printed.
 pub(super) fn clear() {
     let mut is_shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if std::mem::take(&mut *is_shown) {

@@ -1,4 +1,4 @@
-//! `run`: serve until told to stop.
+//! `run`: serves until a signal.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -34,15 +34,15 @@ fn fail(problems: &[Problem]) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Serves until SIGTERM or SIGINT, and leaves the data path as it is then. 0 after a signal, 1 when it could not start,
-/// or when the configuration file has changed and a supervisor should start it anew.
+/// Serves until SIGTERM or SIGINT, and leaves the kernel as it is then. Exit code 0 after a signal; 1 when it could not
+/// start, or when the configuration file has changed and a supervisor should restart it.
 pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>) -> ExitCode {
     let started = SystemTime::now();
     for warning in &configured.warnings {
         tracing::warn!("{warning}");
     }
     let settings = &configured.settings;
-    // First of all: who ends this while it starts gets the exit code that belongs to it.
+    // First of all, so that a signal during the start gets the right exit code.
     let mut signals = match Signals::listen() {
         Ok(signals) => signals,
         Err(error) => return fail(&[Problem::new("", format!("signals cannot be handled ({error})"))]),
@@ -68,7 +68,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         Ok(engine) => engine,
         Err(problems) => {
             let code = fail(&problems);
-            // Bad input is told too, and has the say.
+            // Report bad input too; it decides the exit code.
             return match source.refused().await {
                 Some(problem) => {
                     fail(&[problem]);
@@ -103,7 +103,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         health.set_api(cluster.counters().clone());
     }
     host::watch(messages.clone());
-    // On its own thread's clock: looking names up may take a while.
+    // In the API's runtime: looking up names may take a while.
     api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));
     let outcomes = match Worker::start(engine, started, inbox, health.clone(), recorder.clone()) {
         Ok(outcomes) => outcomes,
@@ -114,7 +114,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     Attending { messages, outcomes, recorder, service_health, tasks }.attend(config_file, signals).await
 }
 
-/// What goes on beside the kernel's thread.
+/// What runs beside the kernel's thread.
 struct Attending {
     messages: mpsc::Sender<Message>,
     outcomes: mpsc::UnboundedReceiver<Passed>,
@@ -124,7 +124,7 @@ struct Attending {
 }
 
 impl Attending {
-    /// Until a signal, or until something ends that should not.
+    /// Runs until a signal, or until something ends that should not.
     async fn attend(mut self, config_file: Option<&std::path::Path>, signals: Signals) -> ExitCode {
         let Signals { mut terminate, mut interrupt, mut hangup, mut confirm } = signals;
         let config_changed = async {
@@ -135,7 +135,7 @@ impl Attending {
         };
         tokio::pin!(config_changed);
         let mut limiter = Limiter::default();
-        // What could not all be opened.
+        // The last request of which some servers could not be opened.
         let mut again: Option<Passed> = None;
         loop {
             tokio::select! {
@@ -178,7 +178,7 @@ impl Attending {
         ExitCode::SUCCESS
     }
 
-    /// Opens and closes the servers of Services. Returns what is to be tried again.
+    /// Opens and closes the servers of Services. Returns what to try again.
     async fn serve_health_checks(&mut self, passed: Passed, limiter: &mut Limiter) -> Option<Passed> {
         let failures = self.service_health.update(&passed.health_checks, &passed.listening).await;
         let all_open = failures.is_empty();
@@ -194,10 +194,10 @@ impl Attending {
     }
 }
 
-/// Until a server of a Service is tried again that could not be opened: its address may still be in use, or tentative.
+/// Pause before retrying a Service's server that could not be opened: its address may still be in use, or tentative.
 const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 
-/// Sends Events to the cluster there is, if there is one.
+/// Sends Events if there is a cluster.
 fn recorder(configured: &Configured, api: &Api) -> Recorder {
     let Source::Cluster { kubeconfig, master } = &configured.source else { return Recorder::default() };
     let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
@@ -215,15 +215,15 @@ async fn open(configured: &Configured) -> Result<Engine, Vec<Problem>> {
     if obstacles.is_empty() { Ok(engine) } else { Err(obstacles) }
 }
 
-/// The kernel takes other processes first when memory is short.
+/// Makes the kernel kill other processes first when memory is short.
 fn adjust_oom_score(score: i16) {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
         tracing::warn!("oom_score_adj stays as it is: {error}");
     }
 }
 
-/// Starts the servers for health and metrics. With `bindAddressHardFail` an address that cannot be had is an error;
-/// otherwise it is tried for again and again, as with kube-proxy.
+/// Starts the servers for health and metrics. An address that cannot be bound is an error with `bindAddressHardFail`;
+/// otherwise binding is retried, as with kube-proxy.
 async fn serve(
     configured: &Configured,
     health: &Arc<Health>,

@@ -1,4 +1,4 @@
-//! A small HTTP server: short answers to short questions.
+//! A small HTTP server: short answers to short requests.
 
 mod places;
 
@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 pub(super) use self::places::Places;
 use self::places::{Connection, Place, Watched};
 
-/// Connections at once, of a server or of several that share [`Places`].
+/// Most connections of a server, or of several that share [`Places`].
 pub(super) const CONNECTIONS: usize = 64;
 /// Longest time for a request's head, and between two requests.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -67,16 +67,16 @@ impl Answer {
     }
 }
 
-/// Which families a listener on `[::]` takes connections of.
+/// The families that a listener on `[::]` accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Families {
-    /// IPv6 alone: IPv4 has a listener of its own.
+    /// Only IPv6: IPv4 has its own listener.
     Own,
     /// Both.
     Both,
 }
 
-/// Listens. Many may connect at once before the first is answered: as many as `net.core.somaxconn` says.
+/// Listens. As many clients as `net.core.somaxconn` allows may connect before the first is answered.
 pub(super) fn bind(address: SocketAddr, families: Families) -> io::Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
@@ -90,7 +90,7 @@ pub(super) fn bind(address: SocketAddr, families: Families) -> io::Result<TcpLis
     TcpListener::from_std(std::net::TcpListener::from(opened))
 }
 
-/// The body of an answer, which tells its connection when it is taken as a whole.
+/// The body of an answer, which notifies its connection when it has been taken as a whole.
 struct Told {
     text: Option<Bytes>,
     connection: Arc<Connection>,
@@ -123,7 +123,7 @@ impl Drop for Told {
     }
 }
 
-/// A server that runs. Dropped, it ends soon, with all its connections.
+/// A running server. When dropped, it ends soon, with all its connections.
 #[derive(Debug)]
 pub(super) struct Server(JoinSet<()>);
 
@@ -139,13 +139,13 @@ impl Server {
         Server(task)
     }
 
-    /// Ends it. Then the listener is closed, its address is free, and none of its connections gets another answer.
+    /// Ends it. Afterwards the listener is closed, its address is free, and no connection gets another answer.
     pub(super) async fn end(mut self) {
         self.0.shutdown().await;
     }
 }
 
-/// Answers every request on a listener, whatever its method, by its path. Ends when it is dropped, with all connections.
+/// Answers every request on a listener by its path, whatever its method. When dropped, it ends with all connections.
 pub(super) async fn serve(
     listener: TcpListener,
     places: Places,
@@ -168,19 +168,19 @@ pub(super) async fn serve(
                 places.spare_one();
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-            // It is gone already.
+            // The client is already gone.
             Err(error) => tracing::trace!("a connection was not accepted: {error}"),
         }
     }
 }
 
-/// Whether files or memory are used up.
+/// Whether descriptors or memory have run out.
 fn is_short_of_room(error: &io::Error) -> bool {
     let short = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
     error.raw_os_error().is_some_and(|number| short.contains(&Errno::from_raw(number)))
 }
 
-/// Answers the requests of one connection, until it ends or its place is needed.
+/// Answers the requests of one connection, until it ends or has to give up its place.
 async fn converse(place: Place, answer: Arc<impl Fn(&str) -> Answer>) {
     let connection = &place.connection;
     let service = service_fn(|request: http::Request<hyper::body::Incoming>| {
@@ -203,7 +203,7 @@ async fn converse(place: Place, answer: Arc<impl Fn(&str) -> Answer>) {
     }
 }
 
-/// Until the client has taken too long to take an answer.
+/// Waits until the client has taken too long to receive an answer.
 async fn stalled(connection: &Connection) {
     loop {
         let since = connection.answering_since();

@@ -1,4 +1,4 @@
-//! The health-check node ports of Services: a load balancer asks each node whether it has endpoints of its own.
+//! The health-check node ports of Services: load balancers ask each node whether it has local endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,7 +14,7 @@ use proxier_core::snapshot::ObjectKey;
 use super::health::Health;
 use super::server::{Answer, CONNECTIONS, Families, Places, Server, bind};
 
-/// What one Service's server says.
+/// The answer of one Service's server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     /// Its health-check node port.
@@ -63,13 +63,13 @@ impl Listening {
 pub struct Failed {
     /// The Service.
     pub service: ObjectKey,
-    /// Where it should have been.
+    /// The address it should have had.
     pub address: SocketAddr,
     /// Why not.
     pub reason: String,
 }
 
-/// The servers of all Services. They share one number of connections.
+/// The servers of all Services. They share one limit on connections.
 #[derive(Debug)]
 pub struct ServiceHealth {
     health: Arc<Health>,
@@ -81,7 +81,7 @@ pub struct ServiceHealth {
 struct Servers {
     port: u16,
     local_endpoints: Arc<AtomicU64>,
-    /// By address asked for.
+    /// By requested address.
     listening: BTreeMap<IpAddr, Server>,
 }
 
@@ -91,11 +91,11 @@ impl ServiceHealth {
         ServiceHealth { health, places: Places::new(CONNECTIONS), services: BTreeMap::new() }
     }
 
-    /// Opens, closes and updates servers so that they are these, and listen there. Returns those that could not be opened;
-    /// the next call tries again. Must be called within a tokio runtime.
+    /// Opens, closes and updates servers to match these, on these addresses. Returns those that could not be opened; the
+    /// next call retries them. Must be called within a tokio runtime.
     ///
-    /// What goes is closed, listener and connections, before anything is opened: a port can pass from one Service to
-    /// another, and from single addresses to all of them, within one call.
+    /// Unwanted servers are closed, listener and connections, before any is opened: a port can move between Services, or
+    /// from single addresses to all of them, within one call.
     pub async fn update(&mut self, wanted: &BTreeMap<ObjectKey, HealthCheck>, listening: &Listening) -> Vec<Failed> {
         let addresses = listening.addresses();
         self.close_others(wanted, &addresses).await;
@@ -130,7 +130,7 @@ impl ServiceHealth {
         failed
     }
 
-    /// Closes what is not wanted on these addresses.
+    /// Closes servers that are not wanted on these addresses.
     async fn close_others(&mut self, wanted: &BTreeMap<ObjectKey, HealthCheck>, addresses: &BTreeSet<IpAddr>) {
         let mut closing = Vec::new();
         self.services.retain(|key, servers| {
@@ -150,7 +150,7 @@ impl ServiceHealth {
 fn answer(key: &ObjectKey, count: &AtomicU64, health: &Health) -> Answer {
     let count = count.load(Ordering::Relaxed);
     let healthy = health.is_healthy(Instant::now());
-    // Names of objects have no character that JSON would escape, but a manifest can say anything.
+    // Names of objects need no JSON escapes, but a manifest can contain anything.
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": {},\n\t\t\"name\": {}\n\t}},\n\t\"localEndpoints\": {count},\n\t\

@@ -14,11 +14,11 @@ use super::duration::GoDuration;
 use super::kubeproxyconfig::KubeProxyConfiguration;
 use super::problem::Problem;
 
-/// Everything that can be set, checked. What decides how Services are compiled is in `core`.
+/// All settings, checked. `core` has those for compiling Services.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// What decides how Services are compiled.
+    /// How Services are compiled.
     pub core: Config,
     /// Its family is the primary one.
     pub bind_address: IpAddr,
@@ -34,7 +34,7 @@ pub struct Settings {
     pub kubeconfig: Option<PathBuf>,
     /// How often the kernel is compared with what it should hold; more than 0.
     pub sync_period: Duration,
-    /// Least time between two passes; at most `sync_period`.
+    /// Shortest time between two passes; at most `sync_period`.
     pub min_sync_period: Duration,
     /// Whether ARP is answered only for addresses of the interface that was asked.
     pub strict_arp: bool,
@@ -63,12 +63,12 @@ pub struct Timeouts {
     pub udp_secs: Option<u32>,
 }
 
-/// Settings of connection tracking; `None`: left as it is.
+/// Settings of connection tracking; `None`: left alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Conntrack {
     /// Entries for each CPU.
     pub max_per_core: Option<u32>,
-    /// Entries at least; counts only with `max_per_core`.
+    /// Minimum number of entries; used only with `max_per_core`.
     pub min: u32,
     /// Be liberal about TCP windows.
     pub tcp_be_liberal: bool,
@@ -82,7 +82,7 @@ pub struct Conntrack {
     pub udp_stream_secs: Option<u32>,
 }
 
-/// Where a configuration comes from and what only flags can say.
+/// Where a configuration comes from, and what only flags can set.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
     /// The file's name, or empty for flags.
@@ -91,7 +91,7 @@ pub struct Given {
     pub no_healthz: bool,
     /// Asks for no metrics server.
     pub no_metrics: bool,
-    /// What is done needs no Node: whatever the host's name is, it is right.
+    /// The command needs no Node: any host name is accepted.
     pub nameless: bool,
     /// The name of the flag behind a field, when fields were set by flags.
     pub flag_of: Option<fn(&str) -> Option<&'static str>>,
@@ -128,7 +128,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Everything that is wrong, at once.
+    /// All problems at once.
     pub fn check(mut object: KubeProxyConfiguration, given: &Given) -> Result<(Self, Vec<Problem>), Vec<Problem>> {
         object.set_defaults();
         let mut check = Check { given, errors: Vec::new(), warnings: Vec::new() };
@@ -136,7 +136,7 @@ impl Settings {
         if check.errors.is_empty() { Ok((settings, check.warnings)) } else { Err(check.errors) }
     }
 
-    /// How a cluster is watched with these settings.
+    /// How to watch a cluster with these settings.
     pub fn watching(&self) -> cluster::Options {
         let needs_pod_cidr = self.core.local_traffic == LocalTraffic::NodeCidr;
         cluster::Options { needs_pod_cidr, ..cluster::Options::default() }
@@ -221,7 +221,7 @@ impl Check<'_> {
         }
     }
 
-    /// proxier-core reads its part from the same object and says what it finds wrong.
+    /// proxier-core reads its part from the same object and reports what is wrong.
     fn core(&mut self, object: &KubeProxyConfiguration) -> Config {
         let value = serde_json::to_value(object).unwrap_or_default();
         let part: ConfigObject = match serde_json::from_value(value) {
@@ -234,7 +234,7 @@ impl Check<'_> {
         let mut rejections = Vec::new();
         let config = Config::check(&part, &mut rejections);
         for rejection in rejections {
-            // In a configuration nothing is left out: it says "not a network (ADDRESS/PREFIX)" and ends there.
+            // A configuration leaves nothing out: keep only the first part, such as "not a network (ADDRESS/PREFIX)".
             let reason = rejection.reason.split("; ").next().unwrap_or_default();
             self.error(&rejection.field, format!("{:?} is {reason}", rejection.value));
         }
@@ -256,7 +256,7 @@ impl Check<'_> {
         let own = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let name = if asked.trim().is_empty() { own() } else { asked.to_owned() };
         let name = name.trim().to_lowercase();
-        // RFC 1123, as the API server demands of a Node's name.
+        // RFC 1123, as the API server requires of a Node's name.
         let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
         if self.given.nameless {
             return name;
@@ -295,7 +295,7 @@ impl Check<'_> {
         }
     }
 
-    /// Whole seconds; 0 leaves things as they are. Less than a second is refused: cut off, it would mean just that.
+    /// Whole seconds; 0 leaves the kernel's value. Less than a second is rejected, since rounding would make it 0.
     fn secs(&mut self, field: &str, duration: GoDuration) -> Option<u32> {
         let secs = duration.0.as_secs();
         if secs == 0 && !duration.0.is_zero() {

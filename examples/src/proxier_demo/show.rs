@@ -21,8 +21,8 @@ use super::problem::Problem;
 use super::progress::Progress;
 use super::table::wrapped;
 
-/// Prints every virtual server of the kernel, also those of somebody else, with real servers and connections, and the
-/// Service that it serves where the source of Services can be read.
+/// Prints every virtual server in the kernel, including others', with real servers and connections, and the Service it
+/// serves if the source of Services can be read.
 pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     let mut kernel = match kernel::open() {
         Ok(kernel) => kernel,
@@ -55,7 +55,7 @@ fn failed(problem: &Problem) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The Services as far as they can be read. What the kernel holds is shown all the same.
+/// The Services, if they can be read. The kernel's state is shown in any case.
 async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Desired) {
     let nothing_named = matches!(&configured.source, Source::Cluster { kubeconfig: None, master: None });
     let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
@@ -63,7 +63,7 @@ async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Desi
     if nothing_named && !in_a_pod {
         return (store, Desired::new());
     }
-    // What the kernel holds is shown without waiting for the Node's networks.
+    // Do not wait for the Node's networks.
     let options = cluster::Options::default();
     let progress = Progress::of_command();
     let snapshot = match initial_list::read(configured, options, progress.counted()).await {
@@ -91,7 +91,7 @@ async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Desi
     (store, desired)
 }
 
-/// What is worth saying about a virtual server besides its place.
+/// The details of a virtual server, without its address and port.
 fn details(server: &VirtualServer) -> String {
     let scheduler = server.config.scheduler;
     match &server.config.persistence {
@@ -110,8 +110,7 @@ fn text(entries: &[SnapshotEntry], names: &Names<'_>, bound: usize) -> std::io::
     out.flush()
 }
 
-/// Real servers have columns; what is said of a virtual server goes across them, with the Service behind, or below where
-/// both are long.
+/// Real servers have columns; a virtual server's details span them, with the Service behind, or below if both are long.
 fn table(entries: &[SnapshotEntry], names: &Names<'_>) -> Vec<String> {
     const HEADS: [&str; 4] = ["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE"];
     let cells = |entry: &SnapshotEntry| -> Vec<[String; 4]> {
@@ -131,7 +130,7 @@ fn table(entries: &[SnapshotEntry], names: &Names<'_>) -> Vec<String> {
             *width = (*width).max(cell.chars().count());
         }
     }
-    // Room for most virtual servers, so that their Services are below each other.
+    // Wide enough for most virtual servers, so that their Services are aligned.
     let own: Vec<String> = entries
         .iter()
         .map(|entry| &entry.virtual_server.server)

@@ -1,16 +1,16 @@
-//! The signals that mean something.
+//! The signals that the program handles.
 
 use tokio::signal::unix::{SignalKind, signal};
 
 type Signal = tokio::signal::unix::Signal;
 
-/// The signals that mean something.
+/// The signals that the program handles.
 pub(super) struct Signals {
     pub(super) terminate: Signal,
     pub(super) interrupt: Signal,
-    /// Compare everything.
+    /// SIGHUP: compare everything.
     pub(super) hangup: Signal,
-    /// What is held back is meant.
+    /// SIGUSR1: confirm what is held back.
     pub(super) confirm: Signal,
 }
 
@@ -24,7 +24,7 @@ impl Signals {
         })
     }
 
-    /// Until SIGTERM or SIGINT.
+    /// Waits for SIGTERM or SIGINT.
     pub(super) async fn end(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}

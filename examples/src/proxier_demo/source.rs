@@ -1,4 +1,4 @@
-//! Where the Services come from: files or an API server.
+//! The source of Services: files or an API server.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use super::manifests::Manifests;
 use super::message::Changes;
 use super::problem::Problem;
 
-/// What talks with the API server has a thread of its own: programs that get credentials (`exec` in a kubeconfig) are
-/// waited for there, and must not keep health checks and the kernel waiting.
+/// The API client has its own thread: it waits for programs that get credentials (`exec` in a kubeconfig), which must not
+/// delay health checks and the kernel.
 pub(super) struct Api(Option<Runtime>);
 
 impl Api {
@@ -30,20 +30,20 @@ impl Api {
 
 impl Drop for Api {
     fn drop(&mut self) {
-        // Within another runtime nothing may be waited for.
+        // Blocking is not allowed within another runtime.
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// A source that begins, while other things go on. It ends when it is dropped.
+/// A source that starts, while other work goes on. Dropping it ends it.
 pub(super) enum Starting {
     Files { manifests: Manifests, first: Vec<Change>, changes: Changes },
     Cluster(JoinHandle<Result<Cluster, Problem>>),
 }
 
-/// A source that runs. It ends when it is dropped.
+/// A running source. Dropping it ends it.
 pub(super) enum Running {
     Files,
     Cluster(Cluster),
@@ -76,7 +76,7 @@ impl Starting {
         }
     }
 
-    /// Until it is known whether it can run at all. The server need not answer for that, but a program that gets
+    /// Waits until it is known whether it can run at all. The server need not answer for that, but a program that gets
     /// credentials has to.
     pub(super) async fn finish(self, tasks: &mut JoinSet<Result<(), Problem>>) -> Result<Running, Problem> {
         let mut started = match self {

@@ -1,11 +1,11 @@
-//! Lines that fit a terminal.
+//! Formats lines that fit a terminal.
 
-/// Columns that everything printed for people fits.
+/// The width of everything printed for people.
 pub const COLUMNS: usize = 100;
-/// What a line that goes on begins with.
+/// The indent of a continued line.
 const INDENT: &str = "    ";
 
-/// A line in pieces of at most [`COLUMNS`], broken between words; a word that is longer is broken too. Each piece but the
+/// Splits a line into pieces of at most [`COLUMNS`] columns, between words; a longer word is split too. Every piece but the
 /// first is indented.
 pub fn wrapped(line: &str) -> Vec<String> {
     if line.chars().count() <= COLUMNS {
@@ -14,7 +14,7 @@ pub fn wrapped(line: &str) -> Vec<String> {
     let mut pieces = Vec::new();
     let start: String = line.chars().take_while(|c| *c == ' ').collect();
     let mut piece = start;
-    // Blanks within a line are part of the table; only where it is broken they go.
+    // Blanks within a line are part of the table; drop them only at a break.
     for word in line.trim_start().split_inclusive(' ') {
         let mut word: Vec<char> = word.chars().collect();
         if piece.chars().count() + word.iter().collect::<String>().trim_end().chars().count() > COLUMNS {

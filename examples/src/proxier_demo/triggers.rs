@@ -1,4 +1,5 @@
-//! How long endpoints take from their cause, a pod that became ready say, to the kernel: as kube-proxy measures it.
+//! Measures how long a change of endpoints takes from its cause (say, a pod became ready) to the kernel, as kube-proxy
+//! does.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,20 +7,20 @@ use k8s_openapi::jiff::Timestamp;
 use proxier_core::objects::EndpointSliceObject;
 use proxier_core::snapshot::ObjectKey;
 
-/// When the last change was caused that a slice has in it (RFC 3339), by the controller that writes slices.
+/// When the last change in a slice was caused (RFC 3339); the slice's controller writes it.
 pub(super) const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// More are not measured one by one.
+/// Most causes that are measured one by one.
 const MOST: usize = 10_000;
 
 /// Causes of changes that the kernel does not have yet.
 #[derive(Debug)]
 pub(super) struct Triggers {
-    /// What was caused before is not measured: it waited for this process to start.
+    /// Earlier causes are not measured: they waited for this process to start.
     started: SystemTime,
-    /// By slice; of the next pass.
+    /// For the next pass, by slice.
     fresh: Vec<(ObjectKey, SystemTime)>,
-    /// Of passes that failed: in the kernel when a full pass succeeds.
+    /// From failed passes: in the kernel once a full pass succeeds.
     overdue: Vec<(ObjectKey, SystemTime)>,
 }
 
@@ -28,7 +29,7 @@ impl Triggers {
         Triggers { started, fresh: Vec::new(), overdue: Vec::new() }
     }
 
-    /// The cause that a slice names, if that is to be measured.
+    /// The cause that a slice names, if it is to be measured.
     pub(super) fn of(&self, slice: &EndpointSliceObject) -> Option<(ObjectKey, SystemTime)> {
         let text = slice.metadata.annotations.get(ANNOTATION)?;
         let time = SystemTime::from(text.parse::<Timestamp>().ok()?);
@@ -42,14 +43,14 @@ impl Triggers {
         }
     }
 
-    /// A slice is gone. What it had told is not programmed any more, and its end has no time.
+    /// A slice is gone. Its causes are never programmed, and its deletion has no time.
     pub(super) fn gone(&mut self, slice: &ObjectKey) {
         for triggers in [&mut self.fresh, &mut self.overdue] {
             triggers.retain(|(of, _)| of != slice);
         }
     }
 
-    /// A pass has ended. How long each cause took that the kernel has an answer to now.
+    /// A pass has ended. Returns how long each cause took that the kernel has now.
     pub(super) fn passed(&mut self, full: bool, failed: bool, now: SystemTime) -> Vec<Duration> {
         if failed {
             self.overdue.append(&mut self.fresh);
@@ -59,7 +60,7 @@ impl Triggers {
         if full {
             done.append(&mut self.overdue);
         }
-        // Clocks of several machines: what comes from the future took no time.
+        // Clocks of machines differ: a cause in the future took no time.
         done.into_iter().map(|(_, time)| now.duration_since(time).unwrap_or_default()).collect()
     }
 }
@@ -88,7 +89,7 @@ mod tests {
             Clock { triggers: Triggers::new(started), started }
         }
 
-        /// The slice changes, for a cause so many seconds after the start.
+        /// The slice changes, with a cause this many seconds after the start.
         fn change(&mut self, name: &str, at: u32) {
             let text = Timestamp::try_from(self.started + SECOND * at).unwrap().to_string();
             if let Some(trigger) = self.triggers.of(&slice(name, Some(&text))) {

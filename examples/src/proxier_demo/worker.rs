@@ -1,4 +1,4 @@
-//! The kernel's thread: takes what changed, does what is due, and tells how it went.
+//! The kernel's thread: takes changes, does what is due, and reports the results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,18 +37,18 @@ pub(super) struct Worker {
     triggers: Triggers,
     /// Where the servers of Services were last told to listen.
     listening: Option<Listening>,
-    /// Until the first pass is over.
+    /// Until the first pass has ended.
     progress: Option<Progress>,
     /// What the kernel turned out to lack.
     lacks: BTreeSet<String>,
 }
 
-/// A pass with so many changes leaves memory behind that is worth giving back.
+/// After a pass with this many changes, memory is worth returning.
 const MANY: u64 = 1000;
 
 impl Worker {
-    /// Starts the thread. It ends when nobody sends messages any more; after each pass it tells what came of it. `started`:
-    /// when this process did.
+    /// Starts the thread. It ends when all senders are gone; after each pass it reports the result. `started`: when this
+    /// process started.
     pub(super) fn start(
         mut engine: Engine<impl Kernel>,
         started: SystemTime,
@@ -57,7 +57,7 @@ impl Worker {
         recorder: Recorder,
     ) -> Result<mpsc::UnboundedReceiver<Passed>, Problem> {
         let problem = |error| Problem::new("", format!("no thread for the kernel ({error})"));
-        // Its own: the process's ends while this thread may still wait.
+        // Its own runtime: the process's may end while this thread still waits.
         let clock = Builder::new_current_thread().enable_time().build().map_err(problem)?;
         let (passed, outcomes) = mpsc::unbounded_channel();
         let work = move || {
@@ -77,7 +77,7 @@ impl Worker {
         Ok(outcomes)
     }
 
-    /// Takes messages and does what is due, until nobody sends any more.
+    /// Takes messages and does what is due, until all senders are gone.
     fn work(&mut self, engine: &mut Engine<impl Kernel>, mut inbox: mpsc::Receiver<Message>, clock: &Runtime) {
         loop {
             let idle = engine.idle();
@@ -85,7 +85,7 @@ impl Worker {
                 Some(Duration::ZERO) => {
                     inbox.try_recv().map_err(|error| error == mpsc::error::TryRecvError::Disconnected)
                 }
-                // Within the future: the clock is the runtime's.
+                // Within the future, since the runtime has the clock.
                 Some(idle) => clock
                     .block_on(async { tokio::time::timeout(idle, inbox.recv()).await })
                     .map_or(Err(false), |message| message.ok_or(true)),
@@ -94,7 +94,7 @@ impl Worker {
             match message {
                 Ok(message) => {
                     self.take(engine, message);
-                    // What has come meanwhile goes with it.
+                    // Take everything that has arrived meanwhile.
                     while let Ok(message) = inbox.try_recv() {
                         self.take(engine, message);
                     }
@@ -105,7 +105,7 @@ impl Worker {
             let start = Instant::now();
             let mut pending = engine.pending_since();
             if engine.idle() == Some(Duration::ZERO) {
-                // A pass that nobody asked for may take too long as well.
+                // A pass that nobody requested may take too long as well.
                 pending = pending.or(Some(start));
                 self.progress.as_ref().map(Progress::at_kernel);
             }
@@ -172,7 +172,7 @@ impl Worker {
         }
     }
 
-    /// Logs a pass, and makes health and metrics of it.
+    /// Logs a pass, and updates health and metrics.
     fn tell(&mut self, engine: &mut Engine<impl Kernel>, report: &Report, start: Instant) {
         let end = Instant::now();
         let took = end.saturating_duration_since(start);
@@ -191,11 +191,11 @@ impl Worker {
                 }
             }
         }
-        // Nothing is left of what had been asked for when the pass began.
+        // Everything requested before the pass began is done.
         if engine.pending_since().is_none_or(|since| since >= start) {
             self.health.updated(SystemTime::now());
         }
-        // A node that keeps more than is wanted serves: load balancers must not leave it.
+        // A node that keeps more than is wanted still serves: load balancers must not leave it.
         let programmed = self.triggers.passed(report.full, report.has_failed(), SystemTime::now());
         let totals = engine.proxier().totals();
         let rejected = engine.proxier().rejections().count();
@@ -207,7 +207,7 @@ impl Worker {
             for duration in programmed {
                 metrics.network_programming.observe(duration);
             }
-            // The pass has taken them up; what it could not carry out is not counted twice.
+            // The pass has taken them; retries are not counted again.
             (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);
             metrics.service_changes = totals.service_changes;
             metrics.endpoint_changes = totals.endpoint_changes;
@@ -217,7 +217,7 @@ impl Worker {
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
             metrics.held_back = u64::try_from(engine.proxier().safeguard().held().count()).unwrap_or(u64::MAX);
             metrics.draining = u64::try_from(engine.proxier().drains().len()).unwrap_or(u64::MAX);
-            // Not with each change: counting walks everything.
+            // Not after each change: counting walks everything.
             if report.full {
                 if report.unread.is_empty() {
                     metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
@@ -230,7 +230,7 @@ impl Worker {
         self.tell_health_checks(engine, report);
     }
 
-    /// Tells the servers of Services what to say and where, when that may have changed.
+    /// Tells the servers of Services what to answer and where, if that may have changed.
     fn tell_health_checks(&mut self, engine: &Engine<impl Kernel>, report: &Report) {
         let listening = Listening::of(engine.proxier().facts());
         if !report.full && !report.health_checks_changed && self.listening.as_ref() == Some(&listening) {
@@ -312,7 +312,7 @@ fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [u64; 2] {
     counts
 }
 
-/// Counts what the kernel holds, of ours and of others. What could not be read keeps the numbers it had.
+/// Counts ours and others' servers in the kernel. Numbers that could not be read stay.
 fn count_servers(engine: &Engine<impl Kernel>, report: &Report, metrics: &mut Metrics) {
     let Some(observed) = engine.proxier().observed() else { return };
     let foreign = &report.foreign.virtual_servers;

@@ -11,7 +11,7 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 ///
 /// One line: what is wrong, with line and column within `text`.
 pub fn parse(text: &str, duplicates: DuplicateKeyPolicy) -> Result<Value, String> {
-    // YAML includes JSON, but for tabs; and JSON's own reader is faster and its errors are plainer.
+    // YAML includes JSON, except for tabs; and JSON's own reader is faster, with clearer errors.
     if text.trim_start().starts_with(['{', '['])
         && matches!(duplicates, DuplicateKeyPolicy::LastWins)
         && let Ok(value) = serde_json::from_str(text)
@@ -21,8 +21,8 @@ pub fn parse(text: &str, duplicates: DuplicateKeyPolicy) -> Result<Value, String
     serde_saphyr::from_str_with_options(text, options(duplicates)).map_err(|error| first_line(&error.to_string()))
 }
 
-/// Room for what `kubectl get -o yaml` prints of a large cluster. Nesting and aliases stay narrow: they are how a small
-/// text becomes a large value.
+/// Large enough for `kubectl get -o yaml` of a large cluster. Nesting and aliases stay limited: with them a small text
+/// becomes a large value.
 fn options(duplicate_keys: DuplicateKeyPolicy) -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -60,7 +60,7 @@ pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<Strin
     let mut unknown = Vec::new();
     let mut track = serde_path_to_error::Track::new();
     let with_path = serde_path_to_error::Deserializer::new(value, &mut track);
-    // An optional struct on the way is `?` in the path.
+    // An optional struct in a path is `?`.
     let mut note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string().replace(".?", "").replace("?.", ""));
     match T::deserialize(serde_ignored::Deserializer::new(with_path, &mut note)) {
         Ok(object) => Ok((object, unknown)),
@@ -74,7 +74,7 @@ pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<Strin
 ///
 /// As [`read`].
 pub fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, (String, String)> {
-    // To keep the path costs as much again as reading does, and is needed for bad texts only.
+    // Keeping the path doubles the cost of reading, and only bad texts need it.
     if let Ok(object) = serde_json::from_str(text) {
         return Ok(object);
     }

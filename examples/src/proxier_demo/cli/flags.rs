@@ -12,7 +12,7 @@ use crate::proxier_demo::yaml;
 /// How a flag's text becomes a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// As it is.
+    /// The text itself.
     Text,
     /// `true` or `false`; the flag alone is `true`.
     Bool,
@@ -90,13 +90,13 @@ const FLAGS: &[Flag] = &[
     Flag("show-hidden-metrics-for-version", Text, "showHiddenMetricsForVersion", "Accepted; nothing is hidden"),
 ];
 
-/// Logging flags count with `--config` too.
+/// Logging flags work with `--config` too.
 const LOGGING: &[Flag] = &[
     Flag("v", Int, "logging.verbosity", "How much is logged, 0 to 10 [0]"),
     Flag("logging-format", Text, "logging.format", "text or json [text]"),
 ];
 
-/// Accepted so that command lines of kube-proxy work; without effect, which is said once.
+/// Accepted so that command lines of kube-proxy work; one warning says that they have no effect.
 const IGNORED: &[Flag] = &[
     Flag("add-dir-header", Bool, "", ""),
     Flag("alsologtostderr", Bool, "", ""),
@@ -119,7 +119,7 @@ const IGNORED: &[Flag] = &[
     Flag("vmodule", Text, "", ""),
 ];
 
-/// Of the flags of the configuration, those that change nothing here.
+/// Flags of the configuration that change nothing here.
 const WITHOUT_EFFECT: &[&str] = &[
     "config-sync-period",
     "feature-gates",
@@ -191,7 +191,7 @@ fn parser(kind: Kind) -> ValueParser {
     }
 }
 
-/// The flag that sets a field; a list's elements are of the field.
+/// The flag that sets a field; elements of a list belong to the field.
 pub(super) fn flag_of(field: &str) -> Option<&'static str> {
     let field = field.split('[').next().unwrap_or_default();
     match field {
@@ -206,7 +206,7 @@ fn given(matches: &ArgMatches, name: &str) -> bool {
     matches.value_source(name) == Some(clap::parser::ValueSource::CommandLine)
 }
 
-/// The names of the given flags that have no effect: of all those without, and with `--config` of all but a few.
+/// The names of given flags without effect: with `--config`, all but a few of the configuration's too.
 pub(super) fn without_effect(matches: &ArgMatches, with_config: bool) -> Vec<&'static str> {
     let unused = |name: &str| with_config || WITHOUT_EFFECT.contains(&name);
     let of_configuration = FLAGS.iter().map(|flag| flag.0).filter(|name| unused(name));
@@ -257,7 +257,7 @@ fn set(value: &mut Value, Flag(name, kind, field, _): &Flag, matches: &ArgMatche
     };
 }
 
-/// What the old `--healthz-port` and `--metrics-port`, and empty addresses, say: the address to use, or nowhere.
+/// What the old `--healthz-port` and `--metrics-port`, and empty addresses, mean: an address, or no server.
 pub(super) fn server(matches: &ArgMatches, name: &str, host: &str) -> Server {
     let address = format!("{name}-bind-address");
     if let Some(text) = matches.get_one::<Value>(&address).and_then(Value::as_str) {

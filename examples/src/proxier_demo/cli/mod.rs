@@ -15,12 +15,12 @@ use super::kubeproxyconfig::KubeProxyConfiguration;
 use super::problem::{OneLine, Problem};
 use super::settings::{Given, Settings};
 
-/// Why the program ends before it has begun: a text and an exit code.
+/// Why the program ends before it starts: a text and an exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
     /// 0: asked for (help, version). 2: bad usage or bad input.
     pub code: u8,
-    /// What to print: one line for each thing that is wrong.
+    /// What to print: one line for each problem.
     pub text: String,
 }
 
@@ -61,7 +61,7 @@ pub enum Output {
 /// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Keep the kernel as the Services ask.
+    /// Keep the kernel as the Services require.
     Run {
         /// One full sync, then exit.
         once: bool,
@@ -74,14 +74,15 @@ pub enum Command {
     Show(Output),
     /// Print what this machine lacks.
     Probe(Output),
-    /// Remove everything it has created.
+    /// Remove everything that the proxy created.
     Cleanup,
     /// Write the effective configuration to a file.
     WriteConfig(PathBuf),
 }
 
 impl Command {
-    /// Whether it asks what is local to this node, so that the Node's name has to be right. `show` names Services without.
+    /// Whether it depends on what is local to this node, so that the Node's name has to be right. `show` names Services
+    /// without it.
     fn needs_node(&self) -> bool {
         matches!(self, Command::Run { init_only: false, .. } | Command::Plan(_))
     }
@@ -96,7 +97,7 @@ pub enum Source {
     Cluster {
         /// A kubeconfig; without one, and without `master`, the pod's own account.
         kubeconfig: Option<PathBuf>,
-        /// The server's URL in place of the kubeconfig's.
+        /// The server's URL instead of the kubeconfig's.
         master: Option<String>,
     },
 }
@@ -120,19 +121,20 @@ pub struct Configured {
     pub settings: Settings,
     /// `--allow-mass-removal`: most of the Services may go at once.
     pub allow_mass_removal: bool,
-    /// `--input-timeout`: how long the commands that look once wait for an API server that tells nothing new; `None`: for ever.
+    /// `--input-timeout`: how long `plan`, `show` and `run --once` wait for an API server that sends nothing new; `None`:
+    /// for ever.
     pub input_timeout: Option<Duration>,
     /// What to log: one line each.
     pub warnings: Vec<String>,
 }
 
-/// How long the commands that look once wait for an API server that tells nothing new.
+/// How long `plan`, `show` and `run --once` wait for an API server that sends nothing new.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reads a command line, the program's name first.
 ///
-/// kube-proxy has no commands: a line that starts with a flag means `run`, or `cleanup` with `--cleanup`. Names may be
-/// written with `_` for `-`, as there.
+/// kube-proxy has no commands: a line that starts with a flag means `run`, or `cleanup` with `--cleanup`. As with
+/// kube-proxy, names may have `_` for `-`.
 ///
 /// # Errors
 ///
@@ -150,7 +152,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, End
     if matches.get_flag("version") {
         return Err(Ending { code: 0, text: version() });
     }
-    // Only the commands that print have it.
+    // Only the commands that print have this option.
     let output = match matches.try_get_one::<String>("output").ok().flatten().map(String::as_str) {
         Some("json") => Output::Json,
         _ => Output::Text,
@@ -170,13 +172,12 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, End
 impl Invocation {
     /// Reads the configuration: the file of `--config`, or else the flags.
     ///
-    /// With a file, flags of the configuration do not count, as with kube-proxy, but for `--hostname-override` and those
-    /// of logging; which of the given ones have no effect is among the warnings. The flags that name the source always
-    /// count.
+    /// With a file, flags of the configuration are ignored, as with kube-proxy, except `--hostname-override` and those of
+    /// logging; a warning names the ignored ones. The flags that name the source always apply.
     ///
     /// # Errors
     ///
-    /// Everything that is wrong with it, at once (code 2).
+    /// All problems of the configuration at once (code 2).
     pub fn configure(&self) -> Result<Configured, Ending> {
         let matches = &self.matches;
         let mut warnings = Vec::new();

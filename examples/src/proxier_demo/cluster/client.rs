@@ -1,4 +1,4 @@
-//! Requests to an API server: one at a time, each with an end, each failure of a kind that says what to do next.
+//! Requests to an API server: one at a time, each with a time limit, each failure of a kind that says what to do next.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,13 +18,12 @@ use super::objects::Status;
 pub struct Connection {
     /// A kubeconfig; without one, and without `master`, the pod's own account.
     pub kubeconfig: Option<PathBuf>,
-    /// The server's URL in place of the kubeconfig's; alone, without credentials.
+    /// The server's URL instead of the kubeconfig's; alone, without credentials.
     pub master: Option<String>,
 }
 
 impl Connection {
-    /// Where the server is, as far as that can be said without asking anybody; `None` when [`Connection::client`] would
-    /// fail.
+    /// The server's address as configured, without any request; `None` when [`Connection::client`] would fail.
     pub fn server(&self) -> Option<http::Uri> {
         let url: http::Uri = match (&self.master, &self.kubeconfig) {
             (Some(url), _) => url.parse().ok()?,
@@ -40,7 +39,7 @@ impl Connection {
         Some(url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 }))
     }
 
-    /// The addresses and the port of the server. A name that is not found within two seconds has none.
+    /// The addresses and the port of the server. A name that is not resolved within two seconds has none.
     pub async fn server_addresses(&self) -> Vec<SocketAddr> {
         let Some(url) = self.server() else { return Vec::new() };
         let Some(host) = url.host() else { return Vec::new() };
@@ -52,11 +51,11 @@ impl Connection {
         }
     }
 
-    /// A client. It reads credentials again by itself when they are in files; a new client reads them at once.
+    /// A client. It re-reads credentials in files by itself; a new client reads them at once.
     ///
     /// # Errors
     ///
-    /// The kubeconfig or its credentials cannot be read, or this is no pod and nothing else is given.
+    /// The kubeconfig or its credentials cannot be read, or nothing is given outside of a pod.
     pub async fn client(&self) -> Result<Client, Problem> {
         let mut config = match (&self.kubeconfig, &self.master) {
             (Some(path), _) => kubeconfig::config(path).await?,
@@ -73,24 +72,24 @@ impl Connection {
             })?;
         }
         if config.cluster_url.scheme_str() == Some("http") {
-            // The system's own, which are not asked for then, take longer to read than everything else here.
+            // Keeps the client from reading the system's own certificates, which takes longer than everything else here.
             config.root_cert.get_or_insert_default();
         }
-        // What is retried, when and how often is decided here, not below.
+        // This module decides about retries, not the client.
         config.default_retry = false;
         let origin = config.cluster_url.to_string();
         Client::try_from(config).map_err(|error| Problem::new(origin, kubeconfig::no_client(&error)))
     }
 }
 
-/// What went wrong with a request, by what is to be done about it.
+/// Why a request failed, by what to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureKind {
     /// The version or the continue token is too old: list from the start.
     Expired,
     /// Credentials are wrong or too old: read them again.
     Unauthorized,
-    /// The account may not do this: somebody has to allow it.
+    /// The account lacks a permission, which somebody has to grant.
     Forbidden,
     /// The answer is larger than there is room for: ask for less.
     TooLarge,
@@ -119,13 +118,13 @@ impl Failure {
         Failure { kind: FailureKind::Unreachable, message, retry_after: None }
     }
 
-    /// From a status, as a body or as an event.
+    /// From a status, in a body or in an event.
     pub(super) fn of_status(code: u16, status: &Status) -> Self {
         let kind = match code {
             401 => FailureKind::Unauthorized,
             403 => FailureKind::Forbidden,
             410 => FailureKind::Expired,
-            // The server's word for a version it has not seen yet, or not any more.
+            // The server's reason for a version it has not seen yet, or no longer keeps.
             _ if matches!(status.reason.as_str(), "Expired" | "Gone") => FailureKind::Expired,
             _ => FailureKind::Other,
         };
@@ -138,7 +137,7 @@ impl Failure {
     }
 }
 
-/// An error with its causes, on one line, none said twice.
+/// An error with its causes, on one line, without repetition.
 pub(super) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -159,7 +158,7 @@ pub(super) struct Answer {
     patience: Duration,
 }
 
-/// A failure's words need no more.
+/// Room for the text of a failure.
 const FAILURE_BYTES: usize = 64 * 1024;
 
 /// Sends a GET and waits for the head of the answer.
@@ -189,7 +188,7 @@ pub(super) async fn get(client: &Client, target: &str, patience: Duration) -> Re
 }
 
 impl Answer {
-    /// The next piece; `None` at the end. `patience` is for this one piece, in place of the one for the head.
+    /// The next piece; `None` at the end. `patience` applies to this one piece.
     pub(super) async fn piece(&mut self, patience: Duration) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
         loop {
             let frame = tokio::time::timeout(patience, self.body.frame()).await;

@@ -1,4 +1,4 @@
-//! Which objects have been reported, in which version: to tell what a new list lacks, and what a watch says late.
+//! Which objects were reported, in which version: finds what a new list lacks, and late events of a watch.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,24 +15,24 @@ pub(super) struct Known {
 struct Seen {
     /// 0: not a number, so not comparable.
     version: u64,
-    /// In which list it was last.
+    /// The list in which it was last.
     list: u32,
 }
 
 const DELETIONS_KEPT: usize = 64;
 
-/// A version as a number, as all API servers have it (KEP-5504 makes it a promise). 0 when it is none.
+/// A version as a number, as all API servers have it (KEP-5504 makes it a promise). 0 when it is no number.
 pub(super) fn number(version: &str) -> u64 {
     version.parse().unwrap_or(0)
 }
 
 impl Known {
-    /// A list begins.
+    /// Begins a list.
     pub(super) fn begin_list(&mut self) {
         self.list = self.list.wrapping_add(1);
     }
 
-    /// Takes an item of the list; whether it says anything new.
+    /// Takes an item of the list; returns whether it is new or changed.
     pub(super) fn list_item(&mut self, key: &str, version: u64) -> bool {
         let list = self.list;
         let Some(seen) = self.objects.get_mut(key) else {
@@ -44,7 +44,7 @@ impl Known {
         new
     }
 
-    /// The list is complete: the objects it does not have are gone.
+    /// Ends the list; returns the objects that it lacks.
     pub(super) fn end_list(&mut self) -> Vec<Box<str>> {
         let gone: Vec<Box<str>> =
             self.objects.iter().filter(|(_, seen)| seen.list != self.list).map(|(key, _)| key.clone()).collect();
@@ -56,7 +56,7 @@ impl Known {
         gone
     }
 
-    /// Takes an object of a watch; whether it is newer than what is known.
+    /// Takes an object of a watch; returns whether it is newer than the known one.
     pub(super) fn upsert(&mut self, key: &str, version: u64) -> bool {
         let before = self.objects.get(key).map_or(0, |seen| seen.version);
         let deleted = self.deleted.iter().filter(|(gone, _)| &**gone == key).map(|(_, version)| *version).max();
@@ -71,7 +71,7 @@ impl Known {
         true
     }
 
-    /// Takes a deletion; whether it is one of what is known.
+    /// Takes a deletion; returns whether the object was known.
     pub(super) fn delete(&mut self, key: &str, version: u64) -> bool {
         let Some(seen) = self.objects.get(key) else { return false };
         if version != 0 && version < seen.version {

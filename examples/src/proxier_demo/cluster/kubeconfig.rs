@@ -1,4 +1,4 @@
-//! Kubeconfigs, and in plain words what is wrong with one.
+//! Reads kubeconfigs, and explains in plain words what is wrong with one.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,7 +10,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig, NamedCluster};
 use super::super::problem::Problem;
 use super::client::causes;
 
-/// What this file says about its current context. Nobody is asked, no program is started.
+/// The current context of this file. Sends no request, starts no program.
 ///
 /// # Errors
 ///
@@ -19,7 +19,7 @@ pub(super) async fn config(path: &Path) -> Result<Config, Problem> {
     let problem = |reason: String| Problem::new(path.display().to_string(), reason);
     let unusable = |error: &dyn std::error::Error| {
         let text = causes(error);
-        // Behind the arrow is a picture of the lines around it, which needs more than one.
+        // What follows the arrow shows the lines around it, which needs more than one line.
         let text = text.split(" --> ").next().unwrap_or_default().replace("error: ", "");
         problem(format!("not a usable kubeconfig: {text}"))
     };
@@ -42,14 +42,14 @@ pub(super) async fn config(path: &Path) -> Result<Config, Problem> {
     Ok(config)
 }
 
-/// Where the server of its current context is; `None` when [`config`] would fail.
+/// The server of its current context; `None` when [`config`] would fail.
 pub(super) fn server(path: &Path) -> Option<http::Uri> {
     let kubeconfig = Kubeconfig::read_from(path).ok()?;
     let cluster = complete(&kubeconfig).ok()?;
     cluster.cluster.as_ref()?.server.as_ref()?.parse().ok()
 }
 
-/// The cluster of its current context, when the names that it refers to are there. The field and the reason, if not.
+/// The cluster of its current context, if the names that it refers to exist; otherwise the field and the reason.
 fn complete(kubeconfig: &Kubeconfig) -> Result<&NamedCluster, (&'static str, String)> {
     let named = |what: &str, name: &str, names: Vec<&str>| {
         let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -95,7 +95,7 @@ pub(super) fn no_client(error: &kube::Error) -> String {
     }
 }
 
-/// What to do about a connection that did not come about, as far as the words of the TLS library tell.
+/// Advice for a failed connection, as far as the TLS library's message shows the cause.
 pub(super) fn advice(message: &str) -> &'static str {
     for (words, advice) in [
         ("UnknownIssuer", "; its certificate is not signed by the certificate-authority that is configured"),

@@ -1,13 +1,12 @@
 //! A live cluster as a source: lists and watches Services, EndpointSlices and this node's Node.
 //!
-//! Each kind is listed in pages and then watched from the list's version on. Objects are read one at a time and
-//! reported at once; what stays in memory is a key and a version for each. After a break the watch goes on where it was;
-//! when that is too long ago everything is listed again, only what differs is reported, and what the list lacks is
-//! reported as deleted. No failure ends it: it tries again, each time later, up to half a minute, or when the server
-//! says.
+//! Each kind is listed in pages and then watched from the list's version on. Objects are read one at a time and reported at
+//! once; memory keeps a key and a version for each. After a break the watch goes on where it was; when its version is too
+//! old, everything is listed again, only differences are reported, and objects that the list lacks are reported as missing.
+//! No failure ends it: it retries after growing pauses, up to half a minute, or when the server says.
 //!
-//! kube's own `watcher` is not used: it hides `Retry-After`, reads a page's objects before it hands out the first, and
-//! reports all objects again after a break, which this tells apart by their versions.
+//! It does not use kube's `watcher`, which hides `Retry-After`, reads a page's objects before it hands out the first, and
+//! reports all objects again after a break; this compares versions instead.
 
 mod client;
 mod known;
@@ -35,13 +34,13 @@ use super::problem::Problem;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Objects in a page. Default 500. Less when the server's pages are too large.
+    /// Objects in a page. Default 500. Fewer when the server's pages are too large.
     pub page: usize,
     /// Most bytes of a page. Default 64 MiB.
     pub page_bytes: usize,
     /// Longest wait for an answer's head, and then for each piece of it. Default 30 s.
     pub patience: Duration,
-    /// Longest silence of a watch before it is taken for broken. Servers send a bookmark each minute; default 150 s.
+    /// Longest silence of a watch before it counts as broken. Servers send a bookmark each minute; default 150 s.
     pub silence: Duration,
     /// How long a watch lasts before the server ends it. Default 5 minutes.
     pub watch: Duration,
@@ -51,8 +50,8 @@ pub struct Options {
     pub longest_pause: Duration,
     /// How long the initial list waits for the Node when Services and slices are there. Default 10 s.
     pub node_patience: Duration,
-    /// Whether the initial list waits for the Node's network of pods (`detectLocalMode: NodeCIDR`): without it nobody can
-    /// tell this node's own pods. Default no.
+    /// Whether the initial list waits for the Node's network of pods (`detectLocalMode: NodeCIDR`): without it local pod
+    /// traffic is not detected. Default no.
     pub needs_pod_cidr: bool,
     /// How long it waits for that, before it gives up. Default 5 minutes, as with kube-proxy.
     pub pod_cidr_patience: Duration,
@@ -75,7 +74,7 @@ impl Default for Options {
     }
 }
 
-/// What has happened between this process and the API server.
+/// Counts of requests to the API server.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {
@@ -107,11 +106,11 @@ pub struct Cluster {
 impl Cluster {
     /// Starts to list and watch, as seen from the node of this name. Must be called within a tokio runtime.
     ///
-    /// The server need not be there yet; a kubeconfig must.
+    /// The server need not be reachable yet; a kubeconfig must exist.
     ///
     /// # Errors
     ///
-    /// As of [`Connection::client`].
+    /// As for [`Connection::client`].
     pub async fn start(
         connection: Connection,
         node_name: &str,
@@ -153,24 +152,24 @@ impl Cluster {
         Ok(Cluster { counters, gate, tasks, gave_up })
     }
 
-    /// Ends when there is nothing to wait for any more, well or not. To be asked once.
+    /// Completes when the wait for the initial list ends, successfully or not. Call it once.
     pub fn giving_up(&mut self) -> impl Future<Output = Result<(), Problem>> + Send + use<> {
         let (_, nothing) = oneshot::channel();
         let gave_up = std::mem::replace(&mut self.gave_up, nothing);
         async { gave_up.await.map_or(Ok(()), Err) }
     }
 
-    /// What has happened so far.
+    /// The counts so far.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
-    /// The kinds that the initial list still waits for; `podCIDR` when it is the Node's network of pods.
+    /// The kinds that the initial list still waits for; `podCIDR` stands for the Node's network of pods.
     pub fn outstanding(&self) -> Vec<&'static str> {
         self.gate.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether it still runs: it ends by itself only when nobody takes its changes any more.
+    /// Whether it still runs: it ends by itself only when the receiver of changes is gone.
     pub fn is_running(&self) -> bool {
         !self.tasks.is_empty()
     }
@@ -187,9 +186,9 @@ struct Gate {
 }
 
 const NODES: &str = "nodes";
-/// No kind, but waited for like one: that the Node has a network for its pods.
+/// Not a kind, but awaited like one: the Node's network of pods.
 const POD_CIDR: &str = "podCIDR";
-/// How often it says that it waits.
+/// How often it logs that it waits.
 const REMINDER: Duration = Duration::from_secs(30);
 
 impl Gate {
@@ -210,11 +209,11 @@ impl Gate {
         self.listed(POD_CIDR).await
     }
 
-    /// Says what it waits for, until that is there, or for so long.
+    /// Logs what it waits for, until that is there, or for so long.
     async fn wait_for_pod_cidr(&self, node_name: &str, patience: Duration) -> Result<(), Problem> {
         let what = format!("spec.podCIDR of Node {node_name}, for detectLocalMode NodeCIDR");
         let deadline = Instant::now() + patience;
-        // Most have it from the start: nothing to speak of.
+        // Most Nodes have it from the start: log nothing at first.
         let mut pause = Duration::from_secs(1);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());

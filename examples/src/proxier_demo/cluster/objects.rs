@@ -1,4 +1,4 @@
-//! What an API server sends: pages of lists and lines of watches, read one object at a time and only as far as needed.
+//! Reads what an API server sends: pages of lists and lines of watches, one object at a time and only the fields needed.
 
 use std::borrow::Cow;
 
@@ -37,8 +37,8 @@ impl Resource {
         }
     }
 
-    /// Path and query up to the selectors. The label of other proxies excludes on both kinds; that of headless Services
-    /// on slices, as proxier-core has it.
+    /// Path and query up to the selectors. The label of other proxies excludes objects of both kinds; that of headless
+    /// Services only slices, as in proxier-core.
     pub(super) fn target(&self) -> String {
         const NOT_ANOTHERS: &str = "labelSelector=%21service.kubernetes.io%2Fservice-proxy-name";
         match self {
@@ -51,12 +51,12 @@ impl Resource {
         }
     }
 
-    /// An object as a change. On failure the field at fault, and what is wrong.
+    /// An object as a change; on failure the field at fault, and what is wrong.
     pub(super) fn read(&self, text: &str) -> Result<Change, (String, String)> {
         Ok(match self {
             Resource::Services => {
                 let mut object: Box<ServiceObject> = yaml::read_json(text)?;
-                // Whoever collects objects should not collect what kubectl has noted on them.
+                // Do not keep what kubectl has noted in annotations.
                 object.metadata.annotations.retain(|name, _| name.starts_with("service.kubernetes.io/"));
                 Change::UpsertService(object)
             }
@@ -73,7 +73,7 @@ impl Resource {
         })
     }
 
-    /// The change that an object's absence is.
+    /// The change for an object that was deleted.
     pub(super) fn gone(&self, key: &str) -> Change {
         let (namespace, name) = key.split_once('/').unwrap_or(("", key));
         match self {
@@ -84,7 +84,7 @@ impl Resource {
     }
 }
 
-/// Whether a Node, as JSON, is on its way out.
+/// Whether a Node, as JSON, is being removed.
 pub(in super::super) fn is_leaving(text: &str) -> bool {
     #[derive(Deserialize)]
     struct Node {
@@ -118,7 +118,7 @@ fn null_is_empty<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deser
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// A page of a list. Its items stay text until their turn.
+/// A page of a list. Its items stay text until they are read.
 #[derive(Deserialize)]
 pub(super) struct Page<'a> {
     #[serde(default)]
@@ -144,7 +144,7 @@ pub(super) struct Line<'a> {
     pub(super) object: &'a RawValue,
 }
 
-/// Which object, and which version of it.
+/// The key and version of an object.
 #[derive(Default)]
 pub(super) struct Identity {
     /// `namespace/name`, or `/name`.

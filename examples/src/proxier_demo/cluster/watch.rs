@@ -1,4 +1,4 @@
-//! One kind: list, watch, and what to do when either fails.
+//! Lists and watches one kind, and handles failures of both.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) struct Watcher {
     pub(super) counters: Arc<Counters>,
 }
 
-/// Why a request came to an end before its time.
+/// Why a request ended early.
 enum Stop {
     Failed(Failure),
     Closed,
@@ -44,21 +44,21 @@ impl From<Failure> for Stop {
     }
 }
 
-/// Where a kind stands.
+/// How far the list or watch of a kind is.
 #[derive(Default)]
 struct Place {
     known: Known,
-    /// To watch from; `None`: list first.
+    /// The version to watch from; `None`: list first.
     version: Option<String>,
-    /// Objects in a page, as far as pages were too large.
+    /// Objects in a page, if pages were too large.
     page: Option<usize>,
-    /// Watches that broke one after the other without bringing anything.
+    /// Consecutive watches that broke without bringing anything.
     broken: u32,
-    /// How often the version was too old, without a watch in between that was not.
+    /// Consecutive failures because the version was too old.
     expired: u32,
 }
 
-/// A watch that breaks so often without bringing anything is not tried again from the same version.
+/// After this many watches broke without bringing anything, list again instead of using the same version.
 const BROKEN_BEFORE_LIST: u32 = 5;
 /// An object of an API server has at most 3 MiB.
 const LINE_BYTES: usize = 16 << 20;
@@ -75,10 +75,10 @@ impl Watcher {
             };
             match outcome {
                 Err(Stop::Closed) => return,
-                // A server for which each list is too old at once would be asked for lists without a pause.
+                // A list was too old at once: keep the growing pause, or the server would get list requests without end.
                 Ok(_) if is_list && place.expired > 1 => {}
                 Ok(brought) => {
-                    // A server that ends watches at once is not asked again at once.
+                    // If the server ends watches at once, pause before the next one.
                     if brought || started.elapsed() > Duration::from_secs(1) {
                         pause.reset();
                     } else {
@@ -87,7 +87,7 @@ impl Watcher {
                 }
                 Err(Stop::Failed(failure)) => {
                     Counters::count(&self.counters.failures);
-                    // A watch that brought something, or lasted, and then broke is the first failure, not the next one.
+                    // After a watch that brought something, or lasted, a break counts as the first failure again.
                     let was_of_use = !is_list && place.version.is_some() && place.broken == 0;
                     if was_of_use || (!is_list && started.elapsed() > pause.next) {
                         pause.reset();
@@ -104,12 +104,12 @@ impl Watcher {
             let page = place.page.unwrap_or(self.options.page);
             place.page = Some((page / 4).max(1));
             tracing::warn!(resource = plural, "{}; asking for {} objects a page", failure.message, page / 4);
-            // One object too large for a page is no reason to hurry.
+            // If one object is too large for a page, pause as after any failure.
             if page > 1 {
                 return;
             }
         }
-        // That a version is too old is no failure but a server's good right, unless it was that of the list just before.
+        // An expired version is normal; only one straight after a list is a failure.
         if failure.kind == FailureKind::Expired {
             place.expired = place.expired.saturating_add(1);
             if place.expired == 1 {
@@ -150,7 +150,7 @@ impl Watcher {
         }
     }
 
-    /// Lists everything, reports what is new and what is gone.
+    /// Lists everything, and reports what is new, changed or missing.
     async fn list(&self, place: &mut Place) -> Result<bool, Stop> {
         let mut version: Option<String> = None;
         let mut next: Option<String> = None;
@@ -172,7 +172,7 @@ impl Watcher {
             for item in page.items {
                 self.take_item(&mut place.known, item.get()).await?;
             }
-            // All pages are of one moment, which the first one names.
+            // All pages are of one moment; the first page has its version.
             version.get_or_insert(page.metadata.resource_version);
             next = page.metadata.next.filter(|token| !token.is_empty());
             if next.is_none() {
@@ -201,7 +201,7 @@ impl Watcher {
         }
     }
 
-    /// Reports an object, or that it cannot be read: then what it said before stays.
+    /// Reports an object, or that it cannot be read: then its last readable content stays.
     async fn report(&self, key: &str, text: &str) -> Result<(), Closed> {
         match self.resource.read(text) {
             Ok(change) => {
@@ -220,12 +220,12 @@ impl Watcher {
         self.changes.send(Change::Unreadable(problem)).await
     }
 
-    /// Watches from a version on until the server ends it; whether it brought anything.
+    /// Watches from a version on until the server ends it; returns whether it brought anything.
     async fn watch(&self, place: &mut Place, version: String) -> Result<bool, Stop> {
         let target = format!(
             "{}&watch=1&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={}",
             self.resource.target(),
-            // Not all nodes at once.
+            // So that the nodes do not all reconnect at once.
             jittered(self.options.watch).as_secs().max(1),
         );
         let mut stream = Stream { buffer: Vec::new(), version, brought: false };
@@ -285,8 +285,8 @@ impl Watcher {
         stream.brought = true;
         let version = number(&identity.version);
         match &*event.what {
-            // Events may come late, bookmarks do not: what happens from now on would have versions that this watch is
-            // not told of, perhaps for hours.
+            // Events may come late, bookmarks do not: the server went back in time, and this watch would miss later events,
+            // perhaps for hours.
             "BOOKMARK" if version != 0 && version < number(&stream.version) => {
                 let message = format!(
                     "the server is at version {version}, and was at {} before: restored from a backup",
@@ -313,7 +313,7 @@ impl Watcher {
                 self.unreadable(&identity.key, String::new(), reason).await?;
             }
         }
-        // Late events must not take the watch back.
+        // Late events must not move the watch back.
         if !identity.version.is_empty() && (version == 0 || version > number(&stream.version)) {
             stream.version = identity.version;
         }
@@ -322,7 +322,7 @@ impl Watcher {
 }
 
 struct Stream {
-    /// The start of a line whose end has not come yet.
+    /// The beginning of a line that is not complete yet.
     buffer: Vec<u8>,
     version: String,
     brought: bool,
@@ -337,9 +337,9 @@ fn encoded(byte: u8) -> String {
     }
 }
 
-/// From `time` to 1.5 times that, by chance.
+/// Randomly from `time` to 1.5 times that.
 fn jittered(time: Duration) -> Duration {
-    // The standard library's source of chance: every RandomState has keys of its own.
+    // Randomness from the standard library: every RandomState has its own keys.
     let chance = RandomState::new().hash_one(0_u8) % 1000;
     time + time * u32::try_from(chance).unwrap_or(0) / 2000
 }
@@ -352,7 +352,7 @@ struct Pauses {
 }
 
 impl Pauses {
-    /// No server has all nodes wait longer.
+    /// Longest pause that a server may ask for: none makes all nodes wait longer.
     const LONGEST_ASKED: Duration = Duration::from_secs(120);
 
     fn new(options: &Options) -> Self {
@@ -363,7 +363,7 @@ impl Pauses {
         self.next = self.first;
     }
 
-    /// The next pause: not less than the server has asked for.
+    /// The next pause: at least what the server asked for.
     fn next(&mut self, asked: Option<Duration>) -> Duration {
         let pause = jittered(self.next);
         self.next = (self.next * 2).min(self.longest);

@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::*;
 
-/// A folder in place of `/run`, gone with the test.
+/// A folder instead of `/run`, removed with the test.
 struct Base(PathBuf);
 
 impl Base {
@@ -35,7 +35,7 @@ impl Drop for Base {
     }
 }
 
-/// Another process that holds the lock, by the field's own tool.
+/// Another process that holds the lock, with the field's own tool.
 fn hold(path: &Path) -> Option<Child> {
     let script = "flock -n 3 || exit 1; printf '%s\\n%s\\n%s\\n' $$ $(stat -Lc %i /proc/self/ns/pid) 'a proxy' >&3; \
                   echo ok; exec sleep 1000";
@@ -72,7 +72,7 @@ fn a_killed_process_leaves_no_lock() {
     base.take().unwrap();
 }
 
-/// Of another container, that is.
+/// The holder is in another container.
 #[test]
 fn a_holder_that_cannot_be_seen_is_named_as_far_as_it_is_known() {
     let holder = Holder { pid: 1, namespace: Namespace(1), command: "proxier-demo run".to_owned() };
@@ -80,7 +80,7 @@ fn a_holder_that_cannot_be_seen_is_named_as_far_as_it_is_known() {
     assert!(holder.is_there());
 }
 
-/// What somebody else said before does not name the one that holds it now, and the wait has an end.
+/// An earlier holder's name is not reported as the present one, and the wait ends.
 #[test]
 fn a_holder_that_says_nothing() {
     let base = Base::new("silent");

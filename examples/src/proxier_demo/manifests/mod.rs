@@ -1,8 +1,8 @@
-//! Files as a source: Services, EndpointSlices and Nodes in YAML or JSON, followed while they change.
+//! Reads files as a source: Services, EndpointSlices and Nodes in YAML or JSON, and follows their changes.
 //!
-//! A file counts when it is complete: closed after writing, or moved into place. What cannot be read keeps what it said
-//! before: a file that is no YAML or is empty, as a whole; an object with a field of another type, by itself. To take
-//! objects away, remove them from their file, or the file.
+//! A file is read when it is complete: closed after writing, or moved into place. If it cannot be read, its last readable
+//! content stays: of the whole file if it is no YAML or is empty, of one object if a field has another type. To delete
+//! objects, remove them from their file, or the file.
 
 mod read;
 
@@ -28,48 +28,47 @@ pub struct Manifests {
     paths: Vec<PathBuf>,
     node_name: String,
     files: BTreeMap<PathBuf, File>,
-    /// What was reported, each with a digest of what it said.
+    /// What was reported, each with a digest of its content.
     reported: BTreeMap<Id, u64>,
-    /// Problems of the last look, so that each is told once.
+    /// Problems of the last look, so that each is reported once.
     told: BTreeSet<Problem>,
     counted: Counted,
 }
 
 #[derive(Debug, Default)]
 struct File {
-    /// Of the content that was read last.
+    /// Of the content that was last read.
     read: Option<Fingerprint>,
-    /// Of a content that was seen but may not be complete. The second sight counts.
+    /// Of a content that may not be complete. It is read when seen twice.
     seen: Option<Fingerprint>,
     missing: bool,
     objects: BTreeMap<Id, Change>,
     problems: Vec<Problem>,
 }
 
-/// What one look at the files brings.
+/// The result of looking at the files once.
 #[derive(Debug, Default)]
 pub struct Look {
-    /// In this order: what cannot be read, what is gone, what is new or changed.
+    /// In this order: unreadable, missing, new or changed.
     pub changes: Vec<Change>,
-    /// Whether something may be incomplete, so that it is worth to look again soon.
+    /// Whether something may be incomplete, so that another look is due soon.
     pub again_soon: bool,
 }
 
-/// Larger files are taken for something else.
+/// Larger files are not manifests.
 const FILE_BYTES: u64 = 256 << 20;
-/// Until something that looked incomplete is looked at again.
+/// Pause before looking again at something incomplete.
 const SOON: Duration = Duration::from_millis(200);
 
 impl Manifests {
-    /// Reads files, and the files of directories (those that end in `.yaml`, `.yml` or `.json`, without those below), as
+    /// Reads files, and the files of directories (those that end in `.yaml`, `.yml` or `.json`, not in subdirectories), as
     /// seen from the node of this name: of Nodes, only that one is reported.
     ///
-    /// Of two objects of one kind and name, the one in the first file counts, in the order given and then by name.
+    /// Of two objects of one kind and name, the one in the first file is used, in the order given and then by name.
     ///
     /// # Errors
     ///
-    /// Nothing at all could be read. When something could, the rest is among the changes, as
-    /// [`Change::Unreadable`].
+    /// Nothing at all could be read. If something could, the problems are among the changes, as [`Change::Unreadable`].
     pub fn open(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, Vec<Change>), Vec<Problem>> {
         Self::open_counting(paths, node_name, &Counted::default())
     }
@@ -78,7 +77,7 @@ impl Manifests {
     ///
     /// # Errors
     ///
-    /// As of [`open`](Self::open).
+    /// As for [`open`](Self::open).
     pub fn open_counting(
         paths: Vec<PathBuf>,
         node_name: &str,
@@ -100,13 +99,13 @@ impl Manifests {
         Ok((manifests, look.changes))
     }
 
-    /// Reports what [`open`](Self::open) has brought, that this is all, and from then on every change.
+    /// Reports the changes of [`open`](Self::open), then that the initial list is complete, and then every change.
     ///
     /// # Errors
     ///
-    /// Nobody takes the changes any more.
+    /// The receiver of changes is gone.
     pub async fn follow(mut self, first: Vec<Change>, changes: &Changes) -> Result<(), Closed> {
-        // From before the first look: `open` was called before, so there is one more look to come at once.
+        // `open` read the files before this watch began, so look once more at once.
         let mut watch = FileWatch::new(&self.paths);
         let mut pending = first;
         pending.push(Change::Synced);
@@ -116,7 +115,7 @@ impl Manifests {
                 changes.send(change).await?;
             }
             let completed = watch.next(wait).await;
-            // Reading a large cluster's files takes long enough to be in others' way.
+            // Reading a large cluster's files would block other tasks.
             let (manifests, look) = tokio::task::spawn_blocking(move || {
                 let look = self.look(&completed);
                 (self, look)
@@ -129,8 +128,7 @@ impl Manifests {
         }
     }
 
-    /// Looks at all files. `completed` are those that are known to be complete; others count when they look the same
-    /// twice.
+    /// Looks at all files. `completed` are known to be complete; others are read when two looks see the same.
     pub fn look(&mut self, completed: &[PathBuf]) -> Look {
         let mut problems = BTreeSet::new();
         let mut again_soon = false;
@@ -157,7 +155,7 @@ impl Manifests {
             {
                 return true;
             }
-            // Editors take a file away before they put the new one in its place.
+            // Editors remove a file before they put the new one in its place.
             again_soon |= !file.missing;
             !std::mem::replace(&mut file.missing, true)
         });
@@ -166,13 +164,13 @@ impl Manifests {
         Look { changes, again_soon }
     }
 
-    /// What differs from what was reported.
+    /// Reports the differences from what was reported before.
     fn report(&mut self, mut problems: BTreeSet<Problem>) -> Vec<Change> {
         let mut wanted: BTreeMap<&Id, (&Path, &Change)> = BTreeMap::new();
         for path in self.order() {
             for (id, change) in self.files.get(path).into_iter().flat_map(|file| &file.objects) {
                 let first = wanted.entry(id).or_insert((path, change));
-                // A file that was renamed is there twice for a moment.
+                // A renamed file is there twice for a moment.
                 let renamed = self.files.get(first.0).is_some_and(|file| file.missing);
                 if first.0 != path && !renamed {
                     let reason = format!("is in {} too, which counts", first.0.display());
@@ -183,7 +181,7 @@ impl Manifests {
         wanted.retain(|(kind, key), _| *kind != ObjectKind::Node || *key.name == *self.node_name);
         let gone = self.reported.keys().filter(|id| !wanted.contains_key(id));
         let mut changes: Vec<Change> = problems.difference(&self.told).cloned().map(Change::Unreadable).collect();
-        // That nothing at all is left may be a directory that is not mounted: nobody has taken all of that away.
+        // If nothing at all is left, a directory may not be mounted: do not report that as deletions.
         let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
         let gone = gone.map(gone_change);
         if all {
@@ -214,7 +212,7 @@ impl Manifests {
 }
 
 impl File {
-    /// Reads the file if it says something else than before; whether it should be looked at again soon.
+    /// Reads the file if its content changed; returns whether to look again soon.
     fn look(&mut self, path: &Path, complete: bool, counted: &Counted) -> bool {
         self.missing = false;
         let origin = path.display().to_string();
@@ -228,7 +226,7 @@ impl File {
         if self.read == Some(fingerprint) {
             return false;
         }
-        // At the start there is nothing that an incomplete file could take away.
+        // At the start an incomplete file cannot delete anything.
         let first = self.read.is_none();
         if !first && !complete && self.seen != Some(fingerprint) {
             self.seen = Some(fingerprint);

@@ -1,4 +1,4 @@
-//! Texts of manifests as objects.
+//! Reads objects from the texts of manifests.
 
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
@@ -14,14 +14,14 @@ use super::super::yaml;
 /// Kind and name of an object.
 pub(super) type Id = (ObjectKind, ObjectKey);
 
-/// What a text holds.
+/// The contents of a text.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     pub(super) objects: Vec<(Id, Change)>,
     pub(super) problems: Vec<Problem>,
-    /// Objects that are there, but cannot be read.
+    /// Objects that exist, but cannot be read.
     pub(super) unreadable: Vec<Id>,
-    /// Whether a document is no YAML or JSON: perhaps somebody is still writing.
+    /// Whether a document is no YAML or JSON: perhaps it is still being written.
     pub(super) broken: bool,
     counted: Counted,
 }
@@ -42,7 +42,7 @@ pub(super) fn read(text: &str, origin: &str, counted: &Counted) -> Contents {
         match yaml::parse(&document, DuplicateKeyPolicy::Error) {
             Ok(value) => take(&value, &place, &mut contents),
             Err(_relative) => {
-                // Once more with the lines before, so that the error counts lines as the file does.
+                // Parse again with the lines before it, so that the error has the file's line number.
                 let padded = format!("{}{document}", "\n".repeat(line));
                 let reason = yaml::parse(&padded, DuplicateKeyPolicy::Error).err().unwrap_or_default();
                 contents.problems.push(Problem { reason: format!("not YAML or JSON: {reason}"), ..place });
@@ -53,16 +53,16 @@ pub(super) fn read(text: &str, origin: &str, counted: &Counted) -> Contents {
     contents
 }
 
-/// One JSON value after the other, if the text is that and nothing else.
+/// A sequence of JSON values, if the text is nothing else.
 fn json_documents(text: &str) -> Option<Vec<Value>> {
     let starts = text.trim_start().starts_with('{');
     starts.then(|| serde_json::Deserializer::from_str(text).into_iter().collect::<Result<_, _>>().ok())?
 }
 
-/// The documents that hold something, each with the number of lines before it.
+/// The documents with content, each with the number of lines before it.
 ///
-/// A line that begins with `---` or `...` ends a document wherever it stands (YAML 1.2.2, 9.1.2), so a document that
-/// cannot be read takes no other with it.
+/// A line that begins with `---` or `...` ends a document anywhere (YAML 1.2.2, 9.1.2), so an unreadable document does not
+/// spoil others.
 fn documents(text: &str) -> Vec<(usize, String)> {
     let mut documents = Vec::new();
     let mut current = (0, String::new());
@@ -88,7 +88,7 @@ fn documents(text: &str) -> Vec<(usize, String)> {
     documents
 }
 
-/// Nothing but blanks and comments.
+/// Whether there are only blanks and comments.
 fn is_empty(document: &str) -> bool {
     document.lines().map(str::trim_start).all(|line| line.is_empty() || line.starts_with('#'))
 }
@@ -136,7 +136,7 @@ fn take_object(value: &Value, kind: &str, version: &str, within: &str, place: &P
         }
         contents.problems.push(problem);
     };
-    // Cut off in the middle, a file may still be YAML: what has no name is not taken for all that it wants to say.
+    // A truncated file may still be YAML: a document without a name may be incomplete.
     if !value.is_object() {
         problem("", "not an object with apiVersion, kind and metadata".to_owned());
         contents.broken |= within.is_empty();
@@ -152,7 +152,7 @@ fn take_object(value: &Value, kind: &str, version: &str, within: &str, place: &P
         "Service" | "Node" => "v1",
         "EndpointSlice" => "discovery.k8s.io/v1",
         "" => return problem("kind", "missing; should be Service, EndpointSlice, Node or List".to_owned()),
-        // Files for kubectl hold Deployments and more.
+        // Files for kubectl also contain Deployments and more.
         _ => return,
     };
     if version != expected {

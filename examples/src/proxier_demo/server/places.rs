@@ -1,4 +1,4 @@
-//! Room for connections: who gets it when there is none left. Does not read or write HTTP.
+//! Places for connections, and who loses one when all are taken. Does not read or write HTTP.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -13,9 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-/// Room for so many connections, shared by all servers that have a clone.
+/// A limit on connections, shared by all servers that have a clone.
 ///
-/// When it is full, a new connection takes the place of the one that is missed least ([`Worth`]). Besides, at most as many
+/// When all places are taken, a new connection replaces the least valuable one ([`Worth`]). In addition, at most as many
 /// may be ending.
 #[derive(Clone, Debug)]
 pub(crate) struct Places(Arc<Inner>);
@@ -24,50 +24,50 @@ pub(crate) struct Places(Arc<Inner>);
 struct Inner {
     limit: usize,
     taken: Mutex<Vec<Arc<Connection>>>,
-    /// Somebody left.
+    /// A connection ended.
     left: Notify,
 }
 
-/// What a connection is worth when its place is needed, least first; of equals, the one that has been so for longest goes.
+/// The value of a connection when its place is needed, least first; of equals, the one longest in that state goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Worth {
     /// Idle between two requests.
     Idle,
-    /// It has not sent a whole request head for a while.
+    /// It has not sent a complete request head for a while.
     Silent,
-    /// It has had an answer, and has sent some more.
+    /// It has had an answer, and has sent more since.
     Answered,
-    /// Its client does not take its answer.
+    /// Its client does not receive its answer.
     Stalled,
-    /// Its first request is on its way, or an answer is being written: missed.
+    /// Its first request is arriving, or an answer is being written: ended last.
     Busy,
 }
 
-/// A connection has this long to send its request before another may take its place.
+/// How long a connection has to send its request before another may replace it.
 const GRACE: Duration = Duration::from_millis(20);
-/// An answer that is not taken after so long is not being taken.
+/// An answer that the client does not receive for this long is stalled.
 const STALLED: Duration = Duration::from_millis(200);
-/// After so long without a connection that can be spared, one is ended that cannot.
+/// After this long without a connection to spare, a busy one is ended.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Between two looks for a connection that can be spared.
+/// Pause between two searches for a connection to spare.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// What a connection is at.
+/// What a connection is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Between two requests: the answer is written, nothing of another request has come.
     Idle,
-    /// The head of a request has not come, or not all of it.
+    /// The head of a request has not arrived completely.
     Head,
-    /// A request is answered. `taken`: the whole answer is with the HTTP layer, which still has to write it.
+    /// A request is being answered. `taken`: the HTTP layer has the whole answer, and still has to write it.
     Answer { taken: bool },
 }
 
-/// A connection and what it is at.
+/// A connection and its phase.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
-    /// And since when.
+    /// The phase, and since when.
     phase: Mutex<(Phase, Instant)>,
     answered: AtomicBool,
     ends: AtomicBool,
@@ -85,7 +85,7 @@ impl Connection {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A whole request head has come.
+    /// A whole request head has arrived.
     pub(super) fn asked(&self) {
         *self.phase() = (Phase::Answer { taken: false }, Instant::now());
     }
@@ -97,7 +97,7 @@ impl Connection {
         }
     }
 
-    /// All that the HTTP layer had is written.
+    /// The HTTP layer has written everything it had.
     fn flushed(&self) {
         let mut phase = self.phase();
         if phase.0 == (Phase::Answer { taken: true }) {
@@ -119,7 +119,7 @@ impl Connection {
         matches!(phase, Phase::Answer { .. }).then_some(since)
     }
 
-    /// Waits until its place is needed.
+    /// Waits until it has to give up its place.
     pub(super) async fn ended(&self) {
         self.end.notified().await;
     }
@@ -133,7 +133,7 @@ impl Connection {
         self.end.notify_one();
     }
 
-    /// What it is worth, and since when.
+    /// Its value, and since when.
     fn worth(&self, now: Instant) -> (Worth, Instant) {
         let (phase, since) = *self.phase();
         let age = now.saturating_duration_since(since);
@@ -147,14 +147,14 @@ impl Connection {
         (worth, since)
     }
 
-    /// Whether something was received and not read.
+    /// Whether received bytes have not been read yet.
     fn has_bytes(&self) -> bool {
         let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
         recv(self.stream.as_raw_fd(), &mut [0; 1], flags).is_ok_and(|bytes| bytes > 0)
     }
 }
 
-/// A place that is taken. Dropped: free.
+/// A place that is taken. Dropping it frees it.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Places,
@@ -169,7 +169,7 @@ impl Drop for Place {
 }
 
 impl Places {
-    /// Room for so many.
+    /// This many places.
     pub(crate) fn new(limit: usize) -> Self {
         Places(Arc::new(Inner { limit, taken: Mutex::default(), left: Notify::new() }))
     }
@@ -178,7 +178,7 @@ impl Places {
         self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection; another connection's when all are taken.
+    /// A place for a connection; when all are taken, another connection's.
     pub(super) async fn enter(&self, stream: TcpStream) -> Place {
         let connection = Arc::new(Connection::new(stream));
         let begun = Instant::now();
@@ -193,18 +193,18 @@ impl Places {
                     return Place { places: self.clone(), connection };
                 }
             }
-            // Either somebody left, or there may be somebody to spare by now.
+            // Either a connection ended, or there may be one to spare by now.
             let _either = tokio::time::timeout(LOOK_AGAIN, left).await;
         }
     }
 
-    /// Gives up a connection, because files are short.
+    /// Ends a connection, because descriptors are short.
     pub(super) fn spare_one(&self) {
         let _nobody_is_there = end_one(&self.taken(), true);
     }
 }
 
-/// Ends the connection that is worth least, and says whether there was one. `any`: also a busy one.
+/// Ends the least valuable connection, and returns whether there was one. `any`: even a busy one.
 fn end_one(taken: &[Arc<Connection>], any: bool) -> bool {
     let now = Instant::now();
     let there = taken.iter().filter(|connection| !connection.is_ending());
@@ -217,7 +217,7 @@ fn end_one(taken: &[Arc<Connection>], any: bool) -> bool {
     least.is_some()
 }
 
-/// A connection's bytes, watched.
+/// Records reads and writes of a connection.
 #[derive(Debug)]
 pub(super) struct Watched(pub(super) Arc<Connection>);
 

@@ -27,7 +27,7 @@ struct Play {
 }
 
 impl Play {
-    /// With so short a sync period, and options.
+    /// With this sync period, and changed options.
     fn start(sync_period: Duration, change: impl FnOnce(&mut Options)) -> Self {
         Self::on(FakeKernel::new(), sync_period, change)
     }
@@ -71,7 +71,7 @@ impl Play {
         self.send(Change::UpsertSlice(Box::new(object)));
     }
 
-    /// The endpoint of a Service becomes another one, whatever it was.
+    /// Gives a Service another endpoint.
     fn other_endpoint(&self, service: &str) {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -96,11 +96,11 @@ impl Play {
     }
 }
 
-/// Full passes fail without end, while passes for changes succeed: sick from two sync periods on, at every look.
+/// Full passes always fail, while passes for changes succeed: unhealthy from two sync periods on, at every check.
 #[test]
 fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     let kernel = FakeKernel::new();
-    // Only full passes look at timeouts.
+    // Only full passes read timeouts.
     kernel.fail(Fault::new(Call::IpvsSetTimeouts, PortErrorKind::Busy).every());
     let play = Play::on(kernel, Duration::from_millis(300), |options| options.timeouts.tcp_secs = Some(1234));
     play.service("web", "10.96.0.10");
@@ -123,7 +123,7 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     assert!(play.metric(|metrics| metrics.sync_failures) > 5);
 }
 
-/// Who waits for lists has nothing to do and is well, whatever has come already and however long it takes.
+/// A node that waits for lists is healthy, whatever has arrived already and however long it takes.
 #[test]
 fn waiting_for_lists_is_healthy() {
     let play = Play::start(Duration::from_millis(20), |_| {});
@@ -131,7 +131,7 @@ fn waiting_for_lists_is_healthy() {
     play.until("it has come", |play| play.metric(|metrics| metrics.service_changes_pending) == 1);
     std::thread::sleep(play.sync_period * 10);
     assert!(play.is_healthy());
-    // Nor does the time of waiting count when they are complete: the sync period is long enough for the first pass now.
+    // The wait does not count once they are complete, either: the sync period is now long enough for the first pass.
     let play = Play::start(Duration::from_secs(2), |_| {});
     play.service("web", "10.96.0.10");
     std::thread::sleep(play.sync_period * 3);
@@ -166,7 +166,7 @@ fn gauges_keep_what_was_read_last() {
     kernel.clear_faults();
 }
 
-/// The times are those that slices carry, observed once each, when the kernel has what they caused.
+/// The times come from the slices, and are observed once each, when the kernel has the change.
 #[test]
 fn the_time_from_the_cause_is_measured() {
     let play = Play::start(Duration::from_millis(100), |_| {});
@@ -182,7 +182,7 @@ fn the_time_from_the_cause_is_measured() {
     play.until("the first pass", |play| play.metric(|metrics| metrics.sync_full_duration.count()) > 0);
     assert_eq!(count(&play), 0);
     let kernel = &play.kernel;
-    // What a pass cannot program waits; by the time it is there it has taken as long as it has.
+    // Changes of a failed pass are measured when the kernel has them, with the whole time.
     kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy).every());
     let failures = play.metric(|metrics| metrics.sync_failures);
     play.until("passes that fail", |play| play.metric(|metrics| metrics.sync_failures) > failures + 1);
@@ -192,7 +192,7 @@ fn the_time_from_the_cause_is_measured() {
     assert_eq!(count(&play), 0);
     kernel.clear_faults();
     play.until("it is programmed", |play| count(play) == 1);
-    // The same once more, and a Service: nothing of the endpoints' has changed.
+    // The same once more, and a Service: the endpoints have not changed.
     play.slice("web", "10.244.0.2", &caused(40));
     play.service("other", "10.96.0.12");
     let full = play.metric(|metrics| metrics.sync_full_duration.count());
@@ -204,7 +204,7 @@ fn the_time_from_the_cause_is_measured() {
     assert!((50.0..110.0).contains(&sum), "{sum}");
 }
 
-/// The servers of Services hear of other addresses at once.
+/// The servers of Services follow the host's addresses at once.
 #[test]
 fn where_health_checks_listen_follows_the_host() {
     let kernel = FakeKernel::new();
