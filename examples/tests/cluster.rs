@@ -1,4 +1,4 @@
-//! The source `cluster` against a stand-in for an API server, with everything that goes wrong between the two.
+//! The source `cluster` against a simulated API server, with every failure between the two.
 #![cfg(feature = "proxier-demo")]
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at the first surprise")]
 
@@ -57,7 +57,7 @@ impl Watching {
         line(&self.next().await)
     }
 
-    /// Nothing more is reported: asks for a change that is known to come last.
+    /// Checks that nothing more is reported: asks for a change that must come last.
     async fn ends_with(&mut self, server: &ApiServer) {
         server.put(&service("last", 9));
         assert_eq!(self.line().await, "+service default/last");
@@ -252,7 +252,7 @@ async fn a_node_on_its_way_out_is_told() {
     assert_eq!(watching.line().await, "-node");
 }
 
-/// A watch that ends goes on from where it was: nothing is listed again, nothing is missed.
+/// A watch that ends continues from its last version: nothing is listed again, nothing is missed.
 #[tokio::test]
 async fn after_a_break_nothing_is_lost_and_nothing_repeated() {
     let server = shop();
@@ -291,7 +291,7 @@ async fn bookmarks_move_the_place_to_go_on_from() {
     watching.ends_with(&server).await;
 }
 
-/// 410 Gone, as an event and as a status: everything is listed again, and only the difference is reported.
+/// 410 Gone, as an event and as a status: everything is listed again, and only the differences are reported.
 #[tokio::test]
 async fn a_version_too_old_is_a_new_list_and_its_difference() {
     let server = shop();
@@ -317,7 +317,8 @@ async fn a_version_too_old_is_a_new_list_and_its_difference() {
     watching.ends_with(&server).await;
 }
 
-/// A server for which each version is too old, even that of the list just before, is not asked for lists all the time.
+/// A server that calls every version too old, even that of the list just before, does not get list requests without a
+/// pause.
 #[tokio::test]
 async fn a_server_that_takes_every_version_for_too_old_is_given_time() {
     let server = shop();
@@ -331,8 +332,8 @@ async fn a_server_that_takes_every_version_for_too_old_is_given_time() {
     assert!((4..=25).contains(&lists), "{lists} lists in two seconds");
 }
 
-/// A server that was restored from a backup counts its versions from further back: a watch from where it was before
-/// would be told nothing. The next bookmark shows it.
+/// A server restored from a backup counts its versions from further back: a watch from the earlier version would get
+/// nothing. The next bookmark shows it.
 #[tokio::test]
 async fn a_bookmark_from_the_past_is_a_new_list() {
     let server = shop();
@@ -346,7 +347,7 @@ async fn a_bookmark_from_the_past_is_a_new_list() {
     server.bookmark();
     let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
     assert_eq!(web.spec.ports[0].port, 81);
-    // The server learns late that the old watches were left.
+    // The server notices late that the old watches are gone.
     wait_for("watches from there on", || requests(&server, "/services", true) >= 2).await;
     watching.ends_with(&server).await;
 }
@@ -359,7 +360,7 @@ async fn a_list_that_expires_between_two_pages_begins_anew() {
     }
     let mut options = quick();
     options.page = 2;
-    // The second page is refused once.
+    // The second page fails once.
     server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
     server.fail_next("services", Verb::List, Fault::Status(410, None));
     let mut watching = watch(&server, options).await;
@@ -427,7 +428,7 @@ async fn a_slow_server_is_waited_for() {
     assert_eq!(watching.failures(), 0);
 }
 
-/// A connection that is dead without a word: the kernel does not tell for hours.
+/// A connection that is dead without notice: the kernel would not report it for hours.
 #[tokio::test]
 async fn a_silent_watch_is_taken_for_broken() {
     let server = shop();
@@ -593,7 +594,7 @@ async fn it_ends_when_nobody_listens() {
     assert_eq!(server.requests().len(), before);
 }
 
-/// With `detectLocalMode: NodeCIDR`: nothing is reported as complete before this node's own pods can be told.
+/// With `detectLocalMode: NodeCIDR`: the initial list is not complete before local pod traffic can be detected.
 #[tokio::test]
 async fn the_node_s_network_of_pods_is_waited_for() {
     let node = |spec: Value| json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": spec});
@@ -609,7 +610,7 @@ async fn the_node_s_network_of_pods_is_waited_for() {
     watching.snapshot().await;
     watching.cluster.giving_up().await.unwrap();
 
-    // In vain.
+    // The network never comes.
     server.put(&node(json!({})));
     options.pod_cidr_patience = Duration::from_millis(500);
     let mut watching = watch(&server, options).await;
@@ -620,8 +621,8 @@ async fn the_node_s_network_of_pods_is_waited_for() {
     assert!(early.is_err(), "{early:?}");
 }
 
-/// A server that stops in the middle: what came, what is waited for, how long, and how to wait longer. One that goes on, however
-/// slowly, is waited for.
+/// A server that stops in the middle: the error says what arrived, what is missing, the limit, and how to raise it. A slow
+/// server that keeps sending is waited for.
 #[tokio::test]
 async fn a_limit_that_says_what_it_is() {
     let server = ApiServer::start();

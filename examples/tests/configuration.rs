@@ -107,7 +107,7 @@ fn the_effective_configuration_is_written_and_reads_back_the_same() {
     assert!(problem.starts_with("/nonexistent/file: cannot be written (No such file"), "{problem}");
 }
 
-/// Whatever the kernel lacks, or the process may not do: bad input has its own exit code.
+/// Whatever the kernel or the process lacks: bad input has its own exit code.
 #[test]
 fn a_wrong_kubeconfig_is_bad_input_on_any_host() {
     let folder = TempDir::new("kubeconfig");

@@ -47,7 +47,7 @@ async fn local() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// On these addresses.
+/// Listening on these addresses.
 fn on(addresses: &[IpAddr]) -> Listening {
     let of = |v4: bool| OpenOn::These(addresses.iter().copied().filter(|address| address.is_ipv4() == v4).collect());
     Listening { v4: of(true), v6: of(false) }
@@ -83,7 +83,7 @@ async fn healthz_and_livez_say_what_kube_proxy_says() {
     assert!(time.len() > 19 && time.ends_with('Z') && time.as_bytes()[10] == b'T', "RFC 3339: {time}");
     assert!(get(address, "/livez").await.json().get("nodeEligible").is_none());
 
-    // Pending for less than two sync periods is no fault.
+    // Pending for less than two sync periods is healthy.
     let now = Instant::now();
     let Some(earlier) = now.checked_sub(Duration::from_secs(61)) else { return };
     health.set_pending(Some(now));
@@ -94,7 +94,7 @@ async fn healthz_and_livez_say_what_kube_proxy_says() {
     assert_eq!((got.status, &got.json()["healthy"]), (503, &json!(false)));
     assert_ne!(got.json()["lastUpdated"], got.json()["currentTime"]);
     assert_eq!(get(address, "/livez").await.status, 503);
-    // Only the reconciler's word ends it.
+    // Only the reconciler's report ends it.
     health.updated(SystemTime::now());
     assert_eq!(get(address, "/livez").await.status, 503);
     health.set_pending(None);
@@ -222,7 +222,7 @@ async fn each_family_has_a_listener_of_its_own() {
     assert_eq!(servers.update(&wanted, &EVERYWHERE).await, []);
     assert_eq!(servers.update(&wanted, &EVERYWHERE).await, [], "open already");
     assert_eq!((get(at_v4, "/").await.status, get(at_v6, "/").await.status), (200, 200));
-    // Nowhere in a family, all of the other.
+    // Nowhere in one family, everywhere in the other.
     for (listening, v4, v6) in [
         (Listening { v6: OpenOn::These(vec![]), ..EVERYWHERE }, true, false),
         (Listening { v4: OpenOn::These(vec![]), ..EVERYWHERE }, false, true),
@@ -238,7 +238,7 @@ async fn each_family_has_a_listener_of_its_own() {
     }
 }
 
-/// No address of a family serves node ports: nothing is open there. "None" is not "all".
+/// No address of a family serves node ports: no port is open there. "None" is not "all".
 #[test]
 fn where_the_servers_listen() {
     let parsed = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
@@ -294,7 +294,7 @@ async fn a_port_passes_from_one_service_to_another() {
     let mut before: Vec<TcpStream> = Vec::new();
     for (wanted, listening) in steps {
         assert_eq!(servers.update(&checks(wanted), listening).await, [], "{wanted:?} {listening:?}");
-        // Connections of before get no answer any more, least of all another Service's.
+        // Earlier connections get no more answers, least of all another Service's.
         for mut stream in before.drain(..) {
             let _closed = stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
             let mut rest = Vec::new();
@@ -344,7 +344,7 @@ fn server() -> SocketAddr {
     told.recv().unwrap()
 }
 
-/// New requests are answered in time: well below the ten seconds after which a silent client is given up anyway.
+/// New requests are answered in time: well below the ten seconds after which a silent client is dropped anyway.
 async fn answers_in_time(address: SocketAddr, what: &str) {
     let mut longest = Duration::ZERO;
     for _ in 0..10 {
@@ -359,7 +359,7 @@ async fn answers_in_time(address: SocketAddr, what: &str) {
 
 #[tokio::test]
 async fn there_is_always_room_for_a_new_request() {
-    // Each number of clients on a server of its own; each sends a request often, or every second.
+    // Each number of clients on its own server; each client sends a request often, or every second.
     for clients in [64, 200, 1000] {
         for pause in [Duration::from_millis(20), Duration::from_secs(1)] {
             let address = server();
@@ -402,7 +402,7 @@ async fn clients_that_say_nothing_or_half_take_nobodys_room() {
     }
 }
 
-/// Clients that write a head one byte at a time, and clients that never read what they asked for.
+/// Clients that write a head one byte at a time, and clients that never read their answer.
 #[tokio::test]
 async fn slow_clients_take_nobodys_room() {
     let address = server();
@@ -452,7 +452,7 @@ async fn the_longest_idle_connection_goes_first() {
     }
 }
 
-/// Clients that say nothing take no memory for ever, and nobody else's turn.
+/// Clients that send nothing do not keep memory for ever, and do not keep others out.
 #[tokio::test]
 async fn silent_clients_do_not_stop_the_server() {
     let (listener, address) = local().await;
@@ -465,7 +465,7 @@ async fn silent_clients_do_not_stop_the_server() {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all("x".repeat(100_000).as_bytes()).await.unwrap();
     let mut text = Vec::new();
-    // Refused or closed, but answered.
+    // Refused or closed, but in time.
     drop(tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut text)).await.unwrap());
     assert_eq!(get(address, "/livez").await.status, 200);
 }

@@ -1,5 +1,5 @@
-//! `proxier-demo` on real kernels, as a user starts it: what `ipvsadm`, `ipset`, `iptables-save` and `ip` say afterwards,
-//! and its exit codes.
+//! `proxier-demo` on real kernels, as a user starts it: the output of `ipvsadm`, `ipset`, `iptables-save` and `ip`
+//! afterwards, and its exit codes.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use program::{Folder, Running, command, ipvsadm, ok, set_up, text, tool};
 use testkit::{Need, PROXY, kernel_test};
 
-/// `--manifests` and where they are.
+/// `--manifests` and their folder.
 fn from(manifests: &Folder) -> [String; 2] {
     ["--manifests".to_owned(), manifests.0.display().to_string()]
 }
@@ -127,19 +127,19 @@ fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
         running.until("the new endpoint is served", || now("10.244.0.7"));
         running.until("the old one has gone", || !ipvsadm().iter().any(|line| line.contains("10.244.0.6")));
 
-        // A file that is half written, or nonsense, changes nothing; a broken object keeps what it said.
+        // A half-written or invalid file changes nothing; a broken object keeps its last readable content.
         fs::write(manifests.0.join("web.yaml"), "apiVersion: v1\nkind: Serv").unwrap();
         manifests.put("other.yaml", &service("other", "10.96.0.11", 30081, &["10.244.0.9"]));
         running.until("another file is read", || ipvsadm().contains("-A -t 10.96.0.11:80 -s rr"));
         assert!(now("10.244.0.5") && now("10.244.0.7"));
 
-        // Somebody deletes the device: heard of and repaired without waiting for the sync period.
+        // Somebody deletes the device: noticed and repaired without waiting for the sync period.
         tool("ip link del kube-ipvs0");
         running.until("the device is back", || {
             let shown = Command::new("ip").args(["-br", "addr", "show", "kube-ipvs0"]).output().unwrap();
             text(&shown.stdout).contains("10.96.0.10/32") && text(&shown.stdout).contains("10.96.0.11/32")
         });
-        // An address of the node that is new serves node ports.
+        // A new address of the node serves node ports.
         tool("ip addr add 192.0.2.77/24 dev eth9");
         running.until("node ports on a new address", || ipvsadm().contains("-A -t 192.0.2.77:30080 -s rr"));
 
@@ -162,7 +162,7 @@ fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
     });
 }
 
-/// What another user of the machine can do to keep a proxy from starting: nothing. And the lock ends with the one that holds it.
+/// Another user of the machine cannot keep a proxy from starting. The lock ends with its holder.
 #[test]
 fn only_root_can_hold_the_lock() {
     let needs = [PROXY, &[Need::Tool("python3")]].concat();
@@ -179,7 +179,8 @@ fn only_root_can_hold_the_lock() {
         assert!(said.starts_with(&expected) && said.ends_with("; stop it first\n"), "{said}");
         running.end_with("KILL");
 
-        // A name that anybody can take, the lock's file and folder as far as they can be had, and many connections to the first.
+        // Takes a name that anybody can take, the lock's file and folder if possible, and many connections to the first
+        // proxy.
         let script = "import fcntl,glob,os,socket,sys\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n\
             name = socket.socket(socket.AF_UNIX); name.bind('\\0proxier-demo'); name.listen(1)\n\
             clients = [socket.socket(socket.AF_UNIX) for _ in range(50)]\n\
@@ -207,7 +208,7 @@ fn only_root_can_hold_the_lock() {
     });
 }
 
-/// `cleanup` asks nothing of a Node, so a host may have any name.
+/// `cleanup` needs no Node, so a host may have any name.
 #[test]
 fn a_host_whose_name_no_node_has() {
     let needs = [PROXY, &[Need::Tool("unshare")]].concat();
@@ -264,7 +265,7 @@ fn bad_input_is_named_and_the_rest_is_served() {
     });
 }
 
-/// A directory that is suddenly empty is not believed; one file after the other may go.
+/// A directory that is suddenly empty is not believed; single files may go.
 #[test]
 fn an_empty_directory_does_not_empty_the_node() {
     kernel_test(PROXY, || {

@@ -1,5 +1,5 @@
-//! `proxier-demo` while something around it fails: lists that are suddenly empty, a lock that somebody holds, objects that the
-//! kernel refuses.
+//! `proxier-demo` while something around it fails: lists that are suddenly empty, a lock that somebody holds, objects that
+//! the kernel refuses.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -40,7 +40,7 @@ fn metric(name: &str) -> u64 {
     line.trim().parse().unwrap_or(0)
 }
 
-/// The status of a health page, and what it says.
+/// The status and text of a health page.
 fn health(path: &str) -> (String, String) {
     let url = format!("http://127.0.0.1:10256/{path}");
     let output = Command::new("curl").args(["-s", "-w", "\n%{http_code}", &url]).output().unwrap();
@@ -49,7 +49,7 @@ fn health(path: &str) -> (String, String) {
     (code.to_owned(), body.to_owned())
 }
 
-/// Both lists come back empty, in either order; they are filled again, Services long before their slices or the other way
+/// Both lists become empty, in either order; they are filled again, Services long before their slices or the other way
 /// round. No endpoint of any virtual server is missing, or has weight 0, for a moment.
 #[test]
 fn empty_lists_in_either_order_take_no_endpoint() {
@@ -95,7 +95,7 @@ fn empty_lists_in_either_order_take_no_endpoint() {
     });
 }
 
-/// Only the slices are missing; and the process is restarted meanwhile.
+/// Only the slices are missing; and the process restarts meanwhile.
 #[test]
 fn missing_slices_take_no_endpoint_nor_does_a_restart() {
     kernel_test(PROXY, || {
@@ -133,7 +133,7 @@ fn missing_slices_take_no_endpoint_nor_does_a_restart() {
     });
 }
 
-/// The lock of iptables is one for all network namespaces: the tests that hold it take turns.
+/// All network namespaces share the lock of iptables: the tests that hold it take turns.
 static LOCK: Mutex<()> = Mutex::new(());
 
 /// Holds the lock of the legacy programs.
@@ -142,7 +142,7 @@ fn hold_lock() -> Flock<fs::File> {
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap()
 }
 
-/// A load balancer for some sources only, as the API server has it.
+/// A load balancer with source ranges, as the API server has it.
 fn guarded(name: &str, address: &str, balancer: &str) -> (Service, Value) {
     let service = Service { balancer: vec![balancer.to_owned()], ..Service::new(name, address, &["10.244.50.1"]) };
     let mut object = service.object();
@@ -150,8 +150,8 @@ fn guarded(name: &str, address: &str, balancer: &str) -> (Service, Value) {
     (service, object)
 }
 
-/// Somebody holds the lock of iptables: what needs new rules to be guarded waits for them; endpoints and other Services do not
-/// wait, each for at most the second that one attempt takes.
+/// Somebody holds the lock of iptables: virtual servers that need new rules wait for them; endpoints and other Services do
+/// not, beyond the second that one attempt takes.
 #[test]
 fn a_held_lock_opens_nothing_and_holds_up_nothing_else() {
     kernel_test(PROXY, || {
@@ -188,7 +188,7 @@ fn a_held_lock_opens_nothing_and_holds_up_nothing_else() {
         // The cluster IP of the same Service is open to everybody.
         assert!(ipvsadm().contains("-A -t 10.96.5.1:80 -s rr"));
         assert!(start.elapsed() > Duration::from_secs(8), "the lock was held for longer than a program waits");
-        // One may come while an attempt for the rules runs; most come between two.
+        // One change may come during an attempt to restore rules; most come between two.
         waits.sort_unstable();
         assert!(waits[6] < Duration::from_secs(3), "endpoints waited for {waits:?}");
         drop(lock);
@@ -203,7 +203,7 @@ fn a_held_lock_opens_nothing_and_holds_up_nothing_else() {
         running.until("served or put off", || {
             ipvsadm().contains("-A -t 10.96.5.2:80 -s rr") && metric("kubeproxy_sync_failures_total") > 0
         });
-        // This node is in none of its ranges, which takes a rule of its own.
+        // This node is in none of its ranges, which needs one more rule.
         assert!(!ipvsadm().iter().any(|line| line.contains("203.0.113.10:80")));
         drop(lock);
         running.until("it is served", || ipvsadm().iter().any(|line| line.contains("-A -t 203.0.113.10:80")));
@@ -212,8 +212,8 @@ fn a_held_lock_opens_nothing_and_holds_up_nothing_else() {
     });
 }
 
-/// An endpoint that is the broadcast address of a subnet here: the kernel refuses it, whatever is tried. It is told and
-/// counted, and everything else is served by a node that is well.
+/// An endpoint that is the broadcast address of a local subnet: the kernel always refuses it. It is reported and counted,
+/// and the node serves everything else and stays healthy.
 #[test]
 fn one_endpoint_that_the_kernel_refuses_is_no_illness_of_the_node() {
     kernel_test(PROXY, || {
@@ -236,7 +236,7 @@ fn one_endpoint_that_the_kernel_refuses_is_no_illness_of_the_node() {
         let event = told("FailedToProgram").unwrap();
         assert_eq!(event["regarding"]["name"], "odd");
         assert!(event["note"].as_str().unwrap().contains("192.0.2.255:8080"), "{event}");
-        // Longer than two sync periods, after which a node that fails is not healthy any more.
+        // Longer than two sync periods, after which a failing node is no longer healthy.
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(24) {
             let (code, body) = health("healthz");
@@ -244,12 +244,12 @@ fn one_endpoint_that_the_kernel_refuses_is_no_illness_of_the_node() {
             std::thread::sleep(Duration::from_millis(500));
         }
         assert_eq!(metric("kubeproxy_refused_objects"), 1);
-        // What is wanted is not all there: a script is told.
+        // Not everything wanted is there: `run --once` exits with 1.
         assert!(running.end().success());
         let once = command(&["run", "--once", "--kubeconfig", &kubeconfig]).output().unwrap();
         assert_eq!(once.status.code(), Some(1), "{}", text(&once.stderr));
         assert!(text(&once.stderr).contains("192.0.2.255:8080"), "{}", text(&once.stderr));
-        // The subnet goes, and the endpoint is one like others.
+        // Without the subnet the endpoint is like any other.
         let running = Running::start(&["--config", &config.display().to_string(), "--kubeconfig", &kubeconfig]);
         tool("ip addr add 192.0.2.1/32 dev eth9");
         tool("ip addr del 192.0.2.1/24 dev eth9");
@@ -259,7 +259,7 @@ fn one_endpoint_that_the_kernel_refuses_is_no_illness_of_the_node() {
     });
 }
 
-/// The rules cannot be written, for ever, and another Service changes each second, which works: the node is not well.
+/// The rules can never be written, while another Service changes each second, which works: the node is unhealthy.
 #[test]
 fn changes_that_work_do_not_hide_a_pass_that_fails() {
     kernel_test(PROXY, || {

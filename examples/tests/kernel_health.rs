@@ -1,5 +1,5 @@
-//! The health servers of `proxier-demo` as a process, on a real kernel: without an API server, without lists, and on the
-//! addresses and ports that Services and the host move to.
+//! The health servers of the process `proxier-demo`, on a real kernel: without an API server, without lists, and when
+//! Services and the host move to other addresses and ports.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -24,14 +24,14 @@ fn curl(url: &str) -> (u16, String) {
 
 const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
 
-/// An API server that comes late, and lists that come one by one: the node is as well as it was before.
+/// An API server that comes late, and lists that come one by one: the node stays healthy.
 #[test]
 fn a_server_that_is_not_there_from_the_start() {
     kernel_test(PROXY, || {
         set_up();
         let services = vec![Service::new("web", "10.96.0.10", &["10.244.1.5", "10.244.2.6"])];
         let away = World::new(services).server_goes();
-        // Anything that waits for two seconds is too late.
+        // Waiting for two seconds would be too late.
         let running = Running::start(&["--kubeconfig", &away.kubeconfig(), "--ipvs-sync-period", "1s"]);
         running.until("health is served", || curl(HEALTHZ).0 != 0);
         running.until_logged("no answer from http");
@@ -45,7 +45,7 @@ fn a_server_that_is_not_there_from_the_start() {
             assert_eq!(changed(), Vec::<String>::new(), "{what}");
         };
         stays_well("no server");
-        // The server comes, with one list less.
+        // The server comes, without one list.
         let world = away.server_returns_without("endpointslices");
         running.until_logged("allow get, list and watch of endpointslices");
         stays_well("no EndpointSlices");
@@ -88,7 +88,7 @@ fn health_checks_of_services_follow_addresses_and_owners() {
         }
         world.server.put(&balancer("a", "10.96.0.10", Some(32_000)));
         world.server.put(&balancer("b", "10.96.0.11", None));
-        // No full pass comes to help.
+        // No full pass helps.
         let options = ["--ipvs-sync-period", "1h", "--nodeport-addresses", "198.51.100.0/24"];
         let kubeconfig = world.kubeconfig();
         let running = Running::start(&[&["--kubeconfig", kubeconfig.as_str()][..], &options[..]].concat());
@@ -107,12 +107,12 @@ fn health_checks_of_services_follow_addresses_and_owners() {
         let listeners = || tool("ss -Hltn sport = :32000");
         assert_eq!((open(), listeners()), (false, String::new()));
         assert_eq!(named("192.0.2.1"), nobody);
-        // One comes.
+        // An address is added.
         tool("ip addr add 198.51.100.7/24 dev eth9");
         running.until("the new address", || named("198.51.100.7") == a);
         running.until("its entry", open);
         assert_eq!((named("192.0.2.1"), named("127.0.0.1")), (nobody.clone(), nobody.clone()));
-        // The port becomes another Service's, back and forth.
+        // The port passes to another Service, back and forth.
         for (from, to, name) in [("a", "b", &b), ("b", "a", &a), ("a", "b", &b)] {
             let address = |name: &str| if name == "a" { "10.96.0.10" } else { "10.96.0.11" };
             world.server.put(&balancer(from, address(from), None));
@@ -120,7 +120,7 @@ fn health_checks_of_services_follow_addresses_and_owners() {
             running.until("the other Service's", || named("198.51.100.7") == *name);
         }
         assert!(!running.log().contains("cannot listen on"), "{}", running.log());
-        // And gone again.
+        // The address is removed.
         tool("ip addr del 198.51.100.7/24 dev eth9");
         running.until("nothing is open", || listeners().is_empty() && !open());
         assert!(running.end().success());

@@ -1,7 +1,7 @@
-//! Kernels that lack a part: what `probe` says of it is what `run` does.
+//! Kernels that lack a part: `run` does what `probe` says.
 //!
-//! Each part is taken away in turn, by a line in `/etc/modprobe.d` that administrators use. That changes the machine, so it is
-//! done only where `TESTKIT_REQUIRE=all` says that it is there for tests.
+//! Removes each part in turn, by a line in `/etc/modprobe.d` as administrators use. That changes the machine, so it runs
+//! only where `TESTKIT_REQUIRE=all` says that the machine is for tests.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -18,7 +18,7 @@ use testkit::{Need, PROXY, kernel_test};
 
 const POLICY: &str = "/etc/modprobe.d/proxier-demo-test.conf";
 
-/// Everything that IPVS mode loads, what uses others first.
+/// Every module that IPVS mode loads, users before what they use.
 const MODULES: &[&str] = &[
     "xt_set",
     "xt_comment",
@@ -74,7 +74,7 @@ ports: [{name: dns, port: 53, protocol: UDP}]
 endpoints: [{addresses: [10.244.0.5]}]
 ";
 
-/// A line of `modprobe.d` that goes with the value.
+/// A line of `modprobe.d` that is removed on drop.
 struct Forbidden;
 
 impl Forbidden {
@@ -95,7 +95,7 @@ fn is_loaded(module: &str) -> bool {
     Path::new("/sys/module").join(module).exists()
 }
 
-/// Takes a module, and all that use it, out of the kernel. The last users are namespaces that end a little later.
+/// Unloads a module, and all that use it. The last users are namespaces that end a little later.
 fn unload(module: &str) {
     let start = Instant::now();
     while is_loaded(module) {
@@ -114,7 +114,7 @@ fn probe() -> (Output, Value) {
     (output, report)
 }
 
-/// State and need of the finding whose module this is.
+/// State and need of the finding with this module.
 fn finding<'a>(report: &'a Value, module: &str) -> (&'a str, &'a str) {
     let findings = report["findings"].as_array().unwrap();
     let of = |finding: &&Value| finding["module"] == module && finding["is_feature"] == false;
@@ -122,7 +122,7 @@ fn finding<'a>(report: &'a Value, module: &str) -> (&'a str, &'a str) {
     (finding["state"].as_str().unwrap(), finding["need"].as_str().unwrap())
 }
 
-/// Runs the case in a namespace of its own, of which nothing is left for the next.
+/// Runs the case in its own namespace, and cleans up for the next.
 fn without(module: &str, case: impl FnOnce(&str)) {
     let needs = [PROXY, &[Need::Veth, Need::Conntrack, Need::Tool("setpriv")]].concat();
     kernel_test(&needs, || {
@@ -134,7 +134,7 @@ fn without(module: &str, case: impl FnOnce(&str)) {
         folder.put("dns.yaml", OBJECTS);
         case(&folder.0.display().to_string());
         assert!(!is_loaded(module), "{module} was loaded after all");
-        // What is left would keep modules in use.
+        // Leftovers would keep modules in use.
         drop(demo(&["cleanup"]));
     });
 }
@@ -154,7 +154,7 @@ fn set_up() {
     tool("ip link set eth9 up");
 }
 
-/// Served without, said once, and nothing fails.
+/// Wanted parts: served without them, logged once, and nothing fails.
 #[test]
 fn what_is_wanted_is_done_without() {
     if !is_for_tests() {
@@ -202,7 +202,7 @@ fn what_is_wanted_is_done_without() {
     }
 }
 
-/// Where nothing tells beforehand that a match cannot be had, rules are written without it when the kernel refuses it.
+/// When nothing shows beforehand that a match is missing, rules are written without it after the kernel refuses it.
 #[test]
 fn a_match_that_turns_out_to_be_missing() {
     if !is_for_tests() {
@@ -210,7 +210,7 @@ fn a_match_that_turns_out_to_be_missing() {
     }
     for module in ["xt_physdev", "xt_ipvs"] {
         without(module, |manifests| {
-            // In a container, say, that does not see the node's modprobe.d.
+            // For example in a container that does not see the node's modprobe.d.
             let run = |words: &[&str]| {
                 let script = "mount -t tmpfs none /etc/modprobe.d && \
                               exec setpriv --bounding-set=-sys_module --inh-caps=-sys_module \"$0\" \"$@\"";
@@ -242,7 +242,7 @@ fn a_match_that_turns_out_to_be_missing() {
     }
 }
 
-/// Not served, with the reason that `probe` gives.
+/// Required parts: not served, with the reason that `probe` gives.
 #[test]
 fn what_is_required_is_an_obstacle() {
     if !is_for_tests() {
@@ -271,7 +271,7 @@ fn what_is_required_is_an_obstacle() {
             assert!(reason.contains(POLICY) && reason.contains(module), "{reason}");
             let once = demo(&["run", "--once", "--manifests", manifests]);
             let mut ends = vec![(once.status.code(), text(&once.stderr))];
-            // The same code for all of them, and seconds each: three ways to find out are enough.
+            // The same code for all of them, and seconds each: three are enough.
             if ["ip_vs", "ip_vs_rr", "xt_set"].contains(&module) {
                 let (status, log) = Running::start(&["--manifests", manifests]).wait();
                 ends.push((status.code(), log));
@@ -282,7 +282,7 @@ fn what_is_required_is_an_obstacle() {
             }
         });
     }
-    // And all of it is there again.
+    // And all of it works again.
     kernel_test(PROXY, || {
         set_up();
         let folder = Folder::new("lacks");

@@ -1,5 +1,5 @@
-//! `proxier-demo` as a whole on a live API that does everything an API server does to its clients, and what the kernel
-//! holds meanwhile.
+//! The whole `proxier-demo` on a live API with every failure that an API server causes, and what the kernel holds
+//! meanwhile.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -53,7 +53,7 @@ impl Play {
         play
     }
 
-    /// The kernel becomes as the world is, and from then on has to stay so.
+    /// Waits until the kernel matches the world; from then on it has to stay so.
     #[track_caller]
     fn settles(&self, what: &str) {
         let lines = self.world.lines();
@@ -69,7 +69,7 @@ impl Play {
         services
     }
 
-    /// Another endpoint of this Service, or one fewer, on the server too.
+    /// Gives this Service another endpoint, or one fewer, on the server too.
     fn endpoint(&mut self, service: usize, address: &str) {
         self.change(|services| {
             let endpoints = &mut services[service].endpoints;
@@ -96,7 +96,7 @@ impl Play {
         requests.iter().filter(|request| request.path.ends_with(resource) && !request.is_watch()).count()
     }
 
-    /// Both watches stand: a new Service and its slice arrive. (A server learns late of watches that were left.)
+    /// Checks that both watches work: a new Service and its slice arrive. (A server notices late that watches are gone.)
     fn watched(&mut self) {
         let number = self.world.services.len();
         let proof = Service::new(&format!("proof-{number}"), &format!("10.96.4.{number}"), &["10.244.4.4"]);
@@ -107,7 +107,7 @@ impl Play {
     }
 
     fn end(self) {
-        // The pass that brought the virtual servers may still bind addresses and take rules away.
+        // The pass that added the virtual servers may still bind addresses and remove rules.
         let since = Instant::now();
         loop {
             let plan = demo(&["plan", "--kubeconfig", &self.world.kubeconfig()]);
@@ -159,7 +159,7 @@ fn services_of_all_kinds_are_served_and_followed() {
         play.endpoint(0, "10.244.1.5");
         play.settles("an endpoint fewer");
         play.change(|services| services.push(Service::new("new", "10.96.2.1", &["10.244.1.20"])));
-        // Slice first, as it may come.
+        // Slice first, which may happen.
         play.world.server.put(&play.world.services.last().unwrap().slice());
         play.world.server.put(&play.world.services.last().unwrap().object());
         play.settles("a new Service");
@@ -168,14 +168,14 @@ fn services_of_all_kinds_are_served_and_followed() {
         play.settles("a Service deleted");
         assert!(!tool("ip -br addr show kube-ipvs0").contains("10.96.0.11/32"));
 
-        // A namespace of Services is deleted, one by one: each is announced, so none is held back.
+        // A namespace of Services is deleted, one by one, each with an event, so none is held back.
         let gone = play.change(|services| services.retain(|service| !service.name.starts_with("more-")));
         for service in gone.iter().filter(|service| service.name.starts_with("more-")) {
             play.world.server.delete("services", "demo", &service.name);
         }
         play.settles("a namespace deleted");
 
-        // What the kubelet and others ask.
+        // The requests of the kubelet and others.
         let curl = |path: &str| tool(&format!("curl -s -f http://127.0.0.1:{path}"));
         assert!(curl("10256/healthz").contains("\"healthy\":true"));
         let metrics = curl("10249/metrics");
@@ -185,8 +185,8 @@ fn services_of_all_kinds_are_served_and_followed() {
     });
 }
 
-/// A Service names the address of the API server, which is another machine, or of the gateway: bound here, it would be this node
-/// itself, and nothing would come from the API server any more, not even that the Service is deleted.
+/// A Service names the address of the API server on another machine, or of the gateway. Bound here, the address would be
+/// this node's own, and nothing would come from the API server any more, not even the deletion of the Service.
 #[test]
 fn a_service_cannot_cut_the_node_off_from_its_api_server() {
     kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
@@ -247,8 +247,8 @@ fn a_service_cannot_cut_the_node_off_from_its_api_server() {
     });
 }
 
-/// All that goes wrong between an API server and its client: nothing that is wanted leaves the kernel meanwhile, and
-/// afterwards it is as the world is.
+/// Every failure between an API server and its client: nothing wanted leaves the kernel meanwhile, and afterwards the
+/// kernel matches the world.
 #[test]
 fn no_fault_of_the_api_takes_anything_away() {
     kernel_test(PROXY, || {
@@ -256,12 +256,12 @@ fn no_fault_of_the_api_takes_anything_away() {
         let mut play = Play::start();
         play.watched();
 
-        // Away, and back with a history that begins after what was seen.
+        // Away, and back with a history that begins after the versions already seen.
         play = play.away(Duration::from_secs(2), 50, 0, "10.244.2.20");
         play.settles("the server was away");
         play.watched();
 
-        // 410 as an event; meanwhile a Service went without a word.
+        // 410 as an event; meanwhile a Service was deleted without an event.
         play.world.server.cut_watches();
         play.change(|services| services.retain(|service| service.name != "more-12"));
         play.world.server.delete_silently("services", "demo", "more-12");
@@ -282,7 +282,7 @@ fn no_fault_of_the_api_takes_anything_away() {
         play.watched();
         assert_eq!(play.lists("/services"), lists, "what is broken for a moment is not asked for everything");
 
-        // Lists that fail, that end in the middle, that are none, that are slow, that are huge.
+        // Lists that fail, end in the middle, are no lists, are slow, or are huge.
         for fault in [
             Fault::Status(500, None),
             Fault::Cut(3000),
@@ -319,7 +319,7 @@ fn no_fault_of_the_api_takes_anything_away() {
         play.endpoint(0, "10.244.2.22");
         play.settles("late events");
 
-        // A token that does not count any more, until the new one is there.
+        // A token that is no longer valid, until the new one is there.
         play.world.server.demand_token("second");
         play.world.server.end_watches();
         play.running.until_logged("HTTP 401");
@@ -328,7 +328,7 @@ fn no_fault_of_the_api_takes_anything_away() {
         play.settles("a new token");
         play.watched();
 
-        // One kind is forbidden: the others go on.
+        // One kind is forbidden: the others continue.
         play.world.server.forbid("endpointslices", true);
         play.world.server.end_watches();
         play.running.until_logged("allow get, list and watch of endpointslices");
@@ -341,7 +341,7 @@ fn no_fault_of_the_api_takes_anything_away() {
         play.settles("what was forbidden is allowed");
         play.watched();
 
-        // Nothing but bookmarks for a while: the place to go on from moves with them.
+        // Only bookmarks for a while: the version to continue from moves with them.
         let lists = play.lists("/services");
         for _ in 0..3 {
             play.world.server.compact();
@@ -354,7 +354,7 @@ fn no_fault_of_the_api_takes_anything_away() {
         assert_eq!(play.lists("/services"), lists);
         play.watched();
 
-        // Restored from a backup: the versions begin anew, below those that were seen.
+        // Restored from a backup: the versions start below those already seen.
         play = play.away(Duration::from_millis(200), -500, 4, "10.244.1.32");
         play.running.until("watches", || {
             play.world.server.bookmark();
@@ -370,7 +370,7 @@ fn no_fault_of_the_api_takes_anything_away() {
     });
 }
 
-/// As long as one list is missing nothing is written, nor taken away of what is there.
+/// While one list is missing nothing is written, and nothing is deleted.
 #[test]
 fn nothing_is_touched_before_all_lists_are_complete() {
     kernel_test(PROXY, || {
@@ -388,7 +388,7 @@ fn nothing_is_touched_before_all_lists_are_complete() {
             running.until("the rest", || ipvsadm() == world.lines());
             assert!(running.end().success());
 
-            // The same with a kernel that is programmed already: nothing is missed for a moment.
+            // The same with a kernel that is already programmed: nothing is missing for a moment.
             let witness = Witness::start();
             witness.want(world.lines());
             world.server.fail_next(resource, Verb::List, Fault::Late(Duration::from_secs(2)));
@@ -409,7 +409,7 @@ fn nothing_is_touched_before_all_lists_are_complete() {
     });
 }
 
-/// A server that suddenly has no Services is not believed; who deletes them is.
+/// A server that suddenly has no Services is not believed; deletions by events are.
 #[test]
 fn an_empty_list_does_not_empty_the_node() {
     kernel_test(PROXY, || {
@@ -432,10 +432,10 @@ fn an_empty_list_does_not_empty_the_node() {
         let before = rules();
         assert!(before.iter().any(|rule| rule.contains("KUBE-LOAD-BALANCER")), "{before:#?}");
         play.watched();
-        // Longer than a pass for changes takes, and the first attempts after it.
+        // Longer than a pass for changes and its first retries.
         std::thread::sleep(Duration::from_secs(5));
         assert_eq!(rules(), before);
-        // The first load balancer for some sources only is closed to others at once.
+        // The first load balancer with source ranges is closed to others at once.
         let guarded = Service { balancer: vec!["203.0.113.9".to_owned()], ..Service::new("guarded", "10.96.5.1", &[]) };
         let mut object = guarded.object();
         object["spec"]["loadBalancerSourceRanges"] = json!(["198.51.100.0/24"]);
@@ -487,7 +487,7 @@ fn events_tell_and_never_stop_anything() {
         assert!(invalid["note"].as_str().unwrap().contains("70000"), "{invalid}");
         assert!(running.end().success());
 
-        // Forbidden: said once, and everything is served all the same.
+        // Forbidden: logged once, and everything is still served.
         command(&["cleanup"]).output().unwrap();
         world.server.forbid_events(true);
         let running = Running::start(&["--kubeconfig", &world.kubeconfig()]);

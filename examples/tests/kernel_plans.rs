@@ -1,5 +1,5 @@
-//! What `plan`, `show` and `probe` say on a real kernel: that a plan which was carried out leaves nothing to do, that tables
-//! fit a terminal, and that JSON is as `examples/README.md` describes it.
+//! `plan`, `show` and `probe` on a real kernel: a plan that was carried out leaves nothing to do, tables fit a terminal,
+//! and JSON is as `examples/README.md` describes it.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -40,7 +40,7 @@ fn written_by_hand(folder: &Path) -> Vec<(String, Value)> {
     files.into_iter().map(read).collect()
 }
 
-/// `oracle/README.md` there says what its lines are.
+/// `oracle/README.md` there describes its lines.
 fn corpus(file: &Path) -> Vec<(String, Value)> {
     let mut text = String::new();
     flate2::read::GzDecoder::new(fs::File::open(file).unwrap()).read_to_string(&mut text).unwrap();
@@ -80,7 +80,7 @@ fn corpus(file: &Path) -> Vec<(String, Value)> {
     scenarios
 }
 
-/// The scenarios' usual node and what one says otherwise.
+/// The scenarios' usual node, with this scenario's changes.
 fn make_node(scenario: &Value, folder: &Folder) {
     let usual = json!({
         "name": "node-a", "zone": "zone-a", "addresses": ["192.168.0.10", "2001:db8:1::10"], "podCIDRs": [],
@@ -154,10 +154,10 @@ fn objects(scenario: &Value) -> BTreeMap<String, Value> {
     objects
 }
 
-/// Scenarios whose configuration the program does not take; the reconciler alone leaves out what is bad in it.
+/// Scenarios with a configuration that the program rejects; the reconciler alone leaves out what is bad in it.
 const REFUSED: [&str; 2] = ["bad-input/configuration.yaml", "bad-input/node-port-addresses-all-unreadable.yaml"];
 
-/// What a scenario leaves to do after its objects were served, which has to be nothing.
+/// What a scenario leaves to do after its objects were served; must be nothing.
 fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
     let folder = Folder::new("scenario");
     make_node(scenario, &folder);
@@ -178,7 +178,7 @@ fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
         command.args(words).arg("--config").arg(&configuration).arg("--manifests").arg(&folder.0);
         command.args(["--hostname-override", node]).output().unwrap()
     };
-    // First the state before the steps, then the one after them: with what differs to be taken away again.
+    // First the state before the steps, then the one after them: differences have to be removed again.
     let first = json!({"objects": scenario["objects"]});
     for (number, objects) in [objects(&first), objects(scenario)].into_iter().enumerate() {
         if number == 1 && scenario["steps"].as_array().is_none_or(Vec::is_empty) {
@@ -190,7 +190,7 @@ fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
         let plan = run(&["plan"]);
         let after = (ipvsadm(), tool("ipset save"), tool("ip -o addr"));
         assert_eq!(before, after, "{name}: a plan writes nothing");
-        // Where fields are left out the code says so: 2.
+        // If fields are left out, the exit code is 2.
         if !matches!(plan.status.code(), Some(0 | 2)) {
             return Some(format!("{name}: plan: {}: {}", plan.status, text(&plan.stderr)));
         }
@@ -211,8 +211,8 @@ fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
     None
 }
 
-/// `plan`, `run --once`, `plan`: the last one is empty. One scenario in a hundred, others with each seed; all with
-/// `PROXIER_SCENARIOS=all`, those with some words in their name with these words there.
+/// `plan`, `run --once`, `plan`: the last one is empty. Runs one scenario in a hundred, depending on the seed; all with
+/// `PROXIER_SCENARIOS=all`, or those whose name contains the words given there.
 #[test]
 fn what_was_planned_and_done_is_not_planned_again() {
     let asked = std::env::var("PROXIER_SCENARIOS").ok();
@@ -225,7 +225,7 @@ fn what_was_planned_and_done_is_not_planned_again() {
     let mut failures = Vec::new();
     let mut tried = 0;
     for (number, (name, scenario)) in scenarios().into_iter().enumerate() {
-        // What is no field of the configuration cannot be asked for here.
+        // Settings outside the configuration cannot be set here.
         let beyond = scenario.get("options").is_some()
             || scenario["node"]["interfaces"]
                 .as_object()
@@ -271,7 +271,7 @@ fn documented(heading: &str) -> BTreeMap<String, bool> {
     rows
 }
 
-/// Every key is documented; what is documented as always there is there.
+/// Every key is documented; keys documented as always there are there.
 fn is_as_documented(heading: &str, outputs: &[Value]) {
     let rows = documented(heading);
     let mut found = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! Every way in to `proxier-demo`, on a real kernel: TLS, credentials of each kind, a pod's account, what real servers
-//! send, and what is said when a way is barred.
+//! Every way to connect `proxier-demo`, on a real kernel: TLS, credentials of each kind, a pod's account, what real servers
+//! send, and the messages when something is wrong.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -55,7 +55,7 @@ fn run(folder: &Folder, kubeconfig: &str) -> Running {
     Running::start(&["--kubeconfig", &folder.put("kubeconfig", kubeconfig).display().to_string()])
 }
 
-/// It serves, and follows an endpoint that is new.
+/// Checks that it serves, and follows a new endpoint.
 fn serves(running: Running, server: &ApiServer, web: &Service, what: &str) {
     running.until(what, || ipvsadm() == lines(&[web]));
     let mut more = web.clone();
@@ -77,7 +77,8 @@ fn tls_with_an_authority_of_ones_own() {
         let (right, wrong) =
             (folder.put("ca.crt", &ours.certificate()), folder.put("other.crt", &theirs.certificate()));
 
-        // Somebody else's certificate: said with the fix, nothing is changed, and it goes on as soon as it can be trusted.
+        // Somebody else's certificate: reported with the fix, nothing is changed, and it continues once the certificate is
+        // trusted.
         let running = run(&folder, &kubeconfig(&relay.url(), json!({"certificate-authority": wrong}), &json!({})));
         running.until_logged("not signed by the certificate-authority that is configured");
         assert!(running.log().contains(&format!("no answer from {}", relay.url())), "{}", running.log());
@@ -131,11 +132,11 @@ fn tokens_and_programs_that_get_them() {
         running.until_logged("HTTP 401");
         running.until_logged("the server does not know these credentials; reading them again");
         assert!(changed().is_empty(), "{:?}", changed());
-        // Whoever mends the file need not start it anew.
+        // Once the file is fixed, no restart is needed.
         folder.put("kubeconfig", &kubeconfig(&server.url(), json!({}), &json!({"token": "first"})));
         serves(running, &server, &web, "a token in the kubeconfig");
 
-        // A program that gets it: asked again when its token does not count any more.
+        // A program that gets the token: run again when the token is no longer valid.
         folder.put("token", "first");
         let script = format!(
             "#!/bin/sh\necho asked >>{0}/asked\n[ -s {0}/token ] || {{ echo 'not logged in' >&2; exit 7; }}\n\
@@ -158,7 +159,7 @@ fn tokens_and_programs_that_get_them() {
         serves(running, &server, &web, "a program that gets tokens");
         assert!(fs::read_to_string(folder.0.join("asked")).unwrap().lines().count() >= 2);
 
-        // A program that fails, and one that is not there: at once, with its own words.
+        // A program that fails, and a missing one: reported at once, with their own messages.
         folder.put("token", "");
         let (status, log) = run(&folder, &exec(&program)).wait();
         assert_eq!(status.code(), Some(2), "{log}");
@@ -222,7 +223,7 @@ fn the_account_of_a_pod() {
     });
 }
 
-/// What the kernel holds when the objects are those of this list.
+/// Checks what the kernel holds with the objects of this list.
 fn serves_recorded(services: &str, slices: &str, node: &str, expected: &[&str], sets: &[(&str, &str)]) {
     let folder = Folder::new("recorded");
     let server = ApiServer::start();
@@ -240,18 +241,18 @@ fn serves_recorded(services: &str, slices: &str, node: &str, expected: &[&str], 
     }
     let plan = ok(&demo(&["plan", "--kubeconfig", &folder.0.join("kubeconfig").display().to_string()]));
     assert!(plan.starts_with("nothing to do"), "{plan}");
-    // That setting belongs to the first network namespace.
+    // Only the first network namespace has that setting.
     let log = running.log();
     let quiet =
         |line: &str| line.contains("nf_conntrack_max") || !(line.contains(" WARN ") || line.contains(" ERROR "));
     assert!(log.lines().all(quiet), "{log}");
-    // What a load balancer asks of the Service that keeps its traffic on the node.
+    // A load balancer asks the Service that keeps its traffic on the node.
     let weight = || tool("curl -s -i http://192.0.2.1:30930/").to_lowercase();
     running.until("the health check", || weight().contains("x-load-balancing-endpoint-weight: 1\r\n"));
     assert!(running.end().success());
 }
 
-/// The shop that a server of version 1.23 was recorded with.
+/// The shop that was recorded from a server of version 1.23.
 #[test]
 fn what_an_old_server_sends() {
     kernel_test(PROXY, || {
@@ -292,18 +293,18 @@ fn what_an_old_server_sends() {
     });
 }
 
-/// The fields that came since: address modes, hints for zones and nodes, distribution of traffic, dual stack.
+/// The later fields: address modes, hints for zones and nodes, traffic distribution, dual stack.
 #[test]
 fn what_a_recent_server_sends() {
     kernel_test(PROXY, || {
         set_up();
         let expected = [
-            // Prefers its zone, and the controller has given hints.
+            // It prefers its zone, and the controller has written hints.
             "-A -t 10.96.40.1:80 -s rr",
             "-a -t 10.96.40.1:80 -r 10.244.1.5:8080 -m -w 1",
             "-A -t [fd00:96::1]:80 -s rr",
             "-a -t [fd00:96::1]:80 -r [fd00:244:1::5]:8080 -m -w 1",
-            // Of two addresses one is a proxy's own.
+            // One of its two addresses is a proxy's own.
             "-A -t 10.96.40.2:443 -s rr",
             "-a -t 10.96.40.2:443 -r 10.244.1.9:8443 -m -w 1",
             "-a -t 10.96.40.2:443 -r 10.244.2.9:8443 -m -w 1",
@@ -325,7 +326,7 @@ fn what_a_recent_server_sends() {
     });
 }
 
-/// Every way that is barred from the start: one line that names what is wrong, exit code 2, and nothing is changed.
+/// Everything wrong from the start: one line that names it, exit code 2, and nothing is changed.
 #[test]
 fn bad_input_at_the_start() {
     kernel_test(PROXY, || {
@@ -360,7 +361,7 @@ fn bad_input_at_the_start() {
             (&["--manifests", "/nonexistent"], "/nonexistent: "),
         ];
         for (number, (arguments, expected)) in cases.iter().enumerate() {
-            // Both, where the two read things in ways of their own.
+            // Both commands, where they read things differently.
             let ways: &[&[&str]] = if number < 3 { &[&["run"], &["run", "--once"]] } else { &[&["run"]] };
             for &once in ways {
                 let output = demo(&[once, *arguments].concat());
@@ -373,7 +374,7 @@ fn bad_input_at_the_start() {
     });
 }
 
-/// What is barred only for a while is tried again: a server that is not there yet, a port that is in use.
+/// Temporary problems are retried: a server that is not there yet, a port in use.
 #[test]
 fn barred_for_a_while() {
     kernel_test(PROXY, || {
@@ -398,7 +399,7 @@ fn barred_for_a_while() {
         running.until("the port is free", || {
             Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap().status.success()
         });
-        // What could not be told then is told now.
+        // Events that could not be sent then are sent now.
         running.until("events", || {
             let told: BTreeSet<String> =
                 server.events().iter().map(|event| event["reason"].as_str().unwrap().to_owned()).collect();
@@ -406,7 +407,7 @@ fn barred_for_a_while() {
         });
         assert!(running.end().success());
 
-        // Unless it is to be so or not at all.
+        // Unless configured to fail at once.
         let taken = TcpListener::bind("127.0.0.1:10256").unwrap();
         let path = folder.0.join("kubeconfig").display().to_string();
         let (status, log) = Running::start(&["--kubeconfig", &path, "--bind-address-hard-fail"]).wait();
@@ -416,7 +417,7 @@ fn barred_for_a_while() {
     });
 }
 
-/// What Prometheus reads, and that what is there is counted.
+/// What Prometheus reads, with correct counts.
 #[test]
 fn metrics() {
     kernel_test(PROXY, || {
@@ -496,7 +497,7 @@ fn metrics() {
         assert!(running.end().success());
 
         if let Some(reason) = missing(Need::Tool("promtool")) {
-            // Not through the macro, whose words are kept back when a test passes.
+            // Not through the macro, whose output is hidden when a test passes.
             let reason =
                 format!("SKIPPED promtool check metrics (package prometheus): {reason}; read by this test alone\n");
             std::io::stderr().write_all(reason.as_bytes()).unwrap();
@@ -510,7 +511,7 @@ fn metrics() {
     });
 }
 
-/// Without the network of this node's pods `NodeCIDR` has no meaning: said, and nothing is changed before it is there.
+/// `NodeCIDR` means nothing without the network of this node's pods: logged, and nothing is changed before it is there.
 #[test]
 fn a_node_whose_pods_have_no_network_yet() {
     kernel_test(PROXY, || {
@@ -534,7 +535,8 @@ fn a_node_whose_pods_have_no_network_yet() {
     });
 }
 
-/// As another user than root: two capabilities, which programs that it starts have too, are enough; what is missing is named.
+/// As another user than root: two capabilities are enough, if the programs it starts have them too; what is missing is
+/// named.
 #[test]
 fn another_user_than_root() {
     let needs = [PROXY, &[Need::Tool("setpriv")]].concat();
@@ -543,7 +545,7 @@ fn another_user_than_root() {
         let (web, folder) = (web(), Folder::new("user"));
         folder.put("web.yaml", &format!("{}\n---\n{}\n", web.object(), web.slice()));
         let program = Executable::of(Path::new(env!("CARGO_BIN_EXE_proxier-demo"))).unwrap();
-        // As root makes it for a service with a user of its own.
+        // As root makes it for a service with its own user.
         let of_user = Folder::new("run");
         let lock = of_user.0.join("proxier-demo");
         fs::create_dir(&lock).unwrap();
@@ -595,7 +597,7 @@ fn another_user_than_root() {
     });
 }
 
-/// Files that become unreadable while it runs: what they said stays, and the log says so.
+/// Files that become unreadable while it runs: their last readable content stays, and the log says so.
 #[test]
 fn manifests_that_cannot_be_read() {
     kernel_test(PROXY, || {

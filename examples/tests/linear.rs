@@ -1,4 +1,4 @@
-//! The cost of reading grows with what is read, not with its square.
+//! The cost of reading grows linearly with the input, not quadratically.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
@@ -15,7 +15,7 @@ fn busy() -> u64 {
     text.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// What work takes, at least, in a few attempts.
+/// The least cost of some work in a few attempts.
 fn cost(mut work: impl FnMut()) -> u64 {
     let attempt = |work: &mut dyn FnMut()| {
         let start = busy();
@@ -25,7 +25,7 @@ fn cost(mut work: impl FnMut()) -> u64 {
     (0..3).map(|_| attempt(&mut work)).min().unwrap()
 }
 
-/// Eight times as much takes eight times as long, if more by a logarithm and what caches do, and 64 times if it is quadratic.
+/// Eight times as much takes eight times as long, plus a logarithm and cache effects, and 64 times if it is quadratic.
 fn is_linear(what: &str, mut work: impl FnMut(usize)) {
     const SMALL: usize = 1000;
     work(SMALL);

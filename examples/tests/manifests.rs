@@ -30,7 +30,7 @@ impl Dir {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// As careful programs write: whole or not at all.
+    /// As careful programs write: the whole file or nothing.
     fn replace(&self, name: &str, text: &str) {
         fs::write(self.path(".new"), text).unwrap();
         fs::rename(self.path(".new"), self.path(name)).unwrap();
@@ -251,7 +251,7 @@ async fn what_cannot_be_read_keeps_what_it_said() {
     assert_eq!(next(&mut changes).await, "+a 3");
     fs::rename(&dir.0, dir.0.with_extension("away")).unwrap();
     let problem = loop {
-        // Told by the clock, which is slow: a directory that goes away tells nobody.
+        // Found by polling, which is slow: nothing reports that a directory goes away.
         if let Ok(event) = tokio::time::timeout(Duration::from_secs(15), changes.recv()).await {
             break line(&event.unwrap().change);
         }

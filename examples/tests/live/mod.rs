@@ -1,5 +1,5 @@
-//! What the tests of `proxier-demo` on a live API share: a world of Services on a server, and a witness that nothing which
-//! is wanted is ever missing from the kernel.
+//! Shared by the tests of `proxier-demo` on a live API: a world of Services on a server, and a witness that nothing wanted
+//! is ever missing from the kernel.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use testkit::apiserver::ApiServer;
 
 use crate::program::Folder;
 
-/// Reads the kernel's table again and again: what has to be there is there, each time.
+/// Reads the kernel's table repeatedly, and checks that it has everything wanted each time.
 pub(crate) struct Witness {
     wanted: Arc<Mutex<BTreeSet<String>>>,
     ends: Arc<AtomicBool>,
@@ -25,7 +25,7 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// Begins, in the network namespace of this thread.
+    /// Starts in the network namespace of this thread.
     pub(crate) fn start() -> Self {
         let wanted = Arc::new(Mutex::new(BTreeSet::new()));
         let (ends, looks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -34,7 +34,7 @@ impl Witness {
             std::thread::spawn(move || {
                 let mut client = Client::open().unwrap();
                 while !ends.load(Ordering::Relaxed) {
-                    // Held while reading, so that what is wanted is what was wanted then.
+                    // Held while reading, so that the list is the one of that time.
                     let wanted = wanted.lock().unwrap();
                     let there = table(&mut client);
                     let missing: Vec<_> = wanted.difference(&there).collect();
@@ -53,14 +53,14 @@ impl Witness {
         *self.wanted.lock().unwrap_or_else(|_| panic!("the witness has seen something")) = lines;
     }
 
-    /// Of what has to be there, only these lines still have to.
+    /// Of the lines that have to be there, keep only these.
     pub(crate) fn still_want(&self, lines: &BTreeSet<String>) {
         let mut wanted = self.wanted.lock().unwrap_or_else(|_| panic!("the witness has seen something"));
         wanted.retain(|line| lines.contains(line));
     }
 
-    /// Ends it; fails when it has seen something missing, or has not looked: once a second at least, on average, which a
-    /// machine that others keep busy can do too.
+    /// Stops it; fails when it saw something missing, or read less than once a second on average, which even a busy machine
+    /// can do.
     pub(crate) fn end(mut self) {
         self.ends.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap();
@@ -194,7 +194,7 @@ pub(crate) fn node() -> Value {
     })
 }
 
-/// What is true: Services, on a server that can be lost, and a kubeconfig for it.
+/// The truth: Services on a server that can go away, and a kubeconfig for it.
 pub(crate) struct World {
     pub(crate) server: ApiServer,
     pub(crate) services: Vec<Service>,
@@ -206,7 +206,7 @@ impl World {
         Self::on(ApiServer::start(), services)
     }
 
-    /// On a server that is somewhere else.
+    /// On this server.
     pub(crate) fn on(server: ApiServer, services: Vec<Service>) -> Self {
         let world = World { server, services, folder: Folder::new("world") };
         world.fill();
@@ -236,7 +236,7 @@ impl World {
         }
     }
 
-    /// The server is gone: connections are refused.
+    /// The server goes away: connections are refused.
     pub(crate) fn server_goes(self) -> Away {
         let World { server, services, folder } = self;
         let (address, version) = (server.address(), server.version());
@@ -249,7 +249,7 @@ impl World {
     }
 }
 
-/// A world whose server is not there.
+/// A world whose server is away.
 pub(crate) struct Away {
     address: std::net::SocketAddr,
     version: u64,
@@ -258,12 +258,12 @@ pub(crate) struct Away {
 }
 
 impl Away {
-    /// Of the server that was there.
+    /// Of the server that went away.
     pub(crate) fn kubeconfig(&self) -> String {
         self.folder.0.join("kubeconfig").display().to_string()
     }
 
-    /// A server of the same address, with the same objects, of which it does not let these be read.
+    /// A server at the same address, with the same objects, which refuses to let these be read.
     pub(crate) fn server_returns_without(self, resource: &str) -> World {
         let Away { address, services, folder, .. } = self;
         let server = ApiServer::start_on(address);
@@ -273,7 +273,7 @@ impl Away {
         world
     }
 
-    /// A server of the same address, with the same objects. Its versions go on from the old ones, by so much.
+    /// A server at the same address, with the same objects. Its versions continue from the old ones, plus `versions`.
     pub(crate) fn server_returns(self, versions: i64) -> World {
         let Away { address, version, services, folder } = self;
         let server = ApiServer::start_on(address);

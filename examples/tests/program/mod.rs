@@ -1,5 +1,5 @@
-//! What the tests of the whole program share: `proxier-demo` as a process, and the kernel's state in the words of the field's
-//! own tools.
+//! Shared by the tests of the whole program: `proxier-demo` as a process, and the kernel's state as the field's own tools
+//! print it.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 pub(crate) mod page;
@@ -15,7 +15,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What a run that has to succeed prints.
+/// The output of a run that has to succeed.
 #[track_caller]
 pub(crate) fn ok(output: &Output) -> String {
     assert!(output.status.success(), "{}\n{}\n{}", output.status, text(&output.stdout), text(&output.stderr));
@@ -42,7 +42,7 @@ pub(crate) fn set_up() {
     tool("ip link set eth9 up");
 }
 
-/// What the kernel holds of the proxy's.
+/// What the kernel holds of ours.
 pub(crate) fn changed() -> Vec<String> {
     let mut changed: Vec<String> = ipvsadm().into_iter().collect();
     for (line, of_ours) in [("ipset list -n", "KUBE-"), ("ip -o link", "kube-ipvs0"), ("iptables-save", "KUBE-")] {
@@ -51,7 +51,7 @@ pub(crate) fn changed() -> Vec<String> {
     changed
 }
 
-/// A directory that goes with the test.
+/// A directory that is removed with the test.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -64,7 +64,7 @@ impl Folder {
         Folder(path)
     }
 
-    /// Puts a file in place at once, as editors do, and says where it is.
+    /// Puts a file in place atomically, as editors do, and returns its path.
     pub(crate) fn put(&self, name: &str, text: &str) -> PathBuf {
         let (next, path) = (self.0.join(".next"), self.0.join(name));
         fs::write(&next, text).unwrap();
@@ -79,7 +79,7 @@ impl Drop for Folder {
     }
 }
 
-/// `proxier-demo` with these words, as the node `n1`.
+/// `proxier-demo` with these arguments, as the node `n1`.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
     command.args(arguments).args(["--hostname-override", "n1"]);
@@ -87,12 +87,12 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// The same, to its end.
+/// The same, until it ends.
 pub(crate) fn demo(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
-/// `proxier-demo run`, and what it logs.
+/// `proxier-demo run`, and its log.
 pub(crate) struct Running {
     child: Child,
     log: PathBuf,
@@ -121,7 +121,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Waits until this holds; a test that waits in vain shows the log.
+    /// Waits until this holds; shows the log if it never does.
     #[track_caller]
     pub(crate) fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let start = Instant::now();
@@ -140,13 +140,13 @@ impl Running {
         tool(&format!("kill -{name} {}", self.child.id()));
     }
 
-    /// This signal, and how it ends.
+    /// Sends this signal, and returns how it ends.
     pub(crate) fn end_with(mut self, signal: &str) -> ExitStatus {
         self.signal(signal);
         self.child.wait().unwrap()
     }
 
-    /// SIGTERM, and how it ends.
+    /// Sends SIGTERM, and returns how it ends.
     pub(crate) fn end(self) -> ExitStatus {
         self.end_with("TERM")
     }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 ///
 /// # Panics
 ///
-/// The page is not well formed: a family without help or type, in two places or twice; a name, a label or a value that is
-/// none; a counter that is not called so, something else that is; a histogram that does not add up.
+/// The page is not well formed: a family without help or type, or in two parts; an invalid name, label or value; a counter
+/// without the suffix of counters, or another type with it; an inconsistent histogram.
 pub(crate) fn read(page: &str) -> BTreeMap<String, f64> {
     assert!(page.ends_with('\n'), "the last line has no end");
     let mut samples = BTreeMap::new();
