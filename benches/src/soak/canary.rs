@@ -1,4 +1,4 @@
-//! How long a change takes from the API server to the kernel, all the time.
+//! Measures all the time how long a change takes from the API server to the kernel.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,15 +13,16 @@ use super::script::{apply, slices};
 use super::watchers::{Followed, Log};
 use super::world::{Endpoint, Family, Host, POD_PORT, Service, State, Way};
 
-/// A change that has not arrived by then never will.
+/// A change that has not arrived after this never will.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Each look takes the lock of IPVS and a list of real servers: one that comes late is looked for less and less often, as exact
-/// as a tenth of what it takes.
+/// Pause between two checks. Each takes the lock of IPVS and lists real servers, so a late change is checked for less and
+/// less often, precise to a tenth of the time it takes.
 const LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(600);
 
-/// Changes one endpoint of one Service after the other and follows it into the kernel; gives the Services back as they are then.
+/// Changes one endpoint of one Service after the other and follows it into the kernel; returns the Services as they are in
+/// the end.
 pub(super) fn follow(
     mut services: Vec<Service>,
     server: Arc<ApiServer>,

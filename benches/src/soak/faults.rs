@@ -1,6 +1,6 @@
-//! What goes wrong: faults of the API server, of the process, of the host, and what others do to the kernel's tables.
+//! Faults of the API server, of the process and of the host, and what others do to the kernel's tables.
 //!
-//! They are dealt from a deck, so that each kind comes before one comes again; the order and the details follow from the seed.
+//! They are dealt from a deck, so that each kind occurs before one is repeated; the seed decides order and details.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -23,9 +23,9 @@ use super::watchers::{Fault, Log, Scope};
 use super::world::{Family, Host, PODS, Protocol, Service, Way};
 use crate::Failure;
 
-/// After the first entry was seen again, the others may take so long.
+/// How long the other entries may take after the first one is back.
 const SLACK: Duration = Duration::from_secs(2);
-/// Between two looks. Each may take a process, which an emulated machine takes long to start.
+/// Pause between two checks. Each may start a process, which an emulated machine does slowly.
 const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ const DECK: [Kind; 19] = [
     Kind::Flapping,
 ];
 
-/// How many kinds there are.
+/// The number of kinds.
 pub(super) const KINDS: usize = DECK.len();
 
 impl Kind {
@@ -102,21 +102,21 @@ impl Kind {
     }
 }
 
-/// What faults are made with.
+/// Makes the faults.
 pub(super) struct Faults {
     pub(super) server: Arc<ApiServer>,
     pub(super) proxy: Arc<Supervisor>,
     pub(super) log: Arc<Log>,
     pub(super) backend: Backend,
-    /// Services that nothing happens to but this.
+    /// Services that only these faults change.
     pub(super) steady: Vec<Service>,
-    /// Between them the process stays.
+    /// The period in which the process is not killed.
     pub(super) calm: (Duration, Duration),
-    /// A short soak has less time for each.
+    /// Whether a short soak leaves less time for each.
     pub(super) hurried: bool,
-    /// What others break is to be whole again by then.
+    /// The time limit for repairing what others break.
     pub(super) repair: Duration,
-    /// A killed proxy stays dead: to see that it is noticed.
+    /// Whether a killed proxy stays dead, to check that this is noticed.
     pub(super) no_restart: bool,
     pub(super) random: Random,
     pub(super) stop: Arc<AtomicBool>,
@@ -151,7 +151,7 @@ impl Place {
 }
 
 impl Faults {
-    /// Makes one fault after the other until told to stop; gives what could not be done.
+    /// Makes one fault after the other until told to stop; returns what could not be done.
     pub(super) fn start(mut self) -> JoinHandle<Vec<String>> {
         std::thread::spawn(move || {
             let mut failed = Vec::new();
@@ -163,7 +163,7 @@ impl Faults {
                     deck = DECK.to_vec();
                     self.random.shuffle(&mut deck);
                     if !dealt {
-                        // While it may be: the first one.
+                        // While it is allowed: a kill comes first.
                         deck.retain(|kind| *kind != Kind::Kill);
                         deck.push(Kind::Kill);
                         dealt = true;
@@ -196,7 +196,7 @@ impl Faults {
         self.wait(time);
     }
 
-    /// Waits, as long as it goes on.
+    /// Waits, unless the soak ends first.
     fn wait(&self, time: Duration) {
         let end = self.log.now() + time;
         while self.log.now() < end && !self.stop.load(Ordering::Relaxed) {
@@ -273,7 +273,7 @@ impl Faults {
         if status.success() { Ok(format!("{seconds} s")) } else { Err(format!("flock: {status}").into()) }
     }
 
-    /// More news of addresses than a socket's buffer holds, while nobody reads it.
+    /// More changes of addresses than a socket's buffer holds, while nobody reads them.
     fn overrun(&mut self) -> Result<String, Failure> {
         let mut lines = Vec::new();
         for round in 0..12 {
@@ -288,7 +288,7 @@ impl Faults {
         Ok(format!("{} changes", lines.len()))
     }
 
-    /// The watches end, and their versions are too old: lists are asked for again, with these faults first.
+    /// The watches end, and their versions are too old: the proxy lists again, with these faults first.
     fn list_again(&mut self, faults: &[ApiFault]) -> String {
         let which: &[&str] = match self.random.below(3) {
             0 => &["services"],
@@ -305,7 +305,7 @@ impl Faults {
         which.join(" and ")
     }
 
-    /// Lists without a single object, of a version that is forgotten at once.
+    /// Lists without any object, with a version that is forgotten at once.
     fn empty_lists(&mut self) -> String {
         let which: &[(&str, &str, &str)] =
             &[("services", "ServiceList", "v1"), ("endpointslices", "EndpointSliceList", "discovery.k8s.io/v1")];
@@ -322,7 +322,7 @@ impl Faults {
             );
             self.server.fail_next(resource, Verb::Watch, ApiFault::Status(410, None));
             self.server.fail_next(resource, Verb::List, ApiFault::Text(list));
-            // What comes after the empty list takes a while.
+            // The next list after the empty one is delayed.
             self.server.fail_next(resource, Verb::List, ApiFault::Late(Duration::from_secs(1)));
             names.push(*resource);
         }
@@ -341,7 +341,7 @@ impl Faults {
         Ok(self.random.pick(&places).ok_or("no Service to do it to")?.clone())
     }
 
-    /// Looks until it is whole again.
+    /// Checks until it is repaired.
     fn repaired(
         &self,
         window: usize,
@@ -358,7 +358,7 @@ impl Faults {
                     log.close(window);
                     return;
                 }
-                // Several may be waited for at once: the later, the less often.
+                // Several may be waited for at once: check less often with time.
                 let waited = log.now().saturating_sub(begin);
                 std::thread::sleep((waited / 10).clamp(LOOK, LOOK * 5));
             }
@@ -384,7 +384,7 @@ impl Faults {
         };
         let window = self.log.open(kind.name(), scope, Some(self.repair));
         if let Err(error) = tool(&line) {
-            // Not there yet, since somebody has broken it before.
+            // Missing, since somebody has broken it before.
             self.log.close(window);
             return Ok(format!("{line}: {error}"));
         }
@@ -423,7 +423,7 @@ impl Faults {
         let programs = iptables(self.backend);
         let program = *self.random.pick(&programs).ok_or("no program")?;
         let rules = move || Some(tool(&format!("{program} -w 20 -t {table} -S {chain}")).ok()?.lines().count());
-        // One that is not there yet is not there to be flushed.
+        // A missing chain cannot be flushed.
         let Some(before) = rules() else { return Ok(format!("{program} has no chain {chain}")) };
         let window = self.log.open(Kind::ChainFlushed.name(), Scope::Everybody, Some(self.repair));
         tool(&format!("{program} -w 20 -t {table} -F {chain}"))?;
@@ -447,7 +447,7 @@ impl Faults {
         Ok(address.to_string())
     }
 
-    /// The node's second addresses go and come back, a few times.
+    /// The node's second addresses are removed and added back, a few times.
     fn flap(&mut self) -> Result<String, Failure> {
         let times = self.random.between(1, 4);
         let windows =
@@ -461,7 +461,7 @@ impl Faults {
                 std::thread::sleep(Duration::from_millis(self.random.between(100, 1_500).into()));
             }
         }
-        // New connections are served again when the proxy has seen it.
+        // New connections are served again when the proxy has noticed.
         std::thread::sleep(Duration::from_secs(5));
         for window in windows {
             self.log.close(window);

@@ -1,4 +1,4 @@
-//! The ground: a node, its clients and its pods in network namespaces, and what others have put on the node.
+//! Network namespaces of a node, its clients and its pods, and what others have on the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,22 +13,22 @@ use crate::Failure;
 
 /// Networks whose addresses get node ports.
 pub(super) const NODE_PORT_NETWORKS: &str = "192.0.2.0/24,2001:db8:1::/64";
-/// Where pods are.
+/// The networks of pods.
 pub(super) const CLUSTER_CIDR: &str = "10.244.0.0/15,fd00:244::/32";
 /// Somebody else's address on the node, outside of the networks of node ports.
 pub(super) const FOREIGN: &str = "172.31.0.9";
 
-/// All namespaces, and the pods' servers. The thread that has made it is on the node as long as it lives.
+/// All namespaces, and the pods' servers. The thread that made it is on the node while this lives.
 #[derive(Debug)]
 pub(super) struct Ground {
     pub(super) client: Netns,
     _pods: Netns,
     _servers: Vec<Witness>,
-    /// Left last.
+    /// Dropped last.
     _node: NetnsGuard,
 }
 
-/// Runs a line of words.
+/// Runs a command line.
 pub(super) fn tool(line: &str) -> Result<String, Failure> {
     let mut words = line.split_whitespace();
     let program = words.next().unwrap_or_default();
@@ -65,7 +65,7 @@ pub(super) fn client(family: Family, stranger: bool) -> IpAddr {
 }
 
 impl Ground {
-    /// A node of its own for this thread and the threads and processes it starts.
+    /// A node for this thread and the threads and processes it starts.
     pub(super) fn new(backend: Backend) -> Result<Self, Failure> {
         tool("modprobe nf_conntrack")?;
         let node = NetnsGuard::new()?;
@@ -98,10 +98,10 @@ impl Ground {
         for (name, value) in [
             ("net/ipv4/ip_forward", "1"),
             ("net/ipv6/conf/all/forwarding", "1"),
-            // Who is refused is told every time.
+            // Send every ICMP refusal.
             ("net/ipv4/icmp_ratelimit", "0"),
             ("net/ipv6/icmp/ratelimit", "0"),
-            // A port comes back before the kernel forgets it by itself.
+            // Forget a connection before its port is used again.
             ("net/netfilter/nf_conntrack_tcp_timeout_time_wait", "5"),
             ("net/netfilter/nf_conntrack_tcp_timeout_close", "3"),
             ("net/netfilter/nf_conntrack_udp_timeout", "5"),
@@ -125,7 +125,8 @@ fn serve(namespace: &Netns, pod: u16) -> Result<Witness, Failure> {
     Ok(Witness::start(namespace, &pod.to_string(), &places)?)
 }
 
-/// What somebody else has put on this node, and what has to stay whatever the proxy does. The port is one of its node ports.
+/// Creates what is somebody else's on this node, and has to stay whatever the proxy does. The port is one of its node
+/// ports.
 fn foreign(backend: Backend) -> Result<(), Failure> {
     for line in [
         format!("ipvsadm -A -t {FOREIGN}:80 -s wlc"),
@@ -143,7 +144,7 @@ fn foreign(backend: Backend) -> Result<(), Failure> {
         tool(&format!("{program} -N FOREIGN"))?;
         tool(&format!("{program} -A FOREIGN -p tcp --dport 7 -j DROP"))?;
         tool(&format!("{program} -A FORWARD -j FOREIGN"))?;
-        // A kubelet's, by which others tell which of the two implementations this host uses.
+        // The kubelet's chain, by which others detect which of the two implementations this host uses.
         tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"))?;
     }
     Ok(())
@@ -157,7 +158,7 @@ pub(super) fn iptables(backend: Backend) -> [&'static str; 2] {
     }
 }
 
-/// What the kernel holds that is not the proxy's.
+/// What the kernel holds of others'.
 pub(super) fn foreign_state(backend: Backend) -> Result<BTreeSet<String>, Failure> {
     let mut lines = BTreeSet::new();
     let ours = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");
@@ -178,7 +179,7 @@ pub(super) fn foreign_state(backend: Backend) -> Result<BTreeSet<String>, Failur
     Ok(lines)
 }
 
-/// What the kernel holds of the proxy's, as the field's tools print it.
+/// What the kernel holds of ours, as the field's tools print it.
 pub(super) fn kernel_state(backend: Backend) -> Result<Tables, Failure> {
     let mut tables = Tables::default();
     let servers = tool("ipvsadm -Sn")?;
@@ -189,7 +190,7 @@ pub(super) fn kernel_state(backend: Backend) -> Result<Tables, Failure> {
     let addresses = tool("ip -o addr show dev kube-ipvs0")?;
     for line in addresses.lines() {
         let address = line.split_whitespace().nth(3).and_then(|word| word.split('/').next());
-        // The device's own link-local address, where it has one.
+        // Except the device's own link-local address.
         tables.addresses.extend(address.filter(|text| !text.starts_with("fe80:")).map(str::to_owned));
     }
     for family in [oracle::Family::V4, oracle::Family::V6] {
@@ -200,7 +201,7 @@ pub(super) fn kernel_state(backend: Backend) -> Result<Tables, Failure> {
     Ok(tables)
 }
 
-/// The rules and chains of ours, without counters: by chain, and in each chain in their order.
+/// Our rules and chains, without counters: by chain, rules in their order.
 pub(super) fn rules(backend: Backend) -> Result<Vec<String>, Failure> {
     let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for family in [oracle::Family::V4, oracle::Family::V6] {

@@ -1,8 +1,8 @@
-//! Clients that keep connecting, and note every time that they were not served, or were by the wrong one.
+//! Clients that keep connecting, and record every time that they were not served, or were by the wrong pod.
 //!
-//! No two connections of clients share a port for as long as ports last, whoever they go to: IPVS finds the connection that an
-//! answer belongs to by the real server and the client's address and port (`ip_vs_conn_out_get`), and of two that have both in
-//! common the younger gets all answers. That is the kernel's rule, not what is tested here.
+//! No two connections of clients share a port until all ports are used, whatever their destination. IPVS finds the
+//! connection of an answer by the real server and the client's address and port (`ip_vs_conn_out_get`); if two connections
+//! share both, the younger gets all answers. That is the kernel's rule, not what is tested here.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,17 +21,17 @@ use super::watchers::{Log, Miss, Use};
 use super::world::{Family, Host, POD_PORT, PODS, Protocol, Way};
 use crate::Failure;
 
-/// A client waits this long for a connection and for an answer: a lost first packet is sent again after 1, 3, 7 and 15 s.
+/// How long a client waits for a connection and for an answer: a lost first packet is sent again after 1, 3, 7 and 15 s.
 const LIMIT: Duration = Duration::from_secs(20);
-/// And this long for each answer over UDP.
+/// How long it waits for each answer over UDP.
 const UDP_LIMIT: Duration = Duration::from_secs(5);
-/// And this long for what must not come.
+/// How long it waits for what must not come.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// Ports of short connections, and those of long ones.
 const SHORT: (u32, u32) = (2_000, 46_000);
 const LONG: (u32, u32) = (48_000, 14_000);
-/// Those of connections from the node, where the proxy listens below and clients of the API server connect from above.
+/// Ports of connections from the node: the proxy listens on lower ones, and clients of the API server use higher ones.
 const NODE: (u32, u32) = (20_000, 9_000);
 
 /// Where clients connect to.
@@ -61,7 +61,7 @@ pub(super) fn targets(script: &Script) -> Vec<Target> {
     .collect()
 }
 
-/// All clients at work.
+/// All running clients.
 pub(super) struct Load {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -73,7 +73,7 @@ struct Client {
     stop: Arc<AtomicBool>,
     ports: Arc<AtomicU32>,
     range: (u32, u32),
-    /// A pod may get new connections for so long after it is no endpoint any more: the proxy may stand still meanwhile.
+    /// How long a pod may still get new connections after it stopped being an endpoint: the proxy may be stopped meanwhile.
     stale: Duration,
 }
 
@@ -87,7 +87,7 @@ impl Client {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Waits, as long as it goes on.
+    /// Waits, unless the soak ends first.
     fn pause(&self, time: Duration) {
         let end = self.log.now() + time;
         while !self.stopped() && self.log.now() < end {
@@ -112,14 +112,14 @@ impl Client {
         *self.log.notes().made.entry(what).or_default() += 1;
     }
 
-    /// Asks once; the name of who answered.
+    /// Asks once; returns the name of the pod that answered.
     fn ask(&self, target: &Target, from: Option<IpAddr>, limit: Duration) -> io::Result<String> {
         let mut conversation =
             Conversation::open_from_port(transport(target.protocol), from, self.port(), target.place, limit)?;
         if target.protocol == Protocol::Tcp {
             return Ok(conversation.ask()?.name);
         }
-        // As a resolver does. A question that is on its way while its pod goes is lost; the flow must not be.
+        // As a resolver does. A question on its way to a pod that goes may be lost; the flow must not be.
         for _ in 0..2 {
             if let Ok(answer) = conversation.ask() {
                 return Ok(answer.name);
@@ -149,7 +149,7 @@ impl Client {
             let of_protocol = if target.protocol == Protocol::Udp { Use::Datagram } else { Use::Short };
             let what = what.unwrap_or(of_protocol);
             let limit = if target.protocol == Protocol::Udp { UDP_LIMIT } else { LIMIT };
-            // A client has two addresses, of which the kernel would choose; the node asks from the one it is asked at.
+            // A client has two addresses, and the kernel would choose; the node uses the destination address as source.
             let source = (what != Use::Node).then(|| ground::client(Family::of(target.place.ip()), false));
             let from = self.log.now();
             match self.ask(target, source, limit) {
@@ -165,7 +165,7 @@ impl Client {
         }
     }
 
-    /// Connections that stay open over whatever happens to their endpoint.
+    /// Connections that stay open whatever happens to their endpoint.
     fn long(&self, targets: &[Target], what: Use, mut random: Random) {
         while !self.stopped() {
             let Some(target) = random.pick(targets) else { return };
@@ -191,7 +191,7 @@ impl Client {
             });
             match talk {
                 Ok(()) => self.done(what),
-                // Nobody can connect to an address that is away; what is open has to stay.
+                // Nobody can connect while the address is away; open connections have to survive.
                 Err(error) if !opened && what == Use::Flapping => {
                     self.miss(Use::Short, target, well, &error);
                     self.pause(Duration::from_millis(500));
@@ -201,7 +201,7 @@ impl Client {
         }
     }
 
-    /// From an address outside of the source ranges.
+    /// Connects from an address outside of the source ranges.
     fn intrude(&self, targets: &[Target]) {
         for target in targets.iter().cycle() {
             if self.stopped() || targets.is_empty() {
@@ -241,7 +241,7 @@ impl Load {
         let (short, long) = (client(SHORT), client(LONG));
         let all = targets(script);
         let mut threads = Vec::new();
-        // About 25 connections a second, as many as an emulated machine has time for beside everything else.
+        // About 25 connections a second, as many as an emulated machine can handle besides.
         for number in 0..8_u64 {
             let (client, mut targets) = (short.clone(), all.clone());
             Random::new(seed, 100 + number).shuffle(&mut targets);
@@ -288,7 +288,7 @@ impl Load {
         let direct: Vec<Target> = pods.map(|address| target("direct", SocketAddr::new(address, POD_PORT))).collect();
         let client_of_pods = short.clone();
         threads.push(ground.client.spawn(move || client_of_pods.short(&direct, Some(Use::Direct), pause))?);
-        // On the node, which has ports of its own.
+        // On the node, with its own ports.
         let on_node = client(NODE);
         let clusters: Vec<Target> = all.iter().filter(|target| target.way == Way::ClusterIp).cloned().collect();
         threads.push(std::thread::spawn(move || on_node.short(&clusters, Some(Use::Node), pause)));

@@ -1,8 +1,8 @@
-//! The soak: `proxier-demo` for minutes or hours with many Services, many changes, clients that connect all the time, and faults
-//! of every kind; and a verdict.
+//! The soak: runs `proxier-demo` for minutes or hours with many Services, many changes, clients that connect all the time,
+//! and faults of every kind; and gives a verdict.
 //!
-//! `cargo xtask soak` runs it in a virtual machine. What is true is a [model](world) that shares no code with the proxy; what the
-//! kernel holds is what the field's own tools print.
+//! `cargo xtask soak` runs it in a virtual machine. A [model](world) that shares no code with the proxy says what should
+//! be; the field's own tools print what the kernel holds.
 
 mod canary;
 mod faults;
@@ -56,18 +56,18 @@ struct Options {
     spoil: Option<Spoil>,
 }
 
-/// Ways of making the soak fail, to see that it can.
+/// Ways of making the soak fail, to check that it can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spoil {
-    /// A killed proxy is not started again.
+    /// A killed proxy is not restarted.
     NoRestart,
-    /// The model has an endpoint more than the API server.
+    /// The model has one endpoint more than the API server.
     WrongTruth,
 }
 
-/// Everything has to be in the kernel by then, at the start and at the end.
+/// How long the kernel may take to have everything, at the start and at the end.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Versions older than so many changes are forgotten, as by a real API server after five minutes.
+/// Versions older than this many changes are forgotten, as by a real API server after five minutes.
 const HISTORY: u64 = 3_000;
 
 fn parse(arguments: &[String]) -> Result<Options, Failure> {
@@ -117,7 +117,7 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
     Ok(options)
 }
 
-/// Runs the soak; an error when it is not passed.
+/// Runs the soak; fails if it is not passed.
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     let options = parse(arguments)?;
     if !options.proxy.exists() {
@@ -126,7 +126,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     Soak::new(options)?.run()
 }
 
-/// A soak under way.
+/// A running soak.
 struct Soak {
     options: Options,
     folder: PathBuf,
@@ -135,7 +135,7 @@ struct Soak {
     script: Script,
     changes: BTreeMap<String, u64>,
     evidence: Evidence,
-    /// Left last: it is the network that everything else is in.
+    /// Dropped last: everything else runs in its network.
     ground: Ground,
 }
 
@@ -180,7 +180,7 @@ impl Soak {
         let foreign = foreign_state(self.options.backend)?;
         let begin = Instant::now();
         self.proxy.start()?;
-        // Looking costs processor time that the first pass can use.
+        // Checking costs processor time that the first pass can use.
         while begin.elapsed() < PATIENCE && !self.proxy.said().lines.iter().any(|line| line.contains("full pass: ")) {
             std::thread::sleep(Duration::from_millis(500));
         }
@@ -196,7 +196,7 @@ impl Soak {
         let length = Duration::from_secs_f64(minutes * 60.0);
         let settled_in = Duration::from_secs(600).min(length / 4);
         self.evidence.calm = (settled_in, length * 85 / 100);
-        // Less time than that is not enough for all of them.
+        // Shorter soaks have not enough time for all of them.
         self.evidence.deck = if minutes >= 2.0 { faults::KINDS } else { 0 };
         self.soak(&log, length)?;
 
@@ -208,7 +208,7 @@ impl Soak {
         self.finish(&log)
     }
 
-    /// Clients, changes and faults, for so long.
+    /// Runs clients, changes and faults for this long.
     fn soak(&mut self, log: &Arc<Log>, length: Duration) -> Result<(), Failure> {
         let stop = Arc::new(AtomicBool::new(false));
         for number in 0..self.script.used.len() {
@@ -237,7 +237,7 @@ impl Soak {
         };
         let faults = faults.start();
         self.change(log, length);
-        // What was broken last gets the time to be repaired, under load.
+        // The last damage gets the time to be repaired, under load.
         breaking.store(true, Ordering::Relaxed);
         let failed = faults.join().map_err(|_panic| "the faults' thread has panicked")?;
         self.evidence.troubles.extend(failed.into_iter().map(|line| format!("a fault could not be made: {line}")));
@@ -252,7 +252,7 @@ impl Soak {
         Ok(())
     }
 
-    /// Which pods may answer for a Service that clients use: those that it has; before a change those that it gets, too.
+    /// Records which pods may answer for a Service that clients use: its pods; before a change also its next ones.
     fn note_endpoints(&self, log: &Log, number: usize, is_done: bool) {
         let Some(service) = self.script.used.get(number) else { return };
         let now = log.now();
@@ -269,7 +269,7 @@ impl Soak {
         }
     }
 
-    /// One change after the other, at their times.
+    /// Makes one change after the other, each at its time.
     fn change(&mut self, log: &Arc<Log>, length: Duration) {
         let rate = f64::from(self.options.rate);
         let planned = length.as_secs() * u64::from(self.options.rate);
@@ -302,7 +302,7 @@ impl Soak {
         self.evidence.events = number;
     }
 
-    /// Looks at the kernel until it is as the model has it; gives what is different at the end.
+    /// Checks the kernel until it matches the model; returns the differences left at the end.
     fn wait_for_truth(&self, plan_too: bool) -> Result<Vec<String>, Failure> {
         let truth = self.truth();
         let begin = Instant::now();
@@ -311,7 +311,7 @@ impl Soak {
         loop {
             let mut last = match kernel_state(self.options.backend) {
                 Ok(kernel) => truth.differences(&kernel),
-                // Before its first pass there is no device to ask about.
+                // Before its first pass the device does not exist.
                 Err(error) => vec![format!("the kernel could not be looked at: {error}")],
             };
             if last.is_empty() {
@@ -339,12 +339,12 @@ impl Soak {
         }
     }
 
-    /// After everything: until the kernel is as the model has it and `plan` has nothing to do.
+    /// After everything: waits until the kernel matches the model and `plan` has nothing to do.
     fn settle(&mut self, log: &Log) -> Result<(), Failure> {
         let from = log.now();
         let held = Supervisor::gauge("kubeproxy_virtual_servers_held_back").unwrap_or(0.0);
         if held > 0.0 {
-            // As an operator does who knows that it is meant.
+            // Confirm it, as an operator would who knows that it is intended.
             say(&format!("{held} virtual servers are held back: confirmed"));
             self.proxy.signal(Signal::SIGUSR1);
         }
@@ -360,7 +360,7 @@ impl Soak {
         Ok(())
     }
 
-    /// Rules as an undisturbed pass makes them, and what belongs to others as it was.
+    /// Compares rules with those of an undisturbed pass, and others' state with its beginning.
     fn compare(&mut self, foreign: &std::collections::BTreeSet<String>) -> Result<(), Failure> {
         let after = foreign_state(self.options.backend)?;
         let lines = &mut self.evidence.foreign;

@@ -1,4 +1,4 @@
-//! `proxier-demo` as a supervisor runs it: started, stopped, killed, started again; sampled all the time.
+//! `proxier-demo` as a supervisor runs it: started, stopped, killed, restarted; sampled all the time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -22,10 +22,10 @@ const METRICS: &str = "127.0.0.1:10249";
 const HEALTH: &str = "127.0.0.1:10256";
 /// Between two samples.
 const EVERY: Duration = Duration::from_secs(2);
-/// What the proxy has said last.
+/// How many of the proxy's last log lines are kept.
 const KEPT_LINES: usize = 4_000;
 
-/// What every command of the proxy is told here.
+/// The flags of every command of the proxy here.
 fn flags() -> [&'static str; 14] {
     [
         "--hostname-override",
@@ -34,10 +34,10 @@ fn flags() -> [&'static str; 14] {
         NODE_PORT_NETWORKS,
         "--cluster-cidr",
         CLUSTER_CIDR,
-        // Often, so that a short soak sees it often.
+        // Often, so that a short soak has many full passes.
         "--ipvs-sync-period",
         "15s",
-        // Shorter than clients take to come back to a port.
+        // Shorter than the time until clients use a port again.
         "--ipvs-tcp-timeout",
         "120s",
         "--ipvs-tcpfin-timeout",
@@ -47,18 +47,18 @@ fn flags() -> [&'static str; 14] {
     ]
 }
 
-/// The proxy, and what it is started with.
+/// The proxy, and how it is started.
 #[derive(Debug)]
 pub(super) struct Supervisor {
     program: PathBuf,
     kubeconfig: PathBuf,
     child: Mutex<Option<Child>>,
     said: Arc<Mutex<Said>>,
-    /// Counters of the process as of the last look, and of those that have ended.
+    /// Counters of the process at the last sample, and of those that have ended.
     counters: Mutex<(BTreeMap<String, f64>, BTreeMap<String, f64>)>,
 }
 
-/// What the proxy says.
+/// The proxy's log.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     pub(super) lines: VecDeque<String>,
@@ -69,7 +69,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What `cargo xtask soak` sets for this program's memory: the proxy's is managed as on a node.
+/// Set by `cargo xtask soak` for this program's memory; the proxy's is managed as on a node.
 const ALLOCATOR: [&str; 3] = ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"];
 
 impl Supervisor {
@@ -119,14 +119,14 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Its number, while it runs.
+    /// Its process id, while it runs.
     pub(super) fn process(&self) -> Option<u32> {
         lock(&self.child).as_ref().map(Child::id)
     }
 
     pub(super) fn signal(&self, signal: Signal) {
         let number = self.process().and_then(|number| i32::try_from(number).ok());
-        // One that has ended is noticed by the sampler.
+        // The sampler notices one that has ended.
         if let Some(number) = number {
             kill(Pid::from_raw(number), signal).unwrap_or_default();
         }
@@ -145,7 +145,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends it in good order; whether it did.
+    /// Ends it with SIGTERM; fails if it does not end properly.
     pub(super) fn stop(&self) -> Result<(), Failure> {
         self.look_at_metrics();
         self.signal(Signal::SIGTERM);
@@ -154,17 +154,17 @@ impl Supervisor {
         if status.success() { Ok(()) } else { Err(format!("proxier-demo ended with {status} after SIGTERM").into()) }
     }
 
-    /// The last lines it said, and how many of which level.
+    /// Its last log lines, and how many of each level.
     pub(super) fn said(&self) -> MutexGuard<'_, Said> {
         lock(&self.said)
     }
 
-    /// What `plan` says: whether nothing is to do, and its words.
+    /// The result of `plan`: whether nothing is to do, and its output.
     pub(super) fn plan(&self) -> Result<(bool, String), Failure> {
         let output = self.command("plan").arg("--kubeconfig").arg(&self.kubeconfig).output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
-        // 2: objects that it could not read. The only ones are those that were made so.
+        // 2: it could not read some objects. Only the deliberately unreadable ones may be among them.
         let is_ours = |line: &str| line.contains(" is not served: ") || line.contains("/bad-");
         let expected = match output.status.code() {
             Some(0) => true,
@@ -185,7 +185,7 @@ impl Supervisor {
         Err(format!("proxier-demo run --once: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into())
     }
 
-    /// All counters, of processes that have ended too.
+    /// All counters, including those of processes that have ended.
     pub(super) fn counters(&self) -> BTreeMap<String, f64> {
         let counters = lock(&self.counters);
         let mut sum = counters.1.clone();
@@ -195,7 +195,7 @@ impl Supervisor {
         sum
     }
 
-    /// A gauge as of now.
+    /// The present value of a gauge.
     pub(super) fn gauge(name: &str) -> Option<f64> {
         let text = get(METRICS, "/metrics").ok()?.1;
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
@@ -225,7 +225,7 @@ impl Supervisor {
         log.notes().samples.push(Sample { at_secs, process, resident_kib, files });
     }
 
-    /// One that has ended by itself is noted, and started again, as a supervisor does.
+    /// Records if it ended by itself, and restarts it, as a supervisor does.
     fn attend(&self, log: &Log) {
         let Some(Ok(Some(ended))) = lock(&self.child).as_mut().map(Child::try_wait) else { return };
         let last: Vec<String> = lock(&self.said).lines.iter().rev().take(3).rev().cloned().collect();

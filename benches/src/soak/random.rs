@@ -5,7 +5,7 @@
 pub(super) struct Random(u64);
 
 impl Random {
-    /// A stream of its own for each purpose, so that one does not disturb another.
+    /// A separate stream for each purpose, so that one does not disturb another.
     pub(super) fn new(seed: u64, purpose: u64) -> Self {
         let mut random = Random(seed ^ purpose.wrapping_mul(0xd134_2543_de82_ef95));
         random.next();
@@ -33,7 +33,7 @@ impl Random {
         )
     }
 
-    /// True so many times in a hundred.
+    /// True with this probability in percent.
     pub(super) fn percent(&mut self, share: usize) -> bool {
         self.below(100) < share
     }
@@ -43,7 +43,7 @@ impl Random {
         from.get(self.below(from.len()))
     }
 
-    /// Puts them in an order of chance.
+    /// Shuffles them.
     pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
         for end in (1..items.len()).rev() {
             items.swap(end, self.below(end + 1));

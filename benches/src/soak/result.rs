@@ -1,4 +1,4 @@
-//! A soak's result, as it is kept: Markdown for people, JSON for programs.
+//! A soak's result as files: Markdown for people, JSON for programs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use super::watchers::{Sample, Use};
 use crate::Failure;
 use crate::machine::Machine;
 
-/// What was asked for.
+/// The requested soak.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Asked {
     pub(super) command: String,
@@ -40,14 +40,14 @@ impl Times {
     }
 }
 
-/// Everything that is kept.
+/// Everything in the files.
 #[derive(Debug, Serialize)]
 pub(super) struct Kept {
     asked: Asked,
     machine: Machine,
     passed: bool,
     wrong: Vec<String>,
-    /// Of the connections without an excuse, the first.
+    /// The first connections without an excuse.
     inexcusable: Vec<String>,
     excused: BTreeMap<String, u64>,
     changes: u64,
@@ -57,7 +57,7 @@ pub(super) struct Kept {
     connections: BTreeMap<Use, u64>,
     failed: BTreeMap<Use, u64>,
     asked_again: u64,
-    /// Longest time until something that others had broken was whole again, in seconds, by what it was.
+    /// Longest time until something that others broke was repaired, in seconds, by kind.
     repairs_secs: BTreeMap<String, f64>,
     quiet_ms: Times,
     all_ms: Times,
@@ -70,7 +70,7 @@ pub(super) struct Kept {
     said: BTreeMap<String, u64>,
 }
 
-/// About so many samples are kept.
+/// About this many samples are kept.
 const SAMPLES: usize = 24;
 
 impl Kept {
@@ -96,7 +96,7 @@ impl Kept {
             let longest = repairs_secs.entry(window.reason.to_owned()).or_default();
             *longest = longest.max(took);
         }
-        // What began within five seconds after a fault is not quiet.
+        // Quiet excludes what began within five seconds after a fault.
         let quiet = |from: std::time::Duration, took: std::time::Duration| {
             !notes
                 .faults
@@ -138,7 +138,7 @@ impl Kept {
         }
     }
 
-    /// Passes by the proxy's own count.
+    /// Passes, from the proxy's counters.
     fn passes(&self, kind: &str) -> f64 {
         let name = format!("kubeproxy_sync_{kind}proxy_rules_duration_seconds_count");
         self.counters.get(&name).copied().unwrap_or(0.0)
@@ -212,7 +212,7 @@ impl Kept {
         Ok(out)
     }
 
-    /// Writes both files, and the proxy's last words when it has not passed.
+    /// Writes both files, and the proxy's last log lines if it has not passed.
     pub(super) fn write(&self, stem: &Path, said: &str) -> Result<(), Failure> {
         let place = |ending: &str| {
             let mut name = stem.to_owned().into_os_string();

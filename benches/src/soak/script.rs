@@ -1,6 +1,6 @@
-//! What happens to the cluster, from a seed: which Services there are at first, and one change after the other.
+//! The changes of the cluster, from a seed: the Services at first, and one change after the other.
 //!
-//! What comes next depends on the seed and on what came before, never on time: a seed repeats the sequence.
+//! The next change depends on the seed and on earlier changes, never on time: a seed repeats the sequence.
 
 use serde_json::{Value, json};
 
@@ -11,13 +11,14 @@ use super::world::{
 
 /// Services that clients use: their endpoints change, and never all at once.
 const STABLE: u16 = 20;
-/// Services that clients use and that never change: what others do to them in the kernel shows when it is undone.
+/// Services that clients use and that never change: so damage that others do to them in the kernel, and its repair, can be
+/// seen.
 const STEADY: u16 = 6;
-/// Services by which the time from a change to the kernel is measured.
+/// Services that measure the time from a change to the kernel.
 pub(super) const CANARIES: u16 = 4;
 /// Unreadable objects at a time.
 const BAD: usize = 30;
-/// Endpoints of Services that nobody uses are some of these.
+/// Endpoints of Services without clients are some of these.
 const NOBODIES: u32 = 4_000;
 
 /// A write to the API server.
@@ -27,16 +28,16 @@ pub(super) enum Write {
     Delete(&'static str, String),
 }
 
-/// One thing that happens.
+/// One change.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Event {
     pub(super) kind: &'static str,
     pub(super) writes: Vec<Write>,
-    /// The number of the Service among those that clients use, if it is one.
+    /// The index of the Service among those that clients use, if it is one.
     pub(super) used: Option<usize>,
 }
 
-/// All Services, and what happens to them next.
+/// All Services, and the next changes.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
     random: Random,
@@ -44,7 +45,7 @@ pub(super) struct Script {
     pub(super) used: Vec<Service>,
     pub(super) canaries: Vec<Service>,
     crowd: Vec<Service>,
-    /// How many the crowd should be.
+    /// The intended size of the crowd.
     target: usize,
     free: Vec<u16>,
     made: u32,
@@ -76,7 +77,7 @@ fn ready(host: Host) -> Endpoint {
 }
 
 impl Script {
-    /// The cluster at its beginning: so many Services in all.
+    /// The cluster at its beginning, with this many Services in all.
     pub(super) fn new(seed: u64, services: usize) -> Self {
         let random = Random::new(seed, 1);
         let fixed = STABLE + STEADY;
@@ -104,17 +105,17 @@ impl Script {
         script
     }
 
-    /// Every Service as it is now, canaries apart.
+    /// Every Service as it is now, except canaries.
     pub(super) fn services(&self) -> impl Iterator<Item = &Service> {
         self.used.iter().chain(&self.crowd)
     }
 
-    /// Whether nothing ever happens to a Service that clients use.
+    /// Whether a Service that clients use never changes.
     pub(super) fn is_steady(number: usize) -> bool {
         number >= usize::from(STABLE)
     }
 
-    /// A sum of everything that has happened so far: equal for equal sequences.
+    /// A checksum of all changes so far: equal for equal sequences.
     pub(super) fn digest(&self) -> u64 {
         self.digest
     }
@@ -150,13 +151,13 @@ impl Script {
         service
     }
 
-    /// What happens next.
+    /// The next change.
     pub(super) fn step(&mut self) -> Event {
         let event = match self.random.below(100) {
             0..8 => self.change_used(),
             8..74 => self.change_endpoints(),
             74..84 => {
-                // As many come as go, and those that are missing come first.
+                // As many are added as deleted, and missing ones are added first.
                 let comes = self.crowd.len() < self.target * 95 / 100
                     || (self.crowd.len() < self.target * 105 / 100 && self.random.percent(50));
                 if comes && !self.free.is_empty() { self.create() } else { self.delete() }
@@ -187,7 +188,7 @@ impl Script {
         }
     }
 
-    /// A Service that clients use gets other endpoints, of which at least one was there before.
+    /// A Service that clients use gets other endpoints, at least one of which it had before.
     fn change_used(&mut self) -> Event {
         let number = self.random.below(STABLE.into());
         let random = &mut self.random;
@@ -205,7 +206,7 @@ impl Script {
                 "used: an endpoint goes"
             }
             3 => {
-                // Of those that are ready, one has to stay.
+                // One of the ready ones has to stay.
                 let all_ready = service.endpoints.iter().filter(|endpoint| endpoint.state == State::Ready).count() > 1;
                 if let Some(endpoint) = service.endpoints.get_mut(at) {
                     let stops = endpoint.state == State::Ready && all_ready;
@@ -282,7 +283,7 @@ impl Script {
     fn create(&mut self) -> Event {
         let mut service = self.random_service();
         if self.random.percent(8) {
-            // A TCP Service that clients use, and that has this very port.
+            // The claimed address is that of a TCP Service that clients use, with this same port.
             service.protocol = Protocol::Tcp;
             service.claims = self.used.first().and_then(|victim| victim.address(Way::ClusterIp, Family::V4));
         }
@@ -379,7 +380,7 @@ impl Script {
         Event { kind: "slices go", writes: gone.collect(), used: None }
     }
 
-    /// An object that nothing can be made of comes, or goes.
+    /// Adds or deletes an unusable object.
     fn bad_object(&mut self) -> Event {
         if self.bad.len() >= BAD {
             let (name, is_slice) = self.bad.swap_remove(self.random.below(self.bad.len()));
@@ -402,7 +403,7 @@ impl Script {
             3 => object["spec"]["ports"] = json!({"port": 80}),
             4 => object["spec"]["clusterIPs"] = 17.into(),
             _ => {
-                // Of a Service that clients use: the good slices have to count.
+                // For a Service that clients use: its good slices must still count.
                 object = bad.slice(Family::V4);
                 let owner = self.used.get(self.random.below(self.used.len())).map_or("", |service| &service.name);
                 object["metadata"]["labels"]["kubernetes.io/service-name"] = owner.into();
@@ -432,7 +433,7 @@ pub(super) fn slices(service: &Service) -> Vec<Write> {
     service.families.iter().map(|family| Write::Put(service.slice(*family))).collect()
 }
 
-/// The object's namespace is always the same.
+/// Writes to the server; the object's namespace is always the same.
 pub(super) fn apply(server: &testkit::apiserver::ApiServer, write: &Write) {
     match write {
         Write::Put(object) => {
@@ -460,7 +461,7 @@ mod tests {
         assert_ne!(run(3).1, run(4).1);
     }
 
-    /// Objects that a watcher has put together from the events are those of the model.
+    /// Objects that a watcher assembles from the events equal those of the model.
     #[test]
     fn events_and_model_tell_the_same() {
         let mut script = Script::new(11, 200);

@@ -1,5 +1,5 @@
-//! What the kernel should hold of Services, in the words of `ipvsadm -Sn`, `ipset save`, `iptables-save` and `ip`, and where
-//! it differs.
+//! What the kernel should hold for Services, in the formats of `ipvsadm -Sn`, `ipset save`, `iptables-save` and `ip`, and
+//! where it differs.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -11,16 +11,16 @@ use super::world::{Family, Host, Kind, Protocol, Ranges, Service, Way};
 pub(super) struct Tables {
     /// `ipvsadm -Sn`.
     pub(super) servers: BTreeSet<String>,
-    /// `ipset save`: the entries of the sets of ours.
+    /// `ipset save`: the entries of our sets.
     pub(super) entries: BTreeSet<String>,
     /// Addresses of `kube-ipvs0`.
     pub(super) addresses: BTreeSet<String>,
-    /// The rules of `KUBE-IPVS-OUT-FILTER`, the only ones that each guarded Service has for itself.
+    /// The rules of `KUBE-IPVS-OUT-FILTER`, the only ones that a Service with source ranges has for itself.
     pub(super) guards: BTreeSet<String>,
 }
 
 impl Tables {
-    /// What these Services ask for, on a node that has these addresses within the networks of node ports.
+    /// The tables for these Services, on a node with these addresses in the networks of node ports.
     pub(super) fn of<'a>(services: impl IntoIterator<Item = &'a Service>, node: &[IpAddr]) -> Self {
         let mut tables = Tables::default();
         for service in services {
@@ -42,7 +42,7 @@ impl Tables {
             self.entry(family, "IPVS-IPS", &address.to_string());
             let set = match way {
                 Way::ClusterIp => "CLUSTER-IP",
-                // The policy is one of node ports and load balancers.
+                // The policy applies to node ports and load balancers.
                 Way::External if service.local => "EXTERNAL-IP-LOCAL",
                 Way::External => "EXTERNAL-IP",
                 _ => "LOAD-BALANCER",
@@ -59,7 +59,7 @@ impl Tables {
             }
             for address in node.iter().filter(|address| Family::of(**address) == family) {
                 self.server(service, (*address, port).into(), &service.hosts(Way::NodePort));
-                // By these the proxy knows its node ports from somebody else's virtual servers.
+                // These entries distinguish the proxy's node ports from others' virtual servers.
                 self.entry(family, "NODE-PORT-SERVED", &format!("{address},{protocol}:{port}"));
             }
         }
@@ -109,7 +109,7 @@ impl Tables {
         self.entries.insert(format!("add {name} {element}"));
     }
 
-    /// Where the kernel differs, as lines that a person can read.
+    /// Where the kernel differs, as readable lines.
     pub(super) fn differences(&self, kernel: &Tables) -> Vec<String> {
         let mut lines = Vec::new();
         for (tool, wanted, there) in [
@@ -133,14 +133,14 @@ pub(super) fn option(protocol: Protocol) -> &'static str {
     }
 }
 
-/// Whether a Service is reached in this way at all.
+/// The ways by which a Service can be reached.
 pub(super) fn ways(service: &Service) -> impl Iterator<Item = (Way, Family, SocketAddr)> {
     let ways = [Way::ClusterIp, Way::External, Way::Balancer, Way::NodePort];
     let pairs = ways.into_iter().flat_map(|way| Family::ALL.map(|family| (way, family)));
     pairs.filter_map(|(way, family)| Some((way, family, service.place(way, family)?)))
 }
 
-/// Whether this kind of Service may have source ranges.
+/// Whether a Service has a load balancer, with its address, and source ranges.
 pub(super) fn is_guarded(service: &Service) -> bool {
     service.kind == Kind::LoadBalancer && service.balanced && service.ranges != Ranges::None
 }

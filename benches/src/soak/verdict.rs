@@ -1,4 +1,4 @@
-//! Whether a soak was passed: a function of what was noted.
+//! Whether a soak was passed: a function of what was recorded.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,47 +9,47 @@ use super::watchers::{Followed, Miss, Notes, Sample, Scope, Use, Window};
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
     pub(super) notes: Notes,
-    /// Between them the same process runs, and has to stay as it is.
+    /// The period in which the same process runs, and has to stay as it is.
     pub(super) calm: (Duration, Duration),
-    /// How many faults there are to choose from.
+    /// The number of kinds of faults.
     pub(super) deck: usize,
-    /// From the proxy's start until everything was in the kernel.
+    /// Time from the proxy's start until everything was in the kernel.
     pub(super) start: Duration,
     pub(super) events: u64,
     pub(super) planned_events: u64,
-    /// Whether everything became as it has to be, and after how long.
+    /// How long it took until everything was as it should be; `None` if it never was.
     pub(super) settled: Option<Duration>,
-    /// What `plan` said last, when it was not that nothing is to do.
+    /// The last output of `plan`, if there was something to do.
     pub(super) plan: Option<String>,
-    /// Where the kernel is not as the model has it.
+    /// Where the kernel differs from the model.
     pub(super) differences: Vec<String>,
-    /// Where rules are not those of an undisturbed run.
+    /// Where rules differ from those of an undisturbed run.
     pub(super) rules: Vec<String>,
-    /// What is not as others have left it.
+    /// What differs from how others left it.
     pub(super) foreign: Vec<String>,
-    /// Something of the soak itself that did not work.
+    /// Failures of the soak itself.
     pub(super) troubles: Vec<String>,
 }
 
-/// Longer than this no change may take to the kernel, whatever happens meanwhile: the proxy stands still for 20 s and the lock of
-/// iptables is held for 10 s at most, and the API server is away for 10 s. What was broken waits for the next full pass besides,
-/// every 15 s. And a slow machine takes longer for both: as long as it took for everything at first, twice.
+/// The longest times that a change, and a repair, may take to the kernel: the proxy is stopped for 20 s, the lock of
+/// iptables is held for 10 s at most, and the API server is away for 10 s. Repairs also wait for the next full pass, every
+/// 15 s. A slow machine takes longer: add twice the time that everything took at first.
 pub(super) fn limits(start: Duration) -> (Duration, Duration) {
     (Duration::from_secs(60) + start * 2, Duration::from_secs(90) + start * 2)
 }
 
-/// So many percent of the planned changes have to be made in the time.
+/// Percentage of the planned changes that must be made in the time.
 const CHANGES_PERCENT: u64 = 80;
-/// Resident memory may grow by so many percent and so many KiB in the calm part: an allocator's ups and downs.
+/// How much resident memory may grow in the calm part, in percent and in KiB: an allocator's ups and downs.
 const GROWTH_PERCENT: u64 = 8;
 const GROWTH_KIB: u64 = 2_048;
-/// A short soak looks at a process that is young still.
+/// In a short soak the process is still young.
 const YOUNG_GROWTH_KIB: u64 = 6_144;
 const YOUNG: Duration = Duration::from_secs(300);
-/// Open files may differ by so many: connections to the API server come and go.
+/// How much open files may differ: connections to the API server come and go.
 const FILES: u64 = 4;
 
-/// What was found: what is wrong, and what was excused, by reason.
+/// The verdict: what is wrong, and what was excused, by reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) wrong: Vec<String>,
@@ -64,7 +64,7 @@ fn seconds(time: Duration) -> String {
 /// The reason that excuses a miss, if there is one.
 fn excuse(miss: &Miss, windows: &[Window]) -> Option<&'static str> {
     let overlaps = |window: &&Window| window.from <= miss.until && window.until.is_none_or(|until| until >= miss.from);
-    // What only delays explains no refusal, and somebody else's virtual server is none of the proxy's.
+    // A mere delay explains no refusal, and others' virtual servers are not the proxy's.
     let fits = |window: &&Window| match &window.scope {
         Scope::Waiting => miss.waited,
         Scope::Everybody => miss.what != Use::Foreign && miss.what != Use::Direct,
@@ -129,7 +129,7 @@ fn connections(notes: &Notes, verdict: &mut Verdict) {
     for miss in &notes.misses {
         match excuse(miss, &notes.windows) {
             Some(reason) => *verdict.excused.entry(reason.to_owned()).or_default() += 1,
-            // A pod that cannot be reached without any Service either: nothing to do with the proxy.
+            // The pod could not be reached without a Service either: not the proxy's fault.
             None if miss.waited && direct_too(miss, &notes.misses) => {
                 *verdict.excused.entry("pods were out of reach without a Service too".to_owned()).or_default() += 1;
             }
@@ -174,7 +174,7 @@ fn changes(followed: &[Followed], limit: Duration, wrong: &mut Vec<String>) {
     }
 }
 
-/// The middle one.
+/// The median.
 pub(super) fn median(mut numbers: Vec<u64>) -> Option<u64> {
     numbers.sort_unstable();
     numbers.get(numbers.len() / 2).copied()
@@ -303,7 +303,7 @@ mod tests {
         evidence.notes.misses.push(Miss { waited: true, ..miss(Use::Short, 50, 60) });
         assert_eq!(judge(&evidence).inexcusable.len(), 1);
         evidence.notes.misses.push(Miss { waited: true, ..miss(Use::Direct, 55, 65) });
-        // The direct one itself has no excuse.
+        // The direct connection itself has no excuse.
         assert_eq!(judge(&evidence).inexcusable.len(), 1);
         assert_eq!(judge(&evidence).excused.len(), 1);
     }

@@ -1,4 +1,4 @@
-//! What is noted while a soak goes on: what failed, when something was broken on purpose, and samples of the proxy.
+//! Records of a soak: what failed, when something was broken on purpose, and samples of the proxy.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,31 +9,31 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// The machine shows that it runs.
+/// How often the machine shows that it runs.
 const BEAT: Duration = Duration::from_millis(200);
-/// And stands still when it shows nothing for so long.
+/// It stands still when it shows nothing for this long.
 const STANDSTILL: Duration = Duration::from_secs(5);
 
-/// Whom a fault may hurt.
+/// Who may be affected by a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     Everybody,
-    /// Everybody, but only those who waited in vain: nothing was refused.
+    /// Everybody, but only by waiting in vain: nothing was refused.
     Waiting,
     Service(String),
-    /// Who connects to this address of the node.
+    /// Clients of this address of the node.
     Address(IpAddr),
 }
 
-/// A time in which something was broken from outside, until it was seen whole again.
+/// A period in which something was broken from outside, until it was repaired.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     pub(super) reason: &'static str,
     pub(super) scope: Scope,
     pub(super) from: Duration,
-    /// `None`: not whole yet.
+    /// `None`: not repaired yet.
     pub(super) until: Option<Duration>,
-    /// Whether the proxy has to repair it, and how long it may take.
+    /// How long the repair may take, if the proxy has to do it.
     pub(super) limit: Option<Duration>,
 }
 
@@ -47,17 +47,17 @@ pub(super) enum Use {
     Long,
     /// A question over UDP, three times if need be.
     Datagram,
-    /// From the node itself.
+    /// A connection from the node itself.
     Node,
-    /// To the node's address that comes and goes.
+    /// A connection to the node's address that comes and goes.
     Flapping,
-    /// To somebody else's virtual server on this node.
+    /// A connection to somebody else's virtual server on this node.
     Foreign,
-    /// To a pod, by no Service at all.
+    /// A connection to a pod, without any Service.
     Direct,
-    /// From outside of the source ranges: must not succeed.
+    /// A connection from outside of the source ranges: must not succeed.
     Stranger,
-    /// Answered by a pod that was no endpoint any more.
+    /// Answered by a pod that was no longer an endpoint.
     Stale,
 }
 
@@ -68,15 +68,15 @@ pub(super) struct Miss {
     pub(super) service: String,
     pub(super) place: String,
     pub(super) address: Option<IpAddr>,
-    /// When it began, or was last well.
+    /// When it began, or was last fine.
     pub(super) from: Duration,
     pub(super) until: Duration,
-    /// Nobody answered, as opposed to a refusal.
+    /// There was no answer, as opposed to a refusal.
     pub(super) waited: bool,
     pub(super) error: String,
 }
 
-/// The proxy's process at a moment.
+/// The state of the proxy's process at a moment.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Sample {
     pub(super) at_secs: f64,
@@ -111,14 +111,14 @@ pub(super) struct Notes {
     pub(super) samples: Vec<Sample>,
     pub(super) followed: Vec<Followed>,
     pub(super) faults: Vec<Fault>,
-    /// The proxy ended, failed to start, or was never heard of again.
+    /// The proxy ended, failed to start, or never answered again.
     pub(super) breakdowns: Vec<String>,
     pub(super) healthz: BTreeMap<String, u64>,
-    /// By used Service and pod: when it was last an endpoint; `None` while it is.
+    /// By used Service and pod: when it was last an endpoint; `None` while it is one.
     pub(super) endpoints: BTreeMap<(String, u16), Option<Duration>>,
 }
 
-/// A clock that starts with the soak, and what is noted by it.
+/// A clock that starts with the soak, and the records with its times.
 #[derive(Debug)]
 pub(super) struct Log {
     start: Instant,
@@ -138,7 +138,7 @@ impl Log {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something is broken from now on; the number is for [`Log::close`].
+    /// Something is broken from now on; the returned number is for [`Log::close`].
     pub(super) fn open(&self, reason: &'static str, scope: Scope, limit: Option<Duration>) -> usize {
         let from = self.now();
         let mut notes = self.notes();
@@ -146,7 +146,7 @@ impl Log {
         notes.windows.len().saturating_sub(1)
     }
 
-    /// Notes whenever nothing runs for a while, until told to stop: who waited in vain then may blame the machine.
+    /// Records when nothing runs for a while, until told to stop: it excuses who waited in vain then.
     pub(super) fn watch_the_machine(self: &Arc<Self>, stop: &Arc<AtomicBool>) -> JoinHandle<()> {
         let (log, stop) = (self.clone(), stop.clone());
         std::thread::spawn(move || {

@@ -1,20 +1,20 @@
-//! The model of what is true: Services and their endpoints, and the objects that an API server would have of them.
+//! The model of the truth: Services and their endpoints, and the objects that an API server has for them.
 //!
-//! It shares no code with the proxy: what the kernel should hold is worked out again in [`super::truth`].
+//! It shares no code with the proxy: [`super::truth`] computes what the kernel should hold independently.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde_json::{Value, json};
 
-/// The node that the proxy serves, and the one beside it.
+/// The node that the proxy serves; the other one is beside it.
 pub(super) const NODE: &str = "n1";
 const OTHER_NODE: &str = "n2";
 pub(super) const NAMESPACE: &str = "soak";
 /// Pods that really answer.
 pub(super) const PODS: u16 = 12;
-/// The port on which they do.
+/// The port on which they answer.
 pub(super) const POD_PORT: u16 = 8080;
-/// Services have a slot each, which gives them their addresses and node port.
+/// Each Service has a slot, which determines its addresses and node port.
 pub(super) const SLOTS: u16 = 2_700;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,7 +75,7 @@ impl Protocol {
         }
     }
 
-    /// As IP numbers it.
+    /// Its IP protocol number.
     pub(super) fn number(self) -> u8 {
         match self {
             Protocol::Tcp => 6,
@@ -91,12 +91,12 @@ pub(super) enum Kind {
     LoadBalancer,
 }
 
-/// Where an endpoint is.
+/// Where an endpoint runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Host {
     /// One of the pods that answer.
     Pod(u16),
-    /// Nobody is there.
+    /// No pod.
     Nobody(u16),
 }
 
@@ -125,7 +125,7 @@ impl Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Ready,
-    /// Ends, and serves until then.
+    /// Is stopping, and still serves.
     Stopping,
     /// Does not serve.
     Unready,
@@ -142,11 +142,11 @@ pub(super) struct Endpoint {
 pub(super) enum Ranges {
     /// Everybody.
     None,
-    /// The clients, and not the node.
+    /// The clients, but not the node.
     Clients,
     /// The node's own network.
     Node,
-    /// Somebody else.
+    /// Others only.
     Others,
 }
 
@@ -163,13 +163,13 @@ impl Ranges {
         }
     }
 
-    /// Whether the node is in one of them.
+    /// Whether one of them includes the node.
     pub(super) fn has_node(self) -> bool {
         self == Ranges::Node
     }
 }
 
-/// A Service with one port, its endpoints, and everything that the proxy has to make of them.
+/// A Service with one port, its endpoints, and everything that the proxy uses of it.
 #[expect(clippy::struct_excessive_bools, reason = "each is one property of a Service, and none excludes another")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Service {
@@ -181,11 +181,11 @@ pub(super) struct Service {
     pub(super) port: u16,
     pub(super) target: u16,
     pub(super) external: bool,
-    /// Of a load balancer: whether it has its address by now.
+    /// Whether a load balancer has its address already.
     pub(super) balanced: bool,
     pub(super) ranges: Ranges,
     pub(super) affinity_secs: Option<u32>,
-    /// `externalTrafficPolicy: Local`; of node ports alone, whose Services need no health check of their own.
+    /// `externalTrafficPolicy: Local`; only for node ports, which need no health check.
     pub(super) local: bool,
     /// Belongs to another proxy.
     pub(super) hidden: bool,
@@ -200,7 +200,7 @@ pub(super) const V4: &[Family] = &[Family::V4];
 pub(super) const V6: &[Family] = &[Family::V6];
 pub(super) const BOTH: &[Family] = &Family::ALL;
 
-/// What a client connects to.
+/// A kind of address that a client connects to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Way {
     ClusterIp,
@@ -235,7 +235,7 @@ impl Service {
         (self.kind != Kind::ClusterIp).then_some(30_000 + self.slot)
     }
 
-    /// The Service's own addresses, apart from node ports.
+    /// The Service's own addresses, except node ports.
     pub(super) fn address(&self, way: Way, family: Family) -> Option<IpAddr> {
         if !self.families.contains(&family) {
             return None;
@@ -253,7 +253,7 @@ impl Service {
         })
     }
 
-    /// Where a client of this family connects to; of node ports, at the node's own address.
+    /// The address and port for a client of this family; for node ports, the node's own address.
     pub(super) fn place(&self, way: Way, family: Family) -> Option<SocketAddr> {
         if way == Way::NodePort {
             let port = self.node_port().filter(|_| self.families.contains(&family))?;
@@ -262,7 +262,7 @@ impl Service {
         Some((self.address(way, family)?, self.port).into())
     }
 
-    /// The hosts that new connections go to: those that are ready; when there are none, those that stop and still serve.
+    /// The hosts that new connections go to: ready ones; without any, those that stop and still serve.
     fn chosen(&self, fits: impl Fn(&Endpoint) -> bool) -> Vec<Host> {
         let of = |state| {
             let those = self.endpoints.iter().filter(|endpoint| endpoint.state == state && fits(endpoint));
@@ -361,7 +361,7 @@ impl Service {
         })
     }
 
-    /// Every object of it.
+    /// All its objects.
     pub(super) fn objects(&self) -> Vec<Value> {
         let slices = self.families.iter().filter(|_| self.sliced).map(|family| self.slice(*family));
         std::iter::once(self.object()).chain(slices).collect()
