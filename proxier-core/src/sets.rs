@@ -92,7 +92,7 @@ sets! {
     /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
     NodePortLocalUdp = "KUBE-NODE-PORT-LOCAL-UDP", "KUBE-6-NODE-PORT-LOCAL-UDP", BitmapPort,
         "Kubernetes nodeport UDP port with externalTrafficPolicy=local";
-    /// SCTP node ports, with each node address: a bitmap of ports cannot tell protocols apart by itself.
+    /// SCTP node ports, with each node address: a bitmap of ports does not record protocols.
     NodePortSctp = "KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH", HashIpPort,
         "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'";
     /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.

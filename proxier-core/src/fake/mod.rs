@@ -62,11 +62,11 @@ use transport::{Watched, Written};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelState {
-    /// Virtual and real servers in the words of `ipvsadm --save --numeric`, sorted by key; empty without IPVS.
+    /// Virtual and real servers in the format of `ipvsadm --save --numeric`, sorted by key; empty without IPVS.
     pub ipvs: String,
-    /// Sets by name: how each was created, and its entries, in the words of `ipset save`.
+    /// Sets by name: how each was created, and its entries, in the format of `ipset save`.
     pub sets: BTreeMap<String, (String, BTreeSet<String>)>,
-    /// Rules by family and back end, in the words of `iptables-save`.
+    /// Rules by family and back end, in the format of `iptables-save`.
     pub rules: BTreeMap<(Family, Backend), String>,
     /// Addresses by device, in the order they were added.
     pub devices: BTreeMap<String, Vec<IpAddr>>,
@@ -147,7 +147,7 @@ impl fmt::Debug for FakeKernel {
 }
 
 impl FakeKernel {
-    /// A kernel in which nobody has done anything yet: `lo`, all modules, iptables 1.8.9 of both back ends.
+    /// A fresh kernel: `lo`, all modules, iptables 1.8.9 of both back ends.
     pub fn new() -> Self {
         Self::with_iptables(FakeHost::new)
     }

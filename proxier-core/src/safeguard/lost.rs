@@ -19,11 +19,11 @@ pub(super) type Object = (ObjectKind, ObjectKey);
 pub(super) struct Lost {
     /// Not judged yet.
     new: BTreeSet<Object>,
-    /// Doubted, with the time since when.
+    /// Doubted, and since when.
     doubted: BTreeMap<Object, Moment>,
     /// Confirmed: the next pass deletes them.
     meant: BTreeSet<Object>,
-    /// Virtual servers that exist, or have endpoints, only because of doubted objects, with the time since when.
+    /// Virtual servers that exist, or have endpoints, only because of doubted objects, and since when.
     held: BTreeMap<VirtualServerKey, Moment>,
 }
 
@@ -63,7 +63,7 @@ impl Lost {
         self.held.clear();
     }
 
-    /// Virtual servers that are held back, with the time since when.
+    /// Virtual servers that are held back, and since when.
     pub(super) fn held(&self) -> &BTreeMap<VirtualServerKey, Moment> {
         &self.held
     }

@@ -175,7 +175,7 @@ pub struct Safeguard {
     lost: Lost,
     /// Virtual servers that may lose what they have, until they have lost it.
     believed: BTreeSet<VirtualServerKey>,
-    /// Held-back virtual servers that only the kernel has, with the time since when.
+    /// Held-back virtual servers that only the kernel has, and since when.
     inherited: BTreeMap<VirtualServerKey, Moment>,
     /// The first complete reading of the kernel has been compared: endpoints that go later go because objects say so.
     has_compared: bool,
@@ -235,7 +235,7 @@ impl Safeguard {
         count
     }
 
-    /// The virtual servers that are held back, with the time since when.
+    /// The virtual servers that are held back, and since when.
     pub fn held(&self) -> impl Iterator<Item = (VirtualServerKey, Moment)> {
         let lost = self.lost.held();
         let inherited = self.inherited.iter().filter(|(key, _)| !lost.contains_key(key));

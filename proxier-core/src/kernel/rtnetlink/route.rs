@@ -17,7 +17,7 @@ pub(super) const RTM_NEWROUTE: u16 = 24;
 pub(super) const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
 
-/// `RT_TABLE_LOCAL`: looked at before every other table.
+/// `RT_TABLE_LOCAL`: searched before every other table.
 const TABLE_LOCAL: u8 = 255;
 /// `RTPROT_STATIC`: made by an administrator, as against those that the kernel makes for each bound address.
 const STATIC: u8 = 4;
