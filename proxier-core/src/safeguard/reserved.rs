@@ -97,7 +97,7 @@ impl Neighbour {
 #[non_exhaustive]
 pub enum Extent {
     /// This address, protocol and port.
-    ReservedPort,
+    Port,
     /// The address with all its ports: bound to the dummy device, it would be this node itself.
     Address,
 }
@@ -118,7 +118,7 @@ impl Rejected {
     /// Why, without the address and port.
     pub fn reason(&self) -> String {
         match self.extent {
-            Extent::ReservedPort => format!("{} answers there; not served unless allowed", self.user),
+            Extent::Port => format!("{} answers there; not served unless allowed", self.user),
             Extent::Address => {
                 format!(
                     "{} has that address, and this node could not reach it any more; not served unless allowed",
@@ -243,7 +243,7 @@ impl Reserved {
         let user = at(Some(addr))
             .or_else(|| at(None).filter(|_| facts.is_own_address(addr)))
             .or_else(|| self.neighbour_here(*key).filter(|_| facts.is_own_address(addr)))?;
-        Some(Rejected { key: *key, user: user.clone(), extent: Extent::ReservedPort })
+        Some(Rejected { key: *key, user: user.clone(), extent: Extent::Port })
     }
 
     /// Who answers at this address and port, if the address is this node's.

@@ -21,7 +21,7 @@ use testkit::witness::{Conversation, Transport};
 use super::net::Net;
 
 /// Where a client connects to.
-pub(crate) type ReservedPort = (Transport, SocketAddr);
+pub(crate) type Target = (Transport, SocketAddr);
 
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
@@ -46,7 +46,7 @@ fn next_port(ports: &AtomicU16) -> u16 {
 }
 
 /// How often the client had to ask.
-fn ask((transport, to): ReservedPort, port: u16) -> io::Result<usize> {
+fn ask((transport, to): Target, port: u16) -> io::Result<usize> {
     if transport != Transport::Udp {
         return Conversation::open_from_port(transport, None, port, to, LIMIT)?.ask().map(|_| 1);
     }
@@ -57,7 +57,7 @@ fn ask((transport, to): ReservedPort, port: u16) -> io::Result<usize> {
 impl Load {
     /// Starts this many clients, each of which goes through all the addresses and ports in turn, with this pause after
     /// each.
-    pub(crate) fn start(namespace: &Netns, clients: usize, places: &[ReservedPort], pause: Duration) -> Self {
+    pub(crate) fn start(namespace: &Netns, clients: usize, targets: &[Target], pause: Duration) -> Self {
         let origin = Instant::now();
         let ports = Arc::new(AtomicU16::new(0));
         let load = Load {
@@ -72,11 +72,11 @@ impl Load {
                 (Arc::clone(&load.stop), Arc::clone(&load.served), Arc::clone(&load.again), Arc::clone(&load.failures));
             let ports = Arc::clone(&ports);
             // They begin at different destinations.
-            let mut places = places.to_vec();
-            let length = places.len();
-            places.rotate_left(number % length);
+            let mut targets = targets.to_vec();
+            let length = targets.len();
+            targets.rotate_left(number % length);
             let work = move || {
-                for (transport, to) in places.iter().cycle() {
+                for (transport, to) in targets.iter().cycle() {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
