@@ -43,11 +43,11 @@ mod tests {
 
     #[test]
     fn nothing_about_our_package_is_handed_on() {
-        // Cargo sets it for tests too.
-        assert!(std::env::var_os("CARGO_PKG_NAME").is_some());
+        let ours = ["CARGO_PKG_NAME", "CARGO_PKG_VERSION", "CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH"];
+        assert!(ours.iter().all(|name| is_about_our_package(OsStr::new(name))));
         let command = command();
         let removed = |name: &str| command.get_envs().any(|(key, value)| key == name && value.is_none());
-        assert!(removed("CARGO_PKG_NAME") && removed("CARGO_MANIFEST_DIR"));
+        assert!(ours.iter().all(|name| removed(name) == std::env::var_os(name).is_some()));
         assert!(!removed("PATH") && !removed("CARGO_TARGET_DIR") && !removed("CARGO_INCREMENTAL"));
     }
 }

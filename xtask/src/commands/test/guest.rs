@@ -191,7 +191,7 @@ impl Lines {
         let text = String::from_utf8_lossy(line).into_owned();
         if let Some(marked) = text.strip_prefix(MARK) {
             if marked.starts_with("end ") {
-                self.print_held()?;
+                self.print_held();
             }
         } else if let Some(held) = &mut self.held {
             held.push_str(&text);
@@ -203,9 +203,11 @@ impl Lines {
         self.sender.send(Line { machine: self.machine, when: Instant::now(), text }).map_err(io::Error::other)
     }
 
-    fn print_held(&mut self) -> io::Result<()> {
-        let Some(held) = &mut self.held else { return Ok(()) };
-        io::stdout().write_all(std::mem::take(held).as_bytes())
+    fn print_held(&mut self) {
+        if let Some(held) = &mut self.held {
+            // Not by a handle of standard output: that would not be caught when a test of this prints.
+            print!("{}", std::mem::take(held));
+        }
     }
 }
 
@@ -232,7 +234,7 @@ impl Drop for Lines {
         if !line.is_empty() {
             self.take(&line).unwrap_or_default();
         }
-        self.print_held().unwrap_or_default();
+        self.print_held();
     }
 }
 
