@@ -12,7 +12,7 @@ use crate::rules;
 use crate::sets::SetKey;
 use crate::snapshot::Store;
 use crate::state::Desired;
-use crate::step::{Action, Names, Part, Step, family_name};
+use crate::step::{Action, Names, Part, Step};
 
 /// What a cleanup did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -127,7 +127,7 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
 }
 
 fn clean_rules(family: crate::net::Family, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
-    let what = format!("rules of {}", family_name(family));
+    let what = format!("rules of {}", family.name());
     let dump = match ports.rules.dump(family) {
         Ok(dump) => dump,
         Err(error) => return cleaned.miss(what, error),

@@ -1,7 +1,7 @@
-//! Addresses, protocols and the keys of frontends, independent of any kernel subsystem.
+//! Address families and protocols, independent of any kernel subsystem.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 /// Address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,15 +28,20 @@ impl Family {
             Family::V6 => 128,
         }
     }
-}
 
-/// `IPv4`, `IPv6`.
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+    /// `IPv4` or `IPv6`, as the API writes it.
+    pub fn name(self) -> &'static str {
+        match self {
             Family::V4 => "IPv4",
             Family::V6 => "IPv6",
-        })
+        }
+    }
+}
+
+/// As [`Family::name`].
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -119,61 +124,5 @@ impl From<Protocol> for ipset::Protocol {
             Protocol::Udp => ipset::Protocol::UDP,
             Protocol::Sctp => ipset::Protocol::SCTP,
         }
-    }
-}
-
-/// Where a Service is reached: protocol, address and port. No two Services share one.
-///
-/// Sorted by protocol, address, then port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FrontendKey {
-    /// The protocol.
-    pub protocol: Protocol,
-    /// The address: a Service's, or for a node port one of this node's.
-    pub address: IpAddr,
-    /// The port.
-    pub port: u16,
-}
-
-impl FrontendKey {
-    /// This address and port.
-    pub fn new(protocol: Protocol, address: IpAddr, port: u16) -> Self {
-        FrontendKey { protocol, address, port }
-    }
-
-    /// The address's family.
-    pub fn family(&self) -> Family {
-        Family::of(self.address)
-    }
-
-    /// The frontend that a virtual server serves: `None` for one by firewall mark or of another protocol, since no Service
-    /// asks for those.
-    pub fn of(key: &ipvs::VirtualServerKey) -> Option<Self> {
-        let ipvs::VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
-        let protocol = match protocol {
-            ipvs::model::Protocol::Tcp => Protocol::Tcp,
-            ipvs::model::Protocol::Udp => Protocol::Udp,
-            ipvs::model::Protocol::Sctp => Protocol::Sctp,
-            _ => return None,
-        };
-        Some(FrontendKey::new(protocol, addr, port))
-    }
-
-    /// Address and port.
-    pub fn socket(&self) -> SocketAddr {
-        SocketAddr::new(self.address, self.port)
-    }
-}
-
-/// `TCP 10.96.0.1:443`, `UDP [fd00::a]:53`.
-impl fmt::Display for FrontendKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.protocol, self.socket())
-    }
-}
-
-impl From<FrontendKey> for ipvs::VirtualServerKey {
-    fn from(key: FrontendKey) -> Self {
-        ipvs::VirtualServerKey::Address { protocol: key.protocol.into(), addr: key.address, port: key.port }
     }
 }

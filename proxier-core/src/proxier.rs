@@ -25,7 +25,7 @@ use crate::safeguard::{MassRemoval, Neighbour, Safeguard, User};
 use crate::schedule::{Limits, Moment, Pass, Schedule};
 use crate::snapshot::{EndpointSlice, HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
 use crate::state::{Changed, Desired};
-use crate::step::{Action, Names, Part, Step, family_name};
+use crate::step::{Action, Names, Part, Step};
 use crate::sysctls::HostSettings;
 use crate::totals::Totals;
 use crate::udp;
@@ -758,7 +758,7 @@ impl Proxier {
         plan: &mut Plan,
         port: &mut dyn Rules,
     ) -> Result<Option<rules::Inputs>, Unread> {
-        let unread = |error| Unread::new(format_args!("rules of {}", family_name(family)), error);
+        let unread = |error| Unread::new(format_args!("rules of {}", family.name()), error);
         let mut capabilities = self.options.capabilities;
         let written = self.rules.get(&family);
         if let (false, Some(written)) = (full, written) {
@@ -902,7 +902,7 @@ impl Proxier {
             }
         }
         for (family, inputs) in inputs {
-            let Some(kind) = failed.get(family_name(family)) else {
+            let Some(kind) = failed.get(family.name()) else {
                 self.rules.insert(family, inputs);
                 self.rules_retry.remove(&family);
                 continue;

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::net::Family;
 use ipset::Element;
 use ipvs::model::{Persistence, TimeoutsUpdate, VirtualServer, Weight};
 use ipvs::{Operation, RealServer, VirtualServerKey};
@@ -184,7 +183,7 @@ impl Step {
     pub(crate) fn rules(change: &RulesChange) -> Self {
         let lines = change.changes.lines();
         let count = lines.len();
-        let family = family_name(change.family);
+        let family = change.family.name();
         let mut step = Step::new(Action::Change, Part::Rules, family).with(format_args!("{count} lines differ"));
         step.lines = lines.iter().map(ToString::to_string).collect();
         step
@@ -235,14 +234,6 @@ impl fmt::Display for Step {
             write!(f, "  ({service})")?;
         }
         self.lines.iter().try_for_each(|line| write!(f, "\n    {line}"))
-    }
-}
-
-/// `IPv4` or `IPv6`.
-pub(crate) fn family_name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
     }
 }
 

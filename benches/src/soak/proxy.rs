@@ -69,9 +69,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Set by `cargo xtask soak` for this program's memory; the proxy's is managed as on a node.
-const ALLOCATOR: [&str; 3] = ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX"];
-
 impl Supervisor {
     pub(super) fn new(program: &Path, kubeconfig: &Path) -> Self {
         Supervisor {
@@ -87,7 +84,8 @@ impl Supervisor {
         let mut command = Command::new(&self.program);
         command.arg(verb).args(flags());
         command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG").stdin(Stdio::null());
-        for name in ALLOCATOR {
+        // `cargo xtask soak` tunes this program's allocator; the proxy's memory is managed as on a node.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"MALLOC_")) {
             command.env_remove(name);
         }
         command

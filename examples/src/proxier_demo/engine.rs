@@ -212,7 +212,7 @@ fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec
             Err(error) if error.kind() != PortErrorKind::Unavailable => {
                 *(if is_v4 { &mut v4 } else { &mut v6 }) = true;
             }
-            Err(error) => notes.push(format!("{} is not served: {error}", if is_v4 { "IPv4" } else { "IPv6" })),
+            Err(error) => notes.push(format!("{family} is not served: {error}")),
         }
     }
     let families = match (v4, v6) {

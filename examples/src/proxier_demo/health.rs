@@ -46,10 +46,7 @@ impl Health {
     /// Healthy, with nothing pending. Unhealthy once something is pending for two sync periods.
     pub fn new(sync_period: Duration, families: Families) -> Arc<Self> {
         let updated = SystemTime::now();
-        let families = families.iter().map(|family| {
-            let name = if family == proxier_core::net::Family::V4 { "IPv4" } else { "IPv6" };
-            Family { name, updated }
-        });
+        let families = families.iter().map(|family| Family { name: family.name(), updated });
         Arc::new(Health {
             timeout: sync_period * 2,
             state: Mutex::new(State {

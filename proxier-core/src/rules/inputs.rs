@@ -259,8 +259,7 @@ fn decides(kind: SetKind) -> bool {
 /// `IPv4: KUBE-CLUSTER-IP, …`: for a log line that says why rules are written.
 impl fmt::Display for Inputs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let family = if self.family == Family::V4 { "IPv4" } else { "IPv6" };
-        write!(f, "{family}: sets in use:")?;
+        write!(f, "{}: sets in use:", self.family)?;
         for kind in &self.filled {
             write!(f, " {}", crate::sets::SetKey::new(self.family, *kind))?;
         }

@@ -234,7 +234,7 @@ fn check_cluster_ips(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Vec<IpAdd
             continue;
         };
         let family = Family::of(address);
-        let named = if family == Family::V4 { "IPv4" } else { "IPv6" };
+        let named = family.name();
         if !legacy && spec.ip_families.get(index).is_none_or(|family| family != named) {
             report.reject(field(), text, "not of the family in spec.ipFamilies; left out");
         } else if cluster_ips.iter().any(|earlier| Family::of(*earlier) == family) {
