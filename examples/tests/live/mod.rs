@@ -266,21 +266,23 @@ impl Away {
     /// A server at the same address, with the same objects, which refuses to let these be read.
     pub(crate) fn server_returns_without(self, resource: &str) -> World {
         let Away { address, services, folder, .. } = self;
-        let server = ApiServer::start_on(address);
+        let server = ApiServer::start_away_on(address);
         server.forbid(resource, true);
         let world = World { server, services, folder };
         world.fill();
+        world.server.outage(false);
         world
     }
 
     /// A server at the same address, with the same objects. Its versions continue from the old ones, plus `versions`.
     pub(crate) fn server_returns(self, versions: i64) -> World {
         let Away { address, version, services, folder } = self;
-        let server = ApiServer::start_on(address);
+        let server = ApiServer::start_away_on(address);
         server.start_from(version.saturating_add_signed(versions));
         let world = World { server, services, folder };
         world.fill();
         world.server.start_from(world.server.version());
+        world.server.outage(false);
         world
     }
 }

@@ -175,9 +175,20 @@ impl ApiServer {
     ///
     /// The address is not free, or not of this machine.
     pub fn start_on(address: SocketAddr) -> Self {
+        let server = Self::start_away_on(address);
+        server.outage(false);
+        server
+    }
+
+    /// The same, but away until [`ApiServer::outage`] brings it back, so that no client sees it before it has all objects.
+    ///
+    /// # Panics
+    ///
+    /// As [`ApiServer::start_on`].
+    pub fn start_away_on(address: SocketAddr) -> Self {
         let listener = bind(address);
         let address = listener.local_addr().expect("an address");
-        let state = Arc::new(Mutex::new(State { version: 1000, ..State::default() }));
+        let state = Arc::new(Mutex::new(State { version: 1000, away: true, ..State::default() }));
         let shared = state.clone();
         thread::spawn(move || {
             for stream in listener.incoming() {
