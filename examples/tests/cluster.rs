@@ -369,6 +369,25 @@ async fn a_list_that_expires_between_two_pages_begins_anew() {
     assert_eq!(requests(&server, "/services", false), 2 + 3);
 }
 
+/// An empty answer in place of a later page would take away everything that the first pages do not have.
+#[tokio::test]
+async fn a_page_of_another_version_is_not_believed() {
+    let server = ApiServer::start();
+    for number in 0..5 {
+        server.put(&service(&format!("svc-{number}"), 80));
+    }
+    let mut options = quick();
+    options.page = 2;
+    let other = r#"{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}"#;
+    server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
+    server.fail_next("services", Verb::List, Fault::Text(other.to_owned()));
+    let mut watching = watch(&server, options).await;
+    let snapshot = watching.snapshot().await;
+    assert_eq!(snapshot.services.len(), 5);
+    assert_eq!(watching.failures(), 1);
+    assert_eq!(requests(&server, "/services", false), 2 + 3);
+}
+
 #[tokio::test]
 async fn a_busy_server_is_given_the_time_it_asks_for() {
     let server = shop();

@@ -169,11 +169,18 @@ impl Watcher {
             if page.metadata.resource_version.is_empty() {
                 return Err(Failure::other(format!("the list of {} has no version", self.resource.plural())).into());
             }
+            // All pages of a list are of one moment. One of another moment lacks what the first pages did not have yet, or
+            // is an empty answer that came from somewhere else.
+            let found = page.metadata.resource_version;
+            let first = version.get_or_insert_with(|| found.clone());
+            if *first != found {
+                let plural = self.resource.plural();
+                let message = format!("the list of {plural} began at version {first} and went on at version {found}");
+                return Err(Failure::other(message).into());
+            }
             for item in page.items {
                 self.take_item(&mut place.known, item.get()).await?;
             }
-            // All pages are of one moment; the first page has its version.
-            version.get_or_insert(page.metadata.resource_version);
             next = page.metadata.next.filter(|token| !token.is_empty());
             if next.is_none() {
                 break;
