@@ -1,7 +1,8 @@
 //! Kernels that lack a part: `run` does what `probe` says.
 //!
 //! Removes each part in turn, by a line in `/etc/modprobe.d` as administrators use. That changes the machine, so it runs
-//! only where `TESTKIT_REQUIRE=all` says that the machine is for tests.
+//! only where `TESTKIT_REQUIRE=all` says that the machine is for tests. A part takes some 20 s: those with words of their own in
+//! the code are always removed, of the others one in three, depending on the seed (all with `PROXIER_SCENARIOS=all`).
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use program::{Folder, Running, command, demo, ipvsadm, ok, text, tool};
 use serde_json::Value;
-use testkit::{Need, PROXY, kernel_test};
+use testkit::{Need, PROXY, Sample, kernel_test};
 
 const POLICY: &str = "/etc/modprobe.d/proxier-demo-test.conf";
 
@@ -147,6 +148,14 @@ fn is_for_tests() -> bool {
     is
 }
 
+/// These, and of the others the part of this run.
+fn sampled(always: &[&'static str], sometimes: &[&'static str], one_in: usize) -> Vec<&'static str> {
+    let sample = Sample::asked_for();
+    let taken =
+        sometimes.iter().enumerate().filter(|(number, _)| sample.takes(*number, one_in)).map(|(_, module)| *module);
+    always.iter().copied().chain(taken).collect()
+}
+
 /// One address of the node, on a device that is not of the kind that the proxy needs.
 fn set_up() {
     tool("ip link add eth9 type veth peer name eth8");
@@ -160,7 +169,9 @@ fn what_is_wanted_is_done_without() {
     if !is_for_tests() {
         return;
     }
-    for module in ["nf_conntrack_netlink", "xt_ipvs", "xt_physdev", "br_netfilter", "ip_vs_wrr", "ip_vs_sh"] {
+    for module in
+        sampled(&["nf_conntrack_netlink", "xt_ipvs"], &["xt_physdev", "br_netfilter", "ip_vs_wrr", "ip_vs_sh"], 3)
+    {
         without(module, |manifests| {
             let (_, report) = probe();
             assert_eq!(finding(&report, module), ("missing", "wanted"), "{report:#}");
@@ -208,7 +219,7 @@ fn a_match_that_turns_out_to_be_missing() {
     if !is_for_tests() {
         return;
     }
-    for module in ["xt_physdev", "xt_ipvs"] {
+    for module in sampled(&[], &["xt_physdev", "xt_ipvs"], 2) {
         without(module, |manifests| {
             // For example in a container that does not see the node's modprobe.d.
             let run = |words: &[&str]| {
@@ -248,10 +259,8 @@ fn what_is_required_is_an_obstacle() {
     if !is_for_tests() {
         return;
     }
-    for module in [
-        "ip_vs_rr",
+    let sometimes = [
         "dummy",
-        "xt_set",
         "xt_comment",
         "xt_mark",
         "xt_addrtype",
@@ -261,8 +270,8 @@ fn what_is_required_is_an_obstacle() {
         "ip_set_hash_ipportip",
         "ip_set_hash_ipportnet",
         "ip_set_bitmap_port",
-        "ip_vs",
-    ] {
+    ];
+    for module in sampled(&["ip_vs_rr", "xt_set", "ip_vs"], &sometimes, 3) {
         without(module, |manifests| {
             let (output, report) = probe();
             assert_eq!(finding(&report, module), ("missing", "required"), "{report:#}");
