@@ -82,6 +82,10 @@ impl Ground {
             lines.push(format!("link set {device} up"));
         }
         lines.push(format!("address add {FOREIGN}/32 dev foreign0"));
+        // While the address is away, its packets must not be forwarded: Linux forgets how it masquerades a connection when a
+        // packet leaves by another device (`nf_nat_oif_changed`), and the pod then resets it. No proxy can prevent that.
+        lines.push(format!("route add blackhole {}/32", Family::V4.flapping()));
+        lines.push(format!("route add blackhole {}/128", Family::V6.flapping()));
         batch(None, &lines)?;
         let mut lines = addresses(|family| client(family, false), (24, 64), "eth0");
         lines.extend(addresses(|family| client(family, true), (24, 64), "eth0"));
