@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::sockopt::ReuseAddr;
+use nix::sys::socket::sockopt::{KeepAlive, ReuseAddr, TcpKeepCount, TcpKeepIdle, TcpKeepInterval};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, listen, setsockopt,
     socket,
@@ -144,6 +144,7 @@ fn serve(mut sources: Vec<Source>, name: &str) {
                 Source::Wake(_) => return,
                 Source::Listener(listener) => {
                     while let Ok((stream, peer)) = listener.accept() {
+                        end_with_client(&stream);
                         kept.extend(stream.set_nonblocking(true).ok().map(|()| Source::Connection(stream, peer)));
                     }
                     kept.push(Source::Listener(listener));
@@ -165,6 +166,18 @@ fn serve(mut sources: Vec<Source>, name: &str) {
         }
         sources = kept;
     }
+}
+
+/// Half a minute after its client has gone without a word, a connection ends: else those would pile up as open files.
+fn end_with_client(stream: &TcpStream) {
+    let set = || {
+        setsockopt(stream, KeepAlive, &true)?;
+        setsockopt(stream, TcpKeepIdle, &20)?;
+        setsockopt(stream, TcpKeepInterval, &5)?;
+        setsockopt(stream, TcpKeepCount, &2)
+    };
+    // SCTP has heartbeats of its own, and none of these.
+    set().unwrap_or_default();
 }
 
 fn statement(name: &str, peer: SocketAddr) -> String {

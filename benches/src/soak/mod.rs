@@ -67,6 +67,8 @@ enum Spoil {
 
 /// How long the kernel may take to have everything, at the start and at the end.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// With more unexcused connections than this, the rest of the time would show nothing new.
+const HOPELESS: usize = 300;
 /// Versions older than this many changes are forgotten, as by a real API server after five minutes.
 const HISTORY: u64 = 3_000;
 
@@ -296,7 +298,12 @@ impl Soak {
             }
             if log.now() > told + Duration::from_secs(30) {
                 told = log.now();
-                tell_progress(log, number);
+                let unexcused = verdict::unexcused(&log.notes());
+                tell_progress(log, number, unexcused);
+                if unexcused > HOPELESS {
+                    say("too much is wrong: this ends here");
+                    break;
+                }
             }
         }
         self.evidence.events = number;
@@ -452,17 +459,25 @@ impl Soak {
     }
 }
 
-fn tell_progress(log: &Log, changes: u64) {
+fn tell_progress(log: &Log, changes: u64, unexcused: usize) {
     let notes = log.notes();
     let served: u64 = notes.made.values().sum();
     let last = notes.samples.last();
+    if let Some(miss) = notes.misses.last() {
+        say(&format!(
+            "the last that was not as it has to be: {:?} {} of {}: {}",
+            miss.what, miss.place, miss.service, miss.error
+        ));
+    }
     say(&format!(
-        "{:.0} s: {changes} changes, {} faults, {served} connections, {} not as they have to be, {} KiB, {} files, longest change {:.1} s",
+        "{:.0} s: {changes} changes, {} faults, {served} connections, {} not as they have to be ({unexcused} without an excuse), {} KiB, {} files ({} of the soak), \
+         longest change {:.1} s",
         log.now().as_secs_f64(),
         notes.faults.len(),
         notes.misses.len(),
         last.map_or(0, |sample| sample.resident_kib),
         last.map_or(0, |sample| sample.files),
+        std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count),
         notes.followed.iter().map(|change| change.took.as_secs_f64()).fold(0.0, f64::max),
     ));
 }

@@ -106,6 +106,9 @@ impl Supervisor {
                             *said.levels.entry(level.trim().to_lowercase()).or_default() += 1;
                         }
                     }
+                    if line.contains(" ERROR ") {
+                        eprintln!("proxier-demo: {line}");
+                    }
                     said.lines.push_back(line);
                     if said.lines.len() > KEPT_LINES {
                         said.lines.pop_front();

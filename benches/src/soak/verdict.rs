@@ -125,6 +125,13 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
     verdict
 }
 
+/// How many connections were not as they have to be, without an excuse so far.
+pub(super) fn unexcused(notes: &Notes) -> usize {
+    let mut verdict = Verdict::default();
+    connections(notes, &mut verdict);
+    verdict.inexcusable.len()
+}
+
 fn connections(notes: &Notes, verdict: &mut Verdict) {
     for miss in &notes.misses {
         match excuse(miss, &notes.windows) {
