@@ -15,7 +15,7 @@ use proxier_core::observed::Observed;
 use proxier_core::plan::plan;
 use proxier_core::rules::{self, Capabilities, Inputs};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
-use proxier_core::state::Desired;
+use proxier_core::wanted::Wanted;
 
 use crate::tape::Tape;
 use crate::world::{part, service, slice};
@@ -114,9 +114,9 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             let (empty, drains) = (Observed::new(), Drains::default());
             let mut operations = 0;
             let micros = clock(|| {
-                let desired = Desired::build(&world.store, &world.facts);
-                let changes = diff(&desired, &empty, world.facts.config());
-                let plan = black_box(plan(changes, &desired, &empty, &drains));
+                let wanted = Wanted::build(&world.store, &world.facts);
+                let changes = diff(&wanted, &empty, world.facts.config());
+                let plan = black_box(plan(changes, &wanted, &empty, &drains));
                 operations = plan.serve.len();
             });
             check(operations, usize::try_from(services * (endpoints + 1))?)?;
@@ -124,13 +124,13 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
         }
         "compile" | "diff" | "plan" => {
             let (empty, drains) = (Observed::new(), Drains::default());
-            let (mut desired, mut changes, mut planned) = (None, None, 0);
+            let (mut wanted, mut changes, mut planned) = (None, None, 0);
             let mut step = |part: &str| match part {
-                "compile" => desired = Some(Desired::build(&world.store, &world.facts)),
-                "diff" => changes = desired.as_ref().map(|desired| diff(desired, &empty, world.facts.config())),
+                "compile" => wanted = Some(Wanted::build(&world.store, &world.facts)),
+                "diff" => changes = wanted.as_ref().map(|wanted| diff(wanted, &empty, world.facts.config())),
                 _ => {
-                    if let (Some(desired), Some(changes)) = (&desired, changes.take()) {
-                        planned = black_box(plan(changes, desired, &empty, &drains)).serve.len();
+                    if let (Some(wanted), Some(changes)) = (&wanted, changes.take()) {
+                        planned = black_box(plan(changes, wanted, &empty, &drains)).serve.len();
                     }
                 }
             };
@@ -139,7 +139,7 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
                 step(part);
             }
             let micros = clock(|| step(what));
-            let found = [desired.is_some(), changes.is_some(), planned > 0].into_iter().filter(|done| *done).count();
+            let found = [wanted.is_some(), changes.is_some(), planned > 0].into_iter().filter(|done| *done).count();
             // A plan takes the changes.
             check(found, if what == "compile" { 1 } else { 2 })?;
             Ok(micros)
@@ -148,8 +148,8 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             world.converge();
             let mut operations = 1;
             let micros = clock(|| {
-                let changes = diff(&world.desired, &world.observed, world.facts.config());
-                let plan = plan(changes, &world.desired, &world.observed, &world.drains);
+                let changes = diff(&world.wanted, &world.observed, world.facts.config());
+                let plan = plan(changes, &world.wanted, &world.observed, &world.drains);
                 operations = usize::from(!plan.is_empty());
             });
             check(operations, 0)?;
@@ -256,7 +256,7 @@ fn rules(size: Size) -> Result<f64, Failure> {
     world.converge();
     let mut chains = 0;
     let micros = clock(|| {
-        let inputs = Inputs::new(Family::V4, &world.desired, &world.facts, Capabilities::default());
+        let inputs = Inputs::new(Family::V4, &world.wanted, &world.facts, Capabilities::default());
         chains = rules::compile(&inputs).map_or(0, |rules| rules.chains(&iptables::TableName::NAT).len());
     });
     check(chains.min(1), 1)?;
@@ -267,7 +267,7 @@ fn rules(size: Size) -> Result<f64, Failure> {
 pub(crate) struct World {
     pub(crate) store: Store,
     pub(crate) facts: NodeFacts,
-    pub(crate) desired: Desired,
+    pub(crate) wanted: Wanted,
     pub(crate) observed: Observed,
     drains: Drains,
 }
@@ -280,13 +280,19 @@ impl World {
             store.upsert_slice(&slice(number, endpoints));
         }
         let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-        World { store, facts, desired: Desired::new(), observed: Observed::new(), drains: Drains::default() }
+        World {
+            store,
+            facts,
+            wanted: Wanted::new(&Config::default()),
+            observed: Observed::new(),
+            drains: Drains::default(),
+        }
     }
 
     /// The kernel holds what is wanted.
     pub(crate) fn converge(&mut self) {
-        self.desired = Desired::build(&self.store, &self.facts);
-        let changes = diff(&self.desired, &self.observed, self.facts.config());
+        self.wanted = Wanted::build(&self.store, &self.facts);
+        let changes = diff(&self.wanted, &self.observed, self.facts.config());
         self.observed.apply(&changes);
     }
 
@@ -297,11 +303,11 @@ impl World {
             changed.extend(self.store.upsert_service(service));
         }
         changed.extend(self.store.upsert_slice(slice));
-        let changed = self.desired.refresh(&self.store, &self.facts, &changed);
-        let changes = diff_changed(&self.desired, &self.observed, &changed, self.facts.config());
-        let plan = plan(changes, &self.desired, &self.observed, &self.drains);
+        let changed = self.wanted.refresh(&self.store, &self.facts, &changed);
+        let changes = diff_changed(&self.wanted, &self.observed, &changed, self.facts.config());
+        let plan = plan(changes, &self.wanted, &self.observed, &self.drains);
         for family in self.facts.config().families.iter() {
-            black_box(Inputs::new(family, &self.desired, &self.facts, Capabilities::default()));
+            black_box(Inputs::new(family, &self.wanted, &self.facts, Capabilities::default()));
         }
         plan.serve.len() + plan.retire.len()
     }

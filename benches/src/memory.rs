@@ -6,7 +6,7 @@ use ipset::Element;
 use ipvs::{RealServer, VirtualServerKey};
 use proxier_core::compile::Frontend;
 use proxier_core::snapshot::{Endpoint, EndpointSlice, ObjectKey, Service};
-use proxier_core::state::Desired;
+use proxier_core::wanted::Wanted;
 
 use crate::cases::World;
 use crate::report::{Goal, Report};
@@ -21,7 +21,7 @@ const TYPES: &str = "Size of a value";
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut report = Report::new("memory", options);
-    report.note("Store, Desired and Observed as a running proxy has them, with lists of real servers shared where they are equal. Resident pages, so what malloc adds is in it.");
+    report.note("Store, Wanted and Observed as a running proxy has them, with lists of real servers shared where they are equal. Resident pages, so what malloc adds is in it.");
     report.note("Per endpoint: the whole, keys and virtual servers included, divided by the number of endpoints.");
     let sizes: &[(u32, u32)] =
         if options.smoke { &[(100, 10)] } else { &[(1_000, 10), (10_000, 1), (10_000, 10), (1_000, 100)] };
@@ -94,9 +94,9 @@ pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
     }
     step("EndpointSlices of the Store")?;
     world.store.compact();
-    world.desired = Desired::build(&world.store, &world.facts);
-    world.desired.compact();
-    step("Desired")?;
+    world.wanted = Wanted::build(&world.store, &world.facts);
+    world.wanted.compact();
+    step("Wanted")?;
     share(&mut world);
     step("Observed")?;
     println!("whole\t{}", resident_kib()? - start);
@@ -105,15 +105,15 @@ pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
 
 /// Fills Observed as reading the kernel does: equal lists of real servers are one.
 fn share(world: &mut World) {
-    for frontend in world.desired.frontends() {
+    for frontend in world.wanted.servers() {
         world.observed.insert(&frontend.virtual_server(), []);
-        if let Some(server) = world.observed.virtual_servers.get_mut(&frontend.key()) {
+        if let Some(server) = world.observed.virtual_servers.get_mut(&frontend.key) {
             server.real_servers = frontend.real_servers.clone();
         }
     }
-    for set in world.desired.sets() {
-        world.observed.sets.insert(set, world.desired.entries(set).cloned().collect());
+    for set in world.wanted.sets() {
+        world.observed.sets.insert(set, world.wanted.entries(set).cloned().collect());
     }
-    world.observed.addresses = world.desired.addresses().collect();
+    world.observed.addresses = world.wanted.addresses().collect();
     world.observed.compact();
 }

@@ -10,14 +10,14 @@ use ipset::Element;
 use ipvs::VirtualServerKey;
 
 use crate::config::Config;
+use crate::held::Needs;
 use crate::observed::Observed;
 use crate::plan::{Plan, RulesChange};
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Rules, Sets};
 use crate::report::{self, Applied, Lack};
-use crate::safeguard::Needs;
 use crate::sets::{SetKey, SetKind};
-use crate::state::Desired;
 use crate::step::{Action, Names, Part, Step};
+use crate::wanted::Wanted;
 
 /// Carries out a plan, stage by stage, and notes in `observed` what the kernel confirmed.
 ///
@@ -34,13 +34,13 @@ use crate::step::{Action, Names, Part, Step};
 /// After a failure or a surprise ([`Applied::surprises`]) `observed` may be out of date: read it again.
 pub fn apply(
     plan: &Plan,
-    desired: &Desired,
+    wanted: &Wanted,
     observed: &mut Observed,
     names: &Names<'_>,
     ports: &mut Ports<'_>,
 ) -> Applied {
     let mut run = Run {
-        desired,
+        wanted,
         observed,
         names,
         applied: Applied::default(),
@@ -107,7 +107,7 @@ pub fn apply(
 }
 
 struct Run<'a, 'n> {
-    desired: &'a Desired,
+    wanted: &'a Wanted,
     observed: &'a mut Observed,
     names: &'a Names<'n>,
     applied: Applied,
@@ -180,7 +180,7 @@ impl Run<'_, '_> {
 
     /// Why a virtual server must not be made: its source ranges would not hold.
     fn not_guarded(&self, key: &VirtualServerKey) -> Option<PortError> {
-        let has_ranges = self.desired.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
+        let has_ranges = self.wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
         if self.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
             return Some(report::not_without_rules(key));
         }
@@ -209,7 +209,7 @@ impl Run<'_, '_> {
     }
 
     fn create_set(&mut self, set: SetKey, sets: &mut dyn Sets) {
-        let outcome = sets.create(set, self.desired.entries(set).count());
+        let outcome = sets.create(set, self.wanted.entries(set).count());
         if self.applied.note(|| Step::create_set(set), outcome) {
             self.observed.sets.entry(set).or_default();
         } else {
@@ -220,7 +220,7 @@ impl Run<'_, '_> {
     /// Creates a set with its entries in one step. A set that lacked some of them for a moment would show those virtual
     /// servers as somebody else's ([`Observed::owns`]).
     fn create_filled(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
-        let all: BTreeSet<&Element> = elements.iter().chain(self.desired.entries(set)).collect();
+        let all: BTreeSet<&Element> = elements.iter().chain(self.wanted.entries(set)).collect();
         let refs: Vec<&Element> = all.iter().copied().collect();
         let outcome = sets.replace(set, &refs);
         if self.applied.note(|| Step::create_set(set), outcome) {
@@ -244,7 +244,7 @@ impl Run<'_, '_> {
             // Entries to delete stay for now: virtual servers may still need them.
             let there: BTreeSet<&Element> = self.observed.sets.get(&set).into_iter().flatten().collect();
             let all: Vec<&Element> =
-                there.into_iter().chain(self.desired.entries(set)).collect::<BTreeSet<_>>().into_iter().collect();
+                there.into_iter().chain(self.wanted.entries(set)).collect::<BTreeSet<_>>().into_iter().collect();
             match sets.replace(set, &all) {
                 Ok(()) => {
                     self.applied.count(Part::Entry, Action::Add, elements.len());

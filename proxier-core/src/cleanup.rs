@@ -11,8 +11,8 @@ use crate::report::{Applied, Unread};
 use crate::rules;
 use crate::sets::SetKey;
 use crate::snapshot::Store;
-use crate::state::Desired;
 use crate::step::{Action, Names, Part, Step};
+use crate::wanted::Wanted;
 
 /// What a cleanup did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Cleaned {
 
 /// Deletes our virtual servers; returns whether none is left.
 fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
-    let desired = Desired::new();
+    let wanted = Wanted::new(config);
     let host = match reading::read_host(ports.links) {
         Ok(host) => host,
         Err(error) => {
@@ -101,19 +101,19 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
             return false;
         }
     };
-    let observed = match reading::read_what_there_is(ports.ipvs, ports.sets, &host, config, &desired) {
+    let observed = match reading::read_what_there_is(ports.ipvs, ports.sets, &host, config, &wanted) {
         Ok(observed) => observed,
         Err(errors) => {
             cleaned.unread.extend(errors);
             return false;
         }
     };
-    cleaned.foreign = foreign(&desired, &observed, config).collect();
+    cleaned.foreign = foreign(&wanted, &observed, config).collect();
     let ours = observed.virtual_servers.keys().filter(|key| cleaned.foreign.binary_search(key).is_err());
     let operations: Vec<Operation> = ours.copied().map(Operation::DeleteVirtualServer).collect();
     let failures = ports.ipvs.run(&operations);
     let store = Store::default();
-    let names = Names::new(&store, &desired);
+    let names = Names::new(&store, &wanted);
     let mut left = 0_usize;
     for failure in failures {
         let Some(operation) = operations.get(failure.index) else { continue };

@@ -3,19 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use crate::net::Family;
 use ipset::Element;
 use ipvs::model::VirtualServerConfig;
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 
-use crate::compile::Frontend;
 use crate::config::Config;
+use crate::net::Family;
 use crate::observed::{Observed, ObservedServer};
 use crate::sets::SetKey;
 use crate::snapshot::is_usable_by_service;
-use crate::state::{Changed, Desired};
+use crate::wanted::{Changed, Wanted, WantedServer};
 
 /// What has to be done to a virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,27 +72,27 @@ impl Changes {
 /// Families that are not configured are left alone. An unwanted virtual server is deleted only if it is ours
 /// ([`Observed::owns`]) and outside of [`Config::exclude_cidrs`]; [`foreign`] lists the others. Everything on the dummy
 /// device is ours, except addresses that no Service can have, such as its link-local one.
-pub fn diff(desired: &Desired, observed: &Observed, config: &Config) -> Changes {
-    let mut diff = Diff { desired, observed, config, changes: Changes::default() };
+pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
+    let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
     for set in config.families.iter().flat_map(SetKey::all) {
         match observed.sets.get(&set) {
             // Nearly always equal: one walk instead of two lookups for each entry.
-            Some(elements) if elements.iter().eq(desired.entries(set)) => continue,
+            Some(elements) if elements.iter().eq(wanted.entries(set)) => continue,
             Some(elements) => elements.iter().for_each(|element| diff.entry(set, element)),
             None => {
                 diff.changes.create_sets.insert(set);
             }
         }
-        desired.entries(set).for_each(|element| diff.entry(set, element));
+        wanted.entries(set).for_each(|element| diff.entry(set, element));
     }
-    if !desired.addresses().eq(observed.addresses.iter().copied()) {
-        desired.addresses().chain(observed.addresses.iter().copied()).for_each(|address| diff.address(address));
+    if !wanted.addresses().eq(observed.addresses.iter().copied()) {
+        wanted.addresses().chain(observed.addresses.iter().copied()).for_each(|address| diff.address(address));
     }
-    for frontend in desired.frontends() {
-        diff.wanted(frontend.key(), frontend);
+    for server in wanted.servers() {
+        diff.server(server);
     }
     for key in observed.virtual_servers.keys() {
-        if desired.frontend(key).is_none() {
+        if !wanted.has_server(key) {
             diff.unwanted(*key);
             diff.left_behind(key);
         }
@@ -103,8 +101,8 @@ pub fn diff(desired: &Desired, observed: &Observed, config: &Config) -> Changes 
 }
 
 /// Compares only what was changed: O(changed). Assumes that sets exist, or creates them when an entry is added.
-pub fn diff_changed(desired: &Desired, observed: &Observed, changed: &Changed, config: &Config) -> Changes {
-    let mut diff = Diff { desired, observed, config, changes: Changes::default() };
+pub fn diff_changed(wanted: &Wanted, observed: &Observed, changed: &Changed, config: &Config) -> Changes {
+    let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
     for (set, element) in &changed.entries {
         diff.entry(*set, element);
         if diff.changes.add_entries.contains(&(*set, element.clone())) && !observed.sets.contains_key(set) {
@@ -113,8 +111,8 @@ pub fn diff_changed(desired: &Desired, observed: &Observed, changed: &Changed, c
     }
     changed.addresses.union(&changed.elsewhere).for_each(|address| diff.address(*address));
     for key in &changed.virtual_servers {
-        match desired.frontend(key) {
-            Some(frontend) => diff.wanted(*key, frontend),
+        match wanted.server(key) {
+            Some(server) => diff.server(server),
             None => diff.unwanted(*key),
         }
     }
@@ -123,12 +121,12 @@ pub fn diff_changed(desired: &Desired, observed: &Observed, changed: &Changed, c
 
 /// Virtual servers of somebody else: not wanted, and not ours to delete. Sorted.
 pub fn foreign<'a>(
-    desired: &'a Desired,
+    wanted: &'a Wanted,
     observed: &'a Observed,
     config: &'a Config,
 ) -> impl Iterator<Item = VirtualServerKey> + 'a {
     let keys = observed.virtual_servers.keys().copied();
-    keys.filter(|key| desired.frontend(key).is_none() && !may_delete(key, observed, config))
+    keys.filter(|key| !wanted.has_server(key) && !may_delete(key, observed, config))
 }
 
 fn may_delete(key: &VirtualServerKey, observed: &Observed, config: &Config) -> bool {
@@ -142,7 +140,7 @@ fn in_scope(config: &Config, family: Family) -> bool {
 }
 
 struct Diff<'a> {
-    desired: &'a Desired,
+    wanted: &'a Wanted,
     observed: &'a Observed,
     config: &'a Config,
     changes: Changes,
@@ -153,7 +151,7 @@ impl Diff<'_> {
         if !in_scope(self.config, set.family) {
             return;
         }
-        let wanted = self.desired.has_entry(set, element);
+        let wanted = self.wanted.has_entry(set, element);
         let there = self.observed.has_entry(set, element);
         if wanted && !there {
             self.changes.add_entries.insert((set, element.clone()));
@@ -166,23 +164,27 @@ impl Diff<'_> {
         if !in_scope(self.config, Family::of(address)) || !is_usable_by_service(address) {
             return;
         }
-        let wanted = self.desired.has_address(address);
+        let wanted = self.wanted.has_address(address);
         let there = self.observed.addresses.contains(&address);
         if wanted && !there {
             self.changes.add_addresses.insert(address);
-        } else if there && !wanted && !self.desired.is_elsewhere(address) {
+        } else if there && !wanted && !self.wanted.is_elsewhere(address) {
             self.changes.delete_addresses.insert(address);
         }
     }
 
-    fn wanted(&mut self, key: VirtualServerKey, frontend: &Frontend) {
-        if !in_scope(self.config, key.family().into()) {
+    fn server(&mut self, wanted: WantedServer) {
+        if !in_scope(self.config, wanted.key.family().into()) {
             return;
         }
-        let add = || VirtualServerChange::Add { config: frontend.config, real_servers: frontend.real_servers.to_vec() };
-        let there = self.observed.virtual_servers.get(&key);
-        let change = there.map_or_else(|| Some(add()), |there| update(frontend, there));
-        self.changes.virtual_servers.extend(change.map(|change| (key, change)));
+        let change = match self.observed.virtual_servers.get(&wanted.key) {
+            Some(there) => update(&wanted, there),
+            None => {
+                let real_servers = wanted.real_servers.to_vec();
+                Some(VirtualServerChange::Add { config: wanted.config, real_servers })
+            }
+        };
+        self.changes.virtual_servers.extend(change.map(|change| (wanted.key, change)));
     }
 
     /// Records that a node port left behind is ours while it exists: from now on our set may have its port with other
@@ -204,10 +206,9 @@ impl Diff<'_> {
     }
 }
 
-fn update(wanted: &Frontend, there: &ObservedServer) -> Option<VirtualServerChange> {
+fn update(wanted: &WantedServer, there: &ObservedServer) -> Option<VirtualServerChange> {
     let config = (wanted.config != there.config).then_some(wanted.config);
-    let same = Arc::ptr_eq(&wanted.real_servers, &there.real_servers) || wanted.real_servers == there.real_servers;
-    if config.is_none() && same {
+    if config.is_none() && wanted.real_servers.is_same(&there.real_servers) {
         return None;
     }
     let (mut add, mut set, mut remove) = (Vec::new(), Vec::new(), Vec::new());
@@ -219,8 +220,8 @@ fn update(wanted: &Frontend, there: &ObservedServer) -> Option<VirtualServerChan
         }
         match rest.next_if(|there| there.key == server.key) {
             Some(same) if same.config == server.config => {}
-            Some(_) => set.push(*server),
-            None => add.push(*server),
+            Some(_) => set.push(server),
+            None => add.push(server),
         }
     }
     remove.extend(rest.map(|gone| gone.key));

@@ -147,8 +147,10 @@ pub mod diff;
 pub mod drain;
 #[cfg(feature = "testing")]
 pub mod fake;
+pub mod held;
 #[cfg(feature = "kernel")]
 pub mod kernel;
+mod lower;
 pub mod net;
 pub mod objects;
 pub mod observed;
@@ -161,6 +163,7 @@ pub mod report;
 pub mod rules;
 pub mod safeguard;
 pub mod schedule;
+pub mod servers;
 pub mod sets;
 pub mod snapshot;
 pub mod state;
@@ -168,6 +171,7 @@ pub mod step;
 pub mod sysctls;
 pub mod totals;
 pub mod udp;
+pub mod wanted;
 
 /// The README's example is a test.
 #[cfg(doctest)]

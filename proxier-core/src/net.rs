@@ -1,7 +1,8 @@
 //! Address families and protocols, independent of any kernel subsystem.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
 
 /// Address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,33 +46,6 @@ impl fmt::Display for Family {
     }
 }
 
-impl From<ipvs::model::Family> for Family {
-    fn from(family: ipvs::model::Family) -> Self {
-        match family {
-            ipvs::model::Family::V4 => Family::V4,
-            ipvs::model::Family::V6 => Family::V6,
-        }
-    }
-}
-
-impl From<Family> for ipvs::model::Family {
-    fn from(family: Family) -> Self {
-        match family {
-            Family::V4 => ipvs::model::Family::V4,
-            Family::V6 => ipvs::model::Family::V6,
-        }
-    }
-}
-
-impl From<Family> for iptables::Family {
-    fn from(family: Family) -> Self {
-        match family {
-            Family::V4 => iptables::Family::Ipv4,
-            Family::V6 => iptables::Family::Ipv6,
-        }
-    }
-}
-
 /// Transport protocol of a port. Sorted as IP numbers them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
@@ -107,22 +81,92 @@ impl fmt::Display for Protocol {
     }
 }
 
-impl From<Protocol> for ipvs::model::Protocol {
-    fn from(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Tcp => ipvs::model::Protocol::Tcp,
-            Protocol::Udp => ipvs::model::Protocol::Udp,
-            Protocol::Sctp => ipvs::model::Protocol::Sctp,
-        }
+/// An address, protocol and port on which a Service answers. Sorted by protocol, address, port; prints as `TCP 10.96.0.1:80`
+/// or `UDP [fd00::1]:53`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FrontendKey {
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Address.
+    pub address: IpAddr,
+    /// Port.
+    pub port: u16,
+}
+
+impl FrontendKey {
+    /// This protocol, address and port.
+    pub fn new(protocol: Protocol, address: IpAddr, port: u16) -> Self {
+        FrontendKey { protocol, address, port }
+    }
+
+    /// The family of the address.
+    pub fn family(&self) -> Family {
+        Family::of(self.address)
+    }
+
+    /// The address and port, when the protocol is UDP.
+    pub fn udp(&self) -> Option<SocketAddr> {
+        (self.protocol == Protocol::Udp).then(|| SocketAddr::new(self.address, self.port))
     }
 }
 
-impl From<Protocol> for ipset::Protocol {
-    fn from(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Tcp => ipset::Protocol::TCP,
-            Protocol::Udp => ipset::Protocol::UDP,
-            Protocol::Sctp => ipset::Protocol::SCTP,
-        }
+/// As it prints.
+impl FromStr for FrontendKey {
+    type Err = InvalidFrontendKey;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = || {
+            let (protocol, place) = text.split_once(' ')?;
+            let protocol = Protocol::check(Some(protocol)).filter(|_| !protocol.is_empty())?;
+            let place: SocketAddr = place.parse().ok()?;
+            Some(FrontendKey::new(protocol, place.ip(), place.port()))
+        };
+        parse().ok_or_else(|| InvalidFrontendKey(text.into()))
+    }
+}
+
+/// The text is no [`FrontendKey`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidFrontendKey(Box<str>);
+
+impl fmt::Display for InvalidFrontendKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: not PROTOCOL ADDRESS:PORT, such as TCP 10.96.0.1:80", self.0)
+    }
+}
+
+impl std::error::Error for InvalidFrontendKey {}
+
+impl fmt::Display for FrontendKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{} {}", self.protocol, SocketAddr::new(self.address, self.port)))
+    }
+}
+
+/// The address and port of an endpoint. Sorted by address, then port; prints as `10.244.0.7:8080` or `[fd00::7]:8080`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointKey {
+    /// Address.
+    pub address: IpAddr,
+    /// Port.
+    pub port: u16,
+}
+
+impl EndpointKey {
+    /// This address and port.
+    pub fn new(address: IpAddr, port: u16) -> Self {
+        EndpointKey { address, port }
+    }
+}
+
+impl From<EndpointKey> for SocketAddr {
+    fn from(key: EndpointKey) -> Self {
+        SocketAddr::new(key.address, key.port)
+    }
+}
+
+impl fmt::Display for EndpointKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        SocketAddr::from(*self).fmt(f)
     }
 }

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use crate::net::Family;
 use ipset::{Element, IpSpan, Ports};
 use ipvs::model::{Protocol, VirtualServerConfig};
 use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::diff::{Changes, VirtualServerChange};
+use crate::net::Family;
 use crate::pack::pack;
+use crate::servers::RealServers;
 use crate::sets::{SetKey, SetKind};
 
 /// A virtual server as the kernel holds it.
@@ -19,15 +19,14 @@ use crate::sets::{SetKey, SetKind};
 pub struct ObservedServer {
     /// Its configuration.
     pub config: VirtualServerConfig,
-    /// Its real servers, sorted. Shared with what is wanted when both are equal.
-    pub real_servers: Arc<[RealServer]>,
+    /// Its real servers. Share their list with what is wanted when both are equal.
+    pub real_servers: RealServers,
 }
 
 impl ObservedServer {
     /// Its real server with this key.
-    pub fn real_server(&self, key: &RealServerKey) -> Option<&RealServer> {
-        let place = self.real_servers.binary_search_by(|server| server.key.cmp(key)).ok()?;
-        self.real_servers.get(place)
+    pub fn real_server(&self, key: &RealServerKey) -> Option<RealServer> {
+        self.real_servers.get(key)
     }
 }
 
@@ -92,9 +91,7 @@ impl Observed {
 
     /// Adds a virtual server with its real servers, in any order.
     pub fn insert(&mut self, server: &VirtualServer, real_servers: impl IntoIterator<Item = RealServer>) {
-        let mut real_servers: Vec<RealServer> = real_servers.into_iter().collect();
-        real_servers.sort_unstable();
-        let real_servers = real_servers.into();
+        let real_servers = RealServers::new(real_servers.into_iter().collect(), None);
         self.virtual_servers.insert(server.key, ObservedServer { config: server.config, real_servers });
     }
 
@@ -162,7 +159,7 @@ impl Observed {
         })
     }
 
-    /// Reduces memory; see [`Desired::compact`](crate::state::Desired::compact).
+    /// Reduces memory; see [`Wanted::compact`](crate::wanted::Wanted::compact).
     pub fn compact(&mut self) {
         pack(&mut self.virtual_servers);
         pack(&mut self.addresses);
@@ -204,10 +201,9 @@ impl Observed {
                 let Some(server) = self.virtual_servers.get_mut(&key) else { return };
                 server.config = config.unwrap_or(server.config);
                 let stays = |of: &RealServer| !remove.contains(&of.key) && set.iter().all(|new| new.key != of.key);
-                let mut real_servers: Vec<RealServer> = server.real_servers.iter().copied().filter(stays).collect();
+                let mut real_servers: Vec<RealServer> = server.real_servers.iter().filter(stays).collect();
                 real_servers.extend(add.iter().chain(set));
-                real_servers.sort_unstable();
-                server.real_servers = real_servers.into();
+                server.real_servers = RealServers::new(real_servers, None);
             }
         }
     }

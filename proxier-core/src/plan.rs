@@ -3,20 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::net::Family;
 use ipset::Element;
 use ipvs::model::{Protocol, TimeoutsUpdate, VirtualServer, Weight};
 use ipvs::{Operation, RealServer, RealServerKey, VirtualServerKey};
 
 use crate::diff::{Changes, VirtualServerChange};
 use crate::drain::Drains;
+use crate::net::Family;
 use crate::observed::Observed;
 use crate::ports::UdpServices;
 use crate::rules::{Capabilities, RuleChanges};
 use crate::sets::SetKey;
 use crate::snapshot::ObjectKey;
-use crate::state::Desired;
 use crate::sysctls::SysctlChange;
+use crate::wanted::Wanted;
 
 /// What a pass will do, stage by stage, in the order of the fields. A value: nothing happens before
 /// [`apply`](crate::apply::apply()).
@@ -175,7 +175,7 @@ impl Plan {
 /// gets its weight back and is never deleted on the way.
 ///
 /// The parts that do not come from [`Changes`] (device, sysctls, timeouts, rules, flows) are left empty.
-pub fn plan(changes: Changes, desired: &Desired, observed: &Observed, drains: &Drains) -> Plan {
+pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Drains) -> Plan {
     let mut plan = Plan { create_sets: changes.create_sets.into_iter().collect(), ..Plan::default() };
     for (set, element) in changes.add_entries {
         plan.add_entries.entry(set).or_default().push(element);
@@ -186,7 +186,7 @@ pub fn plan(changes: Changes, desired: &Desired, observed: &Observed, drains: &D
     let mut ranks: [Vec<Operation>; 3] = Default::default();
     let mut first_addresses = BTreeSet::new();
     for (key, change) in changes.virtual_servers {
-        let rank = rank(desired.owner(&key), &key);
+        let rank = rank(wanted.owner(&key), &key);
         if let (Rank::Kubernetes | Rank::Dns, VirtualServerKey::Address { addr, .. }) = (rank, key) {
             first_addresses.insert(addr);
         }
@@ -241,7 +241,7 @@ fn retire(plan: &mut Plan, key: VirtualServerKey, real: RealServerKey, observed:
                 plan.adopt_drains.push((key, real));
             }
         }
-        Some(server) => plan.retire.push(drain(key, *server)),
+        Some(server) => plan.retire.push(drain(key, server)),
         None => plan.retire.push(Operation::DeleteRealServer(key, real)),
     }
 }

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::net::Family;
 use ipvs::model::{TimeoutsUpdate, Weight};
 use ipvs::{Operation, VirtualServerKey};
 
@@ -14,6 +13,8 @@ use crate::compile::{NodeFacts, is_reachable};
 use crate::config::Config;
 use crate::diff::{diff, diff_changed, foreign};
 use crate::drain::{self, Drains};
+use crate::held;
+use crate::net::{Family, FrontendKey};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::observed::Observed;
 use crate::plan::{Plan, RulesChange, plan};
@@ -21,14 +22,15 @@ use crate::ports::{Links, PortError, PortErrorKind, Ports, Rules};
 use crate::reading;
 use crate::report::{Foreign, Refused, Report, Unread};
 use crate::rules;
-use crate::safeguard::{MassRemoval, Neighbour, Safeguard, User};
+use crate::safeguard::{Kernel as _, MassRemoval, Neighbour, Safeguard, User};
 use crate::schedule::{Limits, Moment, Pass, Schedule};
 use crate::snapshot::{EndpointSlice, HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
-use crate::state::{Changed, Desired};
+use crate::state::Desired;
 use crate::step::{Action, Names, Part, Step};
 use crate::sysctls::HostSettings;
 use crate::totals::Totals;
 use crate::udp;
+use crate::wanted::{Changed, Wanted};
 
 /// How a [`Proxier`] works.
 #[derive(Clone, Debug, PartialEq)]
@@ -103,7 +105,7 @@ pub struct Proxier {
     new_facts: bool,
     /// The last pass found something unexpected in the kernel.
     surprised: bool,
-    desired: Desired,
+    wanted: Wanted,
     /// What the kernel holds, as far as known; `None` before it was read.
     observed: Option<Observed>,
     /// The addresses or default routes of the host may have changed.
@@ -152,7 +154,7 @@ impl Proxier {
             unforgotten: BTreeSet::new(),
             new_facts: true,
             surprised: false,
-            desired: Desired::new(),
+            wanted: Wanted::new(&options.config),
             observed: None,
             host_stale: true,
             absent: BTreeMap::new(),
@@ -430,7 +432,8 @@ impl Proxier {
         // The safeguard has judged missing objects; everything else that goes was deleted by events. Before the first
         // comparison nothing is known to go.
         if self.safeguard.has_compared() {
-            self.safeguard.believe(changed.virtual_servers.iter().copied());
+            let keys = changed.virtual_servers.iter().filter_map(|key| FrontendKey::try_from(*key).ok());
+            self.safeguard.believe(keys);
         }
         self.changed.extend(changed);
         if report.full && report.unread.is_empty() {
@@ -439,7 +442,7 @@ impl Proxier {
             let is_settled = self.observed.is_some() && self.leaving.is_empty();
             let mut read = Ok(Observed::new());
             rules.list_meanwhile(&families, &mut || {
-                read = reading::read(*ipvs, *sets, &self.host, &self.options.config, &self.desired, is_settled);
+                read = reading::read(*ipvs, *sets, &self.host, &self.options.config, &self.wanted, is_settled);
             });
             match read {
                 Ok(observed) => self.observed = Some(observed),
@@ -458,7 +461,7 @@ impl Proxier {
         if let Some(observed) = &mut self.observed {
             if report.full {
                 self.leaving.retain(|key| observed.virtual_servers.contains_key(key));
-                let unwanted = observed.virtual_servers.keys().filter(|key| self.desired.frontend(key).is_none());
+                let unwanted = observed.virtual_servers.keys().filter(|key| !self.wanted.has_server(key));
                 self.leaving.extend(unwanted.filter(|key| observed.owns(key)));
             }
             observed.ours.clone_from(&self.leaving);
@@ -471,7 +474,7 @@ impl Proxier {
         let pending = std::mem::take(&mut self.pending);
         let mut changed = self.refresh_services(&pending);
         let mut services = BTreeSet::new();
-        for (kind, key) in self.safeguard.judge(&self.store, &self.desired, &self.facts, now) {
+        for (kind, key) in self.safeguard.judge(&self.store, self.wanted.desired(), &self.facts, now) {
             services.extend(match kind {
                 ObjectKind::Service => self.store.delete_service(&key),
                 _ => self.store.delete_slice(&key),
@@ -485,12 +488,12 @@ impl Proxier {
 
     /// Compiles Services again, and records which virtual servers are newly wanted or no longer wanted.
     fn refresh_services(&mut self, services: &BTreeSet<ObjectKey>) -> Changed {
-        let compiled = services.iter().filter_map(|service| self.desired.compiled(service));
+        let compiled = services.iter().filter_map(|service| self.wanted.desired().compiled(service));
         let before: BTreeSet<VirtualServerKey> =
-            compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key()).collect();
-        let changed = self.desired.refresh(&self.store, &self.facts, services);
+            compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key.into()).collect();
+        let changed = self.wanted.refresh(&self.store, &self.facts, services);
         for key in &changed.virtual_servers {
-            match (before.contains(key), self.desired.frontend(key).is_some()) {
+            match (before.contains(key), self.wanted.has_server(key)) {
                 (false, true) if !self.leaving.remove(key) => {
                     self.unmade.insert(*key);
                 }
@@ -589,30 +592,32 @@ impl Proxier {
         let Some(observed) = &self.observed else { return Prepared { report, ..Prepared::default() } };
         let config = &self.options.config;
         let mut changes = if report.full {
-            diff(&self.desired, observed, config)
+            diff(&self.wanted, observed, config)
         } else {
-            diff_changed(&self.desired, observed, &self.changed, config)
+            diff_changed(&self.wanted, observed, &self.changed, config)
         };
         if report.full {
-            report.foreign = Foreign { virtual_servers: foreign(&self.desired, observed, config).collect() };
-            report.refused = refused(&self.desired);
+            report.foreign = Foreign { virtual_servers: foreign(&self.wanted, observed, config).collect() };
+            report.refused = refused(self.wanted.desired());
         }
-        if let Some(stopped) = self.safeguard.check(&changes, observed, &self.store, &self.desired, now) {
-            stopped.hold(&mut changes, observed);
+        if let Some(stopped) =
+            self.safeguard.check(held::losing(&changes), observed, &self.store, self.wanted.desired(), now)
+        {
+            held::hold(&stopped, &mut changes, observed);
             report.stopped = Some(stopped.to_string().into());
         }
         let kept = rules::Kept::new(&self.leaving, &changes, observed);
-        let mut flows = udp::stale(&changes, &self.desired, &self.drains);
+        let mut flows = udp::stale(&changes, &self.wanted, &self.drains);
         if report.full && !self.settled {
-            for (place, answering) in udp::all(&self.desired, &self.drains) {
+            for (place, answering) in udp::all(&self.wanted, &self.drains) {
                 flows.entry(place).or_insert(answering);
             }
         }
         for place in &self.unforgotten {
             let key = udp::virtual_server(*place);
-            flows.entry(*place).or_insert_with(|| udp::answering(&key, &self.desired, &self.drains));
+            flows.entry(*place).or_insert_with(|| udp::answering(&key, &self.wanted, &self.drains));
         }
-        let mut plan = plan(changes, &self.desired, observed, &self.drains);
+        let mut plan = plan(changes, &self.wanted, observed, &self.drains);
         plan.forget = flows;
         self.plan_drains(report.full, &mut plan, now, ports);
         if report.full {
@@ -665,7 +670,7 @@ impl Proxier {
             .map(|family| {
                 let new = inputs.get(&family).cloned();
                 let capabilities = self.options.capabilities;
-                let made = || rules::Inputs::new(family, &self.desired, &self.facts, capabilities).with_kept(kept);
+                let made = || rules::Inputs::new(family, &self.wanted, &self.facts, capabilities).with_kept(kept);
                 (family, new.unwrap_or_else(made))
             })
             .collect();
@@ -684,8 +689,7 @@ impl Proxier {
             })
             .collect();
         let needs = |key: &VirtualServerKey| {
-            let (Some(frontend), Some((new, before))) =
-                (self.desired.frontend(key), compared.get(&key.family().into()))
+            let (Some(frontend), Some((new, before))) = (self.wanted.frontend(key), compared.get(&key.family().into()))
             else {
                 return false;
             };
@@ -702,9 +706,8 @@ impl Proxier {
             Operation::AddVirtualServer(server) => Some(server.key),
             _ => None,
         });
-        let has_ranges = |key: &VirtualServerKey| {
-            self.desired.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some())
-        };
+        let has_ranges =
+            |key: &VirtualServerKey| self.wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
         plan.guarded = added.filter(|key| compared.contains_key(&key.family().into()) && has_ranges(key)).collect();
     }
 
@@ -729,18 +732,21 @@ impl Proxier {
                 }
                 Err(_) => self.drains.observe_failed(&key, now),
             };
-            let Some(frontend) = self.desired.frontend(&key) else { continue };
+            if !self.wanted.has_server(&key) {
+                continue;
+            }
             let watched = verdicts.finished.iter().map(|finished| finished.real);
             for real in watched.chain(verdicts.waiting.iter().map(|waiting| waiting.real)) {
-                if frontend.has_real_server(&real) {
+                if self.wanted.has_real_server(&key, &real) {
                     self.drains.cancel(&key, &real);
                 }
             }
-            let finished = verdicts.finished.iter().filter(|finished| !frontend.has_real_server(&finished.real));
+            let finished =
+                verdicts.finished.iter().filter(|finished| !self.wanted.has_real_server(&key, &finished.real));
             plan.retire.extend(finished.map(|finished| Operation::DeleteRealServer(key, finished.real)));
             // A full pass has already compared the weights.
             for server in listed.iter().flatten().filter(|_| !full).map(|listed| listed.server) {
-                if verdicts.takes_connections.contains(&server.key) && !frontend.has_real_server(&server.key) {
+                if verdicts.takes_connections.contains(&server.key) && !self.wanted.has_real_server(&key, &server.key) {
                     let drained = server.with_weight(Weight::DRAIN);
                     plan.retire.push(Operation::UpdateRealServer(key, drained));
                 }
@@ -766,7 +772,7 @@ impl Proxier {
         } else {
             capabilities.random_fully &= port.has_random_fully(family).map_err(unread)?;
         }
-        let inputs = rules::Inputs::new(family, &self.desired, &self.facts, capabilities).with_kept(kept);
+        let inputs = rules::Inputs::new(family, &self.wanted, &self.facts, capabilities).with_kept(kept);
         if !full && written == Some(&inputs) {
             return Ok(None);
         }
@@ -796,7 +802,7 @@ impl Proxier {
     /// What somebody else changed: operations on things that the input did not change.
     fn drift(&self, plan: &Plan, inputs: &BTreeMap<Family, rules::Inputs>) -> Vec<Step> {
         let changed = &self.changed;
-        let names = Names::new(&self.store, &self.desired);
+        let names = Names::new(&self.store, &self.wanted);
         let mut drift = Vec::new();
         drift.extend(plan.create_device.then(Step::device));
         drift.extend(plan.sysctls.iter().map(Step::sysctl));
@@ -843,13 +849,13 @@ impl Proxier {
     ) {
         let now = clock();
         let Some(observed) = &mut self.observed else { return };
-        let names = Names::new(&self.store, &self.desired);
-        let applied = apply(plan, &self.desired, observed, &names, ports);
+        let names = Names::new(&self.store, &self.wanted);
+        let applied = apply(plan, &self.wanted, observed, &names, ports);
         if !self.unmade.is_empty() {
             // Nothing was there when it was read, so a virtual server that was tried there is ours, whatever the answer.
             // One that waits for rules or entries may not have been tried.
             let waits = |key: &VirtualServerKey| {
-                plan.guarded.contains(key) || self.desired.frontend(key).is_some_and(|of| of.source_ranges.is_some())
+                plan.guarded.contains(key) || self.wanted.frontend(key).is_some_and(|of| of.source_ranges.is_some())
             };
             let operations = plan.serve_first.iter().chain(&plan.serve);
             let tried: BTreeSet<VirtualServerKey> =
@@ -932,17 +938,16 @@ impl Proxier {
 
     /// Whether none of the wanted virtual servers exists.
     fn serves_nothing(&self) -> bool {
-        let is_there = |key: VirtualServerKey| {
-            self.observed.as_ref().is_some_and(|observed| observed.virtual_servers.contains_key(&key))
-        };
-        let mut wanted = self.desired.frontends().peekable();
-        wanted.peek().is_some() && !wanted.any(|frontend| is_there(frontend.key()))
+        let is_there =
+            |key: FrontendKey| self.observed.as_ref().is_some_and(|observed| observed.serves(&key).is_some());
+        let mut wanted = self.desired().frontends().peekable();
+        wanted.peek().is_some() && !wanted.any(|frontend| is_there(frontend.key))
     }
 
     /// Reduces memory by rebuilding everything that is kept; call it after the first pass.
     pub fn compact(&mut self) {
         self.store.compact();
-        self.desired.compact();
+        self.wanted.compact();
         if let Some(observed) = &mut self.observed {
             observed.compact();
         }
@@ -958,9 +963,14 @@ impl Proxier {
         &self.store
     }
 
-    /// What is wanted, as of the last pass.
+    /// What the Services mean, as of the last pass.
     pub fn desired(&self) -> &Desired {
-        &self.desired
+        self.wanted.desired()
+    }
+
+    /// What IPVS has to have for it.
+    pub fn wanted(&self) -> &Wanted {
+        &self.wanted
     }
 
     /// What the kernel holds, as far as is known.

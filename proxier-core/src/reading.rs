@@ -2,24 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipvs::model::{Snapshot, TimeoutsUpdate};
 use ipvs::{RealServer, VirtualServerKey};
 
+use crate::compile::Frontend;
 use crate::config::Config;
 use crate::diff::diff;
 use crate::observed::{Observed, ObservedServer};
 use crate::ports::{Ipvs, Links, PortError, PortErrorKind, Sets, Sysctls};
 use crate::report::Unread;
+use crate::servers::RealServers;
 use crate::sets::SetKey;
 use crate::snapshot::HostAddresses;
-use crate::state::Desired;
-use crate::sysctls::{HostSettings, OSRELEASE, SysctlChange, wanted};
+use crate::sysctls::{self, HostSettings, OSRELEASE, SysctlChange};
+use crate::wanted::Wanted;
 
 /// Reads virtual servers, sets and the dummy device's addresses: what the proxy wrote, and what shows that it is ours.
 ///
-/// Lists of real servers that are as wanted are shared with `desired` and take no memory of their own. `is_settled`:
+/// Lists of real servers that are as wanted are shared with `wanted` and take no memory of their own. `is_settled`:
 /// everything was read before, and none of our virtual servers is known to await deletion; then one reading of them may be
 /// enough.
 ///
@@ -31,10 +32,10 @@ pub fn read(
     sets: &mut dyn Sets,
     host: &HostAddresses,
     config: &Config,
-    desired: &Desired,
+    wanted: &Wanted,
     is_settled: bool,
 ) -> Result<Observed, Vec<Unread>> {
-    let (observed, unread) = read_parts(ipvs, sets, host, config, desired, is_settled);
+    let (observed, unread) = read_parts(ipvs, sets, host, config, wanted, is_settled);
     if unread.is_empty() { Ok(observed) } else { Err(unread) }
 }
 
@@ -47,9 +48,9 @@ pub fn read_what_there_is(
     sets: &mut dyn Sets,
     host: &HostAddresses,
     config: &Config,
-    desired: &Desired,
+    wanted: &Wanted,
 ) -> Result<Observed, Vec<Unread>> {
-    let (observed, mut unread) = read_parts(ipvs, sets, host, config, desired, false);
+    let (observed, mut unread) = read_parts(ipvs, sets, host, config, wanted, false);
     unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
     if unread.is_empty() { Ok(observed) } else { Err(unread) }
 }
@@ -59,7 +60,7 @@ fn read_parts(
     sets: &mut dyn Sets,
     host: &HostAddresses,
     config: &Config,
-    desired: &Desired,
+    wanted: &Wanted,
     is_settled: bool,
 ) -> (Observed, Vec<Unread>) {
     let mut unread = Vec::new();
@@ -75,7 +76,7 @@ fn read_parts(
             Err(error) => unread.push(Unread::new(format_args!("set {set}"), error)),
         }
     }
-    if let Err(error) = read_virtual_servers(ipvs, config, desired, is_settled, &mut observed) {
+    if let Err(error) = read_virtual_servers(ipvs, config, wanted, is_settled, &mut observed) {
         unread.push(Unread::new("virtual servers", error));
     }
     (observed, unread)
@@ -87,20 +88,20 @@ fn read_parts(
 fn read_virtual_servers(
     ipvs: &mut dyn Ipvs,
     config: &Config,
-    desired: &Desired,
+    wanted: &Wanted,
     is_settled: bool,
     observed: &mut Observed,
 ) -> Result<(), PortError> {
     let snapshot = ipvs.snapshot_once()?;
-    observed.virtual_servers = take(&snapshot, desired);
-    let is_as_wanted = is_settled && diff(desired, observed, config).is_empty();
+    observed.virtual_servers = take(&snapshot, wanted);
+    let is_as_wanted = is_settled && diff(wanted, observed, config).is_empty();
     if !is_as_wanted && !ipvs.is_still(&snapshot)? {
-        observed.virtual_servers = take(&ipvs.snapshot()?, desired);
+        observed.virtual_servers = take(&ipvs.snapshot()?, wanted);
     }
     Ok(())
 }
 
-fn take(snapshot: &Snapshot, desired: &Desired) -> BTreeMap<VirtualServerKey, ObservedServer> {
+fn take(snapshot: &Snapshot, wanted: &Wanted) -> BTreeMap<VirtualServerKey, ObservedServer> {
     let mut servers = Vec::with_capacity(snapshot.entries.len());
     let mut scratch: Vec<RealServer> = Vec::new();
     for entry in &snapshot.entries {
@@ -108,11 +109,8 @@ fn take(snapshot: &Snapshot, desired: &Desired) -> BTreeMap<VirtualServerKey, Ob
         scratch.clear();
         scratch.extend(entry.real_servers.iter().map(|real| real.server));
         scratch.sort_unstable();
-        let wanted = desired.frontend(&server.key).map(|frontend| &frontend.real_servers);
-        let real_servers: Arc<[RealServer]> = match wanted {
-            Some(wanted) if **wanted == *scratch => wanted.clone(),
-            _ => scratch.as_slice().into(),
-        };
+        let keys = wanted.frontend(&server.key).map(Frontend::endpoints);
+        let real_servers = RealServers::sorted(&scratch, keys);
         servers.push((server.key, ObservedServer { config: server.config, real_servers }));
     }
     servers.into_iter().collect()
@@ -147,7 +145,7 @@ pub fn has_device(host: &HostAddresses) -> bool {
 pub fn sysctl_changes(sysctls: &mut dyn Sysctls, settings: &HostSettings) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     let release = sysctls.get(OSRELEASE).unwrap_or_default();
     let (mut changes, mut unmet) = (Vec::new(), Vec::new());
-    for wanted in wanted(settings, &release) {
+    for wanted in sysctls::wanted(settings, &release) {
         let there = sysctls.get(wanted.path).ok();
         if let Some(change) = wanted.change(there.as_deref()) {
             let leave = wanted.optional && !sysctls.can_set(wanted.path);

@@ -9,6 +9,7 @@ use crate::net::Family;
 use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::config::Config;
+use crate::net::FrontendKey;
 use crate::ports::{Flows, PortError, PortErrorKind};
 use crate::rules::Capabilities;
 use crate::sets::SetKey;
@@ -203,8 +204,8 @@ pub struct Report {
 pub struct Refused {
     /// The Service, `namespace/name`.
     pub service: String,
-    /// Address, protocol and port.
-    pub key: VirtualServerKey,
+    /// Protocol, address and port.
+    pub key: FrontendKey,
     /// Why, and what to do.
     pub reason: String,
 }

@@ -3,9 +3,7 @@
 
 mod lost;
 mod mass;
-mod needs;
 mod reserved;
 
-pub use mass::{MassRemoval, Safeguard, Stopped};
-pub(crate) use needs::Needs;
+pub use mass::{Kernel, Loss, MassRemoval, Safeguard, Stopped};
 pub use reserved::{Extent, Neighbour, Rejected, Reserved, ReservedPort, User};

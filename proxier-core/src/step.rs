@@ -12,8 +12,8 @@ use crate::plan::{Plan, RulesChange};
 use crate::ports::UdpServices;
 use crate::sets::SetKey;
 use crate::snapshot::Store;
-use crate::state::Desired;
 use crate::sysctls::SysctlChange;
+use crate::wanted::Wanted;
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
@@ -255,25 +255,25 @@ impl fmt::Display for Shown<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'a> {
     store: &'a Store,
-    desired: &'a Desired,
+    wanted: &'a Wanted,
 }
 
 impl<'a> Names<'a> {
     /// Names for what is wanted.
-    pub fn new(store: &'a Store, desired: &'a Desired) -> Self {
-        Names { store, desired }
+    pub fn new(store: &'a Store, wanted: &'a Wanted) -> Self {
+        Names { store, wanted }
     }
 
     /// The Service and port that want a virtual server: `namespace/name:port`, without `:port` when the port has no name.
     pub fn service_of(&self, key: &VirtualServerKey) -> Option<String> {
-        let owner = self.desired.owner(key)?;
-        let frontend = self.desired.frontend(key)?;
+        let owner = self.wanted.owner(key)?;
+        let frontend = self.wanted.frontend(key)?;
         let ports = self.store.service(owner).map_or(&[][..], |service| &service.ports);
-        let number = Some(frontend.port);
+        let number = Some(frontend.key.port);
         let of = |node_port: bool| {
             ports.iter().find(|port| {
                 let its = if node_port { port.node_port } else { Some(port.port) };
-                port.protocol == frontend.protocol && its == number
+                port.protocol == frontend.key.protocol && its == number
             })
         };
         let port = of(frontend.roles.contains(crate::compile::Roles::NODE_PORT)).or_else(|| of(false));

@@ -35,7 +35,7 @@ use ipvs::{RealServerKey, VirtualServerKey};
 use crate::diff::{Changes, VirtualServerChange};
 use crate::drain::Drains;
 use crate::ports::UdpServices;
-use crate::state::Desired;
+use crate::wanted::Wanted;
 
 /// The flows to forget after these changes were made, by address and port, with the endpoints that may answer there from
 /// now on.
@@ -49,20 +49,20 @@ use crate::state::Desired;
 /// call [`answering`] for their virtual server once they are deleted. TCP and SCTP are never included: their clients
 /// notice.
 ///
-/// `desired` and `drains` are those the changes were made from. Costs O(changes).
-pub fn stale(changes: &Changes, desired: &Desired, drains: &Drains) -> UdpServices {
+/// `wanted` and `drains` are those the changes were made from. Costs O(changes).
+pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices {
     let mut services = UdpServices::new();
     for (key, change) in &changes.virtual_servers {
         let Some(place) = udp_place(key) else { continue };
-        let mut answering = answering(key, desired, drains);
+        let mut answering = answering(key, wanted, drains);
         match change {
             VirtualServerChange::Add { .. } => {}
             VirtualServerChange::Delete => answering.clear(),
             VirtualServerChange::Update { add, set, remove, .. } => {
                 let stay = if drains.policy().drains(key) { remove.as_slice() } else { &[] };
-                let wanted = desired.frontend(key).map_or(0, |frontend| frontend.real_servers.len());
+                let all = wanted.frontend(key).map_or(0, |frontend| frontend.endpoints().len());
                 let new = add.len().saturating_add(set.len());
-                let first = new > 0 && new == wanted;
+                let first = new > 0 && new == all;
                 if stay.len() == remove.len() && !first {
                     continue;
                 }
@@ -76,16 +76,16 @@ pub fn stale(changes: &Changes, desired: &Desired, drains: &Drains) -> UdpServic
 
 /// Every UDP address and port, with the endpoints that may answer there: for the start, when earlier changes are unknown.
 /// Join it with [`stale`], which names those that are not wanted any more.
-pub fn all(desired: &Desired, drains: &Drains) -> UdpServices {
-    let keys = desired.frontends().map(crate::compile::Frontend::key);
-    keys.filter_map(|key| Some((udp_place(&key)?, answering(&key, desired, drains)))).collect()
+pub fn all(wanted: &Wanted, drains: &Drains) -> UdpServices {
+    let keys = wanted.desired().frontends().map(|frontend| VirtualServerKey::from(frontend.key));
+    keys.filter_map(|key| Some((udp_place(&key)?, answering(&key, wanted, drains)))).collect()
 }
 
 /// The endpoints that may answer for a virtual server: its real servers, and those that drain.
-pub fn answering(key: &VirtualServerKey, desired: &Desired, drains: &Drains) -> BTreeSet<SocketAddr> {
-    let wanted = desired.frontend(key).into_iter().flat_map(|frontend| frontend.real_servers.iter());
+pub fn answering(key: &VirtualServerKey, wanted: &Wanted, drains: &Drains) -> BTreeSet<SocketAddr> {
+    let endpoints = wanted.frontend(key).into_iter().flat_map(|frontend| frontend.endpoints().iter());
     let draining = drains.of(key);
-    wanted.map(|server| place_of(&server.key)).chain(draining.map(|real| place_of(&real))).collect()
+    endpoints.map(|endpoint| SocketAddr::from(*endpoint)).chain(draining.map(|real| place_of(&real))).collect()
 }
 
 /// The address and port on which a virtual server takes UDP packets.

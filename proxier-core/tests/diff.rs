@@ -21,23 +21,23 @@ use proxier_core::net::Family;
 use proxier_core::observed::Observed;
 use proxier_core::sets::{SetKey, SetKind};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
-use proxier_core::state::Desired;
+use proxier_core::wanted::Wanted;
 use serde_json::json;
 use universe::{Event, events, facts, happen};
 use world::{World, cluster_ip, endpoint};
 
-fn reach(events: &[Event]) -> Desired {
+fn reach(events: &[Event]) -> Wanted {
     let mut store = Store::new("node-a");
     for event in events {
         happen(&mut store, event);
     }
-    Desired::build(&store, &facts())
+    Wanted::build(&store, &facts())
 }
 
-/// A kernel that was brought to what is desired, from nothing.
-fn programmed(desired: &Desired) -> Observed {
+/// A kernel that was brought to what is wanted, from nothing.
+fn programmed(wanted: &Wanted) -> Observed {
     let mut observed = Observed::new();
-    observed.apply(&diff(desired, &observed, &Config::default()));
+    observed.apply(&diff(wanted, &observed, &Config::default()));
     observed
 }
 
@@ -89,14 +89,14 @@ fn harm(observed: &mut Observed, damage: &Damage) {
             let Some(server) = server(observed, index).and_then(|key| observed.virtual_servers.get_mut(&key)) else {
                 return;
             };
-            server.real_servers = server.real_servers.iter().take(1).copied().collect();
+            server.real_servers = server.real_servers.iter().take(1).collect();
         }
         Damage::ExtraRealServer(index) => {
             let Some(server) = server(observed, index).and_then(|key| observed.virtual_servers.get_mut(&key)) else {
                 return;
             };
             let extra = RealServer::new("10.244.9.9:9".parse().unwrap());
-            let all: BTreeSet<RealServer> = server.real_servers.iter().copied().chain([extra]).collect();
+            let all: BTreeSet<RealServer> = server.real_servers.iter().chain([extra]).collect();
             server.real_servers = all.into_iter().collect();
         }
         Damage::LoseVirtualServer(index) => {
@@ -141,7 +141,7 @@ proptest! {
     #[test]
     fn the_changes_leave_nothing_to_change(before in events(), after in events(), damages in damages()) {
         let config = Config::default();
-        let desired = reach(&after);
+        let wanted = reach(&after);
         let mut observed = programmed(&reach(&before));
         for damage in &damages {
             harm(&mut observed, damage);
@@ -149,32 +149,32 @@ proptest! {
         for key in strangers() {
             observed.insert(&VirtualServer::new(key, Scheduler::RoundRobin), []);
         }
-        let not_ours: BTreeSet<_> = foreign(&desired, &observed, &config).collect();
+        let not_ours: BTreeSet<_> = foreign(&wanted, &observed, &config).collect();
         // Sets that somebody destroyed no longer show what is ours; otherwise everything is known again.
         if damages.iter().all(|damage| !matches!(damage, Damage::LoseSet(_))) {
             prop_assert_eq!(&not_ours, &BTreeSet::from(strangers()));
         }
         let kept = observed.clone();
 
-        let changes = diff(&desired, &observed, &config);
+        let changes = diff(&wanted, &observed, &config);
         prop_assert!(changes.add_entries.is_disjoint(&changes.delete_entries));
         observed.apply(&changes);
-        prop_assert_eq!(diff(&desired, &observed, &config), Changes::default());
+        prop_assert_eq!(diff(&wanted, &observed, &config), Changes::default());
 
         // The kernel has what is wanted, as it is wanted, and besides that only what is somebody else's.
-        for frontend in desired.frontends() {
-            let server = &observed.virtual_servers[&frontend.key()];
-            prop_assert_eq!((&server.config, &server.real_servers[..]), (&frontend.config, &frontend.real_servers[..]));
+        for frontend in wanted.servers() {
+            let server = &observed.virtual_servers[&frontend.key];
+            prop_assert_eq!((&server.config, &server.real_servers), (&frontend.config, &frontend.real_servers));
         }
-        prop_assert_eq!(observed.virtual_servers.len(), desired.frontends().count() + not_ours.len());
+        prop_assert_eq!(observed.virtual_servers.len(), wanted.servers().count() + not_ours.len());
         for key in not_ours {
             prop_assert_eq!(observed.virtual_servers.get(&key), kept.virtual_servers.get(&key));
         }
         prop_assert!(strangers().iter().all(|key| observed.virtual_servers.contains_key(key)));
-        prop_assert!(observed.addresses.iter().copied().eq(desired.addresses()));
+        prop_assert!(observed.addresses.iter().copied().eq(wanted.addresses()));
         prop_assert_eq!(observed.sets.len(), 36);
         for (set, elements) in &observed.sets {
-            prop_assert!(elements.iter().eq(desired.entries(*set)), "{set}");
+            prop_assert!(elements.iter().eq(wanted.entries(*set)), "{set}");
         }
     }
 
@@ -183,13 +183,13 @@ proptest! {
     fn a_small_comparison_says_what_the_full_one_says(events in events()) {
         let (config, facts) = (Config::default(), facts());
         let mut store = Store::new("node-a");
-        let mut desired = Desired::new();
-        let mut observed = programmed(&desired);
+        let mut wanted = Wanted::new(&Config::default());
+        let mut observed = programmed(&wanted);
         for part in events.chunks(4) {
             let changed: BTreeSet<ObjectKey> = part.iter().flat_map(|event| happen(&mut store, event)).collect();
-            let changed = desired.refresh(&store, &facts, &changed);
-            let small = diff_changed(&desired, &observed, &changed, &config);
-            prop_assert_eq!(&small, &diff(&desired, &observed, &config));
+            let changed = wanted.refresh(&store, &facts, &changed);
+            let small = diff_changed(&wanted, &observed, &changed, &config);
+            prop_assert_eq!(&small, &diff(&wanted, &observed, &config));
             observed.apply(&small);
         }
     }
@@ -204,10 +204,10 @@ proptest! {
             happen(&mut store, event);
         }
         let facts = NodeFacts::new(&config, &Node::default(), &HostAddresses::default());
-        let desired = Desired::build(&store, &facts);
+        let wanted = Wanted::build(&store, &facts);
         let kept = programmed(&reach(&before));
         let mut observed = kept.clone();
-        observed.apply(&diff(&desired, &observed, &config));
+        observed.apply(&diff(&wanted, &observed, &config));
         let v4 = |of: &Observed| {
             let mut of = of.clone();
             of.virtual_servers.retain(|key, _| key.family() == ipvs::model::Family::V4);
@@ -216,7 +216,7 @@ proptest! {
             of
         };
         prop_assert_eq!(v4(&observed), v4(&kept));
-        prop_assert!(diff(&desired, &observed, &config).is_empty());
+        prop_assert!(diff(&wanted, &observed, &config).is_empty());
     }
 }
 
@@ -227,13 +227,13 @@ fn a_draining_endpoint_that_returns_is_set() {
     let mut world = World::new();
     world.service("web", cluster_ip("10.96.0.1"));
     world.slice("web-1", "web", json!([endpoint("10.244.0.1", "node-a"), endpoint("10.244.0.2", "node-a")]));
-    let mut observed = programmed(&world.desired);
+    let mut observed = programmed(&world.wanted);
     let key = "TCP 10.96.0.1:80".parse().unwrap();
     let server = observed.virtual_servers.get_mut(&key).unwrap();
     let mut real_servers = server.real_servers.to_vec();
     real_servers.first_mut().unwrap().config.weight = Weight::DRAIN;
-    server.real_servers = real_servers.into();
-    let changes = diff(&world.desired, &observed, &world.config);
+    server.real_servers = real_servers.into_iter().collect();
+    let changes = diff(&world.wanted, &observed, &world.config);
     let wanted = RealServer::new("10.244.0.1:8080".parse().unwrap());
     let change = VirtualServerChange::Update { config: None, add: vec![], set: vec![wanted], remove: vec![] };
     assert_eq!(Vec::from_iter(changes.virtual_servers.clone()), [(key, change)]);
@@ -246,16 +246,16 @@ fn a_draining_endpoint_that_returns_is_set() {
 fn excluded_networks_and_odd_addresses_stay() {
     let mut world = World::new();
     world.service("web", cluster_ip("10.96.0.1"));
-    let mut observed = programmed(&world.desired);
+    let mut observed = programmed(&world.wanted);
     observed.addresses.extend(["fe80::1".parse::<IpAddr>().unwrap(), "10.96.0.2".parse().unwrap()]);
     let stale: VirtualServerKey = "TCP 10.96.0.2:80".parse().unwrap();
     observed.insert(&VirtualServer::new(stale, Scheduler::RoundRobin), []);
-    let changes = diff(&world.desired, &observed, &world.config);
+    let changes = diff(&world.wanted, &observed, &world.config);
     assert_eq!(Vec::from_iter(changes.virtual_servers), [(stale, VirtualServerChange::Delete)]);
     assert_eq!(Vec::from_iter(changes.delete_addresses), ["10.96.0.2".parse::<IpAddr>().unwrap()]);
 
     world.config.exclude_cidrs = vec!["10.96.0.2/32".parse().unwrap()];
-    let changes = diff(&world.desired, &observed, &world.config);
+    let changes = diff(&world.wanted, &observed, &world.config);
     assert!(changes.virtual_servers.is_empty());
-    assert!(foreign(&world.desired, &observed, &world.config).eq([stale]));
+    assert!(foreign(&world.wanted, &observed, &world.config).eq([stale]));
 }

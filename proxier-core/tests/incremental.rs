@@ -15,7 +15,7 @@ use proxier_core::compile::HealthCheck;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::sets::SetKey;
 use proxier_core::snapshot::{ObjectKey, Store};
-use proxier_core::state::{Changed, Desired};
+use proxier_core::wanted::{Changed, Wanted, WantedServer};
 use serde_json::json;
 use universe::{events, facts, happen};
 
@@ -30,18 +30,19 @@ struct Programmed {
 }
 
 impl Programmed {
-    fn of(desired: &Desired) -> Self {
-        let server = |key| desired.frontend(&key).map(|of| (key, (of.config, of.real_servers.to_vec())));
+    fn of(wanted: &Wanted) -> Self {
+        let server = |of: WantedServer| (of.key, (of.config, of.real_servers.to_vec()));
         Programmed {
-            virtual_servers: desired.frontends().filter_map(|frontend| server(frontend.key())).collect(),
-            addresses: desired.addresses().collect(),
-            elsewhere: desired
+            virtual_servers: wanted.servers().map(server).collect(),
+            addresses: wanted.addresses().collect(),
+            elsewhere: wanted
+                .desired()
                 .frontends()
-                .map(|frontend| frontend.address)
-                .filter(|address| desired.is_elsewhere(*address))
+                .map(|frontend| frontend.key.address)
+                .filter(|address| wanted.is_elsewhere(*address))
                 .collect(),
-            entries: desired.sets().flat_map(|set| desired.entries(set).map(move |of| (set, of.clone()))).collect(),
-            health_checks: desired.health_checks().map(|(key, check)| (key.clone(), check)).collect(),
+            entries: wanted.sets().flat_map(|set| wanted.entries(set).map(move |of| (set, of.clone()))).collect(),
+            health_checks: wanted.desired().health_checks().map(|(key, check)| (key.clone(), check)).collect(),
         }
     }
 
@@ -68,12 +69,12 @@ proptest! {
     fn events_in_any_order_end_where_a_fresh_start_ends(events in events()) {
         let facts = facts();
         let mut store = Store::new("node-a");
-        let mut desired = Desired::new();
+        let mut wanted = Wanted::new(facts.config());
         let mut before = Programmed::default();
         for event in &events {
             let services = happen(&mut store, event);
-            let changed = desired.refresh(&store, &facts, &services);
-            let after = Programmed::of(&desired);
+            let changed = wanted.refresh(&store, &facts, &services);
+            let after = Programmed::of(&wanted);
             // One Service changed, or the two between which a slice moved.
             if services.len() == 1 {
                 prop_assert_eq!(&changed, &before.changes(&after));
@@ -83,13 +84,13 @@ proptest! {
             prop_assert!(happen(&mut store, event).is_empty(), "the same event again changes nothing");
             before = after;
         }
-        prop_assert_eq!(&desired, &Desired::build(&store, &facts));
-        prop_assert!(desired.refresh_all(&store, &facts).is_empty());
+        prop_assert_eq!(&wanted, &Wanted::build(&store, &facts));
+        prop_assert!(wanted.refresh_all(&store, &facts).is_empty());
 
         // Delete everything: nothing is left.
         let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
-        let changed = desired.refresh(&Store::new("node-a"), &facts, &all);
-        prop_assert_eq!(desired, Desired::new());
+        let changed = wanted.refresh(&Store::new("node-a"), &facts, &all);
+        prop_assert_eq!(wanted, Wanted::new(facts.config()));
         prop_assert_eq!(changed, before.changes(&Programmed::default()));
     }
 
@@ -98,16 +99,16 @@ proptest! {
     fn events_may_be_gathered(events in events()) {
         let facts = facts();
         let mut store = Store::new("node-a");
-        let mut desired = Desired::new();
+        let mut wanted = Wanted::new(facts.config());
         for part in events.chunks(20) {
-            let before = Programmed::of(&desired);
+            let before = Programmed::of(&wanted);
             let changed: BTreeSet<ObjectKey> = part.iter().flat_map(|event| happen(&mut store, event)).collect();
-            let changed = desired.refresh(&store, &facts, &changed);
-            let exact = before.changes(&Programmed::of(&desired));
+            let changed = wanted.refresh(&store, &facts, &changed);
+            let exact = before.changes(&Programmed::of(&wanted));
             prop_assert!(changed.virtual_servers.is_superset(&exact.virtual_servers));
             prop_assert_eq!((&changed.addresses, &changed.entries), (&exact.addresses, &exact.entries));
         }
-        prop_assert_eq!(desired, Desired::build(&store, &facts));
+        prop_assert_eq!(wanted, Wanted::build(&store, &facts));
     }
 
     /// Texts that no API server accepts do no harm, and every object prints and reads back.
@@ -140,12 +141,12 @@ proptest! {
         let mut store = Store::new("node-a");
         store.upsert_service(&service);
         store.upsert_slice(&slice);
-        let desired = Desired::build(&store, &facts());
+        let wanted = Wanted::build(&store, &facts());
         for rejection in store.rejections() {
             prop_assert_eq!(rejection.to_string().lines().count(), 1, "{}", rejection);
         }
         // A Service with a usable cluster IP serves its one valid port.
-        let served = desired.frontends().filter(|frontend| frontend.port == 80).count();
+        let served = wanted.desired().frontends().filter(|frontend| frontend.key.port == 80).count();
         prop_assert!(served >= store.services().map(|service| service.cluster_ips.len()).sum::<usize>());
     }
 }

@@ -18,7 +18,7 @@ use proxier_core::objects::{ConfigObject, EndpointSliceObject, NodeAddress, Node
 use proxier_core::rules::{Capabilities, Inputs, compile};
 use proxier_core::sets::{SetKey, SetKind};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
-use proxier_core::state::Desired;
+use proxier_core::wanted::Wanted;
 use serde_json::Value;
 
 /// The part of the kernel's state that is compared.
@@ -114,9 +114,9 @@ fn store(scenario: &Scenario) -> Store {
     store
 }
 
-fn state_of(desired: &Desired) -> State {
-    let mut state = State { addresses: desired.addresses().collect(), ..State::default() };
-    for frontend in desired.frontends() {
+fn state_of(wanted: &Wanted) -> State {
+    let mut state = State { addresses: wanted.addresses().collect(), ..State::default() };
+    for frontend in wanted.servers() {
         let server = frontend.virtual_server();
         let weights = frontend.real_servers.iter().map(|server| {
             assert_eq!(server.config.forwarding_method, ipvs::ForwardingMethod::Masquerade);
@@ -131,17 +131,17 @@ fn state_of(desired: &Desired) -> State {
         assert!(state.virtual_servers.insert(server.key, new).is_none());
     }
     // The set that only this proxy has is left out: kube-proxy does not have it.
-    for set in desired.sets().filter(|set| set.kind.is_of_kube_proxy()) {
-        state.sets.insert(set, desired.entries(set).cloned().collect());
+    for set in wanted.sets().filter(|set| set.kind.is_of_kube_proxy()) {
+        state.sets.insert(set, wanted.entries(set).cloned().collect());
     }
     state
 }
 
 /// Rules in canonical form, without comments: the corpus has none.
-fn rules_of(desired: &Desired, facts: &NodeFacts) -> BTreeMap<ChainKey, Vec<String>> {
+fn rules_of(wanted: &Wanted, facts: &NodeFacts) -> BTreeMap<ChainKey, Vec<String>> {
     let mut chains = BTreeMap::new();
     for family in facts.config().families.iter() {
-        let rules = compile(&Inputs::new(family, desired, facts, Capabilities::default())).unwrap();
+        let rules = compile(&Inputs::new(family, wanted, facts, Capabilities::default())).unwrap();
         for table in [TableName::NAT, TableName::FILTER] {
             for chain in rules.chains(&table) {
                 let lines = chain.rules.iter().map(|rule| {
@@ -328,8 +328,8 @@ fn every_scenario_ends_as_the_reference_says() {
         let odd: Vec<_> = store.rejections().filter(|odd| odd.field != "spec.healthCheckNodePort").collect();
         assert!(odd.is_empty(), "{}: {odd:?}", scenario.id);
         let facts = facts(scenario);
-        let desired = Desired::build(&store, &facts);
-        let ours = State { rules: rules_of(&desired, &facts), ..state_of(&desired) };
+        let wanted = Wanted::build(&store, &facts);
+        let ours = State { rules: rules_of(&wanted, &facts), ..state_of(&wanted) };
         let mut theirs = expected(scenario);
         for (difference, shown) in DIFFERENCES.iter().zip(&mut shown) {
             let before = format!("{theirs:?}");

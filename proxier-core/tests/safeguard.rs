@@ -12,8 +12,10 @@ use std::time::Duration;
 use ipvs::VirtualServerKey;
 use proptest::prelude::*;
 use proxier_core::diff::{Changes, diff, diff_changed};
+use proxier_core::held::{hold, losing};
+use proxier_core::net::FrontendKey;
 use proxier_core::observed::Observed;
-use proxier_core::safeguard::{MassRemoval, Reserved, ReservedPort, Safeguard, Stopped, User};
+use proxier_core::safeguard::{Kernel as _, MassRemoval, Reserved, ReservedPort, Safeguard, Stopped, User};
 use proxier_core::schedule::Moment;
 use proxier_core::snapshot::ObjectKind;
 use serde_json::{Value, json};
@@ -30,7 +32,7 @@ fn cluster(count: u8) -> (World, Observed) {
         add(&mut world, number);
     }
     let mut observed = Observed::new();
-    observed.apply(&diff(&world.desired, &observed, &world.config));
+    observed.apply(&diff(&world.wanted, &observed, &world.config));
     (world, observed)
 }
 
@@ -56,7 +58,7 @@ fn remove(world: &mut World, numbers: impl IntoIterator<Item = u8>) {
     }
 }
 
-fn keys_of(number: u8) -> Vec<VirtualServerKey> {
+fn keys_of(number: u8) -> Vec<FrontendKey> {
     let texts = [
         format!("TCP 10.96.0.{number}:80"),
         format!("TCP 192.0.2.{number}:80"),
@@ -67,17 +69,17 @@ fn keys_of(number: u8) -> Vec<VirtualServerKey> {
 
 /// A full pass as the reconciler makes it: what the safeguard stops is held back, the rest is done.
 fn pass(safeguard: &mut Safeguard, world: &World, observed: &mut Observed, now: Moment) -> Option<Stopped> {
-    let mut changes = diff(&world.desired, observed, &world.config);
-    let stopped = safeguard.check(&changes, observed, &world.store, &world.desired, now);
+    let mut changes = diff(&world.wanted, observed, &world.config);
+    let stopped = safeguard.check(losing(&changes), observed, &world.store, world.wanted.desired(), now);
     if let Some(stopped) = &stopped {
-        stopped.hold(&mut changes, observed);
+        hold(stopped, &mut changes, observed);
     }
     observed.apply(&changes);
     stopped
 }
 
 fn in_step(world: &World, observed: &Observed) -> bool {
-    diff(&world.desired, observed, &world.config).is_empty()
+    diff(&world.wanted, observed, &world.config).is_empty()
 }
 
 #[test]
@@ -99,8 +101,8 @@ fn an_empty_list_stops_and_the_rest_goes_on() {
     // A new Service is served meanwhile.
     add(&mut world, 50);
     assert!(pass(&mut safeguard, &world, &mut observed, secs(110)).is_some());
-    assert!(keys_of(50).iter().all(|key| observed.virtual_servers.contains_key(key)));
-    assert!(keys_of(1).iter().all(|key| observed.virtual_servers.contains_key(key)));
+    assert!(keys_of(50).iter().all(|key| observed.serves(key).is_some()));
+    assert!(keys_of(1).iter().all(|key| observed.serves(key).is_some()));
 
     // The input comes back.
     for number in 1..=10 {
@@ -226,20 +228,20 @@ fn small_passes_do_not_nibble() {
     assert!(pass(&mut safeguard, &world, &mut observed, secs(0)).is_some());
     let before = observed.clone();
     let changed = world.delete_service("s13");
-    let mut changes = diff_changed(&world.desired, &observed, &changed, &world.config);
-    let stopped = safeguard.check(&changes, &observed, &world.store, &world.desired, secs(1)).unwrap();
+    let mut changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
+    let stopped = safeguard.check(losing(&changes), &observed, &world.store, world.wanted.desired(), secs(1)).unwrap();
     assert_eq!((stopped.would_lose, stopped.of), (39, 60));
-    stopped.hold(&mut changes, &observed);
+    hold(&stopped, &mut changes, &observed);
     observed.apply(&changes);
     assert_eq!(observed, before);
     // An unrelated change is carried out; the rest is still held back.
     let changed = world.slice("s20-1", "s20", json!([]));
-    let mut changes = diff_changed(&world.desired, &observed, &changed, &world.config);
-    let stopped = safeguard.check(&changes, &observed, &world.store, &world.desired, secs(2)).unwrap();
+    let mut changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
+    let stopped = safeguard.check(losing(&changes), &observed, &world.store, world.wanted.desired(), secs(2)).unwrap();
     assert_eq!(stopped.held().count(), 39);
-    stopped.hold(&mut changes, &observed);
+    hold(&stopped, &mut changes, &observed);
     observed.apply(&changes);
-    let server = |number| &observed.virtual_servers[&keys_of(number)[0]];
+    let server = |number| &observed.virtual_servers[&keys_of(number)[0].into()];
     assert_eq!((server(20).real_servers.len(), server(13).real_servers.len()), (0, 1));
 }
 
@@ -260,7 +262,7 @@ fn a_list_that_comes_back_in_parts_is_waited_for() {
     // One that is deleted meanwhile goes, since it is few.
     remove(&mut world, [1]);
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(30)).unwrap().held().count(), 3);
-    assert!(!observed.virtual_servers.contains_key(&keys_of(1)[0]));
+    assert!(observed.serves(&keys_of(1)[0]).is_none());
     // The last has been missing for long enough.
     assert_eq!(pass(&mut safeguard, &world, &mut observed, secs(300)), None);
     assert!(in_step(&world, &observed));
@@ -287,19 +289,20 @@ proptest! {
             }
             let before = observed.clone();
             let stopped = pass(&mut safeguard, &world, &mut observed, now);
-            let held: BTreeSet<_> = stopped.iter().flat_map(Stopped::held).collect();
+            let held: BTreeSet<VirtualServerKey> =
+                stopped.iter().flat_map(Stopped::held).map(VirtualServerKey::from).collect();
             for key in &held {
-                prop_assert!(world.desired.frontend(key).is_none());
+                prop_assert!(!world.wanted.has_server(key));
                 prop_assert_eq!(observed.virtual_servers.get(key), before.virtual_servers.get(key));
                 prop_assert!(observed.owns(key));
             }
-            for frontend in world.desired.frontends() {
-                let server = &observed.virtual_servers[&frontend.key()];
+            for frontend in world.wanted.servers() {
+                let server = &observed.virtual_servers[&frontend.key];
                 prop_assert_eq!(&server.real_servers, &frontend.real_servers);
             }
-            prop_assert_eq!(observed.virtual_servers.len(), world.desired.frontends().count() + held.len());
+            prop_assert_eq!(observed.virtual_servers.len(), world.wanted.servers().count() + held.len());
             // Only what is held back is left to do, and no wanted entry or address is missing.
-            let rest = diff(&world.desired, &observed, &world.config);
+            let rest = diff(&world.wanted, &observed, &world.config);
             prop_assert_eq!(rest.virtual_servers.into_keys().collect::<BTreeSet<_>>(), held.clone());
             prop_assert!(rest.add_entries.is_empty() && rest.add_addresses.is_empty());
             if held.is_empty() {
@@ -320,7 +323,7 @@ proptest! {
     ) {
         let mut world = World::new();
         let mut observed = Observed::new();
-        observed.apply(&diff(&world.desired, &observed, &world.config));
+        observed.apply(&diff(&world.wanted, &observed, &world.config));
         for (number, what) in steps {
             let address = IpAddr::from([192, 0, 2, number]);
             let eth0 = world.host.interfaces.get_mut("eth0").unwrap();
@@ -331,20 +334,21 @@ proptest! {
                 _ => { eth0.retain(|of| *of != address); world.refresh_all() }
             };
             let on_eth0: BTreeSet<IpAddr> = world.host.interfaces["eth0"].iter().copied().collect();
-            let changes = diff(&world.desired, &observed, &world.config);
+            let changes = diff(&world.wanted, &observed, &world.config);
             if what != 0 {
-                let small = diff_changed(&world.desired, &observed, &changed, &world.config);
+                let small = diff_changed(&world.wanted, &observed, &changed, &world.config);
                 prop_assert_eq!(&small, &changes);
             }
             prop_assert!(changes.add_addresses.is_disjoint(&on_eth0));
-            let wanted: BTreeSet<IpAddr> = world.desired.frontends().map(|frontend| frontend.address).collect();
+            let frontends = world.wanted.desired().frontends();
+            let wanted: BTreeSet<IpAddr> = frontends.map(|frontend| frontend.key.address).collect();
             let unbound: Vec<_> = changes.delete_addresses.intersection(&wanted).collect();
             // A node port is served on an address while the node has it, whoever else had it.
-            prop_assert!(unbound.iter().all(|address| !world.desired.has_address(**address)
-                && !world.desired.is_elsewhere(**address)));
+            prop_assert!(unbound.iter().all(|address| !world.wanted.has_address(**address)
+                && !world.wanted.is_elsewhere(**address)));
             observed.apply(&changes);
-            for frontend in world.desired.frontends() {
-                prop_assert!(observed.virtual_servers.contains_key(&frontend.key()));
+            for frontend in world.wanted.servers() {
+                prop_assert!(observed.virtual_servers.contains_key(&frontend.key));
             }
             prop_assert!(in_step(&world, &observed));
         }
@@ -359,7 +363,7 @@ fn an_address_that_moves_in_and_out_stays_bound() {
     assert!(observed.addresses.contains(&vip));
     world.host.interfaces.get_mut("eth0").unwrap().push(vip);
     let changed = world.refresh_all();
-    let changes = diff_changed(&world.desired, &observed, &changed, &world.config);
+    let changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
     assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
     // But its other ports are open again: programs on the node may use the address that it has.
     let gone: Vec<_> = changes.delete_entries.iter().map(|(set, element)| format!("{set} {element}")).collect();
@@ -367,15 +371,15 @@ fn an_address_that_moves_in_and_out_stays_bound() {
     observed.apply(&changes);
     world.host.interfaces.get_mut("eth0").unwrap().retain(|of| *of != vip);
     let changed = world.refresh_all();
-    let changes = diff_changed(&world.desired, &observed, &changed, &world.config);
+    let changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
     assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
     observed.apply(&changes);
     // The Service goes while another interface has the address: it is unbound from our device.
     world.host.interfaces.get_mut("eth0").unwrap().push(vip);
     world.refresh_all();
-    observed.apply(&diff(&world.desired, &observed, &world.config));
+    observed.apply(&diff(&world.wanted, &observed, &world.config));
     let changed = world.delete_service("s1");
-    let changes = diff_changed(&world.desired, &observed, &changed, &world.config);
+    let changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
     assert!(changes.delete_addresses.contains(&vip));
 }
 
@@ -384,7 +388,7 @@ fn an_address_that_moves_in_and_out_stays_bound() {
 fn the_nodes_own_address_is_served_but_never_bound() {
     let mut world = World::new();
     world.service("odd", json!({"clusterIP": "192.168.0.10", "ports": [{"name": "http", "port": 80}]}));
-    let changes = diff(&world.desired, &Observed::new(), &world.config);
+    let changes = diff(&world.wanted, &Observed::new(), &world.config);
     assert!(changes.virtual_servers.contains_key(&"TCP 192.168.0.10:80".parse().unwrap()));
     assert!(changes.add_addresses.is_empty());
 }
@@ -394,11 +398,11 @@ fn external(address: &str, port: u16) -> Value {
 }
 
 fn rejected(world: &World) -> Vec<String> {
-    world.desired.rejected().map(|(service, refusal)| format!("{service}: {refusal}")).collect()
+    world.wanted.desired().rejected().map(|(service, refusal)| format!("{service}: {refusal}")).collect()
 }
 
 fn has(world: &World, key: &str) -> bool {
-    world.desired.frontend(&key.parse().unwrap()).is_some()
+    world.wanted.frontend(&key.parse().unwrap()).is_some()
 }
 
 #[test]
@@ -506,6 +510,6 @@ fn impossible_addresses() {
         world.service("odd", cluster_ip(text));
         assert_eq!(world.rejected(ObjectKind::Service, "odd"), ["spec.clusterIP"], "{text}");
     }
-    assert_eq!(diff(&world.desired, &Observed::new(), &world.config).add_addresses.len(), 1);
-    assert_ne!(diff(&world.desired, &Observed::new(), &world.config), Changes::default());
+    assert_eq!(diff(&world.wanted, &Observed::new(), &world.config).add_addresses.len(), 1);
+    assert_ne!(diff(&world.wanted, &Observed::new(), &world.config), Changes::default());
 }

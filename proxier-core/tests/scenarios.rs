@@ -8,7 +8,7 @@ mod runner;
 use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
-use proxier_core::state::Desired;
+use proxier_core::wanted::Wanted;
 use runner::fake::Fake;
 use runner::pure::Pure;
 use serde_json::{Value, json};
@@ -81,8 +81,8 @@ fn tens_of_thousands_of_ports() {
         store.upsert_service(&serde_json::from_value(object).unwrap());
     }
     let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-    let desired = Desired::build(&store, &facts);
-    assert_eq!(desired.frontends().count(), 19_999 + 36 + 1);
+    let wanted = Wanted::build(&store, &facts);
+    assert_eq!(wanted.servers().count(), 19_999 + 36 + 1);
     // Port 0, those above 65535, and the repeated ones.
     assert_eq!(store.rejections().count(), 1 + 464 + 499);
 }

@@ -157,13 +157,13 @@ fn internal_policy_local_never_leaves_the_node() {
     world.slice("web-1", "web", json!([endpoint("10.244.1.1", "node-b")]));
     assert_eq!(world.servers(WEB), [""; 0]);
     assert_eq!(world.servers("TCP 192.168.0.10:30080"), ["10.244.1.1:8080"]);
-    let missing: Vec<_> = world.desired.no_local_endpoints().collect();
+    let missing: Vec<_> = world.wanted.desired().no_local_endpoints().collect();
     assert!(matches!(missing[..], [(_, missing)] if missing.internal && !missing.external));
 
     world.slice("web-2", "web", json!([endpoint("10.244.0.1", "node-a")]));
     assert_eq!(world.servers(WEB), ["10.244.0.1:8080"]);
     assert_eq!(world.servers("TCP 192.168.0.10:30080"), ["10.244.0.1:8080", "10.244.1.1:8080"]);
-    assert_eq!(world.desired.no_local_endpoints().count(), 0);
+    assert_eq!(world.wanted.desired().no_local_endpoints().count(), 0);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn external_policy_local_falls_back_unless_told_to_refuse() {
     assert_eq!(Vec::from_iter(&changed.virtual_servers), [&"TCP 203.0.113.1:80".parse().unwrap()]);
     assert_eq!(world.servers("TCP 203.0.113.1:80"), [""; 0]);
     assert_eq!(world.servers(WEB), ["10.244.1.1:8080"]);
-    assert!(world.desired.no_local_endpoints().all(|(_, missing)| missing.external && !missing.internal));
+    assert!(world.wanted.desired().no_local_endpoints().all(|(_, missing)| missing.external && !missing.internal));
 }
 
 #[test]
@@ -273,8 +273,8 @@ fn source_ranges() {
     assert_eq!(world.set(SetKind::LoadBalancerSourceCidr), cidrs);
     // The range includes the node's IPv6 address, but not its IPv4 address.
     assert_eq!(world.set(SetKind::LoadBalancerSourceIp), ["2001:db8:f::1,tcp:80,2001:db8:f::1"]);
-    let barred = world.desired.frontends().filter(|frontend| frontend.is_barred_from_node());
-    assert_eq!(barred.map(|frontend| frontend.key().to_string()).collect::<Vec<_>>(), ["TCP 198.51.100.1:80"]);
+    let barred = world.wanted.desired().frontends().filter(|frontend| frontend.is_barred_from_node());
+    assert_eq!(barred.map(|frontend| frontend.key.to_string()).collect::<Vec<_>>(), ["TCP 198.51.100.1:80"]);
 
     // A range of everything lifts the restriction; kube-proxy locks everybody out (behaviour Q13).
     world.service("web", balanced(json!(["10.0.0.0/8", "0.0.0.0/0", "2001:db8:9::/64"])));
@@ -359,14 +359,18 @@ fn the_older_service_gets_a_contested_address() {
     // Entries of the losing Service would contradict the virtual server.
     assert_eq!(world.set(SetKind::ExternalIpLocal), [""; 0]);
     assert_eq!(world.set(SetKind::ExternalIp), ["203.0.113.1,tcp:80"]);
-    let conflicts: Vec<_> =
-        world.desired.conflicts().map(|conflict| (conflict.owner.to_string(), conflict.refused.to_string())).collect();
+    let conflicts: Vec<_> = world
+        .wanted
+        .desired()
+        .conflicts()
+        .map(|conflict| (conflict.owner.to_string(), conflict.refused.to_string()))
+        .collect();
     assert_eq!(conflicts, [("demo/b-older".to_owned(), "demo/a-younger".to_owned())]);
 
     world.delete_service("b-older");
     assert_eq!(world.servers("TCP 203.0.113.1:80"), ["10.244.0.1:8080"]);
     assert_eq!(world.set(SetKind::ExternalIp), [""; 0]);
-    assert_eq!(world.desired.conflicts().count(), 0);
+    assert_eq!(world.wanted.desired().conflicts().count(), 0);
 }
 
 #[test]
@@ -386,7 +390,7 @@ fn a_shared_address_stays_until_its_last_service_goes() {
     assert_eq!(world.addresses(), ["10.96.0.2", "198.51.100.1"]);
     assert_eq!(world.set(SetKind::LoadBalancer), ["198.51.100.1,tcp:443"]);
     assert!(world.delete_service("b").addresses.contains(&shared));
-    assert_eq!(world.desired, proxier_core::state::Desired::new());
+    assert_eq!(world.wanted, proxier_core::wanted::Wanted::new(&world.config));
 }
 
 #[test]
@@ -401,7 +405,7 @@ fn health_checks_count_pods_not_addresses() {
     world.slice("v4", "web", v4);
     let changed = world.slice("v6", "web", json!([endpoint("fd00:244::1", "node-a")]));
     let key = ObjectKey::new("demo", "web");
-    let health = world.desired.health_check(&key).unwrap();
+    let health = world.wanted.desired().health_check(&key).unwrap();
     assert_eq!((health.port, health.local_endpoints), (30001, 1));
     assert!(changed.health_checks.is_empty());
     assert_eq!(world.set(SetKind::HealthCheckNodePort), ["30001", "30001"]);
@@ -413,7 +417,7 @@ fn health_checks_count_pods_not_addresses() {
 fn settings_of_virtual_servers() {
     let mut world = World::new();
     world.service("web", with(cluster_ip("10.96.0.1"), json!({"sessionAffinity": "ClientIP"})));
-    let config = |world: &World| world.desired.frontend(&WEB.parse().unwrap()).unwrap().config;
+    let config = |world: &World| world.wanted.server(&WEB.parse().unwrap()).unwrap().config;
     assert_eq!(config(&world).persistence.unwrap().timeout_secs, 10_800);
     assert_eq!(config(&world).scheduler.name(), "rr");
     world.config.scheduler = "mh".parse().unwrap();

@@ -19,8 +19,8 @@ use proxier_core::drain::{Drains, Policy};
 use proxier_core::observed::Observed;
 use proxier_core::ports::UdpServices;
 use proxier_core::snapshot::Store;
-use proxier_core::state::Desired;
 use proxier_core::udp;
+use proxier_core::wanted::Wanted;
 use serde_json::{Value, json};
 use world::World;
 
@@ -47,9 +47,9 @@ fn endpoints(world: &mut World, numbers: &[u8]) {
 
 /// The flows to forget on the way from what the kernel holds to what is wanted; `observed` is updated.
 fn step(world: &World, observed: &mut Observed, drains: &Drains) -> UdpServices {
-    let changes = diff(&world.desired, observed, &world.config);
+    let changes = diff(&world.wanted, observed, &world.config);
     observed.apply(&changes);
-    udp::stale(&changes, &world.desired, drains)
+    udp::stale(&changes, &world.wanted, drains)
 }
 
 fn place(address: &str, endpoints: &[u8]) -> UdpServices {
@@ -93,7 +93,7 @@ fn another_scheduler() {
     step(&world, &mut observed, &drains);
     world.config.scheduler = ipvs::Scheduler::LeastConnection;
     world.refresh_all();
-    assert!(!diff(&world.desired, &observed, &world.config).is_empty());
+    assert!(!diff(&world.wanted, &observed, &world.config).is_empty());
     assert_eq!(step(&world, &mut observed, &drains), UdpServices::new());
 }
 
@@ -109,24 +109,24 @@ fn draining_endpoints_answer() {
     step(&world, &mut observed, &drains);
 
     endpoints(&mut world, &[2]);
-    let changes = diff(&world.desired, &observed, &world.config);
+    let changes = diff(&world.wanted, &observed, &world.config);
     assert!(!changes.is_empty());
-    assert_eq!(udp::stale(&changes, &world.desired, &drains), UdpServices::new(), "it is going to drain");
+    assert_eq!(udp::stale(&changes, &world.wanted, &drains), UdpServices::new(), "it is going to drain");
     let key: VirtualServerKey = "UDP 10.96.0.10:53".parse().unwrap();
     let one: SocketAddr = "10.244.0.1:5353".parse().unwrap();
     drains.begin(key, one.into(), std::time::Duration::ZERO);
-    assert_eq!(udp::all(&world.desired, &drains), place("10.96.0.10:53", &[1, 2]));
+    assert_eq!(udp::all(&world.wanted, &drains), place("10.96.0.10:53", &[1, 2]));
 
     endpoints(&mut world, &[3]);
     // It drains in the kernel as well; somebody deleted endpoint 2; so 3 is the first one.
     let draining = RealServer::new(one).with_weight(Weight::DRAIN);
     let server = ipvs::VirtualServer { key, config: observed.virtual_servers[&key].config };
     observed.insert(&server, [draining]);
-    let changes = diff(&world.desired, &observed, &world.config);
-    assert_eq!(udp::stale(&changes, &world.desired, &drains), place("10.96.0.10:53", &[1, 3]));
+    let changes = diff(&world.wanted, &observed, &world.config);
+    assert_eq!(udp::stale(&changes, &world.wanted, &drains), place("10.96.0.10:53", &[1, 3]));
 
     drains.deleted(&key, &one.into());
-    let answering = udp::answering(&key, &world.desired, &drains);
+    let answering = udp::answering(&key, &world.wanted, &drains);
     assert_eq!(udp::udp_place(&key).map(|at| (at, answering)), place("10.96.0.10:53", &[3]).into_iter().next());
     world.delete_service("dns");
     drains.begin(key, one.into(), std::time::Duration::ZERO);
@@ -145,7 +145,7 @@ proptest! {
             for event in events {
                 universe::happen(&mut store, event);
             }
-            Desired::build(&store, &universe::facts())
+            Wanted::build(&store, &universe::facts())
         };
         let (before, after, drains) = (reach(&before), reach(&after), Drains::default());
         let config = Config::default();
@@ -168,7 +168,7 @@ proptest! {
             prop_assert_eq!(endpoints, new.get(place).unwrap_or(&nobody));
             prop_assert!(old.get(place) != new.get(place));
         }
-        let keys = after.frontends().map(proxier_core::compile::Frontend::key);
+        let keys = after.servers().map(|server| server.key);
         prop_assert_eq!(new.len(), keys.filter(|key| udp::udp_place(key).is_some()).count());
     }
 }

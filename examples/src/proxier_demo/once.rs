@@ -192,7 +192,7 @@ pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
 }
 
 fn print_plan(plan: &Plan, report: &Report, engine: &Engine) -> std::io::Result<()> {
-    let names = Names::new(engine.proxier().store(), engine.proxier().desired());
+    let names = Names::new(engine.proxier().store(), engine.proxier().wanted());
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut steps = 0_usize;
     for step in plan.steps(&names) {
@@ -215,7 +215,7 @@ fn print_plan(plan: &Plan, report: &Report, engine: &Engine) -> std::io::Result<
 }
 
 fn plan_json(plan: &Plan, report: &Report, engine: &Engine, unreadable: &[Problem]) -> Value {
-    let names = Names::new(engine.proxier().store(), engine.proxier().desired());
+    let names = Names::new(engine.proxier().store(), engine.proxier().wanted());
     let steps: Vec<_> = plan.steps(&names).collect();
     let lines = |list: Vec<String>| Value::from(list);
     json!({

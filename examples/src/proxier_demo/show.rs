@@ -7,8 +7,8 @@ use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
 use proxier_core::compile::NodeFacts;
 use proxier_core::reading;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
-use proxier_core::state::Desired;
 use proxier_core::step::Names;
+use proxier_core::wanted::Wanted;
 use serde_json::{Value, json};
 
 use super::change::Snapshot;
@@ -37,8 +37,8 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     for entry in &mut entries {
         entry.real_servers.sort_by_key(|real| real.server);
     }
-    let (store, desired) = services(configured, &host).await;
-    let names = Names::new(&store, &desired);
+    let (store, wanted) = services(configured, &host).await;
+    let names = Names::new(&store, &wanted);
     let bound: Vec<String> = reading::device_addresses(&host).map(|address| address.to_string()).collect();
     let printed = match output {
         Output::Text => text(&entries, &names, bound.len()),
@@ -56,12 +56,12 @@ fn failed(problem: &Problem) -> ExitCode {
 }
 
 /// The Services, if they can be read. The kernel's state is shown in any case.
-async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Desired) {
+async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Wanted) {
     let nothing_named = matches!(&configured.source, Source::Cluster { kubeconfig: None, master: None });
     let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let mut store = Store::new(&configured.settings.node_name);
     if nothing_named && !in_a_pod {
-        return (store, Desired::new());
+        return (store, Wanted::new(&configured.settings.core));
     }
     // Do not wait for the Node's networks.
     let options = cluster::Options::default();
@@ -87,8 +87,8 @@ async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Desi
         None => Node::new(&configured.settings.node_name),
     };
     let facts = NodeFacts::new(&configured.settings.core, &node, host);
-    let desired = Desired::build(&store, &facts);
-    (store, desired)
+    let wanted = Wanted::build(&store, &facts);
+    (store, wanted)
 }
 
 /// The details of a virtual server, without its address and port.

@@ -4,17 +4,18 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipvs::model::Weight;
 use ipvs::{Operation, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 use super::Run;
+use crate::compile::Frontend;
 use crate::observed::{Observed, ObservedServer};
 use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
 use crate::report::not_without_virtual_server;
-use crate::state::Desired;
+use crate::servers::RealServers;
 use crate::step::{Action, Part, Step};
+use crate::wanted::Wanted;
 
 /// What later stages depend on.
 #[derive(Default)]
@@ -44,11 +45,7 @@ struct Trial {
 
 impl Trial {
     /// What to do instead of what the kernel refused, with the index of the operation, in order.
-    fn other_ways(
-        &mut self,
-        refused: Vec<(usize, Operation, PortError)>,
-        desired: &Desired,
-    ) -> Vec<(usize, Operation)> {
+    fn other_ways(&mut self, refused: Vec<(usize, Operation, PortError)>, wanted: &Wanted) -> Vec<(usize, Operation)> {
         let (mut first, mut then) = (Vec::new(), Vec::new());
         let real_server = |operation: &Operation| match operation {
             Operation::AddRealServer(key, server) | Operation::UpdateRealServer(key, server) => {
@@ -84,16 +81,15 @@ impl Trial {
                     then.push((place, Operation::AddRealServer(key, server)));
                 }
                 (Operation::UpdateVirtualServer(_) | Operation::AddRealServer(..), PortErrorKind::NotFound)
-                    if desired.frontend(&key).is_some() =>
+                    if wanted.has_server(&key) =>
                 {
                     // Somebody deleted the virtual server: all its real servers are missing.
                     if remade.insert(key)
-                        && let Some(frontend) = desired.frontend(&key)
+                        && let Some(server) = wanted.server(&key)
                     {
-                        let server = VirtualServer { key, config: frontend.config };
-                        first.push((place, Operation::AddVirtualServer(server)));
-                        let others = frontend.real_servers.iter().filter(|real| !own.contains(&(key, real.key)));
-                        first.extend(others.map(|real| (place, Operation::AddRealServer(key, *real))));
+                        first.push((place, Operation::AddVirtualServer(server.virtual_server())));
+                        let others = server.real_servers.iter().filter(|real| !own.contains(&(key, real.key)));
+                        first.extend(others.map(|real| (place, Operation::AddRealServer(key, real))));
                     }
                     then.extend(real_server(&operation).map(|_| (place, operation)));
                 }
@@ -111,14 +107,14 @@ impl Trial {
         first
     }
 
-    fn run(operations: &[Operation], desired: &Desired, ipvs: &mut dyn Ipvs) -> Self {
+    fn run(operations: &[Operation], wanted: &Wanted, ipvs: &mut dyn Ipvs) -> Self {
         let mut trial = Trial::default();
         let mut failures = ipvs.run(operations);
         failures.sort_by_key(|failure| failure.index);
         let at = |ItemFailure { index, error }| Some((index, *operations.get(index)?, error));
         let mut refused: Vec<(usize, Operation, PortError)> = failures.into_iter().filter_map(at).collect();
         for _ in 0..MORE_WAYS {
-            let others = trial.other_ways(refused, desired);
+            let others = trial.other_ways(refused, wanted);
             if others.is_empty() {
                 return trial;
             }
@@ -144,7 +140,7 @@ impl Run<'_, '_> {
             return Outcome::default();
         }
         let (allowed, unguarded) = self.allowed(operations);
-        let trial = Trial::run(&allowed, self.desired, ipvs);
+        let trial = Trial::run(&allowed, self.wanted, ipvs);
         self.applied.surprises = self.applied.surprises.saturating_add(trial.surprises);
         let mut outcome = self.note_operations(&allowed, trial);
         let is_served = |address: &IpAddr| {
@@ -188,10 +184,10 @@ impl Run<'_, '_> {
             let key = operation.virtual_server();
             if current.as_ref().is_none_or(|edited| edited.key != key) {
                 if let Some(edited) = current.take() {
-                    edited.close(self.observed, self.desired);
+                    edited.close(self.observed, self.wanted);
                 }
                 let remade = trial.remade.contains(&key) && !trial.dead.contains(&key);
-                current = Some(Edited::open(key, self.observed, remade.then_some(self.desired)));
+                current = Some(Edited::open(key, self.observed, remade.then_some(self.wanted)));
             }
             let error = trial.failed.remove(&place);
             let adds = matches!(operation, Operation::AddVirtualServer(_));
@@ -216,7 +212,7 @@ impl Run<'_, '_> {
             self.done(operation, gone);
         }
         if let Some(edited) = current.take() {
-            edited.close(self.observed, self.desired);
+            edited.close(self.observed, self.wanted);
         }
         // An address with another virtual server, made now or earlier, is served.
         let before: BTreeSet<IpAddr> = if outcome.unserved.is_empty() {
@@ -268,11 +264,11 @@ struct Edited {
 
 impl Edited {
     /// `remade` is what is wanted, when the virtual server was made again with all of that.
-    fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Desired>) -> Self {
+    fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Wanted>) -> Self {
         let there = observed.virtual_servers.remove(&key);
         let new = remade
-            .and_then(|desired| desired.frontend(&key))
-            .map(|frontend| ObservedServer { config: frontend.config, real_servers: frontend.real_servers.clone() });
+            .and_then(|wanted| wanted.server(&key))
+            .map(|server| ObservedServer { config: server.config, real_servers: server.real_servers });
         let server = new.or(there);
         let real_servers = server.as_ref().map_or_else(Vec::new, |server| server.real_servers.to_vec());
         Edited { key, server, real_servers }
@@ -284,7 +280,7 @@ impl Edited {
         match operation {
             Operation::AddVirtualServer(new) | Operation::UpdateVirtualServer(new) => match &mut self.server {
                 Some(server) => server.config = new.config,
-                None => self.server = Some(ObservedServer { config: new.config, real_servers: Arc::default() }),
+                None => self.server = Some(ObservedServer { config: new.config, real_servers: RealServers::default() }),
             },
             Operation::DeleteVirtualServer(_) => {
                 self.server = None;
@@ -311,14 +307,11 @@ impl Edited {
         }
     }
 
-    fn close(self, observed: &mut Observed, desired: &Desired) {
+    fn close(self, observed: &mut Observed, wanted: &Wanted) {
         let Some(mut server) = self.server else { return };
-        let wanted = desired.frontend(&self.key).map(|frontend| &frontend.real_servers);
         // What is as wanted is kept once.
-        server.real_servers = match wanted {
-            Some(wanted) if **wanted == *self.real_servers => wanted.clone(),
-            _ => self.real_servers.into(),
-        };
+        server.real_servers =
+            RealServers::sorted(&self.real_servers, wanted.frontend(&self.key).map(Frontend::endpoints));
         observed.virtual_servers.insert(self.key, server);
     }
 }

@@ -1,14 +1,12 @@
 //! Chooses the endpoints that traffic gets.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
-
-use crate::net::Family;
-use ipvs::RealServer;
 
 use super::NodeFacts;
 use crate::config::Topology;
+use crate::net::{EndpointKey, Family};
 use crate::snapshot::{EndpointFlags, EndpointSlice, Service, ServicePort};
 
 /// An endpoint of one Service port.
@@ -77,9 +75,9 @@ pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, famil
 #[derive(Debug)]
 pub(super) struct Choice {
     /// For traffic that may go to any node.
-    pub(super) cluster: Arc<[RealServer]>,
+    pub(super) cluster: Arc<[EndpointKey]>,
     /// For traffic that has to stay on this node.
-    pub(super) local: Arc<[RealServer]>,
+    pub(super) local: Arc<[EndpointKey]>,
 }
 
 impl Choice {
@@ -100,13 +98,13 @@ pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, facts: &No
         Topology::Hints => on_node(&ready).or_else(|| in_zone(&ready, facts)),
     };
     let cluster = match near {
-        Some(near) => real_servers(near.into_iter()),
-        None if !ready.is_empty() => real_servers(ready.iter().copied()),
-        None => real_servers(candidates.iter().filter(|candidate| candidate.is_last_resort())),
+        Some(near) => keys(near.into_iter()),
+        None if !ready.is_empty() => keys(ready.iter().copied()),
+        None => keys(candidates.iter().filter(|candidate| candidate.is_last_resort())),
     };
-    let local = real_servers(ready.iter().copied().filter(|candidate| candidate.is_local()));
+    let local = keys(ready.iter().copied().filter(|candidate| candidate.is_local()));
     let local = if local.is_empty() {
-        real_servers(candidates.iter().filter(|candidate| candidate.is_local() && candidate.is_last_resort()))
+        keys(candidates.iter().filter(|candidate| candidate.is_local() && candidate.is_last_resort()))
     } else {
         local
     };
@@ -134,8 +132,8 @@ fn keep<'a, 'b>(ready: &[&'b Candidate<'a>], wanted: impl Fn(&Candidate<'a>) -> 
     ready.iter().copied().filter(|candidate| wanted(candidate)).collect()
 }
 
-fn real_servers<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>) -> Arc<[RealServer]> {
-    candidates.map(|candidate| RealServer::new(SocketAddr::new(candidate.address, candidate.port))).collect()
+fn keys<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>) -> Arc<[EndpointKey]> {
+    candidates.map(|candidate| EndpointKey::new(candidate.address, candidate.port)).collect()
 }
 
 /// How many ready endpoints run on this node. A pod with two families has two addresses and counts once, so each family is

@@ -1,16 +1,11 @@
-//! Frontends: each protocol, address and port that a Service answers on, and its entries in the sets.
+//! Frontends: each protocol, address and port that a Service answers on.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::net::Family;
 use bitflags::bitflags;
-use ipset::{Element, IpSpan, Ports};
-use ipvs::model::VirtualServerConfig;
-use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
+use ipset::IpSpan;
 
-use crate::net::Protocol;
-use crate::sets::{SetKey, SetKind};
+use crate::net::{EndpointKey, FrontendKey};
 use crate::snapshot::TrafficPolicy;
 
 bitflags! {
@@ -28,26 +23,26 @@ bitflags! {
     }
 }
 
-/// One protocol, address and port that a Service answers on. It becomes one virtual server.
+/// One protocol, address and port on which a Service answers, and who answers there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Frontend {
+    /// Protocol, address and port.
+    pub key: FrontendKey,
     /// What kind of address this is; several when the Service lists it as several.
     pub roles: Roles,
-    /// Address.
-    pub address: IpAddr,
-    /// Protocol.
-    pub protocol: Protocol,
-    /// Port.
-    pub port: u16,
-    /// Configuration of the virtual server.
-    pub config: VirtualServerConfig,
-    /// Its real servers, sorted by address and port.
-    pub real_servers: Arc<[RealServer]>,
-    /// Whether the address has to be bound to the dummy device: it is not a node port's, and no other interface has it.
-    pub bound: bool,
-    /// The policy that chose the real servers: the internal one for a cluster IP, else the external one.
+    /// The policy for its traffic: the internal one for a cluster IP, else the external one.
     pub policy: TrafficPolicy,
+    /// The endpoints for traffic that may go to any node.
+    pub cluster: Arc<[EndpointKey]>,
+    /// The endpoints for traffic that has to stay on this node.
+    pub local: Arc<[EndpointKey]>,
+    /// Whether `cluster` answers where the policy says `Local` and `local` is empty.
+    pub falls_back: bool,
+    /// How long a client stays with its endpoint, in seconds; `None`: each connection is for itself.
+    pub affinity_secs: Option<u32>,
+    /// Whether an interface of this host, other than the dummy device, has the address.
+    pub on_interface: bool,
     /// The networks that may connect; `None` for everybody. Load-balancer addresses only.
     pub source_ranges: Option<Arc<[IpSpan]>>,
     /// Whether this node itself is in the source ranges.
@@ -55,88 +50,30 @@ pub struct Frontend {
 }
 
 impl Frontend {
-    /// What identifies the virtual server.
-    pub fn key(&self) -> VirtualServerKey {
-        VirtualServerKey::Address { protocol: self.protocol.into(), addr: self.address, port: self.port }
+    /// The endpoints that get its traffic, as its policy says; sorted.
+    pub fn endpoints(&self) -> &Arc<[EndpointKey]> {
+        let local = self.policy == TrafficPolicy::Local && !(self.falls_back && self.local.is_empty());
+        if local { &self.local } else { &self.cluster }
     }
 
-    /// Whether this is one of its real servers.
-    pub fn has_real_server(&self, key: &RealServerKey) -> bool {
-        self.real_servers.binary_search_by(|server| server.key.cmp(key)).is_ok()
+    /// Whether this is one of the endpoints that get its traffic.
+    pub fn has_endpoint(&self, key: &EndpointKey) -> bool {
+        self.endpoints().binary_search(key).is_ok()
     }
 
-    /// Whether the address is not bound because another interface has it.
+    /// Whether the address is not this host's own: it is only a node port's when it has no other role.
+    pub fn is_virtual(&self) -> bool {
+        self.roles != Roles::NODE_PORT && !self.on_interface
+    }
+
+    /// Whether an interface has the address of what is no node port.
     pub fn is_elsewhere(&self) -> bool {
-        !self.bound && self.roles != Roles::NODE_PORT
+        self.roles != Roles::NODE_PORT && self.on_interface
     }
 
-    /// The virtual server.
-    pub fn virtual_server(&self) -> VirtualServer {
-        VirtualServer { key: self.key(), config: self.config }
-    }
-
-    /// Whether this node's own traffic to it has to be dropped (chain `KUBE-IPVS-OUT-FILTER`): the load balancer's address
-    /// is local here, so such traffic would have that address as its source and pass every source range.
+    /// Whether this node's own traffic to it has to be dropped: the load balancer's address is local here, so such traffic
+    /// would have that address as its source and pass every source range.
     pub fn is_barred_from_node(&self) -> bool {
         self.source_ranges.is_some() && !self.node_may_use
-    }
-
-    /// The entries it has in the sets.
-    pub fn entries(&self) -> Vec<(SetKey, Element)> {
-        let host = IpSpan::host(self.address);
-        let ports = Ports::port(self.protocol.into(), self.port);
-        let at = Element::IpPort(host, ports);
-        let local = self.policy == TrafficPolicy::Local;
-        let mut entries = Entries { family: Family::of(self.address), list: Vec::new() };
-        if self.roles.contains(Roles::CLUSTER_IP) {
-            entries.add(SetKind::ClusterIp, at.clone());
-        }
-        if self.roles.contains(Roles::EXTERNAL_IP) {
-            entries.add(if local { SetKind::ExternalIpLocal } else { SetKind::ExternalIp }, at.clone());
-        }
-        if self.roles.contains(Roles::LOAD_BALANCER) {
-            entries.add(SetKind::LoadBalancer, at.clone());
-            if local {
-                entries.add(SetKind::LoadBalancerLocal, at.clone());
-            }
-            if let Some(ranges) = &self.source_ranges {
-                entries.add(SetKind::LoadBalancerFirewall, at.clone());
-                for range in ranges.iter() {
-                    entries.add(SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, *range));
-                }
-                if self.node_may_use {
-                    entries.add(SetKind::LoadBalancerSourceIp, Element::IpPortIp(host, ports, host));
-                }
-            }
-        }
-        if self.roles.contains(Roles::NODE_PORT) {
-            let (all, local_only, element) = match self.protocol {
-                Protocol::Tcp => (SetKind::NodePortTcp, SetKind::NodePortLocalTcp, Element::Port(self.port.into())),
-                Protocol::Udp => (SetKind::NodePortUdp, SetKind::NodePortLocalUdp, Element::Port(self.port.into())),
-                Protocol::Sctp => (SetKind::NodePortSctp, SetKind::NodePortLocalSctp, at.clone()),
-            };
-            if local {
-                entries.add(local_only, element.clone());
-            }
-            entries.add(all, element);
-            if self.protocol != Protocol::Sctp {
-                entries.add(SetKind::NodePortServed, at);
-            }
-        }
-        if self.bound {
-            entries.add(SetKind::IpvsIps, Element::Ip(host));
-        }
-        entries.list
-    }
-}
-
-struct Entries {
-    family: Family,
-    list: Vec<(SetKey, Element)>,
-}
-
-impl Entries {
-    fn add(&mut self, kind: SetKind, element: Element) {
-        self.list.push((SetKey::new(self.family, kind), element));
     }
 }

@@ -1,4 +1,4 @@
-//! Compiles one Service and its slices to what has to be programmed for it.
+//! Compiles one Service and its slices to what they mean on this node.
 
 mod endpoints;
 mod frontends;
@@ -9,18 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::net::Family;
-use ipset::{Element, IpSpan, Ports};
-use ipvs::model::VirtualServerConfig;
-use ipvs::{RealServer, VirtualServerKey};
-
 pub use frontends::{Frontend, Roles};
 pub(crate) use node_facts::is_reachable;
 pub use node_facts::{NodeFacts, OpenOn};
 
 use crate::config::LocalFallback;
+use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::safeguard::Rejected;
-use crate::sets::{SetKey, SetKind};
 use crate::snapshot::{Created, EndpointSlice, ObjectKey, Service, ServicePort, TrafficPolicy};
 use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
 
@@ -45,7 +40,7 @@ pub struct NoLocalEndpoints {
     pub external: bool,
 }
 
-/// What has to be programmed for one Service.
+/// What one Service means on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compiled {
@@ -53,29 +48,31 @@ pub struct Compiled {
     pub service: ObjectKey,
     /// When it was made; decides between Services that claim one Frontend.
     pub created: Created,
-    /// Its Frontends, sorted by key of the virtual server.
+    /// Its Frontends, sorted by key.
     pub frontends: Vec<Arc<Frontend>>,
-    /// Entries that belong to no Frontend: hairpin and health check.
-    pub entries: BTreeSet<(SetKey, Element)>,
+    /// Its endpoints on this node, in any state: a connection that one opens to its own Service may come back to it.
+    pub hairpins: BTreeSet<(Protocol, EndpointKey)>,
     /// Its health check.
     pub health_check: Option<HealthCheck>,
+    /// The families in which the port of its health check is open on an address of this node.
+    pub health_check_open_in: Vec<Family>,
     /// For the metric.
     pub no_local_endpoints: NoLocalEndpoints,
-    /// Virtual servers it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
+    /// Frontends it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
     pub rejected: BTreeSet<Rejected>,
 }
 
 impl Compiled {
     /// Its Frontend with this key.
-    pub fn frontend(&self, key: &VirtualServerKey) -> Option<&Arc<Frontend>> {
-        let place = self.frontends.binary_search_by(|frontend| frontend.key().cmp(key)).ok()?;
+    pub fn frontend(&self, key: &FrontendKey) -> Option<&Arc<Frontend>> {
+        let place = self.frontends.binary_search_by(|frontend| frontend.key.cmp(key)).ok()?;
         self.frontends.get(place)
     }
 }
 
 /// Compiles a Service with its slices, which may come in any order.
 ///
-/// A Service without endpoints still has its virtual servers: clients are refused rather than left waiting.
+/// A Service without endpoints still has its Frontends: clients are refused rather than left waiting.
 pub fn compile<'a>(
     service: &Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
@@ -86,21 +83,23 @@ pub fn compile<'a>(
         service: service.key.clone(),
         created: service.created,
         frontends: Vec::new(),
-        entries: BTreeSet::new(),
+        hairpins: BTreeSet::new(),
         health_check: None,
+        health_check_open_in: Vec::new(),
         no_local_endpoints: NoLocalEndpoints::default(),
         rejected: BTreeSet::new(),
     };
     let mut frontends = BTreeMap::new();
-    let config = facts.virtual_server_config(service.affinity_secs);
     for family in facts.config.families.iter() {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
         for port in &service.ports {
             let candidates = gather(&slices, port, family);
             let choice = choose(&candidates, service, facts);
-            add_hairpin(&mut compiled, &candidates, port);
+            let local = candidates.iter().filter(|candidate| candidate.is_local());
+            let key = |candidate: &Candidate<'_>| EndpointKey::new(candidate.address, candidate.port);
+            compiled.hairpins.extend(local.map(|candidate| (port.protocol, key(candidate))));
             for row in table(service, port, cluster_ip, facts) {
-                let context = Context { service, port, facts, config };
+                let context = Context { service, port, facts };
                 let mut row = Row { elsewhere_only: choice.is_elsewhere_only(&candidates), ..row };
                 row.leave_out_reserved(&context, &choice, &mut compiled.rejected);
                 row.note_missing(&mut compiled.no_local_endpoints);
@@ -109,8 +108,7 @@ pub fn compile<'a>(
         }
         if let Some(port) = service.health_check_node_port {
             if !facts.health_checks_open_on(family).is_nowhere() {
-                let set = SetKey::new(family, SetKind::HealthCheckNodePort);
-                compiled.entries.insert((set, Element::Port(port.into())));
+                compiled.health_check_open_in.push(family);
             }
             let local_endpoints = count_ready_local(&slices);
             compiled.health_check = Some(HealthCheck { port, local_endpoints });
@@ -118,16 +116,6 @@ pub fn compile<'a>(
     }
     compiled.frontends = frontends.into_values().map(Arc::new).collect();
     compiled
-}
-
-/// Endpoints on this node, in any state: a connection that an endpoint opens to its own Service may come back to it.
-fn add_hairpin(compiled: &mut Compiled, candidates: &[Candidate<'_>], port: &ServicePort) {
-    for candidate in candidates.iter().filter(|candidate| candidate.is_local()) {
-        let set = SetKey::new(Family::of(candidate.address), SetKind::LoopBack);
-        let host = IpSpan::host(candidate.address);
-        let ports = Ports::port(port.protocol.into(), candidate.port);
-        compiled.entries.insert((set, Element::IpPortIp(host, ports, host)));
-    }
 }
 
 /// A row of the table of Frontends: addresses with the same treatment.
@@ -144,7 +132,6 @@ struct Context<'a> {
     service: &'a Service,
     port: &'a ServicePort,
     facts: &'a NodeFacts,
-    config: VirtualServerConfig,
 }
 
 /// The one table that says on which addresses and port a Service port is served in a family, and by which policy.
@@ -167,12 +154,12 @@ fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &Node
 impl Row {
     /// Leaves out addresses that are reserved, at this port or altogether.
     fn leave_out_reserved(&mut self, context: &Context<'_>, choice: &Choice, rejected: &mut BTreeSet<Rejected>) {
-        let (facts, protocol, port, role) = (context.facts, context.port.protocol.into(), self.port, self.role);
+        let (facts, protocol, port, role) = (context.facts, context.port.protocol, self.port, self.role);
         if self.role == Roles::CLUSTER_IP && context.service.key.is_kubernetes() {
             return;
         }
-        self.addresses.retain(|addr| {
-            let key = VirtualServerKey::Address { protocol, addr: *addr, port };
+        self.addresses.retain(|address| {
+            let key = FrontendKey::new(protocol, *address, port);
             let reserved = &facts.config.reserved;
             let refusal =
                 reserved.refuses(&key, facts).or_else(|| reserved.refuses_address(&key, role, &choice.cluster, facts));
@@ -189,12 +176,11 @@ impl Row {
         }
     }
 
-    fn add_to(&self, frontends: &mut BTreeMap<VirtualServerKey, Frontend>, choice: &Choice, context: &Context<'_>) {
+    fn add_to(&self, frontends: &mut BTreeMap<FrontendKey, Frontend>, choice: &Choice, context: &Context<'_>) {
         for address in &self.addresses {
             let new = self.frontend(*address, choice, context);
-            match frontends.entry(new.key()) {
-                // Listed twice, say as external IP and as load-balancer address: one virtual server with the entries of
-                // both.
+            match frontends.entry(new.key) {
+                // Listed twice, say as external IP and as load-balancer address.
                 Entry::Occupied(mut known) => merge(known.get_mut(), &new),
                 Entry::Vacant(place) => {
                     place.insert(new);
@@ -210,34 +196,24 @@ impl Row {
         let node = facts.node_address(family);
         let in_ranges = |node| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(node)));
         Frontend {
+            key: FrontendKey::new(context.port.protocol, address, self.port),
             roles: self.role,
-            address,
-            protocol: context.port.protocol,
-            port: self.port,
-            config: context.config,
-            real_servers: self.real_servers(choice, facts),
-            bound: self.role != Roles::NODE_PORT && !facts.is_on_interface(address),
             policy: self.policy,
+            cluster: choice.cluster.clone(),
+            local: choice.local.clone(),
+            falls_back: self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster,
+            affinity_secs: service.affinity_secs,
+            on_interface: facts.is_on_interface(address),
             source_ranges: ranges.cloned(),
             node_may_use: node.is_some_and(in_ranges),
         }
     }
-
-    fn real_servers(&self, choice: &Choice, facts: &NodeFacts) -> Arc<[RealServer]> {
-        let fall_back = self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster;
-        match self.policy {
-            TrafficPolicy::Local if fall_back && choice.local.is_empty() => choice.cluster.clone(),
-            TrafficPolicy::Local => choice.local.clone(),
-            TrafficPolicy::Cluster => choice.cluster.clone(),
-        }
-    }
 }
 
-/// Adds what the later row says of the address. The earlier row decides the real servers; source ranges, which restrict,
+/// Adds what the later row says of the address. The earlier row decides the policy; source ranges, which restrict,
 /// come from either.
 fn merge(known: &mut Frontend, new: &Frontend) {
     known.roles |= new.roles;
-    known.bound |= new.bound;
     if known.source_ranges.is_none() {
         known.source_ranges.clone_from(&new.source_ranges);
         known.node_may_use = new.node_may_use;

@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::net::Family;
 use ipset::IpSpan;
-use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 
 use crate::config::{Config, NodePortAddresses};
+use crate::net::Family;
 use crate::snapshot::{HostAddresses, Node};
 
 /// On which addresses of a family a port is open to everybody who may use node ports.
@@ -120,7 +119,7 @@ impl NodeFacts {
 
     /// Whether an interface other than the dummy device has this address. Such an address is served but not bound: set
     /// `KUBE-IPVS-IPS` would close all its other ports, for the node's own programs too. One that is bound already stays
-    /// bound ([`Desired::is_elsewhere`](crate::state::Desired::is_elsewhere)).
+    /// bound ([`Wanted::is_elsewhere`](crate::wanted::Wanted::is_elsewhere)).
     pub fn is_on_interface(&self, address: IpAddr) -> bool {
         self.on_interfaces.contains(&address)
     }
@@ -134,16 +133,6 @@ impl NodeFacts {
     /// the Node object has it.
     pub fn is_own_address(&self, address: IpAddr) -> bool {
         self.is_here(address) || self.node_addresses.contains(&address)
-    }
-
-    /// Configuration of a virtual server with this affinity.
-    pub(crate) fn virtual_server_config(&self, affinity_secs: Option<u32>) -> VirtualServerConfig {
-        let mut config = VirtualServerConfig::new(self.config.scheduler);
-        if config.scheduler == Scheduler::MaglevHashing {
-            config.scheduler_flags = SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK;
-        }
-        config.persistence = affinity_secs.map(Persistence::new);
-        config
     }
 }
 

@@ -99,8 +99,9 @@ fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize,
     let set = SetKey::new(crate::net::Family::V4, crate::sets::SetKind::NodePortServed);
     let served = ipset::Entry::parse(ipset::SetType::HashIpPort, "10.0.0.1,tcp:80").unwrap().element;
     let mut sets = Entries(mark.then_some((set, served)));
-    let (host, config, desired) = (HostAddresses::default(), Config::default(), Desired::new());
-    let observed = read(&mut kernel, &mut sets, &host, &config, &desired, is_settled).unwrap();
+    let (host, config) = (HostAddresses::default(), Config::default());
+    let wanted = Wanted::new(&config);
+    let observed = read(&mut kernel, &mut sets, &host, &config, &wanted, is_settled).unwrap();
     (observed.virtual_servers.len(), kernel.looks)
 }
 

@@ -12,7 +12,7 @@ use crate::config::{InterfaceName, LocalTraffic, MarkBit};
 use crate::diff::Changes;
 use crate::observed::Observed;
 use crate::sets::{SetKey, SetKind};
-use crate::state::Desired;
+use crate::wanted::{self, Wanted};
 
 /// What iptables and the kernel can do, as far as some rules need it. All of it by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,12 +124,12 @@ pub struct Inputs {
 
 impl Inputs {
     /// What the rules of this family depend on now.
-    pub fn new(family: Family, desired: &Desired, facts: &NodeFacts, capabilities: Capabilities) -> Self {
-        let of_family = desired.sets().filter(|set| set.family == family).map(|set| set.kind);
+    pub fn new(family: Family, wanted: &Wanted, facts: &NodeFacts, capabilities: Capabilities) -> Self {
+        let of_family = wanted.sets().filter(|set| set.family == family).map(|set| set.kind);
         Inputs {
             family,
             filled: of_family.filter(|kind| decides(*kind)).collect(),
-            barred: desired.barred_from_node().filter(|key| Family::from(key.family()) == family).collect(),
+            barred: wanted.barred_from_node().filter(|key| Family::from(key.family()) == family).collect(),
             sources: MasqueradeSources::of(facts, family),
             bit: facts.config().masquerade_bit,
             capabilities,
@@ -201,12 +201,12 @@ impl Inputs {
         let Some(before) = before else { return true };
         let rest = |inputs: &Inputs| (inputs.sources.clone(), inputs.bit, inputs.capabilities);
         let is_new = |kind: SetKind| self.is_filled(kind) && !before.is_filled(kind);
-        let is_barred = |inputs: &Inputs| inputs.barred.binary_search(&frontend.key()).is_ok();
+        let is_barred = |inputs: &Inputs| inputs.barred.binary_search(&frontend.key.into()).is_ok();
         // The hairpin rule is about endpoints.
         is_new(SetKind::LoopBack)
             || rest(self) != rest(before)
             || (is_barred(self) && !is_barred(before))
-            || frontend.entries().iter().any(|(set, _)| is_new(set.kind))
+            || wanted::frontend_entries(frontend).iter().any(|(set, _)| is_new(set.kind))
     }
 
     /// Load balancers that this node's own traffic can reach, though it is in none of their source ranges, because the

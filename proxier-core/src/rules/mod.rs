@@ -10,10 +10,10 @@
 //! use proxier_core::net::Family;
 //! use proxier_core::rules::{Capabilities, Inputs, cleanup, compile};
 //! use proxier_core::snapshot::{HostAddresses, Node};
-//! use proxier_core::state::Desired;
+//! use proxier_core::wanted::Wanted;
 //!
 //! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-//! let inputs = Inputs::new(Family::V4, &Desired::new(), &facts, Capabilities::default());
+//! let inputs = Inputs::new(Family::V4, &Wanted::new(&Config::default()), &facts, Capabilities::default());
 //! let rules = compile(&inputs)?;
 //! let observed = iptables::Dump::parse("*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -j SOMEBODY-ELSES\nCOMMIT\n")?;
 //! let changes = rules.changes(&observed)?;

@@ -2,10 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ipvs::VirtualServerKey;
-
 use super::mass::MassRemoval;
 use crate::compile::{Frontend, NodeFacts, compile};
+use crate::net::FrontendKey;
 use crate::schedule::Moment;
 use crate::snapshot::{ObjectKey, ObjectKind, Store};
 use crate::state::Desired;
@@ -23,15 +22,15 @@ pub(super) struct Lost {
     doubted: BTreeMap<Object, Moment>,
     /// Confirmed: the next pass deletes them.
     meant: BTreeSet<Object>,
-    /// Virtual servers that exist, or have endpoints, only because of doubted objects, and since when.
-    held: BTreeMap<VirtualServerKey, Moment>,
+    /// Frontends that exist, or have endpoints, only because of doubted objects, and since when.
+    held: BTreeMap<FrontendKey, Moment>,
 }
 
 /// What is lost if objects are removed.
 #[derive(Default)]
 struct Loss {
-    /// Virtual servers that would go, or lose their last endpoint.
-    all: BTreeSet<VirtualServerKey>,
+    /// Frontends that would go, or lose their last endpoint.
+    all: BTreeSet<FrontendKey>,
     /// How many would go.
     gone: usize,
     /// How many have endpoints now, and would have none.
@@ -63,14 +62,14 @@ impl Lost {
         self.held.clear();
     }
 
-    /// Virtual servers that are held back, and since when.
-    pub(super) fn held(&self) -> &BTreeMap<VirtualServerKey, Moment> {
+    /// Frontends that are held back, and since when.
+    pub(super) fn held(&self) -> &BTreeMap<FrontendKey, Moment> {
         &self.held
     }
 
     /// Returns the objects to delete now: those whose loss is small, was confirmed, or has lasted.
     ///
-    /// Costs nothing while nothing is missing, else O(missing objects), and O(all virtual servers) for new ones.
+    /// Costs nothing while nothing is missing, else O(missing objects), and O(all Frontends) for new ones.
     pub(super) fn judge(
         &mut self,
         settings: &MassRemoval,
@@ -110,7 +109,7 @@ impl Lost {
         gone
     }
 
-    /// Finds the virtual servers that stay only because of doubted objects.
+    /// Finds the Frontends that stay only because of doubted objects.
     fn hold(&mut self, store: &Store, desired: &Desired, facts: &NodeFacts, now: Moment) {
         let missing: BTreeSet<&Object> = self.doubted.keys().collect();
         let held = loss(&missing, store, desired, facts).all;
@@ -120,7 +119,7 @@ impl Lost {
 }
 
 fn is_served(frontend: &Frontend) -> bool {
-    !frontend.real_servers.is_empty()
+    !frontend.endpoints().is_empty()
 }
 
 /// What would be lost with these objects.
@@ -139,7 +138,7 @@ fn loss(missing: &BTreeSet<&Object>, store: &Store, desired: &Desired, facts: &N
             compile(service, slices, facts)
         });
         for frontend in &compiled.frontends {
-            let name = frontend.key();
+            let name = frontend.key;
             if desired.owner(&name) != Some(&key) {
                 continue;
             }

@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
-use ipvs::model::Protocol;
-use ipvs::{RealServer, VirtualServerKey};
-
 use crate::compile::{NodeFacts, Roles};
+use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::snapshot::is_usable_by_service;
 
 /// Who answers at a reserved address and port.
@@ -102,12 +100,12 @@ pub enum Extent {
     Address,
 }
 
-/// A virtual server that is not made because its address or port is reserved. Prints on one line.
+/// A Frontend that is not served because its address or port is reserved. Prints on one line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct Rejected {
-    /// The virtual server.
-    pub key: VirtualServerKey,
+    /// Protocol, address and port.
+    pub key: FrontendKey,
     /// Who answers there.
     pub user: User,
     /// What is reserved.
@@ -146,7 +144,6 @@ impl fmt::Display for Rejected {
 /// the default routes and the endpoints of `default/kubernetes` itself; its caller has to add name servers, and other
 /// addresses of the API server ([`Reserved::set_neighbours`]). External and load-balancer addresses are rejected; these are
 /// not:
-/// load-balancer addresses; these are not:
 ///
 /// * Cluster IPs. The API server allocates them, so a Service cannot choose somebody else's address; and programs reach the
 ///   API server and cluster DNS by theirs.
@@ -235,35 +232,35 @@ impl Reserved {
         self.places.iter()
     }
 
-    /// Whether a virtual server must not be made because its address and port are reserved, and for whom.
-    pub fn refuses(&self, key: &VirtualServerKey, facts: &NodeFacts) -> Option<Rejected> {
-        let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
+    /// Whether a Frontend must not be served because its address and port are reserved, and for whom.
+    pub fn refuses(&self, key: &FrontendKey, facts: &NodeFacts) -> Option<Rejected> {
+        let FrontendKey { protocol, address, port } = *key;
         let at = |address| self.places.get(&ReservedPort { address, protocol, port });
         // Compare ports first: look for addresses of this node only when a port matches.
-        let user = at(Some(addr))
-            .or_else(|| at(None).filter(|_| facts.is_own_address(addr)))
-            .or_else(|| self.neighbour_here(*key).filter(|_| facts.is_own_address(addr)))?;
+        let user = at(Some(address))
+            .or_else(|| at(None).filter(|_| facts.is_own_address(address)))
+            .or_else(|| self.neighbour_here(*key).filter(|_| facts.is_own_address(address)))?;
         Some(Rejected { key: *key, user: user.clone(), extent: Extent::Port })
     }
 
     /// Who answers at this address and port, if the address is this node's.
-    fn neighbour_here(&self, key: VirtualServerKey) -> Option<&User> {
-        let VirtualServerKey::Address { protocol: Protocol::Tcp, addr, port } = key else { return None };
-        let here = Neighbour::tcp(addr, port);
-        let mut users = self.neighbours.iter().filter(|(_, all)| all.contains(&here) && !self.allowed.contains(&addr));
+    fn neighbour_here(&self, key: FrontendKey) -> Option<&User> {
+        let FrontendKey { protocol: Protocol::Tcp, address, port } = key else { return None };
+        let here = Neighbour::tcp(address, port);
+        let mut users =
+            self.neighbours.iter().filter(|(_, all)| all.contains(&here) && !self.allowed.contains(&address));
         users.next().map(|(user, _)| user)
     }
 
-    /// Whether a virtual server must not be made because its address is reserved, and for whom. `real_servers` are those
+    /// Whether a Frontend must not be served because its address is reserved, and for whom. `endpoints` are those
     /// that traffic to it would get.
     pub fn refuses_address(
         &self,
-        key: &VirtualServerKey,
+        key: &FrontendKey,
         role: Roles,
-        real_servers: &[RealServer],
+        endpoints: &[EndpointKey],
         facts: &NodeFacts,
     ) -> Option<Rejected> {
-        let VirtualServerKey::Address { addr, .. } = *key else { return None };
         if !role.intersects(Roles::EXTERNAL_IP | Roles::LOAD_BALANCER) {
             return None;
         }
@@ -271,19 +268,19 @@ impl Reserved {
         let user = self.neighbours.iter().find(|(user, all)| {
             let is_free = match user {
                 User::NameServer => balanced,
-                User::ApiServer | User::ApiServerEndpoint => balanced && self.leads_to_api_server(real_servers),
+                User::ApiServer | User::ApiServerEndpoint => balanced && self.leads_to_api_server(endpoints),
                 _ => false,
             };
-            !is_free && has_address(all, addr)
+            !is_free && has_address(all, key.address)
         });
-        let (user, _) = user.filter(|_| !self.allowed.contains(&addr) && !facts.is_here(addr))?;
+        let (user, _) = user.filter(|_| !self.allowed.contains(&key.address) && !facts.is_here(key.address))?;
         Some(Rejected { key: *key, user: user.clone(), extent: Extent::Address })
     }
 
-    fn leads_to_api_server(&self, real_servers: &[RealServer]) -> bool {
-        let Some(endpoints) = self.neighbours.get(&User::ApiServerEndpoint) else { return false };
-        let is_one = |real: &RealServer| endpoints.contains(&Neighbour::tcp(real.key.addr, real.key.port));
-        !real_servers.is_empty() && real_servers.iter().all(is_one)
+    fn leads_to_api_server(&self, endpoints: &[EndpointKey]) -> bool {
+        let Some(servers) = self.neighbours.get(&User::ApiServerEndpoint) else { return false };
+        let is_one = |endpoint: &EndpointKey| servers.contains(&Neighbour::tcp(endpoint.address, endpoint.port));
+        !endpoints.is_empty() && endpoints.iter().all(is_one)
     }
 }
 

@@ -9,7 +9,7 @@ use iptables::{Backend, Family, Invocation, Runner as _};
 use ipvs::{Operation, VirtualServerKey};
 use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::sets::SetKey;
-use proxier_core::state::Desired;
+use proxier_core::wanted::Wanted;
 
 use super::rules::our_rules;
 use super::steps::Damage;
@@ -206,7 +206,7 @@ pub(crate) fn assert_same(
     one: &KernelState,
     fresh: &KernelState,
     orphans: &BTreeSet<VirtualServerKey>,
-    desired: &Desired,
+    wanted: &Wanted,
 ) {
     assert_eq!(our_servers(one, orphans), our_servers(fresh, orphans));
     let sets = |state: &KernelState| {
@@ -224,7 +224,7 @@ pub(crate) fn assert_same(
     let addresses = |state: &KernelState| {
         let mut addresses: BTreeSet<IpAddr> = state.devices["kube-ipvs0"].iter().copied().collect();
         // Addresses that another interface has too may stay.
-        addresses.retain(|address| !desired.is_elsewhere(*address));
+        addresses.retain(|address| !wanted.is_elsewhere(*address));
         addresses
     };
     assert_eq!(addresses(one), addresses(fresh));

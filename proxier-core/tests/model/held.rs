@@ -7,7 +7,7 @@ use ipvs::model::{VirtualServerConfig, Weight};
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::sets::SetKey;
-use proxier_core::state::Desired;
+use proxier_core::wanted::Wanted;
 
 /// Everything, and of it virtual servers, addresses of the dummy device, and sets.
 pub(crate) struct Held {
@@ -54,29 +54,29 @@ impl Held {
     }
 
     /// How this differs from what is wanted; a draining real server is no difference.
-    pub(crate) fn differences(&self, desired: &Desired, orphans: &BTreeSet<VirtualServerKey>) -> Vec<String> {
+    pub(crate) fn differences(&self, wanted: &Wanted, orphans: &BTreeSet<VirtualServerKey>) -> Vec<String> {
         let mut differences = Vec::new();
-        for frontend in desired.frontends() {
-            let key = frontend.key();
+        for server in wanted.servers() {
+            let key = server.key;
             let Some((config, reals)) = self.servers.get(&key) else {
                 differences.push(format!("{key} is not there"));
                 continue;
             };
-            if *config != frontend.config {
+            if *config != server.config {
                 differences.push(format!("{key} is {config:?}"));
             }
-            for wanted in frontend.real_servers.iter() {
-                if reals.get(&wanted.key) != Some(wanted) {
-                    differences.push(format!("{key} -> {} is {:?}", wanted.key, reals.get(&wanted.key)));
+            for real in server.real_servers.iter() {
+                if reals.get(&real.key) != Some(&real) {
+                    differences.push(format!("{key} -> {} is {:?}", real.key, reals.get(&real.key)));
                 }
             }
-            for (real, server) in reals.iter().filter(|(real, _)| !frontend.has_real_server(real)) {
-                if server.config.weight != Weight::DRAIN {
+            for (real, there) in reals.iter().filter(|(real, _)| server.real_servers.get(real).is_none()) {
+                if there.config.weight != Weight::DRAIN {
                     differences.push(format!("{key} -> {real} is there"));
                 }
             }
         }
-        let gone = |key: &&VirtualServerKey| desired.frontend(key).is_none() && !is_foreign(key);
+        let gone = |key: &&VirtualServerKey| !wanted.has_server(key) && !is_foreign(key);
         for key in self.servers.keys().filter(gone).filter(|key| !orphans.contains(key)) {
             differences.push(format!("{key} is there"));
         }
@@ -84,12 +84,12 @@ impl Held {
             differences.push("no device".to_owned());
         }
         // Addresses that another interface has too may stay.
-        let addresses = self.addresses.iter().copied().filter(|address| !desired.is_elsewhere(*address));
-        if !addresses.eq(desired.addresses().filter(|address| !desired.is_elsewhere(*address))) {
+        let addresses = self.addresses.iter().copied().filter(|address| !wanted.is_elsewhere(*address));
+        if !addresses.eq(wanted.addresses().filter(|address| !wanted.is_elsewhere(*address))) {
             differences.push(format!("addresses {:?}", self.addresses));
         }
         for set in [proxier_core::net::Family::V4, proxier_core::net::Family::V6].into_iter().flat_map(SetKey::all) {
-            let wanted: BTreeSet<String> = desired.entries(set).map(ToString::to_string).collect();
+            let wanted: BTreeSet<String> = wanted.entries(set).map(ToString::to_string).collect();
             if self.entries(set) != Some(&wanted) {
                 differences.push(format!("set {set} is {:?}, not {wanted:?}", self.entries(set)));
             }

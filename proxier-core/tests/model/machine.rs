@@ -8,7 +8,6 @@ use std::time::Duration;
 use ipvs::model::{TimeoutsUpdate, Weight};
 use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proxier_core::cleanup::cleanup;
-use proxier_core::compile::Frontend;
 use proxier_core::drain::Policy;
 use proxier_core::fake::{Call, FakeKernel};
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
@@ -17,8 +16,8 @@ use proxier_core::proxier::{Options, Proxier};
 use proxier_core::report::{Failure, Report};
 use proxier_core::schedule::Limits;
 use proxier_core::snapshot::ObjectKey;
-use proxier_core::state::Desired;
 use proxier_core::step::{Action, Part, Step as Done};
+use proxier_core::wanted::Wanted;
 
 use super::foreign::{self, Stranger};
 use super::held::{Held, is_foreign, marks};
@@ -223,8 +222,8 @@ impl Machine {
         let mut operation = ipvs_damage(&held, damage);
         if damage.0 % 8 == 7 {
             // A virtual server that this proxy is about to make.
-            let desired = Desired::build(self.proxier.store(), self.proxier.facts());
-            let missing = desired.frontends().map(Frontend::key).filter(|key| !held.servers.contains_key(key));
+            let wanted = Wanted::build(self.proxier.store(), self.proxier.facts());
+            let missing = wanted.servers().map(|server| server.key).filter(|key| !held.servers.contains_key(key));
             let key = pick(missing, damage.1);
             self.orphans.extend(key);
             operation = key.map(|key| Operation::AddVirtualServer(VirtualServer::new(key, Scheduler::RoundRobin)));
@@ -300,24 +299,24 @@ impl Machine {
 
         let after = Held::of(&self.kernel);
         assert_eq!(foreign::state(&after.state), foreign::state(&before.state), "somebody else's things changed");
-        let desired = self.proxier.desired();
-        assert_eq!(*desired, Desired::build(self.proxier.store(), self.proxier.facts()));
-        check_writes(&log.0, desired, &before, raced);
+        let wanted = self.proxier.wanted();
+        assert_eq!(*wanted, Wanted::build(self.proxier.store(), self.proxier.facts()));
+        check_writes(&log.0, wanted, &before, raced);
         if !raced {
-            check_kept(&before, &after, desired);
+            check_kept(&before, &after, wanted);
         }
         // A process that begins now would recognise what is ours.
         let lost = marks::missing(&after);
         assert!(self.marks_at_risk || lost.is_subset(&self.orphans), "nothing tells that these are ours: {lost:?}");
         if report.full && !crashed {
-            let differences = after.differences(desired, &self.orphans);
+            let differences = after.differences(wanted, &self.orphans);
             if report.is_done() && !raced {
                 assert!(differences.is_empty(), "done, and yet {differences:#?}\n{report:#?}\n{:#?}", log.0);
                 self.marks_at_risk = self.marks_threatened;
             }
         }
         if report.full && !crashed && !raced && !self.lies && self.orphans.is_empty() && tells_a_difference(&report) {
-            let differences = after.differences(desired, &self.orphans);
+            let differences = after.differences(wanted, &self.orphans);
             assert!(!differences.is_empty(), "all is as wanted, and yet {report:#?}");
         }
         self.left = Some(after);
@@ -356,9 +355,9 @@ impl Machine {
         assert_eq!(self.proxier.schedule().failures(), 0);
         let memory = self.proxier.observed().unwrap().virtual_servers.iter();
         for (key, there) in memory {
-            let wanted = self.proxier.desired().frontend(key);
-            let shared = wanted.is_none_or(|wanted| Arc::ptr_eq(&wanted.real_servers, &there.real_servers));
-            assert!(shared || wanted.is_some_and(|wanted| wanted.real_servers.is_empty()), "{key} is kept twice");
+            let wanted = self.proxier.wanted().frontend(key).map(|frontend| frontend.endpoints());
+            let shared = wanted.is_none_or(|wanted| Arc::ptr_eq(wanted, there.real_servers.keys()));
+            assert!(shared || wanted.is_some_and(|wanted| wanted.is_empty()), "{key} is kept twice");
         }
 
         // The same as on a kernel that nobody else ever changed.
@@ -372,8 +371,8 @@ impl Machine {
         let report = proxier.pass(&|| now, &mut fresh.ports()).unwrap();
         assert!(report.is_done(), "{report:#?}");
         let mut orphans = self.orphans.clone();
-        orphans.retain(|key| proxier.desired().frontend(key).is_none());
-        foreign::assert_same(&state, &fresh.state(), &orphans, proxier.desired());
+        orphans.retain(|key| !proxier.wanted().has_server(key));
+        foreign::assert_same(&state, &fresh.state(), &orphans, proxier.wanted());
     }
 
     /// Cleans up: nothing of ours is left, and everything else is.
@@ -437,15 +436,14 @@ fn tells_a_difference(report: &Report) -> bool {
 }
 
 /// Checks that no write removes what is wanted, or changes what is somebody else's.
-fn check_writes(log: &[Write], desired: &Desired, before: &Held, raced: bool) {
-    let wanted = |key, real| desired.frontend(key).is_some_and(|frontend: &Frontend| frontend.has_real_server(real));
+fn check_writes(log: &[Write], wanted: &Wanted, before: &Held, raced: bool) {
     for write in log {
         let wrong = match write {
             Write::Ipvs(operation, _) if is_foreign(&operation.virtual_server()) => true,
-            Write::Ipvs(Operation::DeleteVirtualServer(key), _) => desired.frontend(key).is_some(),
-            Write::Ipvs(Operation::DeleteRealServer(key, real), _) => wanted(key, real),
+            Write::Ipvs(Operation::DeleteVirtualServer(key), _) => wanted.has_server(key),
+            Write::Ipvs(Operation::DeleteRealServer(key, real), _) => wanted.has_real_server(key, real),
             Write::Ipvs(Operation::UpdateRealServer(key, server), _) => {
-                server.config.weight == Weight::DRAIN && wanted(key, &server.key)
+                server.config.weight == Weight::DRAIN && wanted.has_real_server(key, &server.key)
             }
             // One that existed was never removed.
             Write::Ipvs(Operation::AddRealServer(key, server), true) => !raced && before.has(key, &server.key),
@@ -453,9 +451,9 @@ fn check_writes(log: &[Write], desired: &Desired, before: &Held, raced: bool) {
                 !raced && before.servers.contains_key(&server.key)
             }
             Write::Ipvs(..) => false,
-            Write::DeleteEntry(set, element) => desired.has_entry(*set, element),
-            Write::Replace(set, elements) => !desired.entries(*set).all(|element| elements.contains(element)),
-            Write::Unbind(address) => desired.has_address(*address),
+            Write::DeleteEntry(set, element) => wanted.has_entry(*set, element),
+            Write::Replace(set, elements) => !wanted.entries(*set).all(|element| elements.contains(element)),
+            Write::Unbind(address) => wanted.has_address(*address),
             Write::Destroy | Write::DeleteDevice => true,
         };
         assert!(!wrong, "{write:?}\nin {log:#?}");
@@ -463,22 +461,21 @@ fn check_writes(log: &[Write], desired: &Desired, before: &Held, raced: bool) {
 }
 
 /// Checks that what existed and is wanted still exists.
-fn check_kept(before: &Held, after: &Held, desired: &Desired) {
+fn check_kept(before: &Held, after: &Held, wanted: &Wanted) {
     for (key, (_, reals)) in &before.servers {
-        let Some(wanted) = desired.frontend(key) else { continue };
-        for (real, server) in reals.iter().filter(|(real, _)| wanted.has_real_server(real)) {
+        for (real, server) in reals.iter().filter(|(real, _)| wanted.has_real_server(key, real)) {
             let there = after.servers.get(key).and_then(|(_, reals)| reals.get(real));
             let serves = |server: &RealServer| server.config.weight != Weight::DRAIN;
             assert!(there.is_some_and(|there| serves(there) || !serves(server)), "{key} -> {real} went");
         }
     }
-    for address in before.addresses.iter().filter(|address| desired.has_address(**address)) {
+    for address in before.addresses.iter().filter(|address| wanted.has_address(**address)) {
         assert!(after.addresses.contains(address), "{address} went");
     }
-    for set in desired.sets() {
+    for set in wanted.sets() {
         let elements = before.entries(set);
         let Some(elements) = elements.filter(|elements| Some(*elements) != after.entries(set)) else { continue };
-        for element in desired.entries(set).map(ToString::to_string).filter(|element| elements.contains(element)) {
+        for element in wanted.entries(set).map(ToString::to_string).filter(|element| elements.contains(element)) {
             assert!(after.entries(set).is_some_and(|after| after.contains(&element)), "{element} of {set} went");
         }
     }

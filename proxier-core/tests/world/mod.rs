@@ -7,7 +7,7 @@ use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
 use proxier_core::sets::{SetKey, SetKind};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Store};
-use proxier_core::state::{Changed, Desired};
+use proxier_core::wanted::{Changed, Wanted};
 use serde_json::{Value, json};
 
 pub(crate) struct World {
@@ -15,7 +15,7 @@ pub(crate) struct World {
     pub(crate) config: Config,
     pub(crate) node: Node,
     pub(crate) host: HostAddresses,
-    pub(crate) desired: Desired,
+    pub(crate) wanted: Wanted,
 }
 
 impl World {
@@ -34,7 +34,7 @@ impl World {
             config: Config::default(),
             node,
             host: HostAddresses { interfaces },
-            desired: Desired::new(),
+            wanted: Wanted::new(&Config::default()),
         }
     }
 
@@ -51,7 +51,7 @@ impl World {
 
     pub(crate) fn service_object(&mut self, object: Value) -> Changed {
         let changed = self.store.upsert_service(&serde_json::from_value(object).unwrap());
-        self.desired.refresh(&self.store, &self.facts(), &changed)
+        self.wanted.refresh(&self.store, &self.facts(), &changed)
     }
 
     /// A slice of a Service in namespace demo with ports `http` (TCP 8080) and these endpoints.
@@ -67,37 +67,37 @@ impl World {
 
     pub(crate) fn slice_object(&mut self, object: Value) -> Changed {
         let changed = self.store.upsert_slice(&serde_json::from_value(object).unwrap());
-        self.desired.refresh(&self.store, &self.facts(), &changed)
+        self.wanted.refresh(&self.store, &self.facts(), &changed)
     }
 
     pub(crate) fn delete_service(&mut self, name: &str) -> Changed {
         let changed = self.store.delete_service(&ObjectKey::new("demo", name));
-        self.desired.refresh(&self.store, &self.facts(), &changed)
+        self.wanted.refresh(&self.store, &self.facts(), &changed)
     }
 
     pub(crate) fn refresh_all(&mut self) -> Changed {
-        self.desired.refresh_all(&self.store, &self.facts())
+        self.wanted.refresh_all(&self.store, &self.facts())
     }
 
     /// The real servers of `TCP 10.96.0.1:80` and the like.
     pub(crate) fn servers(&self, key: &str) -> Vec<String> {
-        let frontend = self.desired.frontend(&key.parse().unwrap());
-        let servers = &frontend.unwrap_or_else(|| panic!("no virtual server {key}")).real_servers;
+        let server = self.wanted.server(&key.parse().unwrap());
+        let servers = server.unwrap_or_else(|| panic!("no virtual server {key}")).real_servers;
         servers.iter().map(|server| server.key.to_string()).collect()
     }
 
     pub(crate) fn frontends(&self) -> Vec<String> {
-        self.desired.frontends().map(|frontend| frontend.key().to_string()).collect()
+        self.wanted.servers().map(|frontend| frontend.key.to_string()).collect()
     }
 
     pub(crate) fn addresses(&self) -> Vec<String> {
-        self.desired.addresses().map(|address| address.to_string()).collect()
+        self.wanted.addresses().map(|address| address.to_string()).collect()
     }
 
     /// The entries of the IPv4 set and the IPv6 set, as ipset prints them.
     pub(crate) fn set(&self, kind: SetKind) -> Vec<String> {
         let families = [proxier_core::net::Family::V4, proxier_core::net::Family::V6];
-        let entries = families.into_iter().flat_map(|family| self.desired.entries(SetKey::new(family, kind)));
+        let entries = families.into_iter().flat_map(|family| self.wanted.entries(SetKey::new(family, kind)));
         entries.map(ToString::to_string).collect()
     }
 

@@ -6,7 +6,7 @@ use iptables::Rule;
 use proxier_core::net::Family;
 use proxier_core::rules::Rules;
 use proxier_core::snapshot::Rejection;
-use proxier_core::state::Desired;
+use proxier_core::wanted::Wanted;
 
 /// The tools' output and the reports, each part sorted.
 #[derive(Debug, Default)]
@@ -29,25 +29,29 @@ pub(crate) struct Printed {
 
 impl Printed {
     /// Adds what is reported of the objects.
-    pub(crate) fn report<'a>(&mut self, desired: &Desired, rejections: impl Iterator<Item = &'a Rejection>) {
+    pub(crate) fn report<'a>(&mut self, wanted: &Wanted, rejections: impl Iterator<Item = &'a Rejection>) {
         self.rejected = sorted(rejections.map(|rejection| {
             assert!(!rejection.reason.is_empty() && rejection.to_string().lines().count() == 1);
             format!("{} {}: {} {}", rejection.kind, rejection.key, rejection.field, rejection.value)
         }));
         self.conflicts = sorted(
-            desired
+            wanted
+                .desired()
                 .conflicts()
                 .map(|conflict| format!("{}: {} has it, {} does not", conflict.key, conflict.owner, conflict.refused)),
         );
         self.refused = sorted(
-            desired.rejected().map(|(service, refusal)| format!("{service}: {} is for {}", refusal.key, refusal.user)),
+            wanted
+                .desired()
+                .rejected()
+                .map(|(service, refusal)| format!("{service}: {} is for {}", refusal.key, refusal.user)),
         );
-        self.health_checks = sorted(desired.health_checks().map(|(service, check)| {
+        self.health_checks = sorted(wanted.desired().health_checks().map(|(service, check)| {
             let number = check.local_endpoints;
             let s = if number == 1 { "" } else { "s" };
             format!("{service}: port {}, {number} local endpoint{s}", check.port)
         }));
-        self.no_local_endpoints = sorted(desired.no_local_endpoints().map(|(service, missing)| {
+        self.no_local_endpoints = sorted(wanted.desired().no_local_endpoints().map(|(service, missing)| {
             let internal = if missing.internal { " internal" } else { "" };
             let external = if missing.external { " external" } else { "" };
             format!("{service}:{internal}{external}")

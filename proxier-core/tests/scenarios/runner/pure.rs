@@ -8,9 +8,10 @@ use proxier_core::diff::{diff, diff_changed};
 use proxier_core::net::Family;
 use proxier_core::observed::Observed;
 use proxier_core::rules::{Capabilities, Inputs, compile};
+use proxier_core::servers::RealServers;
 use proxier_core::sets::SetKey;
 use proxier_core::snapshot::{Node, Rejection, Store};
-use proxier_core::state::Desired;
+use proxier_core::wanted::Wanted;
 
 use super::format::KernelEdit;
 use super::world::World;
@@ -20,7 +21,7 @@ use super::{Change, Printed, Subject, printed};
 pub(crate) struct Pure {
     store: Store,
     facts: NodeFacts,
-    desired: Desired,
+    wanted: Wanted,
     observed: Observed,
     rejections: Vec<Rejection>,
     wrote: bool,
@@ -32,8 +33,8 @@ impl Pure {
         let (facts, rejections) = facts(world);
         Box::new(Pure {
             store: Store::new(world.node_name()),
+            wanted: Wanted::new(facts.config()),
             facts,
-            desired: Desired::new(),
             observed: Observed::new(),
             rejections,
             wrote: false,
@@ -54,7 +55,7 @@ impl Subject for Pure {
         let mut changed = Vec::new();
         if change.restart {
             self.store = Store::new(change.world.node_name());
-            self.desired = Desired::new();
+            self.wanted = Wanted::new(self.facts.config());
             full = true;
         }
         for slice in change.world.slices.values().filter(|_| change.restart) {
@@ -69,18 +70,18 @@ impl Subject for Pure {
         changed.extend(change.deleted_slices.iter().flat_map(|key| self.store.delete_slice(key)));
         changed.sort();
         changed.dedup();
-        let mut noted = self.desired.refresh(&self.store, &self.facts, &changed);
+        let mut noted = self.wanted.refresh(&self.store, &self.facts, &changed);
         let (facts, rejections) = facts(&change.world);
         if facts != self.facts {
             self.facts = facts;
-            noted = self.desired.refresh_all(&self.store, &self.facts);
+            noted = self.wanted.refresh_all(&self.store, &self.facts);
             full = true;
         }
         self.rejections = rejections;
         self.observed.host_addresses = proxier_core::reading::other_addresses(&change.world.host()).collect();
         let config = self.facts.config();
-        let everything = diff(&self.desired, &self.observed, config);
-        let small = diff_changed(&self.desired, &self.observed, &noted, config);
+        let everything = diff(&self.wanted, &self.observed, config);
+        let small = diff_changed(&self.wanted, &self.observed, &noted, config);
         let mut expected = everything.clone();
         // The first pass, a full one, creates all sets.
         expected.create_sets.retain(|set| small.create_sets.contains(set));
@@ -90,10 +91,10 @@ impl Subject for Pure {
         }
         self.wrote = !everything.is_empty();
         self.observed.apply(&everything);
-        if !diff(&self.desired, &self.observed, config).is_empty() {
+        if !diff(&self.wanted, &self.observed, config).is_empty() {
             self.trouble.push("the changes leave something to change".to_owned());
         }
-        if self.desired != Desired::build(&self.store, &self.facts) {
+        if self.wanted != Wanted::build(&self.store, &self.facts) {
             self.trouble.push("step by step is not the same as at once".to_owned());
         }
     }
@@ -117,7 +118,7 @@ impl Subject for Pure {
             if !rules {
                 return Vec::new();
             }
-            let inputs = Inputs::new(family, &self.desired, &self.facts, Capabilities::default());
+            let inputs = Inputs::new(family, &self.wanted, &self.facts, Capabilities::default());
             printed::wanted_rules(&compile(&inputs).unwrap())
         };
         let mut printed = Printed {
@@ -130,7 +131,7 @@ impl Subject for Pure {
             wrote: self.wrote,
             ..Printed::default()
         };
-        printed.report(&self.desired, self.store.rejections().chain(&self.rejections));
+        printed.report(&self.wanted, self.store.rejections().chain(&self.rejections));
         printed
     }
 }
@@ -175,8 +176,7 @@ fn operate(observed: &mut Observed, operation: Operation) {
         let server = observed.virtual_servers.get_mut(&key).unwrap();
         let mut servers = server.real_servers.to_vec();
         change(&mut servers);
-        servers.sort_unstable();
-        server.real_servers = servers.into();
+        server.real_servers = RealServers::new(servers, None);
     };
     match operation {
         Operation::AddVirtualServer(server) => observed.insert(&server, []),

@@ -1,0 +1,116 @@
+//! Lists of real servers that take little room when all are configured as usual.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ipvs::model::RealServerConfig;
+use ipvs::{RealServer, RealServerKey};
+
+use crate::net::EndpointKey;
+
+/// Real servers of one virtual server, sorted by address and port.
+///
+/// Nearly all have the usual configuration: masquerading with weight 1, without limits. A list of such takes the room of its
+/// addresses and ports, and no room at all when it is shared with the endpoints that are wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RealServers {
+    keys: Arc<[EndpointKey]>,
+    /// Those with another configuration.
+    unusual: Option<Box<BTreeMap<EndpointKey, RealServerConfig>>>,
+}
+
+impl RealServers {
+    /// These endpoints, sorted, all with the usual configuration.
+    pub fn usual(keys: Arc<[EndpointKey]>) -> Self {
+        RealServers { keys, unusual: None }
+    }
+
+    /// These real servers, in any order. Takes no room for the list of `wanted` when both are equal.
+    pub fn new(mut real_servers: Vec<RealServer>, wanted: Option<&Arc<[EndpointKey]>>) -> Self {
+        real_servers.sort_unstable();
+        RealServers::sorted(&real_servers, wanted)
+    }
+
+    /// As [`RealServers::new`], with real servers that are sorted.
+    pub(crate) fn sorted(real_servers: &[RealServer], wanted: Option<&Arc<[EndpointKey]>>) -> Self {
+        let keys = || real_servers.iter().map(|real| EndpointKey::from(real.key));
+        let keys = match wanted {
+            Some(wanted) if wanted.iter().copied().eq(keys()) => wanted.clone(),
+            _ => keys().collect(),
+        };
+        let unusual = real_servers.iter().filter(|real| real.config != RealServerConfig::default());
+        let unusual: BTreeMap<_, _> = unusual.map(|real| (real.key.into(), real.config)).collect();
+        RealServers { keys, unusual: (!unusual.is_empty()).then(|| Box::new(unusual)) }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// All of them, sorted.
+    pub fn iter(&self) -> impl Iterator<Item = RealServer> {
+        self.keys.iter().map(|key| self.of(*key))
+    }
+
+    /// All of them, sorted.
+    pub fn to_vec(&self) -> Vec<RealServer> {
+        self.iter().collect()
+    }
+
+    /// Their addresses and ports, sorted.
+    pub fn keys(&self) -> &Arc<[EndpointKey]> {
+        &self.keys
+    }
+
+    /// The one with this key.
+    pub fn get(&self, key: &RealServerKey) -> Option<RealServer> {
+        let place = self.keys.binary_search(&(*key).into()).ok()?;
+        self.keys.get(place).map(|key| self.of(*key))
+    }
+
+    fn of(&self, key: EndpointKey) -> RealServer {
+        let unusual = self.unusual.as_ref().and_then(|unusual| unusual.get(&key));
+        RealServer { key: key.into(), config: unusual.copied().unwrap_or_default() }
+    }
+
+    /// Whether both are the same; at once when they share their list.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.unusual == other.unusual && (Arc::ptr_eq(&self.keys, &other.keys) || self.keys == other.keys)
+    }
+}
+
+/// In any order.
+impl FromIterator<RealServer> for RealServers {
+    fn from_iter<I: IntoIterator<Item = RealServer>>(real_servers: I) -> Self {
+        RealServers::new(real_servers.into_iter().collect(), None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ipvs::model::Weight;
+
+    use super::*;
+
+    #[test]
+    fn a_list_is_what_it_was_made_of() {
+        let real = |text: &str| RealServer::new(text.parse().unwrap());
+        let (one, two) = (real("10.0.0.1:80"), real("10.0.0.2:80").with_weight(Weight::DRAIN));
+        let wanted: Arc<[EndpointKey]> = [one.key.into(), two.key.into()].into();
+        let list = RealServers::new(vec![two, one], Some(&wanted));
+        assert_eq!(list.to_vec(), [one, two]);
+        assert!(Arc::ptr_eq(list.keys(), &wanted));
+        assert_eq!((list.get(&two.key), list.get(&real("10.0.0.3:80").key)), (Some(two), None));
+        assert_ne!(list, RealServers::usual(wanted.clone()));
+        let usual = RealServers::new(vec![one, real("10.0.0.2:80")], None);
+        assert_eq!(usual, RealServers::usual(wanted.clone()));
+        assert!(usual.is_same(&RealServers::usual(wanted)) && !usual.is_same(&list));
+        assert_eq!((list.len(), RealServers::default().is_empty()), (2, true));
+    }
+}
