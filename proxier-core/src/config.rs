@@ -3,7 +3,7 @@
 mod masquerade;
 
 use crate::net::Family;
-use ipset::IpSpan;
+use crate::net::Network;
 use ipvs::model::Scheduler;
 
 pub use masquerade::{InterfaceName, LocalTraffic, MarkBit};
@@ -45,7 +45,7 @@ pub enum NodePortAddresses {
     Primary,
     /// Of [`All`](NodePortAddresses::All), those in these networks. A family without a network here gets all, unless the
     /// list is empty: then neither family gets any.
-    Within(Vec<IpSpan>),
+    Within(Vec<Network>),
 }
 
 /// Which hints of endpoints are used.
@@ -86,7 +86,7 @@ pub struct Config {
     /// What external traffic gets on nodes without local endpoints.
     pub local_fallback: LocalFallback,
     /// Networks in which no virtual server is ever deleted: another program made it. Default none.
-    pub exclude_cidrs: Vec<IpSpan>,
+    pub exclude_cidrs: Vec<Network>,
     /// Addresses and ports that no virtual server may take. Default: ports of the kubelet and of this proxy on this node.
     pub reserved: Reserved,
     /// Whether all traffic to cluster IPs is masqueraded, whatever its source. Default no.
@@ -153,7 +153,7 @@ fn check_node_port_addresses(texts: &[String], report: &mut Reporter<'_>) -> Nod
     NodePortAddresses::Within(check_networks(texts, "nodePortAddresses", report))
 }
 
-fn check_networks(texts: &[String], field: &str, report: &mut Reporter<'_>) -> Vec<IpSpan> {
+fn check_networks(texts: &[String], field: &str, report: &mut Reporter<'_>) -> Vec<Network> {
     let mut networks = Vec::with_capacity(texts.len());
     for (index, text) in texts.iter().enumerate() {
         let network = parse_network(text);

@@ -131,7 +131,7 @@ pub fn foreign<'a>(
 
 fn may_delete(key: &VirtualServerKey, observed: &Observed, config: &Config) -> bool {
     let VirtualServerKey::Address { addr, .. } = *key else { return false };
-    let excluded = config.exclude_cidrs.iter().any(|network| network.contains(addr));
+    let excluded = config.exclude_cidrs.iter().any(|network| network.contains(&addr));
     in_scope(config, key.family().into()) && !excluded && observed.owns(key)
 }
 

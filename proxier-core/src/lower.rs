@@ -1,8 +1,9 @@
 //! What the model's addresses and ports are in IPVS, ipset and iptables.
 
+use ipset::IpSpan;
 use ipvs::{RealServerKey, VirtualServerKey};
 
-use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
+use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 
 impl From<ipvs::model::Family> for Family {
     fn from(family: ipvs::model::Family) -> Self {
@@ -83,4 +84,10 @@ impl From<RealServerKey> for EndpointKey {
     fn from(key: RealServerKey) -> Self {
         EndpointKey { address: key.addr, port: key.port }
     }
+}
+
+/// A network in the form of entries.
+pub(crate) fn span(network: Network) -> IpSpan {
+    // The length fits the family, so this does not fail.
+    IpSpan::network(network.addr(), network.prefix_len()).unwrap_or_else(|_| IpSpan::host(network.addr()))
 }

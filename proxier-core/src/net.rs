@@ -1,8 +1,11 @@
-//! Address families and protocols, independent of any kernel subsystem.
+//! Addresses, networks and protocols, independent of any kernel subsystem.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
+
+/// A network: an address and a prefix length, without host bits.
+pub use ipnet::IpNet as Network;
 
 /// Address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

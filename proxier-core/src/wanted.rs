@@ -10,6 +10,7 @@ use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::compile::{Compiled, Frontend, NodeFacts, Roles};
 use crate::config::Config;
+use crate::lower;
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::pack::pack;
 use crate::servers::RealServers;
@@ -240,7 +241,7 @@ pub(crate) fn frontend_entries(frontend: &Frontend) -> Vec<(SetKey, Element)> {
         if let Some(ranges) = &frontend.source_ranges {
             add(SetKind::LoadBalancerFirewall, at.clone());
             for range in ranges.iter() {
-                add(SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, *range));
+                add(SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, lower::span(*range)));
             }
             if frontend.node_may_use {
                 add(SetKind::LoadBalancerSourceIp, Element::IpPortIp(host, ports, host));

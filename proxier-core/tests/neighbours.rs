@@ -262,7 +262,9 @@ fn what_kube_proxy_left_is_recognised_at_the_addresses_of_the_host() {
         invite(&world);
         // A network of another interface, on which nothing is served any more, and a Service that is gone.
         let mut options = Options::default();
-        let within = proxier_core::config::NodePortAddresses::Within(vec![ipset::IpSpan::host(addresses(&[NODE])[0])]);
+        let within = proxier_core::config::NodePortAddresses::Within(vec![proxier_core::net::Network::from(
+            addresses(&[NODE])[0],
+        )]);
         options.config.node_port_addresses = within;
         world.services.retain(|service| service.metadata.name != "shop");
         let process = |world: &mut World| {

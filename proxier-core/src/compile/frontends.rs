@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::net::Network;
 use bitflags::bitflags;
-use ipset::IpSpan;
 
 use crate::net::{EndpointKey, FrontendKey};
 use crate::snapshot::TrafficPolicy;
@@ -44,7 +44,7 @@ pub struct Frontend {
     /// Whether an interface of this host, other than the dummy device, has the address.
     pub on_interface: bool,
     /// The networks that may connect; `None` for everybody. Load-balancer addresses only.
-    pub source_ranges: Option<Arc<[IpSpan]>>,
+    pub source_ranges: Option<Arc<[Network]>>,
     /// Whether this node itself is in the source ranges.
     pub node_may_use: bool,
 }

@@ -194,7 +194,7 @@ impl Row {
         let family = Family::of(address);
         let ranges = service.source_ranges.restriction(family).filter(|_| self.role == Roles::LOAD_BALANCER);
         let node = facts.node_address(family);
-        let in_ranges = |node| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(node)));
+        let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
         Frontend {
             key: FrontendKey::new(context.port.protocol, address, self.port),
             roles: self.role,

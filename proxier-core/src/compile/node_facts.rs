@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ipset::IpSpan;
+use crate::net::Network;
 
 use crate::config::{Config, NodePortAddresses};
 use crate::net::Family;
@@ -35,7 +35,7 @@ pub struct NodeFacts {
     on_interfaces: BTreeSet<IpAddr>,
     absent: BTreeSet<IpAddr>,
     node_port_addresses: BTreeSet<IpAddr>,
-    pod_cidrs: Vec<IpSpan>,
+    pod_cidrs: Vec<Network>,
 }
 
 impl NodeFacts {
@@ -68,9 +68,9 @@ impl NodeFacts {
             NodePortAddresses::Within(networks) => {
                 let inside = |address: &IpAddr| {
                     let mut of_family =
-                        networks.iter().filter(|network| network.first().is_ipv4() == address.is_ipv4()).peekable();
+                        networks.iter().filter(|network| network.addr().is_ipv4() == address.is_ipv4()).peekable();
                     let all = of_family.peek().is_none() && !networks.is_empty();
-                    all || of_family.any(|network| network.contains(*address))
+                    all || of_family.any(|network| network.contains(address))
                 };
                 on_interfaces.union(&absent).copied().filter(inside).collect()
             }
@@ -113,8 +113,8 @@ impl NodeFacts {
     }
 
     /// The network of this node's pods of a family: the first that the Node object has.
-    pub fn pod_cidr(&self, family: Family) -> Option<IpSpan> {
-        self.pod_cidrs.iter().copied().find(|network| Family::of(network.first()) == family)
+    pub fn pod_cidr(&self, family: Family) -> Option<Network> {
+        self.pod_cidrs.iter().copied().find(|network| Family::of(network.addr()) == family)
     }
 
     /// Whether an interface other than the dummy device has this address. Such an address is served but not bound: set

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::net::Family;
-use ipset::IpSpan;
+use crate::net::Network;
 
 use crate::objects::ConfigObject;
 use crate::snapshot::{Reporter, parse_network};
@@ -78,7 +78,7 @@ impl fmt::Display for InterfaceName {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LocalTraffic {
     /// By source: in the cluster's pod network of the family, the first one listed. Not detected without one.
-    ClusterCidrs(Vec<IpSpan>),
+    ClusterCidrs(Vec<Network>),
     /// By source: in this node's pod network of the family. Not detected while the Node has none.
     NodeCidr,
     /// By interface: it comes in by this bridge.
@@ -123,15 +123,15 @@ impl LocalTraffic {
 }
 
 /// One network, or one of each family with a comma between.
-fn check_cluster_cidrs(text: &str, report: &mut Reporter<'_>) -> Vec<IpSpan> {
-    let mut networks: Vec<IpSpan> = Vec::new();
+fn check_cluster_cidrs(text: &str, report: &mut Reporter<'_>) -> Vec<Network> {
+    let mut networks: Vec<Network> = Vec::new();
     for text in text.split(',').filter(|_| !text.is_empty()) {
         let Some(network) = parse_network(text) else {
             report.reject("clusterCIDR", text, "not a network (ADDRESS/PREFIX); left out");
             continue;
         };
-        let family = Family::of(network.first());
-        if networks.iter().any(|earlier| Family::of(earlier.first()) == family) {
+        let family = Family::of(network.addr());
+        if networks.iter().any(|earlier| Family::of(earlier.addr()) == family) {
             report.reject("clusterCIDR", text, "a second network of its family; left out");
         } else {
             networks.push(network);

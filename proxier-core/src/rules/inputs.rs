@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::net::Family;
-use ipset::IpSpan;
+use crate::net::Network;
 use ipvs::VirtualServerKey;
 
 use crate::compile::{Frontend, NodeFacts};
@@ -74,7 +74,7 @@ pub enum MasqueradeSources {
     /// Everybody's (`masqueradeAll`).
     All,
     /// Traffic from outside of this network.
-    OutsideNetwork(IpSpan),
+    OutsideNetwork(Network),
     /// Traffic that comes in by other devices than this one.
     OutsideInterface(InterfaceName),
     /// Traffic that comes in by devices whose names do not begin so.
@@ -88,9 +88,9 @@ pub enum MasqueradeSources {
 impl MasqueradeSources {
     fn of(facts: &NodeFacts, family: Family) -> Self {
         let config = facts.config();
-        let outside = |network: Option<IpSpan>| match network {
+        let outside = |network: Option<Network>| match network {
             None => MasqueradeSources::ClusterIps,
-            Some(network) if network.prefix() == Some(0) => MasqueradeSources::Nobody,
+            Some(network) if network.prefix_len() == 0 => MasqueradeSources::Nobody,
             Some(network) => MasqueradeSources::OutsideNetwork(network),
         };
         if config.masquerade_all {
@@ -98,7 +98,7 @@ impl MasqueradeSources {
         }
         match &config.local_traffic {
             LocalTraffic::ClusterCidrs(networks) => {
-                outside(networks.iter().copied().find(|network| Family::of(network.first()) == family))
+                outside(networks.iter().copied().find(|network| Family::of(network.addr()) == family))
             }
             LocalTraffic::NodeCidr => outside(facts.pod_cidr(family)),
             LocalTraffic::BridgeInterface(name) => MasqueradeSources::OutsideInterface(name.clone()),

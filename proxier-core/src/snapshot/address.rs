@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use ipset::IpSpan;
+use crate::net::Network;
 
 /// Parses an address. IPv4 with leading zeros (`010.0.0.1`) is read as decimal, and IPv4 in IPv6 (`::ffff:10.0.0.1`) is
 /// IPv4, as kube-proxy does: old API servers have stored such texts.
@@ -44,18 +44,19 @@ pub(crate) fn is_usable_by_service(address: IpAddr) -> bool {
 }
 
 /// Parses a network with prefix length. Blanks around it are ignored; host bits are cleared.
-pub(crate) fn parse_network(text: &str) -> Option<IpSpan> {
+pub(crate) fn parse_network(text: &str) -> Option<Network> {
     let (address, prefix) = text.trim().split_once('/')?;
     if prefix.is_empty() || !prefix.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
     let plain = address.parse::<IpAddr>().ok().or_else(|| parse_decimal(address).map(IpAddr::V4))?;
     let prefix = prefix.parse::<u8>().ok()?;
-    match plain.to_canonical() {
+    let network = match plain.to_canonical() {
         // A network of IPv4 addresses within IPv6.
-        IpAddr::V4(address) if plain.is_ipv6() => IpSpan::network(address.into(), prefix.checked_sub(96)?).ok(),
-        address => IpSpan::network(address, prefix).ok(),
-    }
+        IpAddr::V4(address) if plain.is_ipv6() => Network::new(address.into(), prefix.checked_sub(96)?),
+        address => Network::new(address, prefix),
+    };
+    network.ok().map(|network| network.trunc())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::net::Family;
-use ipset::IpSpan;
+use crate::net::Network;
 
 use super::{ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network};
 use crate::objects::NodeObject;
@@ -20,7 +20,7 @@ pub struct Node {
     /// Its addresses, at most one of each family: internal ones before external ones.
     pub addresses: Vec<IpAddr>,
     /// Networks of its pods.
-    pub pod_cidrs: Vec<IpSpan>,
+    pub pod_cidrs: Vec<Network>,
 }
 
 impl Node {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::net::Network;
 use crate::net::{Family, Protocol};
-use ipset::IpSpan;
 
 use super::{
     ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable_by_service, parse_address, parse_network,
@@ -77,14 +77,14 @@ pub struct SourceRanges {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Restriction(Option<Arc<[IpSpan]>>);
+struct Restriction(Option<Arc<[Network]>>);
 
 impl SourceRanges {
     /// The networks of this family; `None` when everybody may.
     ///
     /// Everybody may when no range is of this family, or one has prefix length 0. When no range could be read at all,
     /// nobody may: a restriction that cannot be read must not open access.
-    pub fn restriction(&self, family: Family) -> Option<&Arc<[IpSpan]>> {
+    pub fn restriction(&self, family: Family) -> Option<&Arc<[Network]>> {
         match family {
             Family::V4 => self.v4.0.as_ref(),
             Family::V6 => self.v6.0.as_ref(),
@@ -107,11 +107,12 @@ impl SourceRanges {
         ranges.dedup();
         let nobody = ranges.is_empty() && !texts.is_empty();
         let of = |family| {
-            let of: Arc<[IpSpan]> = ranges.iter().filter(|range| range.family() == family).copied().collect();
-            let everybody = of.iter().any(|range| range.prefix() == Some(0)) || of.is_empty() && !nobody;
+            let of: Arc<[Network]> =
+                ranges.iter().filter(|range| Family::of(range.addr()) == family).copied().collect();
+            let everybody = of.iter().any(|range| range.prefix_len() == 0) || of.is_empty() && !nobody;
             Restriction((!everybody).then_some(of))
         };
-        SourceRanges { v4: of(ipset::Family::Inet), v6: of(ipset::Family::Inet6) }
+        SourceRanges { v4: of(Family::V4), v6: of(Family::V6) }
     }
 }
 

@@ -2,9 +2,9 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use ipset::IpSpan;
 use proxier_core::config::{InterfaceName, LocalTraffic, MarkBit};
 use proxier_core::net::Family;
+use proxier_core::net::Network;
 use proxier_core::rules::{Capabilities, Inputs, Rules, compile};
 use serde_json::{Value, json};
 
@@ -57,7 +57,7 @@ fn external(policy: &str) -> Value {
     }))
 }
 
-fn networks(texts: &[&str]) -> Vec<IpSpan> {
+fn networks(texts: &[&str]) -> Vec<Network> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
