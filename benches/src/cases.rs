@@ -5,17 +5,17 @@ use std::time::Instant;
 
 use ipset::{Element, Entry, IfPresent, IpSpan, Ports, SetSpec, SetType};
 use ipvs::Transport as _;
-use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
-use proxier_core::diff::{diff, diff_changed};
-use proxier_core::drain::Drains;
+use proxier_core::modes::ipvs::diff::{diff, diff_changed};
+use proxier_core::modes::ipvs::drain::Drains;
+use proxier_core::modes::ipvs::observed::Observed;
+use proxier_core::modes::ipvs::plan::plan;
+use proxier_core::modes::ipvs::rules::{self, Capabilities, Inputs};
+use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::observed::Observed;
-use proxier_core::plan::plan;
-use proxier_core::rules::{self, Capabilities, Inputs};
+use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
-use proxier_core::wanted::Wanted;
 
 use crate::tape::Tape;
 use crate::world::{part, service, slice};

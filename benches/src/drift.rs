@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use proxier_core::sets::SetKey;
+use proxier_core::modes::ipvs::sets::SetKey;
 
 use crate::namespace::{collect, tell};
 use crate::node::Node;

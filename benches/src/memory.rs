@@ -4,9 +4,9 @@ use std::process::Command;
 
 use ipset::Element;
 use ipvs::{RealServer, VirtualServerKey};
-use proxier_core::compile::Frontend;
+use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::service::Frontend;
 use proxier_core::snapshot::{Endpoint, EndpointSlice, ObjectKey, Service};
-use proxier_core::wanted::Wanted;
 
 use crate::cases::World;
 use crate::report::{Goal, Report};

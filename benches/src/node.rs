@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use proxier_core::kernel::{self, KernelPorts};
-use proxier_core::proxier::{Options, Proxier};
-use proxier_core::report::Report;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::{Options, Proxier};
 
 use crate::Failure;
 use crate::world::{service, slice};

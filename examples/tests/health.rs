@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use examples::proxier_demo::health::{Health, listen, serve_health, serve_metrics};
 use examples::proxier_demo::service_health::{HealthCheck, Listening, ServiceHealth};
-use proxier_core::compile::{NodeFacts, OpenOn};
 use proxier_core::config::{Config, Families, NodePortAddresses};
+use proxier_core::service::{NodeFacts, OpenOn};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

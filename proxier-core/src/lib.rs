@@ -28,13 +28,13 @@
 //! # Example
 //!
 //! ```
-//! use proxier_core::compile::NodeFacts;
+//! use proxier_core::service::NodeFacts;
 //! use proxier_core::config::Config;
-//! use proxier_core::diff::diff;
+//! use proxier_core::modes::ipvs::diff::diff;
 //! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-//! use proxier_core::observed::Observed;
+//! use proxier_core::modes::ipvs::observed::Observed;
 //! use proxier_core::snapshot::{HostAddresses, Node, Store};
-//! use proxier_core::state::Desired;
+//! use proxier_core::service::Desired;
 //!
 //! let service: ServiceObject = serde_json::from_str(r#"{
 //!     "metadata": {"namespace": "demo", "name": "web"},
@@ -78,7 +78,7 @@
 //! use std::time::{Duration, Instant};
 //! use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 //! use proxier_core::objects::ServiceObject;
-//! use proxier_core::proxier::{Options, Proxier};
+//! use proxier_core::reconciler::{Options, Proxier};
 //!
 //! let origin = Instant::now();
 //! let mut kernel = KernelPorts::open(&KernelOptions::default())?;
@@ -138,40 +138,19 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
-pub mod apply;
-pub mod backoff;
-pub mod cleanup;
-pub mod compile;
 pub mod config;
-pub mod diff;
-pub mod drain;
 #[cfg(feature = "testing")]
 pub mod fake;
-pub mod held;
 #[cfg(feature = "kernel")]
 pub mod kernel;
-mod lower;
+pub mod modes;
 pub mod net;
 pub mod objects;
-pub mod observed;
 mod pack;
-pub mod plan;
 pub mod ports;
-pub mod proxier;
-pub mod reading;
-pub mod report;
-pub mod rules;
-pub mod safeguard;
-pub mod schedule;
-pub mod servers;
-pub mod sets;
+pub mod reconciler;
+pub mod service;
 pub mod snapshot;
-pub mod state;
-pub mod step;
-pub mod sysctls;
-pub mod totals;
-pub mod udp;
-pub mod wanted;
 
 /// The README's example is a test.
 #[cfg(doctest)]

@@ -14,7 +14,7 @@ use ipset::Element;
 use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Operation, VirtualServerKey};
 
-use crate::sets::SetKey;
+use crate::modes::ipvs::sets::SetKey;
 use crate::snapshot::HostAddresses;
 
 /// Why the kernel, or the program that speaks to it, did not do what was asked.

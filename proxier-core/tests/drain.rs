@@ -7,8 +7,8 @@ use std::time::Duration;
 use ipvs::model::{ObservedRealServer, Protocol, Stats, Weight};
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 use proptest::prelude::*;
-use proxier_core::drain::{Drains, Finish, Policy, Verdicts};
-use proxier_core::schedule::Moment;
+use proxier_core::modes::ipvs::drain::{Drains, Finish, Policy, Verdicts};
+use proxier_core::reconciler::schedule::Moment;
 use serde_json::json;
 
 fn secs(secs: u64) -> Moment {

@@ -11,11 +11,11 @@ use ipset::Element;
 use ipvs::VirtualServerKey;
 use ipvs::model::{RealServer, VirtualServerConfig};
 use proptest::prelude::*;
-use proxier_core::compile::HealthCheck;
+use proxier_core::modes::ipvs::sets::SetKey;
+use proxier_core::modes::ipvs::wanted::{Changed, Wanted, WantedServer};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::sets::SetKey;
+use proxier_core::service::HealthCheck;
 use proxier_core::snapshot::{ObjectKey, Store};
-use proxier_core::wanted::{Changed, Wanted, WantedServer};
 use serde_json::json;
 use universe::{events, facts, happen};
 

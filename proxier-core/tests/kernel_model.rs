@@ -28,10 +28,10 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
-use proxier_core::cleanup::cleanup;
 use proxier_core::kernel::{self, KernelPorts};
+use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::proxier::{Options, Proxier};
+use proxier_core::reconciler::{Options, Proxier};
 use proxier_core::snapshot::ObjectKey;
 use testkit::{Netns, PROXY, kernel_test, oracle};
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use proxier_core::config::Config;
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::net::Family;
-use proxier_core::report::Report;
+use proxier_core::reconciler::report::Report;
 use proxier_core::snapshot::ObjectKey;
 use serde_json::json;
 use testkit::witness::{Conversation, Transport};
@@ -124,7 +124,7 @@ fn virtual_servers_of_others_on_node_ports_survive_everything() {
         full(&mut cluster);
         drop(cluster);
         let mut ports = KernelPorts::open(&kernel::Options::default()).unwrap();
-        let cleaned = proxier_core::cleanup::cleanup(&Config::default(), &mut ports.ports());
+        let cleaned = proxier_core::modes::ipvs::cleanup::cleanup(&Config::default(), &mut ports.ports());
         assert!(cleaned.is_done(), "{cleaned:#?}");
         foreign_is_there(None);
         assert_eq!(ipvsadm().len(), FOREIGN.lines().count() + 1, "{:#?}", ipvsadm());

@@ -11,9 +11,9 @@ mod rule_cases;
 mod world;
 
 use iptables::{Backend, Dump, Iptables, System};
+use proxier_core::modes::ipvs::rules::{RuleChanges, Rules, cleanup};
+use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::net::Family;
-use proxier_core::rules::{RuleChanges, Rules, cleanup};
-use proxier_core::sets::SetKey;
 use rule_cases::{FOREIGN, JUMPS, cases, foreign_part, lines, older};
 use testkit::{Need, kernel_test, missing, oracle};
 

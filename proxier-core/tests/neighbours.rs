@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use proxier_core::cleanup::cleanup;
 use proxier_core::config::Config;
 use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
-use proxier_core::proxier::{Options, Proxier};
-use proxier_core::report::Report;
-use proxier_core::safeguard::{Neighbour, User};
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::service::{Neighbour, User};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 

@@ -11,14 +11,14 @@ use ipset::{Element, Entry};
 use iptables::{Rule, TableName};
 use ipvs::model::{Protocol, RealServerKey, Scheduler, SchedulerFlags};
 use ipvs::{VirtualServerKey, Weight};
-use proxier_core::compile::NodeFacts;
 use proxier_core::config::{Config, Families, Topology};
+use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, compile};
+use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
+use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::Family;
 use proxier_core::objects::{ConfigObject, EndpointSliceObject, NodeAddress, NodeObject, ServiceObject};
-use proxier_core::rules::{Capabilities, Inputs, compile};
-use proxier_core::sets::{SetKey, SetKind};
+use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
-use proxier_core::wanted::Wanted;
 use serde_json::Value;
 
 /// The part of the kernel's state that is compared.

@@ -9,10 +9,10 @@ use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
-use proxier_core::proxier::{Options, Proxier};
-use proxier_core::report::Report;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::step::Part;
+use proxier_core::reconciler::{Options, Proxier};
 use proxier_core::snapshot::ObjectKey;
-use proxier_core::step::Part;
 use serde_json::{Value, json};
 
 struct World {

@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 use proptest::prelude::*;
-use proxier_core::diff::{Changes, diff, diff_changed};
-use proxier_core::held::{hold, losing};
+use proxier_core::modes::ipvs::diff::{Changes, diff, diff_changed};
+use proxier_core::modes::ipvs::held::{hold, losing};
+use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::net::FrontendKey;
-use proxier_core::observed::Observed;
-use proxier_core::safeguard::{Kernel as _, MassRemoval, Reserved, ReservedPort, Safeguard, Stopped, User};
-use proxier_core::schedule::Moment;
+use proxier_core::reconciler::safeguard::{Kernel as _, MassRemoval, Safeguard, Stopped};
+use proxier_core::reconciler::schedule::Moment;
+use proxier_core::service::{Reserved, ReservedPort, User};
 use proxier_core::snapshot::ObjectKind;
 use serde_json::{Value, json};
 use world::{World, cluster_ip, endpoint};
@@ -443,7 +444,7 @@ fn reserved_node_ports_and_other_protocols() {
     world.service("web", node_port("TCP"));
     assert_eq!(rejected(&world).len(), 1);
     assert!(!has(&world, "TCP 192.168.0.10:10250"));
-    assert!(world.set(proxier_core::sets::SetKind::NodePortTcp).is_empty());
+    assert!(world.set(proxier_core::modes::ipvs::sets::SetKind::NodePortTcp).is_empty());
     world.service("web", node_port("UDP"));
     assert!(rejected(&world).is_empty());
     assert!(has(&world, "UDP 192.168.0.10:10250"));

@@ -5,10 +5,10 @@
 #[path = "scenarios/runner/mod.rs"]
 mod runner;
 
-use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
+use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
-use proxier_core::wanted::Wanted;
 use runner::fake::Fake;
 use runner::pure::Pure;
 use serde_json::{Value, json};

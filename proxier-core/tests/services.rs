@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proxier_core::config::{LocalFallback, NodePortAddresses, Topology};
-use proxier_core::sets::SetKind;
+use proxier_core::modes::ipvs::sets::SetKind;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::{Value, json};
 use world::{World, cluster_ip, endpoint, stopping};
@@ -390,7 +390,7 @@ fn a_shared_address_stays_until_its_last_service_goes() {
     assert_eq!(world.addresses(), ["10.96.0.2", "198.51.100.1"]);
     assert_eq!(world.set(SetKind::LoadBalancer), ["198.51.100.1,tcp:443"]);
     assert!(world.delete_service("b").addresses.contains(&shared));
-    assert_eq!(world.wanted, proxier_core::wanted::Wanted::new(&world.config));
+    assert_eq!(world.wanted, proxier_core::modes::ipvs::wanted::Wanted::new(&world.config));
 }
 
 #[test]

@@ -14,13 +14,13 @@ use ipvs::model::{Protocol, Weight};
 use ipvs::{RealServer, VirtualServerKey};
 use proptest::prelude::*;
 use proxier_core::config::Config;
-use proxier_core::diff::diff;
-use proxier_core::drain::{Drains, Policy};
-use proxier_core::observed::Observed;
+use proxier_core::modes::ipvs::diff::diff;
+use proxier_core::modes::ipvs::drain::{Drains, Policy};
+use proxier_core::modes::ipvs::observed::Observed;
+use proxier_core::modes::ipvs::udp;
+use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::ports::UdpServices;
 use proxier_core::snapshot::Store;
-use proxier_core::udp;
-use proxier_core::wanted::Wanted;
 use serde_json::{Value, json};
 use world::World;
 

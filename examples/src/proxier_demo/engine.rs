@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::Families;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::plan::Plan;
+use proxier_core::modes::ipvs::plan::Plan;
 use proxier_core::ports::{PortErrorKind, Ports};
-use proxier_core::proxier::{Options, Proxier};
-use proxier_core::report::Report;
-use proxier_core::safeguard::MassRemoval;
-use proxier_core::schedule::Limits;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::safeguard::MassRemoval;
+use proxier_core::reconciler::schedule::Limits;
+use proxier_core::reconciler::{Options, Proxier};
 
 use super::change::Change;
 use super::cli::{Configured, Source};

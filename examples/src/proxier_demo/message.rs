@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Instant;
 
-use proxier_core::safeguard::{Neighbour, User};
+use proxier_core::service::{Neighbour, User};
 use tokio::sync::mpsc;
 
 use super::change::Change;

@@ -5,11 +5,11 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use proxier_core::cleanup::cleanup;
-use proxier_core::plan::Plan;
-use proxier_core::reading::sysctl_changes;
-use proxier_core::report::Report;
-use proxier_core::step::Names;
+use proxier_core::modes::ipvs::cleanup::cleanup;
+use proxier_core::modes::ipvs::plan::Plan;
+use proxier_core::modes::ipvs::reading::sysctl_changes;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::step::Names;
 use serde_json::{Value, json};
 
 use super::cli::{Configured, Output};

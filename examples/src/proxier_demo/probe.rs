@@ -99,7 +99,10 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
             answer(ports.ipvs.timeouts().map(|timeouts| format!("it answers (timeout of TCP {} s)", timeouts.tcp_secs)))
         }
         Capability::Ipset => {
-            let set = proxier_core::sets::SetKey::new(Family::V4, proxier_core::sets::SetKind::ClusterIp);
+            let set = proxier_core::modes::ipvs::sets::SetKey::new(
+                Family::V4,
+                proxier_core::modes::ipvs::sets::SetKind::ClusterIp,
+            );
             answer(ports.sets.entries(set).map(|_entries| "it answers".to_owned()))
         }
         _ => ActiveAnswer::Unknown("not asked".to_owned()),

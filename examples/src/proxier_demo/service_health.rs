@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use http::{HeaderName, HeaderValue, StatusCode};
-use proxier_core::compile::{NodeFacts, OpenOn};
 use proxier_core::net::Family;
+use proxier_core::service::{NodeFacts, OpenOn};
 use proxier_core::snapshot::ObjectKey;
 
 use super::health::Health;
@@ -23,8 +23,8 @@ pub struct HealthCheck {
     pub local_endpoints: u64,
 }
 
-impl From<proxier_core::compile::HealthCheck> for HealthCheck {
-    fn from(check: proxier_core::compile::HealthCheck) -> Self {
+impl From<proxier_core::service::HealthCheck> for HealthCheck {
+    fn from(check: proxier_core::service::HealthCheck) -> Self {
         HealthCheck { port: check.port, local_endpoints: u64::try_from(check.local_endpoints).unwrap_or(u64::MAX) }
     }
 }

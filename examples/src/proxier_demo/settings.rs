@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proxier_core::config::{Config, LocalTraffic};
+use proxier_core::modes::shared::sysctls::HostSettings;
 use proxier_core::objects::ConfigObject;
-use proxier_core::safeguard::{Reserved, ReservedPort, User};
-use proxier_core::sysctls::HostSettings;
+use proxier_core::service::{Reserved, ReservedPort, User};
 
 use super::cluster;
 use super::duration::GoDuration;

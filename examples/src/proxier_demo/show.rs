@@ -4,11 +4,11 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
-use proxier_core::compile::NodeFacts;
-use proxier_core::reading;
+use proxier_core::modes::ipvs::reading;
+use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::reconciler::step::Names;
+use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
-use proxier_core::step::Names;
-use proxier_core::wanted::Wanted;
 use serde_json::{Value, json};
 
 use super::change::Snapshot;

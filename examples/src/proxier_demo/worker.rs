@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use proxier_core::report::Report;
+use proxier_core::reconciler::report::Report;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;

@@ -19,11 +19,11 @@ use super::shared::Shared;
 use super::transport::{Watched, Written};
 use super::{Changed, Parts};
 use crate::kernel::{IpvsPort, RulesPort, SetsPort, check_sysctl};
+use crate::modes::ipvs::sets::SetKey;
 use crate::ports::{
     Conntrack, Flows, Ipvs, ItemFailure, ItemFailures, Links, PortError, PortErrorKind, Ports, Rules, Sets, Sysctls,
     UdpServices,
 };
-use crate::sets::SetKey;
 use crate::snapshot::HostAddresses;
 
 pub(super) struct FakePorts {

@@ -9,8 +9,8 @@ use ipset::{
 
 use super::error::{all, errno_kind, io_kind, skipped, unknown};
 use super::lazy::Lazy;
+use crate::modes::ipvs::sets::SetKey;
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Sets};
-use crate::sets::SetKey;
 
 /// The port over a client.
 #[derive(Debug)]

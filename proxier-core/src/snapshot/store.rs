@@ -41,7 +41,7 @@ impl Store {
         Store { node_name: node_name.to_owned(), ..Store::default() }
     }
 
-    /// Reduces memory; see [`Desired::compact`](crate::state::Desired::compact).
+    /// Reduces memory; see [`Desired::compact`](crate::service::Desired::compact).
     pub fn compact(&mut self) {
         pack(&mut self.services);
         pack(&mut self.slices);

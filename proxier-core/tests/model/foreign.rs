@@ -8,8 +8,8 @@ use ipset::{Element, Entry, IfAbsent, IfPresent, SetName};
 use iptables::{Backend, Family, Invocation, Runner as _};
 use ipvs::{Operation, VirtualServerKey};
 use proxier_core::fake::{FakeKernel, KernelState};
-use proxier_core::sets::SetKey;
-use proxier_core::wanted::Wanted;
+use proxier_core::modes::ipvs::sets::SetKey;
+use proxier_core::modes::ipvs::wanted::Wanted;
 
 use super::rules::our_rules;
 use super::steps::Damage;

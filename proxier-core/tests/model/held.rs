@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use ipvs::model::{VirtualServerConfig, Weight};
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 use proxier_core::fake::{FakeKernel, KernelState};
-use proxier_core::sets::SetKey;
-use proxier_core::wanted::Wanted;
+use proxier_core::modes::ipvs::sets::SetKey;
+use proxier_core::modes::ipvs::wanted::Wanted;
 
 /// Everything, and of it virtual servers, addresses of the dummy device, and sets.
 pub(crate) struct Held {

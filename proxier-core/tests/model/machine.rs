@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use ipvs::model::{TimeoutsUpdate, Weight};
 use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
-use proxier_core::cleanup::cleanup;
-use proxier_core::drain::Policy;
 use proxier_core::fake::{Call, FakeKernel};
+use proxier_core::modes::ipvs::cleanup::cleanup;
+use proxier_core::modes::ipvs::drain::Policy;
+use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
-use proxier_core::proxier::{Options, Proxier};
-use proxier_core::report::{Failure, Report};
-use proxier_core::schedule::Limits;
+use proxier_core::reconciler::report::{Failure, Report};
+use proxier_core::reconciler::schedule::Limits;
+use proxier_core::reconciler::step::{Action, Part, Step as Done};
+use proxier_core::reconciler::{Options, Proxier};
 use proxier_core::snapshot::ObjectKey;
-use proxier_core::step::{Action, Part, Step as Done};
-use proxier_core::wanted::Wanted;
 
 use super::foreign::{self, Stranger};
 use super::held::{Held, is_foreign, marks};

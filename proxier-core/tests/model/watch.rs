@@ -7,8 +7,8 @@ use ipset::Element;
 use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Operation, VirtualServerKey};
 use proxier_core::fake::FakeKernel;
+use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::ports::{Ipvs, ItemFailures, Links, PortError, Ports, Sets};
-use proxier_core::sets::SetKey;
 use proxier_core::snapshot::HostAddresses;
 
 /// A write, and whether it was reported as done.

@@ -4,9 +4,9 @@ use ipset::Element;
 use iptables::{ChainName, Rule, TableName, Transaction};
 use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::sets::{SetKey, SetKind};
 
 use super::ports::sets::service;
 use super::ports::{World, at, ips, kinds};

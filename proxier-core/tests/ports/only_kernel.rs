@@ -250,8 +250,10 @@ fn one_missing_part_stops_no_other() {
             assert_eq!(ports.links.create_device(DEVICE).unwrap_err().kind(), PortErrorKind::Unavailable);
         }
         assert!(ports.links.addresses().unwrap().interfaces.contains_key("lo"));
-        let set =
-            proxier_core::sets::SetKey::new(proxier_core::net::Family::V4, proxier_core::sets::SetKind::ClusterIp);
+        let set = proxier_core::modes::ipvs::sets::SetKey::new(
+            proxier_core::net::Family::V4,
+            proxier_core::modes::ipvs::sets::SetKind::ClusterIp,
+        );
         ports.sets.create(set, 1).unwrap();
         assert_eq!(ports.sysctls.get("net/ipv4/ip_forward").unwrap().len(), 1);
     });

@@ -1,7 +1,7 @@
 use iptables::{ChainName, Edit, Rule, TableName, Transaction};
+use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::net::Family;
 use proxier_core::ports::{PortError, PortErrorKind};
-use proxier_core::sets::{SetKey, SetKind};
 
 use super::sets::service;
 use super::{FAMILIES, World};

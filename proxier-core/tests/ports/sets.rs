@@ -1,9 +1,9 @@
 use std::collections::BTreeSet;
 
 use ipset::{Element, IpSpan, PortRange, Ports, Protocol};
+use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::sets::{SetKey, SetKind};
 
 use super::{FAMILIES, World, ip, kinds};
 

@@ -3,9 +3,9 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use proxier_core::config::{InterfaceName, LocalTraffic, MarkBit};
+use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, Rules, compile};
 use proxier_core::net::Family;
 use proxier_core::net::Network;
-use proxier_core::rules::{Capabilities, Inputs, Rules, compile};
 use serde_json::{Value, json};
 
 use crate::world::{World, cluster_ip, endpoint};

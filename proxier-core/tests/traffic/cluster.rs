@@ -6,9 +6,9 @@ use iptables::{Backend, BackendChoice};
 use proxier_core::config::Config;
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::objects::{ConfigObject, EndpointSliceObject, ServiceObject};
-use proxier_core::proxier::{Options, Proxier};
-use proxier_core::report::Report;
-use proxier_core::schedule::Moment;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::schedule::Moment;
+use proxier_core::reconciler::{Options, Proxier};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 

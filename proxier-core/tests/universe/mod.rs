@@ -6,9 +6,9 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use proptest::sample::Index;
-use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
 use serde_json::Value;
 

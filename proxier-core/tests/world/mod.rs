@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
-use proxier_core::sets::{SetKey, SetKind};
+use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
+use proxier_core::modes::ipvs::wanted::{Changed, Wanted};
+use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Store};
-use proxier_core::wanted::{Changed, Wanted};
 use serde_json::{Value, json};
 
 pub(crate) struct World {

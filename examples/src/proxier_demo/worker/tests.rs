@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::{PortErrorKind, Ports};
-use proxier_core::proxier::Options;
+use proxier_core::reconciler::Options;
 use serde_json::{Value, json};
 
 use super::*;

@@ -6,11 +6,11 @@ use std::io::Read as _;
 use std::net::IpAddr;
 
 use ipset::Entry;
-use proxier_core::compile::NodeFacts;
 use proxier_core::config::Config;
+use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::net::Family;
 use proxier_core::objects::ConfigObject;
-use proxier_core::sets::{SetKey, SetKind};
+use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};

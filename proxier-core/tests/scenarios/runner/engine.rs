@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use proxier_core::ports::Ports;
-use proxier_core::proxier::{Options, Proxier};
-use proxier_core::report::Report;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::{Options, Proxier};
 use proxier_core::snapshot::{HostAddresses, Rejection};
 
 use super::format::KernelEdit;

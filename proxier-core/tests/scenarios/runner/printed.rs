@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use iptables::Rule;
+use proxier_core::modes::ipvs::rules::Rules;
+use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::Family;
-use proxier_core::rules::Rules;
 use proxier_core::snapshot::Rejection;
-use proxier_core::wanted::Wanted;
 
 /// The tools' output and the reports, each part sorted.
 #[derive(Debug, Default)]
@@ -160,7 +160,7 @@ pub(crate) fn wanted_rules(rules: &Rules) -> Vec<String> {
         Family::V4 => iptables::Family::Ipv4,
         Family::V6 => iptables::Family::Ipv6,
     };
-    for set in proxier_core::sets::SetKey::all(rules.family()) {
+    for set in proxier_core::modes::ipvs::sets::SetKey::all(rules.family()) {
         host.add_set(set.name());
     }
     let iptables = iptables::Iptables::open(host, family, iptables::Backend::Legacy).unwrap();

@@ -3,15 +3,15 @@
 use ipset::{Element, Entry};
 use ipvs::text::{Ruleset, Statement};
 use ipvs::{Operation, RealServer, VirtualServer, VirtualServerKey};
-use proxier_core::compile::NodeFacts;
-use proxier_core::diff::{diff, diff_changed};
+use proxier_core::modes::ipvs::diff::{diff, diff_changed};
+use proxier_core::modes::ipvs::observed::Observed;
+use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, compile};
+use proxier_core::modes::ipvs::servers::RealServers;
+use proxier_core::modes::ipvs::sets::SetKey;
+use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::Family;
-use proxier_core::observed::Observed;
-use proxier_core::rules::{Capabilities, Inputs, compile};
-use proxier_core::servers::RealServers;
-use proxier_core::sets::SetKey;
+use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{Node, Rejection, Store};
-use proxier_core::wanted::Wanted;
 
 use super::format::KernelEdit;
 use super::world::World;
@@ -78,7 +78,8 @@ impl Subject for Pure {
             full = true;
         }
         self.rejections = rejections;
-        self.observed.host_addresses = proxier_core::reading::other_addresses(&change.world.host()).collect();
+        self.observed.host_addresses =
+            proxier_core::modes::ipvs::reading::other_addresses(&change.world.host()).collect();
         let config = self.facts.config();
         let everything = diff(&self.wanted, &self.observed, config);
         let small = diff_changed(&self.wanted, &self.observed, &noted, config);

@@ -1,0 +1,166 @@
+//! Configuration that decides what is programmed.
+
+mod masquerade;
+
+use crate::net::Family;
+use crate::net::Network;
+use ipvs::model::Scheduler;
+
+pub use masquerade::{InterfaceName, LocalTraffic, MarkBit};
+
+use crate::objects::ConfigObject;
+use crate::service::Reserved;
+use crate::snapshot::{ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
+
+/// Families to program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Families {
+    /// IPv4 only.
+    V4,
+    /// IPv6 only.
+    V6,
+    /// Both. Default.
+    #[default]
+    Dual,
+}
+
+impl Families {
+    /// The families it includes.
+    pub fn iter(self) -> impl Iterator<Item = Family> {
+        [Family::V4, Family::V6].into_iter().filter(move |family| match self {
+            Families::V4 => *family == Family::V4,
+            Families::V6 => *family == Family::V6,
+            Families::Dual => true,
+        })
+    }
+}
+
+/// On which of this host's addresses node ports are served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// All but loopback, IPv6 link-local and the dummy device's. Default.
+    #[default]
+    All,
+    /// Those of the Node object.
+    Primary,
+    /// Of [`All`](NodePortAddresses::All), those in these networks. A family without a network here gets all, unless the
+    /// list is empty: then neither family gets any.
+    Within(Vec<Network>),
+}
+
+/// Which hints of endpoints are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Topology {
+    /// All hints, for nodes before zones: kube-proxy from 1.35. The control plane writes hints for both
+    /// `trafficDistribution` and topology annotations. Default.
+    #[default]
+    Hints,
+    /// Zone hints of Services with a topology annotation only: kube-proxy up to 1.30.
+    AnnotatedHints,
+}
+
+/// What external traffic to a Service with `externalTrafficPolicy: Local` gets on a node without local endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LocalFallback {
+    /// The cluster's endpoints, as with kube-proxy, so that pods on this node can use the address. A client outside then
+    /// gets answers from an address that it did not connect to. Default.
+    #[default]
+    Cluster,
+    /// Nothing: the connection is refused.
+    Refuse,
+}
+
+/// How Services are compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Config {
+    /// Families to program. Default both.
+    pub families: Families,
+    /// Scheduler of every virtual server. Default `rr`. For `mh` the flags `mh-port` and `mh-fallback` are set; without
+    /// `mh-fallback`, new connections are lost while a real server drains.
+    pub scheduler: Scheduler,
+    /// On which addresses node ports are served.
+    pub node_port_addresses: NodePortAddresses,
+    /// Which hints of endpoints are used.
+    pub topology: Topology,
+    /// What external traffic gets on nodes without local endpoints.
+    pub local_fallback: LocalFallback,
+    /// Networks in which no virtual server is ever deleted: another program made it. Default none.
+    pub exclude_cidrs: Vec<Network>,
+    /// Addresses and ports that no virtual server may take. Default: ports of the kubelet and of this proxy on this node.
+    pub reserved: Reserved,
+    /// Whether all traffic to cluster IPs is masqueraded, whatever its source. Default no.
+    pub masquerade_all: bool,
+    /// The bit of the packet mark that means "masquerade this".
+    pub masquerade_bit: MarkBit,
+    /// How local pod traffic is detected (`detectLocalMode`). Default: not detected.
+    pub local_traffic: LocalTraffic,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            families: Families::default(),
+            scheduler: Scheduler::RoundRobin,
+            node_port_addresses: NodePortAddresses::default(),
+            topology: Topology::default(),
+            local_fallback: LocalFallback::default(),
+            exclude_cidrs: Vec::new(),
+            reserved: Reserved::default(),
+            masquerade_all: false,
+            masquerade_bit: MarkBit::default(),
+            local_traffic: LocalTraffic::default(),
+        }
+    }
+}
+
+impl Config {
+    /// The name of the device that addresses are bound to.
+    pub const DUMMY_DEVICE: &str = "kube-ipvs0";
+
+    /// Checks a configuration. Leaves out impossible values and reports them; the caller decides whether to go on.
+    ///
+    /// A `nodePortAddresses` of which nothing could be read serves no node port at all. `iptables.localhostNodePorts` is
+    /// ignored, as kube-proxy's IPVS mode does: IPVS serves no node port on loopback addresses.
+    pub fn check(object: &ConfigObject, rejections: &mut Vec<Rejection>) -> Self {
+        let report =
+            &mut Reporter::new(ObjectKind::Configuration, ObjectKey::new("", "KubeProxyConfiguration"), rejections);
+        let mut config = Config::default();
+        if let Some(name) = object.ipvs.scheduler.as_deref().filter(|name| !name.is_empty()) {
+            match name.parse() {
+                Ok(scheduler) => config.scheduler = scheduler,
+                Err(_) => report.reject("ipvs.scheduler", name, "not a scheduler's name; taken as rr"),
+            }
+        }
+        config.node_port_addresses = check_node_port_addresses(&object.node_port_addresses, report);
+        config.exclude_cidrs = check_networks(&object.ipvs.exclude_cidrs, "ipvs.excludeCIDRs", report);
+        config.masquerade_all = object.ipvs.masquerade_all.unwrap_or(object.iptables.masquerade_all);
+        config.masquerade_bit = masquerade::check_masquerade_bit(object, report);
+        config.local_traffic = LocalTraffic::check(object, report);
+        config
+    }
+}
+
+fn check_node_port_addresses(texts: &[String], report: &mut Reporter<'_>) -> NodePortAddresses {
+    if texts.is_empty() {
+        return NodePortAddresses::All;
+    }
+    if let [only] = texts
+        && only == "primary"
+    {
+        return NodePortAddresses::Primary;
+    }
+    NodePortAddresses::Within(check_networks(texts, "nodePortAddresses", report))
+}
+
+fn check_networks(texts: &[String], field: &str, report: &mut Reporter<'_>) -> Vec<Network> {
+    let mut networks = Vec::with_capacity(texts.len());
+    for (index, text) in texts.iter().enumerate() {
+        let network = parse_network(text);
+        if network.is_none() {
+            report.reject(format!("{field}[{index}]"), text, "not a network (ADDRESS/PREFIX); left out");
+        }
+        networks.extend(network);
+    }
+    networks
+}

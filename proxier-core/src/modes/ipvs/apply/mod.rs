@@ -1,0 +1,327 @@
+//! Carries out a plan.
+
+mod operations;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use crate::net::Family;
+use ipset::Element;
+use ipvs::VirtualServerKey;
+
+use crate::config::Config;
+use crate::modes::ipvs::held::Needs;
+use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::plan::{Plan, RulesChange};
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::wanted::Wanted;
+use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Rules, Sets};
+use crate::reconciler::report::{self, Applied, Lack};
+use crate::reconciler::step::{Action, Names, Part, Step};
+
+/// Carries out a plan, stage by stage, and notes in `observed` what the kernel confirmed.
+///
+/// Every operation has an outcome. After a failure, operations that do not depend on it go on; those that do are skipped
+/// and say why ([`PortErrorKind::Skipped`]). An addition that finds the thing there updates it; a change that finds it gone
+/// adds it; a deletion that finds it gone is done. A full set is replaced by a larger one.
+///
+/// A virtual server that cannot be deleted keeps its entries and its address: they show that it is ours, and guard it.
+/// Without them it would count as somebody else's and stay for ever, open to everybody.
+///
+/// A virtual server with source ranges is made only once they hold: the kernel has its entry in `KUBE-LOAD-BALANCER-FW` and
+/// the rules it needs ([`Plan::guarded`]).
+///
+/// After a failure or a surprise ([`Applied::surprises`]) `observed` may be out of date: read it again.
+pub fn apply(
+    plan: &Plan,
+    wanted: &Wanted,
+    observed: &mut Observed,
+    names: &Names<'_>,
+    ports: &mut Ports<'_>,
+) -> Applied {
+    let mut run = Run {
+        wanted,
+        observed,
+        names,
+        applied: Applied::default(),
+        missing: BTreeSet::new(),
+        unguarded: plan.rules_put_off.clone(),
+        guarded: &plan.guarded,
+    };
+    let mut device = true;
+    if plan.create_device {
+        let outcome = ports.links.create_device(Config::DUMMY_DEVICE);
+        device = run.applied.note(Step::device, outcome);
+    }
+    for change in &plan.sysctls {
+        let outcome = ports.sysctls.set(&change.path, &change.to);
+        run.applied.note(|| Step::sysctl(change), outcome);
+    }
+    if let Some(timeouts) = &plan.timeouts {
+        let outcome = ports.ipvs.set_timeouts(timeouts);
+        run.applied.note(|| Step::timeouts(timeouts), outcome);
+    }
+    let mut filled = BTreeSet::new();
+    for set in &plan.create_sets {
+        match plan.add_entries.get(set).filter(|_| set.kind == SetKind::NodePortServed) {
+            Some(elements) => {
+                filled.insert(*set);
+                run.create_filled(*set, elements, ports.sets);
+            }
+            None => run.create_set(*set, ports.sets),
+        }
+    }
+    for (set, elements) in plan.add_entries.iter().filter(|(set, _)| !filled.contains(set)) {
+        run.add_entries(*set, elements, ports.sets);
+    }
+    let unserved = run.operations(&plan.serve_first, ports.ipvs).unserved;
+    run.bind(&plan.bind_first, device, &unserved, ports);
+    run.operations(&plan.retire_first, ports.ipvs);
+    let refused = run.restore(&plan.rules, ports);
+    run.unguarded.extend(refused);
+    let unserved = run.operations(&plan.serve, ports.ipvs).unserved;
+    run.bind(&plan.bind, device, &unserved, ports);
+    let left = run.operations(&plan.retire, ports.ipvs).left;
+    let mut needs = Needs::default();
+    for key in &left {
+        needs.add(key, run.observed);
+    }
+    for (set, elements) in plan.delete_entries.iter().rev() {
+        run.delete_entries(*set, elements, &needs, ports.sets);
+    }
+    run.relax(&plan.relax, &left, ports);
+    run.unbind(&plan.unbind, &needs, ports);
+    if !plan.forget.is_empty() {
+        match ports.conntrack.forget_udp(&plan.forget) {
+            Ok(flows) => {
+                run.applied.flows = flows;
+                run.applied.count(Part::Flows, Action::Delete, flows.total());
+            }
+            Err(error) if error.kind() == PortErrorKind::Unavailable => {
+                run.applied.lacks.push(Lack::new("UDP flows to endpoints that are gone are not ended", error));
+            }
+            Err(error) => run.applied.fail(Step::flows(&plan.forget), error),
+        }
+    }
+    run.applied
+}
+
+struct Run<'a, 'n> {
+    wanted: &'a Wanted,
+    observed: &'a mut Observed,
+    names: &'a Names<'n>,
+    applied: Applied,
+    /// Sets that could not be created.
+    missing: BTreeSet<SetKey>,
+    /// Families whose rules were put off, or could not be restored.
+    unguarded: BTreeSet<Family>,
+    /// Virtual servers that need those rules ([`Plan::guarded`]).
+    guarded: &'a BTreeSet<VirtualServerKey>,
+}
+
+/// Splits items into done and failed; sorts the failures by index.
+fn split<T>(items: &[T], mut failures: ItemFailures) -> (Vec<&T>, Vec<(&T, PortError)>) {
+    failures.sort_by_key(|failure| failure.index);
+    let mut failures = failures.into_iter().peekable();
+    let (mut done, mut failed) = (Vec::with_capacity(items.len()), Vec::new());
+    for (index, item) in items.iter().enumerate() {
+        match failures.next_if(|failure| failure.index == index) {
+            Some(ItemFailure { error, .. }) => failed.push((item, error)),
+            None => done.push(item),
+        }
+    }
+    (done, failed)
+}
+
+impl Run<'_, '_> {
+    /// Restores rules; returns the families of which that failed.
+    fn restore(&mut self, rules: &[RulesChange], ports: &mut Ports<'_>) -> BTreeSet<Family> {
+        let mut possible = Vec::with_capacity(rules.len());
+        for change in rules {
+            // No rule refers to this proxy's own set.
+            let referred = |set: &&SetKey| set.family == change.family && set.kind.is_of_kube_proxy();
+            match self.missing.iter().find(referred) {
+                Some(set) => self.applied.fail(Step::rules(change), report::not_without_set(*set)),
+                None => possible.push(change),
+            }
+        }
+        let transactions: Vec<_> =
+            possible.iter().map(|change| (change.family, change.changes.transaction())).collect();
+        let mut failed: BTreeSet<Family> = rules.iter().map(|change| change.family).collect();
+        for (change, outcome) in possible.into_iter().zip(ports.rules.restore_families(&transactions)) {
+            let outcome = outcome.or_else(|error| self.restore_without(change, error, ports.rules));
+            if self.applied.note(|| Step::rules(change), outcome) {
+                self.applied.restored.push(change.family);
+                failed.remove(&change.family);
+            }
+        }
+        failed
+    }
+
+    /// Restores rules that only lose something, but not while what they guard is there.
+    fn relax(&mut self, rules: &[RulesChange], left: &[VirtualServerKey], ports: &mut Ports<'_>) {
+        let guarded = |change: &RulesChange| {
+            left.iter()
+                .find(|key| Family::from(key.family()) == change.family && self.observed.firewall_entry(key).is_some())
+                .copied()
+        };
+        let (mut possible, mut stay) = (Vec::new(), Vec::new());
+        for change in rules {
+            match guarded(change) {
+                Some(key) => stay.push((change, key)),
+                None => possible.push(change.clone()),
+            }
+        }
+        for (change, key) in stay {
+            self.applied.fail(Step::rules(change), report::guards(&key));
+        }
+        self.restore(&possible, ports);
+    }
+
+    /// Why a virtual server must not be made: its source ranges would not hold.
+    fn not_guarded(&self, key: &VirtualServerKey) -> Option<PortError> {
+        let has_ranges = self.wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
+        if self.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
+            return Some(report::not_without_rules(key));
+        }
+        (has_ranges && self.observed.firewall_entry(key).is_none()).then(|| report::not_without_entry(key))
+    }
+
+    /// After the kernel refused rules, tries them without optional matches that it may lack.
+    fn restore_without(
+        &mut self,
+        change: &RulesChange,
+        refused: PortError,
+        rules: &mut dyn Rules,
+    ) -> Result<(), PortError> {
+        // Errors of other kinds do not mean that the kernel would refuse the same again.
+        if !matches!(refused.kind(), PortErrorKind::NotFound | PortErrorKind::Unavailable | PortErrorKind::Invalid) {
+            return Err(refused);
+        }
+        for (capabilities, changes) in &change.without {
+            if rules.restore(change.family, changes.transaction()).is_ok() {
+                self.applied.reduced.push((change.family, *capabilities));
+                self.applied.lacks.push(Lack::new(capabilities.lost(), refused));
+                return Ok(());
+            }
+        }
+        Err(refused)
+    }
+
+    fn create_set(&mut self, set: SetKey, sets: &mut dyn Sets) {
+        let outcome = sets.create(set, self.wanted.entries(set).count());
+        if self.applied.note(|| Step::create_set(set), outcome) {
+            self.observed.sets.entry(set).or_default();
+        } else {
+            self.missing.insert(set);
+        }
+    }
+
+    /// Creates a set with its entries in one step. A set that lacked some of them for a moment would show those virtual
+    /// servers as somebody else's ([`Observed::owns`]).
+    fn create_filled(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
+        let all: BTreeSet<&Element> = elements.iter().chain(self.wanted.entries(set)).collect();
+        let refs: Vec<&Element> = all.iter().copied().collect();
+        let outcome = sets.replace(set, &refs);
+        if self.applied.note(|| Step::create_set(set), outcome) {
+            self.applied.count(Part::Entry, Action::Add, all.len());
+            self.observed.sets.insert(set, all.into_iter().cloned().collect());
+        } else {
+            self.missing.insert(set);
+        }
+    }
+
+    fn add_entries(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
+        if self.missing.contains(&set) {
+            for element in elements {
+                self.applied.fail(Step::entry(Action::Add, set, element), report::not_without_set(set));
+            }
+            return;
+        }
+        let refs: Vec<&Element> = elements.iter().collect();
+        let (done, mut failed) = split(&refs, sets.add(set, &refs));
+        if failed.iter().any(|(_, error)| error.kind() == PortErrorKind::Full) {
+            // Entries to delete stay for now: virtual servers may still need them.
+            let there: BTreeSet<&Element> = self.observed.sets.get(&set).into_iter().flatten().collect();
+            let all: Vec<&Element> =
+                there.into_iter().chain(self.wanted.entries(set)).collect::<BTreeSet<_>>().into_iter().collect();
+            match sets.replace(set, &all) {
+                Ok(()) => {
+                    self.applied.count(Part::Entry, Action::Add, elements.len());
+                    let all = all.into_iter().cloned().collect();
+                    self.observed.sets.insert(set, all);
+                    return;
+                }
+                Err(error) => failed.iter_mut().for_each(|(_, why)| *why = error.clone()),
+            }
+        }
+        self.applied.count(Part::Entry, Action::Add, done.len());
+        if !done.is_empty() {
+            let done = done.into_iter().map(|element| (*element).clone());
+            self.observed.sets.entry(set).or_default().extend(done);
+        }
+        for (element, error) in failed {
+            self.applied.fail(Step::entry(Action::Add, set, element), error);
+        }
+    }
+
+    fn delete_entries(&mut self, set: SetKey, elements: &[Element], needs: &Needs, sets: &mut dyn Sets) {
+        let mut refs: Vec<&Element> = Vec::with_capacity(elements.len());
+        for element in elements {
+            if needs.entry(set, element) {
+                self.applied.fail(Step::entry(Action::Delete, set, element), report::needed());
+            } else {
+                refs.push(element);
+            }
+        }
+        let (done, failed) = split(&refs, sets.delete(set, &refs));
+        self.applied.count(Part::Entry, Action::Delete, done.len());
+        if let Some(entries) = self.observed.sets.get_mut(&set) {
+            for element in done {
+                entries.remove(*element);
+            }
+        }
+        for (element, error) in failed {
+            self.applied.fail(Step::entry(Action::Delete, set, element), error);
+        }
+    }
+
+    fn bind(&mut self, addresses: &[IpAddr], device: bool, unserved: &BTreeSet<IpAddr>, ports: &mut Ports<'_>) {
+        let (skipped, wanted): (Vec<IpAddr>, Vec<IpAddr>) =
+            addresses.iter().partition(|address| !device || unserved.contains(address));
+        if !wanted.is_empty() {
+            let (done, failed) = split(&wanted, ports.links.bind(Config::DUMMY_DEVICE, &wanted));
+            self.applied.count(Part::Address, Action::Add, done.len());
+            self.observed.addresses.extend(done);
+            for (address, error) in failed {
+                self.applied.fail(Step::address(Action::Add, *address), error);
+            }
+        }
+        for address in skipped {
+            let why = if device { report::bound_too_early(address) } else { report::not_without_device(address) };
+            self.applied.fail(Step::address(Action::Add, address), why);
+        }
+    }
+
+    fn unbind(&mut self, addresses: &[IpAddr], needs: &Needs, ports: &mut Ports<'_>) {
+        let mut going: Vec<IpAddr> = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            if needs.address(address) {
+                self.applied.fail(Step::address(Action::Delete, *address), report::needed());
+            } else {
+                going.push(*address);
+            }
+        }
+        if going.is_empty() {
+            return;
+        }
+        let (done, failed) = split(&going, ports.links.unbind(Config::DUMMY_DEVICE, &going));
+        self.applied.count(Part::Address, Action::Delete, done.len());
+        for address in done {
+            self.observed.addresses.remove(address);
+        }
+        for (address, error) in failed {
+            self.applied.fail(Step::address(Action::Delete, *address), error);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Runs a batch of operations on virtual and real servers, retries what EEXIST, ENOENT or ESRCH contradicts, and records
+//! outcomes.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipvs::model::Weight;
+use ipvs::{Operation, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
+
+use super::Run;
+use crate::modes::ipvs::observed::{Observed, ObservedServer};
+use crate::modes::ipvs::servers::RealServers;
+use crate::modes::ipvs::wanted::Wanted;
+use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
+use crate::reconciler::report::not_without_virtual_server;
+use crate::reconciler::step::{Action, Part, Step};
+use crate::service::Frontend;
+
+/// What later stages depend on.
+#[derive(Default)]
+pub(super) struct Outcome {
+    /// Addresses without any virtual server, although one was to be made.
+    pub(super) unserved: BTreeSet<IpAddr>,
+    /// Virtual servers that could not be deleted.
+    pub(super) left: Vec<VirtualServerKey>,
+}
+
+/// Retries after the first attempt. Changing a real server may need three: add it; add its virtual server first; find that
+/// one there by then.
+const MORE_WAYS: usize = 3;
+
+/// Outcomes, by index of the operation.
+#[derive(Default)]
+struct Trial {
+    failed: BTreeMap<usize, PortError>,
+    /// Real servers that were to drain and are not there.
+    gone: BTreeSet<usize>,
+    /// Virtual servers that could not be made.
+    dead: BTreeSet<VirtualServerKey>,
+    /// Virtual servers that somebody had deleted, and that were made again with all they have.
+    remade: BTreeSet<VirtualServerKey>,
+    surprises: usize,
+}
+
+impl Trial {
+    /// What to do instead of what the kernel refused, with the index of the operation, in order.
+    fn other_ways(&mut self, refused: Vec<(usize, Operation, PortError)>, wanted: &Wanted) -> Vec<(usize, Operation)> {
+        let (mut first, mut then) = (Vec::new(), Vec::new());
+        let real_server = |operation: &Operation| match operation {
+            Operation::AddRealServer(key, server) | Operation::UpdateRealServer(key, server) => {
+                Some((*key, server.key))
+            }
+            _ => None,
+        };
+        let own: BTreeSet<(VirtualServerKey, RealServerKey)> =
+            refused.iter().filter_map(|(_, operation, _)| real_server(operation)).collect();
+        let mut remade = BTreeSet::new();
+        for (place, operation, error) in refused {
+            let key = operation.virtual_server();
+            let surprises = self.surprises;
+            self.surprises = surprises.saturating_add(1);
+            match (operation, error.kind()) {
+                (Operation::AddVirtualServer(server), PortErrorKind::AlreadyExists) => {
+                    then.push((place, Operation::UpdateVirtualServer(server)));
+                }
+                (Operation::AddRealServer(key, server), PortErrorKind::AlreadyExists) => {
+                    then.push((place, Operation::UpdateRealServer(key, server)));
+                }
+                (Operation::DeleteVirtualServer(_) | Operation::DeleteRealServer(..), PortErrorKind::NotFound) => {}
+                (Operation::UpdateRealServer(_, server), PortErrorKind::NotFound)
+                    if server.config.weight == Weight::DRAIN =>
+                {
+                    self.gone.insert(place);
+                }
+                (_, PortErrorKind::NotFound) if self.dead.contains(&key) => {
+                    self.surprises = surprises;
+                    self.failed.insert(place, not_without_virtual_server(&key));
+                }
+                (Operation::UpdateRealServer(key, server), PortErrorKind::NotFound) => {
+                    then.push((place, Operation::AddRealServer(key, server)));
+                }
+                (Operation::UpdateVirtualServer(_) | Operation::AddRealServer(..), PortErrorKind::NotFound)
+                    if wanted.has_server(&key) =>
+                {
+                    // Somebody deleted the virtual server: all its real servers are missing.
+                    if remade.insert(key)
+                        && let Some(server) = wanted.server(&key)
+                    {
+                        first.push((place, Operation::AddVirtualServer(server.virtual_server())));
+                        let others = server.real_servers.iter().filter(|real| !own.contains(&(key, real.key)));
+                        first.extend(others.map(|real| (place, Operation::AddRealServer(key, real))));
+                    }
+                    then.extend(real_server(&operation).map(|_| (place, operation)));
+                }
+                (operation, _) => {
+                    self.surprises = surprises;
+                    if matches!(operation, Operation::AddVirtualServer(_)) {
+                        self.dead.insert(key);
+                    }
+                    self.failed.entry(place).or_insert(error);
+                }
+            }
+        }
+        self.remade.append(&mut remade);
+        first.append(&mut then);
+        first
+    }
+
+    fn run(operations: &[Operation], wanted: &Wanted, ipvs: &mut dyn Ipvs) -> Self {
+        let mut trial = Trial::default();
+        let mut failures = ipvs.run(operations);
+        failures.sort_by_key(|failure| failure.index);
+        let at = |ItemFailure { index, error }| Some((index, *operations.get(index)?, error));
+        let mut refused: Vec<(usize, Operation, PortError)> = failures.into_iter().filter_map(at).collect();
+        for _ in 0..MORE_WAYS {
+            let others = trial.other_ways(refused, wanted);
+            if others.is_empty() {
+                return trial;
+            }
+            let list: Vec<Operation> = others.iter().map(|(_, operation)| *operation).collect();
+            let mut failures = ipvs.run(&list);
+            failures.sort_by_key(|failure| failure.index);
+            let at = |ItemFailure { index, error }| {
+                let (place, operation) = others.get(index)?;
+                Some((*place, *operation, error))
+            };
+            refused = failures.into_iter().filter_map(at).collect();
+        }
+        for (place, _, error) in refused {
+            trial.failed.entry(place).or_insert(error);
+        }
+        trial
+    }
+}
+
+impl Run<'_, '_> {
+    pub(super) fn operations(&mut self, operations: &[Operation], ipvs: &mut dyn Ipvs) -> Outcome {
+        if operations.is_empty() {
+            return Outcome::default();
+        }
+        let (allowed, unguarded) = self.allowed(operations);
+        let trial = Trial::run(&allowed, self.wanted, ipvs);
+        self.applied.surprises = self.applied.surprises.saturating_add(trial.surprises);
+        let mut outcome = self.note_operations(&allowed, trial);
+        let is_served = |address: &IpAddr| {
+            let served = &self.observed.virtual_servers;
+            served.keys().any(|key| matches!(key, VirtualServerKey::Address { addr, .. } if addr == address))
+        };
+        outcome.unserved.extend(unguarded.into_iter().filter(|address| !is_served(address)));
+        outcome
+    }
+
+    /// Leaves out virtual servers that may not be made yet, with their real servers; returns their addresses.
+    fn allowed<'o>(&mut self, operations: &'o [Operation]) -> (Cow<'o, [Operation]>, BTreeSet<IpAddr>) {
+        let mut reasons: BTreeMap<VirtualServerKey, PortError> = BTreeMap::new();
+        for operation in operations {
+            if let Operation::AddVirtualServer(VirtualServer { key, .. }) = operation {
+                reasons.extend(self.not_guarded(key).map(|why| (*key, why)));
+            }
+        }
+        if reasons.is_empty() {
+            return (Cow::Borrowed(operations), BTreeSet::new());
+        }
+        let mut allowed = Vec::with_capacity(operations.len());
+        for operation in operations {
+            match reasons.get(&operation.virtual_server()) {
+                Some(why) => self.applied.fail(Step::operation(operation, self.names), why.clone()),
+                None => allowed.push(*operation),
+            }
+        }
+        let address = |key: VirtualServerKey| match key {
+            VirtualServerKey::Address { addr, .. } => Some(addr),
+            VirtualServerKey::Fwmark { .. } => None,
+        };
+        (Cow::Owned(allowed), reasons.into_keys().filter_map(address).collect())
+    }
+
+    /// Counts outcomes and notes what the kernel holds now, one virtual server at a time.
+    fn note_operations(&mut self, operations: &[Operation], mut trial: Trial) -> Outcome {
+        let (mut served, mut outcome) = (BTreeSet::new(), Outcome::default());
+        let mut current: Option<Edited> = None;
+        for (place, operation) in operations.iter().enumerate() {
+            let key = operation.virtual_server();
+            if current.as_ref().is_none_or(|edited| edited.key != key) {
+                if let Some(edited) = current.take() {
+                    edited.close(self.observed, self.wanted);
+                }
+                let remade = trial.remade.contains(&key) && !trial.dead.contains(&key);
+                current = Some(Edited::open(key, self.observed, remade.then_some(self.wanted)));
+            }
+            let error = trial.failed.remove(&place);
+            let adds = matches!(operation, Operation::AddVirtualServer(_));
+            if let (true, VirtualServerKey::Address { addr, .. }) = (adds, key) {
+                if error.is_none() {
+                    served.insert(addr)
+                } else {
+                    outcome.unserved.insert(addr)
+                };
+            }
+            if let Some(error) = error {
+                if matches!(operation, Operation::DeleteVirtualServer(_)) {
+                    outcome.left.push(key);
+                }
+                self.applied.fail(Step::operation(operation, self.names), error);
+                continue;
+            }
+            let gone = trial.gone.contains(&place);
+            if let Some(edited) = &mut current {
+                edited.take(operation, gone);
+            }
+            self.done(operation, gone);
+        }
+        if let Some(edited) = current.take() {
+            edited.close(self.observed, self.wanted);
+        }
+        // An address with another virtual server, made now or earlier, is served.
+        let before: BTreeSet<IpAddr> = if outcome.unserved.is_empty() {
+            BTreeSet::new()
+        } else {
+            let address = |key: &VirtualServerKey| match key {
+                VirtualServerKey::Address { addr, .. } => Some(*addr),
+                VirtualServerKey::Fwmark { .. } => None,
+            };
+            self.observed.virtual_servers.keys().filter_map(address).collect()
+        };
+        outcome.unserved.retain(|address| !served.contains(address) && !before.contains(address));
+        outcome
+    }
+
+    fn done(&mut self, operation: &Operation, gone: bool) {
+        let (part, action) = match operation {
+            Operation::AddVirtualServer(_) => (Part::VirtualServer, Action::Add),
+            Operation::DeleteVirtualServer(key) => {
+                self.applied.deleted.push(*key);
+                (Part::VirtualServer, Action::Delete)
+            }
+            Operation::AddRealServer(..) => (Part::RealServer, Action::Add),
+            Operation::UpdateRealServer(key, server) if server.config.weight == Weight::DRAIN => {
+                let list = if gone { &mut self.applied.settled } else { &mut self.applied.drained };
+                list.push((*key, server.key));
+                (Part::RealServer, Action::Drain)
+            }
+            Operation::UpdateRealServer(key, server) => {
+                self.applied.settled.push((*key, server.key));
+                (Part::RealServer, Action::Change)
+            }
+            Operation::DeleteRealServer(key, real) => {
+                self.applied.settled.push((*key, *real));
+                (Part::RealServer, Action::Delete)
+            }
+            _ => (Part::VirtualServer, Action::Change),
+        };
+        self.applied.count(part, action, 1);
+    }
+}
+
+/// A virtual server while operations on it are noted.
+struct Edited {
+    key: VirtualServerKey,
+    server: Option<ObservedServer>,
+    real_servers: Vec<RealServer>,
+}
+
+impl Edited {
+    /// `remade` is what is wanted, when the virtual server was made again with all of that.
+    fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Wanted>) -> Self {
+        let there = observed.virtual_servers.remove(&key);
+        let new = remade
+            .and_then(|wanted| wanted.server(&key))
+            .map(|server| ObservedServer { config: server.config, real_servers: server.real_servers });
+        let server = new.or(there);
+        let real_servers = server.as_ref().map_or_else(Vec::new, |server| server.real_servers.to_vec());
+        Edited { key, server, real_servers }
+    }
+
+    /// Notes an operation; `gone` when the real server that should drain is not there.
+    fn take(&mut self, operation: &Operation, gone: bool) {
+        let place = |servers: &[RealServer], key| servers.binary_search_by(|server| server.key.cmp(key));
+        match operation {
+            Operation::AddVirtualServer(new) | Operation::UpdateVirtualServer(new) => match &mut self.server {
+                Some(server) => server.config = new.config,
+                None => self.server = Some(ObservedServer { config: new.config, real_servers: RealServers::default() }),
+            },
+            Operation::DeleteVirtualServer(_) => {
+                self.server = None;
+                self.real_servers.clear();
+            }
+            Operation::UpdateRealServer(_, RealServer { key, .. }) | Operation::DeleteRealServer(_, key)
+                if gone || matches!(operation, Operation::DeleteRealServer(..)) =>
+            {
+                if let Ok(found) = place(&self.real_servers, key) {
+                    self.real_servers.remove(found);
+                }
+            }
+            Operation::AddRealServer(_, new) | Operation::UpdateRealServer(_, new) => {
+                match place(&self.real_servers, &new.key) {
+                    Ok(found) => {
+                        if let Some(server) = self.real_servers.get_mut(found) {
+                            *server = *new;
+                        }
+                    }
+                    Err(gap) => self.real_servers.insert(gap, *new),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn close(self, observed: &mut Observed, wanted: &Wanted) {
+        let Some(mut server) = self.server else { return };
+        // What is as wanted is kept once.
+        server.real_servers =
+            RealServers::sorted(&self.real_servers, wanted.frontend(&self.key).map(Frontend::endpoints));
+        observed.virtual_servers.insert(self.key, server);
+    }
+}

@@ -1,0 +1,144 @@
+//! Removes everything that is ours.
+
+use ipvs::{Operation, VirtualServerKey};
+
+use crate::config::Config;
+use crate::modes::ipvs::diff::foreign;
+use crate::modes::ipvs::plan::RulesChange;
+use crate::modes::ipvs::reading;
+use crate::modes::ipvs::rules;
+use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::wanted::Wanted;
+use crate::ports::{PortError, PortErrorKind, Ports};
+use crate::reconciler::report::{Applied, Unread};
+use crate::reconciler::step::{Action, Names, Part, Step};
+use crate::snapshot::Store;
+
+/// What a cleanup did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Cleaned {
+    /// What was removed and what was not.
+    pub applied: Applied,
+    /// Parts that could not be read; nothing of them was removed.
+    pub unread: Vec<Unread>,
+    /// Virtual servers of somebody else, which stay.
+    pub foreign: Vec<VirtualServerKey>,
+}
+
+impl Cleaned {
+    /// Whether nothing of ours is left.
+    pub fn is_done(&self) -> bool {
+        self.unread.is_empty() && self.applied.failures.is_empty()
+    }
+}
+
+/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: virtual servers that are
+/// ours ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) and outside of [`Config::exclude_cidrs`], the rules of both
+/// families, the sets, the dummy device with its addresses. It uses only `exclude_cidrs` of the configuration: both
+/// families are cleaned whatever is configured.
+///
+/// Values below `/proc/sys` and timeouts stay: their earlier values are not known. What is gone already counts as done, so
+/// a cleanup can be repeated after a failure. A part that this kernel does not have holds nothing of ours.
+///
+/// The order is that of deletion: virtual servers, rules, sets, addresses. When a part fails, what shows that it is ours
+/// stays, and the other parts go on.
+pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
+    let mut config = config.clone();
+    config.families = crate::config::Families::Dual;
+    let mut cleaned = Cleaned::default();
+    let served = clean_virtual_servers(&config, ports, &mut cleaned);
+    for family in config.families.iter() {
+        clean_rules(family, ports, &mut cleaned);
+    }
+    if !served {
+        // The next cleanup needs the sets and addresses to know which virtual servers are ours.
+        return cleaned;
+    }
+    for set in config.families.iter().flat_map(SetKey::all) {
+        match ports.sets.entries(set) {
+            Ok(None) => match ports.sets.has_unfinished(set) {
+                Ok(false) => {}
+                Ok(true) => destroy(set, ports, &mut cleaned),
+                Err(error) => cleaned.miss(format_args!("set {set}"), error),
+            },
+            Ok(Some(_)) => destroy(set, ports, &mut cleaned),
+            Err(error) => cleaned.miss(format_args!("set {set}"), error),
+        }
+    }
+    match ports.links.addresses() {
+        Ok(host) if reading::has_device(&host) => {
+            let outcome = ports.links.delete_device(Config::DUMMY_DEVICE);
+            cleaned.applied.note(Step::delete_device, outcome);
+        }
+        Ok(_) => {}
+        Err(error) => cleaned.miss("addresses", error),
+    }
+    cleaned
+}
+
+fn destroy(set: SetKey, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    let outcome = ports.sets.destroy(set);
+    cleaned.applied.note(|| Step::destroy_set(set), outcome);
+}
+
+impl Cleaned {
+    /// Notes what could not be read, unless this kernel does not have it at all.
+    fn miss(&mut self, what: impl std::fmt::Display, error: PortError) {
+        if error.kind() != PortErrorKind::Unavailable {
+            self.unread.push(Unread::new(what, error));
+        }
+    }
+}
+
+/// Deletes our virtual servers; returns whether none is left.
+fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
+    let wanted = Wanted::new(config);
+    let host = match reading::read_host(ports.links) {
+        Ok(host) => host,
+        Err(error) => {
+            cleaned.unread.push(error);
+            return false;
+        }
+    };
+    let observed = match reading::read_what_there_is(ports.ipvs, ports.sets, &host, config, &wanted) {
+        Ok(observed) => observed,
+        Err(errors) => {
+            cleaned.unread.extend(errors);
+            return false;
+        }
+    };
+    cleaned.foreign = foreign(&wanted, &observed, config).collect();
+    let ours = observed.virtual_servers.keys().filter(|key| cleaned.foreign.binary_search(key).is_err());
+    let operations: Vec<Operation> = ours.copied().map(Operation::DeleteVirtualServer).collect();
+    let failures = ports.ipvs.run(&operations);
+    let store = Store::default();
+    let names = Names::new(&store, &wanted);
+    let mut left = 0_usize;
+    for failure in failures {
+        let Some(operation) = operations.get(failure.index) else { continue };
+        if failure.error.kind() != PortErrorKind::NotFound {
+            left = left.saturating_add(1);
+            cleaned.applied.fail(Step::operation(operation, &names), failure.error);
+        }
+    }
+    cleaned.applied.count(Part::VirtualServer, Action::Delete, operations.len().saturating_sub(left));
+    left == 0
+}
+
+fn clean_rules(family: crate::net::Family, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    let what = format!("rules of {}", family.name());
+    let dump = match ports.rules.dump(family) {
+        Ok(dump) => dump,
+        Err(error) => return cleaned.miss(what, error),
+    };
+    match rules::cleanup(&dump) {
+        Ok(changes) if changes.is_empty() => {}
+        Ok(changes) => {
+            let outcome = ports.rules.restore(family, changes.transaction());
+            let change = RulesChange::new(family, changes);
+            cleaned.applied.note(|| Step::rules(&change), outcome);
+        }
+        Err(error) => cleaned.unread.push(Unread::new(what, PortError::from_error(PortErrorKind::Invalid, &error))),
+    }
+}

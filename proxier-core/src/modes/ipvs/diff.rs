@@ -1,0 +1,229 @@
+//! Compares what is wanted with what the kernel holds. Pure; the result has no order. A plan decides when and how each
+//! change is made.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipset::Element;
+use ipvs::model::VirtualServerConfig;
+use ipvs::{RealServer, RealServerKey, VirtualServerKey};
+
+use crate::config::Config;
+use crate::modes::ipvs::observed::{Observed, ObservedServer};
+use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::wanted::{Changed, Wanted, WantedServer};
+use crate::net::Family;
+use crate::snapshot::is_usable_by_service;
+
+/// What has to be done to a virtual server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VirtualServerChange {
+    /// It has to be made.
+    Add {
+        /// Its configuration.
+        config: VirtualServerConfig,
+        /// Its real servers.
+        real_servers: Vec<RealServer>,
+    },
+    /// It is there and has to be changed in place.
+    Update {
+        /// Its configuration, when that differs.
+        config: Option<VirtualServerConfig>,
+        /// Real servers that are not there.
+        add: Vec<RealServer>,
+        /// Real servers that are there with another weight, method or limits, including those that drain and are wanted
+        /// again.
+        set: Vec<RealServer>,
+        /// Real servers that are not wanted any more. A plan may let them drain first.
+        remove: Vec<RealServerKey>,
+    },
+    /// It is not wanted any more.
+    Delete,
+}
+
+/// What has to change in the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Changes {
+    /// Sets that do not exist.
+    pub create_sets: BTreeSet<SetKey>,
+    /// Entries that are not there.
+    pub add_entries: BTreeSet<(SetKey, Element)>,
+    /// Entries that are not wanted any more.
+    pub delete_entries: BTreeSet<(SetKey, Element)>,
+    /// Addresses that the dummy device lacks.
+    pub add_addresses: BTreeSet<IpAddr>,
+    /// Addresses of the dummy device that are not wanted any more.
+    pub delete_addresses: BTreeSet<IpAddr>,
+    /// Virtual servers.
+    pub virtual_servers: BTreeMap<VirtualServerKey, VirtualServerChange>,
+}
+
+impl Changes {
+    /// Whether the kernel is as it has to be.
+    pub fn is_empty(&self) -> bool {
+        *self == Changes::default()
+    }
+}
+
+/// Compares everything.
+///
+/// Families that are not configured are left alone. An unwanted virtual server is deleted only if it is ours
+/// ([`Observed::owns`]) and outside of [`Config::exclude_cidrs`]; [`foreign`] lists the others. Everything on the dummy
+/// device is ours, except addresses that no Service can have, such as its link-local one.
+pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
+    let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
+    for set in config.families.iter().flat_map(SetKey::all) {
+        match observed.sets.get(&set) {
+            // Nearly always equal: one walk instead of two lookups for each entry.
+            Some(elements) if elements.iter().eq(wanted.entries(set)) => continue,
+            Some(elements) => elements.iter().for_each(|element| diff.entry(set, element)),
+            None => {
+                diff.changes.create_sets.insert(set);
+            }
+        }
+        wanted.entries(set).for_each(|element| diff.entry(set, element));
+    }
+    if !wanted.addresses().eq(observed.addresses.iter().copied()) {
+        wanted.addresses().chain(observed.addresses.iter().copied()).for_each(|address| diff.address(address));
+    }
+    for server in wanted.servers() {
+        diff.server(server);
+    }
+    for key in observed.virtual_servers.keys() {
+        if !wanted.has_server(key) {
+            diff.unwanted(*key);
+            diff.left_behind(key);
+        }
+    }
+    diff.changes
+}
+
+/// Compares only what was changed: O(changed). Assumes that sets exist, or creates them when an entry is added.
+pub fn diff_changed(wanted: &Wanted, observed: &Observed, changed: &Changed, config: &Config) -> Changes {
+    let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
+    for (set, element) in &changed.entries {
+        diff.entry(*set, element);
+        if diff.changes.add_entries.contains(&(*set, element.clone())) && !observed.sets.contains_key(set) {
+            diff.changes.create_sets.insert(*set);
+        }
+    }
+    changed.addresses.union(&changed.elsewhere).for_each(|address| diff.address(*address));
+    for key in &changed.virtual_servers {
+        match wanted.server(key) {
+            Some(server) => diff.server(server),
+            None => diff.unwanted(*key),
+        }
+    }
+    diff.changes
+}
+
+/// Virtual servers of somebody else: not wanted, and not ours to delete. Sorted.
+pub fn foreign<'a>(
+    wanted: &'a Wanted,
+    observed: &'a Observed,
+    config: &'a Config,
+) -> impl Iterator<Item = VirtualServerKey> + 'a {
+    let keys = observed.virtual_servers.keys().copied();
+    keys.filter(|key| !wanted.has_server(key) && !may_delete(key, observed, config))
+}
+
+fn may_delete(key: &VirtualServerKey, observed: &Observed, config: &Config) -> bool {
+    let VirtualServerKey::Address { addr, .. } = *key else { return false };
+    let excluded = config.exclude_cidrs.iter().any(|network| network.contains(&addr));
+    in_scope(config, key.family().into()) && !excluded && observed.owns(key)
+}
+
+fn in_scope(config: &Config, family: Family) -> bool {
+    config.families.iter().any(|configured| configured == family)
+}
+
+struct Diff<'a> {
+    wanted: &'a Wanted,
+    observed: &'a Observed,
+    config: &'a Config,
+    changes: Changes,
+}
+
+impl Diff<'_> {
+    fn entry(&mut self, set: SetKey, element: &Element) {
+        if !in_scope(self.config, set.family) {
+            return;
+        }
+        let wanted = self.wanted.has_entry(set, element);
+        let there = self.observed.has_entry(set, element);
+        if wanted && !there {
+            self.changes.add_entries.insert((set, element.clone()));
+        } else if there && !wanted {
+            self.changes.delete_entries.insert((set, element.clone()));
+        }
+    }
+
+    fn address(&mut self, address: IpAddr) {
+        if !in_scope(self.config, Family::of(address)) || !is_usable_by_service(address) {
+            return;
+        }
+        let wanted = self.wanted.has_address(address);
+        let there = self.observed.addresses.contains(&address);
+        if wanted && !there {
+            self.changes.add_addresses.insert(address);
+        } else if there && !wanted && !self.wanted.is_elsewhere(address) {
+            self.changes.delete_addresses.insert(address);
+        }
+    }
+
+    fn server(&mut self, wanted: WantedServer) {
+        if !in_scope(self.config, wanted.key.family().into()) {
+            return;
+        }
+        let change = match self.observed.virtual_servers.get(&wanted.key) {
+            Some(there) => update(&wanted, there),
+            None => {
+                let real_servers = wanted.real_servers.to_vec();
+                Some(VirtualServerChange::Add { config: wanted.config, real_servers })
+            }
+        };
+        self.changes.virtual_servers.extend(change.map(|change| (wanted.key, change)));
+    }
+
+    /// Records that a node port left behind is ours while it exists: from now on our set may have its port with other
+    /// addresses.
+    fn left_behind(&mut self, key: &VirtualServerKey) {
+        if self.changes.virtual_servers.contains_key(key)
+            && self.observed.is_left_behind(key)
+            && let Some(entry) = Observed::served_entry(key)
+        {
+            self.changes.add_entries.insert(entry.clone());
+            self.changes.delete_entries.insert(entry);
+        }
+    }
+
+    fn unwanted(&mut self, key: VirtualServerKey) {
+        if self.observed.virtual_servers.contains_key(&key) && may_delete(&key, self.observed, self.config) {
+            self.changes.virtual_servers.insert(key, VirtualServerChange::Delete);
+        }
+    }
+}
+
+fn update(wanted: &WantedServer, there: &ObservedServer) -> Option<VirtualServerChange> {
+    let config = (wanted.config != there.config).then_some(wanted.config);
+    if config.is_none() && wanted.real_servers.is_same(&there.real_servers) {
+        return None;
+    }
+    let (mut add, mut set, mut remove) = (Vec::new(), Vec::new(), Vec::new());
+    // Both are sorted: one pass over the two.
+    let mut rest = there.real_servers.iter().peekable();
+    for server in wanted.real_servers.iter() {
+        while let Some(gone) = rest.next_if(|there| there.key < server.key) {
+            remove.push(gone.key);
+        }
+        match rest.next_if(|there| there.key == server.key) {
+            Some(same) if same.config == server.config => {}
+            Some(_) => set.push(server),
+            None => add.push(server),
+        }
+    }
+    remove.extend(rest.map(|gone| gone.key));
+    Some(VirtualServerChange::Update { config, add, set, remove })
+}

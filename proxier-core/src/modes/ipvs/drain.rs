@@ -1,0 +1,384 @@
+//! Drains real servers: they take no new connections and are deleted once they have none.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ipvs::model::{ObservedRealServer, Protocol, Weight};
+use ipvs::{RealServerKey, VirtualServerKey};
+
+use crate::reconciler::schedule::Moment;
+
+/// How real servers drain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Policy {
+    /// After this long a real server is deleted with the connections it has; `None` to wait for ever, as kube-proxy does.
+    /// Default 15 min: as long as IPVS by default keeps an idle TCP connection.
+    ///
+    /// A new process does not know how long a real server has drained, and waits the full time again.
+    pub deadline: Option<Duration>,
+    /// The time from weight 0 to the first check of a real server's connections. Default 1 s; at least 10 ms.
+    ///
+    /// The pause doubles with each check that finds connections, up to `poll`. It starts again when another real server of
+    /// the same virtual server starts to drain.
+    pub first_poll: Duration,
+    /// The longest pause between two checks. Default 60 s, kube-proxy's only pause.
+    pub poll: Duration,
+    /// Protocols whose real servers drain; those of others are deleted at once. Default TCP, as with kube-proxy.
+    ///
+    /// A client that keeps sending over UDP from one port would keep its real server for ever, gone or not; SCTP
+    /// associations have other paths.
+    pub protocols: BTreeSet<Protocol>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            deadline: Some(Duration::from_secs(15 * 60)),
+            first_poll: Duration::from_secs(1),
+            poll: Duration::from_secs(60),
+            protocols: BTreeSet::from([Protocol::Tcp]),
+        }
+    }
+}
+
+impl Policy {
+    /// No pause is shorter: 10 ms.
+    pub const SHORTEST_POLL: Duration = Duration::from_millis(10);
+
+    /// Whether real servers of this virtual server drain. Those of firewall marks never do.
+    pub fn drains(&self, key: &VirtualServerKey) -> bool {
+        let VirtualServerKey::Address { protocol, .. } = key else { return false };
+        self.protocols.contains(protocol) && self.deadline != Some(Duration::ZERO)
+    }
+
+    fn first_pause(&self) -> Duration {
+        self.first_poll.max(Self::SHORTEST_POLL)
+    }
+
+    fn pause_after(&self, pause: Duration) -> Duration {
+        pause.saturating_mul(2).min(self.poll).max(self.first_pause())
+    }
+}
+
+/// Why a real server may be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum Finish {
+    /// It has no connections any more.
+    Idle,
+    /// Its time is over; connections it still has are cut.
+    Deadline,
+}
+
+/// A real server that may be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Finished {
+    /// The real server.
+    pub real: RealServerKey,
+    /// Why.
+    pub why: Finish,
+    /// Connections at the last check; `None` before the first.
+    pub connections: Option<u64>,
+}
+
+/// A real server that still has connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// The real server.
+    pub real: RealServerKey,
+    /// Connections at the last check; `None` before the first.
+    pub connections: Option<u64>,
+}
+
+/// The result of checking the draining real servers of a virtual server. Each list is sorted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Verdicts {
+    /// May be deleted now. Each is kept and returned at later checks too, until [`Drains::deleted`] is called.
+    pub finished: Vec<Finished>,
+    /// Still have connections.
+    pub waiting: Vec<Waiting>,
+    /// Are not in the kernel any more, and are forgotten.
+    pub vanished: Vec<RealServerKey>,
+    /// Those of `waiting` with a weight above 0: somebody raised it, and it has to be set to 0 again.
+    pub takes_connections: Vec<RealServerKey>,
+}
+
+/// A real server that drains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Draining {
+    /// The virtual server.
+    pub virtual_server: VirtualServerKey,
+    /// The real server.
+    pub real: RealServerKey,
+    /// Since when.
+    pub since: Moment,
+    /// When it is deleted whatever connections it has.
+    pub deadline: Option<Moment>,
+    /// Connections at the last check; `None` before the first.
+    pub connections: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Drain {
+    since: Moment,
+    deadline: Option<Moment>,
+    connections: Option<u64>,
+}
+
+impl Drain {
+    fn is_over(&self, now: Moment) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+}
+
+/// The draining real servers of one virtual server. One listing gives the connections of all of them, so they share the
+/// pauses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Watch {
+    servers: BTreeMap<RealServerKey, Drain>,
+    check_at: Moment,
+    pause: Duration,
+}
+
+/// The real servers that drain, and when to check them.
+///
+/// A real server that is not wanted any more gets weight 0: the scheduler skips it, and its connections go on. From then on
+/// it is in here ([`Drains::begin`]). When it is due ([`Drains::due`]), the caller lists the real servers of its virtual
+/// server and passes them to [`Drains::observe`], which says what to delete. One that is wanted again gets its weight back
+/// in place and leaves ([`Drains::cancel`]): deleting and adding it, as kube-proxy does, cuts connections.
+///
+/// # What counts as a connection
+///
+/// Active and inactive ones, as with kube-proxy: an inactive TCP connection is half closed or still being opened. What the
+/// kernel calls persistent connections (`persistconns`) does not count. These are templates, which only remember which real
+/// server a client gets (session affinity). A template outlives the last connection by the affinity's timeout, three hours
+/// by default, and has no effect on a real server with weight 0: with `net.ipv4.vs.expire_quiescent_template`, which this
+/// proxy sets, the kernel ignores such a template for new connections (`ip_vs_check_template`). Each connection under a
+/// template counts by itself.
+///
+/// # Restart
+///
+/// Nothing of this is kept on disk. The comparison with the kernel finds an unwanted real server with weight 0; it drains
+/// again, with a new deadline.
+///
+/// # Cost
+///
+/// O(log n) for each method that names a virtual or real server. [`observe`](Drains::observe) takes that for each real
+/// server listed or watched there, [`due`](Drains::due) for each virtual server that is due.
+///
+/// ```
+/// use std::time::Duration;
+/// use proxier_core::modes::ipvs::drain::{Drains, Finish, Policy};
+///
+/// let at = Duration::from_secs;
+/// let key = "TCP 10.96.0.1:80".parse()?;
+/// let real = "10.244.0.7:8080".parse()?;
+/// let mut drains = Drains::new(Policy::default());
+/// assert!(drains.begin(key, real, at(100)));
+/// assert_eq!(drains.next_check(), Some(at(101)));
+///
+/// assert!(drains.due(at(101)).contains(&key));
+/// // The listing failed: the next look comes later.
+/// assert_eq!(drains.observe_failed(&key, at(101)).waiting.len(), 1);
+/// assert_eq!(drains.next_check(), Some(at(103)));
+///
+/// // Its time is over, whatever can be listed.
+/// let verdicts = drains.observe_failed(&key, at(100 + 15 * 60));
+/// assert_eq!(verdicts.finished[0].why, Finish::Deadline);
+/// drains.deleted(&key, &real);
+/// assert_eq!(drains.next_check(), None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drains {
+    policy: Policy,
+    watches: BTreeMap<VirtualServerKey, Watch>,
+    /// When to check each virtual server.
+    checks: BTreeSet<(Moment, VirtualServerKey)>,
+    /// Deadlines that were not reported yet.
+    deadlines: BTreeSet<(Moment, VirtualServerKey, RealServerKey)>,
+}
+
+impl Drains {
+    /// Nothing drains.
+    pub fn new(policy: Policy) -> Self {
+        Drains { policy, ..Drains::default() }
+    }
+
+    /// How real servers drain.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// A real server has weight 0 now. Returns whether this is new; one that drains already keeps its deadline.
+    ///
+    /// The caller decides whether real servers of this virtual server drain at all ([`Policy::drains`]).
+    pub fn begin(&mut self, key: VirtualServerKey, real: RealServerKey, now: Moment) -> bool {
+        if self.is_draining(&key, &real) {
+            return false;
+        }
+        let deadline = self.policy.deadline.and_then(|deadline| now.checked_add(deadline));
+        let pause = self.policy.first_pause();
+        let check_at = now.saturating_add(pause);
+        let watch = self.watches.entry(key).or_insert_with(|| {
+            self.checks.insert((check_at, key));
+            Watch { servers: BTreeMap::new(), check_at, pause }
+        });
+        watch.servers.insert(real, Drain { since: now, deadline, connections: None });
+        watch.pause = pause;
+        self.deadlines.extend(deadline.map(|deadline| (deadline, key, real)));
+        if check_at < watch.check_at {
+            self.checks.remove(&(watch.check_at, key));
+            self.checks.insert((check_at, key));
+            watch.check_at = check_at;
+        }
+        true
+    }
+
+    /// A real server is wanted again, and has its weight back. Returns whether it was draining.
+    pub fn cancel(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
+        self.forget(key, real)
+    }
+
+    /// A real server was deleted. Returns whether it was draining.
+    pub fn deleted(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
+        self.forget(key, real)
+    }
+
+    fn forget(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
+        let Some(watch) = self.watches.get_mut(key) else { return false };
+        let Some(drain) = watch.servers.remove(real) else { return false };
+        if let Some(deadline) = drain.deadline {
+            self.deadlines.remove(&(deadline, *key, *real));
+        }
+        if watch.servers.is_empty() {
+            self.checks.remove(&(watch.check_at, *key));
+            self.watches.remove(key);
+        }
+        true
+    }
+
+    /// A virtual server was deleted, and its real servers with it.
+    pub fn forget_virtual_server(&mut self, key: &VirtualServerKey) {
+        let Some(watch) = self.watches.remove(key) else { return };
+        self.checks.remove(&(watch.check_at, *key));
+        for (real, drain) in watch.servers {
+            if let Some(deadline) = drain.deadline {
+                self.deadlines.remove(&(deadline, *key, real));
+            }
+        }
+    }
+
+    /// Whether a real server drains.
+    pub fn is_draining(&self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
+        self.watches.get(key).is_some_and(|watch| watch.servers.contains_key(real))
+    }
+
+    /// The real servers of a virtual server that drain, sorted.
+    pub fn of(&self, key: &VirtualServerKey) -> impl Iterator<Item = RealServerKey> {
+        self.watches.get(key).into_iter().flat_map(|watch| watch.servers.keys().copied())
+    }
+
+    /// When the next virtual server is due; `None` when nothing drains.
+    pub fn next_check(&self) -> Option<Moment> {
+        let check = self.checks.first().map(|(at, _)| *at);
+        let deadline = self.deadlines.first().map(|(at, ..)| *at);
+        [check, deadline].into_iter().flatten().min()
+    }
+
+    /// The virtual servers whose real servers have to be listed. Each stays due until [`Drains::observe`] or
+    /// [`Drains::observe_failed`] is called for it.
+    pub fn due(&self, now: Moment) -> BTreeSet<VirtualServerKey> {
+        let checks = self.checks.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| *key);
+        let deadlines = self.deadlines.iter().take_while(|(at, ..)| *at <= now).map(|(_, key, _)| *key);
+        checks.chain(deadlines).collect()
+    }
+
+    /// The real servers of a virtual server were listed, all of them, and these are there.
+    ///
+    /// An empty list means that the kernel has none; when listing failed, call [`Drains::observe_failed`]. The kernel does
+    /// not say whether a virtual server without real servers exists; that does not matter here.
+    pub fn observe(&mut self, key: &VirtualServerKey, listed: &[ObservedRealServer], now: Moment) -> Verdicts {
+        let listed = listed.iter().map(|observed| (observed.server.key, observed)).collect();
+        self.judge(key, Some(&listed), now)
+    }
+
+    /// The real servers of a virtual server could not be listed. Those past their deadline are still finished.
+    pub fn observe_failed(&mut self, key: &VirtualServerKey, now: Moment) -> Verdicts {
+        self.judge(key, None, now)
+    }
+
+    fn judge(
+        &mut self,
+        key: &VirtualServerKey,
+        listed: Option<&BTreeMap<RealServerKey, &ObservedRealServer>>,
+        now: Moment,
+    ) -> Verdicts {
+        let mut verdicts = Verdicts::default();
+        let Some(watch) = self.watches.get_mut(key) else { return verdicts };
+        for (real, drain) in &mut watch.servers {
+            let mut weight = Weight::DRAIN;
+            if let Some(listed) = listed {
+                let Some(observed) = listed.get(real) else {
+                    verdicts.vanished.push(*real);
+                    continue;
+                };
+                let active = u64::from(observed.active_connections);
+                drain.connections = Some(active.saturating_add(observed.inactive_connections.into()));
+                weight = observed.server.config.weight;
+            }
+            let (real, connections) = (*real, drain.connections);
+            if listed.is_some() && connections == Some(0) {
+                verdicts.finished.push(Finished { real, why: Finish::Idle, connections });
+            } else if drain.is_over(now) {
+                verdicts.finished.push(Finished { real, why: Finish::Deadline, connections });
+            } else {
+                verdicts.waiting.push(Waiting { real, connections });
+                if weight != Weight::DRAIN {
+                    verdicts.takes_connections.push(real);
+                }
+            }
+            // The deadline was reported: from now on every check returns it, so that a failed deletion is tried again.
+            if let Some(deadline) = drain.deadline.filter(|deadline| *deadline <= now) {
+                self.deadlines.remove(&(deadline, *key, real));
+            }
+        }
+        self.checks.remove(&(watch.check_at, *key));
+        watch.pause = self.policy.pause_after(watch.pause);
+        watch.check_at = now.saturating_add(watch.pause);
+        self.checks.insert((watch.check_at, *key));
+        for real in &verdicts.vanished {
+            self.forget(key, real);
+        }
+        verdicts
+    }
+
+    /// How many real servers drain.
+    pub fn len(&self) -> usize {
+        self.watches.values().map(|watch| watch.servers.len()).sum()
+    }
+
+    /// Whether none does.
+    pub fn is_empty(&self) -> bool {
+        self.watches.is_empty()
+    }
+
+    /// All that drain, sorted.
+    pub fn iter(&self) -> impl Iterator<Item = Draining> {
+        self.watches.iter().flat_map(|(key, watch)| {
+            watch.servers.iter().map(|(real, drain)| Draining {
+                virtual_server: *key,
+                real: *real,
+                since: drain.since,
+                deadline: drain.deadline,
+                connections: drain.connections,
+            })
+        })
+    }
+}

@@ -1,0 +1,24 @@
+//! IPVS mode: virtual servers, addresses on a dummy device, entries of ipset sets, rules of iptables.
+//!
+//! ```text
+//!  Desired ──lower──▶ Wanted ──▶ Changed ┐
+//!                                        ├─diff─▶ Changes ─plan─▶ Plan ─apply─▶ Applied
+//!  kernel ───reading────────▶ Observed ──┘            ▲             │
+//!                                ▲                  Drains          │
+//!                                └───── what the kernel confirmed ──┘
+//! ```
+
+pub mod apply;
+pub mod cleanup;
+pub mod diff;
+pub mod drain;
+pub mod held;
+mod lower;
+pub mod observed;
+pub mod plan;
+pub mod reading;
+pub mod rules;
+pub mod servers;
+pub mod sets;
+pub mod udp;
+pub mod wanted;

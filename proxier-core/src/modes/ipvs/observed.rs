@@ -1,0 +1,210 @@
+//! What the kernel holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipset::{Element, IpSpan, Ports};
+use ipvs::model::{Protocol, VirtualServerConfig};
+use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
+
+use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
+use crate::modes::ipvs::servers::RealServers;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::net::Family;
+use crate::pack::pack;
+
+/// A virtual server as the kernel holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ObservedServer {
+    /// Its configuration.
+    pub config: VirtualServerConfig,
+    /// Its real servers. Share their list with what is wanted when both are equal.
+    pub real_servers: RealServers,
+}
+
+impl ObservedServer {
+    /// Its real server with this key.
+    pub fn real_server(&self, key: &RealServerKey) -> Option<RealServer> {
+        self.real_servers.get(key)
+    }
+}
+
+/// What the kernel holds: all virtual servers, whoever made them; of addresses and sets only ours.
+///
+/// The caller fills it from the kernel. An empty part means that the kernel was read and has nothing: a failed listing must
+/// not end up here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Observed {
+    /// All virtual servers.
+    pub virtual_servers: BTreeMap<VirtualServerKey, ObservedServer>,
+    /// Addresses of the dummy device.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Addresses of this host's other interfaces.
+    pub host_addresses: BTreeSet<IpAddr>,
+    /// The sets that exist, with their entries.
+    pub sets: BTreeMap<SetKey, BTreeSet<Element>>,
+    /// Virtual servers that are ours whatever addresses and sets show now, and that are no longer wanted: this process
+    /// wanted them, or found them marked as ours. Not read from the kernel.
+    pub ours: BTreeSet<VirtualServerKey>,
+}
+
+/// The entries that show that a virtual server is ours; any one suffices. Each has its address, protocol and port.
+fn marks(key: &VirtualServerKey) -> impl Iterator<Item = (SetKey, Element)> + use<> {
+    let kinds = [
+        SetKind::ClusterIp,
+        SetKind::ExternalIp,
+        SetKind::ExternalIpLocal,
+        SetKind::LoadBalancer,
+        SetKind::NodePortServed,
+        SetKind::NodePortSctp,
+    ];
+    place(key).into_iter().flat_map(move |(addr, ports)| {
+        kinds.map(|kind| (SetKey::new(Family::of(addr), kind), Element::IpPort(IpSpan::host(addr), ports)))
+    })
+}
+
+/// The entry of a node port in its bitmap, which has no address.
+fn node_port(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
+    let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
+    let kind = match protocol {
+        Protocol::Tcp => SetKind::NodePortTcp,
+        Protocol::Udp => SetKind::NodePortUdp,
+        _ => return None,
+    };
+    Some((SetKey::new(Family::of(addr), kind), Element::Port(port.into())))
+}
+
+/// Address, and protocol with port, in the form of entries.
+fn place(key: &VirtualServerKey) -> Option<(IpAddr, Ports)> {
+    let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
+    let protocol = ipset::Protocol::from_number(protocol.number()).ok()?;
+    Some((addr, Ports::port(protocol, port)))
+}
+
+impl Observed {
+    /// A kernel with nothing in it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a virtual server with its real servers, in any order.
+    pub fn insert(&mut self, server: &VirtualServer, real_servers: impl IntoIterator<Item = RealServer>) {
+        let real_servers = RealServers::new(real_servers.into_iter().collect(), None);
+        self.virtual_servers.insert(server.key, ObservedServer { config: server.config, real_servers });
+    }
+
+    /// Whether a set exists and has an entry.
+    pub fn has_entry(&self, set: SetKey, element: &Element) -> bool {
+        self.sets.get(&set).is_some_and(|elements| elements.contains(element))
+    }
+
+    /// Whether a virtual server is ours, made by this proxy or one with the same sets: its address is on the dummy device,
+    /// or its address, protocol and port are in a set, or it is in [`ours`](Observed::ours). One by firewall mark never is.
+    ///
+    /// No state file is needed after a crash, since a virtual server is deleted before its entries and its address.
+    ///
+    /// kube-proxy keeps node ports without addresses, and so did this crate before it had [`SetKind::NodePortServed`].
+    /// Virtual servers that they left are recognised so: a node port that is in their set, and in ours with no address at
+    /// all, is theirs at the addresses that this host has now. At any other address, also one that the host has lost, the
+    /// virtual server is somebody else's: it is reported, and an administrator may delete it.
+    pub fn owns(&self, key: &VirtualServerKey) -> bool {
+        let VirtualServerKey::Address { addr, .. } = *key else { return false };
+        let marked = || marks(key).any(|(set, element)| self.has_entry(set, &element));
+        self.addresses.contains(&addr) || self.ours.contains(key) || marked() || self.is_left_behind(key)
+    }
+
+    /// Whether a virtual server is for a node port, from a process that did not record its address.
+    pub(crate) fn is_left_behind(&self, key: &VirtualServerKey) -> bool {
+        let (Some((bitmap, port)), Some((addr, ports))) = (node_port(key), place(key)) else { return false };
+        if !self.host_addresses.contains(&addr) || !self.has_entry(bitmap, &port) {
+            return false;
+        }
+        let served = self.sets.get(&SetKey::new(Family::of(addr), SetKind::NodePortServed));
+        !served.into_iter().flatten().any(|element| matches!(element, Element::IpPort(_, of) if *of == ports))
+    }
+
+    /// The entry that records the virtual server of a node port: its address, protocol and port.
+    pub(crate) fn served_entry(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
+        let (addr, ports) = place(key)?;
+        let set = SetKey::new(Family::of(addr), SetKind::NodePortServed);
+        Some((set, Element::IpPort(IpSpan::host(addr), ports)))
+    }
+
+    /// The addresses of a family on which this proxy serves node ports, or served them, as recorded in the kernel. An
+    /// address appears once for each port.
+    pub(crate) fn node_port_addresses(&self, family: Family) -> impl Iterator<Item = IpAddr> {
+        let notes = self.sets.get(&SetKey::new(family, SetKind::NodePortServed)).into_iter().flatten();
+        notes.filter_map(|element| match element {
+            Element::IpPort(span, _) => Some(span.first()),
+            _ => None,
+        })
+    }
+
+    /// The entry that makes rules check source ranges for this load balancer, if it is there.
+    pub(crate) fn firewall_entry(&self, key: &VirtualServerKey) -> Option<(SetKey, Element)> {
+        let (addr, ports) = place(key)?;
+        let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerFirewall);
+        let element = Element::IpPort(IpSpan::host(addr), ports);
+        self.has_entry(set, &element).then_some((set, element))
+    }
+
+    /// Whether this node itself may use a load balancer with source ranges.
+    pub(crate) fn may_be_used_by_node(&self, key: &VirtualServerKey) -> bool {
+        place(key).is_some_and(|(addr, ports)| {
+            let host = IpSpan::host(addr);
+            let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerSourceIp);
+            self.has_entry(set, &Element::IpPortIp(host, ports, host))
+        })
+    }
+
+    /// Reduces memory; see [`Wanted::compact`](crate::modes::ipvs::wanted::Wanted::compact).
+    pub fn compact(&mut self) {
+        pack(&mut self.virtual_servers);
+        pack(&mut self.addresses);
+        pack(&mut self.host_addresses);
+        self.sets.values_mut().for_each(pack);
+    }
+
+    /// Records changes as made.
+    pub fn apply(&mut self, changes: &Changes) {
+        for set in &changes.create_sets {
+            self.sets.entry(*set).or_default();
+        }
+        for (set, element) in &changes.add_entries {
+            self.sets.entry(*set).or_default().insert(element.clone());
+        }
+        for (set, element) in &changes.delete_entries {
+            if let Some(elements) = self.sets.get_mut(set) {
+                elements.remove(element);
+            }
+        }
+        self.addresses.extend(&changes.add_addresses);
+        for address in &changes.delete_addresses {
+            self.addresses.remove(address);
+        }
+        for (key, change) in &changes.virtual_servers {
+            self.apply_virtual_server(*key, change);
+        }
+    }
+
+    fn apply_virtual_server(&mut self, key: VirtualServerKey, change: &VirtualServerChange) {
+        match change {
+            VirtualServerChange::Add { config, real_servers } => {
+                self.insert(&VirtualServer { key, config: *config }, real_servers.iter().copied());
+            }
+            VirtualServerChange::Delete => {
+                self.virtual_servers.remove(&key);
+            }
+            VirtualServerChange::Update { config, add, set, remove } => {
+                let Some(server) = self.virtual_servers.get_mut(&key) else { return };
+                server.config = config.unwrap_or(server.config);
+                let stays = |of: &RealServer| !remove.contains(&of.key) && set.iter().all(|new| new.key != of.key);
+                let mut real_servers: Vec<RealServer> = server.real_servers.iter().filter(stays).collect();
+                real_servers.extend(add.iter().chain(set));
+                server.real_servers = RealServers::new(real_servers, None);
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Orders what differs into a plan.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipset::Element;
+use ipvs::model::{Protocol, TimeoutsUpdate, VirtualServer, Weight};
+use ipvs::{Operation, RealServer, RealServerKey, VirtualServerKey};
+
+use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
+use crate::modes::ipvs::drain::Drains;
+use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::rules::{Capabilities, RuleChanges};
+use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::shared::sysctls::SysctlChange;
+use crate::net::Family;
+use crate::ports::UdpServices;
+use crate::snapshot::ObjectKey;
+
+/// What a pass will do, stage by stage, in the order of the fields. A value: nothing happens before
+/// [`apply`](crate::modes::ipvs::apply::apply()).
+///
+/// The order is make before break. Sets and rules come before the virtual servers that need them, so that no connection
+/// misses its masquerading. A virtual server has its real servers before its address is bound: until then packets to the
+/// address do not end here, and no other program of this host can answer instead. Operations that need none of the rules to
+/// restore go before them, so that whoever holds the lock of iptables delays nothing else. Deletions go in reverse; a
+/// virtual server goes before its entries and its address, which after a crash show that it is ours.
+///
+/// Within a stage `default/kubernetes` comes first, then cluster DNS.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Plan {
+    /// Create the dummy device.
+    pub create_device: bool,
+    /// Values below `/proc/sys` to write.
+    pub sysctls: Vec<SysctlChange>,
+    /// Timeouts to set.
+    pub timeouts: Option<TimeoutsUpdate>,
+    /// Sets to create.
+    pub create_sets: Vec<SetKey>,
+    /// Entries to add.
+    pub add_entries: BTreeMap<SetKey, Vec<Element>>,
+    /// Virtual and real servers to add or change that need no rules of this pass; empty unless rules are to be restored or
+    /// put off.
+    pub serve_first: Vec<Operation>,
+    /// Their addresses to bind to the dummy device.
+    pub bind_first: Vec<IpAddr>,
+    /// Real servers to drain or delete before the rules; empty unless rules are to be restored or put off.
+    pub retire_first: Vec<Operation>,
+    /// Rules to restore, at most one change for each family.
+    pub rules: Vec<RulesChange>,
+    /// Families whose rules have to change but are not tried in this pass: they could not be read, or failed a moment ago.
+    pub rules_put_off: BTreeSet<Family>,
+    /// Virtual servers in `serve` whose source ranges need rules that are not there yet. One is not made when the rules of
+    /// its family are put off or fail: anybody could use it.
+    pub guarded: BTreeSet<VirtualServerKey>,
+    /// Virtual and real servers to add or to change.
+    pub serve: Vec<Operation>,
+    /// Addresses to bind to the dummy device.
+    pub bind: Vec<IpAddr>,
+    /// Real servers to drain or to delete, and virtual servers to delete.
+    pub retire: Vec<Operation>,
+    /// Entries to delete, the last set first.
+    pub delete_entries: BTreeMap<SetKey, Vec<Element>>,
+    /// Rules to restore that only lose something, such as the jump to a firewall whose last load balancer went. They wait
+    /// until what they guard is gone.
+    pub relax: Vec<RulesChange>,
+    /// Addresses to remove from the dummy device.
+    pub unbind: Vec<IpAddr>,
+    /// UDP flows to find and forget. There may be none, so this alone is no difference.
+    pub forget: UdpServices,
+    /// Real servers that drain already, unknown to this process: no operation, but they are watched from now on.
+    pub adopt_drains: Vec<(VirtualServerKey, RealServerKey)>,
+}
+
+/// Rules to restore.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct RulesChange {
+    /// Of which family.
+    pub family: Family,
+    /// What changes: our chains and our jumps, nothing else.
+    pub changes: RuleChanges,
+    /// The same without optional matches, tried in this order when the kernel refuses the first: only then is it certain
+    /// whether the kernel has them.
+    pub without: Vec<(Capabilities, RuleChanges)>,
+}
+
+impl RulesChange {
+    /// A change of one family's rules.
+    pub fn new(family: Family, changes: RuleChanges) -> Self {
+        RulesChange { family, changes, without: Vec::new() }
+    }
+}
+
+impl Plan {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        let Plan {
+            create_device,
+            sysctls,
+            timeouts,
+            create_sets,
+            add_entries,
+            serve_first,
+            bind_first,
+            retire_first,
+            rules,
+            rules_put_off: _,
+            guarded: _,
+            serve,
+            bind,
+            retire,
+            delete_entries,
+            relax,
+            unbind,
+            forget: _,
+            adopt_drains: _,
+        } = self;
+        !create_device
+            && sysctls.is_empty()
+            && timeouts.is_none()
+            && create_sets.is_empty()
+            && add_entries.is_empty()
+            && serve_first.is_empty()
+            && bind_first.is_empty()
+            && retire_first.is_empty()
+            && rules.is_empty()
+            && serve.is_empty()
+            && bind.is_empty()
+            && retire.is_empty()
+            && delete_entries.is_empty()
+            && relax.is_empty()
+            && unbind.is_empty()
+    }
+}
+
+impl Plan {
+    /// Moves operations that need not wait for rules before them. `needs_rules` says whether a virtual server needs them
+    /// before it is added, `is_there` whether it exists. Nothing moves when rules are neither to be restored nor put off.
+    pub(crate) fn put_rules_last(
+        &mut self,
+        needs_rules: impl Fn(&VirtualServerKey) -> bool,
+        is_there: impl Fn(&VirtualServerKey) -> bool,
+    ) {
+        if self.rules.is_empty() && self.rules_put_off.is_empty() {
+            return;
+        }
+        let waits = |key: &VirtualServerKey| !is_there(key) && needs_rules(key);
+        let (later, first): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.serve).into_iter().partition(|operation| waits(&operation.virtual_server()));
+        (self.serve, self.serve_first) = (later, first);
+        let address_of = |key: VirtualServerKey| match key {
+            VirtualServerKey::Address { addr, .. } => Some(addr),
+            VirtualServerKey::Fwmark { .. } => None,
+        };
+        let waiting: BTreeSet<IpAddr> =
+            self.serve.iter().filter_map(|operation| address_of(operation.virtual_server())).collect();
+        let (later, first): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.bind).into_iter().partition(|address| waiting.contains(address));
+        (self.bind, self.bind_first) = (later, first);
+        // A virtual server goes only after its replacement is there.
+        let (later, first): (Vec<_>, Vec<_>) = std::mem::take(&mut self.retire)
+            .into_iter()
+            .partition(|operation| matches!(operation, Operation::DeleteVirtualServer(_)));
+        (self.retire, self.retire_first) = (later, first);
+    }
+}
+
+/// Puts changes in order.
+///
+/// A real server that is not wanted any more drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)): weight 0
+/// first, deleted once its connections are gone. One that drains already is left to [`Drains`]; one that is wanted again
+/// gets its weight back and is never deleted on the way.
+///
+/// The parts that do not come from [`Changes`] (device, sysctls, timeouts, rules, flows) are left empty.
+pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Drains) -> Plan {
+    let mut plan = Plan { create_sets: changes.create_sets.into_iter().collect(), ..Plan::default() };
+    for (set, element) in changes.add_entries {
+        plan.add_entries.entry(set).or_default().push(element);
+    }
+    for (set, element) in changes.delete_entries {
+        plan.delete_entries.entry(set).or_default().push(element);
+    }
+    let mut ranks: [Vec<Operation>; 3] = Default::default();
+    let mut first_addresses = BTreeSet::new();
+    for (key, change) in changes.virtual_servers {
+        let rank = rank(wanted.owner(&key), &key);
+        if let (Rank::Kubernetes | Rank::Dns, VirtualServerKey::Address { addr, .. }) = (rank, key) {
+            first_addresses.insert(addr);
+        }
+        let [kubernetes, dns, others] = &mut ranks;
+        let serve = match rank {
+            Rank::Kubernetes => kubernetes,
+            Rank::Dns => dns,
+            Rank::Other => others,
+        };
+        match change {
+            VirtualServerChange::Add { config, real_servers } => {
+                serve.push(Operation::AddVirtualServer(VirtualServer { key, config }));
+                serve.extend(real_servers.into_iter().map(|server| Operation::AddRealServer(key, server)));
+            }
+            VirtualServerChange::Update { config, add, set, remove } => {
+                let update = config.map(|config| Operation::UpdateVirtualServer(VirtualServer { key, config }));
+                serve.extend(update);
+                serve.extend(add.into_iter().map(|server| Operation::AddRealServer(key, server)));
+                serve.extend(set.into_iter().map(|server| Operation::UpdateRealServer(key, server)));
+                for real in remove {
+                    retire(&mut plan, key, real, observed, drains);
+                }
+            }
+            VirtualServerChange::Delete => plan.retire.push(Operation::DeleteVirtualServer(key)),
+        }
+    }
+    plan.serve = ranks
+        .into_iter()
+        .reduce(|mut all, mut next| {
+            all.append(&mut next);
+            all
+        })
+        .unwrap_or_default();
+    let (first, rest): (Vec<_>, Vec<_>) =
+        changes.add_addresses.into_iter().partition(|address| first_addresses.contains(address));
+    plan.bind = first;
+    plan.bind.extend(rest);
+    plan.unbind = changes.delete_addresses.into_iter().collect();
+    plan
+}
+
+/// A real server that is not wanted any more.
+fn retire(plan: &mut Plan, key: VirtualServerKey, real: RealServerKey, observed: &Observed, drains: &Drains) {
+    if !drains.policy().drains(&key) {
+        plan.retire.push(Operation::DeleteRealServer(key, real));
+        return;
+    }
+    let there = observed.virtual_servers.get(&key).and_then(|server| server.real_server(&real));
+    match there {
+        Some(server) if server.config.weight == Weight::DRAIN => {
+            if !drains.is_draining(&key, &real) {
+                plan.adopt_drains.push((key, real));
+            }
+        }
+        Some(server) => plan.retire.push(drain(key, server)),
+        None => plan.retire.push(Operation::DeleteRealServer(key, real)),
+    }
+}
+
+fn drain(key: VirtualServerKey, server: RealServer) -> Operation {
+    Operation::UpdateRealServer(key, server.with_weight(Weight::DRAIN))
+}
+
+/// Services that a node needs first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rank {
+    Kubernetes,
+    Dns,
+    Other,
+}
+
+fn rank(owner: Option<&ObjectKey>, key: &VirtualServerKey) -> Rank {
+    let Some(owner) = owner else { return Rank::Other };
+    match (&*owner.namespace, key) {
+        ("default", _) if &*owner.name == "kubernetes" => Rank::Kubernetes,
+        ("kube-system", VirtualServerKey::Address { port: 53, protocol: Protocol::Tcp | Protocol::Udp, .. }) => {
+            Rank::Dns
+        }
+        _ => Rank::Other,
+    }
+}

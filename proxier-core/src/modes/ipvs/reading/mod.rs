@@ -1,0 +1,177 @@
+//! Reads what the kernel holds.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipvs::model::{Snapshot, TimeoutsUpdate};
+use ipvs::{RealServer, VirtualServerKey};
+
+use crate::config::Config;
+use crate::modes::ipvs::diff::diff;
+use crate::modes::ipvs::observed::{Observed, ObservedServer};
+use crate::modes::ipvs::servers::RealServers;
+use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::shared::sysctls::{self, HostSettings, OSRELEASE, SysctlChange};
+use crate::ports::{Ipvs, Links, PortError, PortErrorKind, Sets, Sysctls};
+use crate::reconciler::report::Unread;
+use crate::service::Frontend;
+use crate::snapshot::HostAddresses;
+
+/// Reads virtual servers, sets and the dummy device's addresses: what the proxy wrote, and what shows that it is ours.
+///
+/// Lists of real servers that are as wanted are shared with `wanted` and take no memory of their own. `is_settled`:
+/// everything was read before, and none of our virtual servers is known to await deletion; then one reading of them may be
+/// enough.
+///
+/// # Errors
+/// The parts that could not be read. The caller must change nothing then: what half a reading lacks would be made again,
+/// and what is ours would not be known.
+pub fn read(
+    ipvs: &mut dyn Ipvs,
+    sets: &mut dyn Sets,
+    host: &HostAddresses,
+    config: &Config,
+    wanted: &Wanted,
+    is_settled: bool,
+) -> Result<Observed, Vec<Unread>> {
+    let (observed, unread) = read_parts(ipvs, sets, host, config, wanted, is_settled);
+    if unread.is_empty() { Ok(observed) } else { Err(unread) }
+}
+
+/// As [`read`], but a part that this kernel lacks counts as empty.
+///
+/// # Errors
+/// The parts that exist and could not be read.
+pub fn read_what_there_is(
+    ipvs: &mut dyn Ipvs,
+    sets: &mut dyn Sets,
+    host: &HostAddresses,
+    config: &Config,
+    wanted: &Wanted,
+) -> Result<Observed, Vec<Unread>> {
+    let (observed, mut unread) = read_parts(ipvs, sets, host, config, wanted, false);
+    unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
+    if unread.is_empty() { Ok(observed) } else { Err(unread) }
+}
+
+fn read_parts(
+    ipvs: &mut dyn Ipvs,
+    sets: &mut dyn Sets,
+    host: &HostAddresses,
+    config: &Config,
+    wanted: &Wanted,
+    is_settled: bool,
+) -> (Observed, Vec<Unread>) {
+    let mut unread = Vec::new();
+    let mut observed = Observed::new();
+    observed.addresses = device_addresses(host).collect();
+    observed.host_addresses = other_addresses(host).collect();
+    for set in config.families.iter().flat_map(SetKey::all) {
+        match sets.entries(set) {
+            Ok(Some(entries)) => {
+                observed.sets.insert(set, entries);
+            }
+            Ok(None) => {}
+            Err(error) => unread.push(Unread::new(format_args!("set {set}"), error)),
+        }
+    }
+    if let Err(error) = read_virtual_servers(ipvs, config, wanted, is_settled, &mut observed) {
+        unread.push(Unread::new("virtual servers", error));
+    }
+    (observed, unread)
+}
+
+/// Reads the virtual servers; one reading is enough if everything wanted is there as wanted and nothing is to be deleted:
+/// what a disturbed reading misses makes no difference then. Otherwise it could miss an unwanted virtual server, which
+/// would then lose what shows that it is ours.
+fn read_virtual_servers(
+    ipvs: &mut dyn Ipvs,
+    config: &Config,
+    wanted: &Wanted,
+    is_settled: bool,
+    observed: &mut Observed,
+) -> Result<(), PortError> {
+    let snapshot = ipvs.snapshot_once()?;
+    observed.virtual_servers = take(&snapshot, wanted);
+    let is_as_wanted = is_settled && diff(wanted, observed, config).is_empty();
+    if !is_as_wanted && !ipvs.is_still(&snapshot)? {
+        observed.virtual_servers = take(&ipvs.snapshot()?, wanted);
+    }
+    Ok(())
+}
+
+fn take(snapshot: &Snapshot, wanted: &Wanted) -> BTreeMap<VirtualServerKey, ObservedServer> {
+    let mut servers = Vec::with_capacity(snapshot.entries.len());
+    let mut scratch: Vec<RealServer> = Vec::new();
+    for entry in &snapshot.entries {
+        let server = entry.virtual_server.server;
+        scratch.clear();
+        scratch.extend(entry.real_servers.iter().map(|real| real.server));
+        scratch.sort_unstable();
+        let keys = wanted.frontend(&server.key).map(Frontend::endpoints);
+        let real_servers = RealServers::sorted(&scratch, keys);
+        servers.push((server.key, ObservedServer { config: server.config, real_servers }));
+    }
+    servers.into_iter().collect()
+}
+
+/// Reads the addresses of this host, the dummy device's among them.
+///
+/// # Errors
+/// When the kernel could not list them.
+pub fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
+    links.addresses().map_err(|error| Unread::new("addresses", error))
+}
+
+/// The addresses of the dummy device.
+pub fn device_addresses(host: &HostAddresses) -> impl Iterator<Item = IpAddr> {
+    host.interfaces.get(Config::DUMMY_DEVICE).into_iter().flatten().map(IpAddr::to_canonical)
+}
+
+/// The addresses of the other interfaces.
+pub fn other_addresses(host: &HostAddresses) -> impl Iterator<Item = IpAddr> {
+    let others = host.interfaces.iter().filter(|(interface, _)| *interface != Config::DUMMY_DEVICE);
+    others.flat_map(|(_, addresses)| addresses).map(IpAddr::to_canonical)
+}
+
+/// Whether the dummy device exists.
+pub fn has_device(host: &HostAddresses) -> bool {
+    host.interfaces.contains_key(Config::DUMMY_DEVICE)
+}
+
+/// The values below `/proc/sys` that differ: those to write, and optional ones that may not be written from here. One that
+/// cannot be read is written all the same: a failed write says more than a failed reading.
+pub fn sysctl_changes(sysctls: &mut dyn Sysctls, settings: &HostSettings) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
+    let release = sysctls.get(OSRELEASE).unwrap_or_default();
+    let (mut changes, mut unmet) = (Vec::new(), Vec::new());
+    for wanted in sysctls::wanted(settings, &release) {
+        let there = sysctls.get(wanted.path).ok();
+        if let Some(change) = wanted.change(there.as_deref()) {
+            let leave = wanted.optional && !sysctls.can_set(wanted.path);
+            if leave { &mut unmet } else { &mut changes }.push(change);
+        }
+    }
+    (changes, unmet)
+}
+
+/// The timeouts of IPVS that differ.
+///
+/// # Errors
+/// When they could not be read.
+pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<Option<TimeoutsUpdate>, Unread> {
+    let asked = |secs: Option<u32>| secs.filter(|secs| *secs != 0);
+    if [wanted.tcp_secs, wanted.tcp_fin_secs, wanted.udp_secs].into_iter().all(|secs| asked(secs).is_none()) {
+        return Ok(None);
+    }
+    let there = ipvs.timeouts().map_err(|error| Unread::new("timeouts of IPVS", error))?;
+    let update = TimeoutsUpdate {
+        tcp_secs: asked(wanted.tcp_secs).filter(|secs| *secs != there.tcp_secs),
+        tcp_fin_secs: asked(wanted.tcp_fin_secs).filter(|secs| *secs != there.tcp_fin_secs),
+        udp_secs: asked(wanted.udp_secs).filter(|secs| *secs != there.udp_secs),
+    };
+    Ok((update != TimeoutsUpdate::default()).then_some(update))
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests;

@@ -1,0 +1,268 @@
+//! What rules depend on: little, and cheap to compare.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::net::Family;
+use crate::net::Network;
+use ipvs::VirtualServerKey;
+
+use crate::config::{InterfaceName, LocalTraffic, MarkBit};
+use crate::modes::ipvs::diff::Changes;
+use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::wanted::{self, Wanted};
+use crate::service::{Frontend, NodeFacts};
+
+/// What iptables and the kernel can do, as far as some rules need it. All of it by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// `MASQUERADE --random-fully`: iptables from 1.6.2 (`iptables::ProgramVersion::has_random_fully`). Without it, two
+    /// connections masqueraded at the same moment may get the same port, and one is lost.
+    pub random_fully: bool,
+    /// The match `physdev` (`CONFIG_NETFILTER_XT_MATCH_PHYSDEV`). A kernel without it sees no packets that came over a
+    /// bridge port, so rules mean the same without the match.
+    pub physdev: bool,
+    /// The match `ipvs` (`CONFIG_NETFILTER_XT_MATCH_IPVS`). Without it this node's own traffic cannot be kept from load
+    /// balancers whose source ranges exclude it: see [`Inputs::not_enforced`].
+    pub ipvs: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Capabilities { random_fully: true, physdev: true, ipvs: true }
+    }
+}
+
+impl Capabilities {
+    /// Fewer capabilities that rules still work with: without one of the optional matches, then without both.
+    pub(crate) fn reduced(self) -> impl Iterator<Item = Capabilities> {
+        let ways = [(false, self.ipvs), (self.physdev, false), (false, false)];
+        ways.into_iter()
+            .map(move |(physdev, ipvs)| Capabilities { physdev, ipvs, ..self })
+            .filter(move |reduced| *reduced != self)
+    }
+
+    /// The capabilities that both have.
+    pub(crate) fn both(self, other: Capabilities) -> Self {
+        Capabilities {
+            random_fully: self.random_fully && other.random_fully,
+            physdev: self.physdev && other.physdev,
+            ipvs: self.ipvs && other.ipvs,
+        }
+    }
+
+    /// What does not work without the optional matches that are missing, in words.
+    pub fn lost(self) -> String {
+        let physdev = "rules are written without match physdev (module xt_physdev), which only tells packets that come over a \
+                       bridge";
+        let ipvs = "rules are written without match ipvs (module xt_ipvs): programs on this node reach load balancers whose \
+                    source ranges leave it out";
+        match (self.physdev, self.ipvs) {
+            (true, true) => String::new(),
+            (false, true) => physdev.to_owned(),
+            (true, false) => ipvs.to_owned(),
+            (false, false) => format!("{physdev}; {ipvs}"),
+        }
+    }
+}
+
+/// Whose traffic to cluster IPs is masqueraded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MasqueradeSources {
+    /// Everybody's (`masqueradeAll`).
+    All,
+    /// Traffic from outside of this network.
+    OutsideNetwork(Network),
+    /// Traffic that comes in by other devices than this one.
+    OutsideInterface(InterfaceName),
+    /// Traffic that comes in by devices whose names do not begin so.
+    OutsidePrefix(InterfaceName),
+    /// Traffic whose source is a cluster IP: local pod traffic is not detected.
+    ClusterIps,
+    /// No traffic: every address is a pod's.
+    Nobody,
+}
+
+impl MasqueradeSources {
+    fn of(facts: &NodeFacts, family: Family) -> Self {
+        let config = facts.config();
+        let outside = |network: Option<Network>| match network {
+            None => MasqueradeSources::ClusterIps,
+            Some(network) if network.prefix_len() == 0 => MasqueradeSources::Nobody,
+            Some(network) => MasqueradeSources::OutsideNetwork(network),
+        };
+        if config.masquerade_all {
+            return MasqueradeSources::All;
+        }
+        match &config.local_traffic {
+            LocalTraffic::ClusterCidrs(networks) => {
+                outside(networks.iter().copied().find(|network| Family::of(network.addr()) == family))
+            }
+            LocalTraffic::NodeCidr => outside(facts.pod_cidr(family)),
+            LocalTraffic::BridgeInterface(name) => MasqueradeSources::OutsideInterface(name.clone()),
+            LocalTraffic::InterfaceNamePrefix(name) => MasqueradeSources::OutsidePrefix(name.clone()),
+        }
+    }
+}
+
+/// Everything that the rules of a family depend on. Equal inputs have equal rules.
+///
+/// Costs O(sets + load balancers that this node may not use), however many Services there are: compare it with the last one
+/// after each update, and compile rules only when it differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inputs {
+    family: Family,
+    /// Sets with entries, sorted; only those that decide on rules.
+    filled: Vec<SetKind>,
+    barred: Vec<VirtualServerKey>,
+    sources: MasqueradeSources,
+    bit: MarkBit,
+    capabilities: Capabilities,
+}
+
+impl Inputs {
+    /// What the rules of this family depend on now.
+    pub fn new(family: Family, wanted: &Wanted, facts: &NodeFacts, capabilities: Capabilities) -> Self {
+        let of_family = wanted.sets().filter(|set| set.family == family).map(|set| set.kind);
+        Inputs {
+            family,
+            filled: of_family.filter(|kind| decides(*kind)).collect(),
+            barred: wanted.barred_from_node().filter(|key| Family::from(key.family()) == family).collect(),
+            sources: MasqueradeSources::of(facts, family),
+            bit: facts.config().masquerade_bit,
+            capabilities,
+        }
+    }
+
+    /// Adds what stays in the kernel although it is not wanted.
+    #[must_use]
+    pub fn with_kept(mut self, kept: &Kept) -> Self {
+        let family = self.family;
+        self.filled.extend(kept.filled.iter().filter(|set| set.family == family).map(|set| set.kind));
+        self.filled.sort_unstable();
+        self.filled.dedup();
+        self.barred.extend(kept.barred.iter().filter(|key| Family::from(key.family()) == family));
+        self.barred.sort_unstable();
+        self.barred.dedup();
+        self
+    }
+
+    /// The same with these capabilities.
+    #[must_use]
+    pub fn with_capabilities(mut self, capabilities: Capabilities) -> Self {
+        self.capabilities = capabilities;
+        self
+    }
+
+    /// The family.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Whether a set has entries. `false` for the two sets whose rules are always there.
+    pub fn is_filled(&self, kind: SetKind) -> bool {
+        self.filled.binary_search(&kind).is_ok()
+    }
+
+    /// Load balancers for which this node's own traffic is dropped, sorted.
+    pub fn barred_from_node(&self) -> &[VirtualServerKey] {
+        &self.barred
+    }
+
+    /// Whose traffic to cluster IPs is masqueraded.
+    pub fn sources(&self) -> &MasqueradeSources {
+        &self.sources
+    }
+
+    /// The bit that marks what is to be masqueraded.
+    pub fn masquerade_bit(&self) -> MarkBit {
+        self.bit
+    }
+
+    /// What iptables and the kernel can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    /// Whether these rules are those of `before` with some taken away: sets that have no entries any more, load balancers
+    /// that are not barred any more. Such rules may wait until what they guarded is gone.
+    pub fn only_relaxes(&self, before: &Inputs) -> bool {
+        let rest = |inputs: &Inputs| (inputs.family, inputs.sources.clone(), inputs.bit, inputs.capabilities);
+        let fewer_sets = self.filled.iter().all(|kind| before.is_filled(*kind));
+        let fewer_barred = self.barred.iter().all(|key| before.barred.binary_search(key).is_ok());
+        self != before && fewer_sets && fewer_barred && rest(self) == rest(before)
+    }
+
+    /// Whether a virtual server needs rules that these have and `before` lacks. `before`: what the kernel has; `None` when
+    /// unknown.
+    pub(crate) fn are_needed_by(&self, frontend: &Frontend, before: Option<&Inputs>) -> bool {
+        let Some(before) = before else { return true };
+        let rest = |inputs: &Inputs| (inputs.sources.clone(), inputs.bit, inputs.capabilities);
+        let is_new = |kind: SetKind| self.is_filled(kind) && !before.is_filled(kind);
+        let is_barred = |inputs: &Inputs| inputs.barred.binary_search(&frontend.key.into()).is_ok();
+        // The hairpin rule is about endpoints.
+        is_new(SetKind::LoopBack)
+            || rest(self) != rest(before)
+            || (is_barred(self) && !is_barred(before))
+            || wanted::frontend_entries(frontend).iter().any(|(set, _)| is_new(set.kind))
+    }
+
+    /// Load balancers that this node's own traffic can reach, though it is in none of their source ranges, because the
+    /// kernel lacks the match `ipvs`. Report them to the administrator.
+    pub fn not_enforced(&self) -> &[VirtualServerKey] {
+        if self.capabilities.ipvs { &[] } else { &self.barred }
+    }
+}
+
+/// What stays in the kernel although it is not wanted, because its deletion is held back
+/// ([`Safeguard`](crate::reconciler::safeguard::Safeguard)) or comes later: rules guard it as before while it serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Sets in which entries stay; only those that decide on rules.
+    filled: Vec<SetKey>,
+    /// Load balancers for which this node's own traffic stays dropped.
+    barred: Vec<VirtualServerKey>,
+}
+
+impl Kept {
+    /// What these changes leave of what the kernel holds. `unwanted` are our virtual servers that are not wanted.
+    ///
+    /// A load balancer is barred from this node if its entries show source ranges, and its own address is not among those
+    /// that may use it.
+    pub fn new<'a>(
+        unwanted: impl IntoIterator<Item = &'a VirtualServerKey>,
+        changes: &Changes,
+        observed: &Observed,
+    ) -> Self {
+        let mut deleted: BTreeMap<SetKey, usize> = BTreeMap::new();
+        for (set, element) in &changes.delete_entries {
+            let count = deleted.entry(*set).or_default();
+            *count = count.saturating_add(observed.has_entry(*set, element).into());
+        }
+        let stays = |set: &SetKey, entries: usize| entries > deleted.get(set).copied().unwrap_or(0);
+        let sets = observed.sets.iter().filter(|(set, entries)| decides(set.kind) && stays(set, entries.len()));
+        let barred = unwanted.into_iter().filter(|key| {
+            observed.firewall_entry(key).is_some_and(|entry| !changes.delete_entries.contains(&entry))
+                && !observed.may_be_used_by_node(key)
+        });
+        Kept { filled: sets.map(|(set, _)| *set).collect(), barred: barred.copied().collect() }
+    }
+}
+
+/// Whether rules are added with the set's first entry and removed with its last.
+fn decides(kind: SetKind) -> bool {
+    !matches!(kind, SetKind::HealthCheckNodePort | SetKind::IpvsIps | SetKind::NodePortServed)
+}
+
+/// `IPv4: KUBE-CLUSTER-IP, …`: for a log line that says why rules are written.
+impl fmt::Display for Inputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: sets in use:", self.family)?;
+        for kind in &self.filled {
+            write!(f, " {}", crate::modes::ipvs::sets::SetKey::new(self.family, *kind))?;
+        }
+        write!(f, "; {} load balancers barred from this node; mark {}", self.barred.len(), self.bit)
+    }
+}

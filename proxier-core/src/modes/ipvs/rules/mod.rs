@@ -1,0 +1,158 @@
+//! Rules for iptables: what they depend on, how they are made, and what has to change for the kernel to have them.
+//!
+//! Rules stay the same until a set gains its first entry or loses its last one: Services change the sets. [`Inputs`] shows
+//! cheaply whether rules can have changed; [`compile`] makes them; [`Rules::changes`] compares them with the output of
+//! `iptables-save` and returns one transaction for `iptables-restore --noflush`, or nothing to do.
+//!
+//! ```
+//! use proxier_core::service::NodeFacts;
+//! use proxier_core::config::Config;
+//! use proxier_core::net::Family;
+//! use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, cleanup, compile};
+//! use proxier_core::snapshot::{HostAddresses, Node};
+//! use proxier_core::modes::ipvs::wanted::Wanted;
+//!
+//! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+//! let inputs = Inputs::new(Family::V4, &Wanted::new(&Config::default()), &facts, Capabilities::default());
+//! let rules = compile(&inputs)?;
+//! let observed = iptables::Dump::parse("*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -j SOMEBODY-ELSES\nCOMMIT\n")?;
+//! let changes = rules.changes(&observed)?;
+//! let text = changes.transaction().to_restore_text()?;
+//! assert!(text.contains("-I OUTPUT 1 -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n"));
+//! assert!(changes.to_string().starts_with("+ nat :KUBE-SERVICES\n"));
+//! assert!(cleanup(&observed)?.is_empty(), "nothing of ours is there");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What is ours
+//!
+//! The chains of kube-proxy's IPVS mode by name, in nat and filter, and in built-in chains the jumps to them that carry its
+//! comments. A chain of ours has exactly our rules. Nothing else is changed: no other chain or rule, and nothing of the
+//! kubelet's (`KUBE-FIREWALL`, `KUBE-MARK-DROP`, `KUBE-IPTABLES-HINT`, `KUBE-KUBELET-CANARY`). Chains that only
+//! kube-proxy's iptables mode has (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too: `kube-proxy --cleanup` removes
+//! them.
+//!
+//! # Where this differs from kube-proxy
+//!
+//! * `KUBE-IPVS-FILTER` returns for `KUBE-EXTERNAL-IP-LOCAL` (as from 1.30): without that, external addresses of Services
+//!   with `externalTrafficPolicy: Local` are rejected.
+//! * `KUBE-IPVS-OUT-FILTER` is there (as from 1.29): a program on this node that is in none of a load balancer's source
+//!   ranges is stopped, although its packets have the load balancer's address as their source.
+//! * Jumps have an order: source ranges are checked before marked packets are accepted, whatever was there before. Jumps
+//!   that are there, each once and in this order, stay, even with other rules between: two programs that both insist on the
+//!   first position would take turns for ever. Otherwise all of them move to the front.
+//! * Nothing is written when the kernel already has the same rules, in whatever spelling; a chain that has not changed
+//!   keeps its counters.
+//! * `KUBE-MARK-MASQ` is removed at the end too, unless somebody else's rule jumps to it.
+//! * Names of protocols are in lower case, which iptables understands without `/etc/protocols`.
+//!
+//! As with kube-proxy, traffic with a loopback source uses no Service; and the sets of TCP and UDP node ports hold ports
+//! without addresses, so a packet to such a port of any address of this host is masqueraded when it leaves again.
+
+mod changes;
+mod inputs;
+mod names;
+mod tables;
+
+use crate::net::Family;
+use iptables::{Chain, ChainName, Dump, Error, Rule, TableName};
+
+pub use changes::{LineChange, RuleChanges, RuleLine, UnreadableTable};
+pub use inputs::{Capabilities, Inputs, Kept, MasqueradeSources};
+
+/// A rule in a built-in chain that jumps to a chain of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Jump {
+    /// The table.
+    pub table: TableName,
+    /// The built-in chain.
+    pub from: ChainName,
+    /// Its position among our jumps of this chain, from 1; also its position in the chain when it is inserted.
+    pub position: usize,
+    /// The rule.
+    pub rule: Rule,
+}
+
+/// The rules of a family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    family: Family,
+    nat: Vec<Chain>,
+    filter: Vec<Chain>,
+    jumps: Vec<Jump>,
+}
+
+/// Makes the rules.
+///
+/// # Errors
+/// None in practice: every name and argument fits into what iptables reads.
+pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
+    let chains = |rows: Vec<tables::Rows>| -> Result<Vec<Chain>, Error> {
+        let made = rows.into_iter().map(|(name, rows)| {
+            let mut chain = Chain::new(ChainName::new(name)?);
+            chain.rules = tables::build(rows)?;
+            Ok(chain)
+        });
+        made.collect()
+    };
+    let mut jumps: Vec<Jump> = Vec::with_capacity(names::JUMPS.len());
+    for (table, from, to, comment) in names::JUMPS {
+        let before = jumps.iter().filter(|jump| jump.table == *table && jump.from == *from).count();
+        jumps.push(Jump {
+            table: table.clone(),
+            from: ChainName::new(*from)?,
+            position: before.saturating_add(1),
+            rule: Rule::builder().comment(comment).target(to).build()?,
+        });
+    }
+    Ok(Rules {
+        family: inputs.family(),
+        nat: chains(tables::nat(inputs))?,
+        filter: chains(tables::filter(inputs))?,
+        jumps,
+    })
+}
+
+impl Rules {
+    /// The family.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// The chains of a table with their rules, in the order in which they are written; none for other tables than nat and
+    /// filter.
+    pub fn chains(&self, table: &TableName) -> &[Chain] {
+        match table {
+            table if *table == TableName::NAT => &self.nat,
+            table if *table == TableName::FILTER => &self.filter,
+            _ => &[],
+        }
+    }
+
+    /// The jumps from built-in chains, by table and chain, in the order in which they stand there.
+    pub fn jumps(&self) -> &[Jump] {
+        &self.jumps
+    }
+
+    /// What has to change for the kernel to have these rules; nothing when it already has them. The sets must exist before
+    /// the transaction is restored.
+    ///
+    /// # Errors
+    /// [`UnreadableTable`] when a table could not be shown: writing would add the jumps anew each time.
+    pub fn changes(&self, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
+        changes::compare(Some(self), observed)
+    }
+}
+
+/// What has to change for the kernel to have nothing of ours: chains and jumps of this proxy, or of a kube-proxy in IPVS
+/// mode, of either family.
+///
+/// A chain to which somebody else's rule jumps cannot be deleted: it is emptied and stays, except `KUBE-MARK-MASQ`, which
+/// keeps its rules, since container runtimes use it. Sets can be destroyed after this, not before.
+///
+/// # Errors
+/// [`UnreadableTable`] when a table could not be shown.
+pub fn cleanup(observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
+    changes::compare(None, observed)
+}

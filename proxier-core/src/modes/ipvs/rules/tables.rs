@@ -1,0 +1,204 @@
+//! The chains with their rules, in the order in which kube-proxy writes them. Comments give its reasons where they are not
+//! obvious.
+
+use crate::net::Family;
+use iptables::{Error, Rule, RuleBuilder};
+use ipvs::VirtualServerKey;
+
+use super::{Inputs, MasqueradeSources, names};
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+
+/// A chain and its rules.
+pub(super) type Rows = (&'static str, Vec<RuleBuilder>);
+
+pub(super) fn nat(inputs: &Inputs) -> Vec<Rows> {
+    vec![
+        (names::SERVICES, services(inputs)),
+        (names::POSTROUTING, postrouting(inputs)),
+        (names::NODE_PORT, node_port(inputs)),
+        (names::LOAD_BALANCER, load_balancer(inputs)),
+        (names::MARK_MASQ, vec![Rule::builder().target("MARK").args(["--or-mark".to_owned(), mark(inputs)])]),
+    ]
+}
+
+pub(super) fn filter(inputs: &Inputs) -> Vec<Rows> {
+    vec![
+        (names::FORWARD, forward(inputs)),
+        // There even while the set is empty, so that the first health check needs no new rule.
+        (names::NODE_PORT, vec![noted(inputs, SetKind::HealthCheckNodePort, "dst").target("ACCEPT")]),
+        (names::PROXY_FIREWALL, {
+            let row = noted(inputs, SetKind::LoadBalancerFirewall, "dst,dst").target(names::SOURCE_RANGES);
+            when(inputs, SetKind::LoadBalancerFirewall, [row])
+        }),
+        (names::SOURCE_RANGES, source_ranges(inputs)),
+        (names::IPVS_FILTER, ipvs_filter(inputs)),
+        (names::IPVS_OUT_FILTER, ipvs_out_filter(inputs)),
+    ]
+}
+
+fn mark(inputs: &Inputs) -> String {
+    inputs.masquerade_bit().to_string()
+}
+
+/// Begins a rule that matches a set.
+fn matching(rule: RuleBuilder, inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
+    rule.match_set(SetKey::new(inputs.family(), kind).name(), directions)
+}
+
+/// The same without the set's comment.
+fn plain(inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
+    matching(Rule::builder(), inputs, kind, directions)
+}
+
+/// The same with the set's comment.
+fn noted(inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
+    matching(Rule::builder().comment(kind.comment()), inputs, kind, directions)
+}
+
+/// These rules, if the set has entries.
+fn when<const N: usize>(inputs: &Inputs, kind: SetKind, rows: [RuleBuilder; N]) -> Vec<RuleBuilder> {
+    if inputs.is_filled(kind) { rows.into() } else { Vec::new() }
+}
+
+fn services(inputs: &Inputs) -> Vec<RuleBuilder> {
+    let loopback = if inputs.family() == Family::V4 { "127.0.0.0/8" } else { "::1/128" };
+    let balancer = || plain(inputs, SetKind::LoadBalancer, "dst,dst");
+    let mut rows = vec![Rule::builder().args(["-s", loopback]).target("RETURN")];
+    let portal = noted(inputs, SetKind::LoadBalancer, "dst,dst").target(names::LOAD_BALANCER);
+    rows.extend(when(inputs, SetKind::LoadBalancer, [portal]));
+    if inputs.is_filled(SetKind::ClusterIp) {
+        rows.extend(cluster_ip_masquerade(inputs));
+    }
+    let external = |kind| noted(inputs, kind, "dst,dst");
+    // Accept what came from elsewhere, and what a local program sends to an address of this host. Other local traffic goes
+    // to whoever has the address.
+    let accepted = |kind| {
+        let from_outside = external(kind);
+        let from_outside = if inputs.capabilities().physdev {
+            from_outside.args(["-m", "physdev", "!", "--physdev-is-in"])
+        } else {
+            from_outside
+        };
+        [
+            from_outside.args(["-m", "addrtype", "!", "--src-type", "LOCAL"]).target("ACCEPT"),
+            external(kind).args(["-m", "addrtype", "--dst-type", "LOCAL"]).target("ACCEPT"),
+        ]
+    };
+    rows.extend(when(inputs, SetKind::ExternalIp, [external(SetKind::ExternalIp).target(names::MARK_MASQ)]));
+    rows.extend(when(inputs, SetKind::ExternalIp, accepted(SetKind::ExternalIp)));
+    rows.extend(when(inputs, SetKind::ExternalIpLocal, accepted(SetKind::ExternalIpLocal)));
+    rows.push(Rule::builder().args(["-m", "addrtype", "--dst-type", "LOCAL"]).target(names::NODE_PORT));
+    let cluster = plain(inputs, SetKind::ClusterIp, "dst,dst").target("ACCEPT");
+    rows.extend(when(inputs, SetKind::ClusterIp, [cluster]));
+    rows.extend(when(inputs, SetKind::LoadBalancer, [balancer().target("ACCEPT")]));
+    rows
+}
+
+fn cluster_ip_masquerade(inputs: &Inputs) -> Option<RuleBuilder> {
+    let to_cluster_ip = || noted(inputs, SetKind::ClusterIp, "dst,dst");
+    let outside = |option: &str, value: String| to_cluster_ip().args(["!", option, &value]);
+    let row = match inputs.sources() {
+        MasqueradeSources::Nobody => return None,
+        MasqueradeSources::All => to_cluster_ip(),
+        MasqueradeSources::OutsideNetwork(network) => outside("-s", network.to_string()),
+        MasqueradeSources::OutsideInterface(name) => outside("-i", name.to_string()),
+        // A prefix of maximum length matches only the name itself.
+        MasqueradeSources::OutsidePrefix(name) if name.as_str().len() == crate::config::InterfaceName::MAX_LEN => {
+            outside("-i", name.to_string())
+        }
+        MasqueradeSources::OutsidePrefix(name) => outside("-i", format!("{name}+")),
+        MasqueradeSources::ClusterIps => noted(inputs, SetKind::ClusterIp, "src,dst"),
+    };
+    Some(row.target(names::MARK_MASQ))
+}
+
+fn postrouting(inputs: &Inputs) -> Vec<RuleBuilder> {
+    let mark = mark(inputs);
+    let hairpin = noted(inputs, SetKind::LoopBack, "dst,dst,src").target("MASQUERADE");
+    let mut rows = when(inputs, SetKind::LoopBack, [hairpin]);
+    let masquerade = Rule::builder().comment("kubernetes service traffic requiring SNAT").target("MASQUERADE");
+    let random = inputs.capabilities().random_fully.then_some("--random-fully");
+    rows.extend([
+        Rule::builder().args(["-m", "mark", "!", "--mark", &format!("{mark}/{mark}")]).target("RETURN"),
+        // Remove the mark, so that it has no effect when the packet passes here again inside a tunnel.
+        Rule::builder().target("MARK").args(["--xor-mark", &mark]),
+        masquerade.args(random),
+    ]);
+    rows
+}
+
+fn node_port(inputs: &Inputs) -> Vec<RuleBuilder> {
+    let table = [
+        ("tcp", SetKind::NodePortLocalTcp, SetKind::NodePortTcp, "dst"),
+        ("udp", SetKind::NodePortLocalUdp, SetKind::NodePortUdp, "dst"),
+        ("sctp", SetKind::NodePortLocalSctp, SetKind::NodePortSctp, "dst,dst"),
+    ];
+    let of_protocol = |protocol: &str, kind: SetKind, directions: &str| {
+        let rule = Rule::builder().args(["-p", protocol]).comment(kind.comment());
+        matching(rule, inputs, kind, directions)
+    };
+    let mut rows = Vec::new();
+    for (protocol, local, all, directions) in table {
+        rows.extend(when(inputs, local, [of_protocol(protocol, local, directions).target("RETURN")]));
+        rows.extend(when(inputs, all, [of_protocol(protocol, all, directions).target(names::MARK_MASQ)]));
+    }
+    rows
+}
+
+fn load_balancer(inputs: &Inputs) -> Vec<RuleBuilder> {
+    let local = noted(inputs, SetKind::LoadBalancerLocal, "dst,dst").target("RETURN");
+    let mut rows = when(inputs, SetKind::LoadBalancerLocal, [local]);
+    rows.push(Rule::builder().target(names::MARK_MASQ));
+    rows
+}
+
+fn forward(inputs: &Inputs) -> Vec<RuleBuilder> {
+    let mark = mark(inputs);
+    let states = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"];
+    vec![
+        Rule::builder()
+            .comment("kubernetes forwarding rules")
+            .args(["-m", "mark", "--mark", &format!("{mark}/{mark}")])
+            .target("ACCEPT"),
+        Rule::builder().comment("kubernetes forwarding conntrack rule").args(states).target("ACCEPT"),
+    ]
+}
+
+fn source_ranges(inputs: &Inputs) -> Vec<RuleBuilder> {
+    let inside = |kind| when(inputs, kind, [noted(inputs, kind, "dst,dst,src").target("RETURN")]);
+    let mut rows = inside(SetKind::LoadBalancerSourceCidr);
+    rows.extend(inside(SetKind::LoadBalancerSourceIp));
+    rows.push(Rule::builder().target("DROP"));
+    rows
+}
+
+/// Addresses of Services are addresses of this host: nothing else that listens here may answer there.
+fn ipvs_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
+    let returned = |kind| plain(inputs, kind, "dst,dst").target("RETURN");
+    let kinds = [SetKind::LoadBalancer, SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal];
+    let mut rows: Vec<RuleBuilder> = kinds.into_iter().map(returned).collect();
+    rows.push(plain(inputs, SetKind::HealthCheckNodePort, "dst").target("RETURN"));
+    let new = Rule::builder().args(["-m", "conntrack", "--ctstate", "NEW"]);
+    rows.push(matching(new, inputs, SetKind::IpvsIps, "dst").target("REJECT"));
+    rows
+}
+
+/// A program on this node that connects to an address of this host has that address as its source, which passes every
+/// source range; so such packets are dropped on the way out.
+fn ipvs_out_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
+    if !inputs.capabilities().ipvs {
+        return Vec::new();
+    }
+    let barred = |key: &VirtualServerKey| {
+        let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
+        let (address, port) = (addr.to_string(), port.to_string());
+        let protocol = protocol.to_string().to_ascii_lowercase();
+        let server = ["-m", "ipvs", "--vaddr", &address, "--vproto", &protocol, "--vport", &port];
+        Some(Rule::builder().args(["-s", &address]).args(server).target("DROP"))
+    };
+    inputs.barred_from_node().iter().filter_map(barred).collect()
+}
+
+pub(super) fn build(rows: Vec<RuleBuilder>) -> Result<Vec<Rule>, Error> {
+    rows.into_iter().map(RuleBuilder::build).collect()
+}

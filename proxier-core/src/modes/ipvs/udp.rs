@@ -1,0 +1,106 @@
+//! Finds the UDP flows to forget.
+//!
+//! # Where flows are remembered
+//!
+//! A UDP client that keeps sending from one port is one flow, for as long as its packets come: the kernel cannot see where
+//! a new conversation begins. Two tables remember the flow.
+//!
+//! * **IPVS** (`/proc/net/ip_vs_conn`) remembers the real server. A flow whose real server was deleted is not sent on:
+//!   its packets are dropped until the entry expires (`ip_vs_in_hook`), by default 5 minutes after the last one that
+//!   was sent on. With `net.ipv4.vs.expire_nodest_conn`, which this proxy sets, the first such packet ends the entry,
+//!   and since Linux 5.9 the deletion itself does (`ip_vs_expire_nodest_conn_flush`). A real server with weight 0 keeps
+//!   its flows.
+//! * **Connection tracking** (`nf_conntrack`) remembers for each flow what its answers look like, and whether and how
+//!   it is translated. IPVS tells it which real server answers when it sees the first packet
+//!   (`ip_vs_update_conntrack`), and ends the entry with its own (`ip_vs_conn_drop_conntrack`), as long as
+//!   `net.ipv4.vs.conntrack` is on, which this proxy sets.
+//!
+//! So with both settings on, most flows of a deleted real server end by themselves. What remains is a tracked flow without
+//! an entry in IPVS, or with a newer one. Its first packet came before there was a virtual server (while this proxy was not
+//! running, or before the Service existed), and was routed or translated some other way; or IPVS's entry ended and the
+//! tracked one did not, on older kernels and with one of the settings off. Once a flow is tracked, its entry does not
+//! change: answers of the new real server do not match it, and the flow is not masqueraded when it has to be, since rules
+//! of table nat see only the first packet. A DNS client on a fixed port then waits in vain until it has been silent for
+//! `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the next packet a first one.
+//!
+//! Only flows to one address and port are forgotten, and only those that none of its endpoints answers: kube-proxy up to
+//! 1.31 ends all UDP flows of an address.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use ipvs::model::Protocol;
+use ipvs::{RealServerKey, VirtualServerKey};
+
+use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
+use crate::modes::ipvs::drain::Drains;
+use crate::modes::ipvs::wanted::Wanted;
+use crate::ports::UdpServices;
+
+/// The flows to forget after these changes were made, by address and port, with the endpoints that may answer there from
+/// now on.
+///
+/// These addresses and ports are included:
+/// * a new virtual server: nothing that was tracked before knows its real servers;
+/// * one that is deleted, or has no real servers any more: nobody may answer;
+/// * one that loses real servers, or gets its first: the present ones may answer.
+///
+/// One that only gets more real servers, or another configuration, has no flow to forget. Draining real servers may answer;
+/// call [`answering`] for their virtual server once they are deleted. TCP and SCTP are never included: their clients
+/// notice.
+///
+/// `wanted` and `drains` are those the changes were made from. Costs O(changes).
+pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices {
+    let mut services = UdpServices::new();
+    for (key, change) in &changes.virtual_servers {
+        let Some(place) = udp_place(key) else { continue };
+        let mut answering = answering(key, wanted, drains);
+        match change {
+            VirtualServerChange::Add { .. } => {}
+            VirtualServerChange::Delete => answering.clear(),
+            VirtualServerChange::Update { add, set, remove, .. } => {
+                let stay = if drains.policy().drains(key) { remove.as_slice() } else { &[] };
+                let all = wanted.frontend(key).map_or(0, |frontend| frontend.endpoints().len());
+                let new = add.len().saturating_add(set.len());
+                let first = new > 0 && new == all;
+                if stay.len() == remove.len() && !first {
+                    continue;
+                }
+                answering.extend(stay.iter().map(place_of));
+            }
+        }
+        services.insert(place, answering);
+    }
+    services
+}
+
+/// Every UDP address and port, with the endpoints that may answer there: for the start, when earlier changes are unknown.
+/// Join it with [`stale`], which names those that are not wanted any more.
+pub fn all(wanted: &Wanted, drains: &Drains) -> UdpServices {
+    let keys = wanted.desired().frontends().map(|frontend| VirtualServerKey::from(frontend.key));
+    keys.filter_map(|key| Some((udp_place(&key)?, answering(&key, wanted, drains)))).collect()
+}
+
+/// The endpoints that may answer for a virtual server: its real servers, and those that drain.
+pub fn answering(key: &VirtualServerKey, wanted: &Wanted, drains: &Drains) -> BTreeSet<SocketAddr> {
+    let endpoints = wanted.frontend(key).into_iter().flat_map(|frontend| frontend.endpoints().iter());
+    let draining = drains.of(key);
+    endpoints.map(|endpoint| SocketAddr::from(*endpoint)).chain(draining.map(|real| place_of(&real))).collect()
+}
+
+/// The address and port on which a virtual server takes UDP packets.
+pub fn udp_place(key: &VirtualServerKey) -> Option<SocketAddr> {
+    match *key {
+        VirtualServerKey::Address { protocol: Protocol::Udp, addr, port } => Some(SocketAddr::new(addr, port)),
+        _ => None,
+    }
+}
+
+/// The virtual server that takes UDP packets at this address and port.
+pub(crate) fn virtual_server(place: SocketAddr) -> VirtualServerKey {
+    VirtualServerKey::Address { protocol: Protocol::Udp, addr: place.ip(), port: place.port() }
+}
+
+fn place_of(real: &RealServerKey) -> SocketAddr {
+    SocketAddr::new(real.addr, real.port)
+}

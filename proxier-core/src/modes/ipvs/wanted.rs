@@ -1,0 +1,459 @@
+//! What IPVS has to have for [`Desired`]: virtual servers, addresses on the dummy device, and entries of sets.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipset::{Element, IpSpan, Ports};
+use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
+use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
+
+use crate::config::Config;
+use crate::modes::ipvs::lower;
+use crate::modes::ipvs::servers::RealServers;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::net::{Family, FrontendKey, Protocol};
+use crate::pack::pack;
+use crate::service::{Compiled, Frontend, NodeFacts, Roles};
+use crate::service::{Desired, Follower};
+use crate::snapshot::{ObjectKey, Store, TrafficPolicy};
+
+/// What IPVS has to have, kept up to date at O(changed Services).
+///
+/// Services share: two may use one load-balancer address with different ports, and one pod may be in many. What is shared
+/// is counted and goes when its last user goes.
+///
+/// Two values with the same Services compare equal, however they were built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    desired: Desired,
+    index: Index,
+}
+
+/// What Frontends and Services have in common, counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Index {
+    /// Configuration of a virtual server without affinity.
+    defaults: VirtualServerConfig,
+    addresses: BTreeMap<IpAddr, usize>,
+    elsewhere: BTreeMap<IpAddr, usize>,
+    sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
+    barred: BTreeSet<VirtualServerKey>,
+}
+
+/// A virtual server as it has to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WantedServer {
+    /// What identifies it.
+    pub key: VirtualServerKey,
+    /// Its configuration.
+    pub config: VirtualServerConfig,
+    /// Its real servers.
+    pub real_servers: RealServers,
+}
+
+impl WantedServer {
+    /// The virtual server.
+    pub fn virtual_server(&self) -> VirtualServer {
+        VirtualServer { key: self.key, config: self.config }
+    }
+}
+
+/// What an update changed, by name: where the kernel may have to follow.
+///
+/// Anything that an update left as it was is not in here, even if its Service was compiled again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Changed {
+    /// Virtual servers that are new, gone, or have another configuration or other real servers. One that several Services
+    /// claim may be in here unchanged when more than one of them was refreshed at once.
+    pub virtual_servers: BTreeSet<VirtualServerKey>,
+    /// Addresses on the dummy device that are new or gone.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Addresses that another interface got or lost, or that Services newly ask for or no longer do; see
+    /// [`Wanted::is_elsewhere`].
+    pub elsewhere: BTreeSet<IpAddr>,
+    /// Entries that are new or gone.
+    pub entries: BTreeSet<(SetKey, Element)>,
+    /// Services whose health check is new, gone or different.
+    pub health_checks: BTreeSet<ObjectKey>,
+}
+
+impl Changed {
+    /// Whether the kernel has nothing to follow.
+    pub fn is_empty(&self) -> bool {
+        *self == Changed::default()
+    }
+
+    /// Adds what a later update changed. Something that changed back stays in here: it is to be checked, and may not
+    /// differ.
+    pub fn extend(&mut self, later: Changed) {
+        let Changed { virtual_servers, addresses, elsewhere, entries, health_checks } = later;
+        self.virtual_servers.extend(virtual_servers);
+        self.addresses.extend(addresses);
+        self.elsewhere.extend(elsewhere);
+        self.entries.extend(entries);
+        self.health_checks.extend(health_checks);
+    }
+}
+
+/// Inserts the value if missing, else removes it: what changes twice has not changed.
+fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
+    if !set.remove(&value) {
+        set.insert(value);
+    }
+}
+
+/// Where changes are recorded; nowhere when nobody asks, since recording costs as much as changing.
+struct Notes<'a>(Option<&'a mut Changed>);
+
+impl Notes<'_> {
+    fn virtual_server(&mut self, key: VirtualServerKey) {
+        if let Some(changed) = &mut self.0 {
+            changed.virtual_servers.insert(key);
+        }
+    }
+
+    fn address(&mut self, address: IpAddr) {
+        if let Some(changed) = &mut self.0 {
+            toggle(&mut changed.addresses, address);
+        }
+    }
+
+    fn elsewhere(&mut self, address: IpAddr) {
+        if let Some(changed) = &mut self.0 {
+            toggle(&mut changed.elsewhere, address);
+        }
+    }
+
+    fn entry(&mut self, set: SetKey, element: &Element) {
+        if let Some(changed) = &mut self.0 {
+            toggle(&mut changed.entries, (set, element.clone()));
+        }
+    }
+
+    fn health_check(&mut self, service: &ObjectKey) {
+        if let Some(changed) = &mut self.0 {
+            changed.health_checks.insert(service.clone());
+        }
+    }
+}
+
+/// Keeps the index in step with [`Desired`].
+struct Following<'a> {
+    index: &'a mut Index,
+    notes: Notes<'a>,
+}
+
+impl Follower for Following<'_> {
+    fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
+        if before.and_then(|old| old.health_check) != after.and_then(|new| new.health_check)
+            && let Some(compiled) = after.or(before)
+        {
+            self.notes.health_check(&compiled.service);
+        }
+        let (before, after) = (before.map(service_entries), after.map(service_entries));
+        let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
+        for (set, element) in after.difference(&before) {
+            self.index.count_entry(*set, element.clone(), &mut self.notes);
+        }
+        for (set, element) in before.difference(&after) {
+            self.index.uncount_entry(*set, element, &mut self.notes);
+        }
+    }
+
+    fn frontend(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
+        let Some(key) = after.or(before).map(|frontend| VirtualServerKey::from(frontend.key)) else { return };
+        let Following { index, notes } = self;
+        let programmed = |frontend: &Frontend| (frontend.affinity_secs, frontend.endpoints().clone());
+        if before.map(programmed) != after.map(programmed) {
+            notes.virtual_server(key);
+        }
+        let is_barred = |frontend: Option<&Frontend>| frontend.is_some_and(Frontend::is_barred_from_node);
+        match (is_barred(before), is_barred(after)) {
+            (false, true) => drop(index.barred.insert(key)),
+            (true, false) => drop(index.barred.remove(&key)),
+            _ => {}
+        }
+        // Add first, then remove, so that the count of what stays never reaches zero.
+        if let Some(frontend) = after {
+            let address = frontend.key.address;
+            if frontend.is_virtual() && count(&mut index.addresses, address) {
+                notes.address(address);
+            }
+            if frontend.is_elsewhere() && count(&mut index.elsewhere, address) {
+                notes.elsewhere(address);
+            }
+            for (set, element) in frontend_entries(frontend) {
+                index.count_entry(set, element, notes);
+            }
+        }
+        if let Some(frontend) = before {
+            let address = frontend.key.address;
+            if frontend.is_virtual() && uncount(&mut index.addresses, &address) {
+                notes.address(address);
+            }
+            if frontend.is_elsewhere() && uncount(&mut index.elsewhere, &address) {
+                notes.elsewhere(address);
+            }
+            for (set, element) in frontend_entries(frontend) {
+                index.uncount_entry(set, &element, notes);
+            }
+        }
+    }
+}
+
+/// Entries of a Service that belong to no Frontend: hairpins and the health check.
+fn service_entries(compiled: &Compiled) -> BTreeSet<(SetKey, Element)> {
+    let hairpins = compiled.hairpins.iter().map(|(protocol, endpoint)| {
+        let set = SetKey::new(Family::of(endpoint.address), SetKind::LoopBack);
+        let host = IpSpan::host(endpoint.address);
+        (set, Element::IpPortIp(host, Ports::port((*protocol).into(), endpoint.port), host))
+    });
+    let port = compiled.health_check.map(|check| Element::Port(check.port.into()));
+    let open_in = compiled.health_check_open_in.iter();
+    let checks = open_in.filter_map(|family| Some((SetKey::new(*family, SetKind::HealthCheckNodePort), port.clone()?)));
+    hairpins.chain(checks).collect()
+}
+
+/// The entries that a Frontend has in the sets.
+pub(crate) fn frontend_entries(frontend: &Frontend) -> Vec<(SetKey, Element)> {
+    let FrontendKey { protocol, address, port } = frontend.key;
+    let host = IpSpan::host(address);
+    let ports = Ports::port(protocol.into(), port);
+    let at = Element::IpPort(host, ports);
+    let local = frontend.policy == TrafficPolicy::Local;
+    let family = Family::of(address);
+    let mut list = Vec::new();
+    let mut add = |kind, element| list.push((SetKey::new(family, kind), element));
+    if frontend.roles.contains(Roles::CLUSTER_IP) {
+        add(SetKind::ClusterIp, at.clone());
+    }
+    if frontend.roles.contains(Roles::EXTERNAL_IP) {
+        add(if local { SetKind::ExternalIpLocal } else { SetKind::ExternalIp }, at.clone());
+    }
+    if frontend.roles.contains(Roles::LOAD_BALANCER) {
+        add(SetKind::LoadBalancer, at.clone());
+        if local {
+            add(SetKind::LoadBalancerLocal, at.clone());
+        }
+        if let Some(ranges) = &frontend.source_ranges {
+            add(SetKind::LoadBalancerFirewall, at.clone());
+            for range in ranges.iter() {
+                add(SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, lower::span(*range)));
+            }
+            if frontend.node_may_use {
+                add(SetKind::LoadBalancerSourceIp, Element::IpPortIp(host, ports, host));
+            }
+        }
+    }
+    if frontend.roles.contains(Roles::NODE_PORT) {
+        let (all, local_only, element) = match protocol {
+            Protocol::Tcp => (SetKind::NodePortTcp, SetKind::NodePortLocalTcp, Element::Port(port.into())),
+            Protocol::Udp => (SetKind::NodePortUdp, SetKind::NodePortLocalUdp, Element::Port(port.into())),
+            Protocol::Sctp => (SetKind::NodePortSctp, SetKind::NodePortLocalSctp, at.clone()),
+        };
+        if local {
+            add(local_only, element.clone());
+        }
+        add(all, element);
+        if protocol != Protocol::Sctp {
+            add(SetKind::NodePortServed, at);
+        }
+    }
+    if frontend.is_virtual() {
+        add(SetKind::IpvsIps, Element::Ip(host));
+    }
+    list
+}
+
+impl Index {
+    fn count_entry(&mut self, set: SetKey, element: Element, notes: &mut Notes<'_>) {
+        match self.sets.entry(set).or_default().entry(element) {
+            Entry::Occupied(mut count) => *count.get_mut() = count.get().saturating_add(1),
+            Entry::Vacant(place) => {
+                notes.entry(set, place.key());
+                place.insert(1);
+            }
+        }
+    }
+
+    fn uncount_entry(&mut self, set: SetKey, element: &Element, notes: &mut Notes<'_>) {
+        let Some(elements) = self.sets.get_mut(&set) else { return };
+        if uncount(elements, element) {
+            notes.entry(set, element);
+        }
+        if elements.is_empty() {
+            self.sets.remove(&set);
+        }
+    }
+
+    fn config(&self, affinity_secs: Option<u32>) -> VirtualServerConfig {
+        VirtualServerConfig { persistence: affinity_secs.map(Persistence::new), ..self.defaults }
+    }
+}
+
+/// Configuration of a virtual server without affinity.
+fn defaults(config: &Config) -> VirtualServerConfig {
+    let mut defaults = VirtualServerConfig::new(config.scheduler);
+    if defaults.scheduler == Scheduler::MaglevHashing {
+        defaults.scheduler_flags = SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK;
+    }
+    defaults
+}
+
+impl Wanted {
+    /// Nothing.
+    pub fn new(config: &Config) -> Self {
+        let index = Index {
+            defaults: defaults(config),
+            addresses: BTreeMap::new(),
+            elsewhere: BTreeMap::new(),
+            sets: BTreeMap::new(),
+            barred: BTreeSet::new(),
+        };
+        Wanted { desired: Desired::new(), index }
+    }
+
+    /// Everything in the store.
+    pub fn build(store: &Store, facts: &NodeFacts) -> Self {
+        let mut wanted = Wanted::new(facts.config());
+        let services = store.services().map(|service| &service.key);
+        let mut follower = Following { index: &mut wanted.index, notes: Notes(None) };
+        wanted.desired.refresh(store, facts, services, &mut follower);
+        wanted
+    }
+
+    /// Compiles these Services again; those that are no longer in the store are removed.
+    pub fn refresh<'a>(
+        &mut self,
+        store: &Store,
+        facts: &NodeFacts,
+        services: impl IntoIterator<Item = &'a ObjectKey>,
+    ) -> Changed {
+        let mut changed = Changed::default();
+        let defaults = defaults(facts.config());
+        if defaults != self.index.defaults {
+            self.index.defaults = defaults;
+            changed
+                .virtual_servers
+                .extend(self.desired.frontends().map(|frontend| VirtualServerKey::from(frontend.key)));
+        }
+        let mut follower = Following { index: &mut self.index, notes: Notes(Some(&mut changed)) };
+        self.desired.refresh(store, facts, services, &mut follower);
+        changed
+    }
+
+    /// Compiles every Service again: after the node facts have changed, or with another store.
+    pub fn refresh_all(&mut self, store: &Store, facts: &NodeFacts) -> Changed {
+        let all = self.desired.services_with(store);
+        self.refresh(store, facts, &all)
+    }
+
+    /// Reduces memory by rebuilding everything; call it after a large change.
+    pub fn compact(&mut self) {
+        self.desired.compact();
+        pack(&mut self.index.addresses);
+        pack(&mut self.index.elsewhere);
+        self.index.sets.values_mut().for_each(pack);
+    }
+
+    /// What the Services mean, without the words of IPVS.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// All virtual servers, sorted.
+    pub fn servers(&self) -> impl Iterator<Item = WantedServer> {
+        self.desired.frontends().map(|frontend| self.lower(frontend))
+    }
+
+    /// A virtual server.
+    pub fn server(&self, key: &VirtualServerKey) -> Option<WantedServer> {
+        self.frontend(key).map(|frontend| self.lower(frontend))
+    }
+
+    /// The Frontend that a virtual server serves.
+    pub fn frontend(&self, key: &VirtualServerKey) -> Option<&Frontend> {
+        self.desired.frontend(&FrontendKey::try_from(*key).ok()?)
+    }
+
+    /// Whether a virtual server is wanted.
+    pub fn has_server(&self, key: &VirtualServerKey) -> bool {
+        self.frontend(key).is_some()
+    }
+
+    /// Whether a virtual server with this real server is wanted.
+    pub fn has_real_server(&self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
+        self.frontend(key).is_some_and(|frontend| frontend.has_endpoint(&(*real).into()))
+    }
+
+    /// The Service a virtual server belongs to.
+    pub fn owner(&self, key: &VirtualServerKey) -> Option<&ObjectKey> {
+        self.desired.owner(&FrontendKey::try_from(*key).ok()?)
+    }
+
+    fn lower(&self, frontend: &Frontend) -> WantedServer {
+        WantedServer {
+            key: frontend.key.into(),
+            config: self.index.config(frontend.affinity_secs),
+            real_servers: RealServers::usual(frontend.endpoints().clone()),
+        }
+    }
+
+    /// Addresses to be bound to the dummy device, sorted.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.index.addresses.keys().copied()
+    }
+
+    /// Whether an address has to be bound to the dummy device.
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        self.index.addresses.contains_key(&address)
+    }
+
+    /// Whether an address is served that another interface has. Such an address is not bound to the dummy device; one that
+    /// is bound already, because the other interface got it later, stays bound. Addresses move between nodes (keepalived,
+    /// kube-vip), and the binding is needed again as soon as the other interface loses the address.
+    pub fn is_elsewhere(&self, address: IpAddr) -> bool {
+        self.index.elsewhere.contains_key(&address)
+    }
+
+    /// The entries of a set, sorted; none for a set that has to be empty.
+    pub fn entries(&self, set: SetKey) -> impl Iterator<Item = &Element> {
+        self.index.sets.get(&set).into_iter().flat_map(BTreeMap::keys)
+    }
+
+    /// Whether a set has to have an entry.
+    pub fn has_entry(&self, set: SetKey, element: &Element) -> bool {
+        self.index.sets.get(&set).is_some_and(|elements| elements.contains_key(element))
+    }
+
+    /// The sets that are not empty: rules depend on this.
+    pub fn sets(&self) -> impl Iterator<Item = SetKey> {
+        self.index.sets.keys().copied()
+    }
+
+    /// Virtual servers for which this node's own traffic has to be dropped, sorted; see [`Frontend::is_barred_from_node`].
+    pub fn barred_from_node(&self) -> impl Iterator<Item = VirtualServerKey> {
+        self.index.barred.iter().copied()
+    }
+}
+
+/// Increments a count, and returns whether it is the first.
+fn count<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) -> bool {
+    let count = counts.entry(key).or_default();
+    *count = count.saturating_add(1);
+    *count == 1
+}
+
+/// Decrements a count, and returns whether none is left.
+fn uncount<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
+    let Some(count) = counts.get_mut(key) else { return false };
+    *count = count.saturating_sub(1);
+    let gone = *count == 0;
+    if gone {
+        counts.remove(key);
+    }
+    gone
+}

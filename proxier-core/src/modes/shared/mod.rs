@@ -1,0 +1,3 @@
+//! What several modes need of a host.
+
+pub mod sysctls;

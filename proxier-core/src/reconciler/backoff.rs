@@ -1,0 +1,134 @@
+//! How long to wait before trying again.
+
+use std::time::Duration;
+
+/// Growing pauses: each is up to twice as long as the one before, until the longest is reached.
+///
+/// Each pause is drawn from the upper half of its range: with the defaults 0.5 to 1 s, then 1 to 2 s, 2 to 4 s, up to 15 to
+/// 30 s. So the nodes of a cluster that fail together do not retry together. The same seed gives the same pauses.
+///
+/// kube-proxy (from 1.34) waits for a whole sync period after any failure. Most failures here end in a moment: somebody
+/// held the lock of iptables, or memory was short.
+///
+/// ```
+/// use std::time::Duration;
+/// use proxier_core::reconciler::backoff::Backoff;
+///
+/// let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 7);
+/// let first = backoff.next_pause();
+/// assert!(first >= Duration::from_millis(500) && first <= Duration::from_secs(1));
+/// assert!(backoff.next_pause() >= Duration::from_secs(1));
+/// backoff.reset();
+/// assert!(backoff.next_pause() <= Duration::from_secs(1));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Backoff {
+    first: Duration,
+    most: Duration,
+    failures: u32,
+    random: u64,
+}
+
+impl Backoff {
+    /// The first pause of a reconciler that failed: 1 s.
+    pub const FIRST: Duration = Duration::from_secs(1);
+    /// No pause is shorter than half of this, whatever was asked for: 10 ms.
+    pub const SHORTEST: Duration = Duration::from_millis(10);
+
+    /// Pauses from `first` to `most`. The seed should differ from node to node.
+    ///
+    /// A `first` below [`SHORTEST`](Backoff::SHORTEST) counts as that, a `most` below `first` as `first`.
+    pub fn new(first: Duration, most: Duration, seed: u64) -> Self {
+        let first = first.max(Self::SHORTEST);
+        Backoff { first, most: most.max(first), failures: 0, random: seed }
+    }
+
+    /// The pause after one more failure.
+    pub fn next_pause(&mut self) -> Duration {
+        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
+        let longest = self.first.saturating_mul(factor).min(self.most);
+        self.failures = self.failures.saturating_add(1);
+        let spread = u64::try_from(longest.as_nanos() >> 1).unwrap_or(u64::MAX);
+        // Multiplied and shifted, not divided: spreads the draw evenly over `spread`.
+        let drawn = u128::from(self.draw()).saturating_mul(spread.into()) >> 64;
+        longest.saturating_sub(Duration::from_nanos(u64::try_from(drawn).unwrap_or(spread)))
+    }
+
+    /// It worked: the next pause is a first one again.
+    pub fn reset(&mut self) {
+        self.failures = 0;
+    }
+
+    /// Failures since it last worked.
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// A number from the sequence "splitmix64" (Steele, Lea, Flood 2014): small, and good enough to keep nodes apart.
+    fn draw(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The first numbers for seed 1234567, as the authors' own program gives them.
+    #[test]
+    fn the_sequence_is_splitmix64() {
+        let mut backoff = Backoff::new(Backoff::FIRST, Backoff::FIRST, 1_234_567);
+        let drawn = [backoff.draw(), backoff.draw(), backoff.draw()];
+        assert_eq!(drawn, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+    }
+
+    #[test]
+    fn nodes_are_apart() {
+        let mut pauses: Vec<_> = (0..100)
+            .map(|seed| Backoff::new(Duration::from_secs(1), Duration::from_secs(30), seed).next_pause())
+            .collect();
+        pauses.sort();
+        pauses.dedup();
+        assert_eq!(pauses.len(), 100);
+        let early = pauses.iter().filter(|pause| **pause < Duration::from_millis(750)).count();
+        assert!((30..70).contains(&early), "{early} of 100 in the first half");
+    }
+
+    proptest! {
+        #[test]
+        fn pauses_grow_to_the_most_and_start_again(
+            seed: u64,
+            first_ms in 0..100_000_u64,
+            most_ms in 0..1_000_000_u64,
+            failures in 1..80_u32,
+        ) {
+            let (first, most) = (Duration::from_millis(first_ms), Duration::from_millis(most_ms));
+            let mut backoff = Backoff::new(first, most, seed);
+            let (first, most) = (first.max(Backoff::SHORTEST), most.max(first).max(Backoff::SHORTEST));
+            for failure in 0..failures {
+                let longest = first.saturating_mul(2_u32.saturating_pow(failure)).min(most);
+                prop_assert_eq!(backoff.failures(), failure);
+                let pause = backoff.next_pause();
+                prop_assert!(pause <= longest && pause >= longest / 2, "{:?} of {:?}", pause, longest);
+            }
+            backoff.reset();
+            prop_assert!(backoff.next_pause() <= first);
+        }
+
+        #[test]
+        fn the_same_seed_gives_the_same_pauses(seed: u64, first_ms: u32, most_ms: u64) {
+            let new = || Backoff::new(Duration::from_millis(first_ms.into()), Duration::from_millis(most_ms), seed);
+            let (mut one, mut other) = (new(), new());
+            for _ in 0..10 {
+                prop_assert_eq!(one.next_pause(), other.next_pause());
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! The outcome of a pass.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::net::Family;
+use ipvs::{RealServerKey, VirtualServerKey};
+
+use crate::config::Config;
+use crate::modes::ipvs::rules::Capabilities;
+use crate::modes::ipvs::sets::SetKey;
+use crate::modes::shared::sysctls::SysctlChange;
+use crate::net::FrontendKey;
+use crate::ports::{Flows, PortError, PortErrorKind};
+use crate::reconciler::step::{Action, Part, Step};
+
+/// How many operations of each kind.
+pub type Counts = BTreeMap<(Part, Action), u64>;
+
+/// An operation that was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Failure {
+    /// The operation.
+    pub step: Step,
+    /// Why.
+    pub error: PortError,
+}
+
+impl Failure {
+    /// Whether the object is the reason: a virtual server, real server, address or entry that this kernel does not accept
+    /// (an endpoint that is a broadcast address, a family or scheduler that IPVS lacks). Other objects are not affected,
+    /// and retrying helps only when something else changes.
+    pub fn is_of_one_object(&self) -> bool {
+        let of_an_object =
+            matches!(self.step.part, Part::VirtualServer | Part::RealServer | Part::Address | Part::Entry);
+        let because_of_it = matches!(
+            self.error.kind(),
+            PortErrorKind::Invalid
+                | PortErrorKind::Unavailable
+                | PortErrorKind::NotFound
+                | PortErrorKind::AlreadyExists
+                | PortErrorKind::Other
+        );
+        of_an_object && because_of_it
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut step = self.step.clone();
+        step.lines.clear();
+        write!(f, "{step}: {}", self.error)
+    }
+}
+
+/// A part of the kernel that could not be read, so that nothing of it was changed.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Unread {
+    /// Which part, in words: `virtual servers`, `set KUBE-CLUSTER-IP`, `rules of IPv6`.
+    pub what: String,
+    /// Why.
+    pub error: PortError,
+}
+
+impl Unread {
+    /// A part that could not be read.
+    pub fn new(what: impl fmt::Display, error: PortError) -> Self {
+        Unread { what: what.to_string(), error }
+    }
+}
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "reading {}: {}", self.what, self.error)
+    }
+}
+
+/// Something that this kernel cannot do and that serving works without. It fails no pass.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Lack {
+    /// What is not done, and the consequence, in words.
+    pub what: String,
+    /// What the kernel, or the program, answered.
+    pub error: PortError,
+}
+
+impl Lack {
+    pub(crate) fn new(what: impl Into<String>, error: PortError) -> Self {
+        Lack { what: what.into(), error }
+    }
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.error)
+    }
+}
+
+/// The result of carrying out a plan, with an outcome for every operation.
+///
+/// Operations that were done are counted, those that were not are listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Applied {
+    /// Operations that were carried out.
+    pub done: Counts,
+    /// Operations that were not.
+    pub failures: Vec<Failure>,
+    /// What this kernel turned out to lack; serving works without.
+    pub lacks: Vec<Lack>,
+    /// UDP flows that were forgotten.
+    pub flows: Flows,
+    /// Real servers that drain from now on.
+    pub drained: Vec<(VirtualServerKey, RealServerKey)>,
+    /// Real servers that do not drain any more: they are served again, or gone.
+    pub settled: Vec<(VirtualServerKey, RealServerKey)>,
+    /// Families whose rules were restored.
+    pub restored: Vec<Family>,
+    /// Those of them whose rules the kernel took only without some matches
+    /// ([`RulesChange::without`](crate::modes::ipvs::plan::RulesChange::without)), with what it took.
+    pub reduced: Vec<(Family, Capabilities)>,
+    /// Virtual servers that were deleted.
+    pub deleted: Vec<VirtualServerKey>,
+    /// How often the kernel contradicted what was known: something to add was there, something to change or delete was not.
+    /// All of that was brought to what is wanted, but there may be more.
+    pub surprises: usize,
+}
+
+impl Applied {
+    pub(crate) fn count(&mut self, part: Part, action: Action, number: usize) {
+        if number > 0 {
+            let count = self.done.entry((part, action)).or_default();
+            *count = count.saturating_add(u64::try_from(number).unwrap_or(u64::MAX));
+        }
+    }
+
+    pub(crate) fn fail(&mut self, step: Step, error: PortError) {
+        self.failures.push(Failure { step, error });
+    }
+
+    /// Records the outcome of one call for one operation.
+    pub(crate) fn note(&mut self, step: impl FnOnce() -> Step, outcome: Result<(), PortError>) -> bool {
+        match outcome {
+            Ok(()) => {
+                let step = step();
+                self.count(step.part, step.action, 1);
+                true
+            }
+            Err(error) => {
+                self.fail(step(), error);
+                false
+            }
+        }
+    }
+}
+
+/// What is somebody else's: shown, never changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Foreign {
+    /// Virtual servers of somebody else.
+    pub virtual_servers: Vec<VirtualServerKey>,
+}
+
+/// What a pass found and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// The kernel was read as a whole; otherwise only what changed in the input was checked.
+    pub full: bool,
+    /// Parts that could not be read.
+    pub unread: Vec<Unread>,
+    /// What was carried out and what was not.
+    pub applied: Applied,
+    /// Families whose rules have to change but wait for a later attempt, since the last one failed a moment ago.
+    pub rules_put_off: BTreeSet<Family>,
+    /// None of the wanted virtual servers exists, and the kernel refused something.
+    pub serves_nothing: bool,
+    /// Differences that a full pass found although no input had changed: made by others, and repaired.
+    pub drift: Vec<Step>,
+    /// What is somebody else's; known after a full pass.
+    pub foreign: Foreign,
+    /// Virtual servers that Services ask for and do not get, and why.
+    pub refused: Vec<Refused>,
+    /// Values below `/proc/sys` that are wanted but may not be written from here; serving works without. Known after a full
+    /// pass.
+    pub unmet: Vec<SysctlChange>,
+    /// Why deletions were held back as too many at once, and what to do; everything else was done.
+    pub stopped: Option<Arc<str>>,
+    /// Real servers that drain now.
+    pub draining: usize,
+    /// Health checks of Services may have changed ([`Desired::health_checks`](crate::service::Desired::health_checks)).
+    pub health_checks_changed: bool,
+}
+
+/// A virtual server that a Service asks for and that is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refused {
+    /// The Service, `namespace/name`.
+    pub service: String,
+    /// Protocol, address and port.
+    pub key: FrontendKey,
+    /// Why, and what to do.
+    pub reason: String,
+}
+
+impl Report {
+    /// Whether the kernel holds what is wanted, as far as this pass checked.
+    pub fn is_done(&self) -> bool {
+        self.unread.is_empty()
+            && self.rules_put_off.is_empty()
+            && self.applied.failures.is_empty()
+            && self.stopped.is_none()
+    }
+
+    /// Whether this node could not do its work: something could not be read, or an operation failed for a reason that
+    /// affects more than one object. Health checks use this.
+    ///
+    /// These are no failures of the node:
+    /// * what the kernel refuses because of the object ([`Failure::is_of_one_object`]), as long as anything is served;
+    /// * deletions held back on purpose ([`Report::stopped`]): what is wanted is served, and more.
+    pub fn has_failed(&self) -> bool {
+        let failures = &self.applied.failures;
+        // A skipped operation follows from another failure. If none is known, the node is at fault.
+        let only_skipped = || failures.iter().all(|failure| failure.error.kind() == PortErrorKind::Skipped);
+        let of_the_node =
+            |failure: &Failure| failure.error.kind() != PortErrorKind::Skipped && !failure.is_of_one_object();
+        !self.unread.is_empty()
+            || !self.rules_put_off.is_empty()
+            || self.serves_nothing
+            || failures.iter().any(of_the_node)
+            || (!failures.is_empty() && only_skipped())
+    }
+
+    /// Objects that the kernel refuses: operations that failed because of their object. Skipped operations that depend on
+    /// them are not included.
+    pub fn refused_by_kernel(&self) -> impl Iterator<Item = &Failure> {
+        self.applied.failures.iter().filter(|failure| failure.is_of_one_object())
+    }
+
+    /// How many operations were carried out: 0 when nothing differed.
+    pub fn writes(&self) -> u64 {
+        self.applied.done.values().sum()
+    }
+}
+
+fn skipped(message: fmt::Arguments<'_>) -> PortError {
+    PortError::new(PortErrorKind::Skipped, message)
+}
+
+pub(crate) fn bound_too_early(address: IpAddr) -> PortError {
+    skipped(format_args!("{address} is not bound, because none of its virtual servers could be made"))
+}
+
+pub(crate) fn not_without_device(address: IpAddr) -> PortError {
+    skipped(format_args!("{address} is not bound, because there is no device {}", Config::DUMMY_DEVICE))
+}
+
+pub(crate) fn not_without_set(set: SetKey) -> PortError {
+    skipped(format_args!("not tried, because set {set} could not be created"))
+}
+
+pub(crate) fn not_without_virtual_server(key: &VirtualServerKey) -> PortError {
+    skipped(format_args!("not tried, because virtual server {key} could not be made"))
+}
+
+pub(crate) fn needed() -> PortError {
+    skipped(format_args!(
+        "stays, because it tells that a virtual server is ours, or guards it, that could not be deleted"
+    ))
+}
+
+pub(crate) fn guards(key: &VirtualServerKey) -> PortError {
+    skipped(format_args!("stay, because they guard virtual server {key}, which could not be deleted"))
+}
+
+pub(crate) fn not_without_rules(key: &VirtualServerKey) -> PortError {
+    skipped(format_args!("{key} is not served, because the rules for its loadBalancerSourceRanges are not in place"))
+}
+
+pub(crate) fn not_without_entry(key: &VirtualServerKey) -> PortError {
+    let set = SetKey::new(key.family().into(), crate::modes::ipvs::sets::SetKind::LoadBalancerFirewall);
+    skipped(format_args!("{key} is not served, because its loadBalancerSourceRanges could not be put into set {set}"))
+}

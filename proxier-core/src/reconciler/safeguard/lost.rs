@@ -1,0 +1,155 @@
+//! Objects that are missing from a list although nobody reported them as deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::mass::MassRemoval;
+use crate::net::FrontendKey;
+use crate::reconciler::schedule::Moment;
+use crate::service::Desired;
+use crate::service::{Frontend, NodeFacts, compile};
+use crate::snapshot::{ObjectKey, ObjectKind, Store};
+
+/// A Service or an EndpointSlice.
+pub(super) type Object = (ObjectKind, ObjectKey);
+
+/// Services and EndpointSlices that a list lacks. The [`Store`] keeps them until they are judged, and longer while they are
+/// doubted: so they are served as if they were there, and follow other changes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Lost {
+    /// Not judged yet.
+    new: BTreeSet<Object>,
+    /// Doubted, and since when.
+    doubted: BTreeMap<Object, Moment>,
+    /// Confirmed: the next pass deletes them.
+    meant: BTreeSet<Object>,
+    /// Frontends that exist, or have endpoints, only because of doubted objects, and since when.
+    held: BTreeMap<FrontendKey, Moment>,
+}
+
+/// What is lost if objects are removed.
+#[derive(Default)]
+struct Loss {
+    /// Frontends that would go, or lose their last endpoint.
+    all: BTreeSet<FrontendKey>,
+    /// How many would go.
+    gone: usize,
+    /// How many have endpoints now, and would have none.
+    unserved: usize,
+}
+
+impl Lost {
+    /// A list lacks this object.
+    pub(super) fn lose(&mut self, object: Object) {
+        if !self.doubted.contains_key(&object) && !self.meant.contains(&object) {
+            self.new.insert(object);
+        }
+    }
+
+    /// An event reported this object as there or as deleted. Returns whether it was missing before.
+    pub(super) fn found(&mut self, object: &Object) -> bool {
+        let known = [self.new.remove(object), self.meant.remove(object), self.doubted.remove(object).is_some()];
+        known.contains(&true)
+    }
+
+    /// Whether an object is missing.
+    pub(super) fn is_lost(&self, object: &Object) -> bool {
+        self.new.contains(object) || self.meant.contains(object) || self.doubted.contains_key(object)
+    }
+
+    /// Confirms that the doubted objects are gone.
+    pub(super) fn confirm(&mut self) {
+        self.meant.extend(std::mem::take(&mut self.doubted).into_keys());
+        self.held.clear();
+    }
+
+    /// Frontends that are held back, and since when.
+    pub(super) fn held(&self) -> &BTreeMap<FrontendKey, Moment> {
+        &self.held
+    }
+
+    /// Returns the objects to delete now: those whose loss is small, was confirmed, or has lasted.
+    ///
+    /// Costs nothing while nothing is missing, else O(missing objects), and O(all Frontends) for new ones.
+    pub(super) fn judge(
+        &mut self,
+        settings: &MassRemoval,
+        store: &Store,
+        desired: &Desired,
+        facts: &NodeFacts,
+        now: Moment,
+    ) -> BTreeSet<Object> {
+        let mut gone = std::mem::take(&mut self.meant);
+        if self.new.is_empty() && self.doubted.is_empty() {
+            self.held.clear();
+            return gone;
+        }
+        let is_over = |since: Moment| settings.patience.is_some_and(|patience| since.saturating_add(patience) <= now);
+        let over: Vec<Object> =
+            self.doubted.iter().filter(|(_, since)| is_over(**since)).map(|(object, _)| object.clone()).collect();
+        for object in over {
+            self.doubted.remove(&object);
+            gone.insert(object);
+        }
+        let new = std::mem::take(&mut self.new);
+        if !new.is_empty() {
+            // Count the doubted objects too: otherwise the ones added later would be few.
+            let missing: BTreeSet<&Object> = self.doubted.keys().chain(&new).collect();
+            let loss = loss(&missing, store, desired, facts);
+            let all = desired.frontends().count();
+            let served = desired.frontends().filter(|frontend| is_served(frontend)).count();
+            let too_much = settings.is_too_much(loss.gone, all, all.saturating_sub(loss.gone))
+                || settings.is_too_much(loss.unserved, served, served.saturating_sub(loss.unserved));
+            if too_much {
+                self.doubted.extend(new.into_iter().map(|object| (object, now)));
+            } else {
+                gone.extend(new);
+            }
+        }
+        self.hold(store, desired, facts, now);
+        gone
+    }
+
+    /// Finds the Frontends that stay only because of doubted objects.
+    fn hold(&mut self, store: &Store, desired: &Desired, facts: &NodeFacts, now: Moment) {
+        let missing: BTreeSet<&Object> = self.doubted.keys().collect();
+        let held = loss(&missing, store, desired, facts).all;
+        let before = std::mem::take(&mut self.held);
+        self.held = held.into_iter().map(|key| (key, before.get(&key).copied().unwrap_or(now))).collect();
+    }
+}
+
+fn is_served(frontend: &Frontend) -> bool {
+    !frontend.endpoints().is_empty()
+}
+
+/// What would be lost with these objects.
+fn loss(missing: &BTreeSet<&Object>, store: &Store, desired: &Desired, facts: &NodeFacts) -> Loss {
+    let of_slice = |key: &ObjectKey| store.service_of_slice(key).cloned();
+    let services: BTreeSet<ObjectKey> = missing
+        .iter()
+        .filter_map(|(kind, key)| if *kind == ObjectKind::Service { Some(key.clone()) } else { of_slice(key) })
+        .collect();
+    let mut loss = Loss::default();
+    for key in services {
+        let Some(compiled) = desired.compiled(&key) else { continue };
+        let is_missing = |kind, key: &ObjectKey| missing.contains(&(kind, key.clone()));
+        let rest = store.service(&key).filter(|_| !is_missing(ObjectKind::Service, &key)).map(|service| {
+            let slices = store.slices_of(&key).filter(|slice| !is_missing(ObjectKind::EndpointSlice, &slice.key));
+            compile(service, slices, facts)
+        });
+        for frontend in &compiled.frontends {
+            let name = frontend.key;
+            if desired.owner(&name) != Some(&key) {
+                continue;
+            }
+            let after = rest.as_ref().and_then(|rest| rest.frontend(&name));
+            let loses_last = is_served(frontend) && after.is_none_or(|after| !is_served(after));
+            loss.gone = loss.gone.saturating_add(after.is_none().into());
+            loss.unserved = loss.unserved.saturating_add(loses_last.into());
+            if after.is_none() || loses_last {
+                loss.all.insert(name);
+            }
+        }
+    }
+    loss
+}

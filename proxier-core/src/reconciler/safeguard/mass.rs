@@ -1,0 +1,311 @@
+//! The safeguard against losing much at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+
+use super::lost::Lost;
+use crate::net::FrontendKey;
+use crate::reconciler::schedule::Moment;
+use crate::service::Desired;
+use crate::service::NodeFacts;
+use crate::snapshot::{ObjectKey, ObjectKind, Store};
+
+/// When a pass would take away too much to be believed: Frontends, or their last endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MassRemoval {
+    /// More than this share of our Frontends, or of those that have endpoints, 0 to 1. Default 0.5. With 1 nothing is
+    /// ever held back; NaN counts as 0.
+    pub share: f64,
+    /// And only if at most this share of what is there is left, 0 to 1: the input became empty, or nearly so, and not just
+    /// different. Default 0.5; with 0 only when nothing at all is left.
+    pub remains: f64,
+    /// And at least this many. Default 10: fewer go at once, so that a small cluster can lose its last Service.
+    pub at_least: usize,
+    /// How long the input has to stay as it is to be believed; `None`: until confirmed. Default 5 min.
+    pub patience: Option<Duration>,
+}
+
+impl Default for MassRemoval {
+    fn default() -> Self {
+        MassRemoval { share: 0.5, remains: 0.5, at_least: 10, patience: Some(Duration::from_secs(5 * 60)) }
+    }
+}
+
+impl MassRemoval {
+    pub(super) fn is_too_much(&self, delete: usize, of: usize, wanted: usize) -> bool {
+        let number = |count: usize| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
+        let share = if self.share.is_nan() { 0.0 } else { self.share };
+        let remains = if self.remains.is_nan() { 1.0 } else { self.remains };
+        let many = delete >= self.at_least.max(1) && number(delete) > share * number(of);
+        many && number(wanted) <= remains * number(of)
+    }
+}
+
+/// Deletions that a pass does not do.
+///
+/// Prints on one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stopped {
+    /// How many Frontends would go or lose their last endpoint, but are kept.
+    pub would_lose: usize,
+    /// How many are ours.
+    pub of: usize,
+    /// When the last of them follows the input, if nothing changes until then.
+    pub until: Option<Moment>,
+    held: BTreeSet<FrontendKey>,
+    /// Those of them that only the kernel has.
+    inherited: BTreeSet<FrontendKey>,
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stopped { would_lose, of, .. } = self;
+        write!(
+            f,
+            "{would_lose} of {of} virtual servers would go or lose their last endpoint, all at once; they stay as they are"
+        )?;
+        let end = if self.until.is_some() { "for a while, or until" } else { "until" };
+        write!(f, " {end} this is confirmed: check where the Services and EndpointSlices are read from")
+    }
+}
+
+impl Stopped {
+    /// Those that stay as they are, sorted.
+    pub fn held(&self) -> impl Iterator<Item = FrontendKey> {
+        self.held.iter().copied()
+    }
+
+    /// Those of them that are held back because only the kernel has them, sorted. The others are wanted still, since the
+    /// [`Store`] keeps their objects.
+    pub fn inherited(&self) -> impl Iterator<Item = FrontendKey> {
+        self.inherited.iter().copied()
+    }
+}
+
+/// What a pass would take from a Frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// All of it.
+    Everything,
+    /// Some endpoints.
+    Endpoints,
+}
+
+/// What a kernel serves, whatever the mode.
+pub trait Kernel {
+    /// Whether it serves a Frontend: `None` if not, else whether there are endpoints.
+    fn serves(&self, key: &FrontendKey) -> Option<bool>;
+}
+
+/// Keeps what is served when too much of it would go at once: Frontends, and their last endpoints.
+///
+/// # What "at once" means
+///
+/// Objects that are deleted go one by one, each with an event, and a pass handles the few that came since the last. Objects
+/// that are merely missing go together: the API server was restored from an empty backup, the configuration points to an
+/// empty cluster, a directory of manifests is not mounted, or all of that happened while this program was not running. So
+/// the limit applies to what **one pass** would delete: more than a share of our Frontends, or of those with
+/// endpoints ([`MassRemoval::share`]), and more than a few ([`MassRemoval::at_least`]), with little left
+/// ([`MassRemoval::remains`]): if other Services replace them, the input is different, not missing.
+///
+/// Services and EndpointSlices come in separate lists, in any order. The safeguard judges them together:
+///
+/// * Objects that a list lacks ([`Safeguard::lose`]). While they are doubted the [`Store`] keeps them, so everything
+///   follows from them as before: Frontends, endpoints, health checks, what guards them. A Service that is held back
+///   gets the endpoints of a new slice.
+/// * What the kernel has from before this process started and the first lists do not explain ([`Safeguard::check`]):
+///   what it serves for no Service, and with endpoints whose Service has no EndpointSlice at all.
+///
+/// What objects and events say is believed: an object that an event deletes ([`Safeguard::found`]), or one that says itself
+/// that it has no endpoints. When nodes fail, many Services rightly lose their endpoints at once: the addresses no longer
+/// answer, or soon belong to another pod.
+///
+/// # How it ends
+///
+/// * The input comes back: what is named again is not held back any more. The rest stays held back, however little it is: a
+///   list that comes back in parts does not delete the rest.
+/// * An operator confirms: [`Safeguard::confirm`] releases what is held back then, and nothing later.
+/// * The input stays as it is for [`MassRemoval::patience`]: what was missing all the time is believed then.
+///
+/// ```
+/// use std::time::Duration;
+/// use ipvs::{Scheduler, VirtualServer};
+/// use proxier_core::config::Config;
+/// use proxier_core::modes::ipvs::diff::diff;
+/// use proxier_core::modes::ipvs::held::{hold, losing};
+/// use proxier_core::modes::ipvs::observed::Observed;
+/// use proxier_core::reconciler::safeguard::{MassRemoval, Safeguard};
+/// use proxier_core::snapshot::Store;
+/// use proxier_core::modes::ipvs::wanted::Wanted;
+///
+/// // The kernel has twenty virtual servers, and the list of Services is empty.
+/// let mut observed = Observed::new();
+/// for number in 1..=20 {
+///     observed.addresses.insert([10, 96, 0, number].into());
+///     let key = format!("TCP 10.96.0.{number}:80").parse()?;
+///     observed.insert(&VirtualServer::new(key, Scheduler::RoundRobin), []);
+/// }
+/// let (store, config) = (Store::new("node-a"), Config::default());
+/// let wanted = Wanted::new(&config);
+/// let mut changes = diff(&wanted, &observed, &config);
+///
+/// let mut safeguard = Safeguard::new(MassRemoval::default());
+/// let now = Duration::from_secs(1);
+/// let stopped = safeguard.check(losing(&changes), &observed, &store, wanted.desired(), now).ok_or("not stopped")?;
+/// assert_eq!((stopped.would_lose, stopped.of), (20, 20));
+/// hold(&stopped, &mut changes, &observed);
+/// assert!(changes.virtual_servers.is_empty() && changes.delete_addresses.is_empty());
+///
+/// safeguard.confirm();
+/// let changes = diff(&wanted, &observed, &config);
+/// assert_eq!(safeguard.check(losing(&changes), &observed, &store, wanted.desired(), now), None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Safeguard {
+    settings: MassRemoval,
+    lost: Lost,
+    /// Frontends that may lose what they have, until they have lost it.
+    believed: BTreeSet<FrontendKey>,
+    /// What is held back because only the kernel has it, and since when.
+    inherited: BTreeMap<FrontendKey, Moment>,
+    /// The first complete reading of the kernel has been compared: endpoints that go later go because objects say so.
+    has_compared: bool,
+}
+
+impl Safeguard {
+    /// Nothing is held back.
+    pub fn new(settings: MassRemoval) -> Self {
+        Safeguard { settings, ..Safeguard::default() }
+    }
+
+    /// A list lacks this object, and nobody reported it as deleted. It stays in the store until [`Safeguard::judge`]
+    /// returns it.
+    pub fn lose(&mut self, kind: ObjectKind, key: ObjectKey) {
+        self.lost.lose((kind, key));
+    }
+
+    /// This object was reported as there, or as deleted. Returns whether it was missing before.
+    pub fn found(&mut self, kind: ObjectKind, key: &ObjectKey) -> bool {
+        self.lost.found(&(kind, key.clone()))
+    }
+
+    /// Whether this object is missing from a list, and still counts as there.
+    pub fn is_lost(&self, kind: ObjectKind, key: &ObjectKey) -> bool {
+        self.lost.is_lost(&(kind, key.clone()))
+    }
+
+    /// Returns the missing objects to delete from the store now. `desired` is compiled from the store as it is.
+    ///
+    /// Costs nothing while no object is missing, else O(missing objects), and O(all Frontends) for new ones.
+    pub fn judge(
+        &mut self,
+        store: &Store,
+        desired: &Desired,
+        facts: &NodeFacts,
+        now: Moment,
+    ) -> BTreeSet<(ObjectKind, ObjectKey)> {
+        self.lost.judge(&self.settings, store, desired, facts, now)
+    }
+
+    /// Objects say that these Frontends lose what they have. Forgotten when they have lost it, or when they have
+    /// endpoints again at the next check.
+    pub fn believe(&mut self, keys: impl IntoIterator<Item = FrontendKey>) {
+        self.believed.extend(keys);
+    }
+
+    /// Whether the kernel was compared with what is wanted before.
+    pub(crate) fn has_compared(&self) -> bool {
+        self.has_compared
+    }
+
+    /// Confirms what is held back now. Returns how many Frontends that is.
+    pub fn confirm(&mut self) -> usize {
+        let count = self.held().count();
+        self.lost.confirm();
+        self.believed.extend(std::mem::take(&mut self.inherited).into_keys());
+        count
+    }
+
+    /// The Frontends that are held back, and since when.
+    pub fn held(&self) -> impl Iterator<Item = (FrontendKey, Moment)> {
+        let lost = self.lost.held();
+        let inherited = self.inherited.iter().filter(|(key, _)| !lost.contains_key(key));
+        lost.iter().chain(inherited).map(|(key, since)| (*key, *since))
+    }
+
+    /// Returns what must not be done. `losing` is what the pass would take away; `Some` as long as anything is held back,
+    /// even if nothing would be: other changes may delete what it needs.
+    ///
+    /// Costs O(`losing`); with many, or while something is held back, O(everything).
+    pub fn check(
+        &mut self,
+        losing: impl IntoIterator<Item = (FrontendKey, Loss)>,
+        kernel: &dyn Kernel,
+        store: &Store,
+        desired: &Desired,
+        now: Moment,
+    ) -> Option<Stopped> {
+        let is_unexplained = |key: &FrontendKey| is_unexplained(key, kernel, store, desired);
+        self.believed.retain(is_unexplained);
+        let patience = self.settings.patience;
+        let is_over = |since: Moment| patience.is_some_and(|patience| since.saturating_add(patience) <= now);
+        self.inherited.retain(|key, since| {
+            if is_over(*since) && is_unexplained(key) {
+                self.believed.insert(*key);
+            }
+            is_unexplained(key) && !self.believed.contains(key)
+        });
+        let is_first = !std::mem::replace(&mut self.has_compared, true);
+        let new: BTreeSet<FrontendKey> = losing
+            .into_iter()
+            .filter(|(key, loss)| *loss == Loss::Everything || (is_first && is_unexplained(key)))
+            .map(|(key, _)| key)
+            .filter(|key| !self.inherited.contains_key(key) && !self.believed.contains(key))
+            .collect();
+        let nothing_new = self.inherited.is_empty() && new.len() < self.settings.at_least.max(1);
+        if !nothing_new {
+            self.compare(&new, kernel, desired, now);
+        }
+        self.stopped(kernel, desired)
+    }
+
+    /// Holds back what is new, if it is too much together with what is held back already: otherwise the deletions added
+    /// later would be few.
+    fn compare(&mut self, new: &BTreeSet<FrontendKey>, kernel: &dyn Kernel, desired: &Desired, now: Moment) {
+        let lost = || self.inherited.keys().chain(new);
+        let gone = lost().filter(|key| desired.frontend(key).is_none()).count();
+        let kept = desired.frontends().filter(|of| kernel.serves(&of.key).is_some()).count();
+        let all = kept.saturating_add(gone).saturating_add(self.believed.len());
+        let unserved = lost().filter(|key| kernel.serves(key) == Some(true)).count();
+        let left = desired.frontends().filter(|of| !of.endpoints().is_empty()).count();
+        let served = left.saturating_add(unserved);
+        if self.settings.is_too_much(gone, all, desired.frontends().count())
+            || self.settings.is_too_much(unserved, served, left)
+        {
+            self.inherited.extend(new.iter().map(|key| (*key, now)));
+        }
+    }
+
+    fn stopped(&self, kernel: &dyn Kernel, desired: &Desired) -> Option<Stopped> {
+        let since = self.held().map(|(_, since)| since).max()?;
+        let until = self.settings.patience.map(|patience| since.saturating_add(patience));
+        let held: BTreeSet<FrontendKey> = self.held().map(|(key, _)| key).collect();
+        let inherited: BTreeSet<FrontendKey> = self.inherited.keys().copied().collect();
+        let wanted = desired.frontends().filter(|of| kernel.serves(&of.key).is_some()).count();
+        let unwanted = inherited.iter().filter(|key| desired.frontend(key).is_none()).count();
+        Some(Stopped { would_lose: held.len(), of: wanted.saturating_add(unwanted), until, held, inherited })
+    }
+}
+
+/// Whether the kernel serves a Frontend that is not wanted, or one with endpoints that is wanted without any because no
+/// EndpointSlice mentions it.
+fn is_unexplained(key: &FrontendKey, kernel: &dyn Kernel, store: &Store, desired: &Desired) -> bool {
+    let Some(has_endpoints) = kernel.serves(key) else { return false };
+    let (Some(frontend), Some(service)) = (desired.frontend(key), desired.owner(key)) else { return true };
+    let is_silent = || store.slices_of(service).all(|slice| slice.family != key.family());
+    frontend.endpoints().is_empty() && has_endpoints && is_silent()
+}

@@ -1,0 +1,225 @@
+//! When passes run.
+
+use std::time::Duration;
+
+use crate::reconciler::backoff::Backoff;
+
+/// A point in time: the time since an origin that the caller chooses, such as the start of the process, by a clock that
+/// never goes back.
+pub type Moment = Duration;
+
+/// How often passes run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Limits {
+    /// The shortest time from the end of a pass to the start of the next (`ipvs.minSyncPeriod`). Default 0: a change is
+    /// programmed at once, and changes that come during a pass are programmed together after it.
+    pub min_interval: Duration,
+    /// The longest time from the end of a full pass to the start of the next (`ipvs.syncPeriod`): at the latest then,
+    /// changes by others in the kernel are repaired. Default 30 s.
+    ///
+    /// A value below `min_interval` counts as `min_interval`, and both together as at least 10 ms.
+    pub max_interval: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { min_interval: Duration::ZERO, max_interval: Duration::from_secs(30) }
+    }
+}
+
+/// What a pass covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Pass {
+    /// What was changed since the last one.
+    Changes,
+    /// Everything: the kernel is read again. Includes what was changed.
+    Full,
+}
+
+/// When the next pass may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Wake {
+    /// At this moment or later; in the past: now.
+    pub at: Moment,
+    /// What will be due then.
+    pub pass: Pass,
+}
+
+/// Decides when passes run: at once after a request, but not before the shortest interval is over; a full one at the start,
+/// after the longest interval, and after a failure.
+///
+/// There are no bursts: the shortest interval is kept between any two passes, measured from the end of the first, as
+/// with kube-proxy from 1.34. Passes do not overlap; a request that comes while one runs counts for the next.
+///
+/// After a failure a full pass is due after a pause ([`Backoff`], at most the longest interval), again and again until a
+/// full pass succeeds. Meanwhile requests are served as always: one object that cannot be programmed does not delay the
+/// others. Only a successful full pass ends the failure.
+///
+/// ```
+/// use std::time::Duration;
+/// use proxier_core::reconciler::schedule::{Limits, Pass, Schedule};
+///
+/// let at = Duration::from_secs;
+/// let mut schedule = Schedule::new(Limits { min_interval: at(1), max_interval: at(30) }, 7, at(0));
+/// assert_eq!(schedule.start(at(0)), Some(Pass::Full));
+/// schedule.request(at(1)); // while it runs
+/// schedule.done(at(2), true);
+/// assert_eq!(schedule.start(at(2)), None); // too early
+/// let wake = schedule.next().ok_or("it runs")?;
+/// assert_eq!((wake.at, wake.pass), (at(3), Pass::Changes));
+/// assert_eq!(schedule.start(at(3)), Some(Pass::Changes));
+/// schedule.done(at(3), true);
+/// assert_eq!(schedule.next().ok_or("it runs")?.at, at(32)); // full, 30 s after the first
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Schedule {
+    limits: Limits,
+    backoff: Backoff,
+    /// No pass starts before this.
+    earliest: Moment,
+    /// A full pass is due then.
+    full_at: Moment,
+    /// Since when a request waits for a pass to start.
+    asked: Option<Moment>,
+    /// Since when requests have failed.
+    failing: Option<Moment>,
+    /// A full pass is due soon to retry single objects.
+    retrying: bool,
+    running: Option<Running>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+struct Running {
+    pass: Pass,
+    /// When its work was first requested.
+    since: Moment,
+}
+
+impl Schedule {
+    /// A full pass is due at once. The seed keeps nodes apart; see [`Backoff`].
+    pub fn new(limits: Limits, seed: u64, now: Moment) -> Self {
+        let shortest = limits.min_interval.max(Backoff::SHORTEST);
+        let limits = Limits { max_interval: limits.max_interval.max(shortest), ..limits };
+        let first = Backoff::FIRST.min(limits.max_interval);
+        Schedule {
+            limits,
+            backoff: Backoff::new(first, limits.max_interval, seed),
+            earliest: now,
+            full_at: now,
+            asked: Some(now),
+            failing: None,
+            retrying: false,
+            running: None,
+        }
+    }
+
+    /// Something was changed: a pass is due as soon as the shortest interval is over.
+    pub fn request(&mut self, now: Moment) {
+        self.asked.get_or_insert(now);
+    }
+
+    /// The kernel may differ from what is known (a device vanished, a result is unknown): a full pass is due as soon as the
+    /// shortest interval is over.
+    pub fn request_full(&mut self, now: Moment) {
+        self.request(now);
+        self.full_at = self.full_at.min(now);
+    }
+
+    /// When the next pass may start. `None` while one runs.
+    pub fn next(&self) -> Option<Wake> {
+        if self.running.is_some() {
+            return None;
+        }
+        let at = self.asked.map_or(self.full_at, |asked| asked.min(self.full_at)).max(self.earliest);
+        Some(Wake { at, pass: self.pass_at(at) })
+    }
+
+    fn pass_at(&self, at: Moment) -> Pass {
+        if self.full_at <= at { Pass::Full } else { Pass::Changes }
+    }
+
+    /// Starts the pass that is due. `None` when none is, or one runs already.
+    pub fn start(&mut self, now: Moment) -> Option<Pass> {
+        if self.next()?.at > now {
+            return None;
+        }
+        // It may start late, when a full one is due as well.
+        let pass = self.pass_at(now);
+        if pass == Pass::Full {
+            self.full_at = Moment::MAX;
+        }
+        let since = self.asked.take().unwrap_or(now);
+        self.running = Some(Running { pass, since });
+        Some(pass)
+    }
+
+    /// The pass has ended. Does nothing if none runs.
+    ///
+    /// `success`: everything it set out to do was done; one failed operation makes it a failure.
+    pub fn done(&mut self, now: Moment, success: bool) {
+        let Some(running) = self.running.take() else { return };
+        self.earliest = now.saturating_add(self.limits.min_interval);
+        let full_at = match (running.pass, success) {
+            (Pass::Full, true) => {
+                self.backoff.reset();
+                self.failing = None;
+                self.retrying = false;
+                now.saturating_add(self.limits.max_interval)
+            }
+            (Pass::Changes, true) => return,
+            (Pass::Changes, false) if self.failing.is_some() => return, // a full one is due already
+            (_, false) => {
+                self.failing.get_or_insert(running.since);
+                now.saturating_add(self.backoff.next_pause())
+            }
+        };
+        // One may have been requested, or be due anyway, before that.
+        self.full_at = self.full_at.min(full_at);
+    }
+
+    /// The pass has ended and did what this node can do, but the kernel refused single objects. A full pass retries them
+    /// after a pause ([`Backoff`]); nothing is pending because of them. Does nothing if no pass runs.
+    pub fn done_but_for_objects(&mut self, now: Moment) {
+        let Some(running) = self.running.take() else { return };
+        self.earliest = now.saturating_add(self.limits.min_interval);
+        match running.pass {
+            Pass::Full => self.failing = None,
+            // A full one is due already.
+            Pass::Changes if self.retrying || self.failing.is_some() => return,
+            Pass::Changes => {}
+        }
+        self.retrying = true;
+        self.full_at = self.full_at.min(now.saturating_add(self.backoff.next_pause()));
+    }
+
+    /// Whether the last full pass failed, or a pass for changes since then.
+    pub fn is_failing(&self) -> bool {
+        self.failing.is_some()
+    }
+
+    /// No pass starts before this moment: the end of the last one plus the shortest interval.
+    pub fn earliest(&self) -> Moment {
+        self.earliest
+    }
+
+    /// Since when a request is not done: no pass has started yet, one is running, or it failed. `None` when all are done.
+    pub fn pending_since(&self) -> Option<Moment> {
+        [self.failing, self.running.map(|running| running.since), self.asked].into_iter().flatten().min()
+    }
+
+    /// Failures since the last full pass that succeeded, without passes for changes while a failure lasts.
+    pub fn failures(&self) -> u32 {
+        self.backoff.failures()
+    }
+
+    /// The intervals in use.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+//! Counters over all passes, for metrics.
+
+use std::collections::BTreeMap;
+
+use crate::ports::{Flows, PortErrorKind};
+use crate::reconciler::report::{Counts, Report};
+use crate::reconciler::schedule::Moment;
+use crate::reconciler::step::{Action, Part};
+
+/// Counters since the start of the process, as data; metrics are exported from them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Totals {
+    /// Received changes of Services, including those that changed nothing
+    /// (`kubeproxy_sync_proxy_rules_service_changes_total`).
+    pub service_changes: u64,
+    /// Received changes of EndpointSlices (`kubeproxy_sync_proxy_rules_endpoint_changes_total`).
+    pub endpoint_changes: u64,
+    /// Passes for changes only.
+    pub passes_for_changes: u64,
+    /// Passes that read the kernel.
+    pub full_passes: u64,
+    /// Passes that failed ([`Report::has_failed`]).
+    pub failed_passes: u64,
+    /// Passes in which the safeguard held deletions back.
+    pub stopped_passes: u64,
+    /// Operations that were carried out.
+    pub done: Counts,
+    /// Operations that failed, by operation and reason.
+    pub failed: BTreeMap<(Part, Action, PortErrorKind), u64>,
+    /// Parts of the kernel that could not be read.
+    pub unread: u64,
+    /// Differences made by others and repaired.
+    pub drift: u64,
+    /// Restores of iptables that failed (`kubeproxy_sync_proxy_rules_iptables_restore_failures_total`).
+    pub restore_failures: u64,
+    /// UDP flows that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
+    pub flows: Flows,
+    /// End of the last pass that did not fail ([`Report::has_failed`])
+    /// (`kubeproxy_sync_proxy_rules_last_timestamp_seconds`).
+    pub last_success: Option<Moment>,
+}
+
+fn add(count: &mut u64, more: usize) {
+    *count = count.saturating_add(u64::try_from(more).unwrap_or(u64::MAX));
+}
+
+impl Totals {
+    /// Counts a pass that ended at `now`.
+    pub fn add(&mut self, report: &Report, now: Moment) {
+        add(if report.full { &mut self.full_passes } else { &mut self.passes_for_changes }, 1);
+        add(&mut self.failed_passes, usize::from(report.has_failed()));
+        add(&mut self.stopped_passes, usize::from(report.stopped.is_some()));
+        for (what, number) in &report.applied.done {
+            let count = self.done.entry(*what).or_default();
+            *count = count.saturating_add(*number);
+        }
+        for failure in &report.applied.failures {
+            let what = (failure.step.part, failure.step.action, failure.error.kind());
+            add(self.failed.entry(what).or_default(), 1);
+            add(&mut self.restore_failures, usize::from(failure.step.part == Part::Rules));
+        }
+        add(&mut self.unread, report.unread.len());
+        add(&mut self.drift, report.drift.len());
+        self.flows.add(report.applied.flows);
+        if !report.has_failed() {
+            self.last_success = Some(now);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What all Services together mean.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{Compiled, Frontend, HealthCheck, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile};
+use crate::net::FrontendKey;
+use crate::pack::pack;
+use crate::snapshot::{Created, ObjectKey, Store};
+
+/// Every Frontend with its owner, kept up to date at O(changed Services).
+///
+/// One protocol, address and port has one owner. Of Services that claim the same one, the Service whose cluster IP it is
+/// gets it: the API server gives a cluster IP to one Service, while anybody who may write Services can name any external
+/// IP, also another Service's address (CVE-2020-8554). Then node ports, load balancers' addresses and external IPs follow;
+/// of equals the older one, then the first by name. See [`Desired::conflicts`].
+///
+/// What a kernel needs for it is up to a mode, which follows the changes ([`Follower`]).
+///
+/// Two values with the same Services compare equal, however they were built.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Desired {
+    /// Boxed, since a map keeps room for more values than it has.
+    services: BTreeMap<ObjectKey, Box<Compiled>>,
+    claims: BTreeMap<FrontendKey, Claims>,
+}
+
+/// What keeps its own view of [`Desired`]. It is told of every change, in order; what did not change is not mentioned, even
+/// if its Service was compiled again.
+pub trait Follower {
+    /// A Service is new (`before` is `None`), gone (`after` is `None`), or compiled to something else.
+    fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>);
+
+    /// A Frontend is new, gone, or different, perhaps since another Service owns it now.
+    fn frontend(&mut self, before: Option<&Frontend>, after: Option<&Frontend>);
+}
+
+/// A Service's claim to a Frontend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Claim {
+    created: Created,
+    service: ObjectKey,
+    frontend: Arc<Frontend>,
+}
+
+impl Claim {
+    /// Sorts the owner first.
+    fn rank(&self) -> (u8, Created, &ObjectKey) {
+        let strength = [Roles::CLUSTER_IP, Roles::NODE_PORT, Roles::LOAD_BALANCER];
+        let weaker = strength.iter().take_while(|role| !self.frontend.roles.contains(**role)).count();
+        (u8::try_from(weaker).unwrap_or(u8::MAX), self.created, &self.service)
+    }
+}
+
+/// The Services that claim a Frontend, the owner first. Nearly always one.
+type Claims = Vec<Claim>;
+
+/// A Frontend that a Service claims and does not get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Conflict<'a> {
+    /// Protocol, address and port.
+    pub key: FrontendKey,
+    /// The Service that has it.
+    pub owner: &'a ObjectKey,
+    /// The Service that does not get it.
+    pub refused: &'a ObjectKey,
+}
+
+impl Desired {
+    /// Nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Compiles these Services again; those that are no longer in the store are removed.
+    pub fn refresh<'a>(
+        &mut self,
+        store: &Store,
+        facts: &NodeFacts,
+        services: impl IntoIterator<Item = &'a ObjectKey>,
+        follower: &mut dyn Follower,
+    ) {
+        for key in services {
+            let compiled = store.service(key).map(|service| compile(service, store.slices_of(key), facts));
+            self.update(key, compiled, follower);
+        }
+    }
+
+    /// The Services that are known here or in the store.
+    pub fn services_with<'a>(&'a self, store: &'a Store) -> BTreeSet<ObjectKey> {
+        let stored = store.services().map(|service| &service.key);
+        self.services.keys().chain(stored).cloned().collect()
+    }
+
+    /// Replaces what was compiled for a Service; `None` removes it.
+    pub fn update(&mut self, key: &ObjectKey, compiled: Option<Compiled>, follower: &mut dyn Follower) {
+        let old = self.services.remove(key);
+        let compiled = compiled.map(Box::new);
+        if old == compiled {
+            self.services.extend(old.map(|old| (key.clone(), old)));
+            return;
+        }
+        follower.service(old.as_deref(), compiled.as_deref());
+        let claim_of = |of: &Option<Box<Compiled>>, frontend: &FrontendKey| {
+            let compiled = of.as_ref()?;
+            let frontend = compiled.frontend(frontend)?.clone();
+            Some(Claim { created: compiled.created, service: key.clone(), frontend })
+        };
+        for frontend in old.iter().flat_map(|old| &old.frontends) {
+            let (before, after) = (claim_of(&old, &frontend.key), claim_of(&compiled, &frontend.key));
+            if before != after {
+                self.claim(frontend.key, key, after, follower);
+            }
+        }
+        for frontend in compiled.iter().flat_map(|new| &new.frontends) {
+            if old.as_ref().is_none_or(|old| old.frontend(&frontend.key).is_none()) {
+                self.claim(frontend.key, key, claim_of(&compiled, &frontend.key), follower);
+            }
+        }
+        self.services.extend(compiled.map(|new| (key.clone(), new)));
+    }
+
+    /// Changes one Service's claim to a Frontend, and tells the follower if the owner's Frontend changes.
+    fn claim(&mut self, key: FrontendKey, service: &ObjectKey, new: Option<Claim>, follower: &mut dyn Follower) {
+        let claims = self.claims.entry(key).or_default();
+        let owned = |claims: &Claims| claims.first().map(|claim| claim.frontend.clone());
+        let before = owned(claims);
+        claims.retain(|claim| claim.service != *service);
+        if let Some(new) = new {
+            let place = claims.partition_point(|claim| claim.rank() < new.rank());
+            claims.reserve_exact(1);
+            claims.insert(place, new);
+        }
+        let after = owned(claims);
+        if claims.is_empty() {
+            self.claims.remove(&key);
+        }
+        if before != after {
+            follower.frontend(before.as_deref(), after.as_deref());
+        }
+    }
+
+    /// Reduces memory by rebuilding everything; call it after a large change.
+    pub fn compact(&mut self) {
+        pack(&mut self.services);
+        pack(&mut self.claims);
+    }
+
+    /// All Frontends, each as its owner wants it, sorted by key.
+    pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
+        self.claims.values().filter_map(|claims| claims.first()).map(|claim| &*claim.frontend)
+    }
+
+    /// A Frontend, as its owner wants it.
+    pub fn frontend(&self, key: &FrontendKey) -> Option<&Frontend> {
+        self.claims.get(key)?.first().map(|claim| &*claim.frontend)
+    }
+
+    /// The Service a Frontend belongs to.
+    pub fn owner(&self, key: &FrontendKey) -> Option<&ObjectKey> {
+        self.claims.get(key)?.first().map(|claim| &claim.service)
+    }
+
+    /// Health checks by Service.
+    pub fn health_checks(&self) -> impl Iterator<Item = (&ObjectKey, HealthCheck)> {
+        self.services.iter().filter_map(|(key, compiled)| Some((key, compiled.health_check?)))
+    }
+
+    /// The health check of a Service.
+    pub fn health_check(&self, service: &ObjectKey) -> Option<HealthCheck> {
+        self.services.get(service)?.health_check
+    }
+
+    /// Services whose endpoints are all on other nodes, though a policy says `Local`.
+    pub fn no_local_endpoints(&self) -> impl Iterator<Item = (&ObjectKey, NoLocalEndpoints)> {
+        let missing = self.services.iter().map(|(key, compiled)| (key, compiled.no_local_endpoints));
+        missing.filter(|(_, missing)| *missing != NoLocalEndpoints::default())
+    }
+
+    /// Frontends that are not served because their address or port is reserved, with the Services that ask for them.
+    pub fn rejected(&self) -> impl Iterator<Item = (&ObjectKey, &Rejected)> {
+        self.services.iter().flat_map(|(key, compiled)| compiled.rejected.iter().map(move |refusal| (key, refusal)))
+    }
+
+    /// Claims of Services that do not own the Frontend.
+    pub fn conflicts(&self) -> impl Iterator<Item = Conflict<'_>> {
+        self.claims.iter().flat_map(|(key, claims)| {
+            let mut services = claims.iter().map(|claim| &claim.service);
+            let owner = services.next();
+            services.filter_map(move |refused| Some(Conflict { key: *key, owner: owner?, refused }))
+        })
+    }
+
+    /// What was compiled for one Service.
+    pub fn compiled(&self, service: &ObjectKey) -> Option<&Compiled> {
+        self.services.get(service).map(Box::as_ref)
+    }
+}

@@ -1,0 +1,143 @@
+//! Node facts: what is the same for every Service, such as addresses of this host; computed once.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use crate::net::Network;
+
+use crate::config::{Config, NodePortAddresses};
+use crate::net::Family;
+use crate::snapshot::{HostAddresses, Node};
+
+/// On which addresses of a family a port is open to everybody who may use node ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpenOn {
+    /// On all addresses of this host, including those it gets later.
+    All,
+    /// Only on these, sorted; on none when empty.
+    These(Vec<IpAddr>),
+}
+
+impl OpenOn {
+    /// Whether it is open nowhere.
+    pub fn is_nowhere(&self) -> bool {
+        matches!(self, OpenOn::These(addresses) if addresses.is_empty())
+    }
+}
+
+/// What compiling needs besides the Service. Computed again when configuration, Node object or addresses of the host
+/// change; when the result differs, every Service has to be compiled again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeFacts {
+    pub(crate) config: Config,
+    pub(crate) zone: Option<Box<str>>,
+    node_addresses: Vec<IpAddr>,
+    on_interfaces: BTreeSet<IpAddr>,
+    absent: BTreeSet<IpAddr>,
+    node_port_addresses: BTreeSet<IpAddr>,
+    pod_cidrs: Vec<Network>,
+}
+
+impl NodeFacts {
+    /// Computes the node facts.
+    pub fn new(config: &Config, node: &Node, host: &HostAddresses) -> Self {
+        NodeFacts::with_absent(config, node, host, [])
+    }
+
+    /// As [`NodeFacts::new`], with addresses that an interface lost a moment ago and may get again: node ports stay on
+    /// them, so that connections survive.
+    pub fn with_absent(
+        config: &Config,
+        node: &Node,
+        host: &HostAddresses,
+        absent: impl IntoIterator<Item = IpAddr>,
+    ) -> Self {
+        let on_interfaces: BTreeSet<IpAddr> = host
+            .interfaces
+            .iter()
+            .filter(|(interface, _)| *interface != Config::DUMMY_DEVICE)
+            .flat_map(|(_, addresses)| addresses)
+            .map(IpAddr::to_canonical)
+            .filter(|address| is_reachable(*address))
+            .collect();
+        let absent: BTreeSet<IpAddr> =
+            absent.into_iter().filter(|address| is_reachable(*address) && !on_interfaces.contains(address)).collect();
+        let node_port_addresses = match &config.node_port_addresses {
+            NodePortAddresses::All => on_interfaces.union(&absent).copied().collect(),
+            NodePortAddresses::Primary => node.addresses.iter().copied().collect(),
+            NodePortAddresses::Within(networks) => {
+                let inside = |address: &IpAddr| {
+                    let mut of_family =
+                        networks.iter().filter(|network| network.addr().is_ipv4() == address.is_ipv4()).peekable();
+                    let all = of_family.peek().is_none() && !networks.is_empty();
+                    all || of_family.any(|network| network.contains(address))
+                };
+                on_interfaces.union(&absent).copied().filter(inside).collect()
+            }
+        };
+        NodeFacts {
+            config: config.clone(),
+            zone: node.zone.as_deref().map(Box::from),
+            node_addresses: node.addresses.clone(),
+            on_interfaces,
+            absent,
+            node_port_addresses,
+            pod_cidrs: node.pod_cidrs.clone(),
+        }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Addresses on which node ports of a family are served, sorted.
+    pub fn node_port_addresses(&self, family: Family) -> impl Iterator<Item = IpAddr> {
+        self.node_port_addresses.iter().copied().filter(move |address| Family::of(*address) == family)
+    }
+
+    /// Where health-check ports of a family are open: where node ports are. Nowhere in a family that is not served, or in
+    /// which no address of this host serves node ports.
+    pub fn health_checks_open_on(&self, family: Family) -> OpenOn {
+        let served = self.config.families.iter().any(|served| served == family);
+        let addresses: Vec<IpAddr> = self.node_port_addresses(family).filter(|_| served).collect();
+        match &self.config.node_port_addresses {
+            NodePortAddresses::All if !addresses.is_empty() => OpenOn::All,
+            _ => OpenOn::These(addresses),
+        }
+    }
+
+    /// The node's own address of a family, as the Node object has it.
+    pub fn node_address(&self, family: Family) -> Option<IpAddr> {
+        self.node_addresses.iter().copied().find(|address| Family::of(*address) == family)
+    }
+
+    /// The network of this node's pods of a family: the first that the Node object has.
+    pub fn pod_cidr(&self, family: Family) -> Option<Network> {
+        self.pod_cidrs.iter().copied().find(|network| Family::of(network.addr()) == family)
+    }
+
+    /// Whether an interface other than the dummy device has this address. Such an address is served but not bound: set
+    /// `KUBE-IPVS-IPS` would close all its other ports, for the node's own programs too. One that is bound already stays
+    /// bound ([`Wanted::is_elsewhere`](crate::modes::ipvs::wanted::Wanted::is_elsewhere)).
+    pub fn is_on_interface(&self, address: IpAddr) -> bool {
+        self.on_interfaces.contains(&address)
+    }
+
+    /// Whether an interface other than the dummy device has this address, or had it a moment ago.
+    pub fn is_here(&self, address: IpAddr) -> bool {
+        self.is_on_interface(address) || self.absent.contains(&address)
+    }
+
+    /// Whether an address is this node's own: an interface other than the dummy device has it or had it a moment ago, or
+    /// the Node object has it.
+    pub fn is_own_address(&self, address: IpAddr) -> bool {
+        self.is_here(address) || self.node_addresses.contains(&address)
+    }
+}
+
+/// Whether others can reach the host at the address.
+pub(crate) fn is_reachable(address: IpAddr) -> bool {
+    let link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+    !address.is_loopback() && !address.is_unspecified() && !link_local
+}

@@ -1,0 +1,224 @@
+//! What Services mean on this node, without the words of any kernel: Frontends with their endpoints, and who owns them.
+
+mod desired;
+mod endpoints;
+mod facts;
+mod frontend;
+mod reserved;
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+pub use desired::{Conflict, Desired, Follower};
+pub(crate) use facts::is_reachable;
+pub use facts::{NodeFacts, OpenOn};
+pub use frontend::{Frontend, Roles};
+pub use reserved::{Extent, Neighbour, Rejected, Reserved, ReservedPort, User};
+
+use crate::config::LocalFallback;
+use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
+use crate::snapshot::{Created, EndpointSlice, ObjectKey, Service, ServicePort, TrafficPolicy};
+use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
+
+/// The port on which a node tells load balancers whether a Service has endpoints here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub struct HealthCheck {
+    /// The port.
+    pub port: u16,
+    /// Ready endpoints on this node; the answer is "healthy" when there are any. Stopping ones do not count.
+    pub local_endpoints: usize,
+}
+
+/// Whether a Service with policy `Local` has endpoints, but none on this node
+/// (metric `sync_proxy_rules_no_local_endpoints_total`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NoLocalEndpoints {
+    /// For some port, by `internalTrafficPolicy`.
+    pub internal: bool,
+    /// For some port that is reachable from outside, by `externalTrafficPolicy`.
+    pub external: bool,
+}
+
+/// What one Service means on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Compiled {
+    /// The Service.
+    pub service: ObjectKey,
+    /// When it was made; decides between Services that claim one Frontend.
+    pub created: Created,
+    /// Its Frontends, sorted by key.
+    pub frontends: Vec<Arc<Frontend>>,
+    /// Its endpoints on this node, in any state: a connection that one opens to its own Service may come back to it.
+    pub hairpins: BTreeSet<(Protocol, EndpointKey)>,
+    /// Its health check.
+    pub health_check: Option<HealthCheck>,
+    /// The families in which the port of its health check is open on an address of this node.
+    pub health_check_open_in: Vec<Family>,
+    /// For the metric.
+    pub no_local_endpoints: NoLocalEndpoints,
+    /// Frontends it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
+    pub rejected: BTreeSet<Rejected>,
+}
+
+impl Compiled {
+    /// Its Frontend with this key.
+    pub fn frontend(&self, key: &FrontendKey) -> Option<&Arc<Frontend>> {
+        let place = self.frontends.binary_search_by(|frontend| frontend.key.cmp(key)).ok()?;
+        self.frontends.get(place)
+    }
+}
+
+/// Compiles a Service with its slices, which may come in any order.
+///
+/// A Service without endpoints still has its Frontends: clients are refused rather than left waiting.
+pub fn compile<'a>(
+    service: &Service,
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    facts: &NodeFacts,
+) -> Compiled {
+    let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
+    let mut compiled = Compiled {
+        service: service.key.clone(),
+        created: service.created,
+        frontends: Vec::new(),
+        hairpins: BTreeSet::new(),
+        health_check: None,
+        health_check_open_in: Vec::new(),
+        no_local_endpoints: NoLocalEndpoints::default(),
+        rejected: BTreeSet::new(),
+    };
+    let mut frontends = BTreeMap::new();
+    for family in facts.config.families.iter() {
+        let Some(cluster_ip) = service.cluster_ip(family) else { continue };
+        for port in &service.ports {
+            let candidates = gather(&slices, port, family);
+            let choice = choose(&candidates, service, facts);
+            let local = candidates.iter().filter(|candidate| candidate.is_local());
+            let key = |candidate: &Candidate<'_>| EndpointKey::new(candidate.address, candidate.port);
+            compiled.hairpins.extend(local.map(|candidate| (port.protocol, key(candidate))));
+            for row in table(service, port, cluster_ip, facts) {
+                let context = Context { service, port, facts };
+                let mut row = Row { elsewhere_only: choice.is_elsewhere_only(&candidates), ..row };
+                row.leave_out_reserved(&context, &choice, &mut compiled.rejected);
+                row.note_missing(&mut compiled.no_local_endpoints);
+                row.add_to(&mut frontends, &choice, &context);
+            }
+        }
+        if let Some(port) = service.health_check_node_port {
+            if !facts.health_checks_open_on(family).is_nowhere() {
+                compiled.health_check_open_in.push(family);
+            }
+            let local_endpoints = count_ready_local(&slices);
+            compiled.health_check = Some(HealthCheck { port, local_endpoints });
+        }
+    }
+    compiled.frontends = frontends.into_values().map(Arc::new).collect();
+    compiled
+}
+
+/// A row of the table of Frontends: addresses with the same treatment.
+struct Row {
+    role: Roles,
+    addresses: Vec<IpAddr>,
+    port: u16,
+    policy: TrafficPolicy,
+    elsewhere_only: bool,
+}
+
+/// What a row's Frontends have in common.
+struct Context<'a> {
+    service: &'a Service,
+    port: &'a ServicePort,
+    facts: &'a NodeFacts,
+}
+
+/// The one table that says on which addresses and port a Service port is served in a family, and by which policy.
+fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &NodeFacts) -> [Row; 4] {
+    let family = Family::of(cluster_ip);
+    let of_family = |addresses: &[IpAddr]| -> Vec<IpAddr> {
+        addresses.iter().copied().filter(|address| Family::of(*address) == family).collect()
+    };
+    let on_node = port.node_port.map(|_| facts.node_port_addresses(family).collect());
+    let row = |role, addresses, port, policy| Row { role, addresses, port, policy, elsewhere_only: false };
+    let (internal, external) = (service.internal_policy, service.external_policy);
+    [
+        row(Roles::CLUSTER_IP, vec![cluster_ip], port.port, internal),
+        row(Roles::EXTERNAL_IP, of_family(&service.external_ips), port.port, external),
+        row(Roles::LOAD_BALANCER, of_family(&service.load_balancer_ips), port.port, external),
+        row(Roles::NODE_PORT, on_node.unwrap_or_default(), port.node_port.unwrap_or_default(), external),
+    ]
+}
+
+impl Row {
+    /// Leaves out addresses that are reserved, at this port or altogether.
+    fn leave_out_reserved(&mut self, context: &Context<'_>, choice: &Choice, rejected: &mut BTreeSet<Rejected>) {
+        let (facts, protocol, port, role) = (context.facts, context.port.protocol, self.port, self.role);
+        if self.role == Roles::CLUSTER_IP && context.service.key.is_kubernetes() {
+            return;
+        }
+        self.addresses.retain(|address| {
+            let key = FrontendKey::new(protocol, *address, port);
+            let reserved = &facts.config.reserved;
+            let refusal =
+                reserved.refuses(&key, facts).or_else(|| reserved.refuses_address(&key, role, &choice.cluster, facts));
+            let is_free = refusal.is_none();
+            rejected.extend(refusal);
+            is_free
+        });
+    }
+
+    fn note_missing(&self, missing: &mut NoLocalEndpoints) {
+        if self.policy == TrafficPolicy::Local && self.elsewhere_only && !self.addresses.is_empty() {
+            let seen = if self.role == Roles::CLUSTER_IP { &mut missing.internal } else { &mut missing.external };
+            *seen = true;
+        }
+    }
+
+    fn add_to(&self, frontends: &mut BTreeMap<FrontendKey, Frontend>, choice: &Choice, context: &Context<'_>) {
+        for address in &self.addresses {
+            let new = self.frontend(*address, choice, context);
+            match frontends.entry(new.key) {
+                // Listed twice, say as external IP and as load-balancer address.
+                Entry::Occupied(mut known) => merge(known.get_mut(), &new),
+                Entry::Vacant(place) => {
+                    place.insert(new);
+                }
+            }
+        }
+    }
+
+    fn frontend(&self, address: IpAddr, choice: &Choice, context: &Context<'_>) -> Frontend {
+        let (service, facts) = (context.service, context.facts);
+        let family = Family::of(address);
+        let ranges = service.source_ranges.restriction(family).filter(|_| self.role == Roles::LOAD_BALANCER);
+        let node = facts.node_address(family);
+        let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
+        Frontend {
+            key: FrontendKey::new(context.port.protocol, address, self.port),
+            roles: self.role,
+            policy: self.policy,
+            cluster: choice.cluster.clone(),
+            local: choice.local.clone(),
+            falls_back: self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster,
+            affinity_secs: service.affinity_secs,
+            on_interface: facts.is_on_interface(address),
+            source_ranges: ranges.cloned(),
+            node_may_use: node.is_some_and(in_ranges),
+        }
+    }
+}
+
+/// Adds what the later row says of the address. The earlier row decides the policy; source ranges, which restrict,
+/// come from either.
+fn merge(known: &mut Frontend, new: &Frontend) {
+    known.roles |= new.roles;
+    if known.source_ranges.is_none() {
+        known.source_ranges.clone_from(&new.source_ranges);
+        known.node_may_use = new.node_may_use;
+    }
+}

@@ -1,0 +1,289 @@
+//! Addresses and ports that the node itself needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use super::{NodeFacts, Roles};
+use crate::net::{EndpointKey, FrontendKey, Protocol};
+use crate::snapshot::is_usable_by_service;
+
+/// Who answers at a reserved address and port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum User {
+    /// The API server, as this program is configured to reach it.
+    ApiServer,
+    /// An API server, from the endpoints of `default/kubernetes`.
+    ApiServerEndpoint,
+    /// A gateway of this node's default routes.
+    Gateway,
+    /// A name server of this node.
+    NameServer,
+    /// The kubelet of this node.
+    Kubelet,
+    /// This program's health checks.
+    Health,
+    /// This program's metrics.
+    Metrics,
+    /// Something else, by name.
+    Other(Box<str>),
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            User::ApiServer | User::ApiServerEndpoint => "the API server",
+            User::Gateway => "the gateway of this node's default route",
+            User::NameServer => "a name server of this node",
+            User::Kubelet => "the kubelet",
+            User::Health => "this proxy's health checks",
+            User::Metrics => "this proxy's metrics",
+            User::Other(name) => name,
+        })
+    }
+}
+
+/// An address and port that no virtual server may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReservedPort {
+    /// The address; `None` for every address of this node: those of its interfaces but the dummy device, and those of
+    /// its Node object.
+    pub address: Option<IpAddr>,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The port.
+    pub port: u16,
+}
+
+impl ReservedPort {
+    /// TCP at one address.
+    pub fn tcp(address: IpAddr, port: u16) -> Self {
+        ReservedPort { address: Some(address.to_canonical()), protocol: Protocol::Tcp, port }
+    }
+
+    /// TCP at every address of this node.
+    pub fn tcp_here(port: u16) -> Self {
+        ReservedPort { address: None, protocol: Protocol::Tcp, port }
+    }
+}
+
+/// A host that this node has to reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Neighbour {
+    /// The address.
+    pub address: IpAddr,
+    /// The TCP port on which it answers, if known: when the address is this node's own, only this port is reserved.
+    pub tcp_port: Option<u16>,
+}
+
+impl Neighbour {
+    /// A host with this address.
+    pub fn new(address: IpAddr) -> Self {
+        Neighbour { address: address.to_canonical(), tcp_port: None }
+    }
+
+    /// A host that answers on this TCP port.
+    pub fn tcp(address: IpAddr, port: u16) -> Self {
+        Neighbour { address: address.to_canonical(), tcp_port: Some(port) }
+    }
+}
+
+/// What is reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Extent {
+    /// This address, protocol and port.
+    Port,
+    /// The address with all its ports: bound to the dummy device, it would be this node itself.
+    Address,
+}
+
+/// A Frontend that is not served because its address or port is reserved. Prints on one line.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Rejected {
+    /// Protocol, address and port.
+    pub key: FrontendKey,
+    /// Who answers there.
+    pub user: User,
+    /// What is reserved.
+    pub extent: Extent,
+}
+
+impl Rejected {
+    /// Why, without the address and port.
+    pub fn reason(&self) -> String {
+        match self.extent {
+            Extent::Port => format!("{} answers there; not served unless allowed", self.user),
+            Extent::Address => {
+                format!(
+                    "{} has that address, and this node could not reach it any more; not served unless allowed",
+                    self.user
+                )
+            }
+        }
+    }
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.reason())
+    }
+}
+
+/// What no virtual server may take. A Service with such an external or load-balancer address, or with such a node port,
+/// would cut the node off from its cluster, or the cluster from its node.
+///
+/// **Reserved ports**, each an address, protocol and port. Default: the kubelet (TCP 10250), this proxy's health checks
+/// (TCP 10256) and metrics (TCP 10249), on every address of this node. Other ports in use have to be named.
+///
+/// **Neighbours**, which this node reaches over the network: bound to the dummy device, their addresses would lead to this
+/// node itself, whatever the port, and nothing could undo that. A [`Proxier`](crate::reconciler::Proxier) adds the gateways of
+/// the default routes and the endpoints of `default/kubernetes` itself; its caller has to add name servers, and other
+/// addresses of the API server ([`Reserved::set_neighbours`]). External and load-balancer addresses are rejected; these are
+/// not:
+///
+/// * Cluster IPs. The API server allocates them, so a Service cannot choose somebody else's address; and programs reach the
+///   API server and cluster DNS by theirs.
+/// * An address of this node itself (of an interface other than the dummy device), such as an API server's on its own node:
+///   it is not bound. If the neighbour has a TCP port, only that port is reserved.
+/// * A load-balancer address that is a name server's: DNS that the cluster serves to its own nodes. A controller allocates
+///   load-balancer addresses; anyone who may write a Service chooses external IPs.
+/// * A load-balancer address that is the API server's, while all endpoints are endpoints of `default/kubernetes`: it leads
+///   there. Without endpoints it is rejected, and the network decides.
+///
+/// [`Reserved::allow`] and [`Reserved::allow_address`] make exceptions.
+///
+/// ```
+/// use proxier_core::service::{Reserved, ReservedPort, User};
+///
+/// let mut reserved = Reserved::default();
+/// reserved.reserve(ReservedPort::tcp([192, 168, 0, 1].into(), 6443), User::ApiServer);
+/// // The operator knows better: nothing answers on the metrics port here.
+/// assert_eq!(reserved.allow(&ReservedPort::tcp_here(Reserved::METRICS)), Some(User::Metrics));
+/// assert_eq!(reserved.iter().count(), 3);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    places: BTreeMap<ReservedPort, User>,
+    neighbours: BTreeMap<User, BTreeSet<Neighbour>>,
+    allowed: BTreeSet<IpAddr>,
+}
+
+impl Default for Reserved {
+    fn default() -> Self {
+        let mut reserved = Reserved::none();
+        reserved.reserve(ReservedPort::tcp_here(Reserved::KUBELET), User::Kubelet);
+        reserved.reserve(ReservedPort::tcp_here(Reserved::HEALTH), User::Health);
+        reserved.reserve(ReservedPort::tcp_here(Reserved::METRICS), User::Metrics);
+        reserved
+    }
+}
+
+impl Reserved {
+    /// The kubelet's port.
+    pub const KUBELET: u16 = 10250;
+    /// The default port of kube-proxy's health checks (`healthzBindAddress`).
+    pub const HEALTH: u16 = 10256;
+    /// The default port of kube-proxy's metrics (`metricsBindAddress`).
+    pub const METRICS: u16 = 10249;
+
+    /// Nothing is reserved.
+    pub fn none() -> Self {
+        Reserved { places: BTreeMap::new(), neighbours: BTreeMap::new(), allowed: BTreeSet::new() }
+    }
+
+    /// Sets the neighbours of a kind, in place of the earlier ones. Addresses that no Service can have, such as loopback
+    /// ones, are left out. Returns whether anything changed.
+    pub fn set_neighbours(&mut self, user: User, neighbours: impl IntoIterator<Item = Neighbour>) -> bool {
+        let new: BTreeSet<Neighbour> =
+            neighbours.into_iter().filter(|neighbour| is_usable_by_service(neighbour.address)).collect();
+        if self.neighbours.get(&user).is_none_or(BTreeSet::is_empty) && new.is_empty() {
+            return false;
+        }
+        self.neighbours.insert(user, new.clone()) != Some(new)
+    }
+
+    /// Lets Services take this address, whoever uses it now or later.
+    pub fn allow_address(&mut self, address: IpAddr) {
+        self.allowed.insert(address.to_canonical());
+    }
+
+    /// The neighbours, by kind.
+    pub fn neighbours(&self) -> impl Iterator<Item = (&User, &Neighbour)> {
+        self.neighbours.iter().flat_map(|(user, all)| all.iter().map(move |neighbour| (user, neighbour)))
+    }
+
+    /// Reserves an address and port; if already reserved, it gets this user.
+    pub fn reserve(&mut self, place: ReservedPort, user: User) {
+        self.places.insert(place, user);
+    }
+
+    /// Frees an address and port. Returns for whom it was reserved. One that is reserved on every address of the node can
+    /// only be freed as a whole.
+    pub fn allow(&mut self, place: &ReservedPort) -> Option<User> {
+        self.places.remove(place)
+    }
+
+    /// The reserved addresses and ports, sorted.
+    pub fn iter(&self) -> impl Iterator<Item = (&ReservedPort, &User)> {
+        self.places.iter()
+    }
+
+    /// Whether a Frontend must not be served because its address and port are reserved, and for whom.
+    pub fn refuses(&self, key: &FrontendKey, facts: &NodeFacts) -> Option<Rejected> {
+        let FrontendKey { protocol, address, port } = *key;
+        let at = |address| self.places.get(&ReservedPort { address, protocol, port });
+        // Compare ports first: look for addresses of this node only when a port matches.
+        let user = at(Some(address))
+            .or_else(|| at(None).filter(|_| facts.is_own_address(address)))
+            .or_else(|| self.neighbour_here(*key).filter(|_| facts.is_own_address(address)))?;
+        Some(Rejected { key: *key, user: user.clone(), extent: Extent::Port })
+    }
+
+    /// Who answers at this address and port, if the address is this node's.
+    fn neighbour_here(&self, key: FrontendKey) -> Option<&User> {
+        let FrontendKey { protocol: Protocol::Tcp, address, port } = key else { return None };
+        let here = Neighbour::tcp(address, port);
+        let mut users =
+            self.neighbours.iter().filter(|(_, all)| all.contains(&here) && !self.allowed.contains(&address));
+        users.next().map(|(user, _)| user)
+    }
+
+    /// Whether a Frontend must not be served because its address is reserved, and for whom. `endpoints` are those
+    /// that traffic to it would get.
+    pub fn refuses_address(
+        &self,
+        key: &FrontendKey,
+        role: Roles,
+        endpoints: &[EndpointKey],
+        facts: &NodeFacts,
+    ) -> Option<Rejected> {
+        if !role.intersects(Roles::EXTERNAL_IP | Roles::LOAD_BALANCER) {
+            return None;
+        }
+        let balanced = role.contains(Roles::LOAD_BALANCER);
+        let user = self.neighbours.iter().find(|(user, all)| {
+            let is_free = match user {
+                User::NameServer => balanced,
+                User::ApiServer | User::ApiServerEndpoint => balanced && self.leads_to_api_server(endpoints),
+                _ => false,
+            };
+            !is_free && has_address(all, key.address)
+        });
+        let (user, _) = user.filter(|_| !self.allowed.contains(&key.address) && !facts.is_here(key.address))?;
+        Some(Rejected { key: *key, user: user.clone(), extent: Extent::Address })
+    }
+
+    fn leads_to_api_server(&self, endpoints: &[EndpointKey]) -> bool {
+        let Some(servers) = self.neighbours.get(&User::ApiServerEndpoint) else { return false };
+        let is_one = |endpoint: &EndpointKey| servers.contains(&Neighbour::tcp(endpoint.address, endpoint.port));
+        !endpoints.is_empty() && endpoints.iter().all(is_one)
+    }
+}
+
+fn has_address(neighbours: &BTreeSet<Neighbour>, address: IpAddr) -> bool {
+    neighbours.range(Neighbour::new(address)..).next().is_some_and(|neighbour| neighbour.address == address)
+}
