@@ -8,32 +8,23 @@ pub mod step;
 pub mod totals;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
-use ipvs::model::{TimeoutsUpdate, Weight};
-use ipvs::{Operation, VirtualServerKey};
+use ipvs::model::TimeoutsUpdate;
 
 use crate::config::Config;
-use crate::modes::ipvs::apply::apply;
-use crate::modes::ipvs::diff::{diff, diff_changed, foreign};
 use crate::modes::ipvs::drain::{self, Drains};
-use crate::modes::ipvs::held;
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::plan::{Plan, RulesChange, plan};
-use crate::modes::ipvs::reading;
-use crate::modes::ipvs::rules;
-use crate::modes::ipvs::udp;
-use crate::modes::ipvs::wanted::{Changed, Wanted};
+use crate::modes::ipvs::plan::Plan;
+use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::ipvs::{Mode, Pass, Prepared, Refreshed, reading, rules};
 use crate::modes::shared::sysctls::HostSettings;
-use crate::net::{Family, FrontendKey};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
-use crate::ports::{Links, PortError, PortErrorKind, Ports, Rules};
-use crate::reconciler::backoff::Backoff;
-use crate::reconciler::report::{Foreign, Refused, Report, Unread};
-use crate::reconciler::safeguard::{Kernel as _, MassRemoval, Safeguard};
-use crate::reconciler::schedule::{Limits, Moment, Pass, Schedule};
-use crate::reconciler::step::{Action, Names, Part, Step};
+use crate::ports::{Links, Ports};
+use crate::reconciler::report::{Refused, Report, Unread};
+use crate::reconciler::safeguard::{MassRemoval, Safeguard};
+use crate::reconciler::schedule::{Limits, Moment, Schedule};
 use crate::reconciler::totals::Totals;
 use crate::service::{Desired, Neighbour, NodeFacts, User, is_reachable};
 use crate::snapshot::{EndpointSlice, HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
@@ -98,22 +89,6 @@ pub struct Proxier {
     facts: NodeFacts,
     /// Services to compile again.
     pending: BTreeSet<ObjectKey>,
-    /// What compiling changed since the last plan that was carried out.
-    changed: Changed,
-    /// Our virtual servers that are not wanted any more, until they are gone: this process wanted them, or found them
-    /// marked as ours. Somebody may remove the marks before they are deleted.
-    leaving: BTreeSet<VirtualServerKey>,
-    /// Wanted virtual servers that no pass has made yet: somebody else's may have their address and port.
-    unmade: BTreeSet<VirtualServerKey>,
-    /// Addresses and ports whose UDP flows could not be forgotten yet.
-    unforgotten: BTreeSet<SocketAddr>,
-    /// The node facts differ from those of the last plan that was carried out.
-    new_facts: bool,
-    /// The last pass found something unexpected in the kernel.
-    surprised: bool,
-    wanted: Wanted,
-    /// What the kernel holds, as far as known; `None` before it was read.
-    observed: Option<Observed>,
     /// The addresses or default routes of the host may have changed.
     host_stale: bool,
     /// Addresses that the host has lost, with the time when each is given up.
@@ -122,13 +97,7 @@ pub struct Proxier {
     knows_gateways: bool,
     /// The addresses on which an earlier process served node ports have been checked.
     knows_served: bool,
-    /// The inputs of the rules that the kernel holds.
-    rules: BTreeMap<Family, rules::Inputs>,
-    /// Families whose rules could not be restored.
-    rules_retry: BTreeMap<Family, RulesRetry>,
-    /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
-    unfinished: BTreeSet<(Part, String, String)>,
-    drains: Drains,
+    mode: Mode,
     safeguard: Safeguard,
     schedule: Schedule,
     started: bool,
@@ -154,22 +123,17 @@ impl Proxier {
             node,
             host,
             pending: BTreeSet::new(),
-            changed: Changed::default(),
-            leaving: BTreeSet::new(),
-            unmade: BTreeSet::new(),
-            unforgotten: BTreeSet::new(),
-            new_facts: true,
-            surprised: false,
-            wanted: Wanted::new(&options.config),
-            observed: None,
             host_stale: true,
             absent: BTreeMap::new(),
             knows_gateways: false,
             knows_served: false,
-            rules: BTreeMap::new(),
-            rules_retry: BTreeMap::new(),
-            unfinished: BTreeSet::new(),
-            drains: Drains::new(options.drain.clone()),
+            mode: Mode::new(
+                &options.config,
+                options.timeouts,
+                options.drain.clone(),
+                options.capabilities,
+                options.seed,
+            ),
             safeguard: Safeguard::new(options.mass_removal),
             schedule: Schedule::new(options.limits, options.seed, now),
             started: false,
@@ -352,7 +316,7 @@ impl Proxier {
         let facts = NodeFacts::with_absent(&self.options.config, &self.node, &self.host, absent);
         if facts != self.facts {
             self.facts = facts;
-            self.new_facts = true;
+            self.mode.facts_changed();
             self.pending.extend(self.store.services().map(|service| service.key.clone()));
         }
     }
@@ -360,23 +324,13 @@ impl Proxier {
     /// When [`Proxier::pass`] has something to do; in the past: now. `None` before [`Proxier::start`].
     pub fn next_wake(&self) -> Option<Moment> {
         let next = self.schedule.next().filter(|_| self.started)?;
-        let looks = [self.next_look(), self.next_rules_retry(), self.next_loss()].into_iter().flatten();
+        let looks = [self.mode.next_wake(), self.next_loss()].into_iter().flatten();
         Some(looks.map(|look| look.max(self.schedule.earliest())).fold(next.at, Moment::min))
     }
 
     /// When the next lost address is given up.
     fn next_loss(&self) -> Option<Moment> {
         self.absent.values().min().copied()
-    }
-
-    /// When to try again to restore rules.
-    fn next_rules_retry(&self) -> Option<Moment> {
-        self.observed.as_ref().and_then(|_| self.rules_retry.values().map(|retry| retry.at).min())
-    }
-
-    /// When to check real servers that drain. `None` while the kernel could not be read: the next full pass checks them.
-    fn next_look(&self) -> Option<Moment> {
-        self.observed.as_ref().and_then(|_| self.drains.next_check())
     }
 
     /// Does what is due. `None` when nothing is.
@@ -389,15 +343,17 @@ impl Proxier {
         }
         let now = clock();
         let is_due = |at: Option<Moment>| at.is_some_and(|at| at <= now);
-        if is_due(self.next_look()) || is_due(self.next_rules_retry()) || is_due(self.next_loss()) {
+        if is_due(self.mode.next_wake()) || is_due(self.next_loss()) {
             self.schedule.request(now);
         }
         let pass = self.schedule.start(now)?;
-        let Prepared { plan, inputs, mut report, ready } = self.prepare(pass, now, ports);
-        if ready {
+        let mut report = Report::default();
+        if let Some(prepared) = self.prepare(pass, now, &mut report, ports) {
             // A running process retries soon, and must not delay anything else meanwhile.
             ports.rules.set_lock_wait(if self.settled { Self::SHORT_LOCK_WAIT } else { Self::FIRST_LOCK_WAIT });
-            self.carry_out(&plan, inputs, &mut report, clock, ports);
+            if self.mode.carry_out(prepared, &self.store, &mut report, clock, ports) {
+                self.schedule.request_full(now);
+            }
         }
         let end = clock();
         self.settled |= report.full && !report.has_failed() && report.stopped.is_none();
@@ -412,18 +368,26 @@ impl Proxier {
 
     /// What a full pass would do now, without doing it.
     pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
-        let (drains, safeguard) = (self.drains.clone(), self.safeguard.clone());
-        let prepared = self.prepare(Pass::Full, now, ports);
-        (self.drains, self.safeguard) = (drains, safeguard);
-        self.observed = None;
-        self.rules.clear();
+        let (drains, safeguard) = (self.mode.drains().clone(), self.safeguard.clone());
+        let mut report = Report::default();
+        let prepared = self.prepare(schedule::Pass::Full, now, &mut report, ports);
+        self.mode.set_drains(drains);
+        self.safeguard = safeguard;
+        self.mode.forget_kernel();
+        self.mode.forget_rules();
         self.schedule.request_full(now);
-        (prepared.plan, prepared.report)
+        (prepared.map(|prepared| prepared.plan).unwrap_or_default(), report)
     }
 
-    /// Compiles what changed, reads what has to be read, and makes the plan.
-    fn prepare(&mut self, pass: Pass, now: Moment, ports: &mut Ports<'_>) -> Prepared {
-        let mut report = Report { full: pass == Pass::Full || self.observed.is_none(), ..Report::default() };
+    /// Compiles what changed, reads what has to be read, and makes the plan; `None` when the kernel could not be read.
+    fn prepare(
+        &mut self,
+        pass: schedule::Pass,
+        now: Moment,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<Prepared> {
+        report.full = pass == schedule::Pass::Full || self.mode.observed().is_none();
         if report.full || self.host_stale {
             match reading::read_host(ports.links) {
                 Ok(host) => report.full |= self.take_host(host, now),
@@ -433,84 +397,56 @@ impl Proxier {
         }
         self.give_up_absent(now);
         self.find_api_servers();
-        let changed = self.refresh_desired(now);
-        report.health_checks_changed = report.full || !changed.health_checks.is_empty();
+        let refreshed = self.refresh_desired(now);
+        report.health_checks_changed = report.full || refreshed.health_checks;
         // The safeguard has judged missing objects; everything else that goes was deleted by events. Before the first
         // comparison nothing is known to go.
         if self.safeguard.has_compared() {
-            let keys = changed.virtual_servers.iter().filter_map(|key| FrontendKey::try_from(*key).ok());
-            self.safeguard.believe(keys);
+            self.safeguard.believe(refreshed.frontends);
         }
-        self.changed.extend(changed);
         if report.full && report.unread.is_empty() {
-            let Ports { ipvs, sets, rules, .. } = ports;
-            let families: Vec<Family> = self.facts.config().families.iter().collect();
-            let is_settled = self.observed.is_some() && self.leaving.is_empty();
-            let mut read = Ok(Observed::new());
-            rules.list_meanwhile(&families, &mut || {
-                read = reading::read(*ipvs, *sets, &self.host, &self.options.config, &self.wanted, is_settled);
-            });
-            match read {
-                Ok(observed) => self.observed = Some(observed),
-                Err(errors) => report.unread.extend(errors),
-            }
+            let read = self.mode.read(&self.host, &self.options.config, ports);
+            report.unread.extend(read.err().into_iter().flatten());
         }
         if !report.unread.is_empty() {
             // Once the kernel can be read, compare everything.
-            self.observed = None;
-            return Prepared { report, ..Prepared::default() };
+            self.mode.forget_kernel();
+            return None;
         }
         if self.take_served(now) {
-            let changed = self.refresh_desired(now);
-            self.changed.extend(changed);
+            self.refresh_desired(now);
         }
-        if let Some(observed) = &mut self.observed {
-            if report.full {
-                self.leaving.retain(|key| observed.virtual_servers.contains_key(key));
-                let unwanted = observed.virtual_servers.keys().filter(|key| !self.wanted.has_server(key));
-                self.leaving.extend(unwanted.filter(|key| observed.owns(key)));
-            }
-            observed.ours.clone_from(&self.leaving);
+        if report.full {
+            report.refused = refused(self.desired());
         }
-        self.make_plan(report, now, ports)
+        let pass = Pass {
+            store: &self.store,
+            facts: &self.facts,
+            host: &self.host,
+            settings: &self.options.host,
+            full: report.full,
+            settled: self.settled,
+            failing: self.schedule.is_failing(),
+            now,
+        };
+        self.mode.prepare(pass, &mut self.safeguard, report, ports)
     }
 
     /// Compiles changed objects, and what remains after missing ones are believed to be gone.
-    fn refresh_desired(&mut self, now: Moment) -> Changed {
+    fn refresh_desired(&mut self, now: Moment) -> Refreshed {
         let pending = std::mem::take(&mut self.pending);
-        let mut changed = self.refresh_services(&pending);
+        let mut refreshed = self.mode.refresh(&self.store, &self.facts, &pending);
         let mut services = BTreeSet::new();
-        for (kind, key) in self.safeguard.judge(&self.store, self.wanted.desired(), &self.facts, now) {
+        for (kind, key) in self.safeguard.judge(&self.store, self.mode.wanted().desired(), &self.facts, now) {
             services.extend(match kind {
                 ObjectKind::Service => self.store.delete_service(&key),
                 _ => self.store.delete_slice(&key),
             });
         }
         if !services.is_empty() {
-            changed.extend(self.refresh_services(&services));
+            refreshed.extend(self.mode.refresh(&self.store, &self.facts, &services));
         }
-        changed
-    }
-
-    /// Compiles Services again, and records which virtual servers are newly wanted or no longer wanted.
-    fn refresh_services(&mut self, services: &BTreeSet<ObjectKey>) -> Changed {
-        let compiled = services.iter().filter_map(|service| self.wanted.desired().compiled(service));
-        let before: BTreeSet<VirtualServerKey> =
-            compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key.into()).collect();
-        let changed = self.wanted.refresh(&self.store, &self.facts, services);
-        for key in &changed.virtual_servers {
-            match (before.contains(key), self.wanted.has_server(key)) {
-                (false, true) if !self.leaving.remove(key) => {
-                    self.unmade.insert(*key);
-                }
-                // A virtual server that no pass has made may be somebody else's.
-                (true, false) if !self.unmade.remove(key) => {
-                    self.leaving.insert(*key);
-                }
-                _ => {}
-            }
-        }
-        changed
+        refreshed
     }
 
     /// Takes the host's addresses; returns whether the dummy device differs from what is known.
@@ -526,22 +462,20 @@ impl Proxier {
             }
         }
         self.refresh_facts();
-        let Some(observed) = &self.observed else { return true };
-        let there: BTreeSet<_> = reading::device_addresses(&self.host).collect();
-        !reading::has_device(&self.host) || there != observed.addresses
+        self.mode.device_differs(&self.host)
     }
 
     /// At the first reading of the kernel: an address on which an earlier process served node ports, and which this host
     /// lacks now, gets the same time to come back as one lost later. Returns whether there is one.
     fn take_served(&mut self, now: Moment) -> bool {
-        let Some(observed) = self.observed.as_ref().filter(|_| !self.knows_served) else { return false };
+        if self.knows_served || self.mode.observed().is_none() {
+            return false;
+        }
         self.knows_served = true;
         let until = now.saturating_add(self.options.address_grace);
-        let families = self.options.config.families.iter();
-        let missing: BTreeSet<IpAddr> = families
-            .flat_map(|family| observed.node_port_addresses(family))
-            .filter(|address| until > now && is_reachable(*address) && !self.facts.is_here(*address))
-            .collect();
+        let served = self.mode.served_node_addresses(self.options.config.families);
+        let missing: BTreeSet<IpAddr> =
+            served.filter(|address| until > now && is_reachable(*address) && !self.facts.is_here(*address)).collect();
         self.absent.extend(missing.iter().map(|address| (*address, until)));
         if !missing.is_empty() {
             self.refresh_facts();
@@ -594,369 +528,10 @@ impl Proxier {
         }
     }
 
-    fn make_plan(&mut self, mut report: Report, now: Moment, ports: &mut Ports<'_>) -> Prepared {
-        let Some(observed) = &self.observed else { return Prepared { report, ..Prepared::default() } };
-        let config = &self.options.config;
-        let mut changes = if report.full {
-            diff(&self.wanted, observed, config)
-        } else {
-            diff_changed(&self.wanted, observed, &self.changed, config)
-        };
-        if report.full {
-            report.foreign = Foreign { virtual_servers: foreign(&self.wanted, observed, config).collect() };
-            report.refused = refused(self.wanted.desired());
-        }
-        if let Some(stopped) =
-            self.safeguard.check(held::losing(&changes), observed, &self.store, self.wanted.desired(), now)
-        {
-            held::hold(&stopped, &mut changes, observed);
-            report.stopped = Some(stopped.to_string().into());
-        }
-        let kept = rules::Kept::new(&self.leaving, &changes, observed);
-        let mut flows = udp::stale(&changes, &self.wanted, &self.drains);
-        if report.full && !self.settled {
-            for (place, answering) in udp::all(&self.wanted, &self.drains) {
-                flows.entry(place).or_insert(answering);
-            }
-        }
-        for place in &self.unforgotten {
-            let key = udp::virtual_server(*place);
-            flows.entry(*place).or_insert_with(|| udp::answering(&key, &self.wanted, &self.drains));
-        }
-        let mut plan = plan(changes, &self.wanted, observed, &self.drains);
-        plan.forget = flows;
-        self.plan_drains(report.full, &mut plan, now, ports);
-        if report.full {
-            plan.create_device = !reading::has_device(&self.host);
-            (plan.sysctls, report.unmet) = reading::sysctl_changes(ports.sysctls, &self.options.host);
-            match reading::timeout_changes(ports.ipvs, &self.options.timeouts) {
-                Ok(timeouts) => plan.timeouts = timeouts,
-                Err(error) => report.unread.push(error),
-            }
-        }
-        let mut inputs = BTreeMap::new();
-        for family in self.options.config.families.iter() {
-            if !report.full && self.has_same_rules(family) {
-                continue;
-            }
-            if self.rules_retry.get(&family).is_some_and(|retry| retry.at > now) {
-                plan.rules_put_off.insert(family);
-                report.rules_put_off.insert(family);
-                continue;
-            }
-            match self.plan_rules(family, report.full, &kept, &mut plan, ports.rules) {
-                Ok(None) => {
-                    self.rules_retry.remove(&family);
-                }
-                Ok(Some(new)) => {
-                    inputs.insert(family, new);
-                }
-                Err(error) => {
-                    plan.rules_put_off.insert(family);
-                    report.unread.push(error);
-                }
-            }
-        }
-        self.order_by_rules(&mut plan, &kept, &inputs);
-        if report.full && self.settled && !self.schedule.is_failing() {
-            report.drift = self.drift(&plan, &inputs);
-        }
-        Prepared { plan, inputs, report, ready: true }
-    }
-
-    /// Moves operations that need no rules before them, and records which virtual servers must not be served without rules.
-    fn order_by_rules(&self, plan: &mut Plan, kept: &rules::Kept, inputs: &BTreeMap<Family, rules::Inputs>) {
-        let changing = |family: &Family| plan.rules.iter().any(|change| change.family == *family);
-        let waiting: BTreeMap<Family, rules::Inputs> = self
-            .options
-            .config
-            .families
-            .iter()
-            .filter(|family| plan.rules_put_off.contains(family) || changing(family))
-            .map(|family| {
-                let new = inputs.get(&family).cloned();
-                let capabilities = self.options.capabilities;
-                let made = || rules::Inputs::new(family, &self.wanted, &self.facts, capabilities).with_kept(kept);
-                (family, new.unwrap_or_else(made))
-            })
-            .collect();
-        // Once for each family: the inputs hold every guarded load balancer.
-        let compared: BTreeMap<Family, (rules::Inputs, Option<&rules::Inputs>)> = waiting
-            .into_iter()
-            .map(|(family, new)| {
-                // Rules that differ although their inputs do not were changed by somebody else, nobody knows how.
-                let before = self.rules.get(&family).filter(|before| **before != new);
-                // The programs are asked for their capabilities only when rules are made.
-                let new = match before {
-                    Some(before) => new.with_capabilities(before.capabilities()),
-                    None => new,
-                };
-                (family, (new, before))
-            })
-            .collect();
-        let needs = |key: &VirtualServerKey| {
-            let (Some(frontend), Some((new, before))) = (self.wanted.frontend(key), compared.get(&key.family().into()))
-            else {
-                return false;
-            };
-            new.are_needed_by(frontend, *before)
-        };
-        let is_there = |key: &VirtualServerKey| {
-            self.observed.as_ref().is_some_and(|observed| observed.virtual_servers.contains_key(key))
-        };
-        plan.put_rules_last(needs, is_there);
-        if compared.is_empty() {
-            return;
-        }
-        let added = plan.serve.iter().filter_map(|operation| match operation {
-            Operation::AddVirtualServer(server) => Some(server.key),
-            _ => None,
-        });
-        let has_ranges =
-            |key: &VirtualServerKey| self.wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
-        plan.guarded = added.filter(|key| compared.contains_key(&key.family().into()) && has_ranges(key)).collect();
-    }
-
-    /// Whether the rules of a family cannot have changed. Costs O(changed entries); building `Inputs` costs O(guarded load
-    /// balancers). Rules depend only on node facts and on entries in sets.
-    fn has_same_rules(&self, family: Family) -> bool {
-        let changed = self.changed.entries.iter().any(|(set, _)| set.family == family);
-        let is_known = self.rules.contains_key(&family) && !self.rules_retry.contains_key(&family);
-        !changed && !self.new_facts && is_known
-    }
-
-    /// Checks the real servers that drain, and adds the result to the plan.
-    fn plan_drains(&mut self, full: bool, plan: &mut Plan, now: Moment, ports: &mut Ports<'_>) {
-        for key in self.drains.due(now) {
-            let listed = ports.ipvs.real_servers(&key);
-            let verdicts = match &listed {
-                Ok(listed) => self.drains.observe(&key, listed, now),
-                Err(error) if error.kind() == PortErrorKind::NotFound => {
-                    // Somebody deleted the virtual server with all its real servers.
-                    self.drains.forget_virtual_server(&key);
-                    continue;
-                }
-                Err(_) => self.drains.observe_failed(&key, now),
-            };
-            if !self.wanted.has_server(&key) {
-                continue;
-            }
-            let watched = verdicts.finished.iter().map(|finished| finished.real);
-            for real in watched.chain(verdicts.waiting.iter().map(|waiting| waiting.real)) {
-                if self.wanted.has_real_server(&key, &real) {
-                    self.drains.cancel(&key, &real);
-                }
-            }
-            let finished =
-                verdicts.finished.iter().filter(|finished| !self.wanted.has_real_server(&key, &finished.real));
-            plan.retire.extend(finished.map(|finished| Operation::DeleteRealServer(key, finished.real)));
-            // A full pass has already compared the weights.
-            for server in listed.iter().flatten().filter(|_| !full).map(|listed| listed.server) {
-                if verdicts.takes_connections.contains(&server.key) && !self.wanted.has_real_server(&key, &server.key) {
-                    let drained = server.with_weight(Weight::DRAIN);
-                    plan.retire.push(Operation::UpdateRealServer(key, drained));
-                }
-            }
-        }
-    }
-
-    /// Adds the change of a family's rules, if any. Returns the inputs of the rules if the kernel should have them after
-    /// this pass and is not known to have them already.
-    fn plan_rules(
-        &self,
-        family: Family,
-        full: bool,
-        kept: &rules::Kept,
-        plan: &mut Plan,
-        port: &mut dyn Rules,
-    ) -> Result<Option<rules::Inputs>, Unread> {
-        let unread = |error| Unread::new(format_args!("rules of {}", family.name()), error);
-        let mut capabilities = self.options.capabilities;
-        let written = self.rules.get(&family);
-        if let (false, Some(written)) = (full, written) {
-            capabilities = written.capabilities();
-        } else {
-            capabilities.random_fully &= port.has_random_fully(family).map_err(unread)?;
-        }
-        let inputs = rules::Inputs::new(family, &self.wanted, &self.facts, capabilities).with_kept(kept);
-        if !full && written == Some(&inputs) {
-            return Ok(None);
-        }
-        let dump = port.dump(family).map_err(unread)?;
-        let invalid =
-            |error: &(dyn std::error::Error + 'static)| unread(PortError::from_error(PortErrorKind::Invalid, error));
-        let rules = rules::compile(&inputs).map_err(|error| invalid(&error))?;
-        let changes = rules.changes(&dump).map_err(|error| invalid(&error))?;
-        if !changes.is_empty() {
-            let late = written.is_some_and(|written| inputs.only_relaxes(written));
-            let stage = if late { &mut plan.relax } else { &mut plan.rules };
-            let mut change = RulesChange::new(family, changes);
-            for capabilities in capabilities.reduced() {
-                let rules = rules::compile(&inputs.clone().with_capabilities(capabilities));
-                let changes =
-                    rules.map_err(|error| invalid(&error))?.changes(&dump).map_err(|error| invalid(&error))?;
-                // Skip it if the reduced rules are the same: the kernel would refuse them again.
-                if changes != change.changes {
-                    change.without.push((capabilities, changes));
-                }
-            }
-            stage.push(change);
-        }
-        Ok(Some(inputs))
-    }
-
-    /// What somebody else changed: operations on things that the input did not change.
-    fn drift(&self, plan: &Plan, inputs: &BTreeMap<Family, rules::Inputs>) -> Vec<Step> {
-        let changed = &self.changed;
-        let names = Names::new(&self.store, &self.wanted);
-        let mut drift = Vec::new();
-        drift.extend(plan.create_device.then(Step::device));
-        drift.extend(plan.sysctls.iter().map(Step::sysctl));
-        drift.extend(plan.timeouts.iter().map(Step::timeouts));
-        drift.extend(plan.create_sets.iter().copied().map(Step::create_set));
-        for (action, entries) in [(Action::Add, &plan.add_entries), (Action::Delete, &plan.delete_entries)] {
-            for (set, elements) in entries {
-                let others = elements.iter().filter(|element| !changed.entries.contains(&(*set, (*element).clone())));
-                drift.extend(others.map(|element| Step::entry(action, *set, element)));
-            }
-        }
-        let unfinished = |step: &Step| self.unfinished.contains(&(step.part, step.name.clone(), step.detail.clone()));
-        for change in plan.rules.iter().chain(&plan.relax) {
-            let same = self.rules.get(&change.family) == inputs.get(&change.family);
-            drift.extend(same.then(|| Step::rules(change)));
-        }
-        for (action, addresses) in
-            [(Action::Add, &plan.bind_first), (Action::Add, &plan.bind), (Action::Delete, &plan.unbind)]
-        {
-            let others = addresses
-                .iter()
-                .filter(|address| !changed.addresses.contains(address) && !changed.elsewhere.contains(address));
-            drift.extend(others.map(|address| Step::address(action, *address)));
-        }
-        for operation in [&plan.serve_first, &plan.retire_first, &plan.serve, &plan.retire].into_iter().flatten() {
-            let key = operation.virtual_server();
-            let ended =
-                matches!(operation, Operation::DeleteRealServer(key, real) if self.drains.is_draining(key, real));
-            if !ended && !changed.virtual_servers.contains(&key) {
-                drift.push(Step::operation(operation, &names));
-            }
-        }
-        drift.retain(|step| !unfinished(step));
-        drift
-    }
-
-    fn carry_out(
-        &mut self,
-        plan: &Plan,
-        mut inputs: BTreeMap<Family, rules::Inputs>,
-        report: &mut Report,
-        clock: &dyn Fn() -> Moment,
-        ports: &mut Ports<'_>,
-    ) {
-        let now = clock();
-        let Some(observed) = &mut self.observed else { return };
-        let names = Names::new(&self.store, &self.wanted);
-        let applied = apply(plan, &self.wanted, observed, &names, ports);
-        if !self.unmade.is_empty() {
-            // Nothing was there when it was read, so a virtual server that was tried there is ours, whatever the answer.
-            // One that waits for rules or entries may not have been tried.
-            let waits = |key: &VirtualServerKey| {
-                plan.guarded.contains(key) || self.wanted.frontend(key).is_some_and(|of| of.source_ranges.is_some())
-            };
-            let operations = plan.serve_first.iter().chain(&plan.serve);
-            let tried: BTreeSet<VirtualServerKey> =
-                operations.map(Operation::virtual_server).filter(|key| !waits(key)).collect();
-            self.unmade.retain(|key| !tried.contains(key) && !observed.virtual_servers.contains_key(key));
-        }
-        self.changed = Changed::default();
-        // Virtual servers that wait for rules or entries are served by the pass that writes those.
-        for key in plan.guarded.iter().filter(|key| !observed.virtual_servers.contains_key(key)) {
-            self.changed.virtual_servers.insert(*key);
-            if let VirtualServerKey::Address { addr, .. } = key {
-                self.changed.addresses.insert(*addr);
-            }
-        }
-        self.new_facts = false;
-        for (key, real) in applied.drained.iter().chain(&plan.adopt_drains) {
-            self.drains.begin(*key, *real, now);
-        }
-        for (key, real) in &applied.settled {
-            self.drains.deleted(key, real);
-        }
-        for key in &applied.deleted {
-            self.drains.forget_virtual_server(key);
-            self.leaving.remove(key);
-        }
-        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
-        self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
-        // Re-read at once after a surprise, but not twice in a row, or a contradictory kernel would loop us.
-        let surprised = applied.surprises > 0;
-        if surprised && !self.surprised {
-            self.schedule.request_full(now);
-        }
-        self.surprised = surprised;
-        // Families that were not planned although they may have changed: forget their rules.
-        let skipped = !report.unread.is_empty();
-        self.rules.retain(|family, _| !skipped || inputs.contains_key(family));
-        let failed: BTreeMap<&str, PortErrorKind> = applied
-            .failures
-            .iter()
-            .filter(|failure| failure.step.part == Part::Rules)
-            .map(|failure| (&*failure.step.name, failure.error.kind()))
-            .collect();
-        // Do not try again what this kernel has shown to lack.
-        for (family, capabilities) in &applied.reduced {
-            let known = self.options.capabilities;
-            self.options.capabilities =
-                known.both(rules::Capabilities { random_fully: known.random_fully, ..*capabilities });
-            if let Some(taken) = inputs.remove(family) {
-                inputs.insert(*family, taken.with_capabilities(*capabilities));
-            }
-        }
-        for (family, inputs) in inputs {
-            let Some(kind) = failed.get(family.name()) else {
-                self.rules.insert(family, inputs);
-                self.rules_retry.remove(&family);
-                continue;
-            };
-            // Without the lock, or when skipped, nothing changed. After another failure one table may be as wanted and
-            // another not.
-            if !matches!(kind, PortErrorKind::Busy | PortErrorKind::Skipped) {
-                self.rules.remove(&family);
-            }
-            let seed = self.options.seed;
-            let retry = self.rules_retry.entry(family).or_insert_with(|| RulesRetry::new(seed));
-            retry.failed(clock());
-        }
-        // A pass for changes retries only what changed.
-        if report.full {
-            self.unfinished.clear();
-        }
-        let failed_steps = applied.failures.iter().map(|failure| &failure.step);
-        self.unfinished.extend(failed_steps.map(|step| (step.part, step.name.clone(), step.detail.clone())));
-        if applied.failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Unknown) {
-            self.observed = None;
-        }
-        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
-        report.draining = self.drains.len();
-        report.applied = applied;
-    }
-
-    /// Whether none of the wanted virtual servers exists.
-    fn serves_nothing(&self) -> bool {
-        let is_there =
-            |key: FrontendKey| self.observed.as_ref().is_some_and(|observed| observed.serves(&key).is_some());
-        let mut wanted = self.desired().frontends().peekable();
-        wanted.peek().is_some() && !wanted.any(|frontend| is_there(frontend.key))
-    }
-
     /// Reduces memory by rebuilding everything that is kept; call it after the first pass.
     pub fn compact(&mut self) {
         self.store.compact();
-        self.wanted.compact();
-        if let Some(observed) = &mut self.observed {
-            observed.compact();
-        }
+        self.mode.compact();
     }
 
     /// The name of the node.
@@ -971,17 +546,17 @@ impl Proxier {
 
     /// What the Services mean, as of the last pass.
     pub fn desired(&self) -> &Desired {
-        self.wanted.desired()
+        self.mode.wanted().desired()
     }
 
     /// What IPVS has to have for it.
     pub fn wanted(&self) -> &Wanted {
-        &self.wanted
+        self.mode.wanted()
     }
 
     /// What the kernel holds, as far as is known.
     pub fn observed(&self) -> Option<&Observed> {
-        self.observed.as_ref()
+        self.mode.observed()
     }
 
     /// The node facts: what compiling needs besides the Services.
@@ -996,7 +571,7 @@ impl Proxier {
 
     /// Real servers that drain.
     pub fn drains(&self) -> &Drains {
-        &self.drains
+        self.mode.drains()
     }
 
     /// Since when something is wanted that the kernel does not have; `None` when it has everything, and before
@@ -1034,34 +609,4 @@ fn refused(desired: &Desired) -> Vec<Refused> {
         reason: format!("{} had it first", conflict.owner),
     });
     reserved.chain(claimed).collect()
-}
-
-/// When to retry rules that could not be restored.
-#[derive(Clone, Debug)]
-struct RulesRetry {
-    at: Moment,
-    backoff: Backoff,
-}
-
-impl RulesRetry {
-    /// The longest pause: virtual servers that need rules should not wait much longer than for the lock.
-    const LONGEST: Duration = Duration::from_secs(5);
-
-    fn new(seed: u64) -> Self {
-        RulesRetry { at: Moment::ZERO, backoff: Backoff::new(Backoff::FIRST, Self::LONGEST, seed) }
-    }
-
-    fn failed(&mut self, now: Moment) {
-        self.at = now.saturating_add(self.backoff.next_pause());
-    }
-}
-
-#[derive(Debug, Default)]
-struct Prepared {
-    plan: Plan,
-    /// Inputs of the rules that the kernel has after this plan.
-    inputs: BTreeMap<Family, rules::Inputs>,
-    report: Report,
-    /// The plan may be carried out: the kernel could be read.
-    ready: bool,
 }

@@ -17,6 +17,7 @@ use proxier_core::reconciler::report::{Failure, Report};
 use proxier_core::reconciler::schedule::Limits;
 use proxier_core::reconciler::step::{Action, Part, Step as Done};
 use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::service::Frontend;
 use proxier_core::snapshot::ObjectKey;
 
 use super::foreign::{self, Stranger};
@@ -355,7 +356,7 @@ impl Machine {
         assert_eq!(self.proxier.schedule().failures(), 0);
         let memory = self.proxier.observed().unwrap().virtual_servers.iter();
         for (key, there) in memory {
-            let wanted = self.proxier.wanted().frontend(key).map(|frontend| frontend.endpoints());
+            let wanted = self.proxier.wanted().frontend(key).map(Frontend::endpoints);
             let shared = wanted.is_none_or(|wanted| Arc::ptr_eq(wanted, there.real_servers.keys()));
             assert!(shared || wanted.is_some_and(|wanted| wanted.is_empty()), "{key} is kept twice");
         }

@@ -89,7 +89,7 @@ pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
         wanted.addresses().chain(observed.addresses.iter().copied()).for_each(|address| diff.address(address));
     }
     for server in wanted.servers() {
-        diff.server(server);
+        diff.server(&server);
     }
     for key in observed.virtual_servers.keys() {
         if !wanted.has_server(key) {
@@ -112,7 +112,7 @@ pub fn diff_changed(wanted: &Wanted, observed: &Observed, changed: &Changed, con
     changed.addresses.union(&changed.elsewhere).for_each(|address| diff.address(*address));
     for key in &changed.virtual_servers {
         match wanted.server(key) {
-            Some(server) => diff.server(server),
+            Some(server) => diff.server(&server),
             None => diff.unwanted(*key),
         }
     }
@@ -173,17 +173,13 @@ impl Diff<'_> {
         }
     }
 
-    fn server(&mut self, wanted: WantedServer) {
+    fn server(&mut self, wanted: &WantedServer) {
         if !in_scope(self.config, wanted.key.family().into()) {
             return;
         }
-        let change = match self.observed.virtual_servers.get(&wanted.key) {
-            Some(there) => update(&wanted, there),
-            None => {
-                let real_servers = wanted.real_servers.to_vec();
-                Some(VirtualServerChange::Add { config: wanted.config, real_servers })
-            }
-        };
+        let add = || VirtualServerChange::Add { config: wanted.config, real_servers: wanted.real_servers.to_vec() };
+        let there = self.observed.virtual_servers.get(&wanted.key);
+        let change = there.map_or_else(|| Some(add()), |there| update(wanted, there));
         self.changes.virtual_servers.extend(change.map(|change| (wanted.key, change)));
     }
 

@@ -14,6 +14,7 @@ pub mod diff;
 pub mod drain;
 pub mod held;
 mod lower;
+mod mode;
 pub mod observed;
 pub mod plan;
 pub mod reading;
@@ -22,3 +23,5 @@ pub mod servers;
 pub mod sets;
 pub mod udp;
 pub mod wanted;
+
+pub(crate) use mode::{Mode, Pass, Prepared, Refreshed};

@@ -1,6 +1,5 @@
 //! Lists of real servers that take little room when all are configured as usual.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ipvs::model::RealServerConfig;
@@ -15,14 +14,14 @@ use crate::net::EndpointKey;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealServers {
     keys: Arc<[EndpointKey]>,
-    /// Those with another configuration.
-    unusual: Option<Box<BTreeMap<EndpointKey, RealServerConfig>>>,
+    /// Those with another configuration, sorted.
+    unusual: Box<[(EndpointKey, RealServerConfig)]>,
 }
 
 impl RealServers {
     /// These endpoints, sorted, all with the usual configuration.
     pub fn usual(keys: Arc<[EndpointKey]>) -> Self {
-        RealServers { keys, unusual: None }
+        RealServers { keys, unusual: Box::default() }
     }
 
     /// These real servers, in any order. Takes no room for the list of `wanted` when both are equal.
@@ -39,8 +38,7 @@ impl RealServers {
             _ => keys().collect(),
         };
         let unusual = real_servers.iter().filter(|real| real.config != RealServerConfig::default());
-        let unusual: BTreeMap<_, _> = unusual.map(|real| (real.key.into(), real.config)).collect();
-        RealServers { keys, unusual: (!unusual.is_empty()).then(|| Box::new(unusual)) }
+        RealServers { keys, unusual: unusual.map(|real| (real.key.into(), real.config)).collect() }
     }
 
     /// Whether there are none.
@@ -75,8 +73,9 @@ impl RealServers {
     }
 
     fn of(&self, key: EndpointKey) -> RealServer {
-        let unusual = self.unusual.as_ref().and_then(|unusual| unusual.get(&key));
-        RealServer { key: key.into(), config: unusual.copied().unwrap_or_default() }
+        let unusual = self.unusual.binary_search_by_key(&key, |(key, _)| *key).ok();
+        let config = unusual.and_then(|place| self.unusual.get(place)).map(|(_, config)| *config);
+        RealServer { key: key.into(), config: config.unwrap_or_default() }
     }
 
     /// Whether both are the same; at once when they share their list.
