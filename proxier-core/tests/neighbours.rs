@@ -186,7 +186,7 @@ fn invite(world: &World) {
 }
 
 fn foreign_of(report: &Report) -> Vec<String> {
-    let mut keys: Vec<String> = report.foreign.virtual_servers.iter().map(ToString::to_string).collect();
+    let mut keys: Vec<String> = report.foreign.clone();
     keys.sort();
     keys
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::modes::ipvs::plan::Plan;
 use proxier_core::modes::ipvs::reading::sysctl_changes;
+use proxier_core::modes::ipvs::steps::Names;
 use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::step::Names;
 use serde_json::{Value, json};
 
 use super::cli::{Configured, Output};
@@ -208,7 +208,7 @@ fn print_plan(plan: &Plan, report: &Report, engine: &Engine) -> std::io::Result<
             _ => writeln!(out, "{steps} changes")?,
         }
     }
-    for key in &report.foreign.virtual_servers {
+    for key in &report.foreign {
         writeln!(out, "  virtual server {key} is somebody else's and stays")?;
     }
     out.flush()
@@ -220,7 +220,7 @@ fn plan_json(plan: &Plan, report: &Report, engine: &Engine, unreadable: &[Proble
     let lines = |list: Vec<String>| Value::from(list);
     json!({
         "steps": steps,
-        "foreign": lines(report.foreign.virtual_servers.iter().map(ToString::to_string).collect()),
+        "foreign": lines(report.foreign.clone()),
         "refused": report.refused.iter().map(|refused| json!({
             "virtualServer": refused.key.to_string(), "service": refused.service, "reason": refused.reason,
         })).collect::<Vec<_>>(),

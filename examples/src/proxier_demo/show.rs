@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
 use proxier_core::modes::ipvs::reading;
+use proxier_core::modes::ipvs::steps::Names;
 use proxier_core::modes::ipvs::wanted::Wanted;
-use proxier_core::reconciler::step::Names;
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use proxier_core::modes::ipvs::diff;
 use proxier_core::reconciler::report::Report;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
@@ -224,7 +225,7 @@ impl Worker {
                 }
                 metrics.unmet = u64::try_from(report.unmet.len().saturating_add(lacks)).unwrap_or(u64::MAX);
                 metrics.no_local_endpoints = no_local_endpoints(engine);
-                count_servers(engine, report, metrics);
+                count_servers(engine, metrics);
             }
         });
         self.tell_health_checks(engine, report);
@@ -313,9 +314,10 @@ fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [u64; 2] {
 }
 
 /// Counts ours and others' servers in the kernel. Numbers that could not be read stay.
-fn count_servers(engine: &Engine<impl Kernel>, report: &Report, metrics: &mut Metrics) {
-    let Some(observed) = engine.proxier().observed() else { return };
-    let foreign = &report.foreign.virtual_servers;
+fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
+    let proxier = engine.proxier();
+    let Some(observed) = proxier.observed() else { return };
+    let foreign: Vec<_> = diff::foreign(proxier.wanted(), observed, proxier.facts().config()).collect();
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let ours = || observed.virtual_servers.iter().filter(|(key, _)| foreign.binary_search(key).is_err());
     metrics.virtual_servers = number(ours().count());

@@ -2,16 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::net::Family;
-use ipvs::{RealServerKey, VirtualServerKey};
-
-use crate::config::Config;
-use crate::modes::ipvs::rules::Capabilities;
-use crate::modes::ipvs::sets::SetKey;
 use crate::modes::shared::sysctls::SysctlChange;
+use crate::net::Family;
 use crate::net::FrontendKey;
 use crate::ports::{Flows, PortError, PortErrorKind};
 use crate::reconciler::step::{Action, Part, Step};
@@ -115,20 +109,8 @@ pub struct Applied {
     pub lacks: Vec<Lack>,
     /// UDP flows that were forgotten.
     pub flows: Flows,
-    /// Real servers that drain from now on.
-    pub drained: Vec<(VirtualServerKey, RealServerKey)>,
-    /// Real servers that do not drain any more: they are served again, or gone.
-    pub settled: Vec<(VirtualServerKey, RealServerKey)>,
     /// Families whose rules were restored.
     pub restored: Vec<Family>,
-    /// Those of them whose rules the kernel took only without some matches
-    /// ([`RulesChange::without`](crate::modes::ipvs::plan::RulesChange::without)), with what it took.
-    pub reduced: Vec<(Family, Capabilities)>,
-    /// Virtual servers that were deleted.
-    pub deleted: Vec<VirtualServerKey>,
-    /// How often the kernel contradicted what was known: something to add was there, something to change or delete was not.
-    /// All of that was brought to what is wanted, but there may be more.
-    pub surprises: usize,
 }
 
 impl Applied {
@@ -159,14 +141,6 @@ impl Applied {
     }
 }
 
-/// What is somebody else's: shown, never changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Foreign {
-    /// Virtual servers of somebody else.
-    pub virtual_servers: Vec<VirtualServerKey>,
-}
-
 /// What a pass found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -183,8 +157,8 @@ pub struct Report {
     pub serves_nothing: bool,
     /// Differences that a full pass found although no input had changed: made by others, and repaired.
     pub drift: Vec<Step>,
-    /// What is somebody else's; known after a full pass.
-    pub foreign: Foreign,
+    /// What serves Services' addresses and is somebody else's, by name: shown, never changed. Known after a full pass.
+    pub foreign: Vec<String>,
     /// Virtual servers that Services ask for and do not get, and why.
     pub refused: Vec<Refused>,
     /// Values below `/proc/sys` that are wanted but may not be written from here; serving works without. Known after a full
@@ -248,43 +222,4 @@ impl Report {
     pub fn writes(&self) -> u64 {
         self.applied.done.values().sum()
     }
-}
-
-fn skipped(message: fmt::Arguments<'_>) -> PortError {
-    PortError::new(PortErrorKind::Skipped, message)
-}
-
-pub(crate) fn bound_too_early(address: IpAddr) -> PortError {
-    skipped(format_args!("{address} is not bound, because none of its virtual servers could be made"))
-}
-
-pub(crate) fn not_without_device(address: IpAddr) -> PortError {
-    skipped(format_args!("{address} is not bound, because there is no device {}", Config::DUMMY_DEVICE))
-}
-
-pub(crate) fn not_without_set(set: SetKey) -> PortError {
-    skipped(format_args!("not tried, because set {set} could not be created"))
-}
-
-pub(crate) fn not_without_virtual_server(key: &VirtualServerKey) -> PortError {
-    skipped(format_args!("not tried, because virtual server {key} could not be made"))
-}
-
-pub(crate) fn needed() -> PortError {
-    skipped(format_args!(
-        "stays, because it tells that a virtual server is ours, or guards it, that could not be deleted"
-    ))
-}
-
-pub(crate) fn guards(key: &VirtualServerKey) -> PortError {
-    skipped(format_args!("stay, because they guard virtual server {key}, which could not be deleted"))
-}
-
-pub(crate) fn not_without_rules(key: &VirtualServerKey) -> PortError {
-    skipped(format_args!("{key} is not served, because the rules for its loadBalancerSourceRanges are not in place"))
-}
-
-pub(crate) fn not_without_entry(key: &VirtualServerKey) -> PortError {
-    let set = SetKey::new(key.family().into(), crate::modes::ipvs::sets::SetKind::LoadBalancerFirewall);
-    skipped(format_args!("{key} is not served, because its loadBalancerSourceRanges could not be put into set {set}"))
 }

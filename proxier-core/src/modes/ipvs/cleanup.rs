@@ -8,10 +8,11 @@ use crate::modes::ipvs::plan::RulesChange;
 use crate::modes::ipvs::reading;
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::steps::Names;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::ports::{PortError, PortErrorKind, Ports};
 use crate::reconciler::report::{Applied, Unread};
-use crate::reconciler::step::{Action, Names, Part, Step};
+use crate::reconciler::step::{Action, Part, Step};
 use crate::snapshot::Store;
 
 /// What a cleanup did.

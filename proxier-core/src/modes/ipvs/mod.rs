@@ -21,6 +21,7 @@ pub mod reading;
 pub mod rules;
 pub mod servers;
 pub mod sets;
+pub mod steps;
 pub mod udp;
 pub mod wanted;
 

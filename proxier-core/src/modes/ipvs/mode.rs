@@ -15,6 +15,7 @@ use super::observed::Observed;
 use super::plan::{Plan, RulesChange, plan};
 use super::reading;
 use super::rules;
+use super::steps::Names;
 use super::udp;
 use super::wanted::{Changed, Wanted};
 use crate::config::{Config, Families};
@@ -22,10 +23,10 @@ use crate::modes::shared::sysctls::{HostSettings, SysctlChange};
 use crate::net::{Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules};
 use crate::reconciler::backoff::Backoff;
-use crate::reconciler::report::{Foreign, Report, Unread};
+use crate::reconciler::report::{Report, Unread};
 use crate::reconciler::safeguard::{Kernel as _, Safeguard};
 use crate::reconciler::schedule::Moment;
-use crate::reconciler::step::{Action, Names, Part, Step};
+use crate::reconciler::step::{Action, Part, Step};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
 
@@ -305,7 +306,7 @@ impl Mode {
         let observed = self.observed.as_ref()?;
         let config = pass.config();
         let mut changes = if pass.full {
-            report.foreign = Foreign { virtual_servers: foreign(&self.wanted, observed, config).collect() };
+            report.foreign = foreign(&self.wanted, observed, config).map(|key| key.to_string()).collect();
             diff(&self.wanted, observed, config)
         } else {
             diff_changed(&self.wanted, observed, &self.changed, config)
@@ -618,7 +619,7 @@ impl Mode {
         let now = clock();
         let Some(observed) = &mut self.observed else { return false };
         let names = Names::new(store, &self.wanted);
-        let applied = apply(&plan, &self.wanted, observed, &names, ports);
+        let (applied, effects) = apply(&plan, &self.wanted, observed, &names, ports);
         if !self.unmade.is_empty() {
             // Nothing was there when it was read, so a virtual server that was tried there is ours, whatever the answer.
             // One that waits for rules or entries may not have been tried.
@@ -639,19 +640,19 @@ impl Mode {
             }
         }
         self.new_facts = false;
-        for (key, real) in applied.drained.iter().chain(&plan.adopt_drains) {
+        for (key, real) in effects.drained.iter().chain(&plan.adopt_drains) {
             self.drains.begin(*key, *real, now);
         }
-        for (key, real) in &applied.settled {
+        for (key, real) in &effects.settled {
             self.drains.deleted(key, real);
         }
-        for key in &applied.deleted {
+        for key in &effects.deleted {
             self.drains.forget_virtual_server(key);
             self.leaving.remove(key);
         }
         let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
         self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
-        let surprised = applied.surprises > 0;
+        let surprised = effects.surprises > 0;
         let read_again = surprised && !self.surprised;
         self.surprised = surprised;
         // Families that were not planned although they may have changed: forget their rules.
@@ -664,7 +665,7 @@ impl Mode {
             .map(|failure| (&*failure.step.name, failure.error.kind()))
             .collect();
         // Do not try again what this kernel has shown to lack.
-        for (family, capabilities) in &applied.reduced {
+        for (family, capabilities) in &effects.reduced {
             let known = self.capabilities;
             self.capabilities = known.both(rules::Capabilities { random_fully: known.random_fully, ..*capabilities });
             if let Some(taken) = inputs.remove(family) {

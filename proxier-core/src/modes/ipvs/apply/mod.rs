@@ -1,23 +1,43 @@
 //! Carries out a plan.
 
 mod operations;
+mod skipped;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::net::Family;
 use ipset::Element;
-use ipvs::VirtualServerKey;
+use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::config::Config;
 use crate::modes::ipvs::held::Needs;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::{Plan, RulesChange};
+use crate::modes::ipvs::rules::Capabilities;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::steps::Names;
 use crate::modes::ipvs::wanted::Wanted;
+use crate::net::Family;
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Rules, Sets};
-use crate::reconciler::report::{self, Applied, Lack};
-use crate::reconciler::step::{Action, Names, Part, Step};
+use crate::reconciler::report::{Applied, Lack};
+use crate::reconciler::step::{Action, Part, Step};
+
+/// What follows for IPVS mode from what was carried out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Effects {
+    /// Real servers that drain from now on.
+    pub drained: Vec<(VirtualServerKey, RealServerKey)>,
+    /// Real servers that do not drain any more: they are served again, or gone.
+    pub settled: Vec<(VirtualServerKey, RealServerKey)>,
+    /// Families whose rules the kernel took only without some matches ([`RulesChange::without`]), with what it took.
+    pub reduced: Vec<(Family, Capabilities)>,
+    /// Virtual servers that were deleted.
+    pub deleted: Vec<VirtualServerKey>,
+    /// How often the kernel contradicted what was known: something to add was there, something to change or delete was not.
+    /// All of that was brought to what is wanted, but there may be more.
+    pub surprises: usize,
+}
 
 /// Carries out a plan, stage by stage, and notes in `observed` what the kernel confirmed.
 ///
@@ -31,19 +51,20 @@ use crate::reconciler::step::{Action, Names, Part, Step};
 /// A virtual server with source ranges is made only once they hold: the kernel has its entry in `KUBE-LOAD-BALANCER-FW` and
 /// the rules it needs ([`Plan::guarded`]).
 ///
-/// After a failure or a surprise ([`Applied::surprises`]) `observed` may be out of date: read it again.
+/// After a failure or a surprise ([`Effects::surprises`]) `observed` may be out of date: read it again.
 pub fn apply(
     plan: &Plan,
     wanted: &Wanted,
     observed: &mut Observed,
     names: &Names<'_>,
     ports: &mut Ports<'_>,
-) -> Applied {
+) -> (Applied, Effects) {
     let mut run = Run {
         wanted,
         observed,
         names,
         applied: Applied::default(),
+        effects: Effects::default(),
         missing: BTreeSet::new(),
         unguarded: plan.rules_put_off.clone(),
         guarded: &plan.guarded,
@@ -103,7 +124,7 @@ pub fn apply(
             Err(error) => run.applied.fail(Step::flows(&plan.forget), error),
         }
     }
-    run.applied
+    (run.applied, run.effects)
 }
 
 struct Run<'a, 'n> {
@@ -111,6 +132,7 @@ struct Run<'a, 'n> {
     observed: &'a mut Observed,
     names: &'a Names<'n>,
     applied: Applied,
+    effects: Effects,
     /// Sets that could not be created.
     missing: BTreeSet<SetKey>,
     /// Families whose rules were put off, or could not be restored.
@@ -141,7 +163,7 @@ impl Run<'_, '_> {
             // No rule refers to this proxy's own set.
             let referred = |set: &&SetKey| set.family == change.family && set.kind.is_of_kube_proxy();
             match self.missing.iter().find(referred) {
-                Some(set) => self.applied.fail(Step::rules(change), report::not_without_set(*set)),
+                Some(set) => self.applied.fail(Step::rules(change), skipped::not_without_set(*set)),
                 None => possible.push(change),
             }
         }
@@ -173,7 +195,7 @@ impl Run<'_, '_> {
             }
         }
         for (change, key) in stay {
-            self.applied.fail(Step::rules(change), report::guards(&key));
+            self.applied.fail(Step::rules(change), skipped::guards(&key));
         }
         self.restore(&possible, ports);
     }
@@ -182,9 +204,9 @@ impl Run<'_, '_> {
     fn not_guarded(&self, key: &VirtualServerKey) -> Option<PortError> {
         let has_ranges = self.wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
         if self.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
-            return Some(report::not_without_rules(key));
+            return Some(skipped::not_without_rules(key));
         }
-        (has_ranges && self.observed.firewall_entry(key).is_none()).then(|| report::not_without_entry(key))
+        (has_ranges && self.observed.firewall_entry(key).is_none()).then(|| skipped::not_without_entry(key))
     }
 
     /// After the kernel refused rules, tries them without optional matches that it may lack.
@@ -200,7 +222,7 @@ impl Run<'_, '_> {
         }
         for (capabilities, changes) in &change.without {
             if rules.restore(change.family, changes.transaction()).is_ok() {
-                self.applied.reduced.push((change.family, *capabilities));
+                self.effects.reduced.push((change.family, *capabilities));
                 self.applied.lacks.push(Lack::new(capabilities.lost(), refused));
                 return Ok(());
             }
@@ -234,7 +256,7 @@ impl Run<'_, '_> {
     fn add_entries(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
         if self.missing.contains(&set) {
             for element in elements {
-                self.applied.fail(Step::entry(Action::Add, set, element), report::not_without_set(set));
+                self.applied.fail(Step::entry(Action::Add, set, element), skipped::not_without_set(set));
             }
             return;
         }
@@ -269,7 +291,7 @@ impl Run<'_, '_> {
         let mut refs: Vec<&Element> = Vec::with_capacity(elements.len());
         for element in elements {
             if needs.entry(set, element) {
-                self.applied.fail(Step::entry(Action::Delete, set, element), report::needed());
+                self.applied.fail(Step::entry(Action::Delete, set, element), skipped::needed());
             } else {
                 refs.push(element);
             }
@@ -298,7 +320,7 @@ impl Run<'_, '_> {
             }
         }
         for address in skipped {
-            let why = if device { report::bound_too_early(address) } else { report::not_without_device(address) };
+            let why = if device { skipped::bound_too_early(address) } else { skipped::not_without_device(address) };
             self.applied.fail(Step::address(Action::Add, address), why);
         }
     }
@@ -307,7 +329,7 @@ impl Run<'_, '_> {
         let mut going: Vec<IpAddr> = Vec::with_capacity(addresses.len());
         for address in addresses {
             if needs.address(address) {
-                self.applied.fail(Step::address(Action::Delete, *address), report::needed());
+                self.applied.fail(Step::address(Action::Delete, *address), skipped::needed());
             } else {
                 going.push(*address);
             }

@@ -8,12 +8,11 @@ use std::net::IpAddr;
 use ipvs::model::Weight;
 use ipvs::{Operation, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
-use super::Run;
+use super::{Run, skipped};
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
-use crate::reconciler::report::not_without_virtual_server;
 use crate::reconciler::step::{Action, Part, Step};
 use crate::service::Frontend;
 
@@ -75,7 +74,7 @@ impl Trial {
                 }
                 (_, PortErrorKind::NotFound) if self.dead.contains(&key) => {
                     self.surprises = surprises;
-                    self.failed.insert(place, not_without_virtual_server(&key));
+                    self.failed.insert(place, skipped::not_without_virtual_server(&key));
                 }
                 (Operation::UpdateRealServer(key, server), PortErrorKind::NotFound) => {
                     then.push((place, Operation::AddRealServer(key, server)));
@@ -141,7 +140,7 @@ impl Run<'_, '_> {
         }
         let (allowed, unguarded) = self.allowed(operations);
         let trial = Trial::run(&allowed, self.wanted, ipvs);
-        self.applied.surprises = self.applied.surprises.saturating_add(trial.surprises);
+        self.effects.surprises = self.effects.surprises.saturating_add(trial.surprises);
         let mut outcome = self.note_operations(&allowed, trial);
         let is_served = |address: &IpAddr| {
             let served = &self.observed.virtual_servers;
@@ -232,21 +231,21 @@ impl Run<'_, '_> {
         let (part, action) = match operation {
             Operation::AddVirtualServer(_) => (Part::VirtualServer, Action::Add),
             Operation::DeleteVirtualServer(key) => {
-                self.applied.deleted.push(*key);
+                self.effects.deleted.push(*key);
                 (Part::VirtualServer, Action::Delete)
             }
             Operation::AddRealServer(..) => (Part::RealServer, Action::Add),
             Operation::UpdateRealServer(key, server) if server.config.weight == Weight::DRAIN => {
-                let list = if gone { &mut self.applied.settled } else { &mut self.applied.drained };
+                let list = if gone { &mut self.effects.settled } else { &mut self.effects.drained };
                 list.push((*key, server.key));
                 (Part::RealServer, Action::Drain)
             }
             Operation::UpdateRealServer(key, server) => {
-                self.applied.settled.push((*key, server.key));
+                self.effects.settled.push((*key, server.key));
                 (Part::RealServer, Action::Change)
             }
             Operation::DeleteRealServer(key, real) => {
-                self.applied.settled.push((*key, *real));
+                self.effects.settled.push((*key, *real));
                 (Part::RealServer, Action::Delete)
             }
             _ => (Part::VirtualServer, Action::Change),

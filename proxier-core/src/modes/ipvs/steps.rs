@@ -1,0 +1,151 @@
+//! The steps of a plan of IPVS mode, one for each operation.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipset::Element;
+use ipvs::model::{Persistence, TimeoutsUpdate, VirtualServer, Weight};
+use ipvs::{Operation, RealServer, VirtualServerKey};
+
+use super::plan::{Plan, RulesChange};
+use super::sets::SetKey;
+use super::wanted::Wanted;
+use crate::reconciler::step::{Action, Part, Step};
+use crate::service::Roles;
+use crate::snapshot::Store;
+
+impl Step {
+    pub(crate) fn timeouts(update: &TimeoutsUpdate) -> Self {
+        let secs = |secs: Option<u32>| secs.map_or_else(|| "kept".to_owned(), |secs| format!("{secs} s"));
+        let detail = format!(
+            "tcp {}, tcpfin {}, udp {}",
+            secs(update.tcp_secs),
+            secs(update.tcp_fin_secs),
+            secs(update.udp_secs)
+        );
+        Step::new(Action::Change, Part::Timeouts, "ipvs").with(detail)
+    }
+
+    pub(crate) fn create_set(set: SetKey) -> Self {
+        Step::new(Action::Add, Part::Set, set).with(set.kind.set_type())
+    }
+
+    pub(crate) fn destroy_set(set: SetKey) -> Self {
+        Step::new(Action::Delete, Part::Set, set)
+    }
+
+    pub(crate) fn entry(action: Action, set: SetKey, element: &Element) -> Self {
+        Step::new(action, Part::Entry, set).with(element)
+    }
+
+    pub(crate) fn rules(change: &RulesChange) -> Self {
+        let lines = change.changes.lines();
+        let count = lines.len();
+        let family = change.family.name();
+        let mut step = Step::new(Action::Change, Part::Rules, family).with(format_args!("{count} lines differ"));
+        step.lines = lines.iter().map(ToString::to_string).collect();
+        step
+    }
+
+    pub(crate) fn operation(operation: &Operation, names: &Names<'_>) -> Self {
+        let real = |action, key: &VirtualServerKey, server: &RealServer| {
+            let step = Step::new(action, Part::RealServer, format_args!("{key} -> {}", server.key));
+            step.with(format_args!("weight {}", server.config.weight)).of(names.service_of(key))
+        };
+        let virtual_server = |action, server: &VirtualServer| {
+            Step::new(action, Part::VirtualServer, server.key).with(Shown(server)).of(names.service_of(&server.key))
+        };
+        match operation {
+            Operation::AddVirtualServer(server) => virtual_server(Action::Add, server),
+            Operation::UpdateVirtualServer(server) => virtual_server(Action::Change, server),
+            Operation::DeleteVirtualServer(key) => {
+                Step::new(Action::Delete, Part::VirtualServer, key).of(names.service_of(key))
+            }
+            Operation::AddRealServer(key, server) => real(Action::Add, key, server),
+            Operation::UpdateRealServer(key, server) if server.config.weight == Weight::DRAIN => {
+                real(Action::Drain, key, server)
+            }
+            Operation::UpdateRealServer(key, server) => real(Action::Change, key, server),
+            Operation::DeleteRealServer(key, real) => {
+                Step::new(Action::Delete, Part::RealServer, format_args!("{key} -> {real}")).of(names.service_of(key))
+            }
+            // Other operations are never planned.
+            other => Step::new(Action::Change, Part::VirtualServer, other.subject()),
+        }
+    }
+}
+
+/// A virtual server's configuration: `rr`, `mh persistent 10800`.
+struct Shown<'a>(&'a VirtualServer);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let config = &self.0.config;
+        write!(f, "{}", config.scheduler)?;
+        if let Some(Persistence { timeout_secs, .. }) = config.persistence {
+            write!(f, " persistent {timeout_secs} s")?;
+        }
+        Ok(())
+    }
+}
+
+/// Looks up names of Services.
+#[derive(Clone, Copy, Debug)]
+pub struct Names<'a> {
+    store: &'a Store,
+    wanted: &'a Wanted,
+}
+
+impl<'a> Names<'a> {
+    /// Names for what is wanted.
+    pub fn new(store: &'a Store, wanted: &'a Wanted) -> Self {
+        Names { store, wanted }
+    }
+
+    /// The Service and port that want a virtual server: `namespace/name:port`, without `:port` when the port has no name.
+    pub fn service_of(&self, key: &VirtualServerKey) -> Option<String> {
+        let owner = self.wanted.owner(key)?;
+        let frontend = self.wanted.frontend(key)?;
+        let ports = self.store.service(owner).map_or(&[][..], |service| &service.ports);
+        let number = Some(frontend.key.port);
+        let of = |node_port: bool| {
+            ports.iter().find(|port| {
+                let its = if node_port { port.node_port } else { Some(port.port) };
+                port.protocol == frontend.key.protocol && its == number
+            })
+        };
+        let port = of(frontend.roles.contains(Roles::NODE_PORT)).or_else(|| of(false));
+        Some(match port.map(|port| &*port.name) {
+            None | Some("") => owner.to_string(),
+            Some(name) => format!("{owner}:{name}"),
+        })
+    }
+}
+
+impl Plan {
+    /// The operations, in the order in which they are carried out.
+    pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
+        let entries = |action, (set, elements): (&'a SetKey, &'a Vec<Element>)| {
+            elements.iter().map(move |of| Step::entry(action, *set, of))
+        };
+        let addresses = |action, of: &'a [IpAddr]| of.iter().map(move |address| Step::address(action, *address));
+        let operations = |of: &'a [Operation]| of.iter().map(move |operation| Step::operation(operation, names));
+        self.create_device
+            .then(Step::device)
+            .into_iter()
+            .chain(self.sysctls.iter().map(Step::sysctl))
+            .chain(self.timeouts.iter().map(Step::timeouts))
+            .chain(self.create_sets.iter().copied().map(Step::create_set))
+            .chain(self.add_entries.iter().flat_map(move |of| entries(Action::Add, of)))
+            .chain(operations(&self.serve_first))
+            .chain(addresses(Action::Add, &self.bind_first))
+            .chain(operations(&self.retire_first))
+            .chain(self.rules.iter().map(Step::rules))
+            .chain(operations(&self.serve))
+            .chain(addresses(Action::Add, &self.bind))
+            .chain(operations(&self.retire))
+            .chain(self.delete_entries.iter().rev().flat_map(move |of| entries(Action::Delete, of)))
+            .chain(self.relax.iter().map(Step::rules))
+            .chain(addresses(Action::Delete, &self.unbind))
+    }
+}
