@@ -1,22 +1,26 @@
 //! Kubernetes Services in, IPVS virtual servers out, at O(changed objects).
 //!
 //! Does what kube-proxy's IPVS mode does. [`Proxier`] is the reconciler of one node: objects go in as they change, and each
-//! [`pass`](proxier::Proxier::pass) brings the kernel behind six small [`ports`] to what they ask for. It is a state
+//! [`pass`](reconciler::Proxier::pass) brings the kernel behind six small [`ports`] to what they ask for. It is a state
 //! machine without clock, thread or file, made of functions on values that are usable on their own:
 //!
 //! ```text
-//!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──▶ Changed ┐
-//!                       └─▶ Rejections                    └─▶ Conflicts    ├─diff─▶ Changes ─plan─▶ Plan ─apply─▶ Report
-//!                                      ports ───read────▶ Observed ────────┘            ▲                   │
-//!                                                             ▲                      Drains                 │
-//!                                                             └──────────── what the kernel confirmed ──────┘
+//!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──follow──▶ Wanted ──▶ Changed ┐
+//!                       └─▶ Rejections                    └─▶ Conflicts                       ├─diff─▶ Changes ─plan─▶ Plan
+//!                                                ports ──read──▶ Observed ────────────────────┘          ▲                │
+//!                                                                    ▲                                Drains            apply
+//!                                                                    └──── what the kernel confirmed ─────────────────────┴─▶ Report
+//!  ╰──────── snapshot ────────╯╰──────── service ───────╯╰──────────────────────────── modes::ipvs ────────────────────────────╯
 //! ```
 //!
-//! [`Store`] keeps the checked Services and EndpointSlices of a cluster as seen from one node; [`compile`](mod@compile)
-//! turns one Service into Frontends; [`Desired`] merges all Services: virtual servers with their real servers, addresses on
-//! the dummy device, entries of the eighteen ipset sets of each family, health checks; [`rules`] makes the iptables rules.
-//! [`diff`](mod@diff) compares with what the kernel holds, [`plan`](mod@plan) orders the difference make before break,
-//! [`apply`](mod@apply) carries it out with an outcome for every operation.
+//! [`Store`] keeps the checked Services and EndpointSlices of a cluster as seen from one node. [`service`] says what they
+//! mean, without the words of any kernel: [`compile`](service::compile) turns one Service into Frontends, each with a
+//! protocol, an address, a port and its endpoints, and [`Desired`] decides which Service owns which Frontend.
+//!
+//! [`modes::ipvs`] makes of that what IPVS needs: [`Wanted`] follows [`Desired`] with virtual servers, addresses on the dummy
+//! device, and entries of the eighteen ipset sets of each family; [`rules`] makes the iptables rules; [`diff`](mod@modes::ipvs::diff)
+//! compares with what the kernel holds, [`plan`](mod@modes::ipvs::plan) orders the difference make before break, [`apply`](mod@modes::ipvs::apply)
+//! carries it out with an outcome for every operation.
 //!
 //! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Changed`] names the virtual servers,
 //! addresses and entries that changed, and only these are compared. The kernel is read at the start, on a timer, and after
@@ -28,13 +32,13 @@
 //! # Example
 //!
 //! ```
-//! use proxier_core::service::NodeFacts;
 //! use proxier_core::config::Config;
 //! use proxier_core::modes::ipvs::diff::diff;
-//! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 //! use proxier_core::modes::ipvs::observed::Observed;
+//! use proxier_core::modes::ipvs::wanted::Wanted;
+//! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+//! use proxier_core::service::NodeFacts;
 //! use proxier_core::snapshot::{HostAddresses, Node, Store};
-//! use proxier_core::service::Desired;
 //!
 //! let service: ServiceObject = serde_json::from_str(r#"{
 //!     "metadata": {"namespace": "demo", "name": "web"},
@@ -49,22 +53,25 @@
 //!
 //! let mut store = Store::new("node-a");
 //! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-//! let mut desired = Desired::new();
+//! let mut wanted = Wanted::new(facts.config());
 //!
 //! let changed = store.upsert_service(&service);
-//! desired.refresh(&store, &facts, &changed);
+//! wanted.refresh(&store, &facts, &changed);
 //! let web = "TCP 10.96.0.10:80".parse()?;
-//! assert!(desired.frontend(&web).is_some_and(|frontend| frontend.real_servers.is_empty()));
+//! assert!(wanted.server(&web).is_some_and(|server| server.real_servers.is_empty()));
 //!
 //! let changed = store.upsert_slice(&slice);
-//! let changed = desired.refresh(&store, &facts, &changed);
+//! let changed = wanted.refresh(&store, &facts, &changed);
 //! assert_eq!(Vec::from_iter(&changed.virtual_servers), [&web]);
 //! assert!(changed.addresses.is_empty());
-//! let servers = &desired.frontend(&web).ok_or("gone")?.real_servers;
-//! assert_eq!(servers[0].key.to_string(), "10.244.1.7:8080");
+//! let servers = wanted.server(&web).ok_or("gone")?.real_servers;
+//! assert_eq!(servers.keys()[0].to_string(), "10.244.1.7:8080");
+//! // What that means, without the words of IPVS.
+//! let frontend = wanted.desired().frontend(&"TCP 10.96.0.10:80".parse()?).ok_or("gone")?;
+//! assert_eq!((frontend.cluster.len(), frontend.local.len()), (1, 0));
 //!
 //! // What a kernel with nothing in it lacks.
-//! let changes = diff(&desired, &Observed::new(), facts.config());
+//! let changes = diff(&wanted, &Observed::new(), facts.config());
 //! assert!(changes.virtual_servers.contains_key(&web));
 //! assert_eq!(changes.create_sets.len(), 36);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -129,12 +136,15 @@
 //! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by
 //!   its cluster IP.
 //!
-//! [`Proxier`]: proxier::Proxier
-//! [`Report`]: report::Report
+//! [`Proxier`]: reconciler::Proxier
+//! [`Report`]: reconciler::report::Report
 //! [`Store`]: snapshot::Store
 //! [`Rejection`]: snapshot::Rejection
-//! [`Desired`]: state::Desired
-//! [`Changed`]: state::Changed
+//! [`Desired`]: service::Desired
+//! [`Wanted`]: modes::ipvs::wanted::Wanted
+//! [`Changed`]: modes::ipvs::wanted::Changed
+//! [`rules`]: modes::ipvs::rules
+//! [`safeguard`]: reconciler::safeguard
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
