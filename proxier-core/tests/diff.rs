@@ -254,7 +254,7 @@ fn excluded_networks_and_odd_addresses_stay() {
     assert_eq!(Vec::from_iter(changes.virtual_servers), [(stale, VirtualServerChange::Delete)]);
     assert_eq!(Vec::from_iter(changes.delete_addresses), ["10.96.0.2".parse::<IpAddr>().unwrap()]);
 
-    world.config.exclude_cidrs = vec!["10.96.0.2/32".parse().unwrap()];
+    world.config.ipvs.exclude_cidrs = vec!["10.96.0.2/32".parse().unwrap()];
     let changes = diff(&world.wanted, &observed, &world.config);
     assert!(changes.virtual_servers.is_empty());
     assert!(foreign(&world.wanted, &observed, &world.config).eq([stale]));

@@ -95,11 +95,11 @@ impl Manifests {
 
 fn new_cluster() -> Cluster {
     let mut options = options(&json!({}));
-    options.drain.deadline = Some(Duration::from_secs(2));
-    options.drain.first_poll = Duration::from_millis(100);
-    options.drain.poll = Duration::from_millis(500);
+    options.ipvs.drain.deadline = Some(Duration::from_secs(2));
+    options.ipvs.drain.first_poll = Duration::from_millis(100);
+    options.ipvs.drain.poll = Duration::from_millis(500);
     // Shorter than the time until clients use a port again.
-    options.timeouts.udp_secs = Some(30);
+    options.ipvs.timeouts.udp_secs = Some(30);
     Cluster::new(options)
 }
 

@@ -124,7 +124,7 @@ fn a_rolling_update_fails_no_connection_and_cuts_none_before_its_deadline() {
             .collect();
 
         let mut options = options(&json!({}));
-        options.drain.deadline = Some(DEADLINE);
+        options.ipvs.drain.deadline = Some(DEADLINE);
         let mut cluster = Cluster::new(options);
         cluster.service(&objects::service("web", 10, &json!({})));
         let mut pods: BTreeMap<usize, Stage> = (0..PODS).map(|pod| (pod, Stage::Ready)).collect();

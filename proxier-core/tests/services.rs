@@ -420,7 +420,7 @@ fn settings_of_virtual_servers() {
     let config = |world: &World| world.wanted.server(&WEB.parse().unwrap()).unwrap().config;
     assert_eq!(config(&world).persistence.unwrap().timeout_secs, 10_800);
     assert_eq!(config(&world).scheduler.name(), "rr");
-    world.config.scheduler = "mh".parse().unwrap();
+    world.config.ipvs.scheduler = "mh".parse().unwrap();
     assert_eq!(world.refresh_all().virtual_servers.len(), 1);
     let flags = config(&world).scheduler_flags;
     assert_eq!(flags.names(config(&world).scheduler), ["mh-fallback", "mh-port"]);

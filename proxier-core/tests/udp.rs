@@ -91,7 +91,7 @@ fn another_scheduler() {
     dns(&mut world, "10.96.0.10");
     endpoints(&mut world, &[1]);
     step(&world, &mut observed, &drains);
-    world.config.scheduler = ipvs::Scheduler::LeastConnection;
+    world.config.ipvs.scheduler = ipvs::Scheduler::LeastConnection;
     world.refresh_all();
     assert!(!diff(&world.wanted, &observed, &world.config).is_empty());
     assert_eq!(step(&world, &mut observed, &drains), UdpServices::new());

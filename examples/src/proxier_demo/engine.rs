@@ -245,7 +245,7 @@ const USED: [&str; 14] = [
 /// Probes modules in parallel with the iptables programs, which take as long. Not needed if all modules are loaded.
 fn look_at_modules(settings: &Settings) -> Option<JoinHandle<Looked>> {
     let is_loaded = |module: &str| Path::new("/sys/module").join(module).exists();
-    if USED.into_iter().all(is_loaded) && is_loaded(&format!("ip_vs_{}", settings.core.scheduler)) {
+    if USED.into_iter().all(is_loaded) && is_loaded(&format!("ip_vs_{}", settings.core.ipvs.scheduler)) {
         return None;
     }
     let wanted = Wanted::of(settings).ok()?;
@@ -263,11 +263,11 @@ fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
         let says = |caveat: &&String| caveat.contains(" is not served: ");
         notes.extend(looked.report.verdict.caveats.iter().filter(says).cloned());
     }
-    options.capabilities.physdev = !lacks("xt_physdev");
-    options.capabilities.ipvs = !lacks("xt_ipvs");
+    options.ipvs.capabilities.physdev = !lacks("xt_physdev");
+    options.ipvs.capabilities.ipvs = !lacks("xt_ipvs");
     // A kernel without physdev has no packets that match it: nothing is lost.
-    if !options.capabilities.ipvs {
-        let mut without_ipvs = options.capabilities;
+    if !options.ipvs.capabilities.ipvs {
+        let mut without_ipvs = options.ipvs.capabilities;
         without_ipvs.physdev = true;
         notes.push(format!("this kernel lacks xt_ipvs: {}", without_ipvs.lost()));
     }
@@ -281,9 +281,9 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };
     options.config.reserved = settings.reserved();
     options.host = settings.host();
-    options.timeouts.tcp_secs = settings.timeouts.tcp_secs;
-    options.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
-    options.timeouts.udp_secs = settings.timeouts.udp_secs;
+    options.ipvs.timeouts.tcp_secs = settings.timeouts.tcp_secs;
+    options.ipvs.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
+    options.ipvs.timeouts.udp_secs = settings.timeouts.udp_secs;
     // Edits of files are meant, unless nothing at all is left.
     if matches!(source, Source::Manifests(_)) {
         options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };

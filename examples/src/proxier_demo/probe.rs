@@ -43,7 +43,7 @@ pub(super) struct Looked {
 impl Wanted {
     pub(super) fn of(settings: &Settings) -> Result<Self, Problem> {
         let profile = Profile::default()
-            .scheduler(&settings.core.scheduler.to_string())
+            .scheduler(&settings.core.ipvs.scheduler.to_string())
             .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?;
         Ok(Wanted { profile: profile.strict_arp(settings.strict_arp), families: settings.core.families })
     }

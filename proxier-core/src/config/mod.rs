@@ -1,11 +1,11 @@
 //! Configuration that decides what is programmed.
 
+mod ipvs;
 mod masquerade;
 
+pub use self::ipvs::IpvsConfig;
 use crate::net::Family;
 use crate::net::Network;
-use ipvs::model::Scheduler;
-
 pub use masquerade::{InterfaceName, LocalTraffic, MarkBit};
 
 use crate::objects::ConfigObject;
@@ -71,22 +71,19 @@ pub enum LocalFallback {
 }
 
 /// How Services are compiled.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
     /// Families to program. Default both.
     pub families: Families,
-    /// Scheduler of every virtual server. Default `rr`. For `mh` the flags `mh-port` and `mh-fallback` are set; without
-    /// `mh-fallback`, new connections are lost while a real server drains.
-    pub scheduler: Scheduler,
     /// On which addresses node ports are served.
     pub node_port_addresses: NodePortAddresses,
     /// Which hints of endpoints are used.
     pub topology: Topology,
     /// What external traffic gets on nodes without local endpoints.
     pub local_fallback: LocalFallback,
-    /// Networks in which no virtual server is ever deleted: another program made it. Default none.
-    pub exclude_cidrs: Vec<Network>,
+    /// Settings of IPVS mode.
+    pub ipvs: IpvsConfig,
     /// Addresses and ports that no virtual server may take. Default: ports of the kubelet and of this proxy on this node.
     pub reserved: Reserved,
     /// Whether all traffic to cluster IPs is masqueraded, whatever its source. Default no.
@@ -95,23 +92,6 @@ pub struct Config {
     pub masquerade_bit: MarkBit,
     /// How local pod traffic is detected (`detectLocalMode`). Default: not detected.
     pub local_traffic: LocalTraffic,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Config {
-            families: Families::default(),
-            scheduler: Scheduler::RoundRobin,
-            node_port_addresses: NodePortAddresses::default(),
-            topology: Topology::default(),
-            local_fallback: LocalFallback::default(),
-            exclude_cidrs: Vec::new(),
-            reserved: Reserved::default(),
-            masquerade_all: false,
-            masquerade_bit: MarkBit::default(),
-            local_traffic: LocalTraffic::default(),
-        }
-    }
 }
 
 impl Config {
@@ -128,12 +108,12 @@ impl Config {
         let mut config = Config::default();
         if let Some(name) = object.ipvs.scheduler.as_deref().filter(|name| !name.is_empty()) {
             match name.parse() {
-                Ok(scheduler) => config.scheduler = scheduler,
+                Ok(scheduler) => config.ipvs.scheduler = scheduler,
                 Err(_) => report.reject("ipvs.scheduler", name, "not a scheduler's name; taken as rr"),
             }
         }
         config.node_port_addresses = check_node_port_addresses(&object.node_port_addresses, report);
-        config.exclude_cidrs = check_networks(&object.ipvs.exclude_cidrs, "ipvs.excludeCIDRs", report);
+        config.ipvs.exclude_cidrs = check_networks(&object.ipvs.exclude_cidrs, "ipvs.excludeCIDRs", report);
         config.masquerade_all = object.ipvs.masquerade_all.unwrap_or(object.iptables.masquerade_all);
         config.masquerade_bit = masquerade::check_masquerade_bit(object, report);
         config.local_traffic = LocalTraffic::check(object, report);

@@ -11,14 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ipvs::model::TimeoutsUpdate;
-
 use crate::config::Config;
-use crate::modes::ipvs::drain::{self, Drains};
+use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::Plan;
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::ipvs::{Mode, Pass, Prepared, Refreshed, reading, rules};
+use crate::modes::ipvs::{self, Mode, Pass, Prepared, Refreshed, reading};
 use crate::modes::shared::sysctls::HostSettings;
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::{Links, Ports};
@@ -37,10 +35,8 @@ pub struct Options {
     pub config: Config,
     /// Settings of the host.
     pub host: HostSettings,
-    /// Timeouts of IPVS. Default: left alone.
-    pub timeouts: TimeoutsUpdate,
-    /// How real servers drain.
-    pub drain: drain::Policy,
+    /// Settings of IPVS mode.
+    pub ipvs: ipvs::Options,
     /// How often passes run.
     pub limits: Limits,
     /// When deletions are held back.
@@ -49,8 +45,6 @@ pub struct Options {
     /// restarting network manager or an administrator takes an address away and gives it back, and connections survive.
     /// With 0 they end at once. An address that is missing when the first pass finds node ports on it gets the same time.
     pub address_grace: Duration,
-    /// What iptables and the kernel can do; restricted further by what the iptables program reports.
-    pub capabilities: rules::Capabilities,
     /// Keeps the nodes of a cluster from retrying together: any number that differs from node to node.
     pub seed: u64,
 }
@@ -60,12 +54,10 @@ impl Default for Options {
         Options {
             config: Config::default(),
             host: HostSettings::default(),
-            timeouts: TimeoutsUpdate::default(),
-            drain: drain::Policy::default(),
+            ipvs: ipvs::Options::default(),
             limits: Limits::default(),
             mass_removal: MassRemoval::default(),
             address_grace: Duration::from_secs(10),
-            capabilities: rules::Capabilities::default(),
             seed: 0,
         }
     }
@@ -127,13 +119,7 @@ impl Proxier {
             absent: BTreeMap::new(),
             knows_gateways: false,
             knows_served: false,
-            mode: Mode::new(
-                &options.config,
-                options.timeouts,
-                options.drain.clone(),
-                options.capabilities,
-                options.seed,
-            ),
+            mode: Mode::new(&options.config, &options.ipvs, options.seed),
             safeguard: Safeguard::new(options.mass_removal),
             schedule: Schedule::new(options.limits, options.seed, now),
             started: false,

@@ -55,10 +55,10 @@ fn options() -> Options {
     options.limits = Limits { min_interval: Duration::ZERO, max_interval: Duration::from_secs(30) };
     let mut policy = Policy::default();
     policy.deadline = Some(Duration::from_secs(20));
-    options.drain = policy;
+    options.ipvs.drain = policy;
     options.mass_removal.at_least = 4;
     options.mass_removal.patience = Some(Duration::from_secs(20));
-    options.timeouts = TimeoutsUpdate { tcp_secs: Some(500), ..TimeoutsUpdate::default() };
+    options.ipvs.timeouts = TimeoutsUpdate { tcp_secs: Some(500), ..TimeoutsUpdate::default() };
     options
 }
 

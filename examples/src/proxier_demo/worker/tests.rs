@@ -102,7 +102,7 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     let kernel = FakeKernel::new();
     // Only full passes read timeouts.
     kernel.fail(Fault::new(Call::IpvsSetTimeouts, PortErrorKind::Busy).every());
-    let play = Play::on(kernel, Duration::from_millis(300), |options| options.timeouts.tcp_secs = Some(1234));
+    let play = Play::on(kernel, Duration::from_millis(300), |options| options.ipvs.timeouts.tcp_secs = Some(1234));
     play.service("web", "10.96.0.10");
     play.send(Change::Synced);
     play.until("it is found out", |play| !play.is_healthy());

@@ -35,7 +35,7 @@ impl Cleaned {
 }
 
 /// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: virtual servers that are
-/// ours ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) and outside of [`Config::exclude_cidrs`], the rules of both
+/// ours ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs), the rules of both
 /// families, the sets, the dummy device with its addresses. It uses only `exclude_cidrs` of the configuration: both
 /// families are cleaned whatever is configured.
 ///

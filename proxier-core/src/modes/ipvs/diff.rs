@@ -70,7 +70,7 @@ impl Changes {
 /// Compares everything.
 ///
 /// Families that are not configured are left alone. An unwanted virtual server is deleted only if it is ours
-/// ([`Observed::owns`]) and outside of [`Config::exclude_cidrs`]; [`foreign`] lists the others. Everything on the dummy
+/// ([`Observed::owns`]) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs); [`foreign`] lists the others. Everything on the dummy
 /// device is ours, except addresses that no Service can have, such as its link-local one.
 pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
     let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
@@ -131,7 +131,7 @@ pub fn foreign<'a>(
 
 fn may_delete(key: &VirtualServerKey, observed: &Observed, config: &Config) -> bool {
     let VirtualServerKey::Address { addr, .. } = *key else { return false };
-    let excluded = config.exclude_cidrs.iter().any(|network| network.contains(&addr));
+    let excluded = config.ipvs.exclude_cidrs.iter().any(|network| network.contains(&addr));
     in_scope(config, key.family().into()) && !excluded && observed.owns(key)
 }
 

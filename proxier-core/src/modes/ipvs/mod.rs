@@ -25,4 +25,5 @@ pub mod steps;
 pub mod udp;
 pub mod wanted;
 
+pub use mode::Options;
 pub(crate) use mode::{Mode, Pass, Prepared, Refreshed};

@@ -30,6 +30,18 @@ use crate::reconciler::step::{Action, Part, Step};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
 
+/// Settings of IPVS mode.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Timeouts of IPVS. Default: left alone.
+    pub timeouts: TimeoutsUpdate,
+    /// How real servers drain.
+    pub drain: drain::Policy,
+    /// What iptables and the kernel can do; restricted further by what the iptables program reports.
+    pub capabilities: rules::Capabilities,
+}
+
 /// IPVS mode of one node.
 #[derive(Debug)]
 pub(crate) struct Mode {
@@ -137,16 +149,10 @@ struct Readings {
 }
 
 impl Mode {
-    pub(crate) fn new(
-        config: &Config,
-        timeouts: TimeoutsUpdate,
-        drain: drain::Policy,
-        capabilities: rules::Capabilities,
-        seed: u64,
-    ) -> Self {
+    pub(crate) fn new(config: &Config, options: &Options, seed: u64) -> Self {
         Mode {
-            timeouts,
-            capabilities,
+            timeouts: options.timeouts,
+            capabilities: options.capabilities,
             seed,
             wanted: Wanted::new(config),
             changed: Changed::default(),
@@ -159,7 +165,7 @@ impl Mode {
             rules: BTreeMap::new(),
             rules_retry: BTreeMap::new(),
             unfinished: BTreeSet::new(),
-            drains: Drains::new(drain),
+            drains: Drains::new(options.drain.clone()),
         }
     }
 

@@ -296,7 +296,7 @@ impl Index {
 
 /// Configuration of a virtual server without affinity.
 fn defaults(config: &Config) -> VirtualServerConfig {
-    let mut defaults = VirtualServerConfig::new(config.scheduler);
+    let mut defaults = VirtualServerConfig::new(config.ipvs.scheduler);
     if defaults.scheduler == Scheduler::MaglevHashing {
         defaults.scheduler_flags = SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK;
     }
