@@ -26,6 +26,9 @@
 //! addresses and entries that changed, and only these are compared. The kernel is read at the start, on a timer, and after
 //! a surprise.
 //!
+//! An agent with a source of truth of its own needs no Kubernetes objects: it hands in Frontends with their endpoints
+//! ([`Proxier::upsert_frontends`](reconciler::Proxier::upsert_frontends)).
+//!
 //! With feature `kernel`, [`kernel`] has the ports over the running kernel. With feature `testing`, [`fake`] has a kernel
 //! in memory behind the same ports.
 //!

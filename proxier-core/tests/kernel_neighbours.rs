@@ -6,20 +6,21 @@
 
 mod traffic;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use proxier_core::config::Config;
 use proxier_core::kernel::{self, KernelPorts};
-use proxier_core::net::Family;
+use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::reconciler::report::Report;
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles};
 use serde_json::json;
-use testkit::witness::{Conversation, Transport};
+use testkit::witness::{Conversation, Transport, ask};
 use testkit::{Netns, kernel_test, oracle};
 use traffic::NEEDS;
 use traffic::cluster::{Cluster, options};
-use traffic::net::{CLIENT, NODE, Net, batch};
+use traffic::net::{CLIENT, NODE, Net, POD_A, POD_PORT, POD_R, Pair, batch};
 use traffic::objects::{A, Vip, node_port};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -193,5 +194,47 @@ fn a_connection_outlasts_an_address_that_flaps() {
         assert!(!at(NODE.v4).is_empty());
         cluster.pass_in(Duration::from_secs(601)).unwrap();
         assert_eq!(at(NODE.v4), Vec::<String>::new());
+    });
+}
+
+/// An agent's own Frontends, without Kubernetes objects: clients reach the endpoints, and nothing is left when they go.
+#[test]
+fn an_agents_own_frontends_are_served() {
+    kernel_test(&NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        let mut cluster = Cluster::new(options(&json!({})));
+        let agent = ObjectKey::new("agent", "web");
+        let pod = |pair: Pair, family| EndpointKey::new(pair.of(family), POD_PORT);
+        let specs = |pods: &[Pair]| -> Vec<FrontendSpec> {
+            let of = |family| {
+                let to = Vip::ExternalIp.of(10, family);
+                let key = FrontendKey::new(Protocol::Tcp, to.ip(), to.port());
+                let mut spec = FrontendSpec::new(key, pods.iter().map(|pair| pod(*pair, family)));
+                spec.roles = Roles::EXTERNAL_IP;
+                spec
+            };
+            Family::ALL.into_iter().map(of).collect()
+        };
+        cluster.proxier.upsert_frontends(&agent, specs(&[POD_A, POD_R]), cluster.now());
+        full(&mut cluster);
+        for family in Family::ALL {
+            let to = Vip::ExternalIp.of(10, family);
+            let from = Some(CLIENT.of(family));
+            let ask = || ask(Transport::Tcp, from, to, LIMIT).unwrap().name;
+            let names: BTreeSet<String> = net.client.run_in(|| (0..4).map(|_| ask()).collect()).unwrap();
+            assert_eq!(names, ["a", "r"].map(str::to_owned).into(), "{to}");
+        }
+        cluster.proxier.upsert_frontends(&agent, specs(&[POD_R]), cluster.now());
+        cluster.settle();
+        let client = Some(CLIENT.of(Family::V4));
+        let to = Vip::ExternalIp.of(10, Family::V4);
+        for _ in 0..3 {
+            assert_eq!(net.client.run_in(|| ask(Transport::Tcp, client, to, LIMIT)).unwrap().unwrap().name, "r");
+        }
+        cluster.proxier.delete_frontends(&agent, cluster.now());
+        full(&mut cluster);
+        assert_eq!(ipvsadm(), Vec::<String>::new());
+        assert!(!oracle::ip_json(&["address", "show", "dev", "kube-ipvs0"]).unwrap().contains("203.0.113."));
     });
 }

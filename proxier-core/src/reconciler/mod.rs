@@ -25,7 +25,7 @@ use crate::reconciler::safeguard::{MassRemoval, Safeguard};
 use crate::reconciler::schedule::{Limits, Moment, Schedule};
 use crate::reconciler::totals::Totals;
 use crate::service::{Desired, Neighbour, NodeFacts, User, is_reachable};
-use crate::snapshot::{EndpointSlice, HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
+use crate::snapshot::{EndpointSlice, FrontendSpec, HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
 
 /// How a [`Proxier`] works.
 #[derive(Clone, Debug, PartialEq)]
@@ -163,6 +163,46 @@ impl Proxier {
         } else {
             self.store.delete_service(key);
         }
+    }
+
+    /// Takes the Frontends that an agent with a source of truth of its own asks for under this name, in place of the earlier
+    /// ones: no Kubernetes objects are needed. A Service of this name goes first. What cannot be served is left out and
+    /// reported ([`Proxier::rejections`]).
+    ///
+    /// Frontends are not doubted when they go: [`MassRemoval`] is about lists that lack objects.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::net::EndpointKey;
+    /// use proxier_core::reconciler::{Options, Proxier};
+    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
+    ///
+    /// let now = Duration::ZERO;
+    /// let mut proxier = Proxier::new("node-a", Options::default(), now);
+    /// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+    /// let web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, [endpoint]);
+    /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [web], now);
+    /// proxier.start(now);
+    /// // From here on as with Kubernetes objects: call Proxier::pass when Proxier::next_wake says so.
+    /// assert_eq!(proxier.next_wake(), Some(now));
+    /// # Ok::<(), proxier_core::net::InvalidFrontendKey>(())
+    /// ```
+    pub fn upsert_frontends(
+        &mut self,
+        key: &ObjectKey,
+        frontends: impl IntoIterator<Item = FrontendSpec>,
+        now: Moment,
+    ) {
+        self.totals.service_changes = self.totals.service_changes.saturating_add(1);
+        let changed = self.store.upsert_frontends(key, frontends);
+        self.enqueue(changed, now);
+    }
+
+    /// Removes the Frontends under this name.
+    pub fn delete_frontends(&mut self, key: &ObjectKey, now: Moment) {
+        self.totals.service_changes = self.totals.service_changes.saturating_add(1);
+        let changed = self.store.delete_frontends(key);
+        self.enqueue(changed, now);
     }
 
     /// Takes a new or changed EndpointSlice. Returns whether it differs in anything that counts.
@@ -304,6 +344,7 @@ impl Proxier {
             self.facts = facts;
             self.mode.facts_changed();
             self.pending.extend(self.store.services().map(|service| service.key.clone()));
+            self.pending.extend(self.store.frontend_keys().cloned());
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Compiled, Frontend, HealthCheck, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile};
+use super::{Compiled, Frontend, HealthCheck, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile_from};
 use crate::net::FrontendKey;
 use crate::pack::pack;
 use crate::snapshot::{Created, ObjectKey, Store};
@@ -82,15 +82,15 @@ impl Desired {
         follower: &mut dyn Follower,
     ) {
         for key in services {
-            let compiled = store.service(key).map(|service| compile(service, store.slices_of(key), facts));
+            let compiled = compile_from(store, key, facts);
             self.update(key, compiled, follower);
         }
     }
 
-    /// The Services that are known here or in the store.
+    /// The Services that are known here or in the store, and what agents ask for by themselves.
     pub fn services_with<'a>(&'a self, store: &'a Store) -> BTreeSet<ObjectKey> {
         let stored = store.services().map(|service| &service.key);
-        self.services.keys().chain(stored).cloned().collect()
+        self.services.keys().chain(stored).chain(store.frontend_keys()).cloned().collect()
     }
 
     /// Replaces what was compiled for a Service; `None` removes it.

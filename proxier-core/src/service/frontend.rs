@@ -3,25 +3,8 @@
 use std::sync::Arc;
 
 use crate::net::Network;
-use bitflags::bitflags;
-
 use crate::net::{EndpointKey, FrontendKey};
-use crate::snapshot::TrafficPolicy;
-
-bitflags! {
-    /// What kind of address of its Service a Frontend has.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub struct Roles: u8 {
-        /// Cluster IP.
-        const CLUSTER_IP = 1;
-        /// External IP.
-        const EXTERNAL_IP = 2;
-        /// Address of a load balancer.
-        const LOAD_BALANCER = 4;
-        /// Address of this host, with a node port.
-        const NODE_PORT = 8;
-    }
-}
+use crate::snapshot::{Roles, TrafficPolicy};
 
 /// One protocol, address and port on which a Service answers, and who answers there.
 #[derive(Clone, Debug, PartialEq, Eq)]

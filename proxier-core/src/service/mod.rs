@@ -11,15 +11,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+pub use crate::snapshot::Roles;
 pub use desired::{Conflict, Desired, Follower};
 pub(crate) use facts::is_reachable;
 pub use facts::{NodeFacts, OpenOn};
-pub use frontend::{Frontend, Roles};
+pub use frontend::Frontend;
 pub use reserved::{Extent, Neighbour, Rejected, Reserved, ReservedPort, User};
 
 use crate::config::LocalFallback;
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
-use crate::snapshot::{Created, EndpointSlice, ObjectKey, Service, ServicePort, TrafficPolicy};
+use crate::snapshot::{Created, EndpointSlice, FrontendSpec, ObjectKey, Service, ServicePort, Store, TrafficPolicy};
 use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
 
 /// The port on which a node tells load balancers whether a Service has endpoints here.
@@ -66,6 +67,19 @@ pub struct Compiled {
 }
 
 impl Compiled {
+    fn empty(service: ObjectKey, created: Created) -> Self {
+        Compiled {
+            service,
+            created,
+            frontends: Vec::new(),
+            hairpins: BTreeSet::new(),
+            health_check: None,
+            health_check_open_in: Vec::new(),
+            no_local_endpoints: NoLocalEndpoints::default(),
+            rejected: BTreeSet::new(),
+        }
+    }
+
     /// Its Frontend with this key.
     pub fn frontend(&self, key: &FrontendKey) -> Option<&Arc<Frontend>> {
         let place = self.frontends.binary_search_by(|frontend| frontend.key.cmp(key)).ok()?;
@@ -82,16 +96,7 @@ pub fn compile<'a>(
     facts: &NodeFacts,
 ) -> Compiled {
     let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
-    let mut compiled = Compiled {
-        service: service.key.clone(),
-        created: service.created,
-        frontends: Vec::new(),
-        hairpins: BTreeSet::new(),
-        health_check: None,
-        health_check_open_in: Vec::new(),
-        no_local_endpoints: NoLocalEndpoints::default(),
-        rejected: BTreeSet::new(),
-    };
+    let mut compiled = Compiled::empty(service.key.clone(), service.created);
     let mut frontends = BTreeMap::new();
     for family in facts.config.families.iter() {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
@@ -119,6 +124,49 @@ pub fn compile<'a>(
     }
     compiled.frontends = frontends.into_values().map(Arc::new).collect();
     compiled
+}
+
+/// Compiles Frontends that an agent asks for by itself.
+pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFacts) -> Compiled {
+    let mut compiled = Compiled::empty(key.clone(), Created::UNKNOWN);
+    let reserved = &facts.config.reserved;
+    for spec in specs.iter().filter(|spec| facts.config.families.iter().any(|family| family == spec.key.family())) {
+        let refusal = reserved
+            .refuses(&spec.key, facts)
+            .or_else(|| reserved.refuses_address(&spec.key, spec.roles, &spec.cluster, facts));
+        if let Some(refusal) = refusal {
+            compiled.rejected.insert(refusal);
+            continue;
+        }
+        compiled.hairpins.extend(spec.local.iter().map(|endpoint| (spec.key.protocol, *endpoint)));
+        if spec.policy == TrafficPolicy::Local && spec.local.is_empty() && !spec.cluster.is_empty() {
+            let missing = &mut compiled.no_local_endpoints;
+            let seen = if spec.roles == Roles::CLUSTER_IP { &mut missing.internal } else { &mut missing.external };
+            *seen = true;
+        }
+        let ranges = spec.source_ranges.as_deref();
+        let node = facts.node_address(spec.key.family());
+        let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
+        compiled.frontends.push(Arc::new(Frontend {
+            key: spec.key,
+            roles: spec.roles,
+            policy: spec.policy,
+            cluster: spec.cluster.as_slice().into(),
+            local: spec.local.as_slice().into(),
+            falls_back: false,
+            affinity_secs: spec.affinity_secs,
+            on_interface: facts.is_on_interface(spec.key.address),
+            source_ranges: ranges.map(Into::into),
+            node_may_use: node.is_some_and(in_ranges),
+        }));
+    }
+    compiled
+}
+
+/// What the store has under this key, compiled: the Service, else the Frontends that an agent asks for.
+pub(crate) fn compile_from(store: &Store, key: &ObjectKey, facts: &NodeFacts) -> Option<Compiled> {
+    let service = store.service(key).map(|service| compile(service, store.slices_of(key), facts));
+    service.or_else(|| store.frontends_of(key).map(|specs| compile_frontends(key, specs, facts)))
 }
 
 /// A row of the table of Frontends: addresses with the same treatment.

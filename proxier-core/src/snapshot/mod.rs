@@ -1,6 +1,7 @@
 //! The checked input: Services and EndpointSlices, the [`Store`] that keeps them, and the node.
 
 mod address;
+mod frontends;
 mod node;
 mod rejection;
 mod service;
@@ -10,6 +11,7 @@ mod store;
 use std::fmt;
 use std::sync::Arc;
 
+pub use frontends::{FrontendSpec, Roles};
 pub use node::{HostAddresses, Node};
 pub use rejection::{ObjectKind, Rejection};
 pub use service::{Created, Service, ServicePort, ServiceType, SourceRanges, TrafficPolicy};

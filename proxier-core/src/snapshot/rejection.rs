@@ -16,6 +16,8 @@ pub enum ObjectKind {
     Node,
     /// The proxy's configuration.
     Configuration,
+    /// Frontends that an agent asks for by itself.
+    Frontends,
 }
 
 impl fmt::Display for ObjectKind {
@@ -25,6 +27,7 @@ impl fmt::Display for ObjectKind {
             ObjectKind::EndpointSlice => "EndpointSlice",
             ObjectKind::Node => "Node",
             ObjectKind::Configuration => "configuration",
+            ObjectKind::Frontends => "Frontends",
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{EndpointSlice, ObjectKey, ObjectKind, Rejection, Service};
+use super::{EndpointSlice, FrontendSpec, ObjectKey, ObjectKind, Rejection, Service};
 use crate::objects::{EndpointSliceObject, ServiceObject};
 use crate::pack::pack;
 
@@ -32,6 +32,8 @@ pub struct Store {
     slices: BTreeMap<ObjectKey, Vec<EndpointSlice>>,
     /// The Service of each slice.
     owners: BTreeMap<ObjectKey, ObjectKey>,
+    /// What agents ask for by themselves.
+    frontends: BTreeMap<ObjectKey, Box<[FrontendSpec]>>,
     rejections: BTreeMap<(ObjectKind, ObjectKey), Vec<Rejection>>,
 }
 
@@ -70,6 +72,29 @@ impl Store {
     pub fn delete_service(&mut self, key: &ObjectKey) -> Vec<ObjectKey> {
         self.note(ObjectKind::Service, key, Vec::new());
         self.services.remove(key).map(|service| service.key).into_iter().collect()
+    }
+
+    /// Takes the Frontends that an agent asks for under this name, in place of the earlier ones. A Service of this name goes
+    /// first. What cannot be served is left out ([`Store::rejections`]).
+    pub fn upsert_frontends(
+        &mut self,
+        key: &ObjectKey,
+        frontends: impl IntoIterator<Item = FrontendSpec>,
+    ) -> Vec<ObjectKey> {
+        let mut rejections = Vec::new();
+        let checked = FrontendSpec::check(key, frontends, &mut rejections);
+        self.note(ObjectKind::Frontends, key, rejections);
+        if self.frontends.get(key).is_some_and(|known| **known == *checked) {
+            return Vec::new();
+        }
+        self.frontends.insert(key.clone(), checked.into());
+        vec![key.clone()]
+    }
+
+    /// Removes the Frontends under this name.
+    pub fn delete_frontends(&mut self, key: &ObjectKey) -> Vec<ObjectKey> {
+        self.note(ObjectKind::Frontends, key, Vec::new());
+        self.frontends.remove_entry(key).map(|(key, _)| key).into_iter().collect()
     }
 
     /// Takes a new or changed slice. When its label now names another Service, both are returned.
@@ -153,7 +178,8 @@ impl Store {
     pub fn keys(&self) -> BTreeSet<(ObjectKind, ObjectKey)> {
         let services = self.services.keys().map(|key| (ObjectKind::Service, key.clone()));
         let slices = self.owners.keys().map(|key| (ObjectKind::EndpointSlice, key.clone()));
-        services.chain(slices).chain(self.rejections.keys().cloned()).collect()
+        let rejected = self.rejections.keys().filter(|(kind, _)| *kind != ObjectKind::Frontends);
+        services.chain(slices).chain(rejected.cloned()).collect()
     }
 
     /// The name of the node that sees this.
@@ -169,6 +195,16 @@ impl Store {
     /// All Services, by key.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
         self.services.values().map(Box::as_ref)
+    }
+
+    /// The Frontends that an agent asks for under this name, sorted by key.
+    pub fn frontends_of(&self, key: &ObjectKey) -> Option<&[FrontendSpec]> {
+        self.frontends.get(key).map(Box::as_ref)
+    }
+
+    /// The names under which agents ask for Frontends.
+    pub fn frontend_keys(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.frontends.keys()
     }
 
     /// The slices of a Service, by name.

@@ -319,7 +319,7 @@ impl Wanted {
     /// Everything in the store.
     pub fn build(store: &Store, facts: &NodeFacts) -> Self {
         let mut wanted = Wanted::new(facts.config());
-        let services = store.services().map(|service| &service.key);
+        let services = store.services().map(|service| &service.key).chain(store.frontend_keys());
         let mut follower = Following { index: &mut wanted.index, notes: Notes(None) };
         wanted.desired.refresh(store, facts, services, &mut follower);
         wanted

@@ -306,6 +306,7 @@ impl Safeguard {
 fn is_unexplained(key: &FrontendKey, kernel: &dyn Kernel, store: &Store, desired: &Desired) -> bool {
     let Some(has_endpoints) = kernel.serves(key) else { return false };
     let (Some(frontend), Some(service)) = (desired.frontend(key), desired.owner(key)) else { return true };
-    let is_silent = || store.slices_of(service).all(|slice| slice.family != key.family());
+    let is_silent =
+        || store.frontends_of(service).is_none() && store.slices_of(service).all(|slice| slice.family != key.family());
     frontend.endpoints().is_empty() && has_endpoints && is_silent()
 }

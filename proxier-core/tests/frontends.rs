@@ -1,0 +1,235 @@
+//! Frontends that an agent asks for by itself, on a kernel in memory.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+use std::time::Duration;
+
+use ipvs::VirtualServer;
+use proxier_core::fake::FakeKernel;
+use proxier_core::net::{EndpointKey, FrontendKey};
+use proxier_core::objects::ServiceObject;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
+use serde_json::json;
+
+struct Agent {
+    kernel: FakeKernel,
+    proxier: Proxier,
+    now: Duration,
+}
+
+fn name(name: &str) -> ObjectKey {
+    ObjectKey::new("agent", name)
+}
+
+fn endpoint(text: &str) -> EndpointKey {
+    let place: std::net::SocketAddr = text.parse().unwrap();
+    EndpointKey::new(place.ip(), place.port())
+}
+
+fn spec(key: &str, endpoints: &[&str]) -> FrontendSpec {
+    FrontendSpec::new(key.parse().unwrap(), endpoints.iter().map(|text| endpoint(text)))
+}
+
+impl Agent {
+    fn new(options: Options) -> Self {
+        let kernel = FakeKernel::new();
+        kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
+        let mut agent = Agent { kernel, proxier: Proxier::new("node-a", options, Duration::ZERO), now: Duration::ZERO };
+        agent.proxier.start(agent.now);
+        agent
+    }
+
+    fn asks(&mut self, key: &str, frontends: &[FrontendSpec]) {
+        self.proxier.upsert_frontends(&name(key), frontends.to_vec(), self.now);
+    }
+
+    /// Does all that is due within a second; returns the last report.
+    fn settles(&mut self) -> Report {
+        let end = self.now + Duration::from_secs(1);
+        let mut last = None;
+        while let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            let now = self.now;
+            last = self.proxier.pass(&|| now, &mut self.kernel.ports()).or(last);
+        }
+        self.now = end;
+        let report = last.unwrap();
+        assert!(report.is_done(), "{report:#?}");
+        report
+    }
+
+    /// Each virtual server with its real servers and their weights.
+    fn served(&mut self) -> Vec<String> {
+        let snapshot = self.kernel.ports().ipvs.snapshot().unwrap();
+        let mut lines: Vec<String> = snapshot
+            .entries
+            .iter()
+            .map(|entry| {
+                let VirtualServer { key, config } = entry.virtual_server.server;
+                let mut reals: Vec<_> = entry.real_servers.iter().map(|real| real.server).collect();
+                reals.sort_unstable();
+                let reals: Vec<String> =
+                    reals.iter().map(|real| format!(" {}*{}", real.key, real.config.weight)).collect();
+                let affinity = config.persistence.map_or(String::new(), |of| format!(" p{}", of.timeout_secs));
+                format!("{key}{affinity}{}", reals.concat())
+            })
+            .collect();
+        lines.sort();
+        lines
+    }
+
+    fn bound(&mut self) -> Vec<String> {
+        let addresses = self.kernel.ports().links.addresses().unwrap().interfaces.remove("kube-ipvs0");
+        addresses.into_iter().flatten().map(|address| address.to_string()).collect()
+    }
+
+    fn rejections(&self) -> Vec<String> {
+        self.proxier.rejections().map(ToString::to_string).collect()
+    }
+}
+
+#[test]
+fn frontends_are_served_changed_and_removed_without_any_object() {
+    let mut agent = Agent::new(Options::default());
+    let mut sticky = spec("UDP 203.0.113.7:53", &["10.0.0.2:5353"]);
+    (sticky.roles, sticky.affinity_secs) = (Roles::EXTERNAL_IP, Some(60));
+    agent.asks("web", &[spec("TCP 10.96.0.1:80", &["10.0.0.2:8080", "10.0.0.1:8080"]), sticky]);
+    agent.asks("six", &[spec("TCP [fd00::1]:443", &["[fd00:1::1]:8443"])]);
+    agent.settles();
+    assert_eq!(
+        agent.served(),
+        [
+            "TCP 10.96.0.1:80 10.0.0.1:8080*1 10.0.0.2:8080*1",
+            "TCP [fd00::1]:443 [fd00:1::1]:8443*1",
+            "UDP 203.0.113.7:53 p60 10.0.0.2:5353*1",
+        ]
+    );
+    assert_eq!(agent.bound(), ["10.96.0.1", "203.0.113.7", "fd00::1"]);
+    // The same again is no change.
+    let writes = agent.kernel.writes().total();
+    agent.asks("six", &[spec("TCP [fd00::1]:443", &["[fd00:1::1]:8443"])]);
+    assert!(agent.proxier.next_wake().is_none_or(|at| at > agent.now + Duration::from_secs(1)));
+    assert_eq!(agent.kernel.writes().total(), writes);
+
+    agent.asks("web", &[spec("TCP 10.96.0.1:80", &["10.0.0.2:8080", "10.0.0.3:8080"])]);
+    let report = agent.settles();
+    assert!(!report.full, "a change costs no reading");
+    // No connections: what drained is deleted already.
+    assert_eq!(
+        agent.served(),
+        ["TCP 10.96.0.1:80 10.0.0.2:8080*1 10.0.0.3:8080*1", "TCP [fd00::1]:443 [fd00:1::1]:8443*1"]
+    );
+    assert_eq!(agent.bound(), ["10.96.0.1", "fd00::1"]);
+    agent.proxier.delete_frontends(&name("web"), agent.now);
+    agent.proxier.delete_frontends(&name("six"), agent.now);
+    agent.settles();
+    assert_eq!((agent.served(), agent.bound()), (Vec::new(), Vec::new()));
+    agent.proxier.request_full(agent.now);
+    assert_eq!(agent.settles().writes(), 0);
+}
+
+#[test]
+fn a_local_policy_serves_local_endpoints_and_nothing_else() {
+    let mut agent = Agent::new(Options::default());
+    let mut local = spec("TCP 203.0.113.7:80", &["10.0.0.1:80", "10.0.0.2:80"]);
+    (local.roles, local.policy) = (Roles::LOAD_BALANCER, TrafficPolicy::Local);
+    local.local = vec![endpoint("10.0.0.2:80")];
+    agent.asks("web", &[local.clone()]);
+    agent.settles();
+    assert_eq!(agent.served(), ["TCP 203.0.113.7:80 10.0.0.2:80*1"]);
+    local.local.clear();
+    agent.asks("web", &[local]);
+    agent.settles();
+    assert_eq!(agent.served(), ["TCP 203.0.113.7:80"]);
+    assert_eq!(agent.proxier.desired().no_local_endpoints().count(), 1);
+}
+
+/// A cluster IP of a Service goes before an external IP, whoever asked first; a Service of the same name hides the Frontends.
+#[test]
+fn services_and_frontends_stand_side_by_side() {
+    let mut agent = Agent::new(Options::default());
+    let mut thief = spec("TCP 10.96.0.1:80", &["10.0.0.9:80"]);
+    thief.roles = Roles::EXTERNAL_IP;
+    agent.asks("thief", &[thief]);
+    agent.asks("web", &[spec("TCP 10.96.0.2:80", &["10.0.0.1:80"])]);
+    agent.settles();
+    assert_eq!(agent.served(), ["TCP 10.96.0.1:80 10.0.0.9:80*1", "TCP 10.96.0.2:80 10.0.0.1:80*1"]);
+    let service = |address: &str| -> ServiceObject {
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "agent", "name": "web"},
+            "spec": {"clusterIP": address, "ports": [{"name": "http", "port": 80}]},
+        }))
+        .unwrap()
+    };
+    agent.proxier.upsert_service(&service("10.96.0.1"), agent.now);
+    agent.settles();
+    assert_eq!(agent.served(), ["TCP 10.96.0.1:80"]);
+    agent.proxier.delete_service(&name("web"), agent.now);
+    agent.settles();
+    assert_eq!(agent.served(), ["TCP 10.96.0.1:80 10.0.0.9:80*1", "TCP 10.96.0.2:80 10.0.0.1:80*1"]);
+}
+
+#[test]
+fn what_cannot_be_served_is_left_out_and_named() {
+    let mut agent = Agent::new(Options::default());
+    let mut open = spec("TCP 10.96.0.3:80", &["10.0.0.1:80"]);
+    open.source_ranges = Some(vec!["192.0.2.0/24".parse().unwrap()]);
+    let mut odd = spec("TCP 10.96.0.4:80", &["10.0.0.1:80", "[fd00::1]:80", "127.0.0.1:80", "10.0.0.2:0"]);
+    odd.affinity_secs = Some(0);
+    let zero = FrontendSpec::new(FrontendKey { port: 0, ..odd.key }, []);
+    let twice = spec("TCP 10.96.0.4:80", &["10.0.0.7:80"]);
+    // The gateway of this node, as an external IP.
+    let mut gateway = spec("TCP 192.0.2.254:80", &["10.0.0.1:80"]);
+    gateway.roles = Roles::EXTERNAL_IP;
+    agent.kernel.set_gateways(["192.0.2.254".parse().unwrap()]);
+    agent.asks("odd", &[spec("TCP 127.0.0.1:80", &[]), zero, open, odd, twice, gateway]);
+    let report = agent.settles();
+    assert_eq!(agent.served(), ["TCP 10.96.0.4:80 10.0.0.1:80*1"]);
+    assert_eq!(
+        agent.rejections(),
+        [
+            "Frontends agent/odd: [0] TCP 127.0.0.1:80: not an address and port a Service can have; the Frontend is left out",
+            "Frontends agent/odd: [1] TCP 10.96.0.4:0: not an address and port a Service can have; the Frontend is left out",
+            "Frontends agent/odd: [2] TCP 10.96.0.3:80: source ranges need the role of a load balancer; the Frontend is left \
+             out",
+            "Frontends agent/odd: [3].affinity_secs 0: not 1 to 86400 seconds; no affinity",
+            "Frontends agent/odd: [3].cluster [fd00::1]:80: not an endpoint that this Frontend can have; the endpoint is left \
+             out",
+            "Frontends agent/odd: [3].cluster 127.0.0.1:80: not an endpoint that this Frontend can have; the endpoint is left \
+             out",
+            "Frontends agent/odd: [3].cluster 10.0.0.2:0: not an endpoint that this Frontend can have; the endpoint is left out",
+            "Frontends agent/odd: [4] TCP 10.96.0.4:80: named twice; the first counts",
+        ]
+    );
+    let refused: Vec<_> = report.refused.iter().map(|refused| refused.key.to_string()).collect();
+    assert_eq!(refused, ["TCP 192.0.2.254:80"]);
+    agent.proxier.delete_frontends(&name("odd"), agent.now);
+    assert_eq!(agent.rejections(), Vec::<String>::new());
+}
+
+/// An interface gets the address: it is served there and not bound; and a restart with fewer endpoints is no mass removal.
+#[test]
+fn frontends_follow_the_host_and_survive_a_restart() {
+    let mut agent = Agent::new(Options::default());
+    let all: Vec<FrontendSpec> =
+        (1..=20).map(|number| spec(&format!("TCP 10.96.0.{number}:80"), &["10.0.0.1:80"])).collect();
+    agent.asks("all", &all);
+    agent.settles();
+    assert_eq!((agent.served().len(), agent.bound().len()), (20, 20));
+    agent.proxier = Proxier::new("node-a", Options::default(), Duration::ZERO);
+    agent.proxier.start(agent.now);
+    agent.kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "10.96.0.30".parse().unwrap()]);
+    let mut without: Vec<FrontendSpec> =
+        (1..=20).map(|number| spec(&format!("TCP 10.96.0.{number}:80"), &[])).collect();
+    without.push(spec("TCP 10.96.0.30:80", &[]));
+    agent.asks("all", &without);
+    agent.settles();
+    assert!(agent.served().iter().all(|line| !line.contains('*')), "{:#?}", agent.served());
+    assert_eq!((agent.served().len(), agent.bound().len()), (21, 20));
+    // The interface loses it again.
+    agent.kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
+    agent.proxier.host_changed(agent.now);
+    agent.settles();
+    assert_eq!(agent.bound().len(), 21);
+}
