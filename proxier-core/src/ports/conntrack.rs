@@ -1,0 +1,44 @@
+//! Connection tracking.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use super::PortError;
+
+/// UDP flows to forget, by what the client sent to.
+///
+/// A flow is forgotten when its original destination is one of the keys, with protocol UDP, and the endpoint that answers
+/// it is not among the value's addresses.
+pub type UdpServices = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
+
+/// A number of flows, by family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Flows {
+    /// Of IPv4.
+    pub v4: usize,
+    /// Of IPv6.
+    pub v6: usize,
+}
+
+impl Flows {
+    /// Of both families.
+    pub fn total(self) -> usize {
+        self.v4.saturating_add(self.v6)
+    }
+
+    /// Adds these.
+    pub fn add(&mut self, more: Flows) {
+        self.v4 = self.v4.saturating_add(more.v4);
+        self.v6 = self.v6.saturating_add(more.v6);
+    }
+}
+
+/// Tracked connections.
+pub trait Conntrack {
+    /// Deletes the UDP flows to these addresses and ports that none of the endpoints listed there answers; returns how
+    /// many. Lists the kernel's table once for each family, for any number of addresses.
+    ///
+    /// # Errors
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) without the module; when the table could not be listed.
+    fn forget_udp(&mut self, services: &UdpServices) -> Result<Flows, PortError>;
+}

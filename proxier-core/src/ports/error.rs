@@ -1,0 +1,88 @@
+//! How calls fail.
+
+use std::fmt;
+
+/// Why the kernel, or the program that speaks to it, did not do what was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub enum PortErrorKind {
+    /// What the call is about does not exist (ENOENT, ESRCH, ENODEV, EADDRNOTAVAIL).
+    NotFound,
+    /// It exists already (EEXIST).
+    AlreadyExists,
+    /// The process may not do this: CAP_NET_ADMIN or CAP_NET_RAW is missing (EPERM, EACCES).
+    Permission,
+    /// This kernel cannot do it now: a module, a family, a set type or a program is missing.
+    Unavailable,
+    /// Something holds it at the moment; the same call may succeed soon (EBUSY, EAGAIN, EINTR, ENOBUFS, ENOMEM, the lock of
+    /// iptables).
+    Busy,
+    /// It takes no more: a set is full (ENOSPC, IPSET_ERR_HASH_FULL).
+    Full,
+    /// Something of this name has another type or form, or the kernel refuses a value (EINVAL and others).
+    Invalid,
+    /// It was not tried, because something it depends on failed.
+    Skipped,
+    /// It was sent, but the outcome is not known.
+    Unknown,
+    /// Everything else.
+    Other,
+}
+
+/// A failed call, or a failed part of one.
+///
+/// Prints as one line that says what failed, on what and why, in the words of the client below.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct PortError {
+    kind: PortErrorKind,
+    message: Box<str>,
+}
+
+impl PortError {
+    /// An error of a kind. The message says what failed, on what, why, and what to do.
+    pub fn new(kind: PortErrorKind, message: impl fmt::Display) -> Self {
+        PortError { kind, message: message.to_string().into() }
+    }
+
+    /// An error of a client with its causes, on one line.
+    pub fn from_error(kind: PortErrorKind, error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut message = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            let text = cause.to_string();
+            // Some libraries print their cause themselves.
+            if !message.contains(&text) {
+                message.push_str(": ");
+                message.push_str(&text);
+            }
+            source = cause.source();
+        }
+        PortError::new(kind, message)
+    }
+
+    /// The kind.
+    pub fn kind(&self) -> PortErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for PortError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.message)
+    }
+}
+
+impl std::error::Error for PortError {}
+
+/// One item of a call with many that was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ItemFailure {
+    /// Its index among the items given.
+    pub index: usize,
+    /// Why.
+    pub error: PortError,
+}
+
+/// The items of a call that were not carried out, by index. All others were.
+pub type ItemFailures = Vec<ItemFailure>;

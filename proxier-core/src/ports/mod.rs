@@ -1,0 +1,45 @@
+//! What a pass needs of the outside world: one small trait for each part of the kernel, with only the methods used.
+//!
+//! Feature `kernel` implements them with this project's clients; feature `testing` has fakes that keep the kernel's rules
+//! and pass the same tests. Every method blocks until the kernel has answered. None of them logs, retries for long or
+//! decides: a failure comes back as [`PortError`].
+
+mod conntrack;
+mod error;
+mod ipvs;
+mod links;
+mod rules;
+mod sets;
+mod sysctls;
+
+use std::fmt;
+
+pub use conntrack::{Conntrack, Flows, UdpServices};
+pub use error::{ItemFailure, ItemFailures, PortError, PortErrorKind};
+pub use ipvs::Ipvs;
+pub use links::Links;
+pub use rules::Rules;
+pub use sets::Sets;
+pub use sysctls::Sysctls;
+
+/// Everything a pass works on.
+pub struct Ports<'a> {
+    /// Virtual and real servers.
+    pub ipvs: &'a mut dyn Ipvs,
+    /// Sets.
+    pub sets: &'a mut dyn Sets,
+    /// Rules.
+    pub rules: &'a mut dyn Rules,
+    /// Dummy device and addresses.
+    pub links: &'a mut dyn Links,
+    /// Values below `/proc/sys`.
+    pub sysctls: &'a mut dyn Sysctls,
+    /// Tracked connections.
+    pub conntrack: &'a mut dyn Conntrack,
+}
+
+impl fmt::Debug for Ports<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ports")
+    }
+}

@@ -1,0 +1,47 @@
+//! Rules.
+
+use std::time::Duration;
+
+use super::PortError;
+use crate::net::Family;
+
+/// Rules of both families, over iptables-save and iptables-restore.
+pub trait Rules {
+    /// Whether the program masquerades with random ports (`--random-fully`).
+    ///
+    /// # Errors
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) when there is no program for this family.
+    fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError>;
+
+    /// Tables nat and filter, whoever made the rules. A table that nobody has used yet may be missing.
+    ///
+    /// # Errors
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) when there is no program for this family that works with this kernel.
+    fn dump(&mut self, family: Family) -> Result<iptables::Dump, PortError>;
+
+    /// Runs `work`, and lists these families in parallel where possible: the next [`Rules::dump`] waits less, and shows the
+    /// rules as they were when this was called.
+    fn list_meanwhile(&mut self, families: &[Family], work: &mut dyn FnMut()) {
+        // The default lists nothing and only runs `work`.
+        let _ = families;
+        work();
+    }
+
+    /// From now on a restore waits at most this long for whoever holds the lock of iptables. Default: as the port was made.
+    fn set_lock_wait(&mut self, wait: Duration) {
+        // Ports without a lock do not wait.
+        let _ = wait;
+    }
+
+    /// Carries out a transaction; each table is changed as a whole or not at all.
+    ///
+    /// # Errors
+    /// The refused line and the reason; [`Busy`](super::PortErrorKind::Busy) when another program held the lock too long.
+    fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError>;
+
+    /// As [`Rules::restore`] for several families, with an outcome for each, in their order. Families run in parallel where
+    /// possible: most of the time goes into starting the programs.
+    fn restore_families(&mut self, changes: &[(Family, &iptables::Transaction)]) -> Vec<Result<(), PortError>> {
+        changes.iter().map(|(family, transaction)| self.restore(*family, transaction)).collect()
+    }
+}
