@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::reconciler::{Options, Reconciler};
 
 use crate::Failure;
 use crate::world::{service, slice};
 
 /// A node with its kernel.
 pub(crate) struct Node {
-    pub(crate) proxier: Proxier,
+    pub(crate) proxier: Reconciler,
     pub(crate) kernel: KernelPorts,
     now: Cell<Duration>,
 }
@@ -22,7 +22,7 @@ impl Node {
         let mut options = Options::default();
         // A pass a second: a full one comes when a bench asks for it.
         options.limits.max_interval = Duration::from_secs(3600);
-        let proxier = Proxier::new("node-a", options, Duration::ZERO);
+        let proxier = Reconciler::new("node-a", options, Duration::ZERO);
         let kernel = KernelPorts::open(&kernel::Options::default())?;
         Ok(Node { proxier, kernel, now: Cell::new(Duration::ZERO) })
     }

@@ -1,7 +1,7 @@
 //! Kubernetes Services in, IPVS virtual servers out, at O(changed objects).
 //!
-//! Does what kube-proxy's IPVS mode does. [`Proxier`] is the reconciler of one node: objects go in as they change, and each
-//! [`pass`](reconciler::Proxier::pass) brings the kernel behind six small [`ports`] to what they ask for. It is a state
+//! Does what kube-proxy's IPVS mode does. [`Reconciler`] is the reconciler of one node: objects go in as they change, and each
+//! [`pass`](reconciler::Reconciler::pass) brings the kernel behind six small [`ports`] to what they ask for. It is a state
 //! machine without clock, thread or file, made of functions on values that are usable on their own:
 //!
 //! ```text
@@ -27,7 +27,7 @@
 //! a surprise.
 //!
 //! An agent with a source of truth of its own needs no Kubernetes objects: it hands in Frontends with their endpoints
-//! ([`Proxier::upsert_frontends`](reconciler::Proxier::upsert_frontends)).
+//! ([`Reconciler::upsert_frontends`](reconciler::Reconciler::upsert_frontends)).
 //!
 //! With feature `kernel`, [`kernel`] has the ports over the running kernel. With feature `testing`, [`fake`] has a kernel
 //! in memory behind the same ports.
@@ -88,11 +88,11 @@
 //! use std::time::{Duration, Instant};
 //! use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 //! use proxier_core::objects::ServiceObject;
-//! use proxier_core::reconciler::{Options, Proxier};
+//! use proxier_core::reconciler::{Options, Reconciler};
 //!
 //! let origin = Instant::now();
 //! let mut kernel = KernelPorts::open(&KernelOptions::default())?;
-//! let mut proxier = Proxier::new("node-a", Options::default(), Duration::ZERO);
+//! let mut proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
 //! let services: Vec<ServiceObject> = serde_json::from_str(&std::fs::read_to_string("services.json")?)?;
 //! proxier.replace_objects(&services, [], origin.elapsed());
 //! proxier.start(origin.elapsed());
@@ -139,7 +139,7 @@
 //! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by
 //!   its cluster IP.
 //!
-//! [`Proxier`]: reconciler::Proxier
+//! [`Reconciler`]: reconciler::Reconciler
 //! [`Report`]: reconciler::report::Report
 //! [`Store`]: snapshot::Store
 //! [`Rejection`]: snapshot::Rejection

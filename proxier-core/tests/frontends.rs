@@ -8,13 +8,13 @@ use proxier_core::fake::FakeKernel;
 use proxier_core::net::{EndpointKey, FrontendKey};
 use proxier_core::objects::ServiceObject;
 use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 use serde_json::json;
 
 struct Agent {
     kernel: FakeKernel,
-    proxier: Proxier,
+    proxier: Reconciler,
     now: Duration,
 }
 
@@ -35,7 +35,8 @@ impl Agent {
     fn new(options: Options) -> Self {
         let kernel = FakeKernel::new();
         kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
-        let mut agent = Agent { kernel, proxier: Proxier::new("node-a", options, Duration::ZERO), now: Duration::ZERO };
+        let mut agent =
+            Agent { kernel, proxier: Reconciler::new("node-a", options, Duration::ZERO), now: Duration::ZERO };
         agent.proxier.start(agent.now);
         agent
     }
@@ -217,7 +218,7 @@ fn frontends_follow_the_host_and_survive_a_restart() {
     agent.asks("all", &all);
     agent.settles();
     assert_eq!((agent.served().len(), agent.bound().len()), (20, 20));
-    agent.proxier = Proxier::new("node-a", Options::default(), Duration::ZERO);
+    agent.proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
     agent.proxier.start(agent.now);
     agent.kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "10.96.0.30".parse().unwrap()]);
     let mut without: Vec<FrontendSpec> =

@@ -31,7 +31,7 @@ use proptest::test_runner::TestRunner;
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use testkit::{Netns, PROXY, kernel_test, oracle};
 
@@ -131,7 +131,7 @@ fn set_host(which: u8) {
 
 struct Machine {
     ports: KernelPorts,
-    proxier: Proxier,
+    proxier: Reconciler,
     now: Duration,
     services: BTreeMap<ObjectKey, ServiceObject>,
     slices: BTreeMap<ObjectKey, EndpointSliceObject>,
@@ -146,7 +146,7 @@ impl Machine {
         set_host(host);
         let mut machine = Machine {
             ports: KernelPorts::open(&kernel::Options::default()).unwrap(),
-            proxier: Proxier::new("node-a", Options::default(), Duration::ZERO),
+            proxier: Reconciler::new("node-a", Options::default(), Duration::ZERO),
             now: Duration::ZERO,
             services: BTreeMap::new(),
             slices: BTreeMap::new(),
@@ -156,7 +156,7 @@ impl Machine {
     }
 
     fn restart(&mut self) {
-        self.proxier = Proxier::new("node-a", Options::default(), self.now);
+        self.proxier = Reconciler::new("node-a", Options::default(), self.now);
         self.proxier.replace_objects(self.services.values(), self.slices.values(), self.now);
         self.proxier.start(self.now);
     }

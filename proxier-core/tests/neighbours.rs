@@ -13,7 +13,7 @@ use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::{Neighbour, User};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ const SECOND: &str = "192.0.2.11";
 
 struct World {
     kernel: FakeKernel,
-    proxier: Proxier,
+    proxier: Reconciler,
     now: Duration,
     services: Vec<ServiceObject>,
 }
@@ -80,7 +80,7 @@ impl World {
         kernel.set_interface("eth0", &addresses(&[NODE, SECOND]));
         World {
             kernel,
-            proxier: Proxier::new("node-a", options, Duration::ZERO),
+            proxier: Reconciler::new("node-a", options, Duration::ZERO),
             now: Duration::ZERO,
             services: Vec::new(),
         }
@@ -110,7 +110,7 @@ impl World {
     /// The process is gone, and another begins.
     fn restart(&mut self) {
         self.kernel.restart();
-        self.proxier = Proxier::new("node-a", Options::default(), self.now);
+        self.proxier = Reconciler::new("node-a", Options::default(), self.now);
         for service in &self.services {
             self.proxier.upsert_service(service, self.now);
         }
@@ -269,7 +269,7 @@ fn what_kube_proxy_left_is_recognised_at_the_addresses_of_the_host() {
         world.services.retain(|service| service.metadata.name != "shop");
         let process = |world: &mut World| {
             world.kernel.restart();
-            world.proxier = Proxier::new("node-a", options.clone(), world.now);
+            world.proxier = Reconciler::new("node-a", options.clone(), world.now);
             for service in &world.services {
                 world.proxier.upsert_service(service, world.now);
             }

@@ -11,13 +11,13 @@ use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::Part;
-use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
 struct World {
     kernel: FakeKernel,
-    proxier: Proxier,
+    proxier: Reconciler,
     now: Duration,
 }
 
@@ -89,8 +89,8 @@ impl World {
     }
 }
 
-fn new_proxier() -> Proxier {
-    Proxier::new("node-a", Options::default(), Duration::ZERO)
+fn new_proxier() -> Reconciler {
+    Reconciler::new("node-a", Options::default(), Duration::ZERO)
 }
 
 fn web() -> Value {
@@ -260,7 +260,7 @@ fn what_is_kept_keeps_its_rules() {
 }
 
 /// A proxier that knows its node's address.
-fn on_a_node() -> Proxier {
+fn on_a_node() -> Reconciler {
     let mut proxier = new_proxier();
     let node = json!({
         "metadata": {"name": "node-a"},

@@ -13,7 +13,7 @@ use proxier_core::ports::{PortErrorKind, Ports};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::safeguard::MassRemoval;
 use proxier_core::reconciler::schedule::Limits;
-use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::reconciler::{Options, Reconciler};
 
 use super::change::Change;
 use super::cli::{Configured, Source};
@@ -51,7 +51,7 @@ pub struct Opened {
 /// Joins the reconciler, the kernel and the clock.
 #[derive(Debug)]
 pub struct Engine<K = KernelPorts> {
-    proxier: Proxier,
+    proxier: Reconciler,
     kernel: K,
     origin: Instant,
 }
@@ -88,7 +88,7 @@ impl Engine {
 impl<K: Kernel> Engine<K> {
     /// A reconciler of this node on this kernel. Its time begins now.
     pub fn new(node_name: &str, options: Options, kernel: K) -> Self {
-        Engine { proxier: Proxier::new(node_name, options, Duration::ZERO), kernel, origin: Instant::now() }
+        Engine { proxier: Reconciler::new(node_name, options, Duration::ZERO), kernel, origin: Instant::now() }
     }
 
     fn now(&self) -> Duration {
@@ -183,7 +183,7 @@ impl<K: Kernel> Engine<K> {
     }
 
     /// The reconciler.
-    pub fn proxier(&self) -> &Proxier {
+    pub fn proxier(&self) -> &Reconciler {
         &self.proxier
     }
 

@@ -27,7 +27,7 @@ use crate::reconciler::totals::Totals;
 use crate::service::{Desired, Neighbour, NodeFacts, User, is_reachable};
 use crate::snapshot::{EndpointSlice, FrontendSpec, HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
 
-/// How a [`Proxier`] works.
+/// How a [`Reconciler`] works.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
@@ -65,14 +65,14 @@ impl Default for Options {
 
 /// The reconciler of one node: keeps what is wanted, knows what the kernel holds, and brings the kernel to what is wanted.
 ///
-/// A state machine: it acts only when called, and gets the time as `now`. Objects go in as they change; [`Proxier::pass`]
+/// A state machine: it acts only when called, and gets the time as `now`. Objects go in as they change; [`Reconciler::pass`]
 /// programs them. A pass for changes costs O(changed objects); a full pass reads the kernel: at the start, every
 /// [`Limits::max_interval`], after a failure and on request.
 ///
-/// Before [`Proxier::start`] nothing is changed: half a list of Services would delete the other half.
+/// Before [`Reconciler::start`] nothing is changed: half a list of Services would delete the other half.
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the past, and none excludes another")]
 #[derive(Debug)]
-pub struct Proxier {
+pub struct Reconciler {
     options: Options,
     store: Store,
     node: Node,
@@ -98,7 +98,7 @@ pub struct Proxier {
     totals: Totals,
 }
 
-impl Proxier {
+impl Reconciler {
     /// How long the first pass waits for the lock of iptables: 5 s, as kube-proxy does.
     pub const FIRST_LOCK_WAIT: Duration = Duration::from_secs(5);
     /// How long later passes wait for it: 1 s, the least that the programs allow. They retry after a growing pause.
@@ -108,7 +108,7 @@ impl Proxier {
     pub fn new(node_name: &str, options: Options, now: Moment) -> Self {
         let node = Node::new(node_name);
         let host = HostAddresses::default();
-        Proxier {
+        Reconciler {
             store: Store::new(node_name),
             node_rejections: Vec::new(),
             facts: NodeFacts::new(&options.config, &node, &host),
@@ -137,7 +137,7 @@ impl Proxier {
         self.enqueue(changed, now);
     }
 
-    /// Removes a Service that somebody deleted. For one that is merely missing from a list, call [`Proxier::lose_service`].
+    /// Removes a Service that somebody deleted. For one that is merely missing from a list, call [`Reconciler::lose_service`].
     pub fn delete_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.found(ObjectKind::Service, key, now);
@@ -167,23 +167,23 @@ impl Proxier {
 
     /// Takes the Frontends that an agent with a source of truth of its own asks for under this name, in place of the earlier
     /// ones: no Kubernetes objects are needed. A Service of this name goes first. What cannot be served is left out and
-    /// reported ([`Proxier::rejections`]).
+    /// reported ([`Reconciler::rejections`]).
     ///
     /// Frontends are not doubted when they go: [`MassRemoval`] is about lists that lack objects.
     ///
     /// ```
     /// use std::time::Duration;
     /// use proxier_core::net::EndpointKey;
-    /// use proxier_core::reconciler::{Options, Proxier};
+    /// use proxier_core::reconciler::{Options, Reconciler};
     /// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
     ///
     /// let now = Duration::ZERO;
-    /// let mut proxier = Proxier::new("node-a", Options::default(), now);
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
     /// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
     /// let web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, [endpoint]);
     /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [web], now);
     /// proxier.start(now);
-    /// // From here on as with Kubernetes objects: call Proxier::pass when Proxier::next_wake says so.
+    /// // From here on as with Kubernetes objects: call Reconciler::pass when Reconciler::next_wake says so.
     /// assert_eq!(proxier.next_wake(), Some(now));
     /// # Ok::<(), proxier_core::net::InvalidFrontendKey>(())
     /// ```
@@ -216,7 +216,7 @@ impl Proxier {
     }
 
     /// Removes an EndpointSlice that somebody deleted. For one that is merely missing from a list, call
-    /// [`Proxier::lose_slice`].
+    /// [`Reconciler::lose_slice`].
     pub fn delete_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         self.found(ObjectKind::EndpointSlice, key, now);
@@ -348,7 +348,7 @@ impl Proxier {
         }
     }
 
-    /// When [`Proxier::pass`] has something to do; in the past: now. `None` before [`Proxier::start`].
+    /// When [`Reconciler::pass`] has something to do; in the past: now. `None` before [`Reconciler::start`].
     pub fn next_wake(&self) -> Option<Moment> {
         let next = self.schedule.next().filter(|_| self.started)?;
         let looks = [self.mode.next_wake(), self.next_loss()].into_iter().flatten();
@@ -602,7 +602,7 @@ impl Proxier {
     }
 
     /// Since when something is wanted that the kernel does not have; `None` when it has everything, and before
-    /// [`Proxier::start`], when nothing is wanted yet. Health checks use this (`/healthz`).
+    /// [`Reconciler::start`], when nothing is wanted yet. Health checks use this (`/healthz`).
     pub fn pending_since(&self) -> Option<Moment> {
         self.schedule.pending_since().filter(|_| self.started)
     }

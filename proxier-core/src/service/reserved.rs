@@ -140,7 +140,7 @@ impl fmt::Display for Rejected {
 /// (TCP 10256) and metrics (TCP 10249), on every address of this node. Other ports in use have to be named.
 ///
 /// **Neighbours**, which this node reaches over the network: bound to the dummy device, their addresses would lead to this
-/// node itself, whatever the port, and nothing could undo that. A [`Proxier`](crate::reconciler::Proxier) adds the gateways of
+/// node itself, whatever the port, and nothing could undo that. A [`Reconciler`](crate::reconciler::Reconciler) adds the gateways of
 /// the default routes and the endpoints of `default/kubernetes` itself; its caller has to add name servers, and other
 /// addresses of the API server ([`Reserved::set_neighbours`]). External and load-balancer addresses are rejected; these are
 /// not:

@@ -21,7 +21,7 @@ bitflags! {
 }
 
 /// A Frontend with its endpoints, from an agent with a source of truth of its own
-/// ([`Proxier::upsert_frontends`](crate::reconciler::Proxier::upsert_frontends)).
+/// ([`Reconciler::upsert_frontends`](crate::reconciler::Reconciler::upsert_frontends)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FrontendSpec {

@@ -16,7 +16,7 @@ use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::report::{Failure, Report};
 use proxier_core::reconciler::schedule::Limits;
 use proxier_core::reconciler::step::{Action, Part, Step as Done};
-use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::Frontend;
 use proxier_core::snapshot::ObjectKey;
 
@@ -29,7 +29,7 @@ use super::watch::{Log, Write};
 #[expect(clippy::struct_excessive_bools, reason = "each remembers one thing that has happened")]
 pub(crate) struct Machine {
     kernel: FakeKernel,
-    proxier: Proxier,
+    proxier: Reconciler,
     now: Duration,
     services: BTreeMap<ObjectKey, ServiceObject>,
     slices: BTreeMap<ObjectKey, EndpointSliceObject>,
@@ -66,7 +66,7 @@ impl Machine {
     pub(crate) fn new() -> Self {
         let kernel = FakeKernel::new();
         kernel.set_interface("eth0", &objects::host(0));
-        let proxier = Proxier::new("node-a", options(), Duration::ZERO);
+        let proxier = Reconciler::new("node-a", options(), Duration::ZERO);
         let mut machine = Machine {
             kernel,
             proxier,
@@ -188,8 +188,8 @@ impl Machine {
     }
 
     /// A process on this kernel that knows these objects.
-    fn process(&self) -> Proxier {
-        let mut proxier = Proxier::new("node-a", options(), self.now);
+    fn process(&self) -> Reconciler {
+        let mut proxier = Reconciler::new("node-a", options(), self.now);
         for service in self.services.values() {
             proxier.upsert_service(service, self.now);
         }

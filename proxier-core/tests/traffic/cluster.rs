@@ -8,7 +8,7 @@ use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::objects::{ConfigObject, EndpointSliceObject, ServiceObject};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::schedule::Moment;
-use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use super::net::CLUSTER_CIDR;
 use super::objects::{self, HERE, Pod};
 
 pub(crate) struct Cluster {
-    pub(crate) proxier: Proxier,
+    pub(crate) proxier: Reconciler,
     kernel: KernelPorts,
     origin: Instant,
 }
@@ -57,7 +57,7 @@ impl Cluster {
         let mut how = kernel::Options::default();
         how.backend = BackendChoice::Force(backend);
         let kernel = KernelPorts::open(&how).unwrap();
-        let mut proxier = Proxier::new(HERE, options, Duration::ZERO);
+        let mut proxier = Reconciler::new(HERE, options, Duration::ZERO);
         proxier.set_node(&objects::node(), Duration::ZERO);
         Cluster { proxier, kernel, origin: Instant::now() }
     }

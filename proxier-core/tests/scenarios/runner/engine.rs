@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proxier_core::ports::Ports;
 use proxier_core::reconciler::report::Report;
-use proxier_core::reconciler::{Options, Proxier};
+use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{HostAddresses, Rejection};
 
 use super::format::KernelEdit;
@@ -35,7 +35,7 @@ const USUAL: Duration = Duration::from_secs(5);
 /// The reconciler on a machine.
 pub(crate) struct Engine<M> {
     machine: M,
-    proxier: Proxier,
+    proxier: Reconciler,
     started: bool,
     now: Duration,
     rejections: Vec<Rejection>,
@@ -89,12 +89,12 @@ impl<M: Machine + 'static> Engine<M> {
     }
 }
 
-fn proxier(world: &World, now: Duration) -> Proxier {
+fn proxier(world: &World, now: Duration) -> Reconciler {
     let mut options = Options::default();
     options.config = world.config().0;
     // A scenario's node has its addresses or does not; the functions on values know no time.
     options.address_grace = Duration::ZERO;
-    let mut proxier = Proxier::new(world.node_name(), options, now);
+    let mut proxier = Reconciler::new(world.node_name(), options, now);
     proxier.set_node(&world.node(), now);
     proxier.replace_objects(world.services.values(), world.slices.values(), now);
     proxier
