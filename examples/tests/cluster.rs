@@ -388,6 +388,32 @@ async fn a_page_of_another_version_is_not_believed() {
     assert_eq!(requests(&server, "/services", false), 2 + 3);
 }
 
+/// A process that starts while the first answer is empty by mistake would compare the kernel with nothing, or with the part
+/// of the next list that has arrived.
+#[tokio::test]
+async fn an_empty_first_list_counts_only_when_its_version_can_be_watched() {
+    let server = shop();
+    server.compact();
+    for (resource, kind, version) in
+        [("services", "ServiceList", "v1"), ("endpointslices", "EndpointSliceList", "discovery.k8s.io/v1")]
+    {
+        let empty =
+            format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{{"resourceVersion":"1"}},"items":[]}}"#);
+        server.fail_next(resource, Verb::List, Fault::Text(empty));
+        server.fail_next(resource, Verb::List, Fault::Late(Duration::from_millis(200)));
+    }
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    assert!(!snapshot.services.is_empty() && !snapshot.slices.is_empty());
+    // A cluster without any is believed all the same.
+    let server = ApiServer::start();
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    assert!(snapshot.services.is_empty() && snapshot.slices.is_empty());
+    watched(&server).await;
+    watching.ends_with(&server).await;
+}
+
 #[tokio::test]
 async fn a_busy_server_is_given_the_time_it_asks_for() {
     let server = shop();

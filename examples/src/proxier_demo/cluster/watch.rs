@@ -56,10 +56,14 @@ struct Place {
     broken: u32,
     /// Consecutive failures because the version was too old.
     expired: u32,
+    /// The list was empty, and no watch from its version has been accepted yet.
+    unconfirmed: bool,
 }
 
 /// After this many watches broke without bringing anything, list again instead of using the same version.
 const BROKEN_BEFORE_LIST: u32 = 5;
+/// A watch that has refused nothing for this long is accepted.
+const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
 /// An object of an API server has at most 3 MiB.
 const LINE_BYTES: usize = 16 << 20;
 
@@ -154,6 +158,7 @@ impl Watcher {
     async fn list(&self, place: &mut Place) -> Result<bool, Stop> {
         let mut version: Option<String> = None;
         let mut next: Option<String> = None;
+        let mut is_empty = true;
         place.known.begin_list();
         loop {
             let limit = place.page.unwrap_or(self.options.page);
@@ -179,6 +184,7 @@ impl Watcher {
                 return Err(Failure::other(message).into());
             }
             for item in page.items {
+                is_empty = false;
                 self.take_item(&mut place.known, item.get()).await?;
             }
             next = page.metadata.next.filter(|token| !token.is_empty());
@@ -193,8 +199,19 @@ impl Watcher {
         place.version = version;
         place.broken = 0;
         Counters::count(&self.counters.lists);
-        self.gate.listed(self.resource.plural()).await?;
+        // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is
+        // just starting, or from something else at its address: a process that believes its first list would then compare the
+        // kernel with whatever part of the next one has arrived. So an empty list counts once its version can be watched.
+        place.unconfirmed = is_empty && !matches!(self.resource, Resource::Node(_));
+        if !place.unconfirmed {
+            self.gate.listed(self.resource.plural()).await?;
+        }
         Ok(true)
+    }
+
+    /// A watch from the version of the list was accepted.
+    async fn confirm(&self, place: &mut Place) -> Result<(), Closed> {
+        if std::mem::take(&mut place.unconfirmed) { self.gate.listed(self.resource.plural()).await } else { Ok(()) }
     }
 
     async fn take_item(&self, known: &mut Known, text: &str) -> Result<(), Closed> {
@@ -250,7 +267,21 @@ impl Watcher {
     async fn follow(&self, target: &str, place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
         let mut answer = get(&self.client, target, self.options.patience).await?;
         Counters::count(&self.counters.watches);
-        while let Some(piece) = answer.piece(self.options.silence).await? {
+        loop {
+            let piece = answer.piece(self.options.silence);
+            let piece = if place.unconfirmed {
+                // A refusal comes at once.
+                match tokio::time::timeout(CONFIRMED_AFTER.min(self.options.silence / 2), piece).await {
+                    Ok(piece) => piece?,
+                    Err(_elapsed) => {
+                        self.confirm(place).await?;
+                        continue;
+                    }
+                }
+            } else {
+                piece.await?
+            };
+            let Some(piece) = piece else { break };
             let mut rest = piece.as_ref();
             while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
                 let (line, after) = rest.split_at(end);
@@ -267,7 +298,11 @@ impl Watcher {
                 return Err(Failure::other(format!("a line of the watch is longer than {LINE_BYTES} bytes")).into());
             }
             stream.buffer.extend_from_slice(rest);
+            if stream.brought {
+                self.confirm(place).await?;
+            }
         }
+        self.confirm(place).await?;
         if stream.buffer.iter().all(u8::is_ascii_whitespace) {
             Ok(())
         } else {
