@@ -43,8 +43,13 @@ async fn connect(connection: Connection, options: Options) -> Watching {
 
 impl Watching {
     async fn next(&mut self) -> Change {
-        let event = tokio::time::timeout(Duration::from_secs(10), self.changes.recv()).await;
-        event.expect("a change within 10 s").expect("a source that runs").change
+        loop {
+            let event = tokio::time::timeout(Duration::from_secs(10), self.changes.recv()).await;
+            let change = event.expect("a change within 10 s").expect("a source that runs").change;
+            if !matches!(change, Change::Listing(_) | Change::Listed(_)) {
+                return change;
+            }
+        }
     }
 
     async fn snapshot(&mut self) -> Snapshot {

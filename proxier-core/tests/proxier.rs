@@ -12,7 +12,7 @@ use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::Part;
 use proxier_core::reconciler::{Options, Reconciler};
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::{Value, json};
 
 struct World {
@@ -1039,4 +1039,35 @@ fn a_family_that_ipvs_lacks_is_no_illness_of_the_node() {
     assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1");
     let bound = world.kernel.state().devices["kube-ipvs0"].clone();
     assert_eq!(bound, ["10.96.0.10".parse::<std::net::IpAddr>().unwrap()]);
+}
+
+/// A list that breaks off again and again has not said anything about its last page, however long that takes.
+#[test]
+fn what_is_missing_stays_while_the_next_list_is_incomplete() {
+    let mut world = World::new();
+    let service = |number: u8| {
+        json!({
+            "metadata": {"namespace": "demo", "name": format!("web-{number:02}")},
+            "spec": {"clusterIP": format!("10.96.1.{number}"), "ports": [{"name": "http", "port": 80}]},
+        })
+    };
+    for number in 1..=20 {
+        world.service(service(number));
+    }
+    world.proxier.start(world.now);
+    world.pass();
+    for number in 1..=20 {
+        world.proxier.lose_service(&ObjectKey::new("demo", &format!("web-{number:02}")), world.now);
+    }
+    world.proxier.list_begins(ObjectKind::Service);
+    let lines = |world: &mut World| world.servers().lines().count();
+    world.run(Duration::from_secs(200));
+    for number in 1..=8 {
+        world.service(service(number));
+    }
+    world.run(Duration::from_secs(400));
+    assert_eq!(lines(&mut world), 20, "ten minutes, but no complete list");
+    world.proxier.list_ends(ObjectKind::Service);
+    world.run(Duration::from_secs(60));
+    assert_eq!(lines(&mut world), 8);
 }

@@ -69,8 +69,8 @@ enum Spoil {
 const PATIENCE: Duration = Duration::from_secs(300);
 /// With more unexcused connections than this, the rest of the time would show nothing new.
 const HOPELESS: usize = 300;
-/// Versions older than this many changes are forgotten, as by a real API server after five minutes.
-const HISTORY: u64 = 3_000;
+/// Older versions are forgotten, as by a real API server: five minutes of changes, in seconds.
+const HISTORY_SECS: u64 = 300;
 
 fn parse(arguments: &[String]) -> Result<Options, Failure> {
     let mut options = Options {
@@ -292,7 +292,7 @@ impl Soak {
             }
             *self.changes.entry(event.kind.to_owned()).or_default() += 1;
             number += 1;
-            if number.is_multiple_of(HISTORY) {
+            if number.is_multiple_of(u64::from(self.options.rate) * HISTORY_SECS) {
                 self.server.compact();
                 self.server.bookmark();
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
 
 use super::problem::Problem;
 
@@ -28,6 +28,10 @@ pub enum Change {
     DeleteSlice(ObjectKey),
     /// EndpointSlices are missing from a new list, or from all files, as with Services.
     LostSlices(Vec<ObjectKey>),
+    /// A new list of this kind begins: until [`Listed`](Change::Listed), what was missing before may still come.
+    Listing(ObjectKind),
+    /// The list of this kind is complete.
+    Listed(ObjectKind),
     /// This node's Node, new or changed.
     Node(Box<NodeState>),
     /// This node's Node was deleted.
@@ -94,7 +98,7 @@ impl Snapshot {
             Change::Node(node) => self.node = Some(*node),
             Change::NodeGone => self.node = None,
             Change::Unreadable(problem) => self.unreadable.push(problem),
-            Change::Synced => {}
+            Change::Listing(_) | Change::Listed(_) | Change::Synced => {}
         }
     }
 }

@@ -114,6 +114,14 @@ impl<K: Kernel> Engine<K> {
                     self.proxier.lose_slice(&key, now);
                 }
             }
+            Change::Listing(kind) => {
+                self.proxier.list_begins(kind);
+                return false;
+            }
+            Change::Listed(kind) => {
+                self.proxier.list_ends(kind);
+                return false;
+            }
             Change::Node(node) => self.proxier.set_node(&node.object, now),
             Change::Synced => self.proxier.start(now),
             // Keep the Node's last state: nothing better is known.

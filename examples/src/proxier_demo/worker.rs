@@ -148,6 +148,7 @@ impl Worker {
                     }
                     Change::Node(node) => self.health.set_node_eligible(!node.leaving),
                     Change::NodeGone => self.health.set_node_eligible(false),
+                    Change::Listing(_) | Change::Listed(_) => {}
                     change => {
                         self.health.queued(SystemTime::now());
                         self.health.metrics(|metrics| match change {

@@ -205,6 +205,17 @@ impl Reconciler {
         self.enqueue(changed, now);
     }
 
+    /// A new list of Services or EndpointSlices begins, since the earlier one cannot be followed any more. Until
+    /// [`Reconciler::list_ends`], nothing that is missing is believed to be gone for having been missing long.
+    pub fn list_begins(&mut self, kind: ObjectKind) {
+        self.safeguard.list_begins(kind);
+    }
+
+    /// The list is complete: all its objects, and what it lacks, were handed in.
+    pub fn list_ends(&mut self, kind: ObjectKind) {
+        self.safeguard.list_ends(kind);
+    }
+
     /// Takes a new or changed EndpointSlice. Returns whether it differs in anything that counts.
     pub fn upsert_slice(&mut self, object: &EndpointSliceObject, now: Moment) -> bool {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);

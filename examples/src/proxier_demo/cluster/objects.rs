@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
@@ -34,6 +34,15 @@ impl Resource {
             Resource::Services => "Service",
             Resource::EndpointSlices => "EndpointSlice",
             Resource::Node(_) => "Node",
+        }
+    }
+
+    /// The kind that the reconciler knows; `None` for the Node, of which it has one.
+    pub(super) fn object_kind(&self) -> Option<ObjectKind> {
+        match self {
+            Resource::Services => Some(ObjectKind::Service),
+            Resource::EndpointSlices => Some(ObjectKind::EndpointSlice),
+            Resource::Node(_) => None,
         }
     }
 

@@ -160,6 +160,10 @@ impl Watcher {
         let mut next: Option<String> = None;
         let mut is_empty = true;
         place.known.begin_list();
+        let kind = self.resource.object_kind();
+        if let Some(kind) = kind {
+            self.changes.send(Change::Listing(kind)).await?;
+        }
         loop {
             let limit = place.page.unwrap_or(self.options.page);
             let mut target = format!("{}&limit={limit}", self.resource.target());
@@ -195,6 +199,9 @@ impl Watcher {
         let gone: Vec<Change> = place.known.end_list().iter().map(|key| self.resource.gone(key)).collect();
         for change in unannounced(gone) {
             self.changes.send(change).await?;
+        }
+        if let Some(kind) = kind {
+            self.changes.send(Change::Listed(kind)).await?;
         }
         place.version = version;
         place.broken = 0;

@@ -22,6 +22,8 @@ pub(super) struct Lost {
     doubted: BTreeMap<Object, Moment>,
     /// Confirmed: the next pass deletes them.
     meant: BTreeSet<Object>,
+    /// Kinds that are being listed again: what is missing may be in the part that has not come yet.
+    listing: BTreeSet<ObjectKind>,
     /// Frontends that exist, or have endpoints, only because of doubted objects, and since when.
     held: BTreeMap<FrontendKey, Moment>,
 }
@@ -49,6 +51,15 @@ impl Lost {
     pub(super) fn found(&mut self, object: &Object) -> bool {
         let known = [self.new.remove(object), self.meant.remove(object), self.doubted.remove(object).is_some()];
         known.contains(&true)
+    }
+
+    /// A new list of this kind begins, or ends: while one is incomplete, nothing of its kind has been missing long enough.
+    pub(super) fn set_listing(&mut self, kind: ObjectKind, listing: bool) {
+        if listing {
+            self.listing.insert(kind)
+        } else {
+            self.listing.remove(&kind)
+        };
     }
 
     /// Whether an object is missing.
@@ -84,8 +95,12 @@ impl Lost {
             return gone;
         }
         let is_over = |since: Moment| settings.patience.is_some_and(|patience| since.saturating_add(patience) <= now);
-        let over: Vec<Object> =
-            self.doubted.iter().filter(|(_, since)| is_over(**since)).map(|(object, _)| object.clone()).collect();
+        let over: Vec<Object> = self
+            .doubted
+            .iter()
+            .filter(|((kind, _), since)| is_over(**since) && !self.listing.contains(kind))
+            .map(|(object, _)| object.clone())
+            .collect();
         for object in over {
             self.doubted.remove(&object);
             gone.insert(object);

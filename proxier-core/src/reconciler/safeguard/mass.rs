@@ -128,7 +128,8 @@ pub trait Kernel {
 /// * The input comes back: what is named again is not held back any more. The rest stays held back, however little it is: a
 ///   list that comes back in parts does not delete the rest.
 /// * An operator confirms: [`Safeguard::confirm`] releases what is held back then, and nothing later.
-/// * The input stays as it is for [`MassRemoval::patience`]: what was missing all the time is believed then.
+/// * The input stays as it is for [`MassRemoval::patience`]: what was missing all the time is believed then. Not while it is
+///   listed again ([`Safeguard::list_begins`]): a list that fails again and again says nothing about its last page.
 ///
 /// ```
 /// use std::time::Duration;
@@ -191,6 +192,17 @@ impl Safeguard {
     /// This object was reported as there, or as deleted. Returns whether it was missing before.
     pub fn found(&mut self, kind: ObjectKind, key: &ObjectKey) -> bool {
         self.lost.found(&(kind, key.clone()))
+    }
+
+    /// A new list of this kind begins: until it ends, what is doubted stays doubted, however long that takes. What is missing
+    /// may be in the part that has not come yet.
+    pub fn list_begins(&mut self, kind: ObjectKind) {
+        self.lost.set_listing(kind, true);
+    }
+
+    /// The list of this kind is complete.
+    pub fn list_ends(&mut self, kind: ObjectKind) {
+        self.lost.set_listing(kind, false);
     }
 
     /// Whether this object is missing from a list, and still counts as there.
