@@ -160,8 +160,7 @@ impl Watcher {
         let mut next: Option<String> = None;
         let mut is_empty = true;
         place.known.begin_list();
-        let kind = self.resource.object_kind();
-        if let Some(kind) = kind {
+        if let Some(kind) = self.resource.object_kind() {
             self.changes.send(Change::Listing(kind)).await?;
         }
         loop {
@@ -200,9 +199,6 @@ impl Watcher {
         for change in unannounced(gone) {
             self.changes.send(change).await?;
         }
-        if let Some(kind) = kind {
-            self.changes.send(Change::Listed(kind)).await?;
-        }
         place.version = version;
         place.broken = 0;
         Counters::count(&self.counters.lists);
@@ -211,14 +207,22 @@ impl Watcher {
         // kernel with whatever part of the next one has arrived. So an empty list counts once its version can be watched.
         place.unconfirmed = is_empty && !matches!(self.resource, Resource::Node(_));
         if !place.unconfirmed {
-            self.gate.listed(self.resource.plural()).await?;
+            self.listed().await?;
         }
         Ok(true)
     }
 
+    /// The list counts.
+    async fn listed(&self) -> Result<(), Closed> {
+        if let Some(kind) = self.resource.object_kind() {
+            self.changes.send(Change::Listed(kind)).await?;
+        }
+        self.gate.listed(self.resource.plural()).await
+    }
+
     /// A watch from the version of the list was accepted.
     async fn confirm(&self, place: &mut Place) -> Result<(), Closed> {
-        if std::mem::take(&mut place.unconfirmed) { self.gate.listed(self.resource.plural()).await } else { Ok(()) }
+        if std::mem::take(&mut place.unconfirmed) { self.listed().await } else { Ok(()) }
     }
 
     async fn take_item(&self, known: &mut Known, text: &str) -> Result<(), Closed> {

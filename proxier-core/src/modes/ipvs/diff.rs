@@ -208,18 +208,20 @@ fn update(wanted: &WantedServer, there: &ObservedServer) -> Option<VirtualServer
         return None;
     }
     let (mut add, mut set, mut remove) = (Vec::new(), Vec::new(), Vec::new());
+    let (ours, theirs) = (&wanted.real_servers, &there.real_servers);
+    let all_usual = ours.are_usual() && theirs.are_usual();
     // Both are sorted: one pass over the two.
-    let mut rest = there.real_servers.iter().peekable();
-    for server in wanted.real_servers.iter() {
-        while let Some(gone) = rest.next_if(|there| there.key < server.key) {
-            remove.push(gone.key);
+    let mut rest = theirs.keys().iter().copied().peekable();
+    for key in ours.keys().iter().copied() {
+        while let Some(gone) = rest.next_if(|there| *there < key) {
+            remove.push(gone.into());
         }
-        match rest.next_if(|there| there.key == server.key) {
-            Some(same) if same.config == server.config => {}
-            Some(_) => set.push(server),
-            None => add.push(server),
+        if rest.next_if_eq(&key).is_none() {
+            add.push(ours.of(key));
+        } else if !all_usual && ours.of(key) != theirs.of(key) {
+            set.push(ours.of(key));
         }
     }
-    remove.extend(rest.map(|gone| gone.key));
+    remove.extend(rest.map(RealServerKey::from));
     Some(VirtualServerChange::Update { config, add, set, remove })
 }

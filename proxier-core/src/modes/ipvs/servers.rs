@@ -72,7 +72,16 @@ impl RealServers {
         self.keys.get(place).map(|key| self.of(*key))
     }
 
-    fn of(&self, key: EndpointKey) -> RealServer {
+    /// Whether all have the usual configuration.
+    pub(crate) fn are_usual(&self) -> bool {
+        self.unusual.is_empty()
+    }
+
+    /// The one with this key, which has to be one of them.
+    pub(crate) fn of(&self, key: EndpointKey) -> RealServer {
+        if self.unusual.is_empty() {
+            return RealServer { key: key.into(), config: RealServerConfig::default() };
+        }
         let unusual = self.unusual.binary_search_by_key(&key, |(key, _)| *key).ok();
         let config = unusual.and_then(|place| self.unusual.get(place)).map(|(_, config)| *config);
         RealServer { key: key.into(), config: config.unwrap_or_default() }
