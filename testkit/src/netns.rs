@@ -150,7 +150,7 @@ impl Netns {
     }
 
     /// A path under which other programs can open this namespace, while this process lives.
-    fn path(&self) -> String {
+    pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 }

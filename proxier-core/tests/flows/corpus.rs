@@ -1,0 +1,78 @@
+//! The corpus: a line for each scenario and family, with the scenario's inputs from the IPVS corpus beside it.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::net::IpAddr;
+use std::sync::LazyLock;
+
+use proxier_core::net::Family;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::flow::Flow;
+
+/// Rules by table and chain, in order.
+pub(crate) type Rules = BTreeMap<String, BTreeMap<String, Vec<String>>>;
+
+/// One scenario in one family.
+pub(crate) struct Scenario {
+    pub(crate) id: String,
+    pub(crate) family: Family,
+    pub(crate) flows: Vec<Flow>,
+    /// The reference's rules.
+    pub(crate) rules: Rules,
+    /// The scenario's objects, node and configuration, as `oracle/corpus.jsonl.gz` has them; both families.
+    pub(crate) input: &'static Value,
+}
+
+impl Scenario {
+    /// Names it in reports: `R0007 IPv6`.
+    pub(crate) fn name(&self) -> String {
+        format!("{} {}", self.id, if self.family == Family::V4 { "IPv4" } else { "IPv6" })
+    }
+
+    /// The node's addresses by interface; both families.
+    pub(crate) fn interfaces(&self) -> BTreeMap<String, Vec<IpAddr>> {
+        serde_json::from_value(self.input["node"]["interfaces"].clone()).unwrap()
+    }
+
+    /// Whether an address is one of the node's own.
+    pub(crate) fn is_local(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.interfaces().values().flatten().any(|own| *own == address)
+    }
+}
+
+#[derive(Deserialize)]
+struct Line {
+    id: String,
+    family: String,
+    flows: Vec<Flow>,
+    rules: Rules,
+}
+
+fn unpack(compressed: &[u8]) -> String {
+    let mut text = String::new();
+    flate2::read::GzDecoder::new(compressed).read_to_string(&mut text).unwrap();
+    text
+}
+
+static INPUTS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
+    let values = unpack(include_bytes!("../oracle/corpus.jsonl.gz"));
+    let values = values.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    values.map(|value| (value["id"].as_str().unwrap().to_owned(), value)).collect()
+});
+
+/// All 616 of them.
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let lines = unpack(include_bytes!("../oracle/iptables-corpus.jsonl.gz"));
+    lines.lines().map(|line| scenario(serde_json::from_str(line).unwrap())).collect()
+}
+
+fn scenario(line: Line) -> Scenario {
+    let family = match &*line.family {
+        "IPv4" => Family::V4,
+        "IPv6" => Family::V6,
+        other => panic!("{other}"),
+    };
+    Scenario { input: &INPUTS[&line.id], id: line.id, family, flows: line.flows, rules: line.rules }
+}

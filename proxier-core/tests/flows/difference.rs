@@ -1,0 +1,118 @@
+//! What differs between a flow as the reference has it and what became of its packets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::SocketAddr;
+
+use super::corpus::Scenario;
+use super::flow::{Destination, Flow, Verdict, source_is};
+use super::probe::{Fate, Source};
+
+/// A flow that does not do as the reference says. It prints as a sentence.
+#[derive(Clone, Debug)]
+pub(crate) struct Difference {
+    /// The scenario's name: `R0007 IPv6`.
+    pub(crate) scenario: String,
+    pub(crate) flow: Flow,
+    pub(crate) kind: Kind,
+    /// What became of its packets, and of how many.
+    pub(crate) seen: BTreeMap<Fate, usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Packets went elsewhere, or were rejected or dropped, or were not.
+    Destination,
+    /// The endpoints are right, the source addresses are not.
+    Source,
+    /// These endpoints are possible, and were never reached.
+    Unreached(BTreeSet<SocketAddr>),
+    /// A second connection went to another endpoint: these sources did that.
+    Affinity(Vec<String>),
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Difference { scenario, flow, kind, seen } = self;
+        write!(f, "{scenario}: {flow}: ")?;
+        match kind {
+            Kind::Destination | Kind::Source => {}
+            Kind::Unreached(endpoints) => {
+                let list: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+                write!(f, "never reached {}: ", list.join(" and "))?;
+            }
+            Kind::Affinity(sources) => write!(f, "did not stay: {}: ", sources.join("; "))?,
+        }
+        let seen: Vec<String> = seen.iter().map(|(fate, count)| format!("{fate} ({count} packets)")).collect();
+        write!(f, "wanted: {}; seen: {}", flow.wanted(), seen.join(", "))
+    }
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fate::Lost => f.write_str("dropped"),
+            Fate::Error(kind, code) => write!(f, "ICMP error {kind}/{code}"),
+            Fate::Refused => f.write_str("rejected"),
+            Fate::Sent { to, source: Source::Kept } => write!(f, "{to}, {}", source_is(false)),
+            Fate::Sent { to, source: Source::Masqueraded } => write!(f, "{to}, {}", source_is(true)),
+            Fate::Sent { to, source: Source::Other(from) } => write!(f, "{to}, source {from}"),
+            Fate::Delivered { port } => write!(f, "left to the node's own port {port}"),
+        }
+    }
+}
+
+/// Compares a flow with what became of its packets.
+pub(crate) fn judge(
+    scenario: &Scenario,
+    flow: &Flow,
+    seen: BTreeMap<Fate, usize>,
+    unfaithful: Vec<String>,
+) -> Option<Difference> {
+    let kind = kind(scenario, flow, &seen, unfaithful)?;
+    Some(Difference { scenario: scenario.name(), flow: flow.clone(), kind, seen })
+}
+
+fn kind(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>, unfaithful: Vec<String>) -> Option<Kind> {
+    let is_local = scenario.is_local(flow.to.ip());
+    let fits = |fate: &Fate| match (&flow.dest, fate) {
+        (Destination::Verdict(Verdict::Drop), Fate::Lost) | (Destination::Verdict(Verdict::Reject), Fate::Refused) => {
+            true
+        }
+        (Destination::Verdict(Verdict::LeftAlone), Fate::Delivered { port }) => is_local && *port == flow.to.port(),
+        (Destination::Verdict(Verdict::LeftAlone), Fate::Sent { to, source }) => {
+            *to == flow.to && *source == Source::Kept
+        }
+        _ => fate.endpoint(flow).is_some(),
+    };
+    if seen.is_empty() || !seen.keys().all(fits) {
+        return Some(Kind::Destination);
+    }
+    if !sources_fit(scenario, flow, seen) {
+        return Some(Kind::Source);
+    }
+    if !unfaithful.is_empty() {
+        return Some(Kind::Affinity(unfaithful));
+    }
+    let reached: BTreeSet<SocketAddr> = seen.keys().filter_map(|fate| fate.endpoint(flow)).collect();
+    let unreached: BTreeSet<SocketAddr> = flow.endpoints().difference(&reached).copied().collect();
+    // One source with affinity shows one endpoint.
+    let shows_all = !flow.is_sticky() || flow.has_relatives();
+    (shows_all && !unreached.is_empty()).then_some(Kind::Unreached(unreached))
+}
+
+/// A masqueraded packet of the node's that had the uplink's address before shows it only by its port, which is chosen at random
+/// and may be the same by chance. One packet with another port tells.
+fn sources_fit(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>) -> bool {
+    let same_address = scenario.interfaces()["eth0"].contains(&flow.source);
+    let sources = seen.keys().filter_map(|fate| match fate {
+        Fate::Sent { to, source } if flow.endpoints().contains(to) => Some((flow.masquerades(to), *source)),
+        _ => None,
+    });
+    let sources: BTreeSet<(bool, Source)> = sources.collect();
+    let expected = |rewritten| if rewritten { Source::Masqueraded } else { Source::Kept };
+    let chance = same_address && sources.contains(&(true, Source::Masqueraded));
+    sources
+        .iter()
+        .all(|(rewritten, source)| *source == expected(*rewritten) || chance && *rewritten && *source == Source::Kept)
+}

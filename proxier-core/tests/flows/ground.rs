@@ -1,0 +1,219 @@
+//! The ground: a node with the scenario's addresses, and the world behind its only uplink.
+//!
+//! ```text
+//!  the world ── eth0 ══ eth0 ── the node (and eth1, docker0: links that no packet takes)
+//! ```
+//!
+//! The world has no addresses and no stack that answers: it is a socket that sends frames with any source and sees every frame
+//! that leaves the node. Both ends do without neighbour discovery (`arp off`), so no packet waits for any.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::sockopt::RcvBufForce;
+use nix::sys::socket::{
+    AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, recvfrom, sendto,
+    setsockopt, socket,
+};
+use proxier_core::net::Family;
+use testkit::witness::Transport;
+use testkit::{Netns, oracle};
+
+use super::corpus::Scenario;
+use super::packet::{FIRST, Packet, Sighting, What, recognize, transport};
+use super::wire::{Ip, number};
+
+/// The node's and the world's end of the uplink.
+const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const WORLD_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+/// Where nobody lives: the first packet goes there, until one comes back.
+const NOWHERE: [&str; 2] = ["192.0.2.1", "2001:db8:ffff::1"];
+
+const PROTOCOLS: [(Transport, SockProtocol); 3] =
+    [(Transport::Tcp, SockProtocol::Tcp), (Transport::Udp, SockProtocol::Udp), (Transport::Sctp, SockProtocol::Sctp)];
+
+pub(crate) struct Ground {
+    node: Netns,
+    /// Kept: its end ends the uplink.
+    _world: Netns,
+    uplink: OwnedFd,
+    uplink_address: LinkAddr,
+    /// What passes the node's loopback device.
+    loopback: OwnedFd,
+    /// What reaches the node's own stack, by protocol.
+    delivered: Vec<(Transport, OwnedFd)>,
+    /// Sends packets as this node's.
+    own: OwnedFd,
+}
+
+/// Where something was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    World,
+    Node,
+}
+
+impl Ground {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        let (node, world) = (Netns::new().unwrap(), Netns::new().unwrap());
+        configure(&node, &world, scenario);
+        let (uplink, uplink_address) = world.run_in(|| packet_socket("eth0")).unwrap().unwrap();
+        let family = if scenario.family == Family::V4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        let raw = |protocol| socket(family, SockType::Raw, SockFlag::SOCK_NONBLOCK, protocol);
+        let (loopback, delivered, own) = node
+            .run_in(|| {
+                let (loopback, _) = packet_socket("lo")?;
+                let mut delivered = Vec::new();
+                for (transport, protocol) in PROTOCOLS {
+                    let fd = raw(protocol)?;
+                    setsockopt(&fd, RcvBufForce, &BUFFER)?;
+                    delivered.push((transport, fd));
+                }
+                io::Result::Ok((loopback, delivered, raw(SockProtocol::Raw)?))
+            })
+            .unwrap()
+            .unwrap();
+        let ground = Ground { node, _world: world, uplink, uplink_address, loopback, delivered, own };
+        ground.wait_until_it_forwards(scenario.family);
+        ground
+    }
+
+    pub(crate) fn node(&self) -> &Netns {
+        &self.node
+    }
+
+    /// Sends a packet from the world.
+    pub(crate) fn send(&self, packet: &Packet) {
+        let kind = if packet.source.is_ipv4() { [8, 0] } else { [0x86, 0xdd] };
+        let frame = [&NODE_MAC[..], &WORLD_MAC, &kind, &packet.bytes()].concat();
+        sendto(self.uplink.as_raw_fd(), &frame, &self.uplink_address, MsgFlags::empty()).unwrap();
+    }
+
+    /// Sends a packet from the node, as a socket bound to the packet's source would.
+    pub(crate) fn send_own(&self, packet: &Packet) {
+        let to = SockaddrStorage::from(SocketAddr::new(packet.to.ip(), 0));
+        match sendto(self.own.as_raw_fd(), &packet.bytes(), &to, MsgFlags::empty()) {
+            // The second is a rule that drops or rejects it.
+            Ok(_) | Err(Errno::EPERM) => {}
+            Err(error) => panic!("{packet:?} cannot be sent: {error}"),
+        }
+    }
+
+    /// Everything seen since the last call. What reached the node's stack comes last, after the stack's answer to it.
+    pub(crate) fn sightings(&self) -> Vec<(Place, Sighting)> {
+        let mut seen = Vec::new();
+        for (fd, is_loopback) in [(&self.uplink, false), (&self.loopback, true)] {
+            each(fd, |frame, _| {
+                let sighting = frame.get(14..).and_then(recognize);
+                // On the loopback device only answers count: a packet there may still be dropped.
+                let counts = |sighting: &Sighting| !is_loopback || !matches!(sighting.what, What::Packet { .. });
+                seen.extend(sighting.filter(counts).map(|sighting| (Place::World, sighting)));
+            });
+        }
+        for (protocol, fd) in &self.delivered {
+            each(fd, |bytes, from| {
+                // With a header in IPv4, without one in IPv6, where the source is beside it.
+                let sighting = match from {
+                    Some(IpAddr::V6(from)) => transport(number(*protocol), bytes, from.into(), from.into()),
+                    _ => Ip::parse(bytes).and_then(|ip| transport(ip.protocol, ip.payload, ip.source, ip.to)),
+                };
+                let sighting = sighting.filter(|sighting| matches!(sighting.what, What::Packet { .. }));
+                seen.extend(sighting.map(|sighting| (Place::Node, sighting)));
+            });
+        }
+        seen
+    }
+
+    /// A new device takes a moment until it transmits.
+    fn wait_until_it_forwards(&self, family: Family) {
+        let nowhere: IpAddr = NOWHERE[usize::from(family == Family::V6)].parse().unwrap();
+        let packet = Packet { number: FIRST - 1, protocol: Transport::Udp, source: nowhere, to: (nowhere, 9).into() };
+        let begin = Instant::now();
+        loop {
+            self.send(&packet);
+            std::thread::sleep(Duration::from_micros(500));
+            if !self.sightings().is_empty() {
+                return;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20), "the node does not forward");
+        }
+    }
+}
+
+/// Calls `body` with each packet that a socket holds and the address it came from.
+fn each(fd: &OwnedFd, mut body: impl FnMut(&[u8], Option<IpAddr>)) {
+    let mut buffer = [0; 2048];
+    loop {
+        match recvfrom::<SockaddrStorage>(fd.as_raw_fd(), &mut buffer) {
+            Ok((length, from)) => {
+                let from = from.and_then(|from| from.as_sockaddr_in6().map(|from| IpAddr::V6(from.ip())));
+                body(&buffer[..length], from);
+            }
+            Err(Errno::EAGAIN) => return,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Room for all that one batch brings.
+const BUFFER: usize = 32 << 20;
+
+/// Sends and receives frames at a device of the current namespace. It does not receive what it sends.
+fn packet_socket(device: &str) -> io::Result<(OwnedFd, LinkAddr)> {
+    let devices = getifaddrs()?.filter(|found| found.interface_name == device);
+    let addresses = devices.filter_map(|found| found.address.and_then(|address| address.as_link_addr().copied()));
+    let address = addresses.last().ok_or(io::ErrorKind::NotFound)?;
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll)?;
+    setsockopt(&fd, RcvBufForce, &BUFFER)?;
+    bind(fd.as_raw_fd(), &address)?;
+    Ok((fd, address))
+}
+
+/// What a node of a cluster has, and no limit on what the node tells senders.
+const NODE_SYSCTLS: &[(&str, &str)] = &[
+    ("net/ipv4/ip_forward", "1"),
+    ("net/ipv6/conf/all/forwarding", "1"),
+    ("net/ipv4/conf/all/rp_filter", "0"),
+    ("net/ipv4/conf/default/rp_filter", "0"),
+    ("net/ipv4/conf/all/route_localnet", "1"),
+    ("net/ipv4/conf/all/send_redirects", "0"),
+    ("net/ipv4/conf/default/send_redirects", "0"),
+    ("net/ipv6/conf/default/accept_ra", "0"),
+    // Kinds of messages whose rate is limited: none, and one that does not occur.
+    ("net/ipv4/icmp_ratemask", "0"),
+    ("net/ipv6/icmp/ratemask", "127"),
+];
+
+fn configure(node: &Netns, world: &Netns, scenario: &Scenario) {
+    // No address of its own making, and no word to neighbours.
+    world.write_sysctl("net/ipv6/conf/default/disable_ipv6", "1").unwrap();
+    for (name, value) in NODE_SYSCTLS {
+        node.write_sysctl(name, value).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    let (mut lines, mut ends) = (Vec::new(), Vec::new());
+    for (device, addresses) in scenario.interfaces().into_iter().filter(|(device, _)| device != "lo") {
+        let (here, there) = if device == "eth0" { (mac(NODE_MAC), mac(WORLD_MAC)) } else { Default::default() };
+        let address = |mac: String| if mac.is_empty() { mac } else { format!("address {mac}") };
+        let (here, there) = (address(here), address(there));
+        let peer = format!("peer name {device} {there} arp off netns {}", world.path());
+        lines.push(format!("link add {device} {here} arp off type veth {peer}"));
+        lines.push(format!("link set {device} up"));
+        ends.push(format!("link set {device} up"));
+        let add = |address: IpAddr| match address {
+            IpAddr::V4(address) => format!("address add {address}/32 dev {device}"),
+            IpAddr::V6(address) => format!("address add {address}/128 dev {device} nodad"),
+        };
+        lines.extend(addresses.into_iter().map(add));
+    }
+    lines.extend(["0.0.0.0/0", "::/0"].map(|all| format!("route add {all} dev eth0")));
+    for (namespace, lines) in [(node, lines), (world, ends)] {
+        namespace.run_in(|| oracle::run("ip", &["-batch", "-"], Some(&lines.join("\n")))).unwrap().unwrap();
+    }
+}

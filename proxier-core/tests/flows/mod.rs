@@ -1,0 +1,71 @@
+//! Holds a proxy mode to the flows of `oracle/iptables-corpus.jsonl.gz`: sends each flow's packets through a real kernel that the
+//! mode has programmed, and compares what becomes of them with what the reference says.
+//!
+//! A mode takes part as a [`Subject`]. [`check`] runs it for one scenario, [`hold`] for many, with the differences that the
+//! subject explains counted by name.
+//!
+//! What became of a packet is seen in three places (`ground`): behind the node, where everything that is not the node's own lives;
+//! on the node's loopback device, where refusals for its own packets pass; and at raw sockets on the node, which get a copy of
+//! each packet that reaches the local stack. The last tells "nobody rewrote it and nobody listens" (`none` to a local address)
+//! from REJECT, although the stack answers both alike.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+pub(crate) mod affinity;
+pub(crate) mod broken;
+pub(crate) mod corpus;
+pub(crate) mod difference;
+pub(crate) mod flow;
+pub(crate) mod ground;
+pub(crate) mod objects;
+pub(crate) mod packet;
+pub(crate) mod probe;
+pub(crate) mod report;
+pub(crate) mod restored;
+pub(crate) mod wire;
+
+use std::error::Error;
+
+pub(crate) use corpus::{Scenario, scenarios};
+pub(crate) use difference::Difference;
+pub(crate) use flow::Flow;
+pub(crate) use report::{Sampled, hold};
+use testkit::{Need, Netns};
+
+use ground::Ground;
+use probe::Probe;
+
+/// What the kernel must have for the ground; a subject has needs of its own besides.
+pub(crate) const NEEDS: &[Need] = &[Need::Root, Need::Veth];
+
+/// What programs the node: a proxy mode.
+pub(crate) trait Subject {
+    /// Programs the node's kernel for a scenario, once, from nothing. The current thread is in the node's namespace, which is
+    /// this scenario's own, with the interfaces and addresses of the scenario, a default route, forwarding and
+    /// `route_localnet` on. What has to go on while packets are sent (servers, threads) stays in `self`.
+    fn program(&mut self, node: &Netns, scenario: &Scenario) -> Result<(), Box<dyn Error>>;
+
+    /// Ends what [`Self::program`] began, before the namespace goes.
+    fn end(&mut self) {}
+
+    /// The name of the known difference between this mode and the reference that this is a case of.
+    fn explain(&self, _scenario: &Scenario, _difference: &Difference) -> Option<&'static str> {
+        None
+    }
+}
+
+/// Sends the packets of these flows of the scenario through what the subject programs.
+///
+/// # Panics
+/// When the ground cannot be made, or the subject cannot program it.
+pub(crate) fn check(scenario: &Scenario, flows: &[Flow], subject: &mut dyn Subject) -> Vec<Difference> {
+    let ground = Ground::new(scenario);
+    let programmed = ground.node().run_in(|| subject.program(ground.node(), scenario)).unwrap();
+    programmed.unwrap_or_else(|error| panic!("{} cannot be programmed: {error}", scenario.name()));
+    let mut probe = Probe::new(&ground, scenario, flows);
+    probe.send_all();
+    affinity::send_all(&mut probe);
+    let differences = probe.differences();
+    subject.end();
+    differences
+}

@@ -1,0 +1,202 @@
+//! Sends the flows' packets in batches and finds out what became of each.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use super::corpus::Scenario;
+use super::difference::{Difference, judge};
+use super::flow::{Destination, Flow, Verdict};
+use super::ground::{Ground, Place};
+use super::packet::{FIRST, Packet, Sighting, What};
+
+/// How long a packet that should be seen somewhere is waited for. The kernel is done with most when `send` returns.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// How long a packet that should be dropped has to turn up all the same.
+const GRACE: Duration = Duration::from_millis(5);
+
+/// An endpoint out of `n` that takes its share stays unseen in `24 n` packets once in 10^10 flows.
+const TRIES_PER_ENDPOINT: usize = 24;
+
+/// What became of a packet. Of several sightings the last in this order counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fate {
+    /// It was seen nowhere.
+    Lost,
+    /// The sender got an ICMP error, with type and code, that is no refusal.
+    Error(u8, u8),
+    /// The sender got ICMP port unreachable, a RST or an ABORT.
+    Refused,
+    /// It left the node to this address.
+    Sent { to: SocketAddr, source: Source },
+    /// It reached the node's own stack on this port.
+    Delivered { port: u16 },
+}
+
+/// The source of a packet that has left the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Source {
+    Kept,
+    /// An address of the node.
+    Masqueraded,
+    /// Neither.
+    Other(SocketAddr),
+}
+
+/// A packet that was sent. Its place in the list is its number.
+struct Sent {
+    flow: usize,
+    source: IpAddr,
+    fate: Fate,
+}
+
+pub(crate) struct Probe<'a> {
+    ground: &'a Ground,
+    scenario: &'a Scenario,
+    flows: &'a [Flow],
+    sent: Vec<Sent>,
+    /// Sources of a flow whose second connection went elsewhere.
+    unfaithful: BTreeMap<usize, Vec<String>>,
+}
+
+impl<'a> Probe<'a> {
+    pub(crate) fn new(ground: &'a Ground, scenario: &'a Scenario, flows: &'a [Flow]) -> Self {
+        Probe { ground, scenario, flows, sent: Vec::new(), unfaithful: BTreeMap::new() }
+    }
+
+    pub(crate) fn flows(&self) -> &'a [Flow] {
+        self.flows
+    }
+
+    /// Sends all flows without affinity, again and again until every possible endpoint has been seen.
+    pub(crate) fn send_all(&mut self) {
+        let flows = self.flows.iter().enumerate();
+        let plain: Vec<(usize, &Flow)> = flows.filter(|(_, flow)| !flow.is_sticky()).collect();
+        let twice = |(index, flow): &(usize, &Flow)| vec![(*index, flow.source); flow.endpoints().len().max(1) * 2];
+        let mut batch: Vec<(usize, IpAddr)> = plain.iter().flat_map(twice).collect();
+        while !batch.is_empty() {
+            self.batch(&batch);
+            let incomplete = self.incomplete();
+            let due = plain.iter().filter(|(index, _)| incomplete.contains(index));
+            batch = due.flat_map(|(index, flow)| vec![(*index, flow.source); flow.endpoints().len()]).collect();
+        }
+    }
+
+    /// The flows that have gone right so far, have endpoints that have not been seen, and have not been tried often enough.
+    pub(crate) fn incomplete(&self) -> Vec<usize> {
+        let fates = self.fates();
+        let is_incomplete = |index: &usize| {
+            let (flow, fates) = (&self.flows[*index], &fates[*index]);
+            let seen = fates.keys().filter_map(|fate| fate.endpoint(flow));
+            let all_right = fates.keys().all(|fate| fate.endpoint(flow).is_some());
+            let mut seen: Vec<SocketAddr> = seen.collect();
+            seen.dedup();
+            let endpoints = flow.endpoints().len();
+            all_right && seen.len() < endpoints && fates.values().sum::<usize>() < TRIES_PER_ENDPOINT * endpoints
+        };
+        (0..self.flows.len()).filter(is_incomplete).collect()
+    }
+
+    /// Opens a connection from each of these sources, then a second one, which has to reach the same endpoint.
+    pub(crate) fn pairs(&mut self, sources: &[(usize, IpAddr)]) {
+        let first = self.batch(sources);
+        let second = self.batch(sources);
+        for ((flow, source), (first, second)) in sources.iter().zip(first.zip(second)) {
+            let endpoint = |number: usize| self.sent[number].fate.endpoint(&self.flows[*flow]);
+            if let (Some(first), Some(second)) = (endpoint(first), endpoint(second))
+                && first != second
+            {
+                self.unfaithful.entry(*flow).or_default().push(format!("{source} to {first}, then to {second}"));
+            }
+        }
+    }
+
+    /// Sends a packet of each of these flows, from these sources, and waits for what becomes of them.
+    fn batch(&mut self, packets: &[(usize, IpAddr)]) -> std::ops::Range<usize> {
+        let begin = self.sent.len();
+        for (flow, source) in packets {
+            let number = u16::try_from(usize::from(FIRST) + self.sent.len());
+            let number = number.unwrap_or_else(|_| panic!("{} takes too many packets", self.scenario.name()));
+            let Flow { protocol, to, .. } = self.flows[*flow];
+            let packet = Packet { number, protocol, source: *source, to };
+            self.sent.push(Sent { flow: *flow, source: *source, fate: Fate::Lost });
+            if self.flows[*flow].is_nodes() { self.ground.send_own(&packet) } else { self.ground.send(&packet) }
+        }
+        let range = begin..self.sent.len();
+        let start = Instant::now();
+        loop {
+            self.look();
+            let drop = Destination::Verdict(Verdict::Drop);
+            let is_open = |sent: &Sent| sent.fate == Fate::Lost && self.flows[sent.flow].dest != drop;
+            if start.elapsed() > PATIENCE || !self.sent[range.clone()].iter().any(is_open) {
+                return range;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Notes what has been seen.
+    fn look(&mut self) {
+        for (place, Sighting { number, what }) in self.ground.sightings() {
+            let Some(index) = usize::from(number).checked_sub(FIRST.into()) else { continue };
+            let Some(sent) = self.sent.get_mut(index) else { continue };
+            let flow = &self.flows[sent.flow];
+            let fate = match (place, what) {
+                (_, What::Refusal) => Fate::Refused,
+                (_, What::Error(kind, code)) => Fate::Error(kind, code),
+                (Place::Node, What::Packet { to, .. }) => Fate::Delivered { port: to.port() },
+                (Place::World, What::Packet { from, to }) => {
+                    let source = if from == SocketAddr::new(sent.source, number) {
+                        Source::Kept
+                    } else if self.scenario.is_local(from.ip())
+                        && (from.ip() != sent.source || flow.is_nodes())
+                        && !from.ip().is_loopback()
+                    {
+                        Source::Masqueraded
+                    } else {
+                        Source::Other(from)
+                    };
+                    Fate::Sent { to, source }
+                }
+            };
+            sent.fate = sent.fate.max(fate);
+        }
+    }
+
+    /// What became of the packets of each flow.
+    fn fates(&self) -> Vec<BTreeMap<Fate, usize>> {
+        let mut fates = vec![BTreeMap::new(); self.flows.len()];
+        for sent in &self.sent {
+            *fates[sent.flow].entry(sent.fate).or_default() += 1;
+        }
+        fates
+    }
+
+    /// The number of packets sent.
+    pub(crate) fn packets(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// What differs from what the reference says.
+    pub(crate) fn differences(&mut self) -> Vec<Difference> {
+        std::thread::sleep(GRACE);
+        self.look();
+        let mut differences = Vec::new();
+        for (index, (flow, fates)) in self.flows.iter().zip(self.fates()).enumerate() {
+            let unfaithful = self.unfaithful.remove(&index).unwrap_or_default();
+            differences.extend(judge(self.scenario, flow, fates, unfaithful));
+        }
+        differences
+    }
+}
+
+impl Fate {
+    /// The endpoint that was reached, if it is one of the flow's.
+    pub(crate) fn endpoint(&self, flow: &Flow) -> Option<SocketAddr> {
+        match self {
+            Fate::Sent { to, .. } => flow.endpoints().get(to).copied(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Many scenarios, one subject: the differences it explains counted by name, all others reported.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use testkit::Sample;
+
+use super::{Scenario, Subject, check, scenarios};
+
+/// Unexplained differences that a report spells out.
+const SPELT_OUT: usize = 40;
+
+/// What a run has seen.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) scenarios: usize,
+    pub(crate) flows: usize,
+    /// Differences that the subject explains, by name.
+    pub(crate) explained: BTreeMap<&'static str, usize>,
+}
+
+/// The scenarios of a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sampled {
+    /// One in ten, others for each seed; all with `PROXIER_SCENARIOS=all`.
+    AsAsked,
+    /// One in this many, always the same.
+    OneIn(usize),
+}
+
+impl Sampled {
+    fn takes(self, number: usize) -> bool {
+        match self {
+            Sampled::AsAsked => Sample::asked_for().takes(number, 10),
+            Sampled::OneIn(parts) => number.is_multiple_of(parts),
+        }
+    }
+}
+
+/// Holds a subject to all flows of the sampled scenarios.
+///
+/// # Panics
+/// When a difference is unexplained.
+pub(crate) fn hold(subject: &mut dyn Subject, sampled: Sampled) -> Tally {
+    let begin = Instant::now();
+    let (mut tally, mut report, mut unexplained) = (Tally::default(), String::new(), 0);
+    let mut slowest = (Duration::ZERO, String::new());
+    for (_, scenario) in scenarios().iter().enumerate().filter(|(number, _)| sampled.takes(*number)) {
+        let start = Instant::now();
+        for difference in check(scenario, &scenario.flows, subject) {
+            if let Some(name) = subject.explain(scenario, &difference) {
+                *tally.explained.entry(name).or_default() += 1;
+                continue;
+            }
+            unexplained += 1;
+            if unexplained <= SPELT_OUT {
+                writeln!(report, "  {difference}").unwrap();
+            }
+        }
+        tally.scenarios += 1;
+        tally.flows += scenario.flows.len();
+        slowest = slowest.max((start.elapsed(), scenario.name()));
+    }
+    println!("{tally:?} in {:.1?}, the slowest {slowest:.1?}", begin.elapsed());
+    assert!(tally.scenarios > 0, "no scenario in the sample");
+    assert!(unexplained == 0, "{unexplained} of {} flows differ:\n{report}", tally.flows);
+    tally
+}
+
+/// A scenario by its name, `R0007 IPv6`.
+pub(crate) fn scenario(name: &str) -> Scenario {
+    scenarios().into_iter().find(|scenario| scenario.name() == name).unwrap_or_else(|| panic!("no scenario {name}"))
+}
