@@ -6,11 +6,16 @@
 
 mod flows;
 
+use std::collections::BTreeSet;
 use std::error::Error;
+use std::net::{IpAddr, SocketAddr};
 
 use flows::difference::Kind;
+use flows::flow::{Destination, Verdict};
+use flows::objects::{Objects, objects};
+use flows::programmed::Programmed;
 use flows::restored::Restored;
-use flows::{Difference, NEEDS, Sampled, Scenario, Subject, broken, hold};
+use flows::{Difference, Flow, NEEDS, Sampled, Scenario, Subject, broken, check, hold, scenarios};
 use testkit::oracle::Backend;
 use testkit::{Need, Netns, kernel_test};
 
@@ -53,4 +58,40 @@ fn what_a_subject_explains_is_counted() {
         let tally = hold(&mut WithoutMasquerading(Restored::new(Backend::Nft)), Sampled::OneIn(150));
         assert!(tally.explained["nothing is masqueraded"] > 5, "{tally:?}");
     });
+}
+
+#[test]
+fn without_rules_every_flow_is_left_alone() {
+    kernel_test(NEEDS, || {
+        let mut nothing = Programmed::new(|_, _| Ok(()), |_, _| None);
+        for scenario in scenarios().iter().step_by(60) {
+            let differences = check(scenario, &scenario.flows, &mut nothing);
+            let found: Vec<String> = differences.iter().map(|difference| difference.flow.to_string()).collect();
+            let served = |flow: &&Flow| flow.dest != Destination::Verdict(Verdict::LeftAlone);
+            let wanted: Vec<String> = scenario.flows.iter().filter(served).map(ToString::to_string).collect();
+            assert_eq!(found, wanted, "{}", scenario.name());
+        }
+    });
+}
+
+/// A shortened corpus would pass all tests above.
+#[test]
+fn the_corpus_is_whole_and_has_the_objects_of_its_flows() {
+    let scenarios = scenarios();
+    assert_eq!((scenarios.len(), scenarios.iter().map(|scenario| scenario.flows.len()).sum()), (616, 22_748));
+    for scenario in &scenarios {
+        let Objects { services, slices, host, .. } = objects(scenario);
+        let services: BTreeSet<String> = services
+            .iter()
+            .map(|service| format!("{}/{}", service.metadata.namespace, service.metadata.name))
+            .collect();
+        assert!(scenario.flows.iter().all(|flow| services.contains(&flow.service)), "{}", scenario.name());
+        let in_slices = slices.iter().flat_map(|slice| slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses));
+        let in_slices: BTreeSet<IpAddr> = in_slices.map(|address| address.parse().unwrap()).collect();
+        let reached = scenario.flows.iter().flat_map(Flow::endpoints).map(SocketAddr::ip);
+        assert_eq!(reached.collect::<BTreeSet<IpAddr>>().difference(&in_slices).next(), None, "{}", scenario.name());
+        let node_ports = scenario.flows.iter().filter(|flow| flow.via == "nodePort" && !flow.to.ip().is_loopback());
+        let own: BTreeSet<IpAddr> = host.interfaces.values().flatten().copied().collect();
+        assert!(node_ports.map(|flow| flow.to.ip()).all(|address| own.contains(&address)), "{}", scenario.name());
+    }
 }

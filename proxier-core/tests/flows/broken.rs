@@ -33,8 +33,10 @@ pub(crate) const BREAKS: &[Break] = &[
         change: |rules| retain(rules, "KUBE-POSTROUTING", |rule| !rule.contains("! --mark")),
         shows: |flow| match flow.dest {
             Destination::Endpoints(_) => flow.endpoints().iter().any(|endpoint| !flow.masquerades(endpoint)),
-            // To the node itself this hook does not come.
-            Destination::Verdict(verdict) => verdict == Verdict::LeftAlone && flow.via != "nodePort",
+            // What others send to the node itself does not come to this chain.
+            Destination::Verdict(verdict) => {
+                verdict == Verdict::LeftAlone && (flow.via != "nodePort" || flow.is_nodes())
+            }
         },
         always: true,
     },

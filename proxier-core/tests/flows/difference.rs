@@ -54,10 +54,18 @@ impl fmt::Display for Fate {
             Fate::Lost => f.write_str("dropped"),
             Fate::Error(kind, code) => write!(f, "ICMP error {kind}/{code}"),
             Fate::Refused => f.write_str("rejected"),
-            Fate::Sent { to, source: Source::Kept } => write!(f, "{to}, {}", source_is(false)),
-            Fate::Sent { to, source: Source::Masqueraded } => write!(f, "{to}, {}", source_is(true)),
-            Fate::Sent { to, source: Source::Other(from) } => write!(f, "{to}, source {from}"),
-            Fate::Delivered { port } => write!(f, "left to the node's own port {port}"),
+            Fate::Sent { to, source } => write!(f, "{to}, {source}"),
+            Fate::Delivered { port, source } => write!(f, "left to the node's own port {port}, {source}"),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Kept => f.write_str(source_is(false)),
+            Source::Masqueraded => f.write_str(source_is(true)),
+            Source::Other(from) => write!(f, "source {from}"),
         }
     }
 }
@@ -79,7 +87,9 @@ fn kind(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>, unfaithf
         (Destination::Verdict(Verdict::Drop), Fate::Lost) | (Destination::Verdict(Verdict::Reject), Fate::Refused) => {
             true
         }
-        (Destination::Verdict(Verdict::LeftAlone), Fate::Delivered { port }) => is_local && *port == flow.to.port(),
+        (Destination::Verdict(Verdict::LeftAlone), Fate::Delivered { port, source }) => {
+            is_local && *port == flow.to.port() && *source == Source::Kept
+        }
         (Destination::Verdict(Verdict::LeftAlone), Fate::Sent { to, source }) => {
             *to == flow.to && *source == Source::Kept
         }

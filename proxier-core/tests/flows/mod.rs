@@ -20,6 +20,7 @@ pub(crate) mod ground;
 pub(crate) mod objects;
 pub(crate) mod packet;
 pub(crate) mod probe;
+pub(crate) mod programmed;
 pub(crate) mod report;
 pub(crate) mod restored;
 pub(crate) mod wire;

@@ -16,6 +16,10 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// How long a packet that should be dropped has to turn up all the same.
 const GRACE: Duration = Duration::from_millis(5);
 
+/// More packets than it takes to see every endpoint: they show endpoints that should not be reached, too.
+const FIRST_PACKETS_PER_ENDPOINT: usize = 8;
+const MOST_FIRST_PACKETS: usize = 30;
+
 /// An endpoint out of `n` that takes its share stays unseen in `24 n` packets once in 10^10 flows.
 const TRIES_PER_ENDPOINT: usize = 24;
 
@@ -31,7 +35,7 @@ pub(crate) enum Fate {
     /// It left the node to this address.
     Sent { to: SocketAddr, source: Source },
     /// It reached the node's own stack on this port.
-    Delivered { port: u16 },
+    Delivered { port: u16, source: Source },
 }
 
 /// The source of a packet that has left the node.
@@ -142,22 +146,22 @@ impl<'a> Probe<'a> {
             let Some(index) = usize::from(number).checked_sub(FIRST.into()) else { continue };
             let Some(sent) = self.sent.get_mut(index) else { continue };
             let flow = &self.flows[sent.flow];
-            let fate = match (place, what) {
-                (_, What::Refusal) => Fate::Refused,
-                (_, What::Error(kind, code)) => Fate::Error(kind, code),
-                (Place::Node, What::Packet { to, .. }) => Fate::Delivered { port: to.port() },
-                (Place::World, What::Packet { from, to }) => {
+            let fate = match what {
+                What::Refusal => Fate::Refused,
+                What::Error(kind, code) => Fate::Error(kind, code),
+                What::Packet { from, to } => {
+                    let own = self.scenario.is_local(from.ip()) && !from.ip().is_loopback();
                     let source = if from == SocketAddr::new(sent.source, number) {
                         Source::Kept
-                    } else if self.scenario.is_local(from.ip())
-                        && (from.ip() != sent.source || flow.is_nodes())
-                        && !from.ip().is_loopback()
-                    {
+                    } else if own && (from.ip() != sent.source || flow.is_nodes()) {
                         Source::Masqueraded
                     } else {
                         Source::Other(from)
                     };
-                    Fate::Sent { to, source }
+                    match place {
+                        Place::Node => Fate::Delivered { port: to.port(), source },
+                        Place::World => Fate::Sent { to, source },
+                    }
                 }
             };
             sent.fate = sent.fate.max(fate);
