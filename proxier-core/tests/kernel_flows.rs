@@ -22,14 +22,14 @@ use testkit::{Need, Netns, kernel_test};
 #[test]
 fn the_references_rules_do_as_it_says() {
     kernel_test(&[NEEDS, &[Need::IptablesNft]].concat(), || {
-        hold(&mut Restored::new(Backend::Nft), Sampled::AsAsked);
+        hold(&mut Restored::new(Backend::Nft), Sampled::AsAsked(10));
     });
 }
 
 #[test]
 fn the_references_rules_do_as_it_says_in_the_legacy_back_end() {
     kernel_test(&[NEEDS, &[Need::IptablesLegacy]].concat(), || {
-        hold(&mut Restored::new(Backend::Legacy), Sampled::AsAsked);
+        hold(&mut Restored::new(Backend::Legacy), Sampled::AsAsked(40));
     });
 }
 
@@ -64,8 +64,8 @@ fn what_a_subject_explains_is_counted() {
 fn without_rules_every_flow_is_left_alone() {
     kernel_test(NEEDS, || {
         let mut nothing = Programmed::new(|_, _| Ok(()), |_, _| None);
-        for scenario in scenarios().iter().step_by(60) {
-            let differences = check(scenario, &scenario.flows, &mut nothing);
+        for scenario in scenarios(|number| number.is_multiple_of(120)) {
+            let differences = check(&scenario, &scenario.flows, &mut nothing);
             let found: Vec<String> = differences.iter().map(|difference| difference.flow.to_string()).collect();
             let served = |flow: &&Flow| flow.dest != Destination::Verdict(Verdict::LeftAlone);
             let wanted: Vec<String> = scenario.flows.iter().filter(served).map(ToString::to_string).collect();
@@ -77,7 +77,7 @@ fn without_rules_every_flow_is_left_alone() {
 /// A shortened corpus would pass all tests above.
 #[test]
 fn the_corpus_is_whole_and_has_the_objects_of_its_flows() {
-    let scenarios = scenarios();
+    let scenarios: Vec<Scenario> = scenarios(|_| true).collect();
     assert_eq!((scenarios.len(), scenarios.iter().map(|scenario| scenario.flows.len()).sum()), (616, 22_748));
     for scenario in &scenarios {
         let Objects { services, slices, host, .. } = objects(scenario);

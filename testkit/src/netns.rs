@@ -31,12 +31,17 @@ impl NetnsGuard {
     /// # Errors
     /// Without `CAP_SYS_ADMIN`, or when the program `ip` cannot bring `lo` up.
     pub fn new() -> io::Result<Self> {
+        let guard = Self::untouched()?;
+        oracle::run("ip", &["link", "set", "lo", "up"], None).map_err(io::Error::other)?;
+        Ok(guard)
+    }
+
+    /// A new namespace as the kernel makes it.
+    fn untouched() -> io::Result<Self> {
         let previous = File::open(OWN_NAMESPACE)?;
         unshare(CloneFlags::CLONE_NEWNET)?;
         // From here on, dropping the guard leads back.
-        let guard = Self { previous, not_send: PhantomData };
-        oracle::run("ip", &["link", "set", "lo", "up"], None).map_err(io::Error::other)?;
-        Ok(guard)
+        Ok(Self { previous, not_send: PhantomData })
     }
 
     fn enter(namespace: &File) -> io::Result<Self> {
@@ -67,6 +72,15 @@ impl Netns {
     /// As [`NetnsGuard::new`].
     pub fn new() -> io::Result<Self> {
         let _guard = NetnsGuard::new()?;
+        Self::current()
+    }
+
+    /// A new namespace with `lo` down, for tests that make many and start one program for all they configure.
+    ///
+    /// # Errors
+    /// Without `CAP_SYS_ADMIN`.
+    pub fn untouched() -> io::Result<Self> {
+        let _guard = NetnsGuard::untouched()?;
         Self::current()
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use testkit::oracle::Backend;
 use testkit::witness::Transport;
 
-use super::corpus::Rules;
+use super::corpus::{Rules, Scenario};
 use super::flow::{Destination, Flow, Verdict};
 use super::restored::Restored;
 use super::{check, scenarios};
@@ -105,18 +105,18 @@ fn replace(rules: &mut Rules, begin: &'static str, from: &str, to: &str) {
 }
 
 /// Scenarios for each mistake.
-const SCENARIOS: usize = 4;
+const SCENARIOS: usize = 2;
 
 /// Makes each mistake in some scenarios where it shows.
 ///
 /// # Panics
 /// When other flows are reported than those in which it shows.
 pub(crate) fn are_all_noticed(backend: Backend) {
-    let scenarios = scenarios();
+    // Not only the first ones, which are alike.
+    let scenarios: Vec<Scenario> = scenarios(|number| number.is_multiple_of(7)).collect();
     for Break { name, change, shows, always } in BREAKS {
         let mut subject = Restored { backend, change: *change };
-        // Not only the first ones, which are alike.
-        let shown_in = scenarios.iter().step_by(7).filter(|scenario| scenario.flows.iter().any(shows));
+        let shown_in = scenarios.iter().filter(|scenario| scenario.flows.iter().any(shows));
         let mut reported = 0;
         for scenario in shown_in.take(SCENARIOS) {
             let differences = check(scenario, &scenario.flows, &mut subject);

@@ -1,15 +1,20 @@
 //! The ground: a node with the scenario's addresses, and the world behind its only uplink.
 //!
 //! ```text
-//!  the world ── eth0 ══ eth0 ── the node (and eth1, docker0: links that no packet takes)
+//!  the world ═════ eth0 ── the node (and eth1, docker0: links that no packet takes)
 //! ```
 //!
-//! The world has no addresses and no stack that answers: it is a socket that sends frames with any source and sees every frame
-//! that leaves the node. Both ends do without neighbour discovery (`arp off`), so no packet waits for any.
+//! The world is the test's own namespace, without addresses and without a stack that answers: a socket sends frames with any
+//! source and sees every frame that leaves the node. Both ends do without neighbour discovery (`arp off`), so no packet waits
+//! for any. The node sends its own packets by a raw socket: like an ordinary one's they begin at the hook OUTPUT, and they can be
+//! numbered.
+//!
+//! An emulated machine takes half a second to start a program, so there is one for each end.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -39,8 +44,6 @@ const PROTOCOLS: [(Transport, SockProtocol); 3] =
 
 pub(crate) struct Ground {
     node: Netns,
-    /// Kept: its end ends the uplink.
-    _world: Netns,
     uplink: OwnedFd,
     uplink_address: LinkAddr,
     /// What passes the node's loopback device.
@@ -60,9 +63,10 @@ pub(crate) enum Place {
 
 impl Ground {
     pub(crate) fn new(scenario: &Scenario) -> Self {
-        let (node, world) = (Netns::new().unwrap(), Netns::new().unwrap());
-        configure(&node, &world, scenario);
-        let (uplink, uplink_address) = world.run_in(|| packet_socket("eth0")).unwrap().unwrap();
+        let (node, world) = (Netns::untouched().unwrap(), Netns::current().unwrap());
+        let links = Links::new();
+        configure(&node, &world, &links, scenario);
+        let (uplink, uplink_address) = packet_socket(&links.world_end("eth0")).unwrap();
         let family = if scenario.family == Family::V4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let raw = |protocol| socket(family, SockType::Raw, SockFlag::SOCK_NONBLOCK, protocol);
         let (loopback, delivered, own) = node
@@ -78,7 +82,7 @@ impl Ground {
             })
             .unwrap()
             .unwrap();
-        let ground = Ground { node, _world: world, uplink, uplink_address, loopback, delivered, own };
+        let ground = Ground { node, uplink, uplink_address, loopback, delivered, own };
         ground.wait_until_it_forwards(scenario.family);
         ground
     }
@@ -190,30 +194,45 @@ const NODE_SYSCTLS: &[(&str, &str)] = &[
     ("net/ipv6/icmp/ratemask", "127"),
 ];
 
-fn configure(node: &Netns, world: &Netns, scenario: &Scenario) {
+/// The names of the world's ends. They go when their node's namespace does, which is some time after its last use.
+struct Links {
+    number: usize,
+}
+
+impl Links {
+    fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        Links { number: NEXT.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    fn world_end(&self, device: &str) -> String {
+        format!("{device}-{}", self.number)
+    }
+}
+
+fn configure(node: &Netns, world: &Netns, links: &Links, scenario: &Scenario) {
     // No address of its own making, and no word to neighbours.
     world.write_sysctl("net/ipv6/conf/default/disable_ipv6", "1").unwrap();
     for (name, value) in NODE_SYSCTLS {
         node.write_sysctl(name, value).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
     let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
-    let (mut lines, mut ends) = (Vec::new(), Vec::new());
+    let (mut there, mut here) = (Vec::new(), vec!["link set lo up".to_owned()]);
     for (device, addresses) in scenario.interfaces().into_iter().filter(|(device, _)| device != "lo") {
-        let (here, there) = if device == "eth0" { (mac(NODE_MAC), mac(WORLD_MAC)) } else { Default::default() };
-        let address = |mac: String| if mac.is_empty() { mac } else { format!("address {mac}") };
-        let (here, there) = (address(here), address(there));
-        let peer = format!("peer name {device} {there} arp off netns {}", world.path());
-        lines.push(format!("link add {device} {here} arp off type veth {peer}"));
-        lines.push(format!("link set {device} up"));
-        ends.push(format!("link set {device} up"));
+        let end = links.world_end(&device);
+        let (mac_there, mac_here) = (mac(WORLD_MAC), mac(NODE_MAC));
+        let peer = format!("peer name {device} address {mac_here} arp off netns {}", node.path());
+        there.push(format!("link add {end} address {mac_there} arp off type veth {peer}"));
+        there.push(format!("link set {end} up"));
+        here.push(format!("link set {device} up"));
         let add = |address: IpAddr| match address {
             IpAddr::V4(address) => format!("address add {address}/32 dev {device}"),
             IpAddr::V6(address) => format!("address add {address}/128 dev {device} nodad"),
         };
-        lines.extend(addresses.into_iter().map(add));
+        here.extend(addresses.into_iter().map(add));
     }
-    lines.extend(["0.0.0.0/0", "::/0"].map(|all| format!("route add {all} dev eth0")));
-    for (namespace, lines) in [(node, lines), (world, ends)] {
+    here.extend(["0.0.0.0/0", "::/0"].map(|all| format!("route add {all} dev eth0")));
+    for (namespace, lines) in [(world, there), (node, here)] {
         namespace.run_in(|| oracle::run("ip", &["-batch", "-"], Some(&lines.join("\n")))).unwrap().unwrap();
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Objects {
 
 /// The inputs of a scenario, of both families where it is dual-stack.
 pub(crate) fn objects(scenario: &Scenario) -> Objects {
-    let input = scenario.input;
+    let input = &scenario.input;
     Objects {
         config: config(input),
         services: read(&input["services"]),
