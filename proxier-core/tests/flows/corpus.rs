@@ -19,6 +19,8 @@ pub(crate) struct Scenario {
     pub(crate) id: String,
     pub(crate) family: Family,
     pub(crate) flows: Vec<Flow>,
+    /// The node's addresses by interface; both families.
+    pub(crate) interfaces: BTreeMap<String, Vec<IpAddr>>,
     /// The reference's rules.
     pub(crate) rules: Rules,
     /// The scenario's objects, node and configuration, as `oracle/corpus.jsonl.gz` has them; both families.
@@ -31,14 +33,9 @@ impl Scenario {
         format!("{} {}", self.id, if self.family == Family::V4 { "IPv4" } else { "IPv6" })
     }
 
-    /// The node's addresses by interface; both families.
-    pub(crate) fn interfaces(&self) -> BTreeMap<String, Vec<IpAddr>> {
-        serde_json::from_value(self.input["node"]["interfaces"].clone()).unwrap()
-    }
-
     /// Whether an address is one of the node's own.
     pub(crate) fn is_local(&self, address: IpAddr) -> bool {
-        address.is_loopback() || self.interfaces().values().flatten().any(|own| *own == address)
+        address.is_loopback() || self.interfaces.values().flatten().any(|own| *own == address)
     }
 }
 
@@ -61,6 +58,11 @@ static LINES: LazyLock<[String; 2]> = LazyLock::new(|| {
     [unpack(include_bytes!("../oracle/corpus.jsonl.gz")), unpack(include_bytes!("../oracle/iptables-corpus.jsonl.gz"))]
 });
 
+/// How many scenarios and flows there are, without reading them.
+pub(crate) fn size() -> (usize, usize) {
+    (LINES[1].lines().count(), LINES[1].matches("\"via\":").count())
+}
+
 /// Those of the 616 scenarios whose number `takes` accepts, one after the other.
 pub(crate) fn scenarios(takes: impl Fn(usize) -> bool) -> impl Iterator<Item = Scenario> {
     let lines = LINES[1].lines().enumerate().filter(move |(number, _)| takes(*number));
@@ -75,5 +77,7 @@ fn scenario(line: Line) -> Scenario {
     };
     let id = format!("\"id\":\"{}\"", line.id);
     let input = LINES[0].lines().find(|input| input.contains(&id)).unwrap();
-    Scenario { input: serde_json::from_str(input).unwrap(), id: line.id, family, flows: line.flows, rules: line.rules }
+    let input: Value = serde_json::from_str(input).unwrap();
+    let interfaces = serde_json::from_value(input["node"]["interfaces"].clone()).unwrap();
+    Scenario { id: line.id, family, flows: line.flows, interfaces, rules: line.rules, input }
 }

@@ -81,21 +81,24 @@ pub(crate) fn judge(
     Some(Difference { scenario: scenario.name(), flow: flow.clone(), kind, seen })
 }
 
-fn kind(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>, unfaithful: Vec<String>) -> Option<Kind> {
-    let is_local = scenario.is_local(flow.to.ip());
-    let fits = |fate: &Fate| match (&flow.dest, fate) {
+/// Whether a flow's packet may end so, whatever its source was then if an endpoint was reached.
+pub(crate) fn fits(scenario: &Scenario, flow: &Flow, fate: &Fate) -> bool {
+    match (&flow.dest, fate) {
         (Destination::Verdict(Verdict::Drop), Fate::Lost) | (Destination::Verdict(Verdict::Reject), Fate::Refused) => {
             true
         }
         (Destination::Verdict(Verdict::LeftAlone), Fate::Delivered { port, source }) => {
-            is_local && *port == flow.to.port() && *source == Source::Kept
+            *port == flow.to.port() && *source == Source::Kept && scenario.is_local(flow.to.ip())
         }
         (Destination::Verdict(Verdict::LeftAlone), Fate::Sent { to, source }) => {
             *to == flow.to && *source == Source::Kept
         }
         _ => fate.endpoint(flow).is_some(),
-    };
-    if seen.is_empty() || !seen.keys().all(fits) {
+    }
+}
+
+fn kind(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>, unfaithful: Vec<String>) -> Option<Kind> {
+    if seen.is_empty() || !seen.keys().all(|fate| fits(scenario, flow, fate)) {
         return Some(Kind::Destination);
     }
     if !sources_fit(scenario, flow, seen) {
@@ -114,7 +117,7 @@ fn kind(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>, unfaithf
 /// A masqueraded packet of the node's that had the uplink's address before shows it only by its port, which is chosen at random
 /// and may be the same by chance. One packet with another port tells.
 fn sources_fit(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>) -> bool {
-    let same_address = scenario.interfaces()["eth0"].contains(&flow.source);
+    let same_address = scenario.interfaces["eth0"].contains(&flow.source);
     let sources = seen.keys().filter_map(|fate| match fate {
         Fate::Sent { to, source } if flow.endpoints().contains(to) => Some((flow.masquerades(to), *source)),
         _ => None,

@@ -30,6 +30,7 @@ use testkit::{Netns, oracle};
 
 use super::corpus::Scenario;
 use super::packet::{FIRST, Packet, Sighting, What, recognize, transport};
+use super::talk::{Conversations, MODES_PORTS, answer};
 use super::wire::{Ip, number};
 
 /// The node's and the world's end of the uplink.
@@ -52,6 +53,8 @@ pub(crate) struct Ground {
     delivered: Vec<(Transport, OwnedFd)>,
     /// Sends packets as this node's.
     own: OwnedFd,
+    /// The node's connections, where connections go on after the first packet.
+    conversations: Option<Conversations>,
 }
 
 /// Where something was seen.
@@ -62,13 +65,15 @@ pub(crate) enum Place {
 }
 
 impl Ground {
-    pub(crate) fn new(scenario: &Scenario) -> Self {
+    /// With `goes_on`, TCP connections are carried on after their first packet (`talk`).
+    pub(crate) fn new(scenario: &Scenario, goes_on: bool) -> Self {
         let (node, world) = (Netns::untouched().unwrap(), Netns::current().unwrap());
         let links = Links::new();
         configure(&node, &world, &links, scenario);
         let (uplink, uplink_address) = packet_socket(&links.world_end("eth0")).unwrap();
         let family = if scenario.family == Family::V4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
-        let raw = |protocol| socket(family, SockType::Raw, SockFlag::SOCK_NONBLOCK, protocol);
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let raw = |protocol| socket(family, SockType::Raw, flags, protocol);
         let (loopback, delivered, own) = node
             .run_in(|| {
                 let (loopback, _) = packet_socket("lo")?;
@@ -82,7 +87,12 @@ impl Ground {
             })
             .unwrap()
             .unwrap();
-        let ground = Ground { node, uplink, uplink_address, loopback, delivered, own };
+        if goes_on {
+            let range = format!("{} {}", MODES_PORTS.start(), MODES_PORTS.end());
+            node.write_sysctl("net/ipv4/ip_local_port_range", &range).unwrap();
+        }
+        let conversations = goes_on.then(Conversations::default);
+        let ground = Ground { node, uplink, uplink_address, loopback, delivered, own, conversations };
         ground.wait_until_it_forwards(scenario.family);
         ground
     }
@@ -93,13 +103,22 @@ impl Ground {
 
     /// Sends a packet from the world.
     pub(crate) fn send(&self, packet: &Packet) {
-        let kind = if packet.source.is_ipv4() { [8, 0] } else { [0x86, 0xdd] };
-        let frame = [&NODE_MAC[..], &WORLD_MAC, &kind, &packet.bytes()].concat();
+        self.send_bytes(&packet.bytes());
+    }
+
+    fn send_bytes(&self, packet: &[u8]) {
+        let kind = if packet[0] >> 4 == 4 { [8, 0] } else { [0x86, 0xdd] };
+        let frame = [&NODE_MAC[..], &WORLD_MAC, &kind, packet].concat();
         sendto(self.uplink.as_raw_fd(), &frame, &self.uplink_address, MsgFlags::empty()).unwrap();
     }
 
     /// Sends a packet from the node, as a socket bound to the packet's source would.
     pub(crate) fn send_own(&self, packet: &Packet) {
+        if let (Some(conversations), Transport::Tcp) = (&self.conversations, packet.protocol) {
+            assert!(!MODES_PORTS.contains(&packet.number), "too many packets");
+            conversations.open(&self.node, packet);
+            return;
+        }
         let to = SockaddrStorage::from(SocketAddr::new(packet.to.ip(), 0));
         match sendto(self.own.as_raw_fd(), &packet.bytes(), &to, MsgFlags::empty()) {
             // The second is a rule that drops or rejects it.
@@ -110,12 +129,20 @@ impl Ground {
 
     /// Everything seen since the last call. What reached the node's stack comes last, after the stack's answer to it.
     pub(crate) fn sightings(&self) -> Vec<(Place, Sighting)> {
-        let mut seen = Vec::new();
+        let (mut seen, mut answers) = (Vec::new(), Vec::new());
         for (fd, is_loopback) in [(&self.uplink, false), (&self.loopback, true)] {
             each(fd, |frame, _| {
-                let sighting = frame.get(14..).and_then(recognize);
+                let Some(packet) = frame.get(14..) else { return };
+                if self.conversations.is_some() && !is_loopback {
+                    answers.extend(answer(packet));
+                }
                 // On the loopback device only answers count: a packet there may still be dropped.
-                let counts = |sighting: &Sighting| !is_loopback || !matches!(sighting.what, What::Packet { .. });
+                let counts = |sighting: &Sighting| match sighting.what {
+                    What::Packet { .. } => !is_loopback,
+                    What::Syn { .. } => false,
+                    What::Refusal | What::Error(..) => true,
+                };
+                let sighting = recognize(packet);
                 seen.extend(sighting.filter(counts).map(|sighting| (Place::World, sighting)));
             });
         }
@@ -126,11 +153,22 @@ impl Ground {
                     Some(IpAddr::V6(from)) => transport(number(*protocol), bytes, from.into(), from.into()),
                     _ => Ip::parse(bytes).and_then(|ip| transport(ip.protocol, ip.payload, ip.source, ip.to)),
                 };
-                let sighting = sighting.filter(|sighting| matches!(sighting.what, What::Packet { .. }));
+                let is_packet = |sighting: &Sighting| matches!(sighting.what, What::Packet { .. } | What::Syn { .. });
+                let sighting = sighting.filter(is_packet);
                 seen.extend(sighting.map(|sighting| (Place::Node, sighting)));
             });
         }
+        for answer in &answers {
+            self.send_bytes(answer);
+        }
+        self.conversations.iter().for_each(Conversations::go_on);
         seen
+    }
+
+    /// How long a packet that should be seen somewhere is waited for. Where no connections have to be made, the kernel is done
+    /// with most when `send` returns.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_millis(if self.conversations.is_some() { 5000 } else { 300 })
     }
 
     /// A new device takes a moment until it transmits.
@@ -218,18 +256,18 @@ fn configure(node: &Netns, world: &Netns, links: &Links, scenario: &Scenario) {
     }
     let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
     let (mut there, mut here) = (Vec::new(), vec!["link set lo up".to_owned()]);
-    for (device, addresses) in scenario.interfaces().into_iter().filter(|(device, _)| device != "lo") {
-        let end = links.world_end(&device);
+    for (device, addresses) in scenario.interfaces.iter().filter(|(device, _)| *device != "lo") {
+        let end = links.world_end(device);
         let (mac_there, mac_here) = (mac(WORLD_MAC), mac(NODE_MAC));
         let peer = format!("peer name {device} address {mac_here} arp off netns {}", node.path());
         there.push(format!("link add {end} address {mac_there} arp off type veth {peer}"));
         there.push(format!("link set {end} up"));
         here.push(format!("link set {device} up"));
-        let add = |address: IpAddr| match address {
+        let add = |address: &IpAddr| match address {
             IpAddr::V4(address) => format!("address add {address}/32 dev {device}"),
             IpAddr::V6(address) => format!("address add {address}/128 dev {device} nodad"),
         };
-        here.extend(addresses.into_iter().map(add));
+        here.extend(addresses.iter().map(add));
     }
     here.extend(["0.0.0.0/0", "::/0"].map(|all| format!("route add {all} dev eth0")));
     for (namespace, lines) in [(world, there), (node, here)] {

@@ -21,8 +21,10 @@ pub(crate) mod objects;
 pub(crate) mod packet;
 pub(crate) mod probe;
 pub(crate) mod programmed;
+pub(crate) mod relay;
 pub(crate) mod report;
 pub(crate) mod restored;
+pub(crate) mod talk;
 pub(crate) mod wire;
 
 use std::error::Error;
@@ -49,6 +51,12 @@ pub(crate) trait Subject {
     /// Ends what [`Self::program`] began, before the namespace goes.
     fn end(&mut self) {}
 
+    /// Whether TCP connections end on the node and others go on to endpoints, so that connections must be made and carry data
+    /// for a flow to be seen. All other modes show what they do with the first packet.
+    fn ends_connections(&self) -> bool {
+        false
+    }
+
     /// The name of the known difference between this mode and the reference that this is a case of.
     fn explain(&self, _scenario: &Scenario, _difference: &Difference) -> Option<&'static str> {
         None
@@ -60,7 +68,7 @@ pub(crate) trait Subject {
 /// # Panics
 /// When the ground cannot be made, or the subject cannot program it.
 pub(crate) fn check(scenario: &Scenario, flows: &[Flow], subject: &mut dyn Subject) -> Vec<Difference> {
-    let ground = Ground::new(scenario);
+    let ground = Ground::new(scenario, subject.ends_connections());
     let programmed = ground.node().run_in(|| subject.program(ground.node(), scenario)).unwrap();
     programmed.unwrap_or_else(|error| panic!("{} cannot be programmed: {error}", scenario.name()));
     let mut probe = Probe::new(&ground, scenario, flows);

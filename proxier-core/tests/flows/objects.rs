@@ -26,7 +26,7 @@ pub(crate) fn objects(scenario: &Scenario) -> Objects {
         services: read(&input["services"]),
         slices: read(&input["endpointSlices"]),
         node: node(&input["node"]),
-        host: HostAddresses { interfaces: scenario.interfaces() },
+        host: HostAddresses { interfaces: scenario.interfaces.clone() },
     }
 }
 

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use testkit::witness::Transport;
 
-use super::wire::{ICMP, ICMP_V6, Ip, SCTP, TCP, UDP, opening, word16, word32};
+use super::wire::{ACK, ICMP, ICMP_V6, Ip, PSH, RST, SCTP, SYN, TCP, UDP, opening, word16, word32};
 
 /// The upper half of the mark; the lower half is the number.
 const MARK: u32 = 0xf10e_0000;
@@ -25,9 +25,17 @@ pub(crate) struct Packet {
 
 impl Packet {
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let source = SocketAddr::new(self.source, self.number);
-        opening(self.protocol, source, self.to, MARK | u32::from(self.number))
+        opening(self.protocol, self.from(), self.to, mark(self.number))
     }
+
+    pub(crate) fn from(&self) -> SocketAddr {
+        SocketAddr::new(self.source, self.number)
+    }
+}
+
+/// What nobody rewrites in the packet with this number.
+pub(crate) fn mark(number: u16) -> u32 {
+    MARK | u32::from(number)
 }
 
 /// A packet or an answer to it, somewhere.
@@ -40,8 +48,10 @@ pub(crate) struct Sighting {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// The packet itself.
+    /// The packet itself, or the first data of its connection.
     Packet { from: SocketAddr, to: SocketAddr },
+    /// A SYN without a mark. Its number is the source port, so it is one of ours only if nobody else had it on the way.
+    Syn { from: SocketAddr, to: SocketAddr },
     /// A refusal: ICMP port unreachable, RST or ABORT.
     Refusal,
     /// Another ICMP error, with type and code.
@@ -64,8 +74,15 @@ pub(crate) fn transport(protocol: u8, segment: &[u8], source: IpAddr, to: IpAddr
     let refusal = Some(Sighting { number: to.port(), what: What::Refusal });
     // In SCTP the first chunk: INIT, ABORT.
     let mark = match (protocol, segment.get(if protocol == SCTP { 12 } else { 13 })) {
-        (TCP, Some(flags)) if flags & 4 != 0 => return refusal,
-        (TCP, Some(2)) => word32(segment, 4)?,
+        (TCP, Some(flags)) if flags & RST != 0 => return refusal,
+        (TCP, Some(&SYN)) => {
+            let mark = word32(segment, 4)?;
+            if mark & 0xffff_0000 != MARK {
+                return Some(Sighting { number: from.port(), what: What::Syn { from, to } });
+            }
+            mark
+        }
+        (TCP, Some(flags)) if *flags == ACK | PSH => word32(segment, usize::from(segment[12] >> 4) * 4)?,
         (UDP, _) => word32(segment, 8)?,
         (SCTP, Some(1)) => word32(segment, 16)?,
         (SCTP, Some(6)) => return refusal,

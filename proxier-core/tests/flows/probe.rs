@@ -5,13 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::corpus::Scenario;
-use super::difference::{Difference, judge};
-use super::flow::{Destination, Flow, Verdict};
+use super::difference::{Difference, fits, judge};
+use super::flow::Flow;
 use super::ground::{Ground, Place};
 use super::packet::{FIRST, Packet, Sighting, What};
-
-/// How long a packet that should be seen somewhere is waited for. The kernel is done with most when `send` returns.
-const PATIENCE: Duration = Duration::from_millis(300);
 
 /// How long a packet that should be dropped has to turn up all the same.
 const GRACE: Duration = Duration::from_millis(5);
@@ -32,10 +29,10 @@ pub(crate) enum Fate {
     Error(u8, u8),
     /// The sender got ICMP port unreachable, a RST or an ABORT.
     Refused,
-    /// It left the node to this address.
-    Sent { to: SocketAddr, source: Source },
     /// It reached the node's own stack on this port.
     Delivered { port: u16, source: Source },
+    /// It left the node to this address.
+    Sent { to: SocketAddr, source: Source },
 }
 
 /// The source of a packet that has left the node.
@@ -131,9 +128,8 @@ impl<'a> Probe<'a> {
         let start = Instant::now();
         loop {
             self.look();
-            let drop = Destination::Verdict(Verdict::Drop);
-            let is_open = |sent: &Sent| sent.fate == Fate::Lost && self.flows[sent.flow].dest != drop;
-            if start.elapsed() > PATIENCE || !self.sent[range.clone()].iter().any(is_open) {
+            let is_open = |sent: &Sent| !fits(self.scenario, &self.flows[sent.flow], &sent.fate);
+            if start.elapsed() > self.ground.patience() || !self.sent[range.clone()].iter().any(is_open) {
                 return range;
             }
             std::thread::sleep(Duration::from_micros(100));
@@ -149,7 +145,7 @@ impl<'a> Probe<'a> {
             let fate = match what {
                 What::Refusal => Fate::Refused,
                 What::Error(kind, code) => Fate::Error(kind, code),
-                What::Packet { from, to } => {
+                What::Packet { from, to } | What::Syn { from, to } => {
                     let own = self.scenario.is_local(from.ip()) && !from.ip().is_loopback();
                     let source = if from == SocketAddr::new(sent.source, number) {
                         Source::Kept

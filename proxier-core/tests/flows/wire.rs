@@ -18,18 +18,36 @@ pub(crate) fn number(protocol: Transport) -> u8 {
     }
 }
 
+pub(crate) const SYN: u8 = 2;
+pub(crate) const RST: u8 = 4;
+pub(crate) const PSH: u8 = 8;
+pub(crate) const ACK: u8 = 16;
+
+/// An IP packet with a TCP segment.
+pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, numbers: (u32, u32), payload: &[u8]) -> Vec<u8> {
+    let ports = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
+    let (number, acknowledged) = (numbers.0.to_be_bytes(), numbers.1.to_be_bytes());
+    // A header of 20 bytes and a window.
+    let rest = [0x50, flags, 0xfa, 0xf0, 0, 0, 0, 0];
+    packet(Transport::Tcp, from, to, [&ports[..], &number, &acknowledged, &rest, payload].concat())
+}
+
 /// An IP packet that opens a connection: a TCP SYN with this sequence number, a UDP datagram with this payload, an SCTP INIT
 /// with this tag.
 pub(crate) fn opening(protocol: Transport, source: SocketAddr, to: SocketAddr, mark: u32) -> Vec<u8> {
     let ports = [source.port().to_be_bytes(), to.port().to_be_bytes()].concat();
     let mark = mark.to_be_bytes();
-    let mut segment = match protocol {
-        // Header of 20 bytes, SYN, a window.
-        Transport::Tcp => [&ports[..], &mark, &[0; 4], &[0x50, 2, 0xfa, 0xf0], &[0; 4]].concat(),
+    let segment = match protocol {
+        Transport::Tcp => return tcp(source, to, SYN, (u32::from_be_bytes(mark), 0), &[]),
         Transport::Udp => [&ports[..], &[0, 12], &[0; 2], &mark].concat(),
         // Verification tag 0, chunk INIT of 20 bytes: tag, window, one stream each way, first number.
         Transport::Sctp => [&ports[..], &[0; 8], &[1, 0, 0, 20], &mark, &[0, 1, 0, 0], &[0, 1, 0, 1], &mark].concat(),
     };
+    packet(protocol, source, to, segment)
+}
+
+/// Completes a segment by its checksum and puts a header before it.
+fn packet(protocol: Transport, source: SocketAddr, to: SocketAddr, mut segment: Vec<u8>) -> Vec<u8> {
     let header = ip_header(number(protocol), source.ip(), to.ip(), segment.len());
     match protocol {
         Transport::Tcp | Transport::Udp => {
