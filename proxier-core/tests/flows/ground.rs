@@ -133,7 +133,7 @@ impl Ground {
         for (fd, is_loopback) in [(&self.uplink, false), (&self.loopback, true)] {
             each(fd, |frame, _| {
                 let Some(packet) = frame.get(14..) else { return };
-                if self.conversations.is_some() && !is_loopback {
+                if self.goes_on() && !is_loopback {
                     answers.extend(answer(packet));
                 }
                 // On the loopback device only answers count: a packet there may still be dropped.
@@ -165,10 +165,15 @@ impl Ground {
         seen
     }
 
+    /// Whether TCP connections are carried on after their first packet.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.conversations.is_some()
+    }
+
     /// How long a packet that should be seen somewhere is waited for. Where no connections have to be made, the kernel is done
     /// with most when `send` returns.
     pub(crate) fn patience(&self) -> Duration {
-        Duration::from_millis(if self.conversations.is_some() { 5000 } else { 300 })
+        Duration::from_millis(if self.goes_on() { 5000 } else { 300 })
     }
 
     /// A new device takes a moment until it transmits.

@@ -7,7 +7,8 @@
 //! What became of a packet is seen in three places (`ground`): behind the node, where everything that is not the node's own lives;
 //! on the node's loopback device, where refusals for its own packets pass; and at raw sockets on the node, which get a copy of
 //! each packet that reaches the local stack. The last tells "nobody rewrote it and nobody listens" (`none` to a local address)
-//! from REJECT, although the stack answers both alike.
+//! from REJECT, although the stack answers both alike. The first packet of a connection shows everything, except in modes that end
+//! connections on the node (`talk`).
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 

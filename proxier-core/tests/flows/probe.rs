@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::corpus::Scenario;
@@ -114,7 +115,7 @@ impl<'a> Probe<'a> {
     }
 
     /// Sends a packet of each of these flows, from these sources, and waits for what becomes of them.
-    fn batch(&mut self, packets: &[(usize, IpAddr)]) -> std::ops::Range<usize> {
+    fn batch(&mut self, packets: &[(usize, IpAddr)]) -> Range<usize> {
         let begin = self.sent.len();
         for (flow, source) in packets {
             let number = u16::try_from(usize::from(FIRST) + self.sent.len());
@@ -125,12 +126,20 @@ impl<'a> Probe<'a> {
             if self.flows[*flow].is_nodes() { self.ground.send_own(&packet) } else { self.ground.send(&packet) }
         }
         let range = begin..self.sent.len();
+        self.wait(range.clone());
+        range
+    }
+
+    /// Looks until these packets have become what they should, or for as long as that may take.
+    fn wait(&mut self, packets: Range<usize>) {
         let start = Instant::now();
         loop {
             self.look();
-            let is_open = |sent: &Sent| !fits(self.scenario, &self.flows[sent.flow], &sent.fate);
-            if start.elapsed() > self.ground.patience() || !self.sent[range.clone()].iter().any(is_open) {
-                return range;
+            // Once seen, a packet goes no further, unless another connection takes it on.
+            let ends = |fate: Fate| fate != Fate::Lost && !self.ground.goes_on();
+            let is_open = |sent: &Sent| !ends(sent.fate) && !fits(self.scenario, &self.flows[sent.flow], &sent.fate);
+            if !self.sent[packets.clone()].iter().any(is_open) || start.elapsed() > self.ground.patience() {
+                return;
             }
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -181,7 +190,7 @@ impl<'a> Probe<'a> {
     /// What differs from what the reference says.
     pub(crate) fn differences(&mut self) -> Vec<Difference> {
         std::thread::sleep(GRACE);
-        self.look();
+        self.wait(0..self.sent.len());
         let mut differences = Vec::new();
         for (index, (flow, fates)) in self.flows.iter().zip(self.fates()).enumerate() {
             let unfaithful = self.unfaithful.remove(&index).unwrap_or_default();
