@@ -138,7 +138,7 @@ fn rolling(endpoints: u32) -> Result<(), Failure> {
             return Err("a change was not taken as one".into());
         }
     }
-    while !node.proxier.drains().is_empty() {
+    while node.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
         node.wait();
         let start = Instant::now();
         node.pass()?;

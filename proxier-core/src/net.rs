@@ -1,7 +1,7 @@
 //! Addresses, networks and protocols, independent of any kernel subsystem.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 /// A network: an address and a prefix length, without host bits.
@@ -23,6 +23,14 @@ impl Family {
     /// The family of an address.
     pub fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Family::V4 } else { Family::V6 }
+    }
+
+    /// `0.0.0.0` or `::`.
+    pub fn unspecified(self) -> IpAddr {
+        match self {
+            Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        }
     }
 
     /// Bits in an address: 32 or 128.

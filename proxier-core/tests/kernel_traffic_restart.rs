@@ -189,7 +189,7 @@ fn settle_for_good(cluster: &mut Cluster) {
     let begin = Instant::now();
     loop {
         cluster.settle();
-        if cluster.proxier.drains().is_empty() {
+        if cluster.proxier.drains().unwrap().is_empty() {
             return;
         }
         assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", cluster.proxier.drains());

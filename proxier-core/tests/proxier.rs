@@ -155,7 +155,7 @@ fn an_endpoint_drains_comes_back_and_goes_in_the_end() {
     world.pass();
     let reports = world.run(Duration::from_secs(2));
     assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1", "{reports:#?}");
-    assert!(world.proxier.drains().is_empty());
+    assert!(world.proxier.drains().unwrap().is_empty());
 }
 
 #[test]
@@ -582,7 +582,7 @@ fn a_real_server_that_drains_and_gets_a_weight_from_somebody_loses_it_at_the_nex
     world.kernel.ipvs().apply(&Operation::UpdateRealServer(key, server)).unwrap();
     world.run(Duration::from_secs(2));
     assert_eq!(world.servers(), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*0");
-    assert_eq!(world.proxier.drains().len(), 1);
+    assert_eq!(world.proxier.drains().unwrap().len(), 1);
 }
 
 /// Nothing else forgets these real servers: the virtual server is neither wanted nor there to be deleted.
@@ -601,7 +601,7 @@ fn nothing_drains_where_somebody_deleted_the_virtual_server_of_a_service_that_we
     world.proxier.request_full(world.now);
     assert!(world.pass().is_done());
     world.run(Duration::from_secs(60));
-    assert!(world.proxier.drains().is_empty(), "{:?}", world.proxier.drains());
+    assert!(world.proxier.drains().unwrap().is_empty(), "{:?}", world.proxier.drains());
 }
 
 /// An address that another interface got stays bound; when its Service goes, it is unbound, which is no drift.

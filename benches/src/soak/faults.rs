@@ -210,6 +210,9 @@ impl Faults {
     }
 
     fn make(&mut self, kind: Kind, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
+        // Requests that were to fail are not saved up: the proxy waits longer after each failure, and a server with several
+        // troubles in store for it would be one that is away for minutes.
+        self.server.clear_faults();
         match kind {
             Kind::Kill => self.kill(),
             Kind::Stop => {

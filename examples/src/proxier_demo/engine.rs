@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::Families;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::ipvs::plan::Plan;
+use proxier_core::modes::Plan;
 use proxier_core::ports::{PortErrorKind, Ports};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::safeguard::MassRemoval;

@@ -5,10 +5,10 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use proxier_core::modes::Plan;
 use proxier_core::modes::ipvs::cleanup::cleanup;
-use proxier_core::modes::ipvs::plan::Plan;
 use proxier_core::modes::ipvs::reading::sysctl_changes;
-use proxier_core::modes::ipvs::steps::Names;
+use proxier_core::modes::shared::names::Names;
 use proxier_core::reconciler::report::Report;
 use serde_json::{Value, json};
 
@@ -192,7 +192,7 @@ pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
 }
 
 fn print_plan(plan: &Plan, report: &Report, engine: &Engine) -> std::io::Result<()> {
-    let names = Names::new(engine.proxier().store(), engine.proxier().wanted());
+    let names = Names::new(engine.proxier().store(), engine.proxier().desired());
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut steps = 0_usize;
     for step in plan.steps(&names) {
@@ -215,7 +215,7 @@ fn print_plan(plan: &Plan, report: &Report, engine: &Engine) -> std::io::Result<
 }
 
 fn plan_json(plan: &Plan, report: &Report, engine: &Engine, unreadable: &[Problem]) -> Value {
-    let names = Names::new(engine.proxier().store(), engine.proxier().wanted());
+    let names = Names::new(engine.proxier().store(), engine.proxier().desired());
     let steps: Vec<_> = plan.steps(&names).collect();
     let lines = |list: Vec<String>| Value::from(list);
     json!({

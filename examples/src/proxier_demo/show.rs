@@ -3,10 +3,12 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
 use proxier_core::modes::ipvs::reading;
-use proxier_core::modes::ipvs::steps::Names;
 use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::modes::shared::names::Names;
+use proxier_core::net::FrontendKey;
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
@@ -38,7 +40,7 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
         entry.real_servers.sort_by_key(|real| real.server);
     }
     let (store, wanted) = services(configured, &host).await;
-    let names = Names::new(&store, &wanted);
+    let names = Names::new(&store, wanted.desired());
     let bound: Vec<String> = reading::device_addresses(&host).map(|address| address.to_string()).collect();
     let printed = match output {
         Output::Text => text(&entries, &names, bound.len()),
@@ -146,7 +148,7 @@ fn table(entries: &[SnapshotEntry], names: &Names<'_>) -> Vec<String> {
     };
     let mut lines = vec![format!("{}  SERVICE", line(&HEADS.map(str::to_owned)))];
     for (entry, own) in entries.iter().zip(&own) {
-        let service = names.service_of(&entry.virtual_server.server.key).unwrap_or_else(|| "-".to_owned());
+        let service = service_of(names, &entry.virtual_server.server.key).unwrap_or_else(|| "-".to_owned());
         lines.push(format!("{own:<across$}  {service}", across = place + behind));
         lines.extend(cells(entry).iter().map(line));
         if entry.real_servers.is_empty() {
@@ -154,6 +156,11 @@ fn table(entries: &[SnapshotEntry], names: &Names<'_>) -> Vec<String> {
         }
     }
     lines
+}
+
+/// The Service and port that a virtual server is for.
+fn service_of(names: &Names<'_>, key: &VirtualServerKey) -> Option<String> {
+    names.service_of(&FrontendKey::try_from(*key).ok()?)
 }
 
 fn forwarding(method: ForwardingMethod) -> &'static str {
@@ -173,7 +180,7 @@ fn entry_json(entry: &SnapshotEntry, names: &Names<'_>) -> Value {
         "key": server.key.to_string(),
         "scheduler": server.config.scheduler.to_string(),
         "persistentSeconds": server.config.persistence.as_ref().map(|persistence| persistence.timeout_secs),
-        "service": names.service_of(&server.key),
+        "service": service_of(names, &server.key),
         "connections": entry.virtual_server.stats.connections,
         "realServers": entry.real_servers.iter().map(|real| json!({
             "address": real.server.key.to_string(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::modes::ipvs::diff;
+use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::reconciler::report::Report;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
@@ -218,7 +219,7 @@ impl Worker {
             metrics.sync_failures = totals.failed_passes;
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
             metrics.held_back = u64::try_from(engine.proxier().safeguard().held().count()).unwrap_or(u64::MAX);
-            metrics.draining = u64::try_from(engine.proxier().drains().len()).unwrap_or(u64::MAX);
+            metrics.draining = u64::try_from(engine.proxier().drains().map_or(0, Drains::len)).unwrap_or(u64::MAX);
             // Not after each change: counting walks everything.
             if report.full {
                 if report.unread.is_empty() {
@@ -317,8 +318,8 @@ fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [u64; 2] {
 /// Counts ours and others' servers in the kernel. Numbers that could not be read stay.
 fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
     let proxier = engine.proxier();
-    let Some(observed) = proxier.observed() else { return };
-    let foreign: Vec<_> = diff::foreign(proxier.wanted(), observed, proxier.facts().config()).collect();
+    let (Some(wanted), Some(observed)) = (proxier.wanted(), proxier.observed()) else { return };
+    let foreign: Vec<_> = diff::foreign(wanted, observed, proxier.facts().config()).collect();
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let ours = || observed.virtual_servers.iter().filter(|(key, _)| foreign.binary_search(key).is_err());
     metrics.virtual_servers = number(ours().count());

@@ -54,11 +54,19 @@ pub enum Call {
     SysctlsSet,
     /// [`Conntrack::forget_udp`](crate::ports::Conntrack::forget_udp).
     ConntrackForgetUdp,
+    /// [`Tables::generation`](crate::ports::Tables::generation).
+    TablesGeneration,
+    /// [`Tables::read`](crate::ports::Tables::read).
+    TablesRead,
+    /// [`Tables::has_chain`](crate::ports::Tables::has_chain).
+    TablesHasChain,
+    /// [`Tables::commit`](crate::ports::Tables::commit).
+    TablesCommit,
 }
 
 impl Call {
     /// All of them.
-    pub const ALL: [Call; 23] = [
+    pub const ALL: [Call; 27] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
         Call::IpvsRun,
@@ -82,6 +90,10 @@ impl Call {
         Call::SysctlsGet,
         Call::SysctlsSet,
         Call::ConntrackForgetUdp,
+        Call::TablesGeneration,
+        Call::TablesRead,
+        Call::TablesHasChain,
+        Call::TablesCommit,
     ];
 
     /// Whether it changes something.
@@ -97,6 +109,9 @@ impl Call {
                 | Call::LinksAddresses
                 | Call::LinksGateways
                 | Call::SysctlsGet
+                | Call::TablesGeneration
+                | Call::TablesRead
+                | Call::TablesHasChain
         )
     }
 }
@@ -175,12 +190,14 @@ pub struct Writes {
     pub sysctls: u64,
     /// Calls that look for flows to forget.
     pub conntrack: u64,
+    /// Transactions of nf_tables.
+    pub tables: u64,
 }
 
 impl Writes {
     /// All ports together.
     pub fn total(&self) -> u64 {
-        [self.ipvs, self.sets, self.rules, self.links, self.sysctls, self.conntrack]
+        [self.ipvs, self.sets, self.rules, self.links, self.sysctls, self.conntrack, self.tables]
             .iter()
             .fold(0, |sum, count| sum.saturating_add(*count))
     }
@@ -205,6 +222,7 @@ impl Writes {
             | Call::LinksUnbind => &mut self.links,
             Call::SysctlsGet | Call::SysctlsSet => &mut self.sysctls,
             Call::ConntrackForgetUdp => &mut self.conntrack,
+            Call::TablesGeneration | Call::TablesRead | Call::TablesHasChain | Call::TablesCommit => &mut self.tables,
         }
     }
 }

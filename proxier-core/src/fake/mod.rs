@@ -46,6 +46,7 @@ use iptables::fake::FakeHost;
 use iptables::{Backend, Family};
 use ipvs::fake::FakeIpvs;
 use ipvs::{RealServerKey, VirtualServerKey};
+use nftables::fake::FakeNftables;
 
 pub use conntrack::Flow;
 pub use control::{Call, Fault, Objection, Writes};
@@ -68,6 +69,8 @@ pub struct KernelState {
     pub sets: BTreeMap<String, (String, BTreeSet<String>)>,
     /// Rules by family and back end, in the format of `iptables-save`.
     pub rules: BTreeMap<(Family, Backend), String>,
+    /// Tables of nf_tables by family and name, as `nft list table` prints them.
+    pub tables: BTreeMap<String, String>,
     /// Addresses by device, in the order they were added.
     pub devices: BTreeMap<String, Vec<IpAddr>>,
     /// Values below `/proc/sys`.
@@ -87,8 +90,28 @@ struct Parts {
     host: Host,
     links: Shared<Interfaces>,
     sysctls: Shared<BTreeMap<String, String>>,
+    tables: FakeTables,
     flows: Shared<BTreeSet<Flow>>,
     control: Shared<Control>,
+}
+
+/// Tables of nf_tables.
+#[derive(Clone, Debug, Default)]
+struct FakeTables(FakeNftables);
+
+impl FakeTables {
+    fn client(&self) -> nftables::Client {
+        nftables::Client::with_transport(self.0.transport())
+    }
+
+    /// All tables, as `nft list ruleset` prints them.
+    fn dump(&self) -> BTreeMap<String, String> {
+        let mut client = self.client();
+        // The fake refuses no listing.
+        let tables = client.list_tables(None).unwrap_or_default();
+        let keys = tables.into_iter().map(|table| table.table.key);
+        keys.filter_map(|key| Some((key.to_string(), client.snapshot(&key).ok()?.to_string()))).collect()
+    }
 }
 
 /// When virtual servers last changed, so that an earlier reading can be reused.
@@ -165,6 +188,7 @@ impl FakeKernel {
             written: Shared::default(),
             links: Shared::default(),
             sysctls: Shared::new(sysctls),
+            tables: FakeTables::default(),
             flows: Shared::default(),
             control,
         })
@@ -185,6 +209,7 @@ impl FakeKernel {
             ipvs: self.parts.ipvs.dump().unwrap_or_default(),
             sets: self.saved_sets(),
             rules: self.parts.host.dump(),
+            tables: self.parts.tables.dump(),
             devices: self.parts.links.lock().all(),
             sysctls: self.parts.sysctls.lock().clone(),
             flows: self.parts.flows.lock().clone(),
@@ -263,6 +288,11 @@ impl FakeKernel {
     /// None: the fake always answers.
     pub fn ipset(&self) -> Result<ipset::Client, ipset::Error> {
         ipset::Client::with_transport(Watched::new(self.parts.sets.transport(), self.parts.written.clone()))
+    }
+
+    /// A client of nf_tables, to change tables behind the ports' back.
+    pub fn nftables(&self) -> nftables::Client {
+        self.parts.tables.client()
     }
 
     /// The iptables programs, to change rules or hold the lock behind the ports' back.

@@ -10,6 +10,7 @@ use iptables::{BackendChoice, Dump, Limits, Transaction};
 use ipvs::fake::FakeIpvs;
 use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Operation, VirtualServerKey};
+use nftables::{TableKey, TableSnapshot};
 
 use super::conntrack::{Flow, forget_udp};
 use super::control::{Call, Control, Fate, Verdict};
@@ -18,11 +19,11 @@ use super::links::Interfaces;
 use super::shared::Shared;
 use super::transport::{Watched, Written};
 use super::{Changed, Parts};
-use crate::kernel::{IpvsPort, RulesPort, SetsPort, check_sysctl};
+use crate::kernel::{IpvsPort, RulesPort, SetsPort, TablesPort, check_sysctl};
 use crate::modes::ipvs::sets::SetKey;
 use crate::ports::{
-    Conntrack, Flows, Ipvs, ItemFailure, ItemFailures, Links, PortError, PortErrorKind, Ports, Rules, Sets, Sysctls,
-    UdpServices,
+    Conntrack, Flows, Ipvs, ItemFailure, ItemFailures, Links, NotCommitted, PortError, PortErrorKind, Ports, Rules,
+    Sets, Sysctls, Tables, UdpServices,
 };
 use crate::snapshot::HostAddresses;
 
@@ -32,6 +33,7 @@ pub(super) struct FakePorts {
     rules: FakeRulesPort,
     links: FakeLinksPort,
     sysctls: FakeSysctlsPort,
+    tables: FakeTablesPort,
     conntrack: FakeConntrackPort,
 }
 
@@ -40,6 +42,7 @@ impl FakePorts {
         let gate = || Gate(parts.control.clone());
         let counting = Shared::new(false);
         let (ipvs, sets, written) = (parts.ipvs.clone(), parts.sets.clone(), parts.written.clone());
+        let tables = parts.tables.clone();
         let (control, noticing) = (parts.control.clone(), counting.clone());
         let open_sets = move || {
             let socket = sets.transport();
@@ -68,6 +71,7 @@ impl FakePorts {
             },
             links: FakeLinksPort { gate: gate(), links: parts.links.clone() },
             sysctls: FakeSysctlsPort { gate: gate(), values: parts.sysctls.clone() },
+            tables: FakeTablesPort { gate: gate(), port: TablesPort::new(move || Ok(tables.client())) },
             conntrack: FakeConntrackPort { gate: gate(), flows: parts.flows.clone() },
         }
     }
@@ -79,6 +83,7 @@ impl FakePorts {
             rules: &mut self.rules,
             links: &mut self.links,
             sysctls: &mut self.sysctls,
+            tables: &mut self.tables,
             conntrack: &mut self.conntrack,
         }
     }
@@ -390,5 +395,43 @@ struct FakeConntrackPort {
 impl Conntrack for FakeConntrackPort {
     fn forget_udp(&mut self, services: &UdpServices) -> Result<Flows, PortError> {
         self.gate.call(Call::ConntrackForgetUdp, None, || Ok(forget_udp(&mut self.flows.lock(), services)))
+    }
+}
+
+struct FakeTablesPort {
+    gate: Gate,
+    port: TablesPort,
+}
+
+impl Tables for FakeTablesPort {
+    fn generation(&mut self) -> Result<u32, PortError> {
+        self.gate.call(Call::TablesGeneration, None, || self.port.generation())
+    }
+
+    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
+        self.gate.call(Call::TablesRead, family_of(table), || self.port.read(table))
+    }
+
+    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
+        self.gate.call(Call::TablesHasChain, family_of(table), || self.port.has_chain(table, chain))
+    }
+
+    fn commit(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
+        let mut refused = None;
+        let outcome = self.gate.call(Call::TablesCommit, None, || {
+            self.port.commit(transaction).map_err(|not| {
+                refused = not.refused;
+                not.error
+            })
+        });
+        outcome.map_err(|error| NotCommitted { error, refused })
+    }
+}
+
+fn family_of(table: &TableKey) -> Option<Family> {
+    match table.family {
+        nftables::Family::Ip => Some(Family::V4),
+        nftables::Family::Ip6 => Some(Family::V6),
+        _ => None,
     }
 }

@@ -4,6 +4,7 @@
 //! * [`IpvsPort`] over `ipvs`, [`SetsPort`] over `ipset`, [`RulesPort`] over `iptables`;
 //! * [`LinksPort`], devices and addresses over rtnetlink, many addresses in a send;
 //! * [`SysctlsPort`], files below `/proc/sys`;
+//! * [`TablesPort`] over `nftables`;
 //! * [`ConntrackPort`], tracked connections over nfnetlink.
 //!
 //! Errors become [`PortErrorKind`](crate::ports::PortErrorKind)s by the kinds that the clients report, never by their
@@ -32,6 +33,7 @@ mod rtnetlink;
 mod rules;
 mod sets;
 mod sysctl;
+mod tables;
 
 use std::path::PathBuf;
 
@@ -47,6 +49,7 @@ pub use sets::SetsPort;
 pub use sysctl::SysctlsPort;
 #[cfg(feature = "testing")]
 pub(crate) use sysctl::check as check_sysctl;
+pub use tables::TablesPort;
 
 /// How to reach the kernel.
 #[derive(Clone, Debug)]
@@ -84,6 +87,7 @@ pub struct KernelPorts {
     rules: RulesPort<System>,
     links: LinksPort,
     sysctls: SysctlsPort,
+    tables: TablesPort,
     conntrack: ConntrackPort,
 }
 
@@ -105,6 +109,7 @@ impl KernelPorts {
             rules: RulesPort::new(options.system.clone(), options.backend, options.limits),
             links,
             sysctls: SysctlsPort::new(&options.sysctl_root),
+            tables: TablesPort::new(nftables::Client::open),
             conntrack: ConntrackPort::new(),
         })
     }
@@ -117,6 +122,7 @@ impl KernelPorts {
             rules: &mut self.rules,
             links: &mut self.links,
             sysctls: &mut self.sysctls,
+            tables: &mut self.tables,
             conntrack: &mut self.conntrack,
         }
     }

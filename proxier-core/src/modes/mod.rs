@@ -4,4 +4,282 @@
 //! difference. Modes do not know each other; what several need is in [`shared`].
 
 pub mod ipvs;
+pub mod nftables;
 pub mod shared;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use crate::config::{Config, Families};
+use crate::modes::shared::names::Names;
+use crate::modes::shared::sysctls::HostSettings;
+use crate::net::{Family, FrontendKey};
+use crate::ports::Ports;
+use crate::reconciler::report::{Report, Unread};
+use crate::reconciler::safeguard::Safeguard;
+use crate::reconciler::schedule::Moment;
+use crate::reconciler::step::Step;
+use crate::service::{Desired, NodeFacts};
+use crate::snapshot::{HostAddresses, ObjectKey, Store};
+
+/// By what the kernel serves Services.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Virtual servers of IPVS. Default.
+    #[default]
+    Ipvs,
+    /// Tables of nf_tables.
+    Nftables,
+}
+
+impl Kind {
+    /// The name in configuration files: `ipvs`, `nftables`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Ipvs => "ipvs",
+            Kind::Nftables => "nftables",
+        }
+    }
+}
+
+/// As [`Kind::name`].
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What is the same for all parts of a pass.
+#[derive(Clone, Copy)]
+pub(crate) struct Pass<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) facts: &'a NodeFacts,
+    pub(crate) host: &'a HostAddresses,
+    pub(crate) settings: &'a HostSettings,
+    /// Compare everything, not only what changed.
+    pub(crate) full: bool,
+    /// A full pass has succeeded.
+    pub(crate) settled: bool,
+    /// The last pass failed.
+    pub(crate) failing: bool,
+    pub(crate) now: Moment,
+}
+
+impl Pass<'_> {
+    pub(crate) fn config(&self) -> &Config {
+        self.facts.config()
+    }
+
+    pub(crate) fn families(&self) -> impl Iterator<Item = Family> + use<> {
+        let families: Families = self.config().families;
+        families.iter()
+    }
+}
+
+/// What a refresh changed, for those who are no mode.
+#[derive(Debug, Default)]
+pub(crate) struct Refreshed {
+    /// Frontends that are new, gone or different.
+    pub(crate) frontends: Vec<FrontendKey>,
+    /// Whether a health check is new, gone or different.
+    pub(crate) health_checks: bool,
+}
+
+impl Refreshed {
+    /// Adds what a later refresh changed.
+    pub(crate) fn extend(&mut self, later: Refreshed) {
+        self.frontends.extend(later.frontends);
+        self.health_checks |= later.health_checks;
+    }
+}
+
+/// What a pass would do.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Plan {
+    /// In IPVS mode.
+    Ipvs(Box<ipvs::plan::Plan>),
+    /// In nftables mode.
+    Nftables(Box<nftables::Plan>),
+}
+
+impl Plan {
+    /// Whether nothing is to be done.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Plan::Ipvs(plan) => plan.is_empty(),
+            Plan::Nftables(plan) => plan.is_empty(),
+        }
+    }
+
+    /// The operations, in the order in which they are carried out.
+    pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> Box<dyn Iterator<Item = Step> + 'a> {
+        match self {
+            Plan::Ipvs(plan) => Box::new(plan.steps(names)),
+            Plan::Nftables(plan) => Box::new(plan.steps(names)),
+        }
+    }
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Plan::Ipvs(Box::default())
+    }
+}
+
+/// The mode of a node, from pass to pass.
+#[derive(Debug)]
+pub(crate) enum Mode {
+    Ipvs(Box<ipvs::Mode>),
+    Nftables(Box<nftables::Mode>),
+}
+
+/// A plan, and what follows from carrying it out.
+#[derive(Debug)]
+pub(crate) enum Prepared {
+    Ipvs(Box<ipvs::Prepared>),
+    Nftables(Box<nftables::Prepared>),
+}
+
+impl Prepared {
+    pub(crate) fn into_plan(self) -> Plan {
+        match self {
+            Prepared::Ipvs(prepared) => Plan::Ipvs(Box::new(prepared.plan)),
+            Prepared::Nftables(prepared) => Plan::Nftables(Box::new(prepared.plan)),
+        }
+    }
+}
+
+impl Mode {
+    pub(crate) fn desired(&self) -> &Desired {
+        match self {
+            Mode::Ipvs(mode) => mode.wanted().desired(),
+            Mode::Nftables(mode) => mode.wanted().desired(),
+        }
+    }
+
+    pub(crate) fn facts_changed(&mut self) {
+        match self {
+            Mode::Ipvs(mode) => mode.facts_changed(),
+            // Its layout is compared by each pass.
+            Mode::Nftables(_) => {}
+        }
+    }
+
+    /// Whether a pass for changes is enough.
+    pub(crate) fn knows_kernel(&self) -> bool {
+        match self {
+            Mode::Ipvs(mode) => mode.observed().is_some(),
+            Mode::Nftables(mode) => mode.knows_kernel(),
+        }
+    }
+
+    /// The next pass reads the kernel.
+    pub(crate) fn forget_kernel(&mut self) {
+        match self {
+            Mode::Ipvs(mode) => mode.forget_kernel(),
+            Mode::Nftables(mode) => mode.forget_kernel(),
+        }
+    }
+
+    pub(crate) fn compact(&mut self) {
+        match self {
+            Mode::Ipvs(mode) => mode.compact(),
+            Mode::Nftables(mode) => mode.compact(),
+        }
+    }
+
+    /// When there is something to do although nothing changes.
+    pub(crate) fn next_wake(&self) -> Option<Moment> {
+        match self {
+            Mode::Ipvs(mode) => mode.next_wake(),
+            Mode::Nftables(_) => None,
+        }
+    }
+
+    pub(crate) fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
+        match self {
+            Mode::Ipvs(mode) => mode.refresh(store, facts, services),
+            Mode::Nftables(mode) => mode.refresh(store, facts, services),
+        }
+    }
+
+    /// Whether what the mode has on devices is not as known.
+    pub(crate) fn device_differs(&self, host: &HostAddresses) -> bool {
+        match self {
+            Mode::Ipvs(mode) => mode.device_differs(host),
+            Mode::Nftables(_) => false,
+        }
+    }
+
+    /// The addresses on which an earlier process served node ports, where connections end when that ends.
+    pub(crate) fn served_node_addresses(&self, families: Families) -> Vec<IpAddr> {
+        match self {
+            Mode::Ipvs(mode) => mode.served_node_addresses(families).collect(),
+            // Connection tracking keeps them.
+            Mode::Nftables(_) => Vec::new(),
+        }
+    }
+
+    /// Reads the kernel.
+    pub(crate) fn read(
+        &mut self,
+        host: &HostAddresses,
+        facts: &NodeFacts,
+        ports: &mut Ports<'_>,
+    ) -> Result<(), Vec<Unread>> {
+        match self {
+            Mode::Ipvs(mode) => mode.read(host, facts.config(), ports),
+            Mode::Nftables(mode) => mode.read(facts, ports),
+        }
+    }
+
+    /// Compares, reads what else has to be read, and makes the plan. `None` when the kernel is unknown.
+    pub(crate) fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        safeguard: &mut Safeguard,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<Prepared> {
+        Some(match self {
+            Mode::Ipvs(mode) => Prepared::Ipvs(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
+            Mode::Nftables(mode) => Prepared::Nftables(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
+        })
+    }
+
+    /// What planning changes, for [`Mode::after_preview`].
+    pub(crate) fn before_preview(&self) -> Option<ipvs::drain::Drains> {
+        match self {
+            Mode::Ipvs(mode) => Some(mode.drains().clone()),
+            Mode::Nftables(_) => None,
+        }
+    }
+
+    /// The plan that was made is not carried out: the next pass reads the kernel.
+    pub(crate) fn after_preview(&mut self, before: Option<ipvs::drain::Drains>) {
+        if let (Mode::Ipvs(mode), Some(drains)) = (&mut *self, before) {
+            mode.set_drains(drains);
+            mode.forget_rules();
+        }
+        self.forget_kernel();
+    }
+
+    /// Carries out a plan. Returns whether the kernel surprised, so that it has to be read again at once.
+    pub(crate) fn carry_out(
+        &mut self,
+        prepared: Prepared,
+        store: &Store,
+        report: &mut Report,
+        clock: &dyn Fn() -> Moment,
+        ports: &mut Ports<'_>,
+    ) -> bool {
+        match (self, prepared) {
+            (Mode::Ipvs(mode), Prepared::Ipvs(prepared)) => mode.carry_out(*prepared, store, report, clock, ports),
+            (Mode::Nftables(mode), Prepared::Nftables(prepared)) => mode.carry_out(*prepared, store, report, ports),
+            // A plan is carried out by the mode that made it.
+            _ => true,
+        }
+    }
+}

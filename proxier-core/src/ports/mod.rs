@@ -11,6 +11,7 @@ mod links;
 mod rules;
 mod sets;
 mod sysctls;
+mod tables;
 
 use std::fmt;
 
@@ -21,6 +22,7 @@ pub use links::Links;
 pub use rules::Rules;
 pub use sets::Sets;
 pub use sysctls::Sysctls;
+pub use tables::{NotCommitted, Tables};
 
 /// Everything a pass works on.
 pub struct Ports<'a> {
@@ -34,6 +36,8 @@ pub struct Ports<'a> {
     pub links: &'a mut dyn Links,
     /// Values below `/proc/sys`.
     pub sysctls: &'a mut dyn Sysctls,
+    /// Tables of nf_tables.
+    pub tables: &'a mut dyn Tables,
     /// Tracked connections.
     pub conntrack: &'a mut dyn Conntrack,
 }

@@ -14,10 +14,10 @@ use std::time::Duration;
 use crate::config::Config;
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::plan::Plan;
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::ipvs::{self, Mode, Pass, Prepared, Refreshed, reading};
+use crate::modes::shared::host;
 use crate::modes::shared::sysctls::HostSettings;
+use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, ipvs, nftables};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::{Links, Ports};
 use crate::reconciler::report::{Refused, Report, Unread};
@@ -35,8 +35,12 @@ pub struct Options {
     pub config: Config,
     /// Settings of the host.
     pub host: HostSettings,
+    /// By what the kernel serves Services.
+    pub mode: modes::Kind,
     /// Settings of IPVS mode.
     pub ipvs: ipvs::Options,
+    /// Settings of nftables mode.
+    pub nftables: nftables::Options,
     /// How often passes run.
     pub limits: Limits,
     /// When deletions are held back.
@@ -54,7 +58,9 @@ impl Default for Options {
         Options {
             config: Config::default(),
             host: HostSettings::default(),
+            mode: modes::Kind::default(),
             ipvs: ipvs::Options::default(),
+            nftables: nftables::Options::default(),
             limits: Limits::default(),
             mass_removal: MassRemoval::default(),
             address_grace: Duration::from_secs(10),
@@ -119,7 +125,12 @@ impl Reconciler {
             absent: BTreeMap::new(),
             knows_gateways: false,
             knows_served: false,
-            mode: Mode::new(&options.config, &options.ipvs, options.seed),
+            mode: match options.mode {
+                modes::Kind::Ipvs => {
+                    Mode::Ipvs(Box::new(ipvs::Mode::new(&options.config, &options.ipvs, options.seed)))
+                }
+                modes::Kind::Nftables => Mode::Nftables(Box::new(nftables::Mode::new(&options.nftables))),
+            },
             safeguard: Safeguard::new(options.mass_removal),
             schedule: Schedule::new(options.limits, options.seed, now),
             started: false,
@@ -406,15 +417,13 @@ impl Reconciler {
 
     /// What a full pass would do now, without doing it.
     pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
-        let (drains, safeguard) = (self.mode.drains().clone(), self.safeguard.clone());
+        let (before, safeguard) = (self.mode.before_preview(), self.safeguard.clone());
         let mut report = Report::default();
         let prepared = self.prepare(schedule::Pass::Full, now, &mut report, ports);
-        self.mode.set_drains(drains);
+        self.mode.after_preview(before);
         self.safeguard = safeguard;
-        self.mode.forget_kernel();
-        self.mode.forget_rules();
         self.schedule.request_full(now);
-        (prepared.map(|prepared| prepared.plan).unwrap_or_default(), report)
+        (prepared.map(Prepared::into_plan).unwrap_or_default(), report)
     }
 
     /// Compiles what changed, reads what has to be read, and makes the plan; `None` when the kernel could not be read.
@@ -425,9 +434,9 @@ impl Reconciler {
         report: &mut Report,
         ports: &mut Ports<'_>,
     ) -> Option<Prepared> {
-        report.full = pass == schedule::Pass::Full || self.mode.observed().is_none();
+        report.full = pass == schedule::Pass::Full || !self.mode.knows_kernel();
         if report.full || self.host_stale {
-            match reading::read_host(ports.links) {
+            match host::read_host(ports.links) {
                 Ok(host) => report.full |= self.take_host(host, now),
                 Err(error) => report.unread.push(error),
             }
@@ -443,7 +452,7 @@ impl Reconciler {
             self.safeguard.believe(refreshed.frontends);
         }
         if report.full && report.unread.is_empty() {
-            let read = self.mode.read(&self.host, &self.options.config, ports);
+            let read = self.mode.read(&self.host, &self.facts, ports);
             report.unread.extend(read.err().into_iter().flatten());
         }
         if !report.unread.is_empty() {
@@ -475,7 +484,7 @@ impl Reconciler {
         let pending = std::mem::take(&mut self.pending);
         let mut refreshed = self.mode.refresh(&self.store, &self.facts, &pending);
         let mut services = BTreeSet::new();
-        for (kind, key) in self.safeguard.judge(&self.store, self.mode.wanted().desired(), &self.facts, now) {
+        for (kind, key) in self.safeguard.judge(&self.store, self.mode.desired(), &self.facts, now) {
             services.extend(match kind {
                 ObjectKind::Service => self.store.delete_service(&key),
                 _ => self.store.delete_slice(&key),
@@ -491,10 +500,10 @@ impl Reconciler {
     fn take_host(&mut self, host: HostAddresses, now: Moment) -> bool {
         self.host_stale = false;
         let before = std::mem::replace(&mut self.host, host);
-        let there: BTreeSet<IpAddr> = reading::other_addresses(&self.host).collect();
+        let there: BTreeSet<IpAddr> = host::other_addresses(&self.host).collect();
         self.absent.retain(|address, _| !there.contains(address));
         let until = now.saturating_add(self.options.address_grace);
-        for lost in reading::other_addresses(&before).filter(|address| !there.contains(address)) {
+        for lost in host::other_addresses(&before).filter(|address| !there.contains(address)) {
             if until > now && is_reachable(lost) {
                 self.absent.entry(lost).or_insert(until);
             }
@@ -506,14 +515,16 @@ impl Reconciler {
     /// At the first reading of the kernel: an address on which an earlier process served node ports, and which this host
     /// lacks now, gets the same time to come back as one lost later. Returns whether there is one.
     fn take_served(&mut self, now: Moment) -> bool {
-        if self.knows_served || self.mode.observed().is_none() {
+        if self.knows_served || !self.mode.knows_kernel() {
             return false;
         }
         self.knows_served = true;
         let until = now.saturating_add(self.options.address_grace);
         let served = self.mode.served_node_addresses(self.options.config.families);
-        let missing: BTreeSet<IpAddr> =
-            served.filter(|address| until > now && is_reachable(*address) && !self.facts.is_here(*address)).collect();
+        let missing: BTreeSet<IpAddr> = served
+            .into_iter()
+            .filter(|address| until > now && is_reachable(*address) && !self.facts.is_here(*address))
+            .collect();
         self.absent.extend(missing.iter().map(|address| (*address, until)));
         if !missing.is_empty() {
             self.refresh_facts();
@@ -584,17 +595,23 @@ impl Reconciler {
 
     /// What the Services mean, as of the last pass.
     pub fn desired(&self) -> &Desired {
-        self.mode.wanted().desired()
+        self.mode.desired()
     }
 
-    /// What IPVS has to have for it.
-    pub fn wanted(&self) -> &Wanted {
-        self.mode.wanted()
+    /// What IPVS has to have for it; `None` in other modes.
+    pub fn wanted(&self) -> Option<&Wanted> {
+        match &self.mode {
+            Mode::Ipvs(mode) => Some(mode.wanted()),
+            Mode::Nftables(_) => None,
+        }
     }
 
-    /// What the kernel holds, as far as is known.
+    /// What IPVS holds, as far as is known; `None` in other modes.
     pub fn observed(&self) -> Option<&Observed> {
-        self.mode.observed()
+        match &self.mode {
+            Mode::Ipvs(mode) => mode.observed(),
+            Mode::Nftables(_) => None,
+        }
     }
 
     /// The node facts: what compiling needs besides the Services.
@@ -607,9 +624,12 @@ impl Reconciler {
         &self.safeguard
     }
 
-    /// Real servers that drain.
-    pub fn drains(&self) -> &Drains {
-        self.mode.drains()
+    /// Real servers that drain; `None` in modes in which connections end by themselves.
+    pub fn drains(&self) -> Option<&Drains> {
+        match &self.mode {
+            Mode::Ipvs(mode) => Some(mode.drains()),
+            Mode::Nftables(_) => None,
+        }
     }
 
     /// Since when something is wanted that the kernel does not have; `None` when it has everything, and before

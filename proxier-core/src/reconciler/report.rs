@@ -28,8 +28,10 @@ impl Failure {
     /// (an endpoint that is a broadcast address, a family or scheduler that IPVS lacks). Other objects are not affected,
     /// and retrying helps only when something else changes.
     pub fn is_of_one_object(&self) -> bool {
-        let of_an_object =
-            matches!(self.step.part, Part::VirtualServer | Part::RealServer | Part::Address | Part::Entry);
+        let of_an_object = matches!(
+            self.step.part,
+            Part::VirtualServer | Part::RealServer | Part::Address | Part::Entry | Part::Frontend
+        );
         let because_of_it = matches!(
             self.error.kind(),
             PortErrorKind::Invalid

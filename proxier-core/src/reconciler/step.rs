@@ -66,6 +66,10 @@ pub enum Part {
     RealServer,
     /// An address on the dummy device.
     Address,
+    /// A table of nf_tables, with its chains and rules.
+    Table,
+    /// A Frontend in a table of nf_tables.
+    Frontend,
     /// Tracked UDP flows.
     Flows,
 }
@@ -83,6 +87,8 @@ impl Part {
             Part::VirtualServer => "virtualServer",
             Part::RealServer => "realServer",
             Part::Address => "address",
+            Part::Table => "table",
+            Part::Frontend => "frontend",
             Part::Flows => "flows",
         }
     }

@@ -300,7 +300,7 @@ impl Machine {
 
         let after = Held::of(&self.kernel);
         assert_eq!(foreign::state(&after.state), foreign::state(&before.state), "somebody else's things changed");
-        let wanted = self.proxier.wanted();
+        let wanted = self.proxier.wanted().unwrap();
         assert_eq!(*wanted, Wanted::build(self.proxier.store(), self.proxier.facts()));
         check_writes(&log.0, wanted, &before, raced);
         if !raced {
@@ -352,11 +352,11 @@ impl Machine {
         assert!(report.full && report.is_done() && report.drift.is_empty() && report.draining == 0, "{report:#?}");
         assert_eq!(report.writes(), 0, "{report:#?}");
         assert_eq!(self.kernel.writes(), writes);
-        assert!(self.proxier.drains().is_empty());
+        assert!(self.proxier.drains().unwrap().is_empty());
         assert_eq!(self.proxier.schedule().failures(), 0);
         let memory = self.proxier.observed().unwrap().virtual_servers.iter();
         for (key, there) in memory {
-            let wanted = self.proxier.wanted().frontend(key).map(Frontend::endpoints);
+            let wanted = self.proxier.wanted().unwrap().frontend(key).map(Frontend::endpoints);
             let shared = wanted.is_none_or(|wanted| Arc::ptr_eq(wanted, there.real_servers.keys()));
             assert!(shared || wanted.is_some_and(|wanted| wanted.is_empty()), "{key} is kept twice");
         }
@@ -372,8 +372,8 @@ impl Machine {
         let report = proxier.pass(&|| now, &mut fresh.ports()).unwrap();
         assert!(report.is_done(), "{report:#?}");
         let mut orphans = self.orphans.clone();
-        orphans.retain(|key| !proxier.wanted().has_server(key));
-        foreign::assert_same(&state, &fresh.state(), &orphans, proxier.wanted());
+        orphans.retain(|key| !proxier.wanted().unwrap().has_server(key));
+        foreign::assert_same(&state, &fresh.state(), &orphans, proxier.wanted().unwrap());
     }
 
     /// Cleans up: nothing of ours is left, and everything else is.

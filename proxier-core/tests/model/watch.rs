@@ -36,6 +36,7 @@ impl Log {
             links: &mut Watched { port: ports.links, log: &mut links },
             rules: ports.rules,
             sysctls: ports.sysctls,
+            tables: ports.tables,
             conntrack: ports.conntrack,
         });
         self.0 = ipvs.into_iter().chain(sets).chain(links).collect();

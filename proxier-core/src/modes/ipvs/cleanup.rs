@@ -8,8 +8,9 @@ use crate::modes::ipvs::plan::RulesChange;
 use crate::modes::ipvs::reading;
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::sets::SetKey;
-use crate::modes::ipvs::steps::Names;
 use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::shared::host::read_host;
+use crate::modes::shared::names::Names;
 use crate::ports::{PortError, PortErrorKind, Ports};
 use crate::reconciler::report::{Applied, Unread};
 use crate::reconciler::step::{Action, Part, Step};
@@ -95,7 +96,7 @@ impl Cleaned {
 /// Deletes our virtual servers; returns whether none is left.
 fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
     let wanted = Wanted::new(config);
-    let host = match reading::read_host(ports.links) {
+    let host = match read_host(ports.links) {
         Ok(host) => host,
         Err(error) => {
             cleaned.unread.push(error);
@@ -114,7 +115,7 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
     let operations: Vec<Operation> = ours.copied().map(Operation::DeleteVirtualServer).collect();
     let failures = ports.ipvs.run(&operations);
     let store = Store::default();
-    let names = Names::new(&store, &wanted);
+    let names = Names::new(&store, wanted.desired());
     let mut left = 0_usize;
     for failure in failures {
         let Some(operation) = operations.get(failure.index) else { continue };

@@ -26,4 +26,4 @@ pub mod udp;
 pub mod wanted;
 
 pub use mode::Options;
-pub(crate) use mode::{Mode, Pass, Prepared, Refreshed};
+pub(crate) use mode::{Mode, Prepared};

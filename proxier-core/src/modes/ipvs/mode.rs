@@ -15,11 +15,12 @@ use super::observed::Observed;
 use super::plan::{Plan, RulesChange, plan};
 use super::reading;
 use super::rules;
-use super::steps::Names;
 use super::udp;
 use super::wanted::{Changed, Wanted};
 use crate::config::{Config, Families};
-use crate::modes::shared::sysctls::{HostSettings, SysctlChange};
+use crate::modes::shared::names::Names;
+use crate::modes::shared::sysctls::SysctlChange;
+use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules};
 use crate::reconciler::backoff::Backoff;
@@ -73,50 +74,6 @@ pub(crate) struct Mode {
     /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
     unfinished: BTreeSet<(Part, String, String)>,
     drains: Drains,
-}
-
-/// What is the same for all parts of a pass.
-#[derive(Clone, Copy)]
-pub(crate) struct Pass<'a> {
-    pub(crate) store: &'a Store,
-    pub(crate) facts: &'a NodeFacts,
-    pub(crate) host: &'a HostAddresses,
-    pub(crate) settings: &'a HostSettings,
-    /// Compare everything, not only what changed.
-    pub(crate) full: bool,
-    /// A full pass has succeeded.
-    pub(crate) settled: bool,
-    /// The last pass failed.
-    pub(crate) failing: bool,
-    pub(crate) now: Moment,
-}
-
-impl Pass<'_> {
-    fn config(&self) -> &Config {
-        self.facts.config()
-    }
-
-    fn families(&self) -> impl Iterator<Item = Family> + use<> {
-        let families: Families = self.config().families;
-        families.iter()
-    }
-}
-
-/// What a refresh changed, for those who are no mode.
-#[derive(Debug, Default)]
-pub(crate) struct Refreshed {
-    /// Frontends that are new, gone or different.
-    pub(crate) frontends: Vec<FrontendKey>,
-    /// Whether a health check is new, gone or different.
-    pub(crate) health_checks: bool,
-}
-
-impl Refreshed {
-    /// Adds what a later refresh changed.
-    pub(crate) fn extend(&mut self, later: Refreshed) {
-        self.frontends.extend(later.frontends);
-        self.health_checks |= later.health_checks;
-    }
 }
 
 /// A plan, and what follows from carrying it out.
@@ -574,7 +531,7 @@ impl Mode {
     /// What somebody else changed: operations on things that the input did not change.
     fn drift(&self, pass: Pass<'_>, plan: &Plan, inputs: &BTreeMap<Family, rules::Inputs>) -> Vec<Step> {
         let changed = &self.changed;
-        let names = Names::new(pass.store, &self.wanted);
+        let names = Names::new(pass.store, self.wanted.desired());
         let mut drift = Vec::new();
         drift.extend(plan.create_device.then(Step::device));
         drift.extend(plan.sysctls.iter().map(Step::sysctl));
@@ -624,7 +581,7 @@ impl Mode {
         let Prepared { plan, mut inputs } = prepared;
         let now = clock();
         let Some(observed) = &mut self.observed else { return false };
-        let names = Names::new(store, &self.wanted);
+        let names = Names::new(store, self.wanted.desired());
         let (applied, effects) = apply(&plan, &self.wanted, observed, &names, ports);
         if !self.unmade.is_empty() {
             // Nothing was there when it was read, so a virtual server that was tried there is ours, whatever the answer.

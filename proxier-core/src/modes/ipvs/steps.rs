@@ -9,10 +9,14 @@ use ipvs::{Operation, RealServer, VirtualServerKey};
 
 use super::plan::{Plan, RulesChange};
 use super::sets::SetKey;
-use super::wanted::Wanted;
+use crate::modes::shared::names::Names;
+use crate::net::FrontendKey;
 use crate::reconciler::step::{Action, Part, Step};
-use crate::service::Roles;
-use crate::snapshot::Store;
+
+/// The Service and port that want a virtual server.
+fn service_of(names: &Names<'_>, key: &VirtualServerKey) -> Option<String> {
+    names.service_of(&FrontendKey::try_from(*key).ok()?)
+}
 
 impl Step {
     pub(crate) fn timeouts(update: &TimeoutsUpdate) -> Self {
@@ -50,16 +54,16 @@ impl Step {
     pub(crate) fn operation(operation: &Operation, names: &Names<'_>) -> Self {
         let real = |action, key: &VirtualServerKey, server: &RealServer| {
             let step = Step::new(action, Part::RealServer, format_args!("{key} -> {}", server.key));
-            step.with(format_args!("weight {}", server.config.weight)).of(names.service_of(key))
+            step.with(format_args!("weight {}", server.config.weight)).of(service_of(names, key))
         };
         let virtual_server = |action, server: &VirtualServer| {
-            Step::new(action, Part::VirtualServer, server.key).with(Shown(server)).of(names.service_of(&server.key))
+            Step::new(action, Part::VirtualServer, server.key).with(Shown(server)).of(service_of(names, &server.key))
         };
         match operation {
             Operation::AddVirtualServer(server) => virtual_server(Action::Add, server),
             Operation::UpdateVirtualServer(server) => virtual_server(Action::Change, server),
             Operation::DeleteVirtualServer(key) => {
-                Step::new(Action::Delete, Part::VirtualServer, key).of(names.service_of(key))
+                Step::new(Action::Delete, Part::VirtualServer, key).of(service_of(names, key))
             }
             Operation::AddRealServer(key, server) => real(Action::Add, key, server),
             Operation::UpdateRealServer(key, server) if server.config.weight == Weight::DRAIN => {
@@ -67,7 +71,7 @@ impl Step {
             }
             Operation::UpdateRealServer(key, server) => real(Action::Change, key, server),
             Operation::DeleteRealServer(key, real) => {
-                Step::new(Action::Delete, Part::RealServer, format_args!("{key} -> {real}")).of(names.service_of(key))
+                Step::new(Action::Delete, Part::RealServer, format_args!("{key} -> {real}")).of(service_of(names, key))
             }
             // Other operations are never planned.
             other => Step::new(Action::Change, Part::VirtualServer, other.subject()),
@@ -86,39 +90,6 @@ impl fmt::Display for Shown<'_> {
             write!(f, " persistent {timeout_secs} s")?;
         }
         Ok(())
-    }
-}
-
-/// Looks up names of Services.
-#[derive(Clone, Copy, Debug)]
-pub struct Names<'a> {
-    store: &'a Store,
-    wanted: &'a Wanted,
-}
-
-impl<'a> Names<'a> {
-    /// Names for what is wanted.
-    pub fn new(store: &'a Store, wanted: &'a Wanted) -> Self {
-        Names { store, wanted }
-    }
-
-    /// The Service and port that want a virtual server: `namespace/name:port`, without `:port` when the port has no name.
-    pub fn service_of(&self, key: &VirtualServerKey) -> Option<String> {
-        let owner = self.wanted.owner(key)?;
-        let frontend = self.wanted.frontend(key)?;
-        let ports = self.store.service(owner).map_or(&[][..], |service| &service.ports);
-        let number = Some(frontend.key.port);
-        let of = |node_port: bool| {
-            ports.iter().find(|port| {
-                let its = if node_port { port.node_port } else { Some(port.port) };
-                port.protocol == frontend.key.protocol && its == number
-            })
-        };
-        let port = of(frontend.roles.contains(Roles::NODE_PORT)).or_else(|| of(false));
-        Some(match port.map(|port| &*port.name) {
-            None | Some("") => owner.to_string(),
-            Some(name) => format!("{owner}:{name}"),
-        })
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::ports::Sysctls;
+
 /// A value to write.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -89,13 +91,25 @@ impl fmt::Display for Wanted {
 /// * `net/ipv4/ip_forward`: packets to real servers on other hosts. The network plugin sets IPv6 forwarding, as with
 ///   kube-proxy.
 pub fn wanted(settings: &HostSettings, release: &str) -> Vec<Wanted> {
+    let mut all = of_ipvs(release);
+    all.extend(of_every_mode(settings));
+    all
+}
+
+/// The values that only IPVS needs.
+fn of_ipvs(release: &str) -> Vec<Wanted> {
     let mut all = vec![Wanted::exactly("net/ipv4/vs/conntrack", 1)];
     if release_number(release).is_some_and(|release| ((4, 1)..(5, 9)).contains(&release)) {
         all.push(Wanted::exactly("net/ipv4/vs/conn_reuse_mode", 0));
     }
     all.push(Wanted::exactly("net/ipv4/vs/expire_nodest_conn", 1));
     all.push(Wanted::exactly("net/ipv4/vs/expire_quiescent_template", 1));
-    all.push(Wanted::exactly("net/ipv4/ip_forward", 1));
+    all
+}
+
+/// The values that every mode needs.
+pub fn of_every_mode(settings: &HostSettings) -> Vec<Wanted> {
+    let mut all = vec![Wanted::exactly("net/ipv4/ip_forward", 1)];
     if settings.strict_arp {
         all.push(Wanted::exactly("net/ipv4/conf/all/arp_ignore", 1));
         all.push(Wanted::exactly("net/ipv4/conf/all/arp_announce", 2));
@@ -112,6 +126,20 @@ pub fn wanted(settings: &HostSettings, release: &str) -> Vec<Wanted> {
     ];
     all.extend(secs.into_iter().filter_map(|(path, value)| value.map(|value| Wanted::optional(path, value))));
     all
+}
+
+/// The values that differ: those to write, and optional ones that may not be written from here. One that cannot be read is
+/// written all the same: a failed write says more than a failed reading.
+pub fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<Wanted>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
+    let (mut changes, mut unmet) = (Vec::new(), Vec::new());
+    for wanted in wanted {
+        let there = sysctls.get(wanted.path).ok();
+        if let Some(change) = wanted.change(there.as_deref()) {
+            let leave = wanted.optional && !sysctls.can_set(wanted.path);
+            if leave { &mut unmet } else { &mut changes }.push(change);
+        }
+    }
+    (changes, unmet)
 }
 
 /// Where the kernel gives its release.

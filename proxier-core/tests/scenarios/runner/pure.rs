@@ -79,7 +79,7 @@ impl Subject for Pure {
         }
         self.rejections = rejections;
         self.observed.host_addresses =
-            proxier_core::modes::ipvs::reading::other_addresses(&change.world.host()).collect();
+            proxier_core::modes::shared::host::other_addresses(&change.world.host()).collect();
         let config = self.facts.config();
         let everything = diff(&self.wanted, &self.observed, config);
         let small = diff_changed(&self.wanted, &self.observed, &noted, config);

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::net::IpAddr;
 
 use iptables::{Backend, BackendChoice, System};
-use proxier_core::kernel::{ConntrackPort, IpvsPort, LinksPort, Options, RulesPort, SetsPort, SysctlsPort};
+use proxier_core::kernel::{ConntrackPort, IpvsPort, LinksPort, Options, RulesPort, SetsPort, SysctlsPort, TablesPort};
 use proxier_core::ports::{Links as _, Ports};
 use proxier_core::snapshot::HostAddresses;
 use serde_json::Value;
@@ -22,6 +22,7 @@ pub(crate) struct Real {
     rules: Option<RulesPort<System>>,
     links: LinksPort,
     sysctls: SysctlsPort,
+    tables: TablesPort,
     conntrack: ConntrackPort,
     interfaces: Vec<String>,
 }
@@ -43,6 +44,7 @@ impl Real {
             rules: found.or_else(|| Some(RulesPort::new(options.system, choice, options.limits))),
             links: LinksPort::new(),
             sysctls: SysctlsPort::new(&options.sysctl_root),
+            tables: TablesPort::new(nftables::Client::open),
             conntrack: ConntrackPort::new(),
             interfaces: Vec::new(),
         };
@@ -83,6 +85,7 @@ impl Machine for Real {
             rules: self.rules.as_mut().unwrap(),
             links: &mut self.links,
             sysctls: &mut self.sysctls,
+            tables: &mut self.tables,
             conntrack: &mut self.conntrack,
         }
     }

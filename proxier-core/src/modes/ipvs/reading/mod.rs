@@ -12,8 +12,9 @@ use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::shared::host::other_addresses;
 use crate::modes::shared::sysctls::{self, HostSettings, OSRELEASE, SysctlChange};
-use crate::ports::{Ipvs, Links, PortError, PortErrorKind, Sets, Sysctls};
+use crate::ports::{Ipvs, PortError, PortErrorKind, Sets, Sysctls};
 use crate::reconciler::report::Unread;
 use crate::service::Frontend;
 use crate::snapshot::HostAddresses;
@@ -116,23 +117,9 @@ fn take(snapshot: &Snapshot, wanted: &Wanted) -> BTreeMap<VirtualServerKey, Obse
     servers.into_iter().collect()
 }
 
-/// Reads the addresses of this host, the dummy device's among them.
-///
-/// # Errors
-/// When the kernel could not list them.
-pub fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
-    links.addresses().map_err(|error| Unread::new("addresses", error))
-}
-
 /// The addresses of the dummy device.
 pub fn device_addresses(host: &HostAddresses) -> impl Iterator<Item = IpAddr> {
     host.interfaces.get(Config::DUMMY_DEVICE).into_iter().flatten().map(IpAddr::to_canonical)
-}
-
-/// The addresses of the other interfaces.
-pub fn other_addresses(host: &HostAddresses) -> impl Iterator<Item = IpAddr> {
-    let others = host.interfaces.iter().filter(|(interface, _)| *interface != Config::DUMMY_DEVICE);
-    others.flat_map(|(_, addresses)| addresses).map(IpAddr::to_canonical)
 }
 
 /// Whether the dummy device exists.
@@ -140,19 +127,10 @@ pub fn has_device(host: &HostAddresses) -> bool {
     host.interfaces.contains_key(Config::DUMMY_DEVICE)
 }
 
-/// The values below `/proc/sys` that differ: those to write, and optional ones that may not be written from here. One that
-/// cannot be read is written all the same: a failed write says more than a failed reading.
+/// The values below `/proc/sys` that differ: those to write, and optional ones that may not be written from here.
 pub fn sysctl_changes(sysctls: &mut dyn Sysctls, settings: &HostSettings) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     let release = sysctls.get(OSRELEASE).unwrap_or_default();
-    let (mut changes, mut unmet) = (Vec::new(), Vec::new());
-    for wanted in sysctls::wanted(settings, &release) {
-        let there = sysctls.get(wanted.path).ok();
-        if let Some(change) = wanted.change(there.as_deref()) {
-            let leave = wanted.optional && !sysctls.can_set(wanted.path);
-            if leave { &mut unmet } else { &mut changes }.push(change);
-        }
-    }
-    (changes, unmet)
+    sysctls::changes(sysctls, sysctls::wanted(settings, &release))
 }
 
 /// The timeouts of IPVS that differ.

@@ -1,0 +1,95 @@
+//! Tables of nf_tables over [`nftables::Client`].
+
+use nftables::{Client, Error, ErrorKind, InvalidValue, Part, TableKey, TableSnapshot, Transaction};
+
+use super::error::io_kind;
+use super::lazy::Lazy;
+use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
+
+/// The port over a client.
+#[derive(Debug)]
+pub struct TablesPort {
+    client: Lazy<Client, Error>,
+}
+
+fn kind_of(error: &Error) -> PortErrorKind {
+    match error.kind() {
+        ErrorKind::NotFound => PortErrorKind::NotFound,
+        ErrorKind::AlreadyExists => PortErrorKind::AlreadyExists,
+        ErrorKind::InUse | ErrorKind::GenerationChanged | ErrorKind::NoMemory | ErrorKind::Interrupted => {
+            PortErrorKind::Busy
+        }
+        ErrorKind::SetFull => PortErrorKind::Full,
+        ErrorKind::Unsupported => PortErrorKind::Unavailable,
+        ErrorKind::Permission | ErrorKind::TooLarge => PortErrorKind::Permission,
+        ErrorKind::Overlap | ErrorKind::Loop | ErrorKind::Rejected | ErrorKind::Invalid => PortErrorKind::Invalid,
+        ErrorKind::Timeout | ErrorKind::StateUnknown => PortErrorKind::Unknown,
+        ErrorKind::Io => io_kind(error),
+        _ => PortErrorKind::Other,
+    }
+}
+
+/// Whether the next call should begin with a new socket.
+fn is_broken(error: &Error) -> bool {
+    use ErrorKind::{Io, Malformed, StateUnknown, Timeout};
+    matches!(error.kind(), Io | Malformed | StateUnknown | Timeout)
+}
+
+impl TablesPort {
+    /// A port that opens its client this way, at first use and after each failure of the socket.
+    pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
+        TablesPort { client: Lazy::new(open) }
+    }
+
+    fn call<T>(&mut self, ask: impl FnOnce(&mut Client) -> Result<T, Error>) -> Result<T, Error> {
+        let answer = self.client.get().and_then(ask);
+        if answer.as_ref().is_err_and(is_broken) {
+            self.client.close();
+        }
+        answer
+    }
+}
+
+fn port_error(error: &Error) -> PortError {
+    PortError::from_error(kind_of(error), error)
+}
+
+impl Tables for TablesPort {
+    fn generation(&mut self) -> Result<u32, PortError> {
+        self.call(Client::generation).map_err(|error| port_error(&error))
+    }
+
+    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
+        match self.call(|client| client.snapshot(table)) {
+            Ok(snapshot) => Ok(Some(snapshot)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(port_error(&error)),
+        }
+    }
+
+    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
+        let invalid = |error: InvalidValue| PortError::from_error(PortErrorKind::Invalid, &error);
+        let chain = table.chain(chain).map_err(invalid)?;
+        match self.call(|client| client.get_chain(&chain)) {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) => Err(port_error(&error)),
+        }
+    }
+
+    fn commit(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {
+        self.call(|client| client.commit(transaction)).map_err(|error| {
+            let first = error.refusals().iter().find_map(|refusal| Some((refusal, refusal.operation?)));
+            let refused = first.map(|(refusal, operation)| {
+                let element = match refusal.part {
+                    Part::Element { index } => Some(index),
+                    // One alone is the one.
+                    Part::AmongElements { first, last } if first == last => Some(first),
+                    _ => None,
+                };
+                (operation, element)
+            });
+            NotCommitted { error: port_error(&error), refused }
+        })
+    }
+}

@@ -1,0 +1,39 @@
+//! Removes everything that is ours.
+
+use nftables::Transaction;
+
+use super::layout::OWNED;
+use super::mode::Options;
+use crate::net::Family;
+use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports};
+use crate::reconciler::report::{Applied, Unread};
+use crate::reconciler::step::{Action, Part, Step};
+
+/// Removes the tables of both families that this mode has made, and nothing else. Returns what was removed and what was not,
+/// and the tables that could not be read. What is gone already counts as done, and so does a kernel without nf_tables.
+pub fn cleanup(options: &Options, ports: &mut Ports<'_>) -> (Applied, Vec<Unread>) {
+    let mut applied = Applied::default();
+    let mut unread = Vec::new();
+    for family in Family::ALL {
+        let table = super::layout::table(family, &options.table);
+        match ports.tables.has_chain(&table, OWNED) {
+            Ok(true) => {
+                let mut transaction = Transaction::new();
+                transaction.delete_table(&table);
+                let outcome = match ports.tables.commit(&transaction) {
+                    Err(NotCommitted { error, .. }) if error.kind() != PortErrorKind::NotFound => Err(error),
+                    _ => Ok(()),
+                };
+                applied.note(|| Step::new(Action::Delete, Part::Table, &table), outcome);
+            }
+            Ok(false) => {}
+            Err(error) if is_absent(&error) => {}
+            Err(error) => unread.push(Unread::new(format_args!("table {table}"), error)),
+        }
+    }
+    (applied, unread)
+}
+
+fn is_absent(error: &PortError) -> bool {
+    matches!(error.kind(), PortErrorKind::Unavailable | PortErrorKind::NotFound)
+}

@@ -1,0 +1,342 @@
+//! What a table has besides its elements and the chains that choose endpoints: it follows from the settings alone.
+
+use nftables::expr::{CmpOp, FibFlags, FibResult, MetaKey, NatFlags, Reject};
+use nftables::{
+    BaseChain, Chain, ChainKey, ChainType, CtState, DataType, Expression, Family as NftFamily, FieldTypes, Hook, Name,
+    Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey, SetReference, Table, TableKey, Value,
+    Verdict, rule,
+};
+
+use super::lower::SetName;
+use crate::config::{Config, LocalTraffic};
+use crate::net::{Family, Network};
+use crate::service::NodeFacts;
+
+/// Chain: connections to Frontends with policy `Local`.
+pub(super) const EXTERNAL_LOCAL: &str = "external-local";
+/// Chain: clients are told that nobody answers.
+pub(super) const REJECT: &str = "reject-connection";
+/// Chain: connections to Frontends.
+const SERVICES: &str = "services-by-port";
+/// Chain: first packets of connections that no Frontend took.
+const NEW: &str = "new-connections";
+/// Chain: connections to Frontends with source ranges.
+const GUARD: &str = "guard";
+/// An empty chain: the table is this program's. A table of our name without it is somebody else's.
+pub(super) const OWNED: &str = "made-by-proxier-core";
+
+/// Largest number of clients that are remembered. Beyond it, new ones are served without affinity.
+const AFFINITIES: u32 = 1 << 20;
+
+/// Whose connections to cluster IPs are masqueraded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MasqueradeRule {
+    /// Nobody's.
+    Nobody,
+    /// Everybody's.
+    Everybody,
+    /// Of sources that are not in this network.
+    Outside(Network),
+    /// Of those that do not come in by the interface of this name.
+    OutsideInterface(String),
+    /// Of those that do not come in by an interface whose name begins so.
+    OutsidePrefix(String),
+}
+
+/// What a family's table has besides its elements and the chains that choose endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    table: TableKey,
+    family: Family,
+    mark: u32,
+    /// How local traffic is detected; without the wish to masquerade everything.
+    local: MasqueradeRule,
+    masquerade_all: bool,
+    /// Connection tracking takes packets outside a window as valid.
+    is_liberal: bool,
+}
+
+/// A name of ours.
+pub(super) fn chain(name: &str) -> Name {
+    // Ours are all possible; the kernel refuses an impossible one by itself.
+    Name::new(name).unwrap_or_else(|_| unnamed())
+}
+
+fn unnamed() -> Name {
+    #[expect(clippy::unwrap_used, reason = "a constant name that a test makes")]
+    Name::new("unnamed").unwrap()
+}
+
+/// The table of a family.
+pub(super) fn table(family: Family, name: &Name) -> TableKey {
+    let family = match family {
+        Family::V4 => NftFamily::Ip,
+        Family::V6 => NftFamily::Ip6,
+    };
+    TableKey { family, name: name.clone() }
+}
+
+impl Layout {
+    /// The layout of a family's table of this name.
+    pub fn new(family: Family, table: &Name, facts: &NodeFacts, is_liberal: bool) -> Self {
+        let config: &Config = facts.config();
+        let outside = |network: Option<Network>| network.map_or(MasqueradeRule::Nobody, MasqueradeRule::Outside);
+        let local = match &config.local_traffic {
+            LocalTraffic::ClusterCidrs(networks) => {
+                outside(networks.iter().copied().find(|network| Family::of(network.addr()) == family))
+            }
+            LocalTraffic::NodeCidr => outside(facts.pod_cidr(family)),
+            LocalTraffic::BridgeInterface(name) => MasqueradeRule::OutsideInterface(name.as_str().to_owned()),
+            LocalTraffic::InterfaceNamePrefix(name) => MasqueradeRule::OutsidePrefix(name.as_str().to_owned()),
+        };
+        Layout {
+            table: self::table(family, table),
+            family,
+            mark: config.masquerade_bit.mask(),
+            local,
+            masquerade_all: config.masquerade_all,
+            is_liberal,
+        }
+    }
+
+    /// The family.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// The family in nf_tables' words.
+    pub(super) fn nft_family(&self) -> NftFamily {
+        self.table.family
+    }
+
+    /// The table.
+    pub fn table(&self) -> &TableKey {
+        &self.table
+    }
+
+    pub(super) fn reference(set: SetName) -> SetReference {
+        SetReference::named(chain(set.as_str()))
+    }
+
+    fn set_key(&self, set: SetName) -> SetKey {
+        SetKey { table: self.table.clone(), name: chain(set.as_str()) }
+    }
+
+    pub(super) fn chain_key(&self, name: &str) -> ChainKey {
+        ChainKey { table: self.table.clone(), name: chain(name) }
+    }
+
+    /// The table itself.
+    pub(super) fn to_table(&self) -> Table {
+        Table::new(self.table.clone()).comment("Kubernetes Services")
+    }
+
+    fn source(&self) -> Operand {
+        match self.family {
+            Family::V4 => Operand::IP_SADDR,
+            Family::V6 => Operand::IP6_SADDR,
+        }
+    }
+
+    fn destination(&self) -> Operand {
+        match self.family {
+            Family::V4 => Operand::IP_DADDR,
+            Family::V6 => Operand::IP6_DADDR,
+        }
+    }
+
+    /// What a Frontend is known by.
+    fn frontend(&self) -> Vec<Operand> {
+        vec![self.destination(), Operand::L4PROTO, Operand::DPORT]
+    }
+
+    /// A set or map, without its elements.
+    pub(super) fn set(&self, name: SetName) -> Set {
+        let key = self.set_key(name);
+        let frontend = self.frontend();
+        let with = |more: &[Operand]| [frontend.as_slice(), more].concat();
+        let endpoint = [self.destination(), Operand::DPORT];
+        // Numbers of slots have no meaning to people beyond their order.
+        let slot = Operand::random(u32::from(u16::MAX));
+        let set = match name {
+            SetName::Services | SetName::Anywhere | SetName::OnlyHere | SetName::NoEndpoints => {
+                Set::typeof_verdict_map(key.clone(), &frontend)
+            }
+            SetName::Endpoints => Set::typeof_map(key.clone(), &with(&[slot]), &endpoint),
+            SetName::Live | SetName::LiveLocal => Set::typeof_set(key.clone(), &with(&endpoint)),
+            SetName::Affinity => {
+                let client = [&[self.source()], frontend.as_slice()].concat();
+                Set::typeof_map(key.clone(), &client, &endpoint)
+                    .map(|set| set.flags(SetFlags::DYNAMIC | SetFlags::TIMEOUT).size(AFFINITIES))
+            }
+            SetName::Guarded => Set::typeof_set(key.clone(), &frontend),
+            SetName::Allowed => {
+                Set::typeof_set(key.clone(), &with(&[self.source()])).map(|set| set.flags(SetFlags::INTERVAL))
+            }
+            SetName::ClusterIps => Set::typeof_set(key.clone(), &[self.destination()]),
+            SetName::Hairpins => Set::typeof_set(key.clone(), &[self.source(), self.destination()]),
+        };
+        // Only operands that nft does not know could fail; a test makes all sets.
+        set.unwrap_or_else(|_| Set::new(key, no_fields()))
+    }
+
+    /// All sets.
+    pub(super) fn sets(&self) -> impl Iterator<Item = Set> {
+        SetName::ALL.into_iter().map(|name| self.set(name))
+    }
+
+    fn rule(&self) -> RuleBuilder {
+        rule(self.table.family)
+    }
+
+    /// Marks a connection to be masqueraded.
+    pub(super) fn mark(&self) -> Rule {
+        built(self.rule().set_mark_bits(self.mark, self.mark))
+    }
+
+    /// Marks a connection to a cluster IP, when its source needs it; `None` when none does.
+    pub(super) fn internal_mark(&self) -> Option<Rule> {
+        let rule = if self.masquerade_all {
+            Some(self.rule())
+        } else {
+            match &self.local {
+                MasqueradeRule::Nobody => None,
+                MasqueradeRule::Everybody => Some(self.rule()),
+                MasqueradeRule::Outside(network) => Some(self.from(network, CmpOp::Ne)),
+                MasqueradeRule::OutsideInterface(name) => Some(interface(self.rule(), name, false, CmpOp::Ne)),
+                MasqueradeRule::OutsidePrefix(name) => Some(interface(self.rule(), name, true, CmpOp::Ne)),
+            }
+        };
+        rule.map(|rule| built(rule.set_mark_bits(self.mark, self.mark)))
+    }
+
+    fn from(&self, network: &Network, op: CmpOp) -> RuleBuilder {
+        let (address, prefix) = (network.network(), network.prefix_len());
+        match op {
+            CmpOp::Eq => self.rule().saddr_in(address, prefix),
+            _ => self.rule().saddr_not_in(address, prefix),
+        }
+    }
+
+    /// Matches traffic of the node's pods; `None` when that is not detected.
+    fn of_pods(&self) -> Option<RuleBuilder> {
+        match &self.local {
+            MasqueradeRule::Nobody | MasqueradeRule::Everybody => None,
+            MasqueradeRule::Outside(network) => Some(self.from(network, CmpOp::Eq)),
+            MasqueradeRule::OutsideInterface(name) => Some(interface(self.rule(), name, false, CmpOp::Eq)),
+            MasqueradeRule::OutsidePrefix(name) => Some(interface(self.rule(), name, true, CmpOp::Eq)),
+        }
+    }
+
+    fn base(&self, name: &str, kind: ChainType, hook: Hook, priority: Priority) -> Chain {
+        Chain::base(self.chain_key(name), BaseChain::new(kind, hook, priority))
+    }
+
+    /// The chains with their rules. A chain comes before those that go to it.
+    pub(super) fn chains(&self) -> Vec<(Chain, Vec<Rule>)> {
+        let before_dnat = Priority(Priority::DSTNAT.0.saturating_sub(10));
+        let goes_to = |name: &str| vec![built(self.rule().goto(chain(name)))];
+        let new = || vec![built(self.rule().ct_state(CtState::NEW).goto(chain(NEW)))];
+        let guarded = || {
+            let rule = self.rule().ct_state(CtState::NEW);
+            vec![built(rule.in_set(&self.frontend(), Layout::reference(SetName::Guarded)).goto(chain(GUARD)))]
+        };
+        let mut forward = new();
+        if !self.is_liberal {
+            forward.insert(0, built(self.rule().ct_state(CtState::INVALID).drop_packet()));
+        }
+        let regular = |name: &str, rules| (Chain::regular(self.chain_key(name)), rules);
+        vec![
+            regular(OWNED, Vec::new()),
+            regular(REJECT, vec![built(self.rule().reject(Reject::Icmp(self.port_unreachable())))]),
+            regular(EXTERNAL_LOCAL, self.external_local()),
+            regular(
+                SERVICES,
+                vec![built(self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::Services)))],
+            ),
+            regular(NEW, self.new_connections()),
+            regular(GUARD, self.guard()),
+            (self.base("prerouting-guard", ChainType::Filter, Hook::Prerouting, before_dnat), guarded()),
+            (self.base("output-guard", ChainType::Filter, Hook::Output, before_dnat), guarded()),
+            (self.base("prerouting", ChainType::Nat, Hook::Prerouting, Priority::DSTNAT), goes_to(SERVICES)),
+            (self.base("output", ChainType::Nat, Hook::Output, Priority::DSTNAT), goes_to(SERVICES)),
+            (self.base("postrouting", ChainType::Nat, Hook::Postrouting, Priority::SRCNAT), self.masquerade()),
+            (self.base("input-filter", ChainType::Filter, Hook::Input, Priority::FILTER), new()),
+            (self.base("forward-filter", ChainType::Filter, Hook::Forward, Priority::FILTER), forward),
+            (self.base("output-filter", ChainType::Filter, Hook::Output, Priority::FILTER), new()),
+        ]
+    }
+
+    /// RFC 792 and RFC 4443, code "port unreachable", as iptables' REJECT answers.
+    fn port_unreachable(&self) -> u8 {
+        match self.family {
+            Family::V4 => 3,
+            Family::V6 => 4,
+        }
+    }
+
+    /// Pods and this node may use all endpoints: their answers come back here by themselves.
+    fn external_local(&self) -> Vec<Rule> {
+        let anywhere =
+            |rule: RuleBuilder| built(rule.verdict_map(&self.frontend(), Layout::reference(SetName::Anywhere)));
+        let from_here = || {
+            let register = Register::FIRST;
+            self.rule()
+                .expression(Expression::Fib { result: FibResult::AddressType, flags: FibFlags::SADDR, register })
+                .expression(Expression::Cmp { register, op: CmpOp::Eq, value: Value::mark(RTN_LOCAL) })
+        };
+        let mut rules: Vec<Rule> = self.of_pods().map(anywhere).into_iter().collect();
+        rules.push(built(from_here().set_mark_bits(self.mark, self.mark)));
+        rules.push(anywhere(from_here()));
+        rules.push(built(self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::OnlyHere))));
+        rules
+    }
+
+    fn new_connections(&self) -> Vec<Rule> {
+        let nobody = self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::NoEndpoints));
+        let others = self.rule().in_set(&[self.destination()], Layout::reference(SetName::ClusterIps));
+        vec![built(nobody), built(others.goto(chain(REJECT)))]
+    }
+
+    fn guard(&self) -> Vec<Rule> {
+        let key = [self.frontend().as_slice(), &[self.source()]].concat();
+        let allowed = self.rule().in_set(&key, Layout::reference(SetName::Allowed));
+        vec![built(allowed.verdict(Verdict::Return)), built(self.rule().drop_packet())]
+    }
+
+    fn masquerade(&self) -> Vec<Rule> {
+        let marked = || self.rule().mark(self.mark, self.mark);
+        let hairpin = self.rule().in_set(&[self.source(), self.destination()], Layout::reference(SetName::Hairpins));
+        vec![
+            built(hairpin.set_mark_bits(0, self.mark).masquerade(NatFlags::FULLY_RANDOM)),
+            built(marked().set_mark_bits(0, self.mark).masquerade(NatFlags::FULLY_RANDOM)),
+        ]
+    }
+}
+
+/// `RTN_LOCAL` (linux/rtnetlink.h): an address of this host.
+const RTN_LOCAL: u32 = 2;
+
+fn no_fields() -> FieldTypes {
+    #[expect(clippy::unwrap_used, reason = "a constant type that a test makes")]
+    FieldTypes::of(&[DataType::INET_SERVICE]).unwrap()
+}
+
+/// Compares the name of the interface that a packet came in by, or its beginning.
+fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpOp) -> RuleBuilder {
+    let register = Register::FIRST;
+    let mut bytes = name.as_bytes().to_vec();
+    if !is_prefix {
+        bytes.resize(16, 0);
+    }
+    let rule = rule.expression(Expression::Meta { key: MetaKey::IifName, register });
+    match Value::new(&bytes) {
+        Ok(value) => rule.expression(Expression::Cmp { register, op, value }),
+        Err(_) => rule,
+    }
+}
+
+/// A rule of ours: all its values are possible, and a test makes every one.
+fn built(rule: RuleBuilder) -> Rule {
+    rule.build().unwrap_or_default()
+}

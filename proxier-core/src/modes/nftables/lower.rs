@@ -1,0 +1,263 @@
+//! A Frontend as elements of the table's sets and maps.
+
+use std::net::IpAddr;
+
+use nftables::{Element, ElementData, ElementKey, Name, Value, Verdict};
+
+use super::layout::chain;
+use super::pick::{FIRST_LOCAL_SLOT, Marks, Pick};
+use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::service::{Frontend, Roles};
+use crate::snapshot::TrafficPolicy;
+
+/// A set or map of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SetName {
+    /// Frontend → the chain that chooses an endpoint.
+    Services,
+    /// Frontend with policy `Local` → the chain for the node and its pods, which may go anywhere.
+    Anywhere,
+    /// Frontend with policy `Local` → the chain for everybody else.
+    OnlyHere,
+    /// Frontend, slot → endpoint.
+    Endpoints,
+    /// Frontend with affinity, endpoint: those that clients may stay with.
+    Live,
+    /// The same, among the endpoints on this node.
+    LiveLocal,
+    /// Client, Frontend → endpoint. Rules write it.
+    Affinity,
+    /// Frontend without endpoints → what becomes of its packets.
+    NoEndpoints,
+    /// Frontends with source ranges.
+    Guarded,
+    /// Frontend with source ranges, source.
+    Allowed,
+    /// Cluster IPs: their other ports are rejected.
+    ClusterIps,
+    /// Endpoint on this node, twice: its connection to itself.
+    Hairpins,
+}
+
+impl SetName {
+    /// All.
+    pub const ALL: [SetName; 12] = [
+        SetName::Services,
+        SetName::Anywhere,
+        SetName::OnlyHere,
+        SetName::Endpoints,
+        SetName::Live,
+        SetName::LiveLocal,
+        SetName::Affinity,
+        SetName::NoEndpoints,
+        SetName::Guarded,
+        SetName::Allowed,
+        SetName::ClusterIps,
+        SetName::Hairpins,
+    ];
+
+    /// The name in the kernel.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SetName::Services => "services",
+            SetName::Anywhere => "anywhere",
+            SetName::OnlyHere => "only-here",
+            SetName::Endpoints => "endpoints",
+            SetName::Live => "live",
+            SetName::LiveLocal => "live-local",
+            SetName::Affinity => "affinity",
+            SetName::NoEndpoints => "no-endpoints",
+            SetName::Guarded => "guarded",
+            SetName::Allowed => "allowed",
+            SetName::ClusterIps => "cluster-ips",
+            SetName::Hairpins => "hairpins",
+        }
+    }
+
+    /// Whether rules write it: its elements are nobody's drift.
+    pub(super) fn is_written_by_rules(self) -> bool {
+        self == SetName::Affinity
+    }
+}
+
+/// An element of a set or map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Item {
+    /// Which set.
+    pub set: SetName,
+    /// Its key.
+    pub key: ElementKey,
+    /// What a map says of it.
+    pub data: Option<ElementData>,
+}
+
+impl Item {
+    pub(super) fn new(set: SetName, key: Value) -> Self {
+        Item { set, key: ElementKey::Value(key), data: None }
+    }
+
+    fn goes_to(self, chain: Name) -> Self {
+        Item { data: Some(ElementData::Verdict(Verdict::Goto(chain))), ..self }
+    }
+
+    /// As the kernel takes it.
+    pub(super) fn element(&self) -> Element {
+        let mut element = Element::new(self.key.clone());
+        element.data.clone_from(&self.data);
+        element
+    }
+}
+
+/// The number of a transport protocol.
+fn number(protocol: Protocol) -> u8 {
+    match protocol {
+        Protocol::Tcp => 6,
+        Protocol::Udp => 17,
+        Protocol::Sctp => 132,
+    }
+}
+
+/// Fields one behind the other. Never too long: the longest are two IPv6 addresses, a protocol and two ports.
+pub(super) fn concat(fields: &[Value]) -> Value {
+    Value::concat(fields).unwrap_or(Value::EMPTY)
+}
+
+fn fields(key: &FrontendKey) -> [Value; 3] {
+    [key.address.into(), Value::byte(number(key.protocol)), Value::port(key.port)]
+}
+
+fn with(key: &FrontendKey, more: &[Value]) -> Value {
+    let [address, protocol, port] = fields(key);
+    match more {
+        [] => concat(&[address, protocol, port]),
+        [one] => concat(&[address, protocol, port, one.clone()]),
+        more => concat(&[&[address, protocol, port], more].concat()),
+    }
+}
+
+fn endpoint(key: &EndpointKey) -> [Value; 2] {
+    [key.address.into(), Value::port(key.port)]
+}
+
+/// What happens to connections to a Frontend without an endpoint to choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Nowhere {
+    /// There is none at all: clients are told.
+    Reject,
+    /// There are some on other nodes: a load balancer shall try those.
+    Drop,
+}
+
+/// The chains for a Frontend's connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Treatment {
+    /// One chain for everybody.
+    everybody: Option<Pick>,
+    /// For the node and its pods, where the policy is `Local`.
+    anywhere: Option<Pick>,
+    /// For others, where the policy is `Local`.
+    only_here: Option<Pick>,
+    nowhere: Option<Nowhere>,
+}
+
+impl Treatment {
+    pub(super) fn of(frontend: &Frontend) -> Self {
+        let pick = |marks, is_local: bool| {
+            let endpoints = if is_local { &frontend.local } else { &frontend.cluster };
+            let count = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
+            let affinity_secs = frontend.affinity_secs;
+            (count > 0).then_some(Pick { marks, is_local, count, affinity_secs })
+        };
+        let is_internal = frontend.roles.contains(Roles::CLUSTER_IP);
+        let mut treatment = Treatment::default();
+        match (is_internal, frontend.policy) {
+            (true, policy) => treatment.everybody = pick(Marks::Internal, policy == TrafficPolicy::Local),
+            (false, TrafficPolicy::Cluster) => treatment.everybody = pick(Marks::Everything, false),
+            (false, _) => {
+                treatment.anywhere = pick(Marks::Nothing, false);
+                treatment.only_here = pick(Marks::Nothing, true);
+            }
+        }
+        let is_empty = frontend.cluster.is_empty() && (frontend.local.is_empty() || !treatment.uses_local());
+        if is_empty {
+            treatment.nowhere = Some(Nowhere::Reject);
+        } else if treatment.everybody.is_none() && treatment.only_here.is_none() {
+            treatment.nowhere = Some(Nowhere::Drop);
+        }
+        treatment
+    }
+
+    fn uses_local(&self) -> bool {
+        self.picks().any(|pick| pick.is_local)
+    }
+
+    /// The chains it needs.
+    pub(super) fn picks(&self) -> impl Iterator<Item = Pick> {
+        [self.everybody, self.anywhere, self.only_here].into_iter().flatten()
+    }
+
+    fn is_split(&self) -> bool {
+        self.anywhere.is_some() || self.only_here.is_some()
+    }
+}
+
+/// The elements of a Frontend, each once.
+pub fn lower(frontend: &Frontend) -> Vec<Item> {
+    let key = &frontend.key;
+    let treatment = Treatment::of(frontend);
+    let mut items = Vec::new();
+    let goes_to = |set, pick: &Pick| Item::new(set, with(key, &[])).goes_to(chain(&pick.to_string()));
+    if treatment.is_split() {
+        items.push(Item::new(SetName::Services, with(key, &[])).goes_to(chain(super::layout::EXTERNAL_LOCAL)));
+    }
+    items.extend(treatment.everybody.iter().map(|pick| goes_to(SetName::Services, pick)));
+    items.extend(treatment.anywhere.iter().map(|pick| goes_to(SetName::Anywhere, pick)));
+    items.extend(treatment.only_here.iter().map(|pick| goes_to(SetName::OnlyHere, pick)));
+    for pick in treatment.picks() {
+        let (endpoints, first, live) = if pick.is_local {
+            (&frontend.local, FIRST_LOCAL_SLOT, SetName::LiveLocal)
+        } else {
+            (&frontend.cluster, 0, SetName::Live)
+        };
+        for (slot, to) in (first..).zip(endpoints.iter()) {
+            let mut item = Item::new(SetName::Endpoints, with(key, &[Value::mark(slot)]));
+            item.data = Some(ElementData::Value(concat(&endpoint(to))));
+            items.push(item);
+            if pick.affinity_secs.is_some() {
+                items.push(Item::new(live, with(key, &endpoint(to))));
+            }
+        }
+    }
+    if let Some(nowhere) = treatment.nowhere {
+        let item = Item::new(SetName::NoEndpoints, with(key, &[]));
+        items.push(match nowhere {
+            Nowhere::Reject => item.goes_to(chain(super::layout::REJECT)),
+            Nowhere::Drop => Item { data: Some(ElementData::Verdict(Verdict::Drop)), ..item },
+        });
+    }
+    // Without any endpoint everybody is rejected, whatever the source.
+    if let Some(ranges) = frontend.source_ranges.as_deref().filter(|_| treatment.nowhere != Some(Nowhere::Reject)) {
+        items.push(Item::new(SetName::Guarded, with(key, &[])));
+        items.extend(allowed(frontend, ranges));
+    }
+    items
+}
+
+/// The sources that may connect, without overlaps: the kernel takes none.
+fn allowed(frontend: &Frontend, ranges: &[Network]) -> impl Iterator<Item = Item> {
+    let key = frontend.key;
+    let mut networks = ranges.to_vec();
+    if frontend.node_may_use {
+        // Where the address is local, it is the source of this node's own connections.
+        networks.push(Network::from(key.address));
+    }
+    let of_family = networks.into_iter().filter(|range| Family::of(range.addr()) == key.family()).collect();
+    Network::aggregate(&of_family).into_iter().map(move |range| {
+        let at = |source: IpAddr| with(&key, &[source.into()]);
+        let (first, last) = (range.network(), range.broadcast());
+        // As the kernel gives it back.
+        let key = if first == last { ElementKey::Value(at(first)) } else { ElementKey::Range(at(first), at(last)) };
+        Item { set: SetName::Allowed, key, data: None }
+    })
+}

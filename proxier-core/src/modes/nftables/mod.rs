@@ -1,0 +1,48 @@
+//! nftables mode: one table a family, whose number of chains and rules does not grow with Services.
+//!
+//! kube-proxy's nftables mode has chains for every Service and every endpoint; each transaction that changes a jump makes
+//! the kernel check all of them again. Here what differs from Service to Service lies in maps, and rules are shared:
+//!
+//! ```text
+//!  map services   { address . protocol . port         : goto pick-2, goto external-3, … }   one element a Frontend
+//!  map endpoints  { address . protocol . port . slot  : endpoint address . port }           one element an endpoint
+//!  chain pick-2   { dnat to … numgen random mod 2 map @endpoints }                          one chain a NUMBER of endpoints
+//! ```
+//!
+//! A changed endpoint is a transaction of a few elements, with ten Services or fifty thousand. Each pass is one transaction
+//! a family: packets see the table before it or after it, never in between.
+//!
+//! ```text
+//!  Desired ──follow──▶ Wanted ──▶ Changed ┐
+//!    │ lower                              ├─plan─▶ Plan ─apply─▶ Applied
+//!    ▼                                    │
+//!  Items                kernel ──observe──┘
+//! ```
+//!
+//! What differs from kube-proxy's iptables mode, on purpose:
+//! * A Frontend without endpoints refuses this node's own connections too, also to addresses that are not local.
+//! * Node ports are served, rejected and dropped on the addresses of `nodePortAddresses` only; not on 127.0.0.1.
+//! * A connection of an endpoint to itself is masqueraded when the endpoint is on this node. Others do not come back here.
+//! * Affinity is kept by Frontend: a client that uses two addresses of a Service may get two endpoints.
+//! * A packet to a cluster IP that no port of it serves is rejected, as in kube-proxy's nftables mode.
+//! * [`LocalFallback`](crate::config::LocalFallback) does not matter: the node and its pods get the cluster's endpoints,
+//!   others are dropped.
+
+mod apply;
+mod cleanup;
+mod layout;
+mod lower;
+mod mode;
+mod observed;
+mod pick;
+mod plan;
+mod wanted;
+
+pub use cleanup::cleanup;
+pub use layout::{Layout, MasqueradeRule};
+pub use lower::{Item, SetName, lower};
+pub use mode::Options;
+pub(crate) use mode::{Mode, Prepared};
+pub use pick::Pick;
+pub use plan::Plan;
+pub use wanted::Wanted;

@@ -1,0 +1,384 @@
+//! nftables mode from pass to pass: what it wants, what it knows of the kernel, and what it has begun.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use nftables::Name;
+
+use super::apply::{Written, apply};
+use super::layout::Layout;
+use super::lower::Treatment;
+use super::observed::Observed;
+use super::plan::{Fate, Plan, TablePlan};
+use super::wanted::{Changed, Wanted};
+use crate::modes::shared::names::Names;
+use crate::modes::shared::sysctls;
+use crate::modes::{Pass, Refreshed};
+use crate::net::{Family, FrontendKey, Protocol};
+use crate::ports::{PortError, PortErrorKind, Ports, Tables, UdpServices};
+use crate::reconciler::report::{Report, Unread};
+use crate::reconciler::safeguard::{Kernel, Safeguard, Stopped};
+use crate::reconciler::step::{Part, Step};
+use crate::service::{Frontend, NodeFacts};
+use crate::snapshot::{ObjectKey, Store};
+
+/// Settings of nftables mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Name of the tables, one of family `ip` and one of family `ip6`. Default `proxier`. A table of this name that somebody
+    /// else made is never touched; the family is then not served.
+    pub table: Name,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { table: super::layout::chain("proxier") }
+    }
+}
+
+/// nftables mode of one node.
+#[derive(Debug)]
+pub(crate) struct Mode {
+    table: Name,
+    wanted: Wanted,
+    /// What differs from what was written last.
+    changed: Changed,
+    /// What the kernel holds, as far as known; `None` before it was read.
+    known: Option<Known>,
+    /// The tables as they were just read, until the plan is made.
+    read: BTreeMap<Family, Option<Observed>>,
+    /// The layouts that were written.
+    layouts: BTreeMap<Family, Layout>,
+    /// Frontends of which the kernel has what was held back: what changes about them is found by reading only.
+    held: BTreeSet<FrontendKey>,
+    /// Frontends that the kernel refused: it has them as they were, or not at all.
+    refused: BTreeSet<FrontendKey>,
+    /// Addresses and ports whose UDP flows could not be forgotten yet.
+    unforgotten: BTreeSet<SocketAddr>,
+    /// Families of which the last attempt to write failed.
+    unfinished: BTreeSet<Family>,
+    /// The last pass found something unexpected in the kernel.
+    surprised: bool,
+}
+
+/// What the kernel holds.
+#[derive(Debug, Default)]
+struct Known {
+    /// The generation after our last change; `None` when others changed something at the same time.
+    generation: Option<u32>,
+    /// The Frontends that it serves, with whether there are endpoints.
+    frontends: BTreeMap<FrontendKey, bool>,
+}
+
+impl Kernel for Known {
+    fn serves(&self, key: &FrontendKey) -> Option<bool> {
+        self.frontends.get(key).copied()
+    }
+}
+
+/// A plan, and what follows from carrying it out.
+#[derive(Debug, Default)]
+pub(crate) struct Prepared {
+    pub(crate) plan: Plan,
+    /// The generation before it.
+    generation: Option<u32>,
+    held: BTreeSet<FrontendKey>,
+}
+
+impl Mode {
+    pub(crate) fn new(options: &Options) -> Self {
+        Mode {
+            table: options.table.clone(),
+            wanted: Wanted::new(),
+            changed: Changed::default(),
+            known: None,
+            read: BTreeMap::new(),
+            layouts: BTreeMap::new(),
+            held: BTreeSet::new(),
+            refused: BTreeSet::new(),
+            unforgotten: BTreeSet::new(),
+            unfinished: BTreeSet::new(),
+            surprised: false,
+        }
+    }
+
+    pub(crate) fn wanted(&self) -> &Wanted {
+        &self.wanted
+    }
+
+    /// Whether a pass for changes is enough: the kernel is known, and everything that may differ is among the changes.
+    pub(crate) fn knows_kernel(&self) -> bool {
+        self.known.is_some() && self.held.is_empty()
+    }
+
+    /// The next pass reads the kernel.
+    pub(crate) fn forget_kernel(&mut self) {
+        self.known = None;
+        self.read.clear();
+    }
+
+    pub(crate) fn compact(&mut self) {
+        self.wanted.compact();
+    }
+
+    /// Compiles Services again.
+    pub(crate) fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
+        let refreshed = self.wanted.refresh(store, facts, services, &mut self.changed);
+        Refreshed { frontends: refreshed.frontends, health_checks: refreshed.health_checks }
+    }
+
+    fn layout(&self, family: Family, pass: &Pass<'_>) -> Layout {
+        Layout::new(family, &self.table, pass.facts, pass.settings.tcp_be_liberal)
+    }
+
+    /// Reads the tables of both families: one that is not served any more has to go. Tables that nobody changed since they
+    /// were written are not read.
+    ///
+    /// # Errors
+    /// What could not be read. The kernel is unknown then.
+    pub(crate) fn read(&mut self, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
+        self.read.clear();
+        let unread = |error| vec![Unread::new("generation of nf_tables", error)];
+        let generation = ports.tables.generation().map_err(unread)?;
+        let is_known = self.known.as_ref().is_some_and(|known| known.generation == Some(generation));
+        if is_known && self.held.is_empty() && self.refused.is_empty() && self.unfinished.is_empty() {
+            return Ok(());
+        }
+        let mut known = Known { generation: Some(generation), frontends: BTreeMap::new() };
+        let mut failed = Vec::new();
+        for family in Family::ALL {
+            let layout = Layout::new(family, &self.table, facts, false);
+            match read(ports.tables, &layout) {
+                Ok(observed) => {
+                    known.frontends.extend(observed.iter().flat_map(|observed| observed.frontends(family)));
+                    self.read.insert(family, observed);
+                }
+                Err(error) => failed.push(Unread::new(format_args!("table {}", layout.table()), error)),
+            }
+        }
+        if !failed.is_empty() {
+            self.forget_kernel();
+            return Err(failed);
+        }
+        self.known = Some(known);
+        Ok(())
+    }
+
+    /// Compares and makes the plan. `None` when the kernel is unknown.
+    pub(crate) fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        safeguard: &mut Safeguard,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<Prepared> {
+        let mut plan = Plan::default();
+        if pass.full {
+            let wanted = sysctls::of_every_mode(pass.settings);
+            (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
+        }
+        let generation = match ports.tables.generation() {
+            Ok(generation) => Some(generation),
+            Err(error) => {
+                report.unread.push(Unread::new("generation of nf_tables", error));
+                return None;
+            }
+        };
+        let read = std::mem::take(&mut self.read);
+        let served: Vec<Family> = pass.families().collect();
+        for family in Family::ALL {
+            let layout = self.layout(family, &pass);
+            plan.tables.extend(self.plan_table(layout, served.contains(&family), read.get(&family)));
+        }
+        let known = self.known.as_ref()?;
+        let desired = self.wanted.desired();
+        let losing: Vec<_> = plan.tables.iter().flat_map(|table| table.losing(&self.wanted)).collect();
+        let mut held = BTreeSet::new();
+        if let Some(stopped) = safeguard.check(losing, known, pass.store, desired, pass.now) {
+            held = Mode::hold(&stopped, &mut plan, &read);
+            report.stopped = Some(stopped.to_string().into());
+        }
+        plan.forget = self.flows_to_forget(&pass);
+        if pass.full && pass.settled && !pass.failing {
+            report.drift = self.drift(&pass, &plan);
+        }
+        Some(Prepared { plan, generation, held })
+    }
+
+    /// What changes in a family's table; `None` when it is not to exist and does not.
+    fn plan_table(&self, layout: Layout, is_served: bool, read: Option<&Option<Observed>>) -> Option<TablePlan> {
+        let wanted = &self.wanted;
+        match (is_served, read) {
+            (true, Some(observed)) => Some(match observed {
+                Some(observed) => TablePlan::compared(layout, wanted, observed),
+                None => TablePlan::whole(layout, wanted, Fate::Make),
+            }),
+            (true, None) if self.layouts.get(&layout.family()).is_some_and(|written| *written != layout) => {
+                Some(TablePlan::whole(layout, wanted, Fate::Remake))
+            }
+            (true, None) => Some(TablePlan::changed(layout, wanted, &self.changed)),
+            (false, Some(Some(_))) => Some(TablePlan::whole(layout, wanted, Fate::Delete)),
+            (false, _) => None,
+        }
+    }
+
+    /// Leaves alone what is held back. Returns what that is.
+    fn hold(stopped: &Stopped, plan: &mut Plan, read: &BTreeMap<Family, Option<Observed>>) -> BTreeSet<FrontendKey> {
+        for table in &mut plan.tables {
+            if let Some(Some(observed)) = read.get(&table.layout.family()) {
+                table.hold(stopped, &observed.elements);
+            }
+        }
+        stopped.inherited().collect()
+    }
+
+    fn flows_to_forget(&self, pass: &Pass<'_>) -> UdpServices {
+        let mut flows = UdpServices::new();
+        let desired = self.wanted.desired();
+        for (key, before) in &self.changed.frontends {
+            let (Some(place), after) = (key.udp(), desired.frontend(key)) else { continue };
+            let (old, new) = (before.as_ref().map(answering), after.map(answering).unwrap_or_default());
+            // A flow that began before there was anybody to answer is not translated.
+            let begins = old.as_ref().is_none_or(BTreeSet::is_empty) && !new.is_empty();
+            let ends = old.is_some_and(|old| !old.is_subset(&new));
+            if begins || ends {
+                flows.insert(place, new);
+            }
+        }
+        let all = desired.frontends().filter(|_| pass.full && !pass.settled);
+        let again = self.unforgotten.iter().map(|place| {
+            let key = FrontendKey::new(Protocol::Udp, place.ip(), place.port());
+            (*place, desired.frontend(&key).map(answering).unwrap_or_default())
+        });
+        let all = all.filter_map(|frontend| Some((frontend.key.udp()?, answering(frontend))));
+        for (place, answering) in all.chain(again) {
+            flows.entry(place).or_insert(answering);
+        }
+        flows
+    }
+
+    /// What somebody else changed: differences that do not come from the input.
+    fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
+        let names = Names::new(pass.store, self.wanted.desired());
+        let mut drift: Vec<Step> = plan.sysctls.iter().map(Step::sysctl).collect();
+        for table in &plan.tables {
+            let family = table.layout.family();
+            if self.unfinished.contains(&family) {
+                continue;
+            }
+            let is_same_layout = self.layouts.get(&family) == Some(&table.layout);
+            let is_input = self.changed.needs.iter().any(|need| need.family() == family);
+            drift.extend(table.table_step().filter(|_| is_same_layout && !is_input));
+            let others = table.frontends.keys().filter(|key| {
+                !self.changed.frontends.contains_key(key) && !self.refused.contains(key) && !self.held.contains(key)
+            });
+            drift.extend(others.map(|key| table.frontend_step(key, &names)));
+        }
+        drift
+    }
+
+    /// Carries out a plan. Returns whether the kernel surprised, so that it has to be read again: at once after a surprise,
+    /// but not twice in a row.
+    pub(crate) fn carry_out(
+        &mut self,
+        prepared: Prepared,
+        store: &Store,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> bool {
+        let Prepared { plan, generation, held } = prepared;
+        let names = Names::new(store, self.wanted.desired());
+        let (applied, written) = apply(&plan, &names, ports);
+        let is_done = |family: Family| written.iter().all(|of| of.family != family || of.is_done);
+        self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).collect();
+        self.refused = written.iter().flat_map(|of| of.refused.iter().copied()).collect();
+        self.held = held;
+        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
+        self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
+        self.note_written(&plan, &written, generation, ports.tables);
+        let surprised = written.iter().any(|of| of.is_surprise);
+        let read_again = surprised && !self.surprised;
+        self.surprised = surprised;
+        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
+        report.applied = applied;
+        read_again
+    }
+
+    /// Records what the kernel holds now.
+    fn note_written(&mut self, plan: &Plan, written: &[Written], before: Option<u32>, tables: &mut dyn Tables) {
+        if !self.unfinished.is_empty() || !self.refused.is_empty() {
+            // What was written and what was not is found by reading.
+            self.known = None;
+        }
+        for table in &plan.tables {
+            let family = table.layout.family();
+            if self.unfinished.contains(&family) {
+                continue;
+            }
+            if table.fate == Fate::Delete {
+                self.layouts.remove(&family);
+            } else {
+                self.layouts.insert(family, table.layout.clone());
+            }
+            if let Some(known) = &mut self.known {
+                for key in table.frontends.keys() {
+                    match self.wanted.desired().frontend(key).filter(|_| table.fate != Fate::Delete) {
+                        Some(frontend) => drop(known.frontends.insert(*key, !is_without_endpoints(frontend))),
+                        None => drop(known.frontends.remove(key)),
+                    }
+                }
+            }
+        }
+        if self.unfinished.is_empty() {
+            self.changed = Changed::default();
+        } else {
+            let done = |family| !self.unfinished.contains(&family);
+            self.changed.frontends.retain(|key, _| !done(key.family()));
+            self.changed.needs.retain(|need| !done(need.family()));
+        }
+        if let Some(known) = &mut self.known {
+            let ours = u32::try_from(written.iter().filter(|of| of.is_done).count()).unwrap_or(u32::MAX);
+            if ours > 0 {
+                // Nobody else changed anything when it grew by our transactions.
+                let is_ours = known.generation.is_some() && known.generation == before;
+                let after = tables.generation().ok().filter(|_| is_ours);
+                let expected = before.map(|before| before.wrapping_add(ours));
+                known.generation = after.filter(|after| Some(*after) == expected);
+            }
+        }
+    }
+
+    /// Whether none of the wanted Frontends is served.
+    fn serves_nothing(&self) -> bool {
+        let Some(known) = &self.known else { return false };
+        let mut wanted = self.wanted.desired().frontends().peekable();
+        wanted.peek().is_some() && !wanted.any(|frontend| known.frontends.contains_key(&frontend.key))
+    }
+}
+
+/// Reads a family's table; `None` when there is none.
+fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Observed>, PortError> {
+    let Some(snapshot) = tables.read(layout.table())? else { return Ok(None) };
+    let observed = Observed::read(snapshot, layout);
+    observed.map(Some).ok_or_else(|| {
+        let table = layout.table();
+        let what = format!(
+            "it has no chain {}: somebody else made it; choose another name, or delete it with 'nft delete table {table}'",
+            super::layout::OWNED
+        );
+        PortError::new(PortErrorKind::AlreadyExists, what)
+    })
+}
+
+/// Whether connections to a Frontend are refused or dropped.
+fn is_without_endpoints(frontend: &Frontend) -> bool {
+    Treatment::of(frontend).picks().next().is_none()
+}
+
+/// The endpoints that may answer for a Frontend.
+fn answering(frontend: &Frontend) -> BTreeSet<SocketAddr> {
+    let treatment = Treatment::of(frontend);
+    let lists = treatment.picks().map(|pick| if pick.is_local { &frontend.local } else { &frontend.cluster });
+    lists.flat_map(|list| list.iter().map(|endpoint| SocketAddr::from(*endpoint))).collect()
+}

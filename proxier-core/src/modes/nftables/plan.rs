@@ -1,0 +1,375 @@
+//! A plan: for each family one transaction, made from elements and chains.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nftables::{Chain, Element, ElementData, ElementKey, Rule, Transaction, Verdict};
+
+use super::layout::Layout;
+use super::lower::{Item, SetName, lower};
+use super::observed::{Observed, frontend_of};
+use super::pick::Pick;
+use super::wanted::{Changed, Need, Wanted};
+use crate::modes::shared::names::Names;
+use crate::modes::shared::sysctls::SysctlChange;
+use crate::net::FrontendKey;
+use crate::ports::UdpServices;
+use crate::reconciler::safeguard::{Loss, Stopped};
+use crate::reconciler::step::{Action, Part, Step};
+
+/// What a pass does.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Plan {
+    /// Values below `/proc/sys`.
+    pub(super) sysctls: Vec<SysctlChange>,
+    /// What changes in each family's table.
+    pub(super) tables: Vec<TablePlan>,
+    /// UDP flows to forget, after the tables were written.
+    pub(super) forget: UdpServices,
+}
+
+/// What becomes of a table as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It stays.
+    Keep,
+    /// It is made.
+    Make,
+    /// It is deleted and made again, at one instant: it has other sets or hooks than ours.
+    Remake,
+    /// It is deleted: the family is not served any more.
+    Delete,
+}
+
+/// What changes in a family's table.
+#[derive(Clone, Debug)]
+pub(super) struct TablePlan {
+    pub(super) layout: Layout,
+    pub(super) fate: Fate,
+    /// Chains that are made, or get other rules.
+    chains: Vec<(Chain, Vec<Rule>)>,
+    delete_chains: Vec<String>,
+    delete: BTreeMap<SetName, Vec<ElementKey>>,
+    add: BTreeMap<SetName, Vec<Element>>,
+    /// What becomes of each Frontend that changes, with the number of its endpoints.
+    pub(super) frontends: BTreeMap<FrontendKey, (Action, usize)>,
+}
+
+impl TablePlan {
+    fn new(layout: Layout, fate: Fate) -> Self {
+        TablePlan {
+            layout,
+            fate,
+            chains: Vec::new(),
+            delete_chains: Vec::new(),
+            delete: BTreeMap::new(),
+            add: BTreeMap::new(),
+            frontends: BTreeMap::new(),
+        }
+    }
+
+    /// The whole table, where there is none or one that cannot be mended.
+    pub(super) fn whole(layout: Layout, wanted: &Wanted, fate: Fate) -> Self {
+        let family = layout.family();
+        let mut plan = TablePlan::new(layout, fate);
+        if fate == Fate::Delete {
+            return plan;
+        }
+        plan.chains = all_chains(&plan.layout, wanted);
+        for item in wanted.items(family) {
+            plan.add(&item);
+        }
+        let frontends = wanted.desired().frontends().filter(|frontend| frontend.key.family() == family);
+        plan.frontends = frontends.map(|of| (of.key, (Action::Add, of.endpoints().len()))).collect();
+        plan
+    }
+
+    /// The differences to what was read.
+    pub(super) fn compared(layout: Layout, wanted: &Wanted, observed: &Observed) -> Self {
+        let family = layout.family();
+        if observed.is_other {
+            return TablePlan::whole(layout, wanted, Fate::Remake);
+        }
+        let served = observed.frontends(family);
+        let mut plan = TablePlan::new(layout, Fate::Keep);
+        let mut differing = BTreeSet::new();
+        let mut left: BTreeMap<SetName, BTreeMap<&ElementKey, &Option<ElementData>>> =
+            observed.elements.iter().map(|(set, elements)| (*set, elements.iter().collect())).collect();
+        for item in wanted.items(family) {
+            match left.entry(item.set).or_default().remove(&item.key) {
+                Some(data) if *data == item.data => continue,
+                Some(_) => plan.delete(item.set, item.key.clone()),
+                None => {}
+            }
+            differing.extend(frontend_of(item.set, &item.key, family));
+            plan.add(&item);
+        }
+        for (set, left) in left {
+            for key in left.into_keys() {
+                differing.extend(frontend_of(set, key, family));
+                plan.delete(set, key.clone());
+            }
+        }
+        let mut chains: BTreeMap<&str, &Vec<Rule>> =
+            observed.chains.iter().map(|(name, rules)| (name.as_str(), rules)).collect();
+        for (chain, rules) in all_chains(&plan.layout, wanted) {
+            if chains.remove(chain.key.name.as_str()) != Some(&rules) {
+                plan.chains.push((chain, rules));
+            }
+        }
+        plan.delete_chains = chains.into_keys().map(str::to_owned).collect();
+        for key in differing {
+            plan.note(key, served.contains_key(&key), wanted);
+        }
+        plan
+    }
+
+    /// The differences to what was written last.
+    pub(super) fn changed(layout: Layout, wanted: &Wanted, changed: &Changed) -> Self {
+        let family = layout.family();
+        let mut plan = TablePlan::new(layout, Fate::Keep);
+        for (key, before) in changed.frontends.iter().filter(|(key, _)| key.family() == family) {
+            let after = wanted.desired().frontend(key);
+            if before.as_ref() == after {
+                continue;
+            }
+            let mut old: BTreeMap<(SetName, ElementKey), Option<ElementData>> =
+                before.iter().flat_map(lower).map(|item| ((item.set, item.key), item.data)).collect();
+            let mut differs = false;
+            for item in after.into_iter().flat_map(lower) {
+                match old.remove(&(item.set, item.key.clone())) {
+                    Some(data) if data == item.data => continue,
+                    Some(_) => plan.delete(item.set, item.key.clone()),
+                    None => {}
+                }
+                differs = true;
+                plan.add(&item);
+            }
+            differs |= !old.is_empty();
+            for (set, key) in old.into_keys() {
+                plan.delete(set, key);
+            }
+            if differs {
+                plan.note(*key, before.is_some(), wanted);
+            }
+        }
+        for need in changed.needs.iter().filter(|need| need.family() == family) {
+            match (need, wanted.is_needed(need)) {
+                (Need::Chain(_, pick), true) => plan.chains.push(pick_chain(&plan.layout, pick)),
+                (Need::Chain(_, pick), false) => plan.delete_chains.push(pick.to_string()),
+                (need, true) => need.item().iter().for_each(|item| plan.add(item)),
+                (need, false) => need.item().into_iter().for_each(|item| plan.delete(item.set, item.key)),
+            }
+        }
+        plan
+    }
+
+    fn add(&mut self, item: &Item) {
+        self.add.entry(item.set).or_default().push(item.element());
+    }
+
+    fn delete(&mut self, set: SetName, key: ElementKey) {
+        self.delete.entry(set).or_default().push(key);
+    }
+
+    fn note(&mut self, key: FrontendKey, was_there: bool, wanted: &Wanted) {
+        let after = wanted.desired().frontend(&key);
+        let action = match (was_there, after) {
+            (_, None) => Action::Delete,
+            (false, Some(_)) => Action::Add,
+            (true, Some(_)) => Action::Change,
+        };
+        self.frontends.insert(key, (action, after.map_or(0, |frontend| frontend.endpoints().len())));
+    }
+
+    /// What it would take away.
+    pub(super) fn losing<'a>(&'a self, wanted: &'a Wanted) -> impl Iterator<Item = (FrontendKey, Loss)> + 'a {
+        self.frontends.iter().filter_map(|(key, (action, _))| {
+            let loss = match (action, wanted.desired().frontend(key)) {
+                (Action::Delete, _) => Loss::Everything,
+                (Action::Change, Some(frontend)) if frontend.endpoints().is_empty() => Loss::Endpoints,
+                _ => return None,
+            };
+            Some((*key, loss))
+        })
+    }
+
+    /// Leaves alone what is held back, with the chains that it needs.
+    pub(super) fn hold(
+        &mut self,
+        stopped: &Stopped,
+        observed: &BTreeMap<SetName, BTreeMap<ElementKey, Option<ElementData>>>,
+    ) {
+        let family = self.layout.family();
+        let held: BTreeSet<FrontendKey> = stopped.inherited().collect();
+        let is_held = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| held.contains(&key));
+        for (set, keys) in &mut self.delete {
+            keys.retain(|key| !is_held(*set, key) && *set != SetName::Hairpins);
+        }
+        for (set, elements) in &mut self.add {
+            elements.retain(|element| !is_held(*set, &element.key));
+        }
+        self.frontends.retain(|key, _| !held.contains(key));
+        let mut needed = BTreeSet::new();
+        for (set, elements) in observed {
+            for (key, data) in elements {
+                if let Some(ElementData::Verdict(Verdict::Goto(chain))) = data
+                    && is_held(*set, key)
+                {
+                    needed.insert(chain.as_str().to_owned());
+                }
+            }
+        }
+        self.delete_chains.retain(|chain| !needed.contains(chain));
+    }
+
+    /// Leaves a Frontend out that the kernel refuses.
+    pub(super) fn leave_out(&mut self, left_out: &FrontendKey) {
+        let family = self.layout.family();
+        let is_it = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| key == *left_out);
+        for (set, elements) in &mut self.add {
+            elements.retain(|element| !is_it(*set, &element.key));
+        }
+        self.frontends.remove(left_out);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        let has_elements = self.add.values().any(|of| !of.is_empty()) || self.delete.values().any(|of| !of.is_empty());
+        self.fate == Fate::Keep && self.chains.is_empty() && self.delete_chains.is_empty() && !has_elements
+    }
+
+    /// Whether more changes than elements: the table as a whole, or chains.
+    pub(super) fn changes_rules(&self) -> bool {
+        self.fate != Fate::Keep || !self.chains.is_empty() || !self.delete_chains.is_empty()
+    }
+
+    /// The names of chains that are made, get other rules, or go.
+    pub(super) fn chain_names(&self) -> impl Iterator<Item = &str> {
+        let made = self.chains.iter().map(|(chain, _)| chain.key.name.as_str());
+        made.chain(self.delete_chains.iter().map(String::as_str))
+    }
+
+    /// The transaction, with the Frontend of each element by operation.
+    pub(super) fn transaction(&self) -> Outgoing {
+        let layout = &self.layout;
+        let mut out = Outgoing::default();
+        let transaction = &mut out.transaction;
+        match self.fate {
+            Fate::Keep => {}
+            Fate::Make => drop(transaction.create_table(layout.to_table())),
+            Fate::Remake => drop(transaction.delete_table(layout.table()).create_table(layout.to_table())),
+            Fate::Delete => {
+                transaction.delete_table(layout.table());
+                return out;
+            }
+        }
+        if self.fate != Fate::Keep {
+            for set in layout.sets() {
+                transaction.create_set(set);
+            }
+        }
+        // Chains go to each other: all of them first, then their rules.
+        for (chain, _) in &self.chains {
+            transaction.add_chain(chain.clone());
+        }
+        for (chain, rules) in &self.chains {
+            if self.fate == Fate::Keep {
+                transaction.flush_chain(&chain.key);
+            }
+            for rule in rules {
+                transaction.add_rule(&chain.key, rule.clone());
+            }
+        }
+        for (set, keys) in self.delete.iter().filter(|(_, keys)| !keys.is_empty()) {
+            transaction.delete_elements(&layout.set(*set), keys.iter().cloned().map(Element::new));
+        }
+        for (set, elements) in self.add.iter().filter(|(_, elements)| !elements.is_empty()) {
+            let family = layout.family();
+            let keys = elements.iter().map(|element| frontend_of(*set, &element.key, family)).collect();
+            out.added.insert(transaction.len(), keys);
+            transaction.add_elements(&layout.set(*set), elements.iter().cloned());
+        }
+        for chain in &self.delete_chains {
+            transaction.flush_chain(&layout.chain_key(chain));
+        }
+        for chain in &self.delete_chains {
+            transaction.delete_chain(&layout.chain_key(chain));
+        }
+        out
+    }
+}
+
+/// A transaction, and whose its elements are.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    pub(super) transaction: Transaction,
+    /// Operations that add elements, with the Frontend of each.
+    added: BTreeMap<usize, Vec<Option<FrontendKey>>>,
+}
+
+impl Outgoing {
+    /// The Frontend of an element that the kernel refused.
+    pub(super) fn frontend_at(&self, operation: usize, element: usize) -> Option<FrontendKey> {
+        *self.added.get(&operation)?.get(element)?
+    }
+}
+
+fn pick_chain(layout: &Layout, pick: &Pick) -> (Chain, Vec<Rule>) {
+    (Chain::regular(layout.chain_key(&pick.to_string())), pick.rules(layout))
+}
+
+fn all_chains(layout: &Layout, wanted: &Wanted) -> Vec<(Chain, Vec<Rule>)> {
+    let picks = wanted.picks(layout.family()).map(|pick| pick_chain(layout, &pick));
+    layout.chains().into_iter().chain(picks).collect()
+}
+
+impl Plan {
+    /// Whether nothing is to be done.
+    pub fn is_empty(&self) -> bool {
+        self.sysctls.is_empty() && self.forget.is_empty() && self.tables.iter().all(TablePlan::is_empty)
+    }
+
+    /// The operations, in the order in which they are carried out; those of a table are one transaction.
+    pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
+        let sysctls = self.sysctls.iter().map(Step::sysctl);
+        let tables = self.tables.iter().flat_map(move |table| table.steps(names));
+        let flows = (!self.forget.is_empty()).then(|| Step::flows(&self.forget));
+        sysctls.chain(tables).chain(flows)
+    }
+}
+
+impl TablePlan {
+    pub(super) fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
+        let frontends = self.frontends.keys().map(|key| self.frontend_step(key, names));
+        self.table_step().into_iter().chain(frontends)
+    }
+
+    /// The step of the table as a whole, if it or a chain of it changes.
+    pub(super) fn table_step(&self) -> Option<Step> {
+        let action = match self.fate {
+            Fate::Make => Action::Add,
+            Fate::Keep | Fate::Remake => Action::Change,
+            Fate::Delete => Action::Delete,
+        };
+        let step = Step::new(action, Part::Table, self.layout.table());
+        match self.fate {
+            Fate::Keep if self.changes_rules() => {
+                let names: Vec<&str> = self.chain_names().collect();
+                Some(step.with(format_args!("chains {}", names.join(", "))))
+            }
+            Fate::Keep => None,
+            Fate::Remake => Some(step.with("made again: it has other sets or hooks")),
+            Fate::Make | Fate::Delete => Some(step),
+        }
+    }
+
+    pub(super) fn frontend_step(&self, key: &FrontendKey, names: &Names<'_>) -> Step {
+        let (action, endpoints) = self.frontends.get(key).copied().unwrap_or((Action::Change, 0));
+        let step = Step::new(action, Part::Frontend, key).of(names.service_of(key));
+        match (action, endpoints) {
+            (Action::Delete, _) => step,
+            (_, 1) => step.with("1 endpoint"),
+            (_, count) => step.with(format_args!("{count} endpoints")),
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Looks up the names of Services for people.
+
+use crate::net::FrontendKey;
+use crate::service::{Desired, Roles};
+use crate::snapshot::Store;
+
+/// Looks up names of Services.
+#[derive(Clone, Copy, Debug)]
+pub struct Names<'a> {
+    store: &'a Store,
+    desired: &'a Desired,
+}
+
+impl<'a> Names<'a> {
+    /// Names for what is wanted.
+    pub fn new(store: &'a Store, desired: &'a Desired) -> Self {
+        Names { store, desired }
+    }
+
+    /// The Service and port that a Frontend is for: `namespace/name:port`, without `:port` when the port has no name. `None`
+    /// when no Service has it.
+    pub fn service_of(&self, key: &FrontendKey) -> Option<String> {
+        let owner = self.desired.owner(key)?;
+        let frontend = self.desired.frontend(key)?;
+        let ports = self.store.service(owner).map_or(&[][..], |service| &service.ports);
+        let number = Some(frontend.key.port);
+        let of = |node_port: bool| {
+            ports.iter().find(|port| {
+                let its = if node_port { port.node_port } else { Some(port.port) };
+                port.protocol == frontend.key.protocol && its == number
+            })
+        };
+        let port = of(frontend.roles.contains(Roles::NODE_PORT)).or_else(|| of(false));
+        Some(match port.map(|port| &*port.name) {
+            None | Some("") => owner.to_string(),
+            Some(name) => format!("{owner}:{name}"),
+        })
+    }
+}

@@ -1,0 +1,563 @@
+//! nftables mode on a kernel in memory: changes, restarts, strangers, faults.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nftables::{Chain, Family, Name, Table, TableKey, Transaction};
+use proptest::prelude::*;
+use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::modes::{self, nftables as mode};
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::step::{Action, Part};
+use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::snapshot::ObjectKey;
+use serde_json::{Value, json};
+
+struct Node {
+    kernel: FakeKernel,
+    proxier: Reconciler,
+    now: Duration,
+}
+
+fn kernel() -> FakeKernel {
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
+    kernel
+}
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.mode = modes::Kind::Nftables;
+    options
+}
+
+/// A Service with port `p`.
+fn service(name: &str, spec: Value) -> ServiceObject {
+    let mut spec = spec;
+    if spec.get("ports").is_none() {
+        spec["ports"] = json!([{"name": "p", "port": 80}]);
+    }
+    let status = spec.as_object_mut().unwrap().remove("status").unwrap_or_default();
+    serde_json::from_value(json!({"metadata": {"namespace": "demo", "name": name}, "spec": spec, "status": status}))
+        .unwrap()
+}
+
+/// Endpoints of a Service, each `address@node`.
+fn slice(service: &str, endpoints: &[&str]) -> EndpointSliceObject {
+    let one = |text: &&str| {
+        let (address, node) = text.split_once('@').unwrap_or((text, "elsewhere"));
+        json!({"addresses": [address], "nodeName": node})
+    };
+    let v6 = endpoints.first().is_some_and(|text| text.contains(':'));
+    serde_json::from_value(json!({
+        "metadata": {"namespace": "demo", "name": format!("{service}-1"), "labels": {"kubernetes.io/service-name": service}},
+        "addressType": if v6 { "IPv6" } else { "IPv4" },
+        "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}, {"name": "u", "port": 53, "protocol": "UDP"}],
+        "endpoints": endpoints.iter().map(one).collect::<Vec<_>>(),
+    }))
+    .unwrap()
+}
+
+impl Node {
+    fn on(kernel: FakeKernel, options: Options) -> Self {
+        let mut node =
+            Node { kernel, proxier: Reconciler::new("node-a", options, Duration::ZERO), now: Duration::ZERO };
+        node.proxier.start(node.now);
+        node
+    }
+
+    fn new() -> Self {
+        Node::on(kernel(), options())
+    }
+
+    fn service(&mut self, name: &str, spec: Value) {
+        self.proxier.upsert_service(&service(name, spec), self.now);
+    }
+
+    fn slice(&mut self, service: &str, endpoints: &[&str]) {
+        self.proxier.upsert_slice(&slice(service, endpoints), self.now);
+    }
+
+    /// The next pass, whatever comes of it.
+    fn pass(&mut self) -> Report {
+        self.now = self.now.max(self.proxier.next_wake().unwrap());
+        let now = self.now;
+        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
+    }
+
+    /// The next pass, which has to do all that is wanted.
+    fn settles(&mut self) -> Report {
+        let report = self.pass();
+        assert!(report.is_done(), "{report:#?}");
+        report
+    }
+
+    fn full(&mut self) -> Report {
+        self.proxier.request_full(self.now);
+        self.pass()
+    }
+
+    fn tables(&self) -> BTreeMap<String, String> {
+        self.kernel.state().tables
+    }
+
+    fn v4(&self) -> String {
+        self.tables()["ip proxier"].clone()
+    }
+
+    fn transactions(&self) -> u64 {
+        self.kernel.writes().tables
+    }
+}
+
+/// Tables as text in which the order counts only where it does for packets: that of rules.
+fn in_order(tables: &BTreeMap<String, String>) -> Vec<String> {
+    let mut all = Vec::new();
+    for (name, text) in tables {
+        let (mut block, mut rule) = (String::new(), 0);
+        for line in text.lines().map(str::trim).filter(|line| *line != "}") {
+            if line.ends_with('{') {
+                (block, rule) = (line.to_owned(), 0);
+            }
+            rule += usize::from(block.starts_with("chain"));
+            let parts = if line.starts_with("elements") { line.split(", ").collect() } else { vec![line] };
+            let parts = parts.iter().map(|part| part.trim_start_matches("elements = { ").trim_end_matches(" }"));
+            all.extend(parts.map(|part| format!("{name} {block} {rule} {part}")));
+        }
+    }
+    all.sort();
+    all
+}
+
+fn steps(report: &Report) -> BTreeMap<(Part, Action), u64> {
+    report.applied.done.iter().filter(|((part, _), _)| *part != Part::Sysctl).map(|(of, count)| (*of, *count)).collect()
+}
+
+#[test]
+fn a_service_is_elements_and_shared_chains() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    node.service("other", json!({"clusterIP": "10.96.0.2"}));
+    node.slice("other", &["10.244.0.3", "10.244.0.4"]);
+    node.service("none", json!({"clusterIP": "10.96.0.3"}));
+    node.settles();
+    let table = node.v4();
+    for line in [
+        "10.96.0.1 . tcp . 80 : goto internal-2",
+        "10.96.0.2 . tcp . 80 : goto internal-2",
+        "10.96.0.3 . tcp . 80 : goto reject-connection",
+        "10.96.0.1 . tcp . 80 . 0 : 10.244.0.1 . 8080",
+        "10.96.0.2 . tcp . 80 . 1 : 10.244.0.4 . 8080",
+    ] {
+        assert!(table.contains(line), "{line} is missing in {table}");
+    }
+    assert_eq!(table.matches("chain internal-").count(), 1, "{table}");
+    // Both families, each in one transaction.
+    assert_eq!(node.transactions(), 2);
+}
+
+#[test]
+fn one_changed_endpoint_is_one_transaction_of_one_frontend() {
+    let mut node = Node::new();
+    for number in 1..=50 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
+    }
+    node.settles();
+    let before = node.transactions();
+    node.slice("s7", &["10.244.0.1", "10.244.0.9"]);
+    let report = node.settles();
+    assert!(!report.full);
+    assert_eq!(node.transactions() - before, 1);
+    assert_eq!(steps(&report), BTreeMap::from([((Part::Frontend, Action::Change), 1)]));
+    assert!(node.v4().contains("10.96.0.7 . tcp . 80 . 1 : 10.244.0.9 . 8080"));
+}
+
+#[test]
+fn a_new_process_finds_its_tables_and_writes_nothing() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP", "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["198.51.100.0/24", "198.51.100.7/32", "203.0.113.5/32"],
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}],
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}));
+    node.slice("web", &["10.244.0.1@node-a", "10.244.0.2"]);
+    node.settles();
+    let (table, before) = (node.v4(), node.transactions());
+    let mut next = Node::on(node.kernel.clone(), options());
+    next.service("web", json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP", "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["198.51.100.0/24", "198.51.100.7/32", "203.0.113.5/32"],
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}],
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}));
+    next.slice("web", &["10.244.0.1@node-a", "10.244.0.2"]);
+    let report = next.settles();
+    assert_eq!(report.writes(), 0, "{report:#?}");
+    assert_eq!((next.v4(), next.transactions()), (table, before));
+}
+
+#[test]
+fn a_full_pass_reads_nothing_when_nobody_changed_anything() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.settles();
+    node.kernel.fail(Fault::new(Call::TablesRead, PortErrorKind::Other).every());
+    assert!(node.full().is_done());
+    // A stranger's table is a reason to look, and none to write.
+    node.kernel.clear_faults();
+    let before = node.transactions();
+    let mut stranger = Transaction::new();
+    stranger.add_table(Table::new(TableKey::new(Family::Ip, "stranger").unwrap()));
+    node.kernel.nftables().commit(&stranger).unwrap();
+    let report = node.full();
+    assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
+    assert_eq!(node.transactions(), before);
+    assert!(node.tables().contains_key("ip stranger"));
+}
+
+#[test]
+fn what_others_change_is_repaired_and_told() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    node.service("dns", json!({"clusterIP": "10.96.0.2"}));
+    node.settles();
+    let whole = node.tables();
+    let table = TableKey::new(Family::Ip, "proxier").unwrap();
+    let mut client = node.kernel.nftables();
+
+    let services = client.get_set(&table.set("services").unwrap()).unwrap().set;
+    let mut change = Transaction::new();
+    change.delete_elements(&services, client.list_elements(&services).unwrap());
+    change.flush_chain(&table.chain("internal-2").unwrap());
+    change.add_chain(Chain::regular(table.chain("a-guest").unwrap()));
+    client.commit(&change).unwrap();
+    let report = node.full();
+    assert!(report.is_done(), "{report:#?}");
+    let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+    assert!(drift.iter().any(|line| line.contains("frontend TCP 10.96.0.1:80")), "{drift:?}");
+    assert!(drift.iter().any(|line| line.contains("internal-2") && line.contains("a-guest")), "{drift:?}");
+    assert_eq!(node.tables(), whole);
+
+    let mut change = Transaction::new();
+    change.delete_table(&table);
+    client.commit(&change).unwrap();
+    let report = node.full();
+    assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
+    assert_eq!(node.tables(), whole);
+}
+
+/// A change that meets a table that somebody has deleted is made good at once, not at the next timer.
+#[test]
+fn a_change_to_a_table_that_is_gone_makes_it_again_at_once() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.settles();
+    let mut change = Transaction::new();
+    change.delete_table(&TableKey::new(Family::Ip, "proxier").unwrap());
+    node.kernel.nftables().commit(&change).unwrap();
+    node.service("dns", json!({"clusterIP": "10.96.0.2"}));
+    let report = node.pass();
+    assert!(report.has_failed(), "{report:#?}");
+    let then = node.now;
+    node.settles();
+    assert!(node.now <= then + Duration::from_secs(1), "{:?} after {then:?}", node.now);
+    assert!(node.v4().contains("10.96.0.2 . tcp . 80") && node.v4().contains("10.96.0.1 . tcp . 80"));
+}
+
+#[test]
+fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
+    let kernel = kernel();
+    let table = TableKey::new(Family::Ip, "proxier").unwrap();
+    let mut theirs = Transaction::new();
+    theirs.add_table(Table::new(table.clone())).add_chain(Chain::regular(table.chain("theirs").unwrap()));
+    kernel.nftables().commit(&theirs).unwrap();
+    let before = kernel.state().tables;
+    let mut node = Node::on(kernel, options());
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    let report = node.pass();
+    assert!(report.has_failed(), "{report:#?}");
+    let said = report.unread.iter().map(ToString::to_string).collect::<String>();
+    assert!(said.contains("ip proxier") && said.contains("somebody else"), "{said}");
+    assert_eq!(node.tables(), before);
+    // Nor by a cleanup.
+    let (applied, unread) = mode::cleanup(&mode::Options::default(), &mut node.kernel.ports());
+    assert!(applied.done.is_empty() && applied.failures.is_empty() && unread.is_empty(), "{applied:?} {unread:?}");
+    assert_eq!(node.tables(), before);
+    // With another name it is served.
+    let mut options = options();
+    options.nftables.table = Name::new("kubernetes-services").unwrap();
+    let mut node = Node::on(node.kernel.clone(), options);
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.settles();
+    assert!(node.tables()["ip kubernetes-services"].contains("10.96.0.1"));
+}
+
+#[test]
+fn a_cleanup_removes_our_tables_and_nothing_else() {
+    let mut node = Node::new();
+    let mut stranger = Transaction::new();
+    stranger.add_table(Table::new(TableKey::new(Family::Ip, "stranger").unwrap()));
+    node.kernel.nftables().commit(&stranger).unwrap();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.settles();
+    for removed in [2, 0] {
+        let (applied, unread) = mode::cleanup(&mode::Options::default(), &mut node.kernel.ports());
+        assert_eq!(applied.done.values().sum::<u64>(), removed);
+        assert!(applied.failures.is_empty() && unread.is_empty());
+    }
+    assert_eq!(node.tables().into_keys().collect::<Vec<_>>(), ["ip stranger"]);
+}
+
+#[test]
+fn a_refused_transaction_changes_nothing_and_is_tried_again() {
+    for kind in [PortErrorKind::Busy, PortErrorKind::Unknown, PortErrorKind::Permission, PortErrorKind::NotFound] {
+        for takes_effect in [false, true] {
+            let mut node = Node::new();
+            node.service("web", json!({"clusterIP": "10.96.0.1"}));
+            node.slice("web", &["10.244.0.1"]);
+            node.settles();
+            node.service("dns", json!({"clusterIP": "10.96.0.2"}));
+            node.slice("web", &["10.244.0.2"]);
+            let fault = Fault::new(Call::TablesCommit, kind);
+            node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
+            assert!(node.pass().has_failed(), "{kind:?}");
+            node.settles();
+            let table = node.v4();
+            assert!(table.contains("10.96.0.2 . tcp . 80"), "{kind:?} {takes_effect} {table}");
+            assert!(table.contains(": 10.244.0.2 . 8080") && !table.contains("10.244.0.1"), "{kind:?} {table}");
+        }
+    }
+}
+
+#[test]
+fn without_nf_tables_the_node_has_failed_and_says_why() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.kernel.fail(Fault::new(Call::TablesGeneration, PortErrorKind::Unavailable).every());
+    let report = node.pass();
+    assert!(report.has_failed() && report.unread[0].to_string().contains("nf_tables"), "{report:#?}");
+    node.kernel.clear_faults();
+    node.settles();
+    assert!(node.v4().contains("10.96.0.1"));
+}
+
+#[test]
+fn an_empty_list_takes_nothing_away_at_once() {
+    let mut node = Node::new();
+    for number in 1..=20 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1"]);
+    }
+    node.settles();
+    let whole = node.tables();
+    for number in 1..=20 {
+        node.proxier.lose_service(&ObjectKey::new("demo", &format!("s{number}")), node.now);
+        node.proxier.lose_slice(&ObjectKey::new("demo", &format!("s{number}-1")), node.now);
+    }
+    let report = node.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert_eq!(node.tables(), whole);
+    node.proxier.confirm_removal(node.now);
+    node.settles();
+    assert!(!node.v4().contains("10.96.0.1 "), "{}", node.v4());
+    assert!(!node.v4().contains("internal-1"), "{}", node.v4());
+}
+
+/// What an earlier process served stays, with its chains, when the first lists are empty.
+#[test]
+fn an_empty_first_list_takes_nothing_away_at_once() {
+    let mut node = Node::new();
+    for number in 1..=20 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1"]);
+    }
+    node.settles();
+    let served = |node: &Node| {
+        (1..=20).all(|number| node.v4().contains(&format!("10.96.0.{number} . tcp . 80 : goto internal-1")))
+    };
+    let mut next = Node::on(node.kernel.clone(), options());
+    let report = next.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert!(served(&next), "{}", next.v4());
+    // A new Service is served meanwhile, and one that comes back follows its slices.
+    next.service("new", json!({"clusterIP": "10.96.1.1"}));
+    next.slice("new", &["10.244.0.7", "10.244.0.8"]);
+    next.service("s3", json!({"clusterIP": "10.96.0.3"}));
+    next.slice("s3", &["10.244.0.9"]);
+    next.pass();
+    assert!(next.v4().contains("10.96.1.1 . tcp . 80 : goto internal-2") && served(&next), "{}", next.v4());
+    assert!(next.v4().contains("10.96.0.3 . tcp . 80 . 0 : 10.244.0.9 . 8080"), "{}", next.v4());
+    next.proxier.confirm_removal(next.now);
+    next.settles();
+    assert!(!next.v4().contains("10.96.0.4") && next.v4().contains("10.96.0.3 . tcp . 80 : goto internal-1"));
+}
+
+#[test]
+fn a_family_that_is_not_served_any_more_has_no_table() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "fd00::1", "clusterIPs": ["fd00::1"], "ipFamilies": ["IPv6"]}));
+    node.settles();
+    assert!(node.tables()["ip6 proxier"].contains("fd00::1 . tcp . 80"));
+    let mut options = options();
+    options.config.families = proxier_core::config::Families::V4;
+    let mut next = Node::on(node.kernel.clone(), options);
+    next.pass();
+    assert_eq!(next.tables().into_keys().collect::<Vec<_>>(), ["ip proxier"]);
+}
+
+#[test]
+fn flows_of_removed_udp_endpoints_are_forgotten() {
+    use proxier_core::fake::Flow;
+    let mut node = Node::new();
+    let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
+    node.service("dns", spec);
+    node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
+    node.settles();
+    let place = |text: &str| text.parse().unwrap();
+    let flow = |endpoint: &str| Flow::udp(place("10.244.5.5:999"), place("10.96.0.1:53"), place(endpoint));
+    node.kernel.add_flow(flow("10.244.0.1:53"));
+    node.kernel.add_flow(flow("10.244.0.2:53"));
+    node.slice("dns", &["10.244.0.2", "10.244.0.3"]);
+    let report = node.settles();
+    assert_eq!(report.applied.flows.total(), 1);
+    assert_eq!(node.kernel.state().flows.into_iter().collect::<Vec<_>>(), [flow("10.244.0.2:53")]);
+}
+
+/// A Service among few, so that they meet.
+fn a_spec() -> impl Strategy<Value = Value> {
+    let optional = |text: &'static str| prop_oneof![Just(None), Just(Some(text))];
+    (1..5_u8, any::<bool>(), any::<bool>(), optional("203.0.113.1"), optional("198.18.0.1"), 0..4_u8, any::<bool>())
+        .prop_map(|(ip, sticky, local, external, balancer, ranges, node_port)| {
+            let mut port = json!({"name": "p", "port": 80});
+            if node_port {
+                port["nodePort"] = json!(30_000 + u32::from(ip));
+            }
+            let mut spec = json!({"clusterIP": format!("10.96.0.{ip}"), "type": "LoadBalancer", "ports": [port]});
+            if sticky {
+                spec["sessionAffinity"] = json!("ClientIP");
+            }
+            if local {
+                spec["externalTrafficPolicy"] = json!("Local");
+                spec["internalTrafficPolicy"] = json!(if ip % 2 == 0 { "Local" } else { "Cluster" });
+            }
+            spec["externalIPs"] = json!(external.into_iter().collect::<Vec<_>>());
+            if let Some(ip) = balancer {
+                spec["status"] = json!({"loadBalancer": {"ingress": [{"ip": ip}]}});
+            }
+            let all = ["198.51.100.0/24", "198.51.100.7/32", "192.0.2.0/24"];
+            spec["loadBalancerSourceRanges"] = json!(all[..usize::from(ranges)]);
+            spec
+        })
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Service(u8, Value),
+    NoService(u8),
+    Slice(u8, Vec<u8>),
+    NoSlice(u8),
+    Pass,
+    Full,
+    Restart,
+    Fault(bool),
+}
+
+fn a_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..4_u8, a_spec()).prop_map(|(name, spec)| Step::Service(name, spec)),
+        1 => (0..4_u8).prop_map(Step::NoService),
+        4 => (0..4_u8, proptest::collection::vec(0..8_u8, 0..5)).prop_map(|(name, of)| Step::Slice(name, of)),
+        1 => (0..4_u8).prop_map(Step::NoSlice),
+        4 => Just(Step::Pass),
+        1 => Just(Step::Full),
+        1 => Just(Step::Restart),
+        1 => any::<bool>().prop_map(Step::Fault),
+    ]
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Objects {
+    services: BTreeMap<u8, Value>,
+    slices: BTreeMap<u8, Vec<u8>>,
+}
+
+impl Objects {
+    fn give(&self, node: &mut Node) {
+        for (name, spec) in &self.services {
+            node.service(&format!("s{name}"), spec.clone());
+        }
+        for (name, endpoints) in &self.slices {
+            node.slice(&format!("s{name}"), &texts(endpoints));
+        }
+    }
+}
+
+/// The first of the endpoints are on this node.
+fn texts(endpoints: &[u8]) -> Vec<&'static str> {
+    const ALL: [&str; 8] = [
+        "10.244.0.1@node-a",
+        "10.244.0.2@node-a",
+        "10.244.0.3@node-a",
+        "10.244.1.1",
+        "10.244.1.2",
+        "10.244.1.3",
+        "10.244.1.4",
+        "10.244.1.5",
+    ];
+    endpoints.iter().map(|of| ALL[usize::from(*of)]).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// In any order of changes, passes, restarts and faults, the tables come to be those of a fresh start.
+    #[test]
+    fn the_way_does_not_matter(steps in proptest::collection::vec(a_step(), 1..40)) {
+        let mut options = options();
+        options.mass_removal.share = 1.0;
+        let mut node = Node::on(kernel(), options.clone());
+        let mut objects = Objects::default();
+        for step in steps {
+            match step {
+                Step::Service(name, spec) => {
+                    node.service(&format!("s{name}"), spec.clone());
+                    objects.services.insert(name, spec);
+                }
+                Step::NoService(name) => {
+                    node.proxier.delete_service(&ObjectKey::new("demo", &format!("s{name}")), node.now);
+                    objects.services.remove(&name);
+                }
+                Step::Slice(name, endpoints) => {
+                    node.slice(&format!("s{name}"), &texts(&endpoints));
+                    objects.slices.insert(name, endpoints);
+                }
+                Step::NoSlice(name) => {
+                    node.proxier.delete_slice(&ObjectKey::new("demo", &format!("s{name}-1")), node.now);
+                    objects.slices.remove(&name);
+                }
+                Step::Pass => drop(node.pass()),
+                Step::Full => drop(node.full()),
+                Step::Restart => {
+                    node = Node::on(node.kernel.clone(), options.clone());
+                    objects.give(&mut node);
+                }
+                Step::Fault(takes_effect) => {
+                    let fault = Fault::new(Call::TablesCommit, PortErrorKind::Unknown);
+                    node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
+                }
+            }
+        }
+        node.kernel.clear_faults();
+        node.pass();
+        node.settles();
+        let mut fresh = Node::on(kernel(), options);
+        objects.give(&mut fresh);
+        fresh.settles();
+        prop_assert_eq!(in_order(&node.tables()), in_order(&fresh.tables()));
+        let report = node.full();
+        prop_assert!(report.is_done() && report.writes() == 0, "{:#?}", report);
+    }
+}
