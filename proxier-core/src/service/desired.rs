@@ -192,6 +192,11 @@ impl Desired {
         })
     }
 
+    /// What was compiled for each Service, sorted by name.
+    pub fn all_compiled(&self) -> impl Iterator<Item = &Compiled> {
+        self.services.values().map(Box::as_ref)
+    }
+
     /// What was compiled for one Service.
     pub fn compiled(&self, service: &ObjectKey) -> Option<&Compiled> {
         self.services.get(service).map(Box::as_ref)

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::Port;
 use crate::net::Network;
 use crate::net::{EndpointKey, FrontendKey};
 use crate::snapshot::{Roles, TrafficPolicy};
@@ -30,6 +31,8 @@ pub struct Frontend {
     pub source_ranges: Option<Arc<[Network]>>,
     /// Whether this node itself is in the source ranges.
     pub node_may_use: bool,
+    /// The port of the Service that it belongs to: the first one that names it.
+    pub port: Arc<Port>,
 }
 
 impl Frontend {

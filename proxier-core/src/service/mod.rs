@@ -4,6 +4,7 @@ mod desired;
 mod endpoints;
 mod facts;
 mod frontend;
+mod port;
 mod reserved;
 
 use std::collections::btree_map::Entry;
@@ -16,6 +17,7 @@ pub use desired::{Conflict, Desired, Follower};
 pub(crate) use facts::is_reachable;
 pub use facts::{NodeFacts, OpenOn};
 pub use frontend::Frontend;
+pub use port::Port;
 pub use reserved::{Extent, Neighbour, Rejected, Reserved, ReservedPort, User};
 
 use crate::config::LocalFallback;
@@ -54,6 +56,8 @@ pub struct Compiled {
     pub created: Created,
     /// Its Frontends, sorted by key.
     pub frontends: Vec<Arc<Frontend>>,
+    /// Its ports, each once for each family, in the order of the object. Agents' Frontends are ports of their own.
+    pub ports: Vec<Arc<Port>>,
     /// Its endpoints on this node, in any state: a connection that one opens to its own Service may come back to it.
     pub hairpins: BTreeSet<(Protocol, EndpointKey)>,
     /// Its health check.
@@ -72,6 +76,7 @@ impl Compiled {
             service,
             created,
             frontends: Vec::new(),
+            ports: Vec::new(),
             hairpins: BTreeSet::new(),
             health_check: None,
             health_check_open_in: Vec::new(),
@@ -106,13 +111,18 @@ pub fn compile<'a>(
             let local = candidates.iter().filter(|candidate| candidate.is_local());
             let key = |candidate: &Candidate<'_>| EndpointKey::new(candidate.address, candidate.port);
             compiled.hairpins.extend(local.map(|candidate| (port.protocol, key(candidate))));
-            for row in table(service, port, cluster_ip, facts) {
-                let context = Context { service, port, facts };
-                let mut row = Row { elsewhere_only: choice.is_elsewhere_only(&candidates), ..row };
+            let mut rows = table(service, port, cluster_ip, facts);
+            let context = Context { service, port, facts };
+            for row in &mut rows {
+                row.elsewhere_only = choice.is_elsewhere_only(&candidates);
                 row.leave_out_reserved(&context, &choice, &mut compiled.rejected);
                 row.note_missing(&mut compiled.no_local_endpoints);
-                row.add_to(&mut frontends, &choice, &context);
             }
+            let common = Arc::new(Port::new(&context, &rows, family, &choice));
+            for row in &rows {
+                row.add_to(&mut frontends, &common, &context);
+            }
+            compiled.ports.push(common);
         }
         if let Some(port) = service.health_check_node_port {
             if !facts.health_checks_open_on(family).is_nowhere() {
@@ -147,17 +157,20 @@ pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFa
         let ranges = spec.source_ranges.as_deref();
         let node = facts.node_address(spec.key.family());
         let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
+        let port = Arc::new(Port::of_agent(key, spec, node));
+        compiled.ports.push(port.clone());
         compiled.frontends.push(Arc::new(Frontend {
             key: spec.key,
             roles: spec.roles,
             policy: spec.policy,
-            cluster: spec.cluster.as_slice().into(),
-            local: spec.local.as_slice().into(),
+            cluster: port.cluster.clone(),
+            local: port.local.clone(),
             falls_back: false,
             affinity_secs: spec.affinity_secs,
             on_interface: facts.is_on_interface(spec.key.address),
             source_ranges: ranges.map(Into::into),
             node_may_use: node.is_some_and(in_ranges),
+            port,
         }));
     }
     compiled
@@ -227,9 +240,9 @@ impl Row {
         }
     }
 
-    fn add_to(&self, frontends: &mut BTreeMap<FrontendKey, Frontend>, choice: &Choice, context: &Context<'_>) {
+    fn add_to(&self, frontends: &mut BTreeMap<FrontendKey, Frontend>, common: &Arc<Port>, context: &Context<'_>) {
         for address in &self.addresses {
-            let new = self.frontend(*address, choice, context);
+            let new = self.frontend(*address, common, context);
             match frontends.entry(new.key) {
                 // Listed twice, say as external IP and as load-balancer address.
                 Entry::Occupied(mut known) => merge(known.get_mut(), &new),
@@ -240,7 +253,7 @@ impl Row {
         }
     }
 
-    fn frontend(&self, address: IpAddr, choice: &Choice, context: &Context<'_>) -> Frontend {
+    fn frontend(&self, address: IpAddr, common: &Arc<Port>, context: &Context<'_>) -> Frontend {
         let (service, facts) = (context.service, context.facts);
         let family = Family::of(address);
         let ranges = service.source_ranges.restriction(family).filter(|_| self.role == Roles::LOAD_BALANCER);
@@ -250,13 +263,14 @@ impl Row {
             key: FrontendKey::new(context.port.protocol, address, self.port),
             roles: self.role,
             policy: self.policy,
-            cluster: choice.cluster.clone(),
-            local: choice.local.clone(),
+            cluster: common.cluster.clone(),
+            local: common.local.clone(),
             falls_back: self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster,
             affinity_secs: service.affinity_secs,
             on_interface: facts.is_on_interface(address),
             source_ranges: ranges.cloned(),
             node_may_use: node.is_some_and(in_ranges),
+            port: common.clone(),
         }
     }
 }

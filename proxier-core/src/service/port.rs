@@ -1,0 +1,131 @@
+//! Ports of Services: what the Frontends of one port have in common.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::endpoints::Choice;
+use super::{Context, Row};
+use crate::net::{EndpointKey, Family, Network, Protocol};
+use crate::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
+
+/// A port of a Service in one family: what its Frontends have in common, for modes whose kernel objects belong to ports and
+/// not to single addresses.
+///
+/// Addresses and node ports that are reserved are left out, as with Frontends. Whether the Service owns an address is up to
+/// [`Desired`](super::Desired).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Port {
+    /// `namespace/name`, with `:port` if the port has a name.
+    pub name: Box<str>,
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Family of its addresses and endpoints.
+    pub family: Family,
+    /// Its number on cluster, external and load-balancer addresses.
+    pub port: u16,
+    /// The cluster IP.
+    pub cluster_ip: Option<IpAddr>,
+    /// Its number on the nodes' addresses. `None` too if the number is reserved at one of them, and for agents' Frontends:
+    /// then only Frontends say where it is served.
+    pub node_port: Option<u16>,
+    /// Addresses of load balancers, sorted.
+    pub load_balancer_ips: Box<[IpAddr]>,
+    /// Whether it has an external IP, a load balancer's address or a node port.
+    pub is_external: bool,
+    /// The policy for the cluster IP.
+    pub internal_policy: TrafficPolicy,
+    /// The policy for all else.
+    pub external_policy: TrafficPolicy,
+    /// The endpoints for traffic that may go to any node, sorted. Empty only if no endpoint is usable on any node.
+    pub cluster: Arc<[EndpointKey]>,
+    /// The endpoints for traffic that has to stay on this node, sorted. With topology hints some may not be in `cluster`.
+    pub local: Arc<[EndpointKey]>,
+    /// How long a client stays with its endpoint, in seconds; `None`: each connection is for itself.
+    pub affinity_secs: Option<u32>,
+    /// The networks that may connect to load balancers' addresses; `None` for everybody.
+    pub source_ranges: Option<Arc<[Network]>>,
+    /// Whether this node itself is in the source ranges.
+    pub node_may_use: bool,
+}
+
+impl Port {
+    /// `rows`: without the addresses that are reserved.
+    pub(super) fn new(context: &Context<'_>, rows: &[Row], family: Family, choice: &Choice) -> Self {
+        let Context { service, port, facts } = context;
+        let addresses = |role| {
+            let mut rows = rows.iter().filter(move |row| row.role == role);
+            rows.next().map_or(&[][..], |row| &row.addresses)
+        };
+        let reserved = &facts.config.reserved;
+        let is_free = |number: &u16| {
+            let all_free = addresses(Roles::NODE_PORT).len() == facts.node_port_addresses(family).count();
+            let everywhere = |place: &super::ReservedPort| {
+                place.address.is_none() && (place.protocol, place.port) == (port.protocol, *number)
+            };
+            all_free && !reserved.iter().any(|(place, _)| everywhere(place))
+        };
+        let node_port = port.node_port.filter(is_free);
+        let source_ranges = service.source_ranges.restriction(family);
+        let node_may_use =
+            facts.node_address(family).is_some_and(|node| contain(source_ranges.map(|all| &**all), node));
+        let load_balancer_ips = addresses(Roles::LOAD_BALANCER);
+        Port {
+            name: name(&service.key, &port.name),
+            protocol: port.protocol,
+            family,
+            port: port.port,
+            cluster_ip: addresses(Roles::CLUSTER_IP).first().copied(),
+            node_port,
+            load_balancer_ips: load_balancer_ips.into(),
+            is_external: node_port.is_some()
+                || [Roles::EXTERNAL_IP, Roles::LOAD_BALANCER, Roles::NODE_PORT]
+                    .into_iter()
+                    .any(|role| !addresses(role).is_empty()),
+            internal_policy: service.internal_policy,
+            external_policy: service.external_policy,
+            cluster: choice.cluster.clone(),
+            local: choice.local.clone(),
+            affinity_secs: service.affinity_secs,
+            source_ranges: source_ranges.cloned(),
+            node_may_use,
+        }
+    }
+
+    /// The port that an agent's Frontend is by itself, named after its address and port.
+    pub(super) fn of_agent(key: &ObjectKey, spec: &FrontendSpec, node: Option<IpAddr>) -> Self {
+        let has = |role| spec.roles.contains(role);
+        let at = EndpointKey::new(spec.key.address, spec.key.port).to_string();
+        let load_balancer_ips = if has(Roles::LOAD_BALANCER) { &[spec.key.address][..] } else { &[] };
+        Port {
+            name: name(key, &at),
+            protocol: spec.key.protocol,
+            family: spec.key.family(),
+            port: spec.key.port,
+            cluster_ip: has(Roles::CLUSTER_IP).then_some(spec.key.address),
+            node_port: None,
+            load_balancer_ips: load_balancer_ips.into(),
+            is_external: spec.roles != Roles::CLUSTER_IP,
+            internal_policy: spec.policy,
+            external_policy: spec.policy,
+            cluster: spec.cluster.as_slice().into(),
+            local: spec.local.as_slice().into(),
+            affinity_secs: spec.affinity_secs,
+            source_ranges: spec.source_ranges.as_deref().map(Into::into),
+            node_may_use: node.is_some_and(|node| contain(spec.source_ranges.as_deref(), node)),
+        }
+    }
+
+    /// Whether any node has a usable endpoint.
+    pub fn has_endpoints(&self) -> bool {
+        !self.cluster.is_empty() || !self.local.is_empty()
+    }
+}
+
+fn contain(ranges: Option<&[Network]>, address: IpAddr) -> bool {
+    ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&address)))
+}
+
+fn name(service: &ObjectKey, port: &str) -> Box<str> {
+    if port.is_empty() { service.to_string().into() } else { format!("{service}:{port}").into() }
+}
