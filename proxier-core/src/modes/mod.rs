@@ -3,6 +3,7 @@
 //! A mode lowers the Frontends to its kernel's words, reads what the kernel holds, compares the two, and carries out the
 //! difference. Modes do not know each other; what several need is in [`shared`].
 
+pub mod iptables;
 pub mod ipvs;
 pub mod nftables;
 pub mod shared;

@@ -1,0 +1,237 @@
+//! Compares what is wanted with what the kernel has.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use iptables::{Chain, ChainName, Dump, Edit, Error, Rule, Table, TableName, Transaction};
+
+use super::lines::Shared;
+use super::names::{self, Jump};
+use super::spelling;
+use super::tables;
+use super::wanted::Wanted;
+use crate::net::Family;
+
+/// Why rules could not be compared; nothing is written then.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Incomparable {
+    /// A table that `iptables-save` cannot show, because it holds what only `nft` can express.
+    Unreadable(TableName),
+    /// A rule that iptables could not read. Not in practice: every name and argument fits.
+    Rule(Error),
+}
+
+impl fmt::Display for Incomparable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Incomparable::Unreadable(table) => write!(
+                f,
+                "table {table} has rules that iptables-save cannot show, so those of Services cannot be compared and are \
+                 left as they are; find them with `nft list ruleset` and remove what was not made by iptables"
+            ),
+            Incomparable::Rule(_) => f.write_str("a rule of a Service cannot be written"),
+        }
+    }
+}
+
+impl std::error::Error for Incomparable {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Incomparable::Unreadable(_) => None,
+            Incomparable::Rule(error) => Some(error),
+        }
+    }
+}
+
+impl From<Error> for Incomparable {
+    fn from(error: Error) -> Self {
+        Incomparable::Rule(error)
+    }
+}
+
+/// The input of `iptables-restore --noflush` that gives a family what is wanted; empty when it has that already, in whatever
+/// spelling, and with whatever comments in rules about endpoints. With an empty dump it writes everything.
+///
+/// # Errors
+/// [`Incomparable::Unreadable`] when a table could not be shown: writing would add the jumps anew each time.
+pub fn changes(wanted: &Wanted, observed: &Dump, family: Family) -> Result<Transaction, Incomparable> {
+    check_readable(observed)?;
+    let mut comparison = Comparison::new(observed);
+    for (table, chain) in wanted.shared_chains(family)? {
+        comparison.chain(&table, chain);
+    }
+    for chains in wanted.service_chains(family) {
+        for chain in chains? {
+            comparison.chain(&TableName::NAT, chain);
+        }
+    }
+    if let Some(settings) = wanted.settings(family) {
+        let (table, chain) = tables::kubelet_firewall(settings)?;
+        comparison.add_to(&table, &chain);
+        comparison.jumps(names::JUMPS)?;
+    }
+    comparison.remove_others();
+    Ok(comparison.transaction)
+}
+
+/// What to write so that nothing of ours is left: chains and jumps of this proxy, or of a kube-proxy in iptables mode.
+///
+/// A chain to which somebody else's rule jumps cannot be deleted: it is emptied and stays, except `KUBE-MARK-MASQ`, which
+/// keeps its rules, since container runtimes use it. `KUBE-FIREWALL` is the kubelet's and stays.
+///
+/// # Errors
+/// [`Incomparable::Unreadable`] when a table could not be shown.
+pub fn cleanup(observed: &Dump) -> Result<Transaction, Incomparable> {
+    check_readable(observed)?;
+    let mut comparison = Comparison::new(observed);
+    comparison.jumps(&[])?;
+    comparison.remove_others();
+    Ok(comparison.transaction)
+}
+
+fn check_readable(observed: &Dump) -> Result<(), Incomparable> {
+    let unreadable = observed.incompatible_tables();
+    let hidden = names::TABLES.into_iter().find(|table| unreadable.contains(&table.as_str()));
+    hidden.map_or(Ok(()), |table| Err(Incomparable::Unreadable(table)))
+}
+
+struct Comparison<'a> {
+    observed: &'a Dump,
+    wanted: BTreeSet<(TableName, ChainName)>,
+    transaction: Transaction,
+}
+
+impl<'a> Comparison<'a> {
+    fn new(observed: &'a Dump) -> Self {
+        let mut transaction = Transaction::new();
+        // Names the tables in the order in which they are written.
+        for table in names::TABLES {
+            transaction.table(table);
+        }
+        Comparison { observed, wanted: BTreeSet::new(), transaction }
+    }
+
+    fn observed(&self, table: &TableName, chain: &str) -> Option<&'a Chain> {
+        self.observed.table(table)?.chain(chain)
+    }
+
+    /// Replaces a chain unless it has these rules.
+    fn chain(&mut self, table: &TableName, chain: Chain) {
+        let there = self.observed(table, chain.name.as_str());
+        let name = chain.name.as_str();
+        let is_same = |there: &Chain| {
+            if Shared::of(table, name).is_some() || names::is_firewall(table, name) {
+                same_lines(&there.rules, &chain.rules)
+            } else {
+                // Comments of rules about endpoints come and go with the number of endpoints; that is no reason to write them.
+                spelling::same_rules(&there.rules, &chain.rules, !names::is_of_service(table, name))
+            }
+        };
+        if !there.is_some_and(is_same) {
+            self.transaction.table(table.clone()).replace_chain(&chain.name, chain.rules);
+        }
+        self.wanted.insert((table.clone(), chain.name));
+    }
+
+    /// Creates a chain that is not ours if it is missing, and adds what it lacks.
+    fn add_to(&mut self, table: &TableName, chain: &Chain) {
+        let there = self.observed(table, chain.name.as_str());
+        let edits = self.transaction.table(table.clone());
+        if there.is_none() {
+            edits.chain(chain.name.clone());
+        }
+        let present = there.map_or(&[][..], |there| &there.rules);
+        for rule in &chain.rules {
+            if !present.iter().any(|there| spelling::same(there, rule, false)) {
+                edits.edit(Edit::Append(chain.name.clone(), rule.clone()));
+            }
+        }
+    }
+
+    /// Makes these the jumps of ours in built-in chains.
+    fn jumps(&mut self, wanted: &[Jump]) -> Result<(), Error> {
+        for table in names::TABLES {
+            for from in table.builtin_chains() {
+                let wanted: Vec<&Jump> =
+                    wanted.iter().filter(|jump| jump.table == table && jump.from == *from).collect();
+                // The nft programs may not print a built-in chain that nobody has used.
+                let there = self.observed(&table, from).map_or(&[][..], |chain| &chain.rules);
+                self.place_jumps(&table, from, there, &wanted)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the jumps of a chain if all are there in order, even with other rules between; otherwise removes those that are
+    /// there, and inserts all as the chain's first rules. The kubelet's may stand anywhere.
+    fn place_jumps(&mut self, table: &TableName, from: &str, there: &[Rule], wanted: &[&Jump]) -> Result<(), Error> {
+        let from = ChainName::new(from)?;
+        let edits = self.transaction.table(table.clone());
+        let (kubelets, ours): (Vec<&Jump>, Vec<&Jump>) = wanted.iter().partition(|jump| jump.comment.is_none());
+        let ours = ours.into_iter().map(Jump::rule).collect::<Result<Vec<_>, _>>()?;
+        let old: Vec<&Rule> = there.iter().filter(|rule| names::is_jump_of_ours(table, rule)).collect();
+        let in_order =
+            old.len() == ours.len() && old.iter().zip(&ours).all(|(old, new)| spelling::same(old, new, true));
+        if !in_order {
+            for rule in old {
+                edits.edit(Edit::Delete(from.clone(), rule.clone()));
+            }
+            for (rule, place) in ours.into_iter().zip(1..) {
+                edits.edit(Edit::Insert(from.clone(), place, rule));
+            }
+        }
+        for jump in kubelets {
+            let rule = jump.rule()?;
+            if !there.iter().any(|there| spelling::same(there, &rule, false)) {
+                edits.edit(Edit::Insert(from.clone(), 1, rule));
+            }
+        }
+        Ok(())
+    }
+
+    /// Empties and deletes chains of ours that are not wanted, after all rules that lead to them.
+    fn remove_others(&mut self) {
+        for table in names::TABLES {
+            let Some(observed) = self.observed.table(&table) else { continue };
+            let unwanted = |chain: &&Chain| {
+                names::is_ours(&table, chain.name.as_str())
+                    && !self.wanted.contains(&(table.clone(), chain.name.clone()))
+            };
+            let used = used_by_others(&table, observed);
+            let mut going: Vec<&Chain> = observed.chains().iter().filter(unwanted).collect();
+            going.retain(|chain| chain.name != *names::MARK_MASQ || !used.contains(chain.name.as_str()));
+            let edits = self.transaction.table(table);
+            for chain in &going {
+                if !chain.rules.is_empty() {
+                    edits.edit(Edit::Flush(chain.name.clone()));
+                }
+            }
+            for chain in going.into_iter().filter(|chain| !used.contains(chain.name.as_str())) {
+                edits.edit(Edit::DeleteChain(chain.name.clone()));
+            }
+        }
+    }
+}
+
+/// The chains to which rules of others jump: rules that are neither in a chain of ours nor a jump of ours.
+fn used_by_others<'t>(table: &TableName, observed: &'t Table) -> BTreeSet<&'t str> {
+    let others = observed.chains().iter().filter(|chain| !names::is_ours(table, chain.name.as_str()));
+    let is_builtin = |chain: &Chain| table.builtin_chains().contains(&chain.name.as_str());
+    let rules = others.flat_map(|chain| chain.rules.iter().map(move |rule| (chain, rule)));
+    let foreign = rules.filter(|(chain, rule)| !(is_builtin(chain) && names::is_jump_of_ours(table, rule)));
+    foreign.filter_map(|(_, rule)| rule.target()).collect()
+}
+
+/// Whether a chain has these lines, in any order, but for those that lead to node ports: they come last.
+fn same_lines(there: &[Rule], wanted: &[Rule]) -> bool {
+    let is_last = |rule: &&Rule| rule.target() == Some(names::NODE_PORTS);
+    let sorted = |rules: &[Rule]| {
+        let mut keys: Vec<String> = rules.iter().map(spelling::key).collect();
+        keys.sort_unstable();
+        keys
+    };
+    let last = there.iter().filter(is_last).count();
+    let in_place = there.iter().rev().take_while(is_last).count() == last;
+    in_place && there.len() == wanted.len() && sorted(there) == sorted(wanted)
+}

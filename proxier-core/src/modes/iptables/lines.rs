@@ -1,0 +1,173 @@
+//! The lines that Services have in chains that all share.
+
+use iptables::{ChainName, Error, Rule, RuleBuilder, TableName};
+
+use super::names::{self, PortNames};
+use super::service::{has_firewall, is_served, noted, policy_chain, to};
+use crate::service::{Frontend, Port};
+use crate::snapshot::{Roles, TrafficPolicy};
+
+/// A chain in which every Service may have lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Shared {
+    /// Filter: cluster IPs without endpoints.
+    NoEndpoints,
+    /// Filter: other addresses and node ports without endpoints.
+    NoExternalEndpoints,
+    /// Filter: ports of health checks.
+    HealthChecks,
+    /// Filter: load balancers with source ranges.
+    Firewall,
+    /// Nat: addresses.
+    Services,
+    /// Nat: node ports.
+    NodePorts,
+}
+
+impl Shared {
+    pub(super) const ALL: [Shared; 6] = [
+        Shared::NoEndpoints,
+        Shared::NoExternalEndpoints,
+        Shared::HealthChecks,
+        Shared::Firewall,
+        Shared::Services,
+        Shared::NodePorts,
+    ];
+
+    pub(super) fn table(self) -> TableName {
+        match self {
+            Shared::Services | Shared::NodePorts => TableName::NAT,
+            _ => TableName::FILTER,
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Shared::NoEndpoints | Shared::Services => names::SERVICES,
+            Shared::NoExternalEndpoints => names::EXTERNAL_SERVICES,
+            Shared::HealthChecks | Shared::NodePorts => names::NODE_PORTS,
+            Shared::Firewall => names::PROXY_FIREWALL,
+        }
+    }
+
+    pub(super) fn name(self) -> Result<ChainName, Error> {
+        ChainName::new(self.text())
+    }
+
+    /// The shared chain of this name.
+    pub(super) fn of(table: &TableName, name: &str) -> Option<Self> {
+        Shared::ALL.into_iter().find(|chain| chain.table() == *table && chain.text() == name)
+    }
+}
+
+/// A line of a shared chain. No two lines match the same packet with different results, so their order has no meaning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) chain: Shared,
+    pub(super) rule: Rule,
+}
+
+impl Line {
+    fn new(chain: Shared, rule: RuleBuilder) -> Result<Self, Error> {
+        Ok(Line { chain, rule: rule.build()? })
+    }
+}
+
+/// What happens to traffic without endpoints, and the comment that says so: refused if there are none at all, dropped if
+/// they are on other nodes, which load balancers should have chosen.
+fn refusal(port: &Port, policy: TrafficPolicy) -> Option<(RuleBuilder, &'static str)> {
+    if is_served(port, policy) {
+        return None;
+    }
+    let elsewhere = policy == TrafficPolicy::Local && port.has_endpoints();
+    let (why, target) = if elsewhere { ("local endpoints", "DROP") } else { ("endpoints", "REJECT") };
+    Some((noted(&format!("{} has no {why}", port.name)), target))
+}
+
+/// The lines of a Frontend.
+///
+/// # Errors
+/// None in practice: every name and argument fits into what iptables reads.
+pub(super) fn of_frontend(frontend: &Frontend) -> Result<Vec<Line>, Error> {
+    let mut lines = Vec::new();
+    // A restriction holds whatever other role the address has.
+    let restricted = frontend.source_ranges.is_some() && frontend.roles.contains(Roles::LOAD_BALANCER);
+    let roles = if restricted { Roles::LOAD_BALANCER } else { frontend.roles };
+    if roles.contains(Roles::CLUSTER_IP) {
+        lines.push(cluster_ip(frontend)?);
+    } else {
+        for (role, what) in [(Roles::EXTERNAL_IP, "external IP"), (Roles::LOAD_BALANCER, "loadbalancer IP")] {
+            if roles.contains(role) {
+                external(frontend, what, restricted, &mut lines)?;
+            }
+        }
+        // A node port that is not served everywhere.
+        if roles == Roles::NODE_PORT && frontend.port.node_port.is_none() {
+            external(frontend, "node port", false, &mut lines)?;
+        }
+    }
+    Ok(lines)
+}
+
+/// Adds what matches the packets to a Frontend.
+fn to_frontend(rule: RuleBuilder, frontend: &Frontend) -> RuleBuilder {
+    let protocol = names::protocol(frontend.key.protocol);
+    let (address, port) = (frontend.key.address.to_string(), frontend.key.port.to_string());
+    rule.args(["-m", protocol, "-p", protocol, "-d", &address, "--dport", &port])
+}
+
+fn cluster_ip(frontend: &Frontend) -> Result<Line, Error> {
+    let port = &*frontend.port;
+    let address = frontend.key.address.to_string();
+    if let Some((rule, target)) = refusal(port, port.internal_policy) {
+        return Line::new(Shared::NoEndpoints, to(rule, port, &address).target(target));
+    }
+    let rule = to(noted(&format!("{} cluster IP", port.name)), port, &address);
+    let chain = policy_chain(&PortNames::new(port), port.internal_policy)?;
+    Line::new(Shared::Services, rule.jump(&chain))
+}
+
+fn external(frontend: &Frontend, what: &str, restricted: bool, lines: &mut Vec<Line>) -> Result<(), Error> {
+    let port = &*frontend.port;
+    let names = PortNames::new(port);
+    if port.has_endpoints() {
+        let restricted = restricted && has_firewall(port);
+        let chain = if restricted { names.firewall()? } else { names.external()? };
+        let rule = to_frontend(noted(&format!("{} {what}", port.name)), frontend);
+        lines.push(Line::new(Shared::Services, rule.jump(&chain))?);
+        if restricted {
+            let comment = format!("{} traffic not accepted by {}", port.name, names.firewall()?);
+            lines.push(Line::new(Shared::Firewall, to_frontend(noted(&comment), frontend).target("DROP"))?);
+        }
+    }
+    if let Some((rule, target)) = refusal(port, port.external_policy) {
+        lines.push(Line::new(Shared::NoExternalEndpoints, to_frontend(rule, frontend).target(target))?);
+    }
+    Ok(())
+}
+
+/// The lines of a port that belong to no address: its node port and its health check.
+///
+/// # Errors
+/// None in practice: every name and argument fits into what iptables reads.
+pub(super) fn of_port(port: &Port, health_check: Option<u16>) -> Result<Vec<Line>, Error> {
+    let mut lines = Vec::new();
+    if let Some(number) = port.node_port {
+        let protocol = names::protocol(port.protocol);
+        let arriving = ["-m", protocol, "-p", protocol, "--dport", &number.to_string()];
+        if port.has_endpoints() {
+            let rule = noted(&port.name).args(arriving).jump(&PortNames::new(port).external()?);
+            lines.push(Line::new(Shared::NodePorts, rule)?);
+        }
+        if let Some((rule, target)) = refusal(port, port.external_policy) {
+            let rule = rule.args(["-m", "addrtype", "--dst-type", "LOCAL"]).args(arriving).target(target);
+            lines.push(Line::new(Shared::NoExternalEndpoints, rule)?);
+        }
+    }
+    if let Some(number) = health_check {
+        let rule = noted(&format!("{} health check node port", port.name));
+        let rule = rule.args(["-m", "tcp", "-p", "tcp", "--dport", &number.to_string()]).target("ACCEPT");
+        lines.push(Line::new(Shared::HealthChecks, rule)?);
+    }
+    Ok(lines)
+}

@@ -1,0 +1,73 @@
+//! iptables mode: chains and rules as kube-proxy's iptables mode writes them, byte for byte but for what is named below.
+//!
+//! ```text
+//!  Desired ──▶ Wanted ──▶ Changed ──update──▶ Transaction      only what changed; nothing is read
+//!                 │
+//!  kernel ──▶ Dump ┴──────changes───────────▶ Transaction      everything, compared with what the kernel has
+//! ```
+//!
+//! This module only computes: it reads and writes nothing.
+//!
+//! ```
+//! use proxier_core::config::Config;
+//! use proxier_core::modes::iptables::{Options, Wanted, changes, update};
+//! use proxier_core::net::Family;
+//! use proxier_core::service::NodeFacts;
+//! use proxier_core::snapshot::{HostAddresses, Node, Store};
+//!
+//! let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+//! let mut store = Store::new("node-a");
+//! let mut wanted = Wanted::build(&store, &facts, Options::default());
+//! let first = changes(&wanted, &iptables::Dump::default(), Family::V4)?;
+//! assert!(first.to_restore_text()?.contains("-I POSTROUTING 1 -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING\n"));
+//!
+//! let service = serde_json::from_str(r#"{"metadata": {"namespace": "demo", "name": "web"},
+//!     "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}}"#)?;
+//! let services = store.upsert_service(&service);
+//! let changed = wanted.refresh(&store, &facts, &services);
+//! assert_eq!(update(&wanted, &changed, Family::V4)?.to_restore_text()?, "\
+//! *filter
+//! -A KUBE-SERVICES -m comment --comment \"demo/web has no endpoints\" -m tcp -p tcp -d 10.96.0.10 --dport 80 -j REJECT
+//! COMMIT
+//! ");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What is ours
+//!
+//! The chains of kube-proxy's iptables mode by name, in nat and filter, and in built-in chains the jumps to them that carry
+//! its comments. A chain of ours has exactly our rules. Of the kubelet's chains only `KUBE-FIREWALL` is touched: it is made
+//! if it is missing, and gets the rule without which node ports on 127.0.0.1 would be a hole. It is never emptied or deleted.
+//!
+//! # What a change costs
+//!
+//! kube-proxy writes the shared chains as a whole each time. Here a change writes the chains of the Service ports that
+//! changed, and deletes and inserts single lines of the shared ones. So shared chains have their lines in any order, which
+//! has no meaning: each line matches another address and port.
+//!
+//! # Where this differs from kube-proxy
+//!
+//! * An address and port has one owner ([`Desired`](crate::service::Desired)); other Services' lines for it are left out.
+//!   Reserved addresses and ports have no lines.
+//! * Source ranges hold for an address that is both an external IP and a load balancer's. A range of prefix length 0
+//!   restricts nobody, so nothing is written for it. If no range can be read, nobody gets through.
+//! * Of an address that is both the cluster IP and external, only the line of the cluster IP is written: no packet reaches
+//!   the others.
+//! * Comments in rules about endpoints, which kube-proxy leaves out beyond a thousand endpoints, are left out likewise, but
+//!   no chain is written only for them.
+//! * Jumps have an order: source ranges are checked before marked packets are accepted, whatever was there before.
+
+pub mod diff;
+mod lines;
+pub mod names;
+pub mod render;
+mod service;
+pub mod settings;
+mod spelling;
+mod tables;
+pub mod wanted;
+
+pub use diff::{Incomparable, changes, cleanup};
+pub use render::update;
+pub use settings::{Options, Settings};
+pub use wanted::{Changed, Wanted};

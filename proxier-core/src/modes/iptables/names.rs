@@ -1,0 +1,173 @@
+//! Names of chains, which other software knows, and which of them are ours.
+
+use std::fmt;
+
+use data_encoding::BASE32;
+use iptables::{ChainName, Error, Rule, TableName};
+use sha2::{Digest as _, Sha256};
+
+use crate::net::{EndpointKey, Protocol};
+use crate::service::Port;
+
+pub(super) const SERVICES: &str = "KUBE-SERVICES";
+pub(super) const EXTERNAL_SERVICES: &str = "KUBE-EXTERNAL-SERVICES";
+pub(super) const NODE_PORTS: &str = "KUBE-NODEPORTS";
+pub(super) const POSTROUTING: &str = "KUBE-POSTROUTING";
+pub(super) const MARK_MASQ: &str = "KUBE-MARK-MASQ";
+pub(super) const FORWARD: &str = "KUBE-FORWARD";
+pub(super) const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
+/// The kubelet's chain. We only add our rule to it, and never delete it.
+pub(super) const KUBELET_FIREWALL: &str = "KUBE-FIREWALL";
+
+/// The chain whose absence shows that somebody flushed the tables, in mangle, nat and filter; see [`iptables::Canary`].
+pub const CANARY: &str = "KUBE-PROXY-CANARY";
+
+const NAT: &[&str] = &[SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ];
+const FILTER: &[&str] = &[SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL];
+
+/// The tables in which there are rules of ours, in the order in which they are written: what has to be refused is, before
+/// the rules that let the rest through.
+pub(super) const TABLES: [TableName; 2] = [TableName::FILTER, TableName::NAT];
+
+/// Prefixes of the chains of Service ports and endpoints, in nat. `KUBE-XLB-` is kube-proxy's up to 1.23.
+const SERVICE_PREFIXES: &[&str] = &["KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"];
+
+/// Whether this is the name of a chain of a Service port or of an endpoint.
+pub(super) fn is_of_service(table: &TableName, chain: &str) -> bool {
+    *table == TableName::NAT && SERVICE_PREFIXES.iter().any(|prefix| chain.starts_with(prefix))
+}
+
+/// Whether this is the name of a chain that lets source ranges through: the order of its rules has no meaning.
+pub(super) fn is_firewall(table: &TableName, chain: &str) -> bool {
+    *table == TableName::NAT && chain.starts_with("KUBE-FW-")
+}
+
+/// Whether a chain is ours: it has exactly our rules, and goes when it is not wanted.
+pub(super) fn is_ours(table: &TableName, chain: &str) -> bool {
+    let shared = match table {
+        table if *table == TableName::NAT => NAT,
+        table if *table == TableName::FILTER => FILTER,
+        _ => &[],
+    };
+    shared.contains(&chain) || is_of_service(table, chain)
+}
+
+/// A jump from a built-in chain.
+pub(super) struct Jump {
+    pub(super) table: TableName,
+    pub(super) from: &'static str,
+    pub(super) to: &'static str,
+    /// Without a comment, as the kubelet makes it: its place among the others does not matter.
+    pub(super) comment: Option<&'static str>,
+    /// Only for the first packet of a connection.
+    pub(super) new_only: bool,
+}
+
+const fn jump(table: TableName, from: &'static str, to: &'static str, comment: &'static str, new_only: bool) -> Jump {
+    Jump { table, from, to, comment: Some(comment), new_only }
+}
+
+const PORTALS: &str = "kubernetes service portals";
+const EXTERNAL_PORTALS: &str = "kubernetes externally-visible service portals";
+const FIREWALL: &str = "kubernetes load balancer firewall";
+const HEALTH_CHECKS: &str = "kubernetes health check service ports";
+
+/// Jumps by chain, in the order in which they stand there. Source ranges come before the rule that accepts marked packets.
+pub(super) const JUMPS: &[Jump] = &[
+    Jump { table: TableName::FILTER, from: "INPUT", to: KUBELET_FIREWALL, comment: None, new_only: false },
+    jump(TableName::FILTER, "INPUT", PROXY_FIREWALL, FIREWALL, true),
+    jump(TableName::FILTER, "INPUT", NODE_PORTS, HEALTH_CHECKS, false),
+    jump(TableName::FILTER, "INPUT", EXTERNAL_SERVICES, EXTERNAL_PORTALS, true),
+    jump(TableName::FILTER, "FORWARD", PROXY_FIREWALL, FIREWALL, true),
+    jump(TableName::FILTER, "FORWARD", FORWARD, "kubernetes forwarding rules", false),
+    jump(TableName::FILTER, "FORWARD", SERVICES, PORTALS, true),
+    jump(TableName::FILTER, "FORWARD", EXTERNAL_SERVICES, EXTERNAL_PORTALS, true),
+    Jump { table: TableName::FILTER, from: "OUTPUT", to: KUBELET_FIREWALL, comment: None, new_only: false },
+    jump(TableName::FILTER, "OUTPUT", PROXY_FIREWALL, FIREWALL, true),
+    jump(TableName::FILTER, "OUTPUT", SERVICES, PORTALS, true),
+    jump(TableName::NAT, "PREROUTING", SERVICES, PORTALS, false),
+    jump(TableName::NAT, "OUTPUT", SERVICES, PORTALS, false),
+    jump(TableName::NAT, "POSTROUTING", POSTROUTING, "kubernetes postrouting rules", false),
+];
+
+/// The comment of IPVS mode's jumps to a chain whose name both modes use.
+const IPVS_MODE: &str = "kube-proxy firewall rules";
+
+impl Jump {
+    /// The rule as kube-proxy writes it.
+    pub(super) fn rule(&self) -> Result<Rule, Error> {
+        let rule = Rule::builder();
+        let rule = if self.new_only { rule.args(["-m", "conntrack", "--ctstate", "NEW"]) } else { rule };
+        let rule = if let Some(comment) = self.comment { rule.comment(comment) } else { rule };
+        rule.target(self.to).build()
+    }
+}
+
+/// Whether this proxy, or a kube-proxy before it, made a rule in a built-in chain: it jumps to a chain of ours with the
+/// comment of such a jump. A jump that somebody else made to a chain of ours has another comment.
+pub(super) fn is_jump_of_ours(table: &TableName, rule: &Rule) -> bool {
+    let (Some(comment), Some(target)) = (rule.comment(), rule.target()) else { return false };
+    let known = comment == IPVS_MODE || JUMPS.iter().any(|jump| jump.comment == Some(comment));
+    known && is_ours(table, target) && !is_of_service(table, target)
+}
+
+/// The hash in the names of a Service port's chains: the first 16 letters of base32 of the SHA-256 of name and protocol, which
+/// are exactly the first ten bytes. An endpoint's chain has the endpoint in it too.
+fn hash(port: &Port, endpoint: Option<EndpointKey>) -> String {
+    let mut digest = Sha256::new();
+    digest.update(&*port.name);
+    digest.update(protocol(port.protocol));
+    if let Some(endpoint) = endpoint {
+        digest.update(endpoint.to_string());
+    }
+    BASE32.encode(digest.finalize().get(..10).unwrap_or_default())
+}
+
+/// A protocol as iptables prints it.
+pub(super) fn protocol(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Tcp => "tcp",
+        Protocol::Udp => "udp",
+        Protocol::Sctp => "sctp",
+    }
+}
+
+/// The names of a Service port's chains.
+pub(super) struct PortNames {
+    hash: String,
+}
+
+impl PortNames {
+    pub(super) fn new(port: &Port) -> Self {
+        PortNames { hash: hash(port, None) }
+    }
+
+    fn name(&self, kind: impl fmt::Display) -> Result<ChainName, Error> {
+        ChainName::new(format!("KUBE-{kind}-{}", self.hash))
+    }
+
+    /// Chooses one of the cluster's endpoints.
+    pub(super) fn cluster(&self) -> Result<ChainName, Error> {
+        self.name("SVC")
+    }
+
+    /// Chooses one of this node's endpoints.
+    pub(super) fn local(&self) -> Result<ChainName, Error> {
+        self.name("SVL")
+    }
+
+    /// Traffic to external IPs, load balancers' addresses and node ports.
+    pub(super) fn external(&self) -> Result<ChainName, Error> {
+        self.name("EXT")
+    }
+
+    /// Lets source ranges through to load balancers' addresses.
+    pub(super) fn firewall(&self) -> Result<ChainName, Error> {
+        self.name("FW")
+    }
+}
+
+/// The name of the chain that leads to an endpoint.
+pub(super) fn endpoint_chain(port: &Port, endpoint: EndpointKey) -> Result<ChainName, Error> {
+    ChainName::new(format!("KUBE-SEP-{}", hash(port, Some(endpoint))))
+}

@@ -1,0 +1,78 @@
+//! What to write for a change: only chains that changed, and lines in chains that all Services share.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use iptables::{ChainName, Edit, Error, Rule, TableName, Transaction};
+
+use super::lines::{Line, Shared};
+use super::wanted::{Changed, Wanted};
+use crate::net::Family;
+
+/// The input of `iptables-restore --noflush` that leads a family from what `changed` says it was to what is wanted; empty
+/// when nothing has to change. Costs O(what changed).
+///
+/// The kernel must have what was wanted before: the program refuses to delete a line that is not there, and then changes
+/// nothing in that table. Read the tables then, and write [`changes`](super::diff::changes). Do so too when
+/// [`Changed::is_everything`].
+///
+/// Chains that are not wanted any more are emptied, and deleted after all lines that lead to them.
+///
+/// # Errors
+/// None in practice: every name and argument fits into what iptables reads.
+pub fn update(wanted: &Wanted, changed: &Changed, family: Family) -> Result<Transaction, Error> {
+    let steps = wanted.steps(changed, family)?;
+    let mut transaction = Transaction::new();
+    let edits = line_edits(steps.lines_before, steps.lines)?;
+    // Filter first: what is to be refused is, before its way to endpoints goes.
+    for table in super::names::TABLES {
+        for (_, edit) in edits.iter().filter(|(shared, _)| shared.table() == table) {
+            transaction.table(table.clone()).edit(edit.clone());
+        }
+    }
+    let before: BTreeMap<&ChainName, &[Rule]> =
+        steps.chains_before.iter().map(|chain| (&chain.name, &*chain.rules)).collect();
+    let now: BTreeSet<&ChainName> = steps.chains.iter().map(|chain| &chain.name).collect();
+    let changed = steps.chains.iter().filter(|chain| before.get(&chain.name) != Some(&&*chain.rules));
+    let gone: Vec<&ChainName> = before.keys().copied().filter(|name| !now.contains(name)).collect();
+    let mut changed = changed.peekable();
+    if changed.peek().is_none() && gone.is_empty() {
+        return Ok(transaction);
+    }
+    let nat = transaction.table(TableName::NAT);
+    for chain in changed {
+        nat.replace_chain(&chain.name, chain.rules.iter().cloned());
+    }
+    for name in &gone {
+        nat.chain((*name).clone());
+    }
+    for name in gone {
+        nat.edit(Edit::DeleteChain(name.clone()));
+    }
+    Ok(transaction)
+}
+
+/// Deletes lines that are not wanted any more and inserts new ones. Lines that are equal count one by one.
+fn line_edits(before: Vec<Line>, now: Vec<Line>) -> Result<Vec<(Shared, Edit)>, Error> {
+    let mut counts: BTreeMap<(Shared, String), (Rule, isize)> = BTreeMap::new();
+    for (lines, by) in [(before, -1), (now, 1)] {
+        for Line { chain, rule } in lines {
+            let (_, count) = counts.entry((chain, rule.to_string())).or_insert((rule, 0));
+            *count = count.saturating_add(by);
+        }
+    }
+    let (mut new, mut gone) = (Vec::new(), Vec::new());
+    for ((chain, _), (rule, count)) in counts {
+        let name = chain.name()?;
+        for _ in 0..count.unsigned_abs() {
+            let (name, rule) = (name.clone(), rule.clone());
+            match chain {
+                _ if count < 0 => gone.push((chain, Edit::Delete(name, rule))),
+                // Before the last lines, which lead to node ports.
+                Shared::Services => new.push((chain, Edit::Insert(name, 1, rule))),
+                _ => new.push((chain, Edit::Append(name, rule))),
+            }
+        }
+    }
+    gone.append(&mut new);
+    Ok(gone)
+}

@@ -1,0 +1,224 @@
+//! The chains of one Service port, in nat: how its traffic gets to endpoints.
+//!
+//! ```text
+//!  KUBE-SERVICES ──▶ KUBE-SVC-… or KUBE-SVL-… ──▶ KUBE-SEP-… (DNAT)       cluster IP
+//!               ├──▶ KUBE-EXT-… ──▶ KUBE-SVC-… or KUBE-SVL-…              external IP, load balancer, node port
+//!               └──▶ KUBE-FW-…  ──▶ KUBE-EXT-…                            load balancer with source ranges
+//! ```
+
+use iptables::{Chain, ChainName, Error, Rule, RuleBuilder};
+
+use super::names::{self, PortNames};
+use super::settings::Settings;
+use crate::net::EndpointKey;
+use crate::service::Port;
+use crate::snapshot::TrafficPolicy;
+
+/// Begins a rule with a comment. Names of Services fit; what an agent calls its Frontends may not, and is cut.
+pub(super) fn noted(text: &str) -> RuleBuilder {
+    let mut text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    let fits = |len: &usize| text.is_char_boundary(*len);
+    let end = (0..=RuleBuilder::MAX_COMMENT_LEN.min(text.len())).rev().find(fits).unwrap_or_default();
+    text.truncate(end);
+    Rule::builder().comment(&text)
+}
+
+/// Adds what matches the packets to a Service port.
+pub(super) fn to(rule: RuleBuilder, port: &Port, address: &str) -> RuleBuilder {
+    let protocol = names::protocol(port.protocol);
+    rule.args(["-m", protocol, "-p", protocol, "-d", address, "--dport", &port.port.to_string()])
+}
+
+/// Whether traffic under this policy has endpoints.
+pub(super) fn is_served(port: &Port, policy: TrafficPolicy) -> bool {
+    match policy {
+        TrafficPolicy::Cluster => !port.cluster.is_empty(),
+        TrafficPolicy::Local => !port.local.is_empty(),
+    }
+}
+
+/// The chain for a policy.
+pub(super) fn policy_chain(names: &PortNames, policy: TrafficPolicy) -> Result<ChainName, Error> {
+    match policy {
+        TrafficPolicy::Cluster => names.cluster(),
+        TrafficPolicy::Local => names.local(),
+    }
+}
+
+/// Whether there is a `KUBE-FW-…` chain.
+pub(super) fn has_firewall(port: &Port) -> bool {
+    port.has_endpoints() && !port.load_balancer_ips.is_empty() && port.source_ranges.is_some()
+}
+
+/// Chains with their rules. `comments`: whether rules about endpoints have comments.
+///
+/// # Errors
+/// None in practice: every name and argument fits into what iptables reads.
+pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result<Vec<Chain>, Error> {
+    let lowering = Lowering { port, settings, comments, names: PortNames::new(port) };
+    let mut chains = Vec::new();
+    if port.is_external && port.has_endpoints() {
+        chains.push(chain(lowering.names.external()?, lowering.external()?));
+    }
+    if has_firewall(port) {
+        chains.push(chain(lowering.names.firewall()?, lowering.firewall()?));
+    }
+    let serves_cluster = uses_cluster(port) && !port.cluster.is_empty();
+    let serves_local = uses_local(port) && !port.local.is_empty();
+    let mut reached = Vec::new();
+    for (policy, serves, endpoints) in
+        [(TrafficPolicy::Cluster, serves_cluster, &port.cluster), (TrafficPolicy::Local, serves_local, &port.local)]
+    {
+        if serves {
+            let endpoints = as_kube_proxy_sorts(endpoints);
+            chains.push(chain(policy_chain(&lowering.names, policy)?, lowering.policy(policy, &endpoints)?));
+            reached.extend(endpoints);
+        }
+    }
+    reached.sort_unstable();
+    reached.dedup();
+    for endpoint in reached {
+        chains.push(chain(names::endpoint_chain(port, endpoint)?, lowering.endpoint(endpoint)?));
+    }
+    Ok(chains)
+}
+
+fn chain(name: ChainName, rules: Vec<Rule>) -> Chain {
+    let mut chain = Chain::new(name);
+    chain.rules = rules;
+    chain
+}
+
+/// The cluster's endpoints are reached by the cluster IP, and by whoever is inside the cluster whatever the external policy.
+fn uses_cluster(port: &Port) -> bool {
+    port.cluster_ip.is_some() && port.internal_policy == TrafficPolicy::Cluster || port.is_external
+}
+
+fn uses_local(port: &Port) -> bool {
+    port.cluster_ip.is_some() && port.internal_policy == TrafficPolicy::Local
+        || port.is_external && port.external_policy == TrafficPolicy::Local
+}
+
+/// Sorted as text. The order has no meaning, but rules in another order would be written anew when taking over.
+fn as_kube_proxy_sorts(endpoints: &[EndpointKey]) -> Vec<EndpointKey> {
+    let mut sorted = endpoints.to_vec();
+    sorted.sort_by_cached_key(ToString::to_string);
+    sorted
+}
+
+struct Lowering<'a> {
+    port: &'a Port,
+    settings: &'a Settings,
+    comments: bool,
+    names: PortNames,
+}
+
+impl Lowering<'_> {
+    /// Begins a rule about an endpoint.
+    fn about_endpoint(&self, comment: &str) -> RuleBuilder {
+        if self.comments { noted(comment) } else { Rule::builder() }
+    }
+
+    /// External traffic. Under policy `Local` what comes from inside the cluster goes to any node, as if it went out to a
+    /// load balancer and came in again.
+    fn external(&self) -> Result<Vec<Rule>, Error> {
+        let (name, policy) = (&self.port.name, self.port.external_policy);
+        let mut rules = Vec::new();
+        if policy == TrafficPolicy::Cluster {
+            let comment = format!("masquerade traffic for {name} external destinations");
+            rules.push(noted(&comment).target(names::MARK_MASQ).build()?);
+        } else if !self.port.cluster.is_empty() {
+            let cluster = self.names.cluster()?;
+            if let Some(inside) = self.settings.pod_traffic.inside() {
+                let comment = format!("pod traffic for {name} external destinations");
+                rules.push(noted(&comment).args(inside).jump(&cluster).build()?);
+            }
+            let from_here = |what: &str| {
+                let comment = format!("{what} LOCAL traffic for {name} external destinations");
+                noted(&comment).args(["-m", "addrtype", "--src-type", "LOCAL"])
+            };
+            rules.push(from_here("masquerade").target(names::MARK_MASQ).build()?);
+            rules.push(from_here("route").jump(&cluster).build()?);
+        }
+        if is_served(self.port, policy) {
+            rules.push(Rule::builder().jump(&policy_chain(&self.names, policy)?).build()?);
+        }
+        Ok(rules)
+    }
+
+    /// Traffic to load balancers: whoever is in no range returns without a destination, and is dropped in filter.
+    fn firewall(&self) -> Result<Vec<Rule>, Error> {
+        let (port, external) = (self.port, self.names.external()?);
+        let from = |source: String| {
+            let rule = noted(&format!("{} loadbalancer IP", port.name)).args(["-s".to_owned(), source]);
+            rule.jump(&external).build()
+        };
+        let ranges = port.source_ranges.iter().flat_map(|ranges| ranges.iter());
+        let mut rules = ranges.map(|range| from(range.to_string())).collect::<Result<Vec<_>, _>>()?;
+        // A load balancer's address is often local to the node, which then connects with it as source.
+        for address in port.load_balancer_ips.iter().filter(|_| port.node_may_use) {
+            rules.push(from(address.to_string())?);
+        }
+        let rest = format!("other traffic to {} will be dropped by KUBE-PROXY-FIREWALL", port.name);
+        rules.push(noted(&rest).build()?);
+        Ok(rules)
+    }
+
+    /// Chooses an endpoint: that of the client's earlier connections, else any with equal probability.
+    fn policy(&self, policy: TrafficPolicy, endpoints: &[EndpointKey]) -> Result<Vec<Rule>, Error> {
+        let mut rules = Vec::new();
+        rules.extend(self.masquerade_outside(policy)?);
+        let comment = |endpoint: &EndpointKey| format!("{} -> {endpoint}", self.port.name);
+        if let Some(secs) = self.port.affinity_secs {
+            for endpoint in endpoints {
+                let to = names::endpoint_chain(self.port, *endpoint)?;
+                let known =
+                    ["-m", "recent", "--name", to.as_str(), "--rcheck", "--seconds", &secs.to_string(), "--reap"];
+                rules.push(self.about_endpoint(&comment(endpoint)).args(known).jump(&to).build()?);
+            }
+        }
+        for (left, endpoint) in (1..=endpoints.len()).rev().zip(endpoints) {
+            let rule = self.about_endpoint(&comment(endpoint));
+            let rule = match left {
+                1 => rule,
+                _ => rule.args(["-m", "statistic", "--mode", "random", "--probability", &probability(left)]),
+            };
+            rules.push(rule.jump(&names::endpoint_chain(self.port, *endpoint)?).build()?);
+        }
+        Ok(rules)
+    }
+
+    /// Traffic to the cluster IP that is masqueraded, whatever the endpoint.
+    fn masquerade_outside(&self, policy: TrafficPolicy) -> Result<Option<Rule>, Error> {
+        let Some(address) = self.port.cluster_ip.filter(|_| self.port.internal_policy == policy) else {
+            return Ok(None);
+        };
+        let outside = self.settings.pod_traffic.outside();
+        let sources = if self.settings.masquerade_all { Some(Vec::new()) } else { outside };
+        let Some(sources) = sources else { return Ok(None) };
+        let rule = to(noted(&format!("{} cluster IP", self.port.name)), self.port, &address.to_string());
+        rule.args(sources).target(names::MARK_MASQ).build().map(Some)
+    }
+
+    /// The endpoint itself as client is masqueraded: otherwise it would answer itself, past this node.
+    fn endpoint(&self, endpoint: EndpointKey) -> Result<Vec<Rule>, Error> {
+        let rule = || self.about_endpoint(&self.port.name);
+        let hairpin = rule().args(["-s", &endpoint.address.to_string()]).target(names::MARK_MASQ).build()?;
+        let chosen = match self.port.affinity_secs {
+            Some(_) => {
+                let name = names::endpoint_chain(self.port, endpoint)?;
+                rule().args(["-m", "recent", "--name", name.as_str(), "--set"])
+            }
+            None => rule(),
+        };
+        let protocol = names::protocol(self.port.protocol);
+        let chosen = chosen.args(["-m", protocol, "-p", protocol]).target("DNAT");
+        Ok(vec![hairpin, chosen.args(["--to-destination", &endpoint.to_string()]).build()?])
+    }
+}
+
+/// One of `left`, as kube-proxy prints it.
+fn probability(left: usize) -> String {
+    let left = u32::try_from(left).unwrap_or(u32::MAX);
+    format!("{:.10}", f64::from(left).recip())
+}

@@ -1,0 +1,157 @@
+//! What rules depend on besides Services.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::config::{InterfaceName, LocalTraffic, MarkBit, NodePortAddresses};
+use crate::net::{Family, Network};
+use crate::service::NodeFacts;
+
+/// What the administrator, iptables and the kernel allow. By default all that kube-proxy does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Node ports on 127.0.0.1 (`iptables.localhostNodePorts`); they need `route_localnet`. Never on `::1`.
+    pub localhost_node_ports: bool,
+    /// `MASQUERADE --random-fully`: iptables from 1.6.2 (`iptables::ProgramVersion::has_random_fully`).
+    pub random_fully: bool,
+    /// Whether packets that belong to no known connection are dropped when forwarded; otherwise an endpoint's late answer
+    /// may reach the client with the endpoint's address and end its connection. kube-proxy from 1.30 leaves the rule out
+    /// where `nf_conntrack_tcp_be_liberal` is set.
+    pub drop_invalid: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { localhost_node_ports: true, random_fully: true, drop_invalid: true }
+    }
+}
+
+/// How traffic of pods is told from traffic from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodTraffic {
+    /// It is not.
+    Unknown,
+    /// Its source is in this network.
+    Network(Network),
+    /// It comes in by this device.
+    Interface(InterfaceName),
+    /// It comes in by devices whose names begin so.
+    Prefix(InterfaceName),
+}
+
+impl PodTraffic {
+    fn of(facts: &NodeFacts, family: Family) -> Self {
+        let network = match &facts.config().local_traffic {
+            LocalTraffic::ClusterCidrs(networks) => {
+                networks.iter().copied().find(|network| Family::of(network.addr()) == family)
+            }
+            LocalTraffic::NodeCidr => facts.pod_cidr(family),
+            LocalTraffic::BridgeInterface(name) => return PodTraffic::Interface(name.clone()),
+            LocalTraffic::InterfaceNamePrefix(name) => return PodTraffic::Prefix(name.clone()),
+        };
+        network.map_or(PodTraffic::Unknown, PodTraffic::Network)
+    }
+
+    fn matching(&self) -> Option<[String; 2]> {
+        let (option, value) = match self {
+            PodTraffic::Unknown => return None,
+            PodTraffic::Network(network) => ("-s", network.to_string()),
+            PodTraffic::Interface(name) => ("-i", name.to_string()),
+            // A prefix of maximum length matches only the name itself.
+            PodTraffic::Prefix(name) if name.as_str().len() == InterfaceName::MAX_LEN => ("-i", name.to_string()),
+            PodTraffic::Prefix(name) => ("-i", format!("{name}+")),
+        };
+        Some([option.to_owned(), value])
+    }
+
+    /// The arguments that match it; `None` if it cannot be told.
+    pub(super) fn inside(&self) -> Option<Vec<String>> {
+        self.matching().map(Vec::from)
+    }
+
+    /// The arguments that match everything else; `None` if it cannot be told, or there is nothing else.
+    pub(super) fn outside(&self) -> Option<Vec<String>> {
+        let is_all = matches!(self, PodTraffic::Network(network) if network.prefix_len() == 0);
+        let matching = self.matching().filter(|_| !is_all)?;
+        Some(std::iter::once("!".to_owned()).chain(matching).collect())
+    }
+}
+
+/// On which addresses of this host node ports are served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodePorts {
+    /// On all, including those it gets later.
+    Everywhere,
+    /// On these.
+    On(Vec<IpAddr>),
+}
+
+/// What the rules of a family depend on besides Services. When it differs, all rules have to be compared again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// The family.
+    pub family: Family,
+    /// The bit that marks what is to be masqueraded.
+    pub masquerade_bit: MarkBit,
+    /// Whether all traffic to cluster IPs is masqueraded.
+    pub masquerade_all: bool,
+    /// How traffic of pods is told from other traffic.
+    pub pod_traffic: PodTraffic,
+    /// Where node ports are served.
+    pub node_ports: NodePorts,
+    /// What is allowed, as far as it applies to the family and to where node ports are served.
+    pub options: Options,
+}
+
+impl Settings {
+    /// The settings of a family.
+    pub fn new(family: Family, facts: &NodeFacts, options: Options) -> Self {
+        let config = facts.config();
+        let localhost_node_ports =
+            options.localhost_node_ports && family == Family::V4 && has_localhost(&config.node_port_addresses);
+        Settings {
+            family,
+            masquerade_bit: config.masquerade_bit,
+            masquerade_all: config.masquerade_all,
+            pod_traffic: PodTraffic::of(facts, family),
+            node_ports: node_ports(family, facts, localhost_node_ports),
+            options: Options { localhost_node_ports, ..options },
+        }
+    }
+
+    /// The mark as kube-proxy writes it.
+    pub(super) fn mark(&self) -> String {
+        self.masquerade_bit.to_string()
+    }
+}
+
+/// Networks of a family in which node ports are served; `None` if that is all addresses.
+fn networks_of(family: Family, addresses: &NodePortAddresses) -> Option<Vec<Network>> {
+    let NodePortAddresses::Within(networks) = addresses else { return None };
+    let of_family: Vec<Network> =
+        networks.iter().copied().filter(|network| Family::of(network.addr()) == family).collect();
+    let all = of_family.is_empty() && !networks.is_empty() || of_family.iter().any(|network| network.prefix_len() == 0);
+    (!all).then_some(of_family)
+}
+
+/// Whether node ports may be served on 127.0.0.0/8.
+fn has_localhost(addresses: &NodePortAddresses) -> bool {
+    let overlaps = |network: &Network| network.addr().is_loopback() || network.contains(&IpAddr::from([127, 0, 0, 0]));
+    *addresses != NodePortAddresses::Primary
+        && networks_of(Family::V4, addresses).is_none_or(|networks| networks.iter().any(overlaps))
+}
+
+fn node_ports(family: Family, facts: &NodeFacts, localhost: bool) -> NodePorts {
+    let configured = &facts.config().node_port_addresses;
+    let networks = networks_of(family, configured);
+    if networks.is_none() && *configured != NodePortAddresses::Primary {
+        return NodePorts::Everywhere;
+    }
+    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let served = networks.is_some_and(|networks| networks.iter().any(|network| network.contains(&loopback)));
+    let first = (localhost && served).then_some(loopback);
+    let mut addresses: Vec<IpAddr> = first.into_iter().chain(facts.node_port_addresses(family)).collect();
+    addresses.sort_unstable();
+    NodePorts::On(addresses)
+}

@@ -1,0 +1,130 @@
+//! In any order of events, what is written for changes leads where writing everything leads. Objects come from the oracle
+//! corpus, where the same names mean other things in each scenario, and several Services claim the same addresses.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+#[allow(dead_code, reason = "each test binary uses a part")]
+mod iptables_model;
+mod universe;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use iptables::Dump;
+use iptables_model::tables::Tables;
+use proptest::prelude::*;
+use proxier_core::config::{Config, LocalTraffic};
+use proxier_core::modes::iptables::{Changed, Options, Wanted, changes, update};
+use proxier_core::net::Family;
+use proxier_core::service::NodeFacts;
+use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
+use universe::{events, facts, happen};
+
+/// Everything that is wanted, written on a host without rules.
+fn full(wanted: &Wanted, family: Family) -> Tables {
+    let mut tables = Tables::new();
+    let all = changes(wanted, &Dump::default(), family).unwrap();
+    tables.restore(&all.to_restore_text().unwrap()).unwrap();
+    tables
+}
+
+/// The tables of both families.
+struct Host(BTreeMap<Family, Tables>);
+
+impl Host {
+    fn new(wanted: &Wanted) -> Self {
+        Host(Family::ALL.map(|family| (family, full(wanted, family))).into())
+    }
+
+    /// Writes a change, and compares.
+    fn follow(&mut self, wanted: &Wanted, changed: &Changed) {
+        for (family, tables) in &mut self.0 {
+            let text = update(wanted, changed, *family).unwrap().to_restore_text().unwrap();
+            tables.restore(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
+            assert_eq!(tables.sorted(), full(wanted, *family).sorted());
+            let left = changes(wanted, &tables.dump(), *family).unwrap();
+            assert!(left.is_empty(), "{left}");
+        }
+    }
+}
+
+/// Pods are told by their network.
+fn facts_with_pods() -> NodeFacts {
+    let mut config = Config::default();
+    let networks = ["10.244.0.0/16", "fd00:244::/48"].map(|network| network.parse().unwrap());
+    config.local_traffic = LocalTraffic::ClusterCidrs(networks.to_vec());
+    let mut node = Node::new("node-a");
+    node.addresses = vec!["192.168.0.10".parse().unwrap(), "2001:db8:1::10".parse().unwrap()];
+    let interfaces = BTreeMap::from([("eth0".to_owned(), node.addresses.clone())]);
+    NodeFacts::new(&config, &node, &HostAddresses { interfaces })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn changes_lead_where_a_fresh_start_leads(events in events(), pods in any::<bool>()) {
+        let facts = if pods { facts_with_pods() } else { facts() };
+        let mut store = Store::new("node-a");
+        let mut wanted = Wanted::new(&facts, Options::default());
+        let mut host = Host::new(&wanted);
+        for event in &events {
+            let services = happen(&mut store, event);
+            let changed = wanted.refresh(&store, &facts, &services);
+            host.follow(&wanted, &changed);
+            prop_assert!(changed.services().all(|service| services.contains(service)));
+            prop_assert!(wanted.refresh(&store, &facts, &services).is_empty(), "what did not change is not in it");
+        }
+        prop_assert!(wanted == Wanted::build(&store, &facts, Options::default()));
+        prop_assert!(wanted.refresh_all(&store, &facts, Options::default()).is_empty());
+
+        // Delete everything: nothing of any Service is left.
+        let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
+        let changed = wanted.refresh(&Store::new("node-a"), &facts, &all);
+        host.follow(&wanted, &changed);
+        prop_assert!(wanted == Wanted::new(&facts, Options::default()));
+        for tables in host.0.values() {
+            let kinds = ["KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-"];
+            prop_assert!(tables.chains().all(|(_, chain, _)| kinds.iter().all(|kind| !chain.starts_with(kind))));
+        }
+    }
+
+    /// A change that could not be written is written with the next ones.
+    #[test]
+    fn changes_may_be_gathered(events in events(), size in 1_usize..20) {
+        let facts = facts();
+        let mut store = Store::new("node-a");
+        let mut wanted = Wanted::new(&facts, Options::default());
+        let mut host = Host::new(&wanted);
+        for part in events.chunks(size) {
+            let mut gathered = Changed::default();
+            let (now, later) = part.split_at(part.len() / 2);
+            for event in now {
+                gathered.extend(wanted.refresh(&store, &facts, &happen(&mut store.clone(), event)));
+                let services = happen(&mut store, event);
+                gathered.extend(wanted.refresh(&store, &facts, &services));
+            }
+            let services: BTreeSet<ObjectKey> = later.iter().flat_map(|event| happen(&mut store, event)).collect();
+            gathered.extend(wanted.refresh(&store, &facts, &services));
+            host.follow(&wanted, &gathered);
+        }
+        prop_assert!(wanted == Wanted::build(&store, &facts, Options::default()));
+    }
+
+    /// From what any state left in the kernel to any other, by comparison.
+    #[test]
+    fn comparison_leads_anywhere(before in events(), after in events()) {
+        let wanted = [&before, &after].map(|events| {
+            let mut store = Store::new("node-a");
+            for event in events {
+                happen(&mut store, event);
+            }
+            let facts = if events.len() % 2 == 0 { facts() } else { facts_with_pods() };
+            Wanted::build(&store, &facts, Options::default())
+        });
+        for family in Family::ALL {
+            let mut tables = full(&wanted[0], family);
+            let text = changes(&wanted[1], &tables.dump(), family).unwrap().to_restore_text().unwrap();
+            tables.restore(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
+            assert_eq!(tables.sorted(), full(&wanted[1], family).sorted());
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Rules of iptables mode on the real kernel, through both back ends and for both families: what is read back is what is
+//! wanted, others' rules stay, and nothing is left at the end.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+
+mod corpus;
+
+use corpus::{Scenario, corpus, facts, store};
+use iptables::{Backend, Dump, Iptables, System, Transaction};
+use proxier_core::modes::iptables::{Options, Wanted, changes, cleanup, update};
+use proxier_core::net::Family;
+use proxier_core::snapshot::ObjectKey;
+use testkit::{Need, kernel_test, oracle};
+
+/// What others have, with a rule of somebody else before each place where ours go.
+const FOREIGN: &str = "\
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD DROP [0:0]
+:OUTPUT ACCEPT [0:0]
+:KUBE-FIREWALL - [0:0]
+:cali-FORWARD - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A FORWARD -m comment --comment \"cali:wUHhoiAYhphO9Mso\" -j cali-FORWARD
+-A OUTPUT -j KUBE-FIREWALL
+-A KUBE-FIREWALL -m comment --comment \"somebody else's\" -m mark --mark 0x8000/0x8000 -j DROP
+COMMIT
+*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:CNI-HOSTPORT-DNAT - [0:0]
+:KUBE-MARK-DROP - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A KUBE-MARK-DROP -j MARK --set-xmark 0x8000/0x8000
+COMMIT
+";
+
+struct Kernel {
+    family: Family,
+    programs: Iptables,
+}
+
+impl Kernel {
+    fn oracle(&self) -> (oracle::Backend, oracle::Family) {
+        let backend = match self.programs.backend() {
+            Backend::Legacy => oracle::Backend::Legacy,
+            Backend::NfTables => oracle::Backend::Nft,
+        };
+        (backend, if self.family == Family::V4 { oracle::Family::V4 } else { oracle::Family::V6 })
+    }
+
+    /// What `iptables-save` prints, without dates and counters.
+    fn text(&self) -> String {
+        let (backend, family) = self.oracle();
+        let saved = oracle::iptables_save(backend, family).unwrap();
+        let plain = saved.lines().filter(|line| !line.starts_with('#'));
+        plain.map(|line| line.split_once(" [").map_or(line, |(chain, _)| chain).to_owned() + "\n").collect()
+    }
+
+    fn dump(&self) -> Dump {
+        let (backend, family) = self.oracle();
+        Dump::parse(oracle::iptables_save(backend, family).unwrap()).unwrap()
+    }
+
+    fn restore(&self, transaction: &Transaction) {
+        if let Err(error) = self.programs.restore(transaction) {
+            panic!("{error}\n{transaction}");
+        }
+    }
+
+    #[track_caller]
+    fn check(&self, wanted: &Wanted, name: &str) {
+        let left = changes(wanted, &self.dump(), self.family).unwrap();
+        assert!(left.is_empty(), "{name}:\n{left}");
+    }
+}
+
+/// About twenty scenarios that have the family.
+fn sample(family: Family) -> Vec<Scenario> {
+    let has_family = |scenario: &Scenario| scenario.families.iter().any(|served| served == family);
+    let mut all: Vec<Scenario> = corpus().into_iter().filter(has_family).collect();
+    let step = all.len() / 20;
+    let mut places = 0..;
+    all.retain(|_| places.next().unwrap_or(0) % step == 0);
+    all
+}
+
+/// From each scenario to the next, once by comparison with the kernel, once by what changed.
+fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
+    let (backend, family) = kernel.oracle();
+    oracle::iptables_restore(backend, family, FOREIGN).unwrap();
+    let before = kernel.text();
+    for scenario in sample(kernel.family) {
+        let (facts, store) = (facts(&scenario), store(&scenario));
+        let full = Wanted::build(&store, &facts, Options::default());
+        // By comparison.
+        kernel.restore(&changes(&full, &kernel.dump(), kernel.family).unwrap());
+        kernel.check(&full, &scenario.id);
+        // By changes: all Services go, and come back.
+        let mut wanted = full.clone();
+        let all: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
+        let gone = wanted.refresh(&proxier_core::snapshot::Store::new("node-a"), &facts, &all);
+        kernel.restore(&update(&wanted, &gone, kernel.family).unwrap());
+        kernel.check(&wanted, &scenario.id);
+        let back = wanted.refresh(&store, &facts, &all);
+        kernel.restore(&update(&wanted, &back, kernel.family).unwrap());
+        kernel.check(&full, &scenario.id);
+        assert_eq!(wanted, full);
+        let text = kernel.text();
+        let rules = before.lines().filter(|line| line.starts_with("-A"));
+        rules.for_each(|rule| assert!(text.contains(rule), "{rule} is gone: {text}"));
+    }
+    kernel.restore(&cleanup(&kernel.dump()).unwrap());
+    assert!(cleanup(&kernel.dump()).unwrap().is_empty());
+    // The kubelet's chain keeps the rule that we added.
+    let after = kernel.text();
+    let rest: Vec<&str> = after.lines().filter(|line| !line.contains("block incoming localnet connections")).collect();
+    assert_eq!(rest, before.lines().collect::<Vec<_>>());
+}
+
+macro_rules! cells {
+    ($($cell:ident = $family:ident, $named:ident, $backend:ident, $need:ident;)*) => {$(
+        #[test]
+        fn $cell() {
+            kernel_test(&[Need::Root, Need::$need], || {
+                let programs = Iptables::open(System::new(), iptables::Family::$named, Backend::$backend).unwrap();
+                rules_are_read_back_as_they_were_written(&Kernel { family: Family::$family, programs });
+            });
+        }
+    )*};
+}
+
+cells! {
+    nf_tables_v4 = V4, Ipv4, NfTables, IptablesNft;
+    nf_tables_v6 = V6, Ipv6, NfTables, IptablesNft;
+    legacy_v4 = V4, Ipv4, Legacy, IptablesLegacy;
+    legacy_v6 = V6, Ipv6, Legacy, IptablesLegacy;
+}
