@@ -226,12 +226,7 @@ fn used_by_others<'t>(table: &TableName, observed: &'t Table) -> BTreeSet<&'t st
 /// Whether a chain has these lines, in any order, but for those that lead to node ports: they come last.
 fn same_lines(there: &[Rule], wanted: &[Rule]) -> bool {
     let is_last = |rule: &&Rule| rule.target() == Some(names::NODE_PORTS);
-    let sorted = |rules: &[Rule]| {
-        let mut keys: Vec<String> = rules.iter().map(spelling::key).collect();
-        keys.sort_unstable();
-        keys
-    };
     let last = there.iter().filter(is_last).count();
     let in_place = there.iter().rev().take_while(is_last).count() == last;
-    in_place && there.len() == wanted.len() && sorted(there) == sorted(wanted)
+    in_place && spelling::same_in_any_order(there, wanted)
 }

@@ -48,7 +48,8 @@
 //! # Where this differs from kube-proxy
 //!
 //! * An address and port has one owner ([`Desired`](crate::service::Desired)); other Services' lines for it are left out.
-//!   Reserved addresses and ports have no lines.
+//!   Reserved addresses and ports have no lines. A node port that is reserved at some of the node's addresses has a line for
+//!   each of the others. (Node ports of two Services never collide: the API server gives them out.)
 //! * Source ranges hold for an address that is both an external IP and a load balancer's. A range of prefix length 0
 //!   restricts nobody, so nothing is written for it. If no range can be read, nobody gets through.
 //! * Of an address that is both the cluster IP and external, only the line of the cluster IP is written: no packet reaches
@@ -56,6 +57,10 @@
 //! * Comments in rules about endpoints, which kube-proxy leaves out beyond a thousand endpoints, are left out likewise, but
 //!   no chain is written only for them.
 //! * Jumps have an order: source ranges are checked before marked packets are accepted, whatever was there before.
+//!
+//! As with kube-proxy, and unlike IPVS mode, external traffic under `externalTrafficPolicy: Local` is dropped where this node
+//! has no endpoint, whatever [`Config::local_fallback`](crate::config::Config::local_fallback) says; traffic from inside the
+//! cluster goes to any node.
 
 pub mod diff;
 mod lines;

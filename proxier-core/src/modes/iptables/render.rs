@@ -11,9 +11,9 @@ use crate::net::Family;
 /// The input of `iptables-restore --noflush` that leads a family from what `changed` says it was to what is wanted; empty
 /// when nothing has to change. Costs O(what changed).
 ///
-/// The kernel must have what was wanted before: the program refuses to delete a line that is not there, and then changes
-/// nothing in that table. Read the tables then, and write [`changes`](super::diff::changes). Do so too when
-/// [`Changed::is_everything`].
+/// The kernel must have what was wanted before: the program refuses to delete a line that is not there, or a chain to which
+/// somebody else's rule jumps, and then changes nothing in that table, though the table before may have changed. Read the
+/// tables then, and write [`changes`](super::diff::changes). Do so too when [`Changed::is_everything`].
 ///
 /// Chains that are not wanted any more are emptied, and deleted after all lines that lead to them.
 ///

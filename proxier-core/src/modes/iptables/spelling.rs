@@ -1,10 +1,14 @@
-//! Whether two rules mean the same, where the kernel prints them in another way than kube-proxy writes them.
+//! Whether rules mean the same, where the kernel prints them in another way than kube-proxy writes them.
+
+use std::borrow::Cow;
 
 use iptables::{Rule, Token};
 
 /// Whether both rules mean the same. `comments`: whether they must have the same comments too.
 pub(super) fn same(a: &Rule, b: &Rule, comments: bool) -> bool {
-    a == b || plain(a, comments).zip(plain(b, comments)).is_some_and(|(a, b)| a.same_as(&b))
+    let quick = || Words::of(a, comments).zip(Words::of(b, comments)).is_some_and(|(a, b)| a == b);
+    let slow = || plain(a, comments).zip(plain(b, comments)).is_some_and(|(a, b)| a.same_as(&b));
+    quick() || slow()
 }
 
 /// Whether two lists of rules mean the same.
@@ -12,9 +16,84 @@ pub(super) fn same_rules(a: &[Rule], b: &[Rule], comments: bool) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, comments))
 }
 
-/// The rule as text that is equal for rules of the same meaning.
-pub(super) fn key(rule: &Rule) -> String {
-    plain(rule, true).map_or_else(|| rule.to_string(), |rule| rule.canonical().to_string())
+/// Whether two lists have rules of the same meaning, in any order.
+pub(super) fn same_in_any_order(a: &[Rule], b: &[Rule]) -> bool {
+    fn sorted<T: Ord>(keys: impl Iterator<Item = T>) -> Vec<T> {
+        let mut keys: Vec<T> = keys.collect();
+        keys.sort_unstable();
+        keys
+    }
+    let words = |rules| -> Option<Vec<Words<'_>>> {
+        let rules: &[Rule] = rules;
+        rules.iter().map(|rule| Words::of(rule, true)).collect::<Option<Vec<_>>>().map(|all| sorted(all.into_iter()))
+    };
+    let meanings =
+        |rules: &[Rule]| sorted(rules.iter().map(|rule| plain(rule, true).unwrap_or_else(|| rule.clone()).canonical()));
+    let quick = || words(a).zip(words(b)).is_some_and(|(a, b)| a == b);
+    a.len() == b.len() && (quick() || meanings(a) == meanings(b))
+}
+
+/// The arguments of a rule without what the kernel adds, sorted. Rules with equal words mean the same if one of them is ours:
+/// ours never have two matches whose order counts. That this is quick matters: a node may have a hundred thousand rules.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Words<'r>(Vec<Word<'r>>);
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Word<'r> {
+    option: &'r str,
+    negated: bool,
+    value: Cow<'r, str>,
+}
+
+impl<'r> Words<'r> {
+    /// `None` for arguments that no rule of ours has.
+    fn of(rule: &'r Rule, comments: bool) -> Option<Self> {
+        let mut tokens = rule.tokens().iter().map(Token::as_str).peekable();
+        let mut words = Vec::with_capacity(8);
+        let mut negated = false;
+        while let Some(option) = tokens.next() {
+            if option == "!" && !negated {
+                negated = true;
+                continue;
+            }
+            let is_value = |text: &&str| option == "--comment" || *text != "!" && !text.starts_with('-');
+            let value = tokens.next_if(is_value).unwrap_or_default();
+            let word = Word { option, negated, value: plain_value(option, value) };
+            if !option.starts_with('-') {
+                return None;
+            }
+            if !word.is_implied() && (comments || option != "--comment") {
+                words.push(word);
+            }
+            negated = false;
+        }
+        words.sort_unstable();
+        Some(Words(words))
+    }
+}
+
+impl Word<'_> {
+    /// Matches that follow from another option, and the defaults of `recent`: the whole source address.
+    fn is_implied(&self) -> bool {
+        let value = &*self.value;
+        match self.option {
+            "-m" => matches!(value, "comment" | "tcp" | "udp" | "sctp"),
+            "--rsource" => true,
+            "--mask" => is_all_ones(value),
+            _ => false,
+        }
+    }
+}
+
+fn plain_value<'r>(option: &str, value: &'r str) -> Cow<'r, str> {
+    match option {
+        "-s" | "-d" => {
+            let whole = if value.contains(':') { "/128" } else { "/32" };
+            value.strip_suffix(whole).unwrap_or(value).into()
+        }
+        "--probability" => fixed_point(value).map_or(value.into(), Into::into),
+        _ => value.into(),
+    }
 }
 
 /// The rule without what the kernel adds to the matches `recent` and `statistic`; `None` if it cannot be written.
@@ -31,7 +110,6 @@ fn plain(rule: &Rule, comments: bool) -> Option<Rule> {
                     plain.extend(text.map(str::to_owned));
                 }
             }
-            // Defaults of `recent`: the whole source address.
             "--rsource" => {}
             "--mask" if words.peek().is_some_and(|mask| is_all_ones(mask)) => drop(words.next()),
             "--probability" => {
@@ -53,4 +131,56 @@ fn is_all_ones(mask: &str) -> bool {
 fn fixed_point(text: &str) -> Option<String> {
     let probability: f64 = text.parse().ok()?;
     (0.0..=1.0).contains(&probability).then(|| format!("{:.0}", (probability * 2_147_483_648.0).round()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both ways agree, with and without comments.
+    #[track_caller]
+    fn compare(a: &str, b: &str, expected: bool) {
+        let (a, b) = (Rule::parse(a).unwrap(), Rule::parse(b).unwrap());
+        for comments in [true, false] {
+            assert_eq!(same(&a, &b, comments), expected, "{a} / {b}");
+        }
+        assert_eq!(same_in_any_order(&[a], &[b]), expected);
+    }
+
+    #[test]
+    fn what_the_kernel_prints() {
+        let ours = "-m comment --comment \"- a !\" -m tcp -p tcp -d 10.0.0.1 --dport 80 ! -s 10.244.0.0/16 -j X";
+        compare(
+            ours,
+            "! -s 10.244.0.0/16 -d 10.0.0.1/32 -p tcp -m comment --comment \"- a !\" -m tcp --dport 80 -j X",
+            true,
+        );
+        compare(
+            ours,
+            "-s 10.244.0.0/16 ! -d 10.0.0.1/32 -p tcp -m comment --comment \"- a !\" -m tcp --dport 80 -j X",
+            false,
+        );
+        compare("-d fd00::1 -j X", "-d fd00::1/128 -j X", true);
+        compare("-d fd00:: -j X", "-d fd00::/32 -j X", false);
+        compare("-d 10.0.0.0 -j X", "-d 10.0.0.0/24 -j X", false);
+        compare("-j X", "-g X", false);
+        compare("-j MARK --or-mark 0x00004000", "-j MARK --set-xmark 0x4000/0x4000", true);
+        compare(
+            "-m recent --name L --set -m tcp -p tcp -j DNAT --to-destination 10.0.0.1:80",
+            "-p tcp -m recent --set --name L --mask 255.255.255.255 --rsource -m tcp -j DNAT --to-destination 10.0.0.1:80",
+            true,
+        );
+        compare(
+            "-m statistic --mode random --probability 0.0099009901 -j X",
+            "-m statistic --mode random --probability 0.00990099000 -j X",
+            true,
+        );
+        compare("-m recent --name L --set -j X", "-m recent --name L --rcheck -j X", false);
+    }
+
+    #[test]
+    fn comments() {
+        let [a, b] = ["-m comment --comment a -j X", "-j X"].map(|text| Rule::parse(text).unwrap());
+        assert!(same(&a, &b, false) && !same(&a, &b, true));
+    }
 }
