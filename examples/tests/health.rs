@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use examples::proxier_demo::health::{Health, listen, serve_health, serve_metrics};
 use examples::proxier_demo::service_health::{HealthCheck, Listening, ServiceHealth};
 use proxier_core::config::{Config, Families, NodePortAddresses};
+use proxier_core::modes::Kind;
 use proxier_core::service::{NodeFacts, OpenOn};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey};
 use serde_json::{Value, json};
@@ -113,7 +114,7 @@ async fn the_metrics_server() {
     let health = Health::new(Duration::from_secs(30), Families::V4);
     health.metrics(|metrics| metrics.service_changes = 5);
     let (listener, address) = local().await;
-    tokio::spawn(serve_metrics(listener, health, json!({"mode": "ipvs"})));
+    tokio::spawn(serve_metrics(listener, health, Kind::Ipvs, json!({"mode": "ipvs"})));
     let got = get(address, "/metrics").await;
     assert_eq!(got.status, 200);
     assert!(got.headers.contains("content-type: text/plain; version=0.0.4"), "{}", got.headers);

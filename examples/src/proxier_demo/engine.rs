@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::Families;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::Plan;
+use proxier_core::modes::{Kind, Plan};
 use proxier_core::ports::{PortErrorKind, Ports};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::safeguard::MassRemoval;
@@ -21,7 +21,7 @@ use super::kernel;
 use super::message::Found;
 use super::neighbours::Neighbours;
 use super::privileges;
-use super::probe::{Looked, Wanted};
+use super::probe::{self, Looked, Wanted};
 use super::problem::Problem;
 use super::settings::Settings;
 
@@ -65,9 +65,17 @@ impl Engine {
     pub async fn open(configured: &Configured) -> Result<Opened, Problem> {
         let settings = &configured.settings;
         let mut kernel = kernel::open()?;
-        privileges::require_rules()?;
-        let modules = look_at_modules(settings);
-        let (families, mut notes) = families(&mut kernel, settings.core.families)?;
+        let is_ipvs = settings.mode == Kind::Ipvs;
+        let modules = if is_ipvs {
+            privileges::require_rules()?;
+            look_at_modules(settings)
+        } else {
+            None
+        };
+        let (families, mut notes) = match settings.mode {
+            Kind::Nftables => probe::nftables_families(settings, &mut kernel)?,
+            _ => families(&mut kernel, settings.core.families)?,
+        };
         let mut options = options(settings, &configured.source, families);
         if configured.allow_mass_removal {
             options.mass_removal.share = 1.0;
@@ -284,6 +292,7 @@ fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
 
 fn options(settings: &Settings, source: &Source, families: Families) -> Options {
     let mut options = Options::default();
+    options.mode = settings.mode;
     options.config = settings.core.clone();
     options.config.families = families;
     options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };

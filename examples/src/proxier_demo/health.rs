@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use http::StatusCode;
 use k8s_openapi::jiff::Timestamp;
 use proxier_core::config::Families;
+use proxier_core::modes::Kind;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
@@ -201,7 +202,7 @@ pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
 }
 
 /// Serves `/metrics`, `/healthz`, `/proxyMode` and `/configz`, for ever. `configuration` is the effective one.
-pub async fn serve_metrics(listener: TcpListener, health: Arc<Health>, configuration: Value) {
+pub async fn serve_metrics(listener: TcpListener, health: Arc<Health>, mode: Kind, configuration: Value) {
     let configuration = json!({"kubeproxy.config.k8s.io": configuration}).to_string();
     serve(listener, Places::new(CONNECTIONS), move |path| match path {
         "/metrics" => {
@@ -214,7 +215,7 @@ pub async fn serve_metrics(listener: TcpListener, health: Arc<Health>, configura
             }
         }
         "/healthz" => Answer::text("ok"),
-        "/proxyMode" => Answer::text("ipvs"),
+        "/proxyMode" => Answer::text(mode.name()),
         "/configz" => Answer::json(StatusCode::OK, configuration.clone()),
         _ => Answer::not_found(),
     })

@@ -84,10 +84,10 @@ objects! {
         logging: Logging,
         /// `/metrics`. Default port 10249 on the loopback address.
         metrics_bind_address: String,
-        /// `ipvs`; other modes are read as such, with a warning.
+        /// `ipvs` or `nftables`; other modes are read as `ipvs`, with a warning.
         mode: String,
-        /// Settings of nftables mode; unused.
-        nftables: Option<Value>,
+        /// Settings of nftables mode, used in that mode only.
+        nftables: Option<Nftables>,
         /// Networks whose addresses get node ports, or `["primary"]`.
         node_port_addresses: Vec<String>,
         /// Written to this process's `oom_score_adj`. Default −999.
@@ -156,6 +156,18 @@ objects! {
         /// Unused.
         min_sync_period: GoDuration,
         /// Unused.
+        sync_period: GoDuration,
+    }
+
+    /// `nftables`.
+    Nftables {
+        /// Masquerade all traffic to cluster IPs. Default no.
+        masquerade_all: bool,
+        /// Bit of the packet mark for masquerading, 0 to 31. Default 14.
+        masquerade_bit: Option<i64>,
+        /// Shortest time between two passes. Default 0.
+        min_sync_period: GoDuration,
+        /// How often the kernel is compared with what it should hold. Default 30 seconds.
         sync_period: GoDuration,
     }
 
@@ -278,6 +290,9 @@ impl KubeProxyConfiguration {
         or_secs(&mut self.iptables.sync_period, 30);
         or_secs(&mut self.iptables.min_sync_period, 1);
         or_secs(&mut self.ipvs.sync_period, 30);
+        if let Some(nftables) = &mut self.nftables {
+            or_secs(&mut nftables.sync_period, 30);
+        }
         or(&mut self.ipvs.scheduler, "rr");
         let conntrack = &mut self.conntrack;
         conntrack.max_per_core.get_or_insert(32 * 1024);

@@ -5,10 +5,10 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use proxier_core::modes::Plan;
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::modes::ipvs::reading::sysctl_changes;
 use proxier_core::modes::shared::names::Names;
+use proxier_core::modes::{Plan, nftables};
 use proxier_core::reconciler::report::Report;
 use serde_json::{Value, json};
 
@@ -241,7 +241,13 @@ pub fn clean(configured: &Configured) -> ExitCode {
         Ok(opened) => opened,
         Err(problem) => return complain(&[problem], FAILED),
     };
-    let cleaned = cleanup(&configured.settings.core, &mut kernel.ports());
+    let mut cleaned = cleanup(&configured.settings.core, &mut kernel.ports());
+    let (tables, unread) = nftables::cleanup(&nftables::Options::default(), &mut kernel.ports());
+    cleaned.unread.extend(unread);
+    cleaned.applied.failures.extend(tables.failures);
+    for (what, count) in tables.done {
+        *cleaned.applied.done.entry(what).or_default() += count;
+    }
     for unread in &cleaned.unread {
         eprintln!("proxier-demo: {unread}");
     }

@@ -1,12 +1,16 @@
-//! `probe`: can this machine run IPVS mode?
+//! `probe`: can this machine run the configured mode?
 
 use std::process::ExitCode;
 
 use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report};
 use proxier_core::config::Families as Served;
 use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::Kind;
+use proxier_core::modes::nftables::trial;
 use proxier_core::net::Family;
 use proxier_core::ports::{PortError, PortErrorKind};
+use proxier_core::service::NodeFacts;
+use proxier_core::snapshot::{HostAddresses, Node};
 use serde_json::json;
 
 use super::cli::{Configured, Output};
@@ -109,12 +113,15 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
     }
 }
 
-/// Makes IPVS available, or says what is missing. Loads modules if the kernel does not answer without.
+/// Makes the mode available, or says what is missing. Loads modules if the kernel does not answer without.
 ///
 /// # Errors
 ///
-/// IPVS mode cannot be used: each obstacle with its fix.
+/// The mode cannot be used: each obstacle with its fix.
 pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
+    if settings.mode == Kind::Nftables {
+        return nftables_families(settings, kernel).map(drop).map_err(|problem| vec![problem]);
+    }
     let Err(error) = kernel.ports().ipvs.timeouts() else { return Ok(()) };
     if error.kind() == PortErrorKind::Permission {
         return Err(vec![Problem::new("", format!("{error}; run as root, or with CAP_NET_ADMIN and CAP_NET_RAW"))]);
@@ -129,8 +136,73 @@ pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<
     Err(problems)
 }
 
+/// The families that nftables mode can serve here, of those that are configured, and what is said of the others.
+///
+/// # Errors
+///
+/// It can serve none; the problem says what the kernel refuses.
+pub fn nftables_families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Served, Vec<String>), Problem> {
+    let (mut served, mut notes) = (Vec::new(), Vec::new());
+    for (family, outcome) in try_nftables(settings, kernel) {
+        match outcome {
+            Ok(()) => served.push(family),
+            Err(error) => notes.push(format!("{} is not served: {error}", family.name())),
+        }
+    }
+    let families = match served.as_slice() {
+        [] => return Err(Problem::new("", format!("nftables mode cannot be used: {}", notes.join("; ")))),
+        [Family::V4] => Served::V4,
+        [Family::V6] => Served::V6,
+        _ => Served::Dual,
+    };
+    Ok((families, notes))
+}
+
+/// What the kernel says to a table of nftables mode, by family.
+fn try_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
+    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
+    let ports = kernel.ports();
+    settings.core.families.iter().map(|family| (family, trial(family, &facts, ports.tables))).collect()
+}
+
+/// Prints whether nftables mode can serve each family. Exit code 0: one of them. 1: none.
+fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts, output: Output) -> ExitCode {
+    let tried = try_nftables(settings, kernel);
+    let works = tried.iter().any(|(_, outcome)| outcome.is_ok());
+    let printed = match output {
+        Output::Text => {
+            println!("nftables mode: {}", if works { "yes" } else { "no" });
+            for (family, outcome) in &tried {
+                match outcome {
+                    Ok(()) => println!("  {family}: the kernel takes all chains, sets and rules"),
+                    Err(error) => println!("  {family}: {error}"),
+                }
+            }
+            Ok(())
+        }
+        Output::Json => {
+            let family = |(family, outcome): &(Family, Result<(), PortError>)| {
+                let reason = outcome.as_ref().err().map(ToString::to_string);
+                json!({"family": family.name(), "works": outcome.is_ok(), "reason": reason})
+            };
+            let families: Vec<_> = tried.iter().map(family).collect();
+            json::print(&json!({"mode": "nftables", "works": works, "families": families}))
+        }
+    };
+    ExitCode::from(u8::from(!works || printed.is_err()))
+}
+
 /// Prints the table, and what no Service gets on this node; or JSON. Exit code 0: yes. 1: no, or unknown.
 pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
+    if configured.settings.mode == Kind::Nftables {
+        return match kernel::open_to_look() {
+            Ok(mut kernel) => probe_nftables(&configured.settings, &mut kernel, output),
+            Err(problem) => {
+                eprintln!("proxier-demo: {problem}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let looked = kernel::open_to_look().and_then(|mut kernel| Ok((look(&configured.settings, &mut kernel)?, kernel)));
     let (report, mut kernel) = match looked {
         Ok(looked) => looked,

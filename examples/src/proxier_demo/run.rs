@@ -109,7 +109,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         Ok(outcomes) => outcomes,
         Err(problem) => return fail(&[problem]),
     };
-    tracing::info!("node {}: serving in IPVS mode, {}", settings.node_name, source.describe());
+    tracing::info!("node {}: serving in {} mode, {}", settings.node_name, settings.mode, source.describe());
     let service_health = ServiceHealth::new(health);
     Attending { messages, outcomes, recorder, service_health, tasks }.attend(config_file, signals).await
 }
@@ -250,7 +250,7 @@ async fn serve(
     if let Some(address) = settings.metrics {
         let bound = if hard { Some(listen(METRICS_SERVER, address, true, |_problem| {}).await?) } else { None };
         let (health, recorder) = (health.clone(), recorder.clone());
-        let object = serde_json::to_value(&settings.object).unwrap_or_default();
+        let (mode, object) = (settings.mode, serde_json::to_value(&settings.object).unwrap_or_default());
         tasks.spawn(async move {
             let failed = |problem: &Problem| {
                 recorder.tell(Regarding::Node, Reason::FailedToStartMetricServer, problem.to_string());
@@ -259,7 +259,7 @@ async fn serve(
                 Some(listener) => listener,
                 None => listen(METRICS_SERVER, address, false, failed).await?,
             };
-            serve_metrics(listener, health, object).await;
+            serve_metrics(listener, health, mode, object).await;
             Ok(())
         });
     }

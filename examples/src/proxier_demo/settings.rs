@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proxier_core::config::{Config, LocalTraffic};
+use proxier_core::modes::Kind;
 use proxier_core::modes::shared::sysctls::HostSettings;
 use proxier_core::objects::ConfigObject;
 use proxier_core::service::{Reserved, ReservedPort, User};
@@ -20,6 +21,8 @@ use super::problem::Problem;
 pub struct Settings {
     /// How Services are compiled.
     pub core: Config,
+    /// By what the kernel serves them.
+    pub mode: Kind,
     /// Its family is the primary one.
     pub bind_address: IpAddr,
     /// Whether an address that cannot be bound ends the process.
@@ -180,19 +183,23 @@ impl Check<'_> {
     }
 
     fn all(&mut self, object: KubeProxyConfiguration) -> Settings {
-        self.mode(&object.mode);
         let bind_address = object.bind_address.parse().unwrap_or_else(|_not_an_address| {
             self.error("bindAddress", format!("{:?} is not an IP address", object.bind_address));
             UNSPECIFIED
         });
-        let sync_period = object.ipvs.sync_period.0;
-        let min_sync_period = object.ipvs.min_sync_period.0;
+        let mode = self.mode(&object.mode);
+        let (section, least, most) = match &object.nftables {
+            Some(nftables) if mode == Kind::Nftables => ("nftables", nftables.min_sync_period, nftables.sync_period),
+            _ => ("ipvs", object.ipvs.min_sync_period, object.ipvs.sync_period),
+        };
+        let (min_sync_period, sync_period) = (least.0, most.0);
         if min_sync_period > sync_period {
-            self.error("ipvs.minSyncPeriod", format!("longer than ipvs.syncPeriod ({})", object.ipvs.sync_period));
+            self.error(&format!("{section}.minSyncPeriod"), format!("longer than {section}.syncPeriod ({most})"));
         }
         let oom_score_adj = object.oom_score_adj.unwrap_or(-999);
         Settings {
-            core: self.core(&object),
+            mode,
+            core: self.core(&object, mode),
             bind_address,
             bind_address_hard_fail: object.bind_address_hard_fail,
             healthz: self.listen("healthzBindAddress", &object.healthz_bind_address, self.given.no_healthz),
@@ -211,19 +218,29 @@ impl Check<'_> {
         }
     }
 
-    fn mode(&mut self, mode: &str) {
+    fn mode(&mut self, mode: &str) -> Kind {
         match mode {
-            "ipvs" => {}
-            "iptables" | "nftables" | "kernelspace" => {
-                self.warn("mode", format!("{mode:?}: this program does ipvs and nothing else, and does that now"));
+            "ipvs" => Kind::Ipvs,
+            "nftables" => Kind::Nftables,
+            "iptables" | "kernelspace" => {
+                self.warn("mode", format!("{mode:?}: this program has ipvs and nftables; it serves by ipvs now"));
+                Kind::Ipvs
             }
-            other => self.error("mode", format!("{other:?} is not a mode; write ipvs")),
+            other => {
+                self.error("mode", format!("{other:?} is not a mode; write ipvs or nftables"));
+                Kind::Ipvs
+            }
         }
     }
 
     /// proxier-core reads its part from the same object and reports what is wrong.
-    fn core(&mut self, object: &KubeProxyConfiguration) -> Config {
-        let value = serde_json::to_value(object).unwrap_or_default();
+    fn core(&mut self, object: &KubeProxyConfiguration, mode: Kind) -> Config {
+        let mut value = serde_json::to_value(object).unwrap_or_default();
+        if let (Kind::Nftables, Some(nftables)) = (mode, &object.nftables) {
+            // It has one place for each, whatever the mode's section is called.
+            value["ipvs"]["masqueradeAll"] = nftables.masquerade_all.into();
+            value["ipvs"]["masqueradeBit"] = nftables.masquerade_bit.into();
+        }
         let part: ConfigObject = match serde_json::from_value(value) {
             Ok(part) => part,
             Err(error) => {
@@ -340,7 +357,7 @@ mod tests {
     #[test]
     fn every_impossible_value_is_named() {
         for (body, expected) in [
-            ("mode: ipvss", "c: mode: \"ipvss\" is not a mode; write ipvs"),
+            ("mode: ipvss", "c: mode: \"ipvss\" is not a mode; write ipvs or nftables"),
             ("bindAddress: localhost", "c: bindAddress: \"localhost\" is not an IP address"),
             ("healthzBindAddress: '10256'", "c: healthzBindAddress: \"10256\" is not ADDRESS:PORT"),
             ("metricsBindAddress: 127.0.0.1:70000", "c: metricsBindAddress: "),
@@ -403,6 +420,6 @@ mod tests {
     #[test]
     fn other_modes_are_warned_about() {
         let (_, warnings) = check("mode: iptables").unwrap();
-        assert!(warnings[0].to_string().contains("does ipvs and nothing else"), "{warnings:?}");
+        assert!(warnings[0].to_string().contains("serves by ipvs now"), "{warnings:?}");
     }
 }

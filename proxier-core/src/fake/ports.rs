@@ -416,6 +416,10 @@ impl Tables for FakeTablesPort {
         self.gate.call(Call::TablesHasChain, family_of(table), || self.port.has_chain(table, chain))
     }
 
+    fn check(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
+        self.port.check(transaction)
+    }
+
     fn commit(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
         let mut refused = None;
         let outcome = self.gate.call(Call::TablesCommit, None, || {

@@ -77,19 +77,25 @@ impl Tables for TablesPort {
         }
     }
 
-    fn commit(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {
-        self.call(|client| client.commit(transaction)).map_err(|error| {
-            let first = error.refusals().iter().find_map(|refusal| Some((refusal, refusal.operation?)));
-            let refused = first.map(|(refusal, operation)| {
-                let element = match refusal.part {
-                    Part::Element { index } => Some(index),
-                    // One alone is the one.
-                    Part::AmongElements { first, last } if first == last => Some(first),
-                    _ => None,
-                };
-                (operation, element)
-            });
-            NotCommitted { error: port_error(&error), refused }
-        })
+    fn check(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {
+        self.call(|client| client.check(transaction)).map_err(|error| not_committed(&error))
     }
+
+    fn commit(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {
+        self.call(|client| client.commit(transaction)).map_err(|error| not_committed(&error))
+    }
+}
+
+fn not_committed(error: &Error) -> NotCommitted {
+    let first = error.refusals().iter().find_map(|refusal| Some((refusal, refusal.operation?)));
+    let refused = first.map(|(refusal, operation)| {
+        let element = match refusal.part {
+            Part::Element { index } => Some(index),
+            // One alone is the one.
+            Part::AmongElements { first, last } if first == last => Some(first),
+            _ => None,
+        };
+        (operation, element)
+    });
+    NotCommitted { error: port_error(error), refused }
 }

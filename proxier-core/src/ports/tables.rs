@@ -33,6 +33,12 @@ pub trait Tables {
     /// When the kernel could not be asked.
     fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError>;
 
+    /// Has the kernel check all changes, and makes none of them.
+    ///
+    /// # Errors
+    /// As [`Tables::commit`].
+    fn check(&mut self, transaction: &Transaction) -> Result<(), NotCommitted>;
+
     /// Makes all changes at one instant, or none.
     ///
     /// # Errors

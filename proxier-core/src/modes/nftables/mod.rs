@@ -36,6 +36,7 @@ mod mode;
 mod observed;
 mod pick;
 mod plan;
+mod trial;
 mod wanted;
 
 pub use cleanup::cleanup;
@@ -45,4 +46,5 @@ pub use mode::Options;
 pub(crate) use mode::{Mode, Prepared};
 pub use pick::Pick;
 pub use plan::Plan;
+pub use trial::trial;
 pub use wanted::Wanted;

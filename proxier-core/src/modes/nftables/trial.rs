@@ -1,0 +1,42 @@
+//! Asks the kernel whether it can do what this mode needs.
+
+use nftables::{Name, Transaction};
+
+use super::layout::Layout;
+use super::pick::{Marks, Pick};
+use crate::net::Family;
+use crate::ports::{PortError, PortErrorKind, Tables};
+use crate::service::NodeFacts;
+
+/// Has the kernel check a family's table with every kind of set, chain and rule that this mode may write, and make none of it.
+/// The kernel loads the modules that it needs for that.
+///
+/// # Errors
+/// What the kernel cannot do: nf_tables, the family, or a kind of chain, set or expression, which the message names.
+pub fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
+    let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
+        .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+    tables.check(&transaction(&Layout::new(family, &name, facts, false))).map_err(|refused| refused.error)
+}
+
+fn transaction(layout: &Layout) -> Transaction {
+    let mut transaction = Transaction::new();
+    transaction.create_table(layout.to_table());
+    for set in layout.sets() {
+        transaction.create_set(set);
+    }
+    let mut chains = layout.chains();
+    for affinity_secs in [None, Some(10)] {
+        let pick = Pick { marks: Marks::Everything, is_local: false, count: 1, affinity_secs };
+        chains.push((nftables::Chain::regular(layout.chain_key(&pick.to_string())), pick.rules(layout)));
+    }
+    for (chain, _) in &chains {
+        transaction.add_chain(chain.clone());
+    }
+    for (chain, rules) in chains {
+        for rule in rules {
+            transaction.add_rule(&chain.key, rule);
+        }
+    }
+    transaction
+}
