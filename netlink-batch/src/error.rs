@@ -1,7 +1,9 @@
 //! Errors, by what the caller can do about them.
 
+use std::error::Error as _;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 
 /// Bytes that are not what they should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -132,7 +134,7 @@ impl fmt::Debug for Errno {
 }
 
 /// The kernel's refusal of one request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelError {
     /// The error number, positive.
@@ -156,6 +158,30 @@ impl KernelError {
     /// A bare error number.
     pub fn new(errno: Errno) -> Self {
         KernelError { errno, text: None, attribute: Vec::new(), offset: None, missing: None, echo: Vec::new() }
+    }
+}
+
+/// The fields that say something; the echo by its length.
+impl fmt::Debug for KernelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("KernelError");
+        shown.field("errno", &self.errno);
+        if let Some(text) = &self.text {
+            shown.field("text", text);
+        }
+        if !self.attribute.is_empty() {
+            shown.field("attribute", &self.attribute);
+        }
+        if let Some(offset) = self.offset {
+            shown.field("offset", &offset);
+        }
+        if let Some(missing) = self.missing {
+            shown.field("missing", &missing);
+        }
+        if !self.echo.is_empty() {
+            shown.field("echo", &format_args!("{} bytes", self.echo.len()));
+        }
+        shown.finish()
     }
 }
 
@@ -201,11 +227,11 @@ pub enum ErrorKind {
 }
 
 /// A failed netlink request.
-#[derive(Debug)]
+#[derive(Clone)]
 pub struct Error {
     kind: ErrorKind,
     context: &'static str,
-    source: Option<io::Error>,
+    source: Option<Arc<io::Error>>,
 }
 
 impl Error {
@@ -229,7 +255,7 @@ impl Error {
 
     /// A failed system call.
     pub fn io(context: &'static str, source: io::Error) -> Self {
-        Error { kind: ErrorKind::Io, context, source: Some(source) }
+        Error { kind: ErrorKind::Io, context, source: Some(Arc::new(source)) }
     }
 
     /// What was being done.
@@ -266,6 +292,34 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|error| -> &(dyn std::error::Error + 'static) { error })
+        self.source.as_deref().map(|error| -> &(dyn std::error::Error + 'static) { error })
+    }
+}
+
+/// The message and what caused it, which is what a `main` that returns the error prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_is_one_short_line() {
+        let mut refusal = KernelError::new(Errno::EINVAL);
+        refusal.echo = vec![7; 4096];
+        assert_eq!(format!("{refusal:?}"), "KernelError { errno: EINVAL, echo: 4096 bytes }");
+        let error = Error::new(ErrorKind::Kernel(refusal), "sending a batch");
+        assert_eq!(format!("{error:?}"), error.to_string());
+        let cause = io::Error::from_raw_os_error(libc::EPERM);
+        let error = Error::io("opening a socket", cause);
+        assert_eq!(
+            format!("{:?}", error.clone()),
+            "opening a socket: system call failed: Operation not permitted (os error 1)"
+        );
     }
 }
