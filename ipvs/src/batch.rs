@@ -1,6 +1,7 @@
 //! Many changes in few system calls, with an outcome for each.
 
 use std::borrow::Borrow;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use ipvs_sys::{Command, DelDest, DelService, Failure, NewDest, NewService, SetDest, SetService, Zero};
@@ -253,7 +254,7 @@ impl Extend<Operation> for Batch {
 }
 
 /// What became of one operation.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Outcome {
     /// The kernel carried it out.
@@ -282,7 +283,7 @@ impl Outcome {
 }
 
 /// One outcome for each operation of a [`Batch`], in its order.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a batch reports failures only here"]
 #[non_exhaustive]
 pub struct Report {
@@ -290,6 +291,8 @@ pub struct Report {
     pub outcomes: Vec<Outcome>,
     /// Why the batch stopped early, when it did: answers were lost, or the socket failed. Refusals do not stop it.
     pub stopped: Option<Error>,
+    /// Place of an operation → place of the one whose failure it follows from.
+    causes: BTreeMap<usize, usize>,
 }
 
 impl Report {
@@ -301,6 +304,18 @@ impl Report {
     /// The operations that were not carried out, with their place in the batch.
     pub fn failures(&self) -> impl Iterator<Item = (usize, &Outcome)> {
         self.outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.is_done())
+    }
+
+    /// The operation whose failure this one's refusal follows from: the last addition of the same virtual or real server before it,
+    /// when that failed and the kernel says of this one that there is no such server. `None` for a refusal with a reason of its
+    /// own, and for an operation that was carried out.
+    pub fn cause(&self, index: usize) -> Option<usize> {
+        self.causes.get(&index).copied()
+    }
+
+    /// [`Report::failures`] without those that follow from others: what to tell people.
+    pub fn root_failures(&self) -> impl Iterator<Item = (usize, &Outcome)> {
+        self.failures().filter(|(index, _)| !self.causes.contains_key(index))
     }
 
     /// The first error, or the report if there is none.
@@ -322,8 +337,8 @@ where
     I: IntoIterator,
     I::Item: Borrow<Operation>,
 {
-    let mut failures: Vec<(usize, Outcome)> = Vec::new();
-    let mut impossible: Vec<(usize, Outcome)> = Vec::new();
+    let mut failures: Vec<(usize, Operation, Outcome)> = Vec::new();
+    let mut impossible: Vec<(usize, Operation, Outcome)> = Vec::new();
     let mut len = 0_usize;
     let possible = operations.into_iter().filter_map(|operation| {
         let operation = *operation.borrow();
@@ -333,7 +348,7 @@ where
             Ok(()) => Some((index, operation)),
             Err(range) => {
                 let error = Error::new(ErrorKind::OutOfRange(range), operation.doing(), operation.subject());
-                impossible.push((index, Outcome::Failed(error)));
+                impossible.push((index, operation, Outcome::Failed(error)));
                 None
             }
         }
@@ -343,18 +358,51 @@ where
             possible,
             |(_, operation)| operation.command().0,
             |(_, operation), out| operation.encode(out),
-            |(index, operation), outcome| failures.push((index, outcome_of(&operation, outcome))),
+            |(index, operation), outcome| failures.push((index, operation, outcome_of(&operation, outcome))),
         )
         .err()
         .map(|error| Error::below(error, "running a batch on", Subject::Ipvs));
     let mut outcomes = Vec::new();
     outcomes.resize_with(len, || Outcome::Done);
-    for (index, outcome) in failures.into_iter().chain(impossible) {
+    failures.append(&mut impossible);
+    failures.sort_by_key(|(index, ..)| *index);
+    let causes = causes(&failures);
+    for (index, _, outcome) in failures {
         if let Some(place) = outcomes.get_mut(index) {
             *place = outcome;
         }
     }
-    Report { outcomes, stopped }
+    Report { outcomes, stopped, causes }
+}
+
+/// Which of these failures follow from which.
+fn causes(failures: &[(usize, Operation, Outcome)]) -> BTreeMap<usize, usize> {
+    let mut virtual_servers = BTreeMap::new();
+    let mut real_servers = BTreeMap::new();
+    let mut causes = BTreeMap::new();
+    for (index, operation, outcome) in failures {
+        let Some(error) = outcome.error() else { continue };
+        let key = operation.virtual_server();
+        let cause = match (error.kind(), operation.subject()) {
+            (ErrorKind::VirtualServerNotFound, _) => virtual_servers.get(&key),
+            (ErrorKind::RealServerNotFound, Subject::RealServer(_, real)) => real_servers.get(&(key, real)),
+            _ => None,
+        };
+        if let Some(cause) = cause {
+            causes.insert(*index, *cause);
+        }
+        // What exists already can be worked with.
+        match operation {
+            Operation::AddVirtualServer(_) if !error.is_already_exists() => {
+                virtual_servers.insert(key, *index);
+            }
+            Operation::AddRealServer(_, real) if !error.is_already_exists() => {
+                real_servers.insert((key, real.key), *index);
+            }
+            _ => {}
+        }
+    }
+    causes
 }
 
 fn outcome_of(operation: &Operation, outcome: netlink_batch::Outcome) -> Outcome {

@@ -1,7 +1,6 @@
 //! Between the model and the attributes of `ipvs-sys`, both ways.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::num::NonZeroU16;
 
 use ipvs_sys::uapi::{self, SvcFlags};
 use ipvs_sys::{CmdAttr, DaemonAttr, DestAttr, Fields, FlagsMask, InfoAttr, StatsAttr, SvcAttr};
@@ -315,23 +314,10 @@ pub(crate) fn read_real_server(
         addr: address(family, required::<DestAttr<'_>, _>(addr, DestAttr::ADDR)?),
         port: required::<DestAttr<'_>, _>(port, DestAttr::PORT)?,
     };
-    let method = required::<DestAttr<'_>, _>(method, DestAttr::FWD_METHOD)? & uapi::CONN_F_FWD_MASK;
-    let forwarding_method = match method {
-        uapi::CONN_F_MASQ => ForwardingMethod::Masquerade,
-        uapi::CONN_F_LOCALNODE => ForwardingMethod::Local,
-        uapi::CONN_F_TUNNEL => {
-            let kind = match (tun_type, NonZeroU16::new(tun_port)) {
-                (uapi::TUNNEL_TYPE_IPIP, _) => TunnelKind::Ipip,
-                (uapi::TUNNEL_TYPE_GUE, Some(port)) => TunnelKind::Gue { port },
-                (uapi::TUNNEL_TYPE_GRE, _) => TunnelKind::Gre,
-                (kind, _) => TunnelKind::Other { kind, port: tun_port },
-            };
-            ForwardingMethod::Tunnel(Tunnel { kind, flags: TunnelFlags::from_bits_retain(tun_flags) })
-        }
-        uapi::CONN_F_DROUTE => ForwardingMethod::DirectRoute,
-        uapi::CONN_F_BYPASS => ForwardingMethod::Bypass,
-        other => ForwardingMethod::Other(u8::try_from(other).unwrap_or(u8::MAX)),
-    };
+    let method = required::<DestAttr<'_>, _>(method, DestAttr::FWD_METHOD)?;
+    let tunnel =
+        Tunnel { kind: TunnelKind::from_number(tun_type, tun_port), flags: TunnelFlags::from_bits_retain(tun_flags) };
+    let forwarding_method = ForwardingMethod::from_number(method, tunnel);
     let weight = required::<DestAttr<'_>, _>(weight, DestAttr::WEIGHT)?;
     let weight = Weight::new(weight).ok().ok_or_else(|| value_error::<DestAttr<'_>>(DestAttr::WEIGHT, weight));
     let thresholds =

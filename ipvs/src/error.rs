@@ -1,5 +1,6 @@
 //! One error type: what was being done, to what, why it failed, and what to do.
 
+use std::error::Error as _;
 use std::fmt;
 
 use ipvs_sys::Failure;
@@ -78,6 +79,10 @@ pub enum ErrorKind {
     Permission,
     /// A value is out of its range; it was not sent.
     OutOfRange(OutOfRange),
+    /// A wanted state names the same virtual server, or the same real server of one, twice; nothing was sent.
+    Repeated,
+    /// A wanted state names a virtual server that the policy says is not the caller's; nothing was sent.
+    NotOwned,
     /// The kernel refused the values (`EINVAL`, `ERANGE`).
     Invalid,
     /// IPv6 is not part of this kernel's IPVS.
@@ -105,10 +110,10 @@ pub enum ErrorKind {
 }
 
 /// A failed operation.
-#[derive(Debug)]
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
-#[derive(Debug)]
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     doing: &'static str,
@@ -230,6 +235,8 @@ impl fmt::Display for Error {
                 "not permitted; it takes CAP_NET_ADMIN in the initial user namespace (run as root, not in a user namespace)",
             )?,
             ErrorKind::OutOfRange(range) => range.fmt(f)?,
+            ErrorKind::Repeated => f.write_str("it is wanted twice")?,
+            ErrorKind::NotOwned => f.write_str("it is wanted, but the policy says that it is someone else's")?,
             ErrorKind::Invalid => match subject {
                 Subject::RealServer(..) => f.write_str(
                     "the kernel refuses the values; a real server's address must be unicast and routable in this network \
@@ -278,5 +285,13 @@ impl std::error::Error for Error {
             return None;
         }
         self.0.source.as_ref().map(|error| -> &(dyn std::error::Error + 'static) { error })
+    }
+}
+
+/// The message and what caused it, which is what a `main` that returns the error prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
     }
 }

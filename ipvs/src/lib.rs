@@ -32,6 +32,28 @@
 //! [`Client::run`] takes a [`Batch`] and gives a [`Report`] with one outcome for each operation. It sends up to 128 operations in
 //! one system call and asks only for the last one's acknowledgement, which makes it many times faster than one call each.
 //!
+//! # A wanted state
+//!
+//! [`Ruleset::diff`] says what turns one table into another, as a batch that prints in ipvsadm's words; [`Client::sync`] carries it
+//! out. Virtual servers of others stay as they are, and so do weights, when a health check sets them ([`Weights`]).
+//!
+//! ```
+//! # #[cfg(feature = "testing")] {
+//! use ipvs::{Ruleset, SyncPolicy, Weights};
+//!
+//! let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
+//! let wanted: Ruleset = "
+//!     -A -t 10.0.0.1:80 -s rr
+//!     -a -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 1
+//! ".parse()?;
+//! let policy = SyncPolicy::owning(|key| key.addr() == "10.0.0.1".parse().ok()).with_weights(Weights::Keep);
+//! print!("{}", wanted.diff(&ipvs.snapshot()?, &policy)?); // a dry run
+//! assert_eq!(ipvs.sync(&wanted, &policy)?.into_result()?.len(), 2);
+//! assert!(!ipvs.sync(&wanted, &policy)?.is_changed());
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # What it does not do
 //!
 //! It does not load kernel modules, log, start threads or programs, or retry a change whose outcome it does not know. It does not
@@ -44,19 +66,24 @@
 mod batch;
 mod client;
 mod convert;
+mod diff;
 mod error;
 #[cfg(feature = "testing")]
 pub mod fake;
 pub mod model;
 pub mod proc;
 mod snapshot;
+mod sync;
 pub mod sysctl;
 pub mod text;
 
 pub use batch::{Batch, Operation, Outcome, Report};
 pub use client::Client;
+pub use diff::{SyncPolicy, Weights};
 pub use error::{Error, ErrorKind, MissingModule, Subject};
 pub use model::{
     ForwardingMethod, RealServer, RealServerKey, Scheduler, SchedulerFlags, VirtualServer, VirtualServerKey, Weight,
 };
 pub use netlink_batch::{Limits, Transport};
+pub use sync::{SyncFailure, SyncReport};
+pub use text::Ruleset;

@@ -3,6 +3,7 @@
 use std::num::NonZeroU16;
 
 use bitflags::bitflags;
+use ipvs_sys::uapi;
 
 /// How packets reach a real server (`IP_VS_CONN_F_FWD_MASK`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,6 +25,31 @@ pub enum ForwardingMethod {
     Bypass,
     /// A number the kernel may have one day: 5 to 7.
     Other(u8),
+}
+
+impl ForwardingMethod {
+    /// From the kernel's number; a tunnel's kind is told apart from it.
+    pub(crate) fn from_number(number: u32, tunnel: Tunnel) -> Self {
+        match number & uapi::CONN_F_FWD_MASK {
+            uapi::CONN_F_MASQ => ForwardingMethod::Masquerade,
+            uapi::CONN_F_LOCALNODE => ForwardingMethod::Local,
+            uapi::CONN_F_TUNNEL => ForwardingMethod::Tunnel(tunnel),
+            uapi::CONN_F_DROUTE => ForwardingMethod::DirectRoute,
+            uapi::CONN_F_BYPASS => ForwardingMethod::Bypass,
+            other => ForwardingMethod::Other(u8::try_from(other).unwrap_or(u8::MAX)),
+        }
+    }
+
+    /// As the kernel's answer is read.
+    pub(crate) fn canonical(self) -> Self {
+        match self {
+            ForwardingMethod::Other(number) => Self::from_number(number.into(), Tunnel::IPIP),
+            ForwardingMethod::Tunnel(Tunnel { kind: TunnelKind::Other { kind, port }, flags }) => {
+                ForwardingMethod::Tunnel(Tunnel { kind: TunnelKind::from_number(kind, port), flags })
+            }
+            other => other,
+        }
+    }
 }
 
 /// A tunnel to a real server. Types other than IPIP and flags exist since Linux 5.3; older kernels ignore them silently.
@@ -69,6 +95,18 @@ pub enum TunnelKind {
         /// The port beside it.
         port: u16,
     },
+}
+
+impl TunnelKind {
+    /// From the kernel's number and port.
+    pub(crate) fn from_number(kind: u8, port: u16) -> Self {
+        match (kind, NonZeroU16::new(port)) {
+            (uapi::TUNNEL_TYPE_IPIP, _) => TunnelKind::Ipip,
+            (uapi::TUNNEL_TYPE_GUE, Some(port)) => TunnelKind::Gue { port },
+            (uapi::TUNNEL_TYPE_GRE, _) => TunnelKind::Gre,
+            (kind, _) => TunnelKind::Other { kind, port },
+        }
+    }
 }
 
 bitflags! {

@@ -155,6 +155,40 @@ impl VirtualServerKey {
             .ok_or_else(|| OutOfRange::new("firewall mark", mark, "1 to 4294967295"))
     }
 
+    /// The address; `None` for a firewall mark.
+    pub fn addr(&self) -> Option<IpAddr> {
+        match self {
+            VirtualServerKey::Address { addr, .. } => Some(*addr),
+            VirtualServerKey::Fwmark { .. } => None,
+        }
+    }
+
+    /// The port; `None` for a firewall mark.
+    pub fn port(&self) -> Option<u16> {
+        match self {
+            VirtualServerKey::Address { port, .. } => Some(*port),
+            VirtualServerKey::Fwmark { .. } => None,
+        }
+    }
+
+    /// The protocol; `None` for a firewall mark, which takes packets of every protocol.
+    pub fn protocol(&self) -> Option<Protocol> {
+        match self {
+            VirtualServerKey::Address { protocol, .. } => Some(*protocol),
+            VirtualServerKey::Fwmark { .. } => None,
+        }
+    }
+
+    /// As the kernel's answer is read.
+    pub(crate) fn canonical(self) -> Self {
+        match self {
+            VirtualServerKey::Address { protocol, addr, port } => {
+                VirtualServerKey::Address { protocol: Protocol::from(protocol.number()), addr, port }
+            }
+            mark @ VirtualServerKey::Fwmark { .. } => mark,
+        }
+    }
+
     /// Family of the packets it takes.
     pub fn family(&self) -> Family {
         match self {

@@ -165,6 +165,12 @@ impl RealServer {
         self.config.thresholds = thresholds;
         self
     }
+
+    /// As the kernel's answer is read: of several ways to say the same, the one that [`Client`](crate::Client) gives.
+    pub(crate) fn canonical(mut self) -> Self {
+        self.config.forwarding_method = self.config.forwarding_method.canonical();
+        self
+    }
 }
 
 /// A real server as the kernel has it, with its counters.
@@ -182,4 +188,17 @@ pub struct ObservedRealServer {
     pub persistent_connections: u32,
     /// Counters and rates.
     pub stats: Stats,
+}
+
+/// One without connections or counts.
+impl From<RealServer> for ObservedRealServer {
+    fn from(server: RealServer) -> Self {
+        ObservedRealServer {
+            server,
+            active_connections: 0,
+            inactive_connections: 0,
+            persistent_connections: 0,
+            stats: Stats::default(),
+        }
+    }
 }

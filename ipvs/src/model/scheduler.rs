@@ -89,6 +89,11 @@ impl Scheduler {
         }
     }
 
+    /// As the kernel's answer is read.
+    pub(crate) fn canonical(self) -> Self {
+        self.name().parse().unwrap_or(self)
+    }
+
     /// The kernel module that provides it; `None` for [`Scheduler::None`].
     pub fn module(&self) -> Option<String> {
         (*self != Scheduler::None).then(|| format!("ip_vs_{}", self.name()))

@@ -39,6 +39,15 @@ impl Granularity {
         Ok(granularity)
     }
 
+    /// As the kernel's answer is read.
+    fn canonical(self, family: Family) -> Self {
+        match (self, family) {
+            (Granularity::Prefix(prefix), _) if prefix == family.bits() => Granularity::Client,
+            (Granularity::Mask(mask), Family::V4) => Granularity::from_mask(mask),
+            (other, _) => other,
+        }
+    }
+
     pub(crate) fn check(self, family: Family) -> Result<(), OutOfRange> {
         let what = "persistence granularity";
         match (self, family) {
@@ -137,6 +146,17 @@ impl VirtualServer {
         self
     }
 
+    /// As the kernel's answer is read: of several ways to say the same, the one that [`Client`](crate::Client) gives.
+    pub(crate) fn canonical(mut self) -> Self {
+        let family = self.key.family();
+        self.key = self.key.canonical();
+        self.config.scheduler = self.config.scheduler.canonical();
+        if let Some(persistence) = &mut self.config.persistence {
+            persistence.granularity = persistence.granularity.canonical(family);
+        }
+        self
+    }
+
     /// Checks what the types cannot rule out: a granularity of the other family.
     pub(crate) fn check(&self) -> Result<(), OutOfRange> {
         self.config.persistence.map_or(Ok(()), |persistence| persistence.granularity.check(self.key.family()))
@@ -152,6 +172,13 @@ pub struct ObservedVirtualServer {
     pub server: VirtualServer,
     /// Counters and rates.
     pub stats: Stats,
+}
+
+/// One without counts.
+impl From<VirtualServer> for ObservedVirtualServer {
+    fn from(server: VirtualServer) -> Self {
+        ObservedVirtualServer { server, stats: Stats::default() }
+    }
 }
 
 /// A virtual server of a [`Snapshot`].

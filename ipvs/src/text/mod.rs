@@ -66,7 +66,7 @@ use std::str::FromStr;
 pub use error::{Error, ErrorKind};
 
 use crate::batch::{Batch, Operation};
-use crate::model::{RealServer, Snapshot, VirtualServer};
+use crate::model::{RealServer, Snapshot, SnapshotEntry, VirtualServer};
 
 /// What one line says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +145,8 @@ pub struct Entry {
     pub real_servers: Vec<RealServer>,
 }
 
-/// A table of virtual servers with their real servers, without counters: what `ipvsadm -S -n` prints.
+/// A table of virtual servers with their real servers, without counters: what `ipvsadm -S -n` prints, and a state to bring the
+/// kernel to with [`Client::sync`](crate::Client::sync).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Ruleset {
@@ -154,6 +155,21 @@ pub struct Ruleset {
 }
 
 impl Ruleset {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a virtual server with its real servers. That it is there once is checked when the table is used.
+    pub fn push(
+        &mut self,
+        virtual_server: VirtualServer,
+        real_servers: impl IntoIterator<Item = RealServer>,
+    ) -> &mut Self {
+        self.entries.push(Entry { virtual_server, real_servers: real_servers.into_iter().collect() });
+        self
+    }
+
     /// What makes this table out of an empty one, in order.
     pub fn operations(&self) -> impl Iterator<Item = Operation> {
         self.entries.iter().flat_map(|Entry { virtual_server, real_servers }| {
@@ -183,6 +199,21 @@ impl From<&Snapshot> for Ruleset {
             })
             .collect();
         Ruleset { entries }
+    }
+}
+
+/// The table as if the kernel had it, without connections and counts: for [`Ruleset::diff`] against a saved text, and in tests.
+impl From<&Ruleset> for Snapshot {
+    fn from(rules: &Ruleset) -> Self {
+        let entries = rules
+            .entries
+            .iter()
+            .map(|entry| SnapshotEntry {
+                virtual_server: entry.virtual_server.into(),
+                real_servers: entry.real_servers.iter().map(|real| (*real).into()).collect(),
+            })
+            .collect();
+        Snapshot { entries }
     }
 }
 

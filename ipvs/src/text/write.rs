@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::ipvsadm::changes_port;
 use super::{Ruleset, Statement};
-use crate::batch::Operation;
+use crate::batch::{Batch, Operation};
 use crate::model::{
     Family, ForwardingMethod, Granularity, Protocol, RealServer, RealServerKey, Tunnel, TunnelFlags, TunnelKind,
     VirtualServer, VirtualServerConfig, VirtualServerKey,
@@ -189,6 +189,17 @@ impl Display for Statement {
                 }
             },
         }
+    }
+}
+
+/// What [`parse_batch`](super::parse_batch) reads: each operation as ipvsadm takes it, one a line.
+impl Display for Batch {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for operation in self {
+            Statement::Operation(*operation).fmt(f)?;
+            f.write_char('\n')?;
+        }
+        Ok(())
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use ipvs::fake::FakeIpvs;
 use ipvs::{
-    Batch, Client, ErrorKind, Limits, MissingModule, Operation, Outcome, RealServer, Scheduler, VirtualServerKey,
+    Batch, Client, ErrorKind, Limits, MissingModule, Operation, Outcome, RealServer, Ruleset, Scheduler, SyncPolicy,
+    VirtualServer, VirtualServerKey,
 };
 
 use crate::suite::{real, round_robin, tcp, with_server};
@@ -301,4 +302,66 @@ fn the_table_as_text() {
     let error = kernel.load("-A -u 10.0.0.1:53 -s rr").unwrap_err().to_string();
     assert!(error.contains("UDP 10.0.0.1:53") && error.contains("EEXIST"), "{error}");
     assert!(kernel.load("-A -t nonsense").is_err());
+}
+
+/// Another program adds, and takes away, what a sync is about to: it reads again and writes what is left to do.
+#[test]
+fn a_sync_beside_another_program_arrives() {
+    let kernel = FakeIpvs::new();
+    let mut client = kernel.client().unwrap();
+    let (late, gone) = (tcp("10.0.0.1:80"), tcp("10.0.0.2:80"));
+    client.add_virtual_server(&round_robin(gone)).unwrap();
+    let mut wanted = Ruleset::new();
+    wanted.push(round_robin(late), [real("10.1.0.1:80")]);
+    // A snapshot of one virtual server is three messages.
+    kernel.change_before(3, move |table| {
+        table.apply(&Operation::AddVirtualServer(round_robin(late))).unwrap();
+        table.apply(&Operation::AddRealServer(late, real("10.1.0.2:80"))).unwrap();
+        table.apply(&Operation::DeleteVirtualServer(gone)).unwrap();
+    });
+    let done = client.sync(&wanted, &SyncPolicy::owning_all()).unwrap().into_result().unwrap();
+    assert_eq!(
+        done.to_string(),
+        "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -m -w 1\n\
+         -d -t 10.0.0.1:80 -r 10.1.0.2:80\n"
+    );
+    assert_eq!(Ruleset::from(&kernel.snapshot().unwrap()), wanted);
+}
+
+/// A table that cannot be read is not written.
+#[test]
+fn a_sync_that_cannot_read_writes_nothing() {
+    let kernel = FakeIpvs::new();
+    let mut client = kernel.client().unwrap();
+    let key = with_server(&mut client);
+    let before = kernel.dump().unwrap();
+    kernel.set_permitted(false);
+    assert!(client.sync(&Ruleset::new(), &SyncPolicy::owning_all()).unwrap_err().is_permission());
+    kernel.set_permitted(true);
+    kernel.refuse(1, ENOMEM);
+    let error = client.sync(&Ruleset::new(), &SyncPolicy::owning_all()).unwrap_err();
+    assert_eq!(error.errno(), Some(ENOMEM), "{error}");
+    assert_eq!(kernel.dump().unwrap(), before);
+    // A refused write is in the report.
+    kernel.refuse(3, ENOMEM);
+    let report = client.sync(&Ruleset::new(), &SyncPolicy::owning_all()).unwrap();
+    assert!(!report.is_changed());
+    assert_eq!(report.failures[0].operation, Operation::DeleteVirtualServer(key));
+    assert_eq!(report.into_result().unwrap_err().errno(), Some(ENOMEM));
+}
+
+/// `fn main() -> Result<(), Box<dyn Error>>` prints this.
+#[test]
+fn an_error_is_readable_in_debug_too() {
+    let mut client = FakeIpvs::new().client().unwrap();
+    let missing = client.add_real_server(&tcp("10.0.0.1:80"), &real("10.1.0.1:80")).unwrap_err();
+    assert_eq!(format!("{missing:?}"), missing.to_string());
+    let module = VirtualServer::new(tcp("10.0.0.1:80"), "nosuch".parse().unwrap());
+    let refused = client.add_virtual_server(&module).unwrap_err();
+    for error in [missing, refused] {
+        let shown = format!("{error:?} {error:#?}");
+        assert!(shown.len() < 500 && !shown.contains('\n'), "{shown}");
+        let boxed: Box<dyn std::error::Error> = Box::new(error.clone());
+        assert_eq!(format!("{boxed:?}"), error.to_string());
+    }
 }

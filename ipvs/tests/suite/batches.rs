@@ -105,6 +105,44 @@ pub(crate) fn a_batch_in_which_everything_fails(world: &dyn World) {
     }
 }
 
+pub(crate) fn refusals_know_what_they_follow_from(world: &dyn World) {
+    let mut client = world.client();
+    let (bad, good) = (tcp("10.0.0.1:80"), tcp("10.0.0.2:80"));
+    let multicast = real("224.0.0.1:80");
+    let mut batch = Batch::new();
+    batch
+        .add_real_server(bad, real("10.1.0.1:80")) // 0: nobody has tried to add the virtual server yet
+        .add_virtual_server(VirtualServer::new(bad, "nosuch".parse().unwrap())) // 1
+        .add_real_server(bad, real("10.1.0.1:80")) // 2: from 1
+        .update_real_server(bad, real("10.1.0.1:80")) // 3: from 1
+        .delete_virtual_server(bad) // 4: from 1
+        .add_virtual_server(round_robin(good))
+        .add_virtual_server(round_robin(good)) // 6: exists
+        .add_real_server(good, multicast) // 7: the kernel refuses the address
+        .update_real_server(good, multicast) // 8: from 7
+        .delete_real_server(good, real("10.1.0.2:80").key) // 9: was never there
+        .delete_real_server(bad, multicast.key); // 10: from 1
+    let report = client.run(&batch);
+    let causes: Vec<(usize, Option<usize>)> =
+        report.failures().map(|(index, _)| (index, report.cause(index))).collect();
+    assert_eq!(
+        causes,
+        [
+            (0, None),
+            (1, None),
+            (2, Some(1)),
+            (3, Some(1)),
+            (4, Some(1)),
+            (6, None),
+            (7, None),
+            (8, Some(7)),
+            (9, None),
+            (10, Some(1)),
+        ]
+    );
+    assert_eq!(report.root_failures().map(|(index, _)| index).collect::<Vec<_>>(), [0, 1, 6, 7, 9]);
+}
+
 pub(crate) fn an_empty_batch(world: &dyn World) {
     let mut client = world.client();
     let report = client.run(&Batch::new());

@@ -13,6 +13,7 @@ pub(crate) mod errno;
 pub(crate) mod real_servers;
 pub(crate) mod restless;
 pub(crate) mod settings;
+pub(crate) mod sync;
 pub(crate) mod virtual_servers;
 
 use ipvs::{Client, RealServer, Scheduler, VirtualServer, VirtualServerKey};
@@ -93,9 +94,18 @@ macro_rules! for_each_case {
                 impossible_operations_keep_their_place,
                 a_batch_in_which_everything_fails,
                 an_empty_batch,
+                refusals_know_what_they_follow_from,
                 a_big_table,
                 a_virtual_server_with_a_thousand_real_servers,
                 many_marks_and_addresses,
+            }
+            sync {
+                one_table_becomes_another,
+                weights_of_a_health_check_stay,
+                a_refusal_and_what_follows_from_it,
+                mistakes_in_the_wanted_state_write_nothing,
+                other_spellings_are_no_difference,
+                a_big_difference,
             }
             restless {
                 lists_are_never_partial,
