@@ -56,6 +56,7 @@ mod cmd;
 mod error;
 #[cfg(feature = "testing")]
 pub mod fake;
+mod foresee;
 pub mod model;
 mod sync;
 mod text;

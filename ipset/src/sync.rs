@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::client::Client;
+use crate::cmd::entries::Operation;
 use crate::error::{Error, ErrorKind};
+use crate::foresee;
 use crate::model::{
     Element, Entry, EntryOptions, Identity, ObservedSet, SetFlags, SetName, SetSpec, SetType, SkbMark, SkbPriority,
 };
@@ -62,15 +64,20 @@ impl Client {
     /// The comparison covers type, family, masks, range, default timeout and flags, and initval and bucketsize when
     /// asked for. It leaves out the hash size: a new set gets one that suits the entries, unless `set` asks for
     /// another. `maxelem` is a lower bound: more wanted entries raise it, and a greater one is left alone. Ranges count
-    /// as the entries they stand for; of two spellings of one entry the last is taken.
+    /// as the entries they stand for, and a network of prefix length 0 as its two halves where the type cannot hold it; of two
+    /// spellings of one entry the last is taken.
     ///
     /// Of an entry's options, comment, mark, priority, queue and nomatch are compared. Counters are not compared, and
     /// survive. A running timeout is left alone unless it is longer than wanted, or the entry is wanted without one.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] before anything is written; [`ErrorKind::TypeMismatch`] when the set has another type, is
-    /// referred to, and cannot be swapped; [`ErrorKind::EntryInvalid`] and others for the first entry refused. After an error
-    /// no wanted entry that was there is missing, since deletions come last.
+    /// Before anything is written, for what can be known without the kernel: [`ErrorKind::Invalid`] for values that no set of this
+    /// type has, [`ErrorKind::ExtensionMissing`] for a timeout, comment, counter or mark in a set without them,
+    /// [`ErrorKind::OutOfRange`] beside a bitmap's range, [`ErrorKind::EntryInvalid`] for the null entry.
+    ///
+    /// [`ErrorKind::TypeMismatch`] when the set has another type, is referred to, and cannot be swapped;
+    /// [`ErrorKind::MemberMissing`] and others for the first entry refused. After an error no wanted entry that was there is
+    /// missing, since deletions come last, and a set that did not exist does not exist.
     pub fn sync<E: Borrow<Entry>>(&mut self, set: &SetSpec, wanted: &[E]) -> Result<SyncReport, Error> {
         let invalid = |error| Error::new(ErrorKind::Invalid(error), format!("syncing set {}", set.name));
         set.check().map_err(invalid)?;
@@ -78,6 +85,11 @@ impl Client {
         for entry in wanted {
             let room = MAX_ENTRIES.saturating_sub(entries.len());
             entry.borrow().expand_into(set, room, &mut entries).map_err(invalid)?;
+        }
+        for entry in &entries {
+            if let Some(kind) = foresee::refusal(set, entry) {
+                return Err(Error::new(kind, Operation::Add.action(&set.name, Some(entry))));
+            }
         }
         let target = Target::new(set, entries);
         let mut attempt = 0_usize;
@@ -97,8 +109,14 @@ impl Client {
             Ok(observed) => observed,
             Err(error) if *error.kind() == ErrorKind::SetMissing => {
                 self.create_set(&target.spec)?;
-                let added = self.add_entries(&target.spec.name, &target.entries, IfPresent::Update).into_result()?;
-                return Ok(SyncReport { added, created: true, ..SyncReport::default() });
+                return match self.add_entries(&target.spec.name, &target.entries, IfPresent::Update).into_result() {
+                    Ok(added) => Ok(SyncReport { added, created: true, ..SyncReport::default() }),
+                    Err(error) => {
+                        // The first error counts; a set that something refers to already stays.
+                        let _left_over = self.destroy_set(&target.spec.name);
+                        Err(error)
+                    }
+                };
             }
             Err(error) => return Err(error),
         };

@@ -17,6 +17,9 @@ const MESSAGE_ENTRIES: usize = 256;
 /// A message is closed when it is longer; one more entry always fits below the 65,535 bytes an attribute can have.
 const MESSAGE_BYTES: usize = 24 << 10;
 
+/// The entry of zeros, where the kernel takes zeros for an empty place.
+pub(crate) const NULL_ENTRY: ErrorKind = ErrorKind::EntryInvalid("it is the null entry, which this type cannot hold");
+
 /// What is done with entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
@@ -90,7 +93,9 @@ pub(crate) fn classify(operation: Operation, set_type: SetType, errno: i32) -> E
         uapi::IPSET_ERR_COUNTER => ErrorKind::ExtensionMissing("counters"),
         uapi::IPSET_ERR_COMMENT => ErrorKind::ExtensionMissing("comment"),
         uapi::IPSET_ERR_SKBINFO => ErrorKind::ExtensionMissing("skbinfo"),
-        uapi::IPSET_ERR_INVALID_CIDR => ErrorKind::EntryInvalid("its prefix length is not possible here"),
+        uapi::IPSET_ERR_INVALID_CIDR => {
+            ErrorKind::EntryInvalid("its prefix length is not possible here; in place of /0 add its two halves")
+        }
         uapi::IPSET_ERR_IPADDR_IPV4 => ErrorKind::EntryInvalid("an IPv4 address is needed"),
         uapi::IPSET_ERR_IPADDR_IPV6 => ErrorKind::EntryInvalid("an IPv6 address is needed"),
         _ if Errno(errno) == Errno::ERANGE => ErrorKind::EntryInvalid("its range holds too many entries"),
@@ -106,7 +111,7 @@ pub(crate) fn classify(operation: Operation, set_type: SetType, errno: i32) -> E
 fn hash(errno: i32) -> ErrorKind {
     match errno {
         uapi::IPSET_ERR_HASH_FULL => ErrorKind::SetFull,
-        uapi::IPSET_ERR_HASH_ELEM => ErrorKind::EntryInvalid("it is the null entry, which this type cannot hold"),
+        uapi::IPSET_ERR_HASH_ELEM => NULL_ENTRY,
         uapi::IPSET_ERR_INVALID_PROTO => ErrorKind::EntryInvalid("its protocol is not possible here"),
         uapi::IPSET_ERR_MISSING_PROTO => ErrorKind::EntryInvalid("its protocol is missing"),
         uapi::IPSET_ERR_HASH_RANGE_UNSUPPORTED => ErrorKind::EntryInvalid("ranges are not possible here"),

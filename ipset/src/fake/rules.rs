@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use super::reply::Refusal;
-use crate::model::{Element, Entry, Family, IpSpan, Range, SetFlags, SetOptions, SetSpec, SetType};
+use crate::foresee::in_range;
+use crate::model::{Element, Entry, Family, IpSpan, SetFlags, SetOptions, SetSpec, SetType};
 use crate::uapi;
 use crate::wire::get_entry;
 
@@ -39,7 +40,14 @@ pub(super) fn get_entry_checked(set: &SetSpec, bytes: &[u8]) -> Result<Entry, Re
     if skbinfo && missing(SetFlags::SKBINFO) {
         return Err(uapi::IPSET_ERR_SKBINFO);
     }
-    in_range(set, &entry.element)?;
+    let zero = |span: Option<IpSpan>| span.and_then(|span| span.prefix()) == Some(0);
+    let (first, second) = entry.element.spans();
+    if set.set_type.has_nomatch() && !set.set_type.has_zero_prefix() && (zero(first) || zero(second)) {
+        return Err(uapi::IPSET_ERR_INVALID_CIDR);
+    }
+    if !in_range(set.options.range, &entry.element) {
+        return Err(uapi::IPSET_ERR_BITMAP_RANGE);
+    }
     if matches!(set.set_type, SetType::HashIp) && entry.element == Element::Ip(null(extensions)) {
         return Err(uapi::IPSET_ERR_HASH_ELEM);
     }
@@ -52,19 +60,6 @@ fn null(options: &SetOptions) -> IpSpan {
         Family::Inet => IpSpan::from(std::net::Ipv4Addr::UNSPECIFIED),
         Family::Inet6 => IpSpan::from(std::net::Ipv6Addr::UNSPECIFIED),
     }
-}
-
-fn in_range(set: &SetSpec, element: &Element) -> Result<(), Refusal> {
-    let inside = match (set.options.range, element) {
-        (Some(Range::Ports(range)), Element::Port(ports)) => {
-            range.first() <= ports.first() && ports.last() <= range.last()
-        }
-        (Some(Range::Addresses(range)), Element::Ip(span) | Element::IpMac(span, _)) => {
-            range.contains(span.first()) && range.contains(span.last())
-        }
-        _ => true,
-    };
-    if inside { Ok(()) } else { Err(uapi::IPSET_ERR_BITMAP_RANGE) }
 }
 
 /// How well a stored element holds a tested one: the prefix lengths of its networks, or `None`.

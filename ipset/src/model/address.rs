@@ -172,6 +172,22 @@ impl IpSpan {
         Nets { rest: Some(*self) }
     }
 
+    /// The two halves of a network of prefix length 0.
+    pub(crate) fn halves(&self) -> Option<(IpSpan, IpSpan)> {
+        match self.0 {
+            Repr::V4 { first: 0, last: u32::MAX } => {
+                let middle = 1 << 31;
+                let lower = Repr::V4 { first: 0, last: middle - 1 };
+                Some((IpSpan(lower), IpSpan(Repr::V4 { first: middle, last: u32::MAX })))
+            }
+            Repr::V6 { prefix: 0, .. } => {
+                let half = |network: u128| IpSpan(Repr::V6 { network: network.to_be_bytes(), prefix: 1 });
+                Some((half(0), half(1 << 127)))
+            }
+            _ => None,
+        }
+    }
+
     /// The address of the network, cut to a mask: what hash types with `netmask` or `bitmask` store.
     pub(crate) fn and_mask(self, mask: IpAddr) -> Self {
         match (self.0, mask) {

@@ -9,6 +9,9 @@ impl Entry {
     /// Ranges become their addresses or networks, ranges of ports their ports; netmask, bitmask and markmask are applied. With
     /// netmask these are all networks that the range touches.
     ///
+    /// A network of prefix length 0 becomes its two halves where the type cannot hold it ([`SetType::has_zero_prefix`]); the kernel
+    /// refuses it there.
+    ///
     /// Where a set has a mask the kernel itself is not so exact about ranges: it cuts the first address only (hash:ip with
     /// bitmask, hash:ip,port, hash:net,net) or leaves out the last network (bitmap:ip). Add these entries then instead of the
     /// range, as [`Client::sync`](crate::Client::sync) does.
@@ -25,7 +28,8 @@ impl Entry {
     /// Checks that the entry has the form and family that the set needs.
     ///
     /// # Errors
-    /// [`InvalidValue::Shape`], [`InvalidValue::EntryFamily`], [`InvalidValue::Option`].
+    /// [`InvalidValue::Shape`], [`InvalidValue::EntryFamily`], [`InvalidValue::Option`] for `nomatch` and `wildcard` where the type
+    /// has none.
     pub fn check(&self, set: &SetSpec) -> Result<(), InvalidValue> {
         let set_type = set.set_type;
         if set_type == SetType::Unknown {
@@ -38,8 +42,12 @@ impl Entry {
         if self.element.spans().0.is_some() && self.element.family() != Some(family) {
             return Err(InvalidValue::EntryFamily { text: self.element.to_string(), family });
         }
+        let option = |option: &str| InvalidValue::Option { what: set_type.to_string(), option: option.to_owned() };
         if self.options.nomatch && !set_type.has_nomatch() {
-            return Err(InvalidValue::Option { what: set_type.to_string(), option: "nomatch".to_owned() });
+            return Err(option("nomatch"));
+        }
+        if self.options.wildcard && set_type != SetType::HashNetIface {
+            return Err(option("wildcard"));
         }
         Ok(())
     }
@@ -50,8 +58,9 @@ impl Entry {
         let mask = set.mask();
         let masked = |span: IpSpan| mask.map_or(span, |mask| span.and_mask(mask));
         let (first, second) = self.element.spans();
-        let firsts = Spread::new(first, info.first, set.options.netmask);
-        let seconds = Spread::new(second, info.second, None);
+        let zero = set.set_type.has_zero_prefix();
+        let firsts = Spread::new(first, info.first, set.options.netmask, zero);
+        let seconds = Spread::new(second, info.second, None, zero);
         let ports = match (&self.element, self.element.ports()) {
             (Element::Port(range), _) => *range,
             (_, Some(ports)) => ports.ports(),
@@ -108,6 +117,8 @@ struct Spread {
 #[derive(Clone)]
 enum Rest {
     Networks(super::Nets),
+    /// Of a network of prefix length 0.
+    Halves(IpSpan, IpSpan),
     /// Every `step`th address, from `next` on, `left` of them.
     Hosts {
         span: IpSpan,
@@ -121,10 +132,17 @@ enum Rest {
 }
 
 impl Spread {
-    fn new(span: Option<IpSpan>, part: Part, netmask: Option<u8>) -> Self {
+    /// `zero` is whether a network may have prefix length 0.
+    fn new(span: Option<IpSpan>, part: Part, netmask: Option<u8>, zero: bool) -> Self {
         let Some(span) = span else {
             return Spread { rest: Rest::Absent, count: 1 };
         };
+        if part == Part::Net
+            && !zero
+            && let Some((lower, upper)) = span.halves()
+        {
+            return Spread { rest: Rest::Halves(lower, upper), count: 2 };
+        }
         if part == Part::Net {
             let networks = span.networks();
             let count = u128::try_from(networks.clone().count()).unwrap_or(u128::MAX);
@@ -146,6 +164,11 @@ impl Iterator for Spread {
     fn next(&mut self) -> Option<IpSpan> {
         match &mut self.rest {
             Rest::Networks(networks) => networks.next(),
+            Rest::Halves(lower, upper) => {
+                let (lower, upper) = (*lower, *upper);
+                self.rest = Rest::Networks(upper.networks());
+                Some(lower)
+            }
             Rest::Hosts { span, next, step, left } => {
                 *left = left.checked_sub(1)?;
                 let host = span.nth_host(*next);

@@ -59,7 +59,8 @@ suite! {
     sync_swaps_when_old_and_new_do_not_fit_together, sync_keeps_counters_and_timeouts, sync_orders_lists, sync_changes_mac_addresses,
     sync_takes_the_last_of_two_spellings, sync_changes_wildcards, sync_takes_options_as_they_are_reported,
     sync_cuts_addresses_to_the_mask,
-    sync_writes_nothing_when_an_entry_is_invalid, sync_clears_what_an_interrupted_one_left, sync_of_a_type_that_cannot_be_swapped,
+    sync_writes_nothing_when_an_entry_is_invalid, sync_writes_nothing_when_a_refusal_can_be_foreseen,
+    sync_that_fails_leaves_no_new_set, a_network_of_all_addresses, sync_clears_what_an_interrupted_one_left, sync_of_a_type_that_cannot_be_swapped,
     saved_text_is_read_back, ten_thousand_entries,
 }
 
@@ -685,6 +686,92 @@ pub(crate) fn sync_writes_nothing_when_an_entry_is_invalid(client: &mut Client) 
     assert_eq!(client.list_names().unwrap(), []);
     let huge = entry(&set, "0.0.0.0/0");
     assert!(matches!(kind(client.sync(&set, &[huge])), ErrorKind::Invalid(InvalidValue::TooMany { .. })));
+}
+
+pub(crate) fn sync_writes_nothing_when_a_refusal_can_be_foreseen(client: &mut Client) {
+    let null = kind({
+        let set = create(client, "create n hash:ip");
+        let refused = client.add_entry(&set.name, &entry(&set, "0.0.0.0"));
+        client.destroy_set(&set.name).unwrap();
+        refused
+    });
+    for (line, text, refusal) in [
+        ("create a hash:ip", "10.0.0.1 timeout 5", ErrorKind::ExtensionMissing("timeout")),
+        ("create a hash:ip", "10.0.0.1 comment x", ErrorKind::ExtensionMissing("comment")),
+        ("create a hash:ip", "10.0.0.1 packets 1", ErrorKind::ExtensionMissing("counters")),
+        ("create a hash:ip", "10.0.0.1 bytes 1", ErrorKind::ExtensionMissing("counters")),
+        ("create a hash:ip", "10.0.0.1 skbqueue 1", ErrorKind::ExtensionMissing("skbinfo")),
+        ("create a hash:ip", "10.0.0.1 skbmark 0x1", ErrorKind::ExtensionMissing("skbinfo")),
+        ("create a hash:ip", "0.0.0.0/30", null.clone()),
+        ("create a hash:ip netmask 24", "0.0.0.77", null.clone()),
+        ("create a hash:ip family inet6", "::", null.clone()),
+        ("create a bitmap:ip range 10.0.0.0/24", "10.0.1.0", ErrorKind::OutOfRange),
+        ("create a bitmap:ip,mac range 10.0.0.0/24", "10.0.1.0", ErrorKind::OutOfRange),
+        ("create a bitmap:port range 100-200", "200-201", ErrorKind::OutOfRange),
+    ] {
+        let set = spec(line);
+        let wanted = entry(&set, text);
+        let error = client.sync(&set, &[&wanted]).unwrap_err();
+        assert_eq!(*error.kind(), refusal, "{line}, {text}: {error}");
+        assert!(error.to_string().starts_with("adding "), "{error}");
+        assert_eq!(client.list_names().unwrap(), [], "{line}, {text}");
+        // The kernel says the same.
+        client.create_set(&set).unwrap();
+        let expanded = wanted.expand(&set, 10).unwrap();
+        let refused = client.add_entries(&set.name, &expanded, IfPresent::Update).into_result();
+        assert_eq!(kind(refused), refusal, "{line}, {text}");
+        client.destroy_set(&set.name).unwrap();
+    }
+    let set = spec("create a bitmap:ip range 10.0.0.100-10.0.3.100 netmask 24");
+    assert_eq!(client.sync(&set, &entries(&set, &["10.0.0.1", "10.0.3.255"])).unwrap().added, 2);
+}
+
+/// Whether a list's member exists is known to the kernel alone.
+pub(crate) fn sync_that_fails_leaves_no_new_set(client: &mut Client) {
+    let list = spec("create list list:set");
+    let wanted = entries(&list, &["nosuch"]);
+    assert_eq!(kind(client.sync(&list, &wanted)), ErrorKind::MemberMissing);
+    assert_eq!(client.list_names().unwrap(), []);
+    create(client, "create a hash:ip");
+    client.sync(&list, &entries(&list, &["a"])).unwrap();
+    assert_eq!(kind(client.sync(&list, &wanted)), ErrorKind::MemberMissing);
+    assert_eq!(elements(client, &list), ["a"]);
+}
+
+/// Three types refuse /0; a sync gives them its halves, which match the same packets.
+pub(crate) fn a_network_of_all_addresses(client: &mut Client) {
+    for (line, text, halves) in [
+        ("create a hash:net", "0.0.0.0/0", &["0.0.0.0/1", "128.0.0.0/1"][..]),
+        ("create a hash:net", "0.0.0.0-255.255.255.255", &["0.0.0.0/1", "128.0.0.0/1"]),
+        ("create a hash:net family inet6", "::/0", &["8000::/1", "::/1"]),
+        ("create a hash:net,port", "0.0.0.0/0,tcp:80", &["0.0.0.0/1,tcp:80", "128.0.0.0/1,tcp:80"]),
+        (
+            "create a hash:ip,port,net",
+            "10.0.0.1,80,0.0.0.0/0",
+            &["10.0.0.1,tcp:80,0.0.0.0/1", "10.0.0.1,tcp:80,128.0.0.0/1"],
+        ),
+        ("create a hash:net,iface", "0.0.0.0/0,eth0", &["0.0.0.0/0,eth0"]),
+        ("create a hash:net,net", "0.0.0.0/0,10.0.0.0/8", &["0.0.0.0/0,10.0.0.0/8"]),
+        ("create a hash:net,net", "10.0.0.0/8,0.0.0.0/0", &["10.0.0.0/8,0.0.0.0/0"]),
+        ("create a hash:net,net family inet6", "::/0,fd00::/8", &["::/0,fd00::/8"]),
+        ("create a hash:net,port,net", "0.0.0.0/0,80,0.0.0.0/0", &["0.0.0.0/0,tcp:80,0.0.0.0/0"]),
+        ("create a hash:net,port,net family inet6", "::/0,80,::/0", &["::/0,tcp:80,::/0"]),
+    ] {
+        let set = spec(line);
+        match client.type_revisions(set.set_type, set.options.family) {
+            Err(error) if *error.kind() == ErrorKind::TypeUnsupported => continue,
+            revisions => revisions.unwrap(),
+        };
+        let everything = entry(&set, text);
+        assert!(client.sync(&set, &[&everything]).unwrap().created, "{line}, {text}");
+        assert_eq!(elements(client, &set), halves, "{line}, {text}");
+        assert!(!client.sync(&set, &[&everything]).unwrap().is_changed(), "{line}, {text}");
+        // The kernel takes or refuses what is sent as it is.
+        client.flush_set(&set.name).unwrap();
+        let added = client.add_entry(&set.name, &everything);
+        assert_eq!(added.is_ok(), set.set_type.has_zero_prefix(), "{line}, {text}: {added:?}");
+        client.destroy_set(&set.name).unwrap();
+    }
 }
 
 pub(crate) fn sync_clears_what_an_interrupted_one_left(client: &mut Client) {
