@@ -1,5 +1,6 @@
 //! Errors, by what the caller can do about them.
 
+use std::error::Error as _;
 use std::fmt;
 
 use netlink_batch::{Errno, KernelError, WireError};
@@ -73,14 +74,14 @@ pub enum ErrorKind {
 }
 
 /// Why there is an error.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 enum Source {
     Kernel(Box<KernelError>),
     Netlink(std::sync::Arc<netlink_batch::Error>),
 }
 
 /// A failed operation: what failed, on what, why, and what to do.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Error {
     kind: Box<ErrorKind>,
     action: Box<str>,
@@ -153,6 +154,14 @@ impl Error {
             _ => ErrorKind::Io,
         };
         Error { kind: Box::new(kind), action: action.into(), source: Some(Source::Netlink(std::sync::Arc::new(error))) }
+    }
+}
+
+/// The message and what caused it, which is what a `main` that returns the error prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
     }
 }
 

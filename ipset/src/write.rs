@@ -43,7 +43,7 @@ pub struct EntryFailure {
 }
 
 /// What became of many entries.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 #[must_use = "failures are reported only here"]
 pub struct EntryReport {

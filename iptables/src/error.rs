@@ -1,6 +1,8 @@
 //! The one error type of this crate.
 
 use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
 
 use crate::lock::LockHolder;
 use crate::name::TableName;
@@ -69,20 +71,32 @@ pub struct RestoreFailure {
     pub message: String,
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
+#[derive(Clone, Debug)]
 struct Inner {
     kind: ErrorKind,
     message: String,
     failure: Option<RestoreFailure>,
     holders: Vec<LockHolder>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+impl fmt::Display for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+// By hand: derived, the source would be the `Arc`, which cannot be downcast to what is in it.
+impl StdError for Inner {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| -> &(dyn StdError + 'static) { source })
+    }
 }
 
 /// An error: what was attempted, on what, why it failed and what to do.
 ///
 /// `Display` is one line about this level; the cause, when there is one, is in [`source`](StdError::source) only.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<Inner>);
 
@@ -97,7 +111,7 @@ impl Error {
     /// The same error with its cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
+        self.0.source = Some(Arc::from(source.into()));
         self
     }
 
@@ -143,12 +157,60 @@ impl Error {
     }
 }
 
-/// Shortens text for a message: no control characters, at most 200 characters.
+/// The message and what caused it, which is what a `main` that returns the error prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
+    }
+}
+
+/// Shortens text for a message: control characters escaped, the rest as it is, at most 200 characters.
 pub(crate) fn excerpt(text: &str) -> String {
     const LIMIT: usize = 200;
-    let mut short: String = text.chars().take(LIMIT).flat_map(char::escape_debug).collect();
+    let mut short = String::new();
+    for character in text.chars().take(LIMIT) {
+        if character.is_control() {
+            short.extend(character.escape_debug());
+        } else {
+            short.push(character);
+        }
+    }
     if text.chars().nth(LIMIT).is_some() {
         short.push('…');
     }
     short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENOENT: i32 = 2;
+
+    #[test]
+    fn debug_is_one_short_line_with_the_cause() {
+        let cause = std::io::Error::from_raw_os_error(ENOENT);
+        let mut error = Error::new(ErrorKind::Io, "starting iptables-restore failed").with_source(cause);
+        let failure = RestoreFailure {
+            line: Some(1),
+            text: Some("-A KUBE-SERVICES".repeat(1000)),
+            table: None,
+            committed: Vec::new(),
+            message: "x".repeat(5000),
+        };
+        error = error.with_failure(failure);
+        let copy = error.clone();
+        assert_eq!(format!("{copy:?}"), "starting iptables-restore failed: No such file or directory (os error 2)");
+        assert_eq!(format!("{copy:#?}"), format!("{error:?}"));
+        let source = copy.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+        assert_eq!(source.and_then(std::io::Error::raw_os_error), Some(ENOENT));
+    }
+
+    #[test]
+    fn what_a_program_says_is_shown_as_it_is() {
+        assert_eq!(excerpt("Couldn't load match `nosuch': \"x\\y\""), "Couldn't load match `nosuch': \"x\\y\"");
+        assert_eq!(excerpt("two\nlines\u{1b}[0m"), "two\\nlines\\u{1b}[0m");
+        assert_eq!(excerpt(&"ä".repeat(300)).chars().count(), 201);
+    }
 }

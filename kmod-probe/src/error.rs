@@ -34,7 +34,7 @@ impl fmt::Display for ErrorKind {
 }
 
 /// Input that this crate refuses: what it was, why it is wrong, and what is expected instead.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}: {message}")]
 pub struct Error {
     kind: ErrorKind,
@@ -53,6 +53,13 @@ impl Error {
     }
 }
 
+/// The message, which is what a `main` that returns the error prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// Hostile text for a message: control characters escaped, at most 64 characters kept.
 pub(crate) fn shown(text: &str) -> String {
     const LONGEST: usize = 64;
@@ -61,4 +68,16 @@ pub(crate) fn shown(text: &str) -> String {
         shown.push_str("...");
     }
     shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_is_the_message() {
+        let error = Error::new(ErrorKind::InvalidList, format!("found \"{}\"", shown(&"x".repeat(9000))));
+        assert_eq!(format!("{error:?}"), error.to_string());
+        assert!(error.to_string().len() < 120, "{error}");
+    }
 }

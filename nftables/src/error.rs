@@ -1,5 +1,6 @@
 //! What can go wrong, told apart by what the caller can do about it.
 
+use std::error::Error as _;
 use std::fmt;
 use std::sync::Arc;
 
@@ -100,7 +101,7 @@ pub struct Refusal {
 }
 
 /// Why there is an error.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 enum Source {
     Refused(Arc<[Refusal]>),
     Invalid(InvalidValue),
@@ -108,7 +109,7 @@ enum Source {
 }
 
 /// A failed operation: what failed, on what, why, and what to do.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Error {
     kind: ErrorKind,
     action: Box<str>,
@@ -309,6 +310,14 @@ impl std::error::Error for Error {
             // Its words are this error's own.
             Source::Invalid(_) => None,
         }
+    }
+}
+
+/// The message and what caused it, which is what a `main` that returns the error prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
     }
 }
 

@@ -52,7 +52,7 @@ suite! {
     a_missing_set_is_reported_by_every_command, an_existing_set_is_reported, sets_are_renamed_and_swapped,
     a_set_in_a_list_is_in_use, indexes_stay_with_names_when_sets_are_swapped, an_entry_is_added_tested_and_deleted,
     an_update_changes_options_and_keeps_counters, options_need_their_extension, a_form_or_family_that_does_not_fit_is_not_sent,
-    a_full_set_stops_the_work, a_refused_entry_is_named_and_the_others_are_carried_out, bitmaps_have_a_range,
+    a_full_set_stops_the_work, a_refused_entry_is_named_and_the_others_are_carried_out, a_refused_entry_is_short_in_debug, bitmaps_have_a_range,
     ranges_become_their_entries, networks_hold_addresses_but_for_nomatch, members_of_a_list_have_places,
     the_null_entry_is_refused, all_sets_are_flushed_and_destroyed, old_kernels_rules_for_masks,
     sync_creates_changes_and_then_writes_nothing, sync_swaps_when_options_differ, sync_grows_beyond_maxelem,
@@ -317,6 +317,25 @@ pub(crate) fn a_full_set_stops_the_work(client: &mut Client) {
     let left: usize = report.not_attempted.iter().map(ExactSizeIterator::len).sum();
     assert_eq!(report.applied + report.failures.len() + left, 3000);
     assert_eq!(client.get_set(&set.name).unwrap().entries.len(), 1000);
+}
+
+/// What a `main` that returns the error prints; the kernel's echo of hundreds of entries is not part of it.
+pub(crate) fn a_refused_entry_is_short_in_debug(client: &mut Client) {
+    let set = create(client, "create a bitmap:ip range 10.0.0.0/16 comment");
+    let comment = "c".repeat(200);
+    let many: Vec<Entry> =
+        (0..200).map(|last| entry(&set, &format!("10.{}.0.{last} comment {comment}", u8::from(last == 199)))).collect();
+    let report = client.add_entries(&set.name, &many, IfPresent::Refuse);
+    assert_eq!(report.failures.len(), 1);
+    let shown = format!("{report:?} {report:#?}");
+    assert!(shown.len() < 1500, "{shown}");
+    let error = report.clone().into_result().unwrap_err();
+    assert_eq!(*error.kind(), ErrorKind::OutOfRange);
+    let shown = format!("{error:?}");
+    assert!(shown.starts_with(&format!("{error}: ")), "{shown}");
+    assert!(shown.len() < 300 && shown.contains("10.1.0.199") && !shown.contains('\n'), "{shown}");
+    let kernel = error.kernel().unwrap();
+    assert!(format!("{kernel:?}").len() < 200, "{kernel:?}");
 }
 
 pub(crate) fn a_refused_entry_is_named_and_the_others_are_carried_out(client: &mut Client) {

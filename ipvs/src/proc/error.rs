@@ -1,8 +1,10 @@
 //! Why a file of `/proc` could not be read.
 
+use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How much of a line goes into an error.
 const SHOWN: usize = 120;
@@ -22,17 +24,17 @@ pub enum ErrorKind {
 }
 
 /// A file of `/proc` that could not be read, or a line of it.
-#[derive(Debug)]
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
-#[derive(Debug)]
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     path: PathBuf,
     line: u64,
     text: String,
     expected: &'static str,
-    source: Option<io::Error>,
+    source: Option<Arc<io::Error>>,
 }
 
 impl Error {
@@ -43,7 +45,7 @@ impl Error {
             _ => ErrorKind::Io,
         };
         let (path, text) = (path.to_owned(), String::new());
-        Error(Box::new(Inner { kind, path, line, text, expected: "", source: Some(source) }))
+        Error(Box::new(Inner { kind, path, line, text, expected: "", source: Some(Arc::new(source)) }))
     }
 
     pub(super) fn malformed(path: &Path, line: u64, text: &[u8], expected: &'static str) -> Self {
@@ -88,6 +90,14 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source.as_ref().map(|error| -> &(dyn std::error::Error + 'static) { error })
+        self.0.source.as_deref().map(|error| -> &(dyn std::error::Error + 'static) { error })
+    }
+}
+
+/// The message and what caused it, which is what a `main` that returns the error prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
     }
 }

@@ -1,8 +1,10 @@
 //! Why a setting could not be read or written.
 
+use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::Knob;
 use crate::model::OutOfRange;
@@ -30,16 +32,16 @@ pub enum ErrorKind {
 }
 
 /// A setting that could not be read or written.
-#[derive(Debug)]
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
-#[derive(Debug)]
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     writing: bool,
     knob: Option<Knob>,
     path: PathBuf,
-    source: Option<io::Error>,
+    source: Option<Arc<io::Error>>,
 }
 
 impl Error {
@@ -48,7 +50,7 @@ impl Error {
     }
 
     pub(super) fn with_source(mut self, source: io::Error) -> Self {
-        self.0.source = Some(source);
+        self.0.source = Some(Arc::new(source));
         self
     }
 
@@ -105,6 +107,14 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source.as_ref().map(|error| -> &(dyn std::error::Error + 'static) { error })
+        self.0.source.as_deref().map(|error| -> &(dyn std::error::Error + 'static) { error })
+    }
+}
+
+/// The message and what caused it, which is what a `main` that returns the error prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
     }
 }

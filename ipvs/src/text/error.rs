@@ -36,10 +36,10 @@ pub enum ErrorKind {
 }
 
 /// A mistake in a text, with its place.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Inner>);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 struct Inner {
     kind: ErrorKind,
     line: usize,
@@ -98,3 +98,10 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// The message, which is what a `main` that returns the error prints.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -727,6 +727,11 @@ pub(crate) fn the_refused_element_is_named(client: &mut Client) {
     });
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
     assert_names_element(&error, 3);
+    // What a `main` that returns the error prints.
+    let shown = format!("{error:?}");
+    assert!(shown.starts_with(&format!("{error}: ")) && shown.len() < 300 && !shown.contains('\n'), "{shown}");
+    let shown = format!("{:?}", error.refusals());
+    assert!(shown.len() < 500, "{shown}");
     let ranges = Set::new(table().set("r").unwrap(), types(&[DataType::IPV4_ADDR])).flags(SetFlags::INTERVAL);
     done(client, |t| {
         t.add_set(ranges.clone());
