@@ -58,7 +58,7 @@
 //!
 //! * No flushing of a whole table, nor a restore without `--noflush`: the other chains are not ours.
 //! * No atomic change over several tables: the kernel has none. [`RestoreFailure::committed`] tells how far it came.
-//! * No waiting, no thread, no log: methods block until the program ends or its time limit is over.
+//! * No waiting, no log, no thread that outlives a call: methods block until the program ends or its time limit is over.
 //! * No `ebtables`, no `arptables`, no native nftables, no renaming of chains, no zeroing of counters.
 //! * No resolution of host names, service names and abbreviated options when comparing: see [`CanonicalRule`].
 

@@ -1,25 +1,29 @@
 //! The real runner: programs of this machine, started without a shell.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
-use std::thread::sleep;
+use std::sync::Arc;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CloneFlags, setns};
 
 use crate::error::{Error, ErrorKind};
 use crate::lock;
 use crate::name::Family;
-use crate::runner::{Invocation, Output, Runner};
+use crate::runner::{Invocation, LockGuard, Output, Runner};
 
 /// Where programs are looked for, in this order. The `PATH` of our environment is not consulted.
 const DIRECTORIES: [&str; 6] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin", "/usr/local/bin"];
 
-/// Runs the programs of this machine, in the network namespace of the calling thread.
+/// Runs the programs of this machine, in the network namespace of the calling thread or in one of its own
+/// ([`System::open_in`]).
 ///
 /// Programs are started by absolute path, without a shell, with an environment of just `LC_ALL=C` and `PATH` (and
 /// `XTABLES_LOCKFILE`, if set here), and killed when their time is over.
@@ -27,6 +31,8 @@ const DIRECTORIES: [&str; 6] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/b
 pub struct System {
     directories: Vec<PathBuf>,
     lock_file: Option<PathBuf>,
+    /// Where the programs run; `None` for the calling thread's.
+    namespace: Option<Arc<OwnedFd>>,
 }
 
 impl Default for System {
@@ -38,7 +44,47 @@ impl Default for System {
 impl System {
     /// Looks for programs in the usual directories.
     pub fn new() -> Self {
-        Self { directories: DIRECTORIES.iter().map(PathBuf::from).collect(), lock_file: None }
+        Self { directories: DIRECTORIES.iter().map(PathBuf::from).collect(), lock_file: None, namespace: None }
+    }
+
+    /// Runs the programs in another network namespace, given by an open file: `/proc/<pid>/ns/net`, `/run/netns/<name>`. The
+    /// namespace stays for as long as this value or a copy of it does; files, and with them the lock, are those of the caller, as
+    /// with `ip netns exec`.
+    ///
+    /// ```no_run
+    /// use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    ///
+    /// use iptables::{BackendChoice, Family, Iptables, System};
+    ///
+    /// let blue = std::fs::File::open("/run/netns/blue")?;
+    /// let iptables = Iptables::detect(System::open_in(blue.as_fd())?, Family::Ipv4, BackendChoice::Detect)?;
+    /// println!("{}", iptables.dump()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Permission`]: entering a namespace takes `CAP_SYS_ADMIN`. [`ErrorKind::Io`] for a file that is no network
+    /// namespace.
+    pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
+        let held = namespace.try_clone_to_owned().map_err(failed_to_enter)?;
+        let system = Self { namespace: Some(Arc::new(held)), ..Self::new() };
+        system.inside(|| ())?;
+        Ok(system)
+    }
+
+    /// Does something in the namespace in which the programs run.
+    fn inside<T: Send>(&self, act: impl FnOnce() -> T + Send) -> Result<T, Error> {
+        let Some(namespace) = &self.namespace else { return Ok(act()) };
+        // A thread of its own: if the way back failed, the caller would be left in the wrong namespace.
+        thread::scope(|scope| {
+            let entered = thread::Builder::new().name("iptables".to_owned()).spawn_scoped(scope, move || {
+                setns(namespace, CloneFlags::CLONE_NEWNET)?;
+                Ok(act())
+            });
+            let entered = entered.map_err(failed_to_enter)?;
+            let done = entered.join().unwrap_or_else(|panic| resume_unwind(panic));
+            done.map_err(|errno: nix::errno::Errno| failed_to_enter(errno.into()))
+        })
     }
 
     /// Looks for programs here first: the sandboxed copy of a container image, for example. Relative paths are ignored.
@@ -60,6 +106,11 @@ impl System {
     }
 }
 
+fn failed_to_enter(e: io::Error) -> Error {
+    let kind = if e.kind() == io::ErrorKind::PermissionDenied { ErrorKind::Permission } else { ErrorKind::Io };
+    Error::new(kind, "cannot enter the network namespace").with_source(e)
+}
+
 impl Runner for System {
     fn find(&self, program: &str) -> Option<PathBuf> {
         let runs = |path: &PathBuf| path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
@@ -77,7 +128,8 @@ impl Runner for System {
             command.env("XTABLES_LOCKFILE", path);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().map_err(|e| {
+        // A program starts in the network namespace of the thread that starts it.
+        let child = self.inside(|| command.spawn())?.map_err(|e| {
             let kind = match e.kind() {
                 io::ErrorKind::NotFound => ErrorKind::ProgramMissing,
                 io::ErrorKind::PermissionDenied => ErrorKind::Permission,
@@ -111,13 +163,20 @@ impl Runner for System {
             Family::Ipv6 => "ip6_tables_names",
         };
         // Not those of the process: a thread may be in another network namespace.
-        match std::fs::read(Path::new("/proc/thread-self/net").join(name)) {
+        let has = || match std::fs::read(Path::new("/proc/thread-self/net").join(name)) {
             Ok(names) => Some(!names.is_empty()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 Path::new("/proc/thread-self/net").exists().then_some(false)
             }
             Err(_) => None,
-        }
+        };
+        // Without the namespace nothing can be found out.
+        self.inside(has).unwrap_or(None)
+    }
+
+    fn lock(&self, wait: Duration) -> Result<LockGuard, Error> {
+        // The oldest lock is an abstract socket, which belongs to the network namespace.
+        self.inside(|| LockGuard::take(self.lock_path(), wait))?
     }
 
     fn lock_path(&self) -> &Path {

@@ -13,13 +13,14 @@ mod ground;
 mod suite;
 
 use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ground::{Real, in_namespace, run};
 use iptables::{
-    Backend, BackendChoice, Dump, ErrorKind, Family, Invocation, Iptables, Limits, Output, Runner, Survey, System,
-    TableName, Transaction,
+    Backend, BackendChoice, Dump, Ensured, ErrorKind, Family, Invocation, Iptables, Limits, Output, Runner, Survey,
+    System, TableName, Transaction,
 };
 use suite::{World, chain, kube, rule};
 use testkit::Need;
@@ -323,6 +324,56 @@ fn packets_obey_rules_with_sets() {
         ));
         run("ipset", &["del", "BLOCKED", &format!("{address},tcp:{port}")], "");
         assert!(ground::connects(&blocked));
+    });
+}
+
+/// Another network namespace by its file: what is written there is there, and not here.
+#[test]
+fn another_namespace_by_its_file() {
+    everywhere_with(&[], |world| {
+        let (family, backend) = (world.family(), world.backend());
+        let other = testkit::Netns::new().unwrap();
+        let file = other.run_in(|| File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
+        let system = System::open_in(file.as_fd()).unwrap();
+        // The value keeps the namespace, whatever becomes of the file.
+        drop(file);
+        // A legacy table appears when somebody looks at it; before that the kernel says that there is none.
+        assert_eq!(system.has_legacy_tables(family), Some(false));
+        let there = Iptables::open(system.clone(), family, backend).unwrap();
+        let name = chain("ELSEWHERE");
+        assert_eq!(there.ensure_chain(&TableName::FILTER, &name).unwrap(), Ensured::Added);
+        let mut change = Transaction::new();
+        change.table(TableName::FILTER).replace_chain(&name, [rule("-j RETURN")]);
+        there.restore(&change).unwrap();
+        let is_legacy = backend == Backend::Legacy;
+        assert_eq!(system.has_legacy_tables(family), Some(is_legacy));
+
+        // The program itself, started there and here.
+        let has = || world.saved(&[]).contains("-A ELSEWHERE -j RETURN");
+        assert!(other.run_in(has).unwrap());
+        assert!(!has());
+        assert!(there.dump().unwrap().has_chain(&TableName::FILTER, "ELSEWHERE"));
+        assert!(!world.iptables().dump().unwrap().has_chain(&TableName::FILTER, "ELSEWHERE"));
+
+        // The survey's threads look there too.
+        let survey = Survey::take(&system).unwrap();
+        assert_eq!((survey.presence(backend).chains, survey.presence(backend).rules), (1, 1));
+        assert!(!survey.presence(backend.other()).in_use());
+        assert_eq!(Iptables::detect(&system, family, BackendChoice::Detect).unwrap().backend(), backend);
+
+        // The abstract socket of the old lock belongs to the namespace: taken there, it is free here.
+        let path = std::env::temp_dir().join(format!("xtables-{}-{family:?}-{backend:?}.lock", std::process::id()));
+        let short = Duration::from_millis(60);
+        let lock = system.clone().with_lock_file(&path).lock(short).unwrap();
+        let elsewhere = path.with_extension("other");
+        assert!(system.clone().with_lock_file(&elsewhere).lock(short).is_err());
+        drop(System::new().with_lock_file(&elsewhere).lock(short).unwrap());
+        drop(lock);
+        std::fs::remove_file(path).unwrap();
+        std::fs::remove_file(elsewhere).unwrap();
+
+        let error = System::open_in(File::open("/dev/null").unwrap().as_fd()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
     });
 }
 
