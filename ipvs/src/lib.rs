@@ -19,7 +19,7 @@
 //!     println!("{}: {} real servers", entry.virtual_server.server.key, entry.real_servers.len());
 //! }
 //!
-//! // Drain: no new connections; delete it when the old ones have ended.
+//! // Drain: no new connections; delete it when the old ones have ended. With persistence this takes a setting more: see `Weight::DRAIN`.
 //! ipvs.update_real_server(&key, &real.with_weight(Weight::DRAIN))?;
 //! if ipvs.get_real_server(&key, &real.key)?.active_connections == 0 {
 //!     ipvs.delete_real_server(&key, &real.key)?;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use ipvs::model::Stats;
+use ipvs::sysctl::{Knob, Sysctl, Value};
 use ipvs::{Client, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
 use testkit::traffic::{Connection, NameServer, ask_udp, connect_and_ask};
 use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
@@ -185,5 +186,37 @@ fn udp_is_balanced_and_drained() {
         assert_eq!(net.ask(8, ask), counts(&[("blue", 4), ("green", 4)]));
         ipvs.update_real_server(&key, &servers[1].with_weight(Weight::DRAIN)).unwrap();
         assert_eq!(net.ask(4, ask), counts(&[("blue", 4)]));
+    });
+}
+
+/// Weight 0 does not keep a client away that persistence remembers; the setting does, and asks for nothing else.
+#[test]
+fn persistent_clients_leave_a_draining_server_only_with_the_setting() {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        let (vip, backends) = ("10.96.0.10:80", ["10.1.1.2:8080", "10.1.2.2:8080"]);
+        let _blue = NameServer::tcp(&net.backends[0], address(backends[0]), "blue").unwrap();
+        let _green = NameServer::tcp(&net.backends[1], address(backends[1]), "green").unwrap();
+        let mut ipvs = Client::open().unwrap();
+        let key = VirtualServerKey::tcp(address(vip));
+        let persistent =
+            VirtualServer::new(key, Scheduler::RoundRobin).with_persistence(ipvs::model::Persistence::new(300));
+        ipvs.add_virtual_server(&persistent).unwrap();
+        for at in backends {
+            ipvs.add_real_server(&key, &RealServer::new(address(at))).unwrap();
+        }
+        let ask = || connect_and_ask(address(vip)).unwrap();
+        let answers = net.ask(4, ask);
+        assert_eq!(answers.len(), 1, "{answers:?}");
+        let (first, other) = if answers.contains_key("blue") { (0, "green") } else { (1, "blue") };
+        let draining = RealServer::new(address(backends[first])).with_weight(Weight::DRAIN);
+        ipvs.update_real_server(&key, &draining).unwrap();
+        assert_eq!(net.ask(4, ask), answers, "the kernel remembers the client");
+
+        let sysctl = Sysctl::new();
+        assert_eq!(sysctl.read(Knob::ExpireQuiescentTemplate).unwrap(), Value::OFF);
+        sysctl.drain_persistent_clients().unwrap();
+        assert_eq!(sysctl.read(Knob::ExpireQuiescentTemplate).unwrap(), Value::ON);
+        assert_eq!(net.ask(4, ask), counts(&[(other, 4)]));
     });
 }

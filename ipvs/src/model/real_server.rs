@@ -7,13 +7,24 @@ use crate::model::{ForwardingMethod, OutOfRange, RealServerKey, Stats};
 
 /// Share of new connections a real server gets, relative to the others: 0 to 2,147,483,647. Default 1.
 ///
-/// With 0 it gets no new connections and keeps those it has: it drains.
+/// With 0 it drains: see [`Weight::DRAIN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "u32", into = "u32"))]
 pub struct Weight(u32);
 
 impl Weight {
-    /// No new connections: the real server drains.
+    /// The scheduler gives the real server no new connections, and it keeps those that it has: it drains.
+    ///
+    /// Persistence ([`Persistence`](crate::model::Persistence)) does not ask the scheduler: a client that the kernel remembers gets to
+    /// this real server with each new connection, whose last one extends the memory, so that it may never drain. With
+    /// `net.ipv4.vs.expire_quiescent_template` on, the kernel forgets such clients at their next connection. It is off by default
+    /// and one for the whole network namespace; [`Sysctl::drain_persistent_clients`](crate::sysctl::Sysctl::drain_persistent_clients)
+    /// switches it on.
+    ///
+    /// Schedulers `sh` and `mh` drop the connections of clients that hash to a draining real server, unless they have
+    /// [`SchedulerFlags::SH_FALLBACK`](crate::SchedulerFlags::SH_FALLBACK).
+    ///
+    /// Kernel: `ip_vs_check_template`, `expire_quiescent_template` in net/netfilter/ipvs/ip_vs_conn.c.
     pub const DRAIN: Weight = Weight(0);
     /// The default.
     pub const ONE: Weight = Weight(1);

@@ -63,7 +63,8 @@ impl Granularity {
     }
 }
 
-/// Persistence: a client stays with the real server it had last (`ipvsadm -p`).
+/// Persistence: a client stays with the real server it had last (`ipvsadm -p`), even when that one's weight is 0: see
+/// [`Weight::DRAIN`](crate::Weight::DRAIN).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Persistence {

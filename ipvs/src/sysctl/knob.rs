@@ -164,7 +164,7 @@ knobs! {
     ExpireNodestConn = "expire_nodest_conn", Switch, None, Some("0"), None, None,
         "End a connection at its next packet when its real server is gone, in place of dropping its packets in silence.";
     ExpireQuiescentTemplate = "expire_quiescent_template", Switch, None, Some("0"), None, None,
-        "Do not let persistence bring clients back to a real server of weight 0.";
+        "Do not let persistence bring clients back to a real server of weight 0, which without this need never drain.";
     IgnoreTunneled = "ignore_tunneled", Switch, None, Some("0"), None, None,
         "Do not schedule packets of unknown protocols, such as tunnelled ones.";
     LblcExpiration = "lblc_expiration", SECONDS, Some("seconds"), Some("86400"), None, Some(Module("ip_vs_lblc")),

@@ -173,6 +173,19 @@ impl Sysctl {
         written.map_err(|error| self.failed(error, true, knob, path))
     }
 
+    /// Lets a real server of weight 0 ([`Weight::DRAIN`](crate::Weight::DRAIN)) drain although its virtual server is persistent:
+    /// switches [`Knob::ExpireQuiescentTemplate`] on. Without it the kernel goes on giving it the clients that it remembers.
+    ///
+    /// It is for every virtual server of the network namespace, and stays when this program ends. A health check that sets weight 0
+    /// then ends the affinity of its clients too.
+    ///
+    /// # Errors
+    /// As [`Sysctl::write`].
+    #[doc(alias = "expire_quiescent_template")]
+    pub fn drain_persistent_clients(&self) -> Result<(), Error> {
+        self.write(Knob::ExpireQuiescentTemplate, &Value::ON)
+    }
+
     fn failed(&self, error: io::Error, writing: bool, knob: Knob, path: PathBuf) -> Error {
         let kind = match error.kind() {
             io::ErrorKind::NotFound if self.root.is_dir() => ErrorKind::Absent,
