@@ -221,11 +221,11 @@ impl SetType {
         info.first == Part::Net || info.second == Part::Net
     }
 
-    /// Whether an entry may be a network of prefix length 0, which is all addresses. Of the types with networks hash:net, hash:net,port
-    /// and hash:ip,port,net refuse it (`IPSET_ERR_INVALID_CIDR` in their `..._uadt`); [`Entry::expand`](crate::Entry::expand) gives its
-    /// two halves for these.
+    /// Whether an entry may be a network of prefix length 0, which is all addresses. Of the types with networks hash:net, hash:net,net,
+    /// hash:net,port and hash:ip,port,net refuse it (`IPSET_ERR_INVALID_CIDR` in their `..._uadt`);
+    /// [`Entry::expand`](crate::Entry::expand) gives its two halves for these.
     pub fn has_zero_prefix(self) -> bool {
-        matches!(self, SetType::HashNetIface | SetType::HashNetNet | SetType::HashNetPortNet)
+        matches!(self, SetType::HashNetIface | SetType::HashNetPortNet)
     }
 
     /// Whether sets may have `netmask`.

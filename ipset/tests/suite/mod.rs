@@ -757,7 +757,7 @@ pub(crate) fn sync_that_fails_leaves_no_new_set(client: &mut Client) {
     assert_eq!(elements(client, &list), ["a"]);
 }
 
-/// Three types refuse /0; a sync gives them its halves, which match the same packets.
+/// Four types refuse /0; a sync gives them its halves, which match the same packets.
 pub(crate) fn a_network_of_all_addresses(client: &mut Client) {
     for (line, text, halves) in [
         ("create a hash:net", "0.0.0.0/0", &["0.0.0.0/1", "128.0.0.0/1"][..]),
@@ -770,9 +770,13 @@ pub(crate) fn a_network_of_all_addresses(client: &mut Client) {
             &["10.0.0.1,tcp:80,0.0.0.0/1", "10.0.0.1,tcp:80,128.0.0.0/1"],
         ),
         ("create a hash:net,iface", "0.0.0.0/0,eth0", &["0.0.0.0/0,eth0"]),
-        ("create a hash:net,net", "0.0.0.0/0,10.0.0.0/8", &["0.0.0.0/0,10.0.0.0/8"]),
-        ("create a hash:net,net", "10.0.0.0/8,0.0.0.0/0", &["10.0.0.0/8,0.0.0.0/0"]),
-        ("create a hash:net,net family inet6", "::/0,fd00::/8", &["::/0,fd00::/8"]),
+        ("create a hash:net,net", "0.0.0.0/0,10.0.0.0/8", &["0.0.0.0/1,10.0.0.0/8", "128.0.0.0/1,10.0.0.0/8"]),
+        ("create a hash:net,net", "10.0.0.0/8,0.0.0.0/0", &["10.0.0.0/8,0.0.0.0/1", "10.0.0.0/8,128.0.0.0/1"]),
+        (
+            "create a hash:net,net family inet6",
+            "::/0,::/0",
+            &["8000::/1,8000::/1", "8000::/1,::/1", "::/1,8000::/1", "::/1,::/1"],
+        ),
         ("create a hash:net,port,net", "0.0.0.0/0,80,0.0.0.0/0", &["0.0.0.0/0,tcp:80,0.0.0.0/0"]),
         ("create a hash:net,port,net family inet6", "::/0,80,::/0", &["::/0,tcp:80,::/0"]),
     ] {
