@@ -64,6 +64,29 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// The same with this long to wait for an answer.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The same with this many attempts at a dump.
+    #[must_use]
+    pub fn with_dump_attempts(mut self, attempts: u32) -> Self {
+        self.dump_attempts = attempts;
+        self
+    }
+
+    /// The same with at most this many messages and bytes in one send.
+    #[must_use]
+    pub fn with_chunk(mut self, messages: usize, bytes: usize) -> Self {
+        (self.chunk_messages, self.chunk_bytes) = (messages, bytes);
+        self
+    }
+}
+
 /// The result of a complete dump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dump<T> {

@@ -266,8 +266,14 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.context)?;
-        match &self.kind {
+        write!(f, "{}: {}", self.context, self.kind)
+    }
+}
+
+/// Why it failed and what to do, as in the message of an [`Error`].
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             ErrorKind::Kernel(error) => error.fmt(f),
             ErrorKind::FamilyMissing => {
                 f.write_str("the kernel has no such netlink family; load the module that provides it")
