@@ -250,16 +250,10 @@ impl fmt::Display for Part {
     }
 }
 
-impl fmt::Display for Error {
+/// Why it failed and what to do, as in the message of an [`Error`].
+impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.action)?;
-        if let Some(first) = self.refusals().first()
-            && let Some(operation) = first.operation
-        {
-            write!(f, " (operation {}{})", operation.saturating_add(1), first.part)?;
-        }
-        f.write_str(": ")?;
-        f.write_str(match self.kind {
+        f.write_str(match *self {
             ErrorKind::NotFound => {
                 "it does not exist, or something it needs: a table, chain, set, object, or a kernel module"
             }
@@ -280,19 +274,30 @@ impl fmt::Display for Error {
                 "not permitted; CAP_NET_ADMIN in this network namespace is needed, and a table without another owner"
             }
             ErrorKind::NoMemory => "the kernel is out of memory",
-            ErrorKind::Invalid => {
-                return match &self.source {
-                    Some(Source::Invalid(error)) => write!(f, "{error}"),
-                    _ => f.write_str("it cannot be written as a request; nothing was sent"),
-                };
-            }
+            ErrorKind::Invalid => "it cannot be written as a request; nothing was sent",
             ErrorKind::Timeout => "no answer within the deadline; read the state again before repeating",
             ErrorKind::StateUnknown => "answers were lost; read the state again before repeating",
             ErrorKind::Interrupted => "the rule set kept changing while it was read; try again when it is quieter",
             ErrorKind::Malformed => "an answer of the kernel cannot be read",
             ErrorKind::Io => "system call failed",
             ErrorKind::Other(errno) => return write!(f, "the kernel answered {errno}"),
-        })?;
+        })
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.action)?;
+        if let Some(first) = self.refusals().first()
+            && let Some(operation) = first.operation
+        {
+            write!(f, " (operation {}{})", operation.saturating_add(1), first.part)?;
+        }
+        f.write_str(": ")?;
+        match &self.source {
+            Some(Source::Invalid(error)) if self.kind == ErrorKind::Invalid => write!(f, "{error}")?,
+            _ => self.kind.fmt(f)?,
+        }
         match self.refusals() {
             [_, others @ ..] if !others.is_empty() => write!(f, " ({} more were refused)", others.len()),
             _ => Ok(()),

@@ -118,6 +118,17 @@ impl fmt::Display for Family {
     }
 }
 
+impl FromStr for Family {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let known = Family::ALL.iter().find(|(_, _, name)| *name == text).map(|(family, _, _)| *family);
+        let number = || text.parse().ok().map(Family::from_number);
+        known.or_else(number).ok_or_else(|| {
+            InvalidValue::new(format!("family {text:?}"), "it is none of inet, ip, ip6, arp, bridge, netdev")
+        })
+    }
+}
+
 /// What a table is known by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableKey {
@@ -164,6 +175,17 @@ impl TableKey {
 impl fmt::Display for TableKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.family, self.name)
+    }
+}
+
+/// Family and name: `inet filter`.
+impl FromStr for TableKey {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let (family, name) = text
+            .split_once(' ')
+            .ok_or_else(|| InvalidValue::new(format!("table {text:?}"), "it takes a family and a name"))?;
+        TableKey::new(family.parse()?, name)
     }
 }
 
@@ -217,6 +239,16 @@ impl fmt::Display for ObjectKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tables_come_back_from_their_text() {
+        for text in ["inet filter", "ip6 a b", "bridge x", "42 y"] {
+            assert_eq!(text.parse::<TableKey>().map(|key| key.to_string()), Ok(text.to_owned()));
+        }
+        for text in ["filter", "ipx filter", "inet ", ""] {
+            assert!(text.parse::<TableKey>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_name_that_was_read_stays_on_its_line() {
