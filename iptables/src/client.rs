@@ -19,6 +19,7 @@ use crate::version::{ProgramVersion, RestoreWait};
 
 /// Time limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// How long to wait for the xtables lock; default 5 s. Whole seconds, at least one. Legacy back end only.
     pub lock_wait: Duration,
@@ -29,6 +30,22 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self { lock_wait: Duration::from_secs(5), program: Duration::from_secs(60) }
+    }
+}
+
+impl Limits {
+    /// The same with this long to wait for the lock.
+    #[must_use]
+    pub fn with_lock_wait(mut self, wait: Duration) -> Self {
+        self.lock_wait = wait;
+        self
+    }
+
+    /// The same with this long for a program.
+    #[must_use]
+    pub fn with_program(mut self, limit: Duration) -> Self {
+        self.program = limit;
+        self
     }
 }
 

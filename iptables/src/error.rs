@@ -51,6 +51,32 @@ pub enum ErrorKind {
     Other,
 }
 
+/// In a few words; the error's message says what it was about.
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InvalidName => "impossible name",
+            Self::InvalidToken => "impossible rule argument",
+            Self::Parse => "not the text of iptables-save",
+            Self::ProgramMissing => "program not installed",
+            Self::UnsupportedProgram => "unknown version or output of a program",
+            Self::Permission => "not permitted",
+            Self::LockTimeout => "xtables lock held by another program",
+            Self::TimedOut => "program took too long",
+            Self::ChainMissing => "no such chain",
+            Self::ChainInUse => "chain in use",
+            Self::RuleMissing => "no such rule",
+            Self::ExtensionMissing => "unknown match or target",
+            Self::SetMissing => "no such set",
+            Self::Rejected => "refused by the program or the kernel",
+            Self::NoKernelSupport => "no such tables in the kernel",
+            Self::MixedBackends => "rules in another back end",
+            Self::Io => "talking to a program failed",
+            Self::Other => "program failed",
+        })
+    }
+}
+
 /// Where in the text handed to `iptables-restore` it failed.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]

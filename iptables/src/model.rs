@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::str::FromStr;
 
+use crate::error::{Error, ErrorKind, excerpt};
 use crate::name::{ChainName, TableName};
 use crate::rule::{Counters, Rule};
 
@@ -30,6 +32,17 @@ impl Policy {
     }
 }
 
+/// From its word in a dump; `-`, which is none, is refused.
+impl FromStr for Policy {
+    type Err = Error;
+
+    fn from_str(word: &str) -> Result<Self, Error> {
+        let refuse = || Error::new(ErrorKind::InvalidToken, format!("\"{}\" is no policy", excerpt(word)));
+        let one_word = !word.is_empty() && !word.contains(char::is_whitespace);
+        Self::parse(word).filter(|_| one_word).ok_or_else(refuse)
+    }
+}
+
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -43,6 +56,7 @@ impl fmt::Display for Policy {
 /// A chain with its rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Chain {
     /// Its name, unique in its table.
     pub name: ChainName,
@@ -58,6 +72,20 @@ impl Chain {
     /// A user-defined chain without rules.
     pub fn new(name: ChainName) -> Self {
         Self { name, policy: None, counters: Some(Counters::default()), rules: Vec::new() }
+    }
+
+    /// The same with these rules.
+    #[must_use]
+    pub fn with_rules(mut self, rules: impl IntoIterator<Item = Rule>) -> Self {
+        self.rules = rules.into_iter().collect();
+        self
+    }
+
+    /// The same with this policy, which makes it a built-in chain.
+    #[must_use]
+    pub fn with_policy(mut self, policy: Policy) -> Self {
+        self.policy = Some(policy);
+        self
     }
 
     /// Whether both hold rules of the same meaning in the same order. Counters take no part.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, excerpt};
 
@@ -34,6 +35,15 @@ impl fmt::Display for Family {
             Self::Ipv4 => "IPv4",
             Self::Ipv6 => "IPv6",
         })
+    }
+}
+
+/// `IPv4`, `IPv6`, or the program: `iptables`, `ip6tables`.
+impl FromStr for Family {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let found = Self::ALL.into_iter().find(|family| text == family.program() || text == family.to_string());
+        found.ok_or_else(|| unknown("family", text, "IPv4 or IPv6"))
     }
 }
 
@@ -76,6 +86,20 @@ impl fmt::Display for Backend {
             Self::NfTables => "nf_tables",
         })
     }
+}
+
+/// `legacy`, or `nf_tables` (also `nft`).
+impl FromStr for Backend {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let found =
+            Self::ALL.into_iter().find(|backend| text == backend.program_suffix() || text == backend.to_string());
+        found.ok_or_else(|| unknown("back end", text, "legacy or nf_tables"))
+    }
+}
+
+fn unknown(what: &str, text: &str, allowed: &str) -> Error {
+    Error::new(ErrorKind::InvalidName, format!("{what} \"{}\" is unknown; there is {allowed}", excerpt(text)))
 }
 
 /// White space to `isspace` in the C locale, or a control byte: neither can be part of a name.
@@ -146,6 +170,20 @@ impl fmt::Display for TableName {
 impl TryFrom<String> for TableName {
     type Error = Error;
     fn try_from(name: String) -> Result<Self, Error> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<&str> for TableName {
+    type Error = Error;
+    fn try_from(name: &str) -> Result<Self, Error> {
+        Self::new(name)
+    }
+}
+
+impl FromStr for TableName {
+    type Err = Error;
+    fn from_str(name: &str) -> Result<Self, Error> {
         Self::new(name)
     }
 }
@@ -247,7 +285,7 @@ impl TryFrom<&str> for ChainName {
     }
 }
 
-impl std::str::FromStr for ChainName {
+impl FromStr for ChainName {
     type Err = Error;
     fn from_str(name: &str) -> Result<Self, Error> {
         Self::new(name)
@@ -269,5 +307,30 @@ impl PartialEq<str> for ChainName {
 impl PartialEq<&str> for ChainName {
     fn eq(&self, other: &&str) -> bool {
         self.as_str() == *other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed_is_read() {
+        for family in Family::ALL {
+            assert_eq!(family.to_string().parse::<Family>().unwrap(), family);
+            assert_eq!(family.program().parse::<Family>().unwrap(), family);
+        }
+        for backend in Backend::ALL {
+            assert_eq!(backend.to_string().parse::<Backend>().unwrap(), backend);
+            assert_eq!(backend.program_suffix().parse::<Backend>().unwrap(), backend);
+        }
+        assert_eq!("nat".parse::<TableName>().unwrap(), TableName::NAT);
+        assert_eq!(TableName::try_from("nat").unwrap().to_string(), "nat");
+        assert_eq!("a table".parse::<TableName>().unwrap_err().kind(), ErrorKind::InvalidName);
+        let error = "nftables".parse::<Backend>().unwrap_err();
+        assert_eq!(error.to_string(), "back end \"nftables\" is unknown; there is legacy or nf_tables");
+        assert_eq!("DROP".parse::<crate::Policy>().unwrap().to_string(), "DROP");
+        assert!("-".parse::<crate::Policy>().is_err());
+        assert_eq!(ErrorKind::ChainMissing.to_string(), "no such chain");
     }
 }

@@ -222,7 +222,7 @@ fn a_held_lock_is_an_error_that_names_the_holder() {
     in_namespace(&Backend::ALL, &[], || {
         let path = std::env::temp_dir().join(format!("xtables-lock-{}", std::process::id()));
         let runner = System::new().with_lock_file(&path);
-        let limits = Limits { lock_wait: Duration::from_secs(1), ..Limits::default() };
+        let limits = Limits::default().with_lock_wait(Duration::from_secs(1));
         let iptables = Iptables::open(runner, Family::Ipv4, Backend::Legacy).unwrap().with_limits(limits);
         let mut change = Transaction::new();
         change.table(TableName::FILTER).chain(chain("WAITS"));
@@ -235,7 +235,8 @@ fn a_held_lock_is_an_error_that_names_the_holder() {
         assert_eq!(error.lock_holders().first().map(|h| h.pid), Some(std::process::id()), "{error}");
         assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
         // So is a program that would wait longer than its time limit.
-        let forever = Limits { lock_wait: Duration::from_millis(1), program: Duration::from_millis(300) };
+        let forever =
+            Limits::default().with_lock_wait(Duration::from_millis(1)).with_program(Duration::from_millis(300));
         let runner = System::new().with_lock_file(&path);
         let impatient = Iptables::open(runner, Family::Ipv4, Backend::Legacy).unwrap().with_limits(forever);
         let error = impatient.restore(&change).unwrap_err();
