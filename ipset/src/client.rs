@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 
 use netlink_batch::header::NfGenHeader;
-use netlink_batch::{Connection, Protocol, Socket, Transport, WireError};
+use netlink_batch::{Connection, Limits, Protocol, Socket, Transport, WireError};
 
 use crate::cmd::entries::Test;
 use crate::cmd::list::{Detail, List};
@@ -56,9 +56,14 @@ impl Client {
         Ok(client)
     }
 
-    /// The connection below, to change its limits.
-    pub fn connection_mut(&mut self) -> &mut Connection {
-        &mut self.connection
+    /// How long it waits, how often it repeats a disturbed listing, and how much goes into one send.
+    pub fn limits(&self) -> Limits {
+        self.connection.limits()
+    }
+
+    /// Changes these.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.connection.set_limits(limits);
     }
 
     /// The protocol version in use: 6 or 7.
@@ -298,7 +303,7 @@ impl Client {
             .map_err(fail)?;
         answers.into_iter().next().ok_or_else(|| {
             let error = WireError::Missing { attribute: "the answer".to_owned() };
-            Error::new(ErrorKind::Malformed(error), command.action())
+            Error::new(ErrorKind::Malformed(error.to_string()), command.action())
         })
     }
 

@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::fmt;
 
-use netlink_batch::{Errno, KernelError, WireError};
+use netlink_batch::{Errno, KernelError};
 
 use crate::model::InvalidValue;
 
@@ -65,12 +65,12 @@ pub enum ErrorKind {
     StateUnknown,
     /// A listing kept arriving incomplete; no partial list is given out.
     Interrupted,
-    /// An answer that cannot be read.
-    Malformed(WireError),
+    /// An answer that cannot be read, or a request that cannot be written: what is wrong with it, in words.
+    Malformed(String),
     /// An operating-system call failed.
     Io,
-    /// Another refusal of the kernel.
-    Other(Errno),
+    /// Another refusal of the kernel, by its error number.
+    Other(i32),
 }
 
 /// Why there is an error.
@@ -115,8 +115,17 @@ impl Error {
         *self.kind == ErrorKind::Permission
     }
 
-    /// The kernel's refusal, when that is what happened.
-    pub fn kernel(&self) -> Option<&KernelError> {
+    /// The kernel's error number, when the kernel refused. Numbers from 4096 on are ipset's own (`IPSET_ERR_*`).
+    pub fn errno(&self) -> Option<i32> {
+        self.kernel().map(|refusal| refusal.errno.0)
+    }
+
+    /// The kernel's words, when it refused and gave any.
+    pub fn kernel_text(&self) -> Option<&str> {
+        self.kernel()?.text.as_deref()
+    }
+
+    fn kernel(&self) -> Option<&KernelError> {
         match self.source.as_ref()? {
             Source::Kernel(error) => Some(error),
             Source::Netlink(error) => error.kernel(),
@@ -149,7 +158,7 @@ impl Error {
             Kind::Timeout => ErrorKind::Timeout,
             Kind::StateUnknown => ErrorKind::StateUnknown,
             Kind::Interrupted => ErrorKind::Interrupted,
-            Kind::Malformed(wire) | Kind::Unsendable(wire) => ErrorKind::Malformed(wire.clone()),
+            Kind::Malformed(wire) | Kind::Unsendable(wire) => ErrorKind::Malformed(wire.to_string()),
             Kind::FamilyMissing => ErrorKind::Unsupported,
             _ => ErrorKind::Io,
         };
@@ -173,8 +182,14 @@ impl From<InvalidValue> for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.action)?;
-        match &*self.kind {
+        write!(f, "{}: {}", self.action, self.kind)
+    }
+}
+
+/// Why it failed and what to do, as in the message of an [`Error`].
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             ErrorKind::SetMissing => f.write_str("there is no such set; create it first"),
             ErrorKind::SecondSetMissing => f.write_str("the second set does not exist; create it first"),
             ErrorKind::SetExists => {
@@ -216,7 +231,7 @@ impl fmt::Display for Error {
             ErrorKind::Interrupted => f.write_str("the listing kept arriving incomplete; try again when it is quieter"),
             ErrorKind::Malformed(error) => write!(f, "unreadable message: {error}"),
             ErrorKind::Io => f.write_str("system call failed"),
-            ErrorKind::Other(errno) => write!(f, "the kernel answered {errno}"),
+            ErrorKind::Other(errno) => write!(f, "the kernel answered {}", Errno(*errno)),
         }
     }
 }

@@ -79,6 +79,7 @@ pub use model::{
     PortRange, Ports, Position, Protocol, Range, SetFlags, SetName, SetOptions, SetSpec, SetType, Shape, SkbMark,
     SkbPriority, Timeout,
 };
+pub use netlink_batch::{Limits, Transport};
 pub use sync::SyncReport;
 pub use text::{SavedSet, parse_save, save};
 pub use write::{EntryFailure, EntryReport, IfAbsent, IfPresent};

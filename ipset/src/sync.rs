@@ -15,6 +15,7 @@ use crate::write::{IfAbsent, IfPresent};
 
 /// What a sync did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SyncReport {
     /// Entries that were not there.

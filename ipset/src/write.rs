@@ -222,7 +222,7 @@ impl<E: Borrow<Entry>> Writer<'_, E> {
         let refusal = match outcome {
             Outcome::Refused(refusal) => refusal,
             Outcome::Unsendable(error) => {
-                let error = Error::new(ErrorKind::Malformed(*error), self.operation.action(self.set, None));
+                let error = Error::new(ErrorKind::Malformed(error.to_string()), self.operation.action(self.set, None));
                 report.failures.push(EntryFailure { index: message.start, error });
                 report.not_attempted.push(message.start.saturating_add(1)..message.end);
                 return false;

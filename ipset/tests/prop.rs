@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipset::fake::FakeIpset;
 use ipset::{
-    Client, Element, Entry, IfPresent, Interface, IpSpan, MacAddr, PortRange, Ports, Protocol, SetName, SetSpec,
-    SetType, parse_save,
+    Client, Comment, Element, Entry, Family, IfPresent, Interface, IpSpan, MacAddr, PortRange, Ports, Protocol, Range,
+    SetFlags, SetName, SetSpec, SetType, Timeout, parse_save,
 };
 use netlink_batch::Message;
 use netlink_batch::testing::{Reply, Responder, Simulated};
@@ -251,4 +251,37 @@ fn names_that_look_like_something_else() {
     let six: SetSpec = "a hash:ip netmask 64 family inet6".parse().unwrap();
     assert_eq!(six.to_string(), "create a hash:ip family inet6 netmask 64");
     assert!("a hash:ip netmask 64 family inet".parse::<SetSpec>().is_err());
+}
+
+/// What the constructors make is what the text says.
+#[test]
+fn sets_and_entries_made_step_by_step() {
+    let seconds = |seconds| Timeout::from_secs(seconds).unwrap();
+    let set = SetSpec::new("a".parse().unwrap(), SetType::HashIp)
+        .with_family(Family::Inet6)
+        .with_hashsize(64)
+        .with_maxelem(1000)
+        .with_netmask(64)
+        .with_timeout(seconds(60))
+        .with_flags(SetFlags::COUNTERS)
+        .with_flags(SetFlags::COMMENT);
+    let line = "create a hash:ip family inet6 hashsize 64 maxelem 1000 netmask 64 timeout 60 counters comment";
+    assert_eq!(set.to_string(), line);
+    let masked = SetSpec::new("b".parse().unwrap(), SetType::HashIpMark).with_markmask(0xff);
+    assert_eq!(masked.to_string(), "create b hash:ip,mark family inet markmask 0x000000ff");
+    let range = Range::Ports(PortRange::new(1, 9));
+    let ports = SetSpec::new("c".parse().unwrap(), SetType::BitmapPort).with_range(range);
+    assert_eq!(ports.to_string(), "create c bitmap:port range 1-9");
+    assert_eq!(set.clone().with_options(ports.options.clone()).options, ports.options);
+    let address: IpAddr = "fd00::1".parse().unwrap();
+    let entry = Entry::new(address.into())
+        .with_timeout(seconds(5))
+        .with_counters(1, 2)
+        .with_comment(Comment::new("two words").unwrap());
+    assert_eq!(entry.to_string(), "fd00::1 timeout 5 packets 1 bytes 2 comment \"two words\"");
+    assert_eq!(Ok(entry), Entry::parse(set.set_type, "fd00::1 timeout 5 packets 1 bytes 2 comment \"two words\""));
+    let network: IpSpan = "10.0.0.0/8".parse().unwrap();
+    assert_eq!(Entry::new(network.into()).with_nomatch().to_string(), "10.0.0.0/8 nomatch");
+    assert_eq!(Element::from(MacAddr([2, 0, 0, 0, 0, 1])).to_string(), "02:00:00:00:00:01");
+    assert_eq!(Family::from(address), Family::Inet6);
 }

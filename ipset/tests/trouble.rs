@@ -135,7 +135,7 @@ fn a_set_that_cannot_be_destroyed_is_reported_and_destroyed_later() {
 #[test]
 fn lost_answers_are_reported_as_unknown() {
     let kernel = FakeIpset::new();
-    let transport = kernel.transport();
+    let transport = netlink_batch::testing::Simulated::new(kernel.clone());
     let faults = transport.faults();
     let mut client = Client::with_transport(transport).unwrap();
     let set: SetSpec = "create a hash:ip".parse().unwrap();

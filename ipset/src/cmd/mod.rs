@@ -48,7 +48,7 @@ pub(crate) fn common(errno: i32) -> ErrorKind {
         (Errno::ENOMEM, _) => ErrorKind::NoMemory,
         (_, uapi::IPSET_ERR_PROTOCOL) => ErrorKind::ProtocolMismatch,
         (_, uapi::IPSET_ERR_FIND_TYPE) => ErrorKind::TypeUnsupported,
-        (other, _) => ErrorKind::Other(other),
+        (other, _) => ErrorKind::Other(other.0),
     }
 }
 

@@ -13,8 +13,8 @@ mod state;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use netlink_batch::Message;
 use netlink_batch::testing::{Reply, Responder, Simulated};
+use netlink_batch::{Message, Transport};
 use state::State;
 
 use crate::model::SetName;
@@ -31,8 +31,8 @@ impl FakeIpset {
         Self::default()
     }
 
-    /// A way to talk to it, for [`Client::with_transport`](crate::Client::with_transport). Its faults can be set.
-    pub fn transport(&self) -> Simulated<FakeIpset> {
+    /// A way to talk to it, for [`Client::with_transport`](crate::Client::with_transport).
+    pub fn transport(&self) -> impl Transport + use<> {
         Simulated::new(self.clone())
     }
 
@@ -51,6 +51,7 @@ impl FakeIpset {
     }
 }
 
+/// For tests that look at the bytes.
 impl Responder for FakeIpset {
     fn respond(&mut self, message: &Message<'_>) -> Reply {
         reply::answer(&mut self.lock(), message)

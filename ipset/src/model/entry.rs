@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Comment, Family, Interface, IpSpan, MacAddr, PortRange, Ports, SetName, SetType, Shape, Timeout};
 
@@ -178,8 +179,9 @@ pub enum Position {
 }
 
 /// What an entry carries besides its identity. Most of it needs a set created for it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
 pub struct EntryOptions {
     /// Time left. `None` is the set's default. Needs a set with a timeout.
     pub timeout: Option<Timeout>,
@@ -212,8 +214,9 @@ pub struct EntryOptions {
 /// assert_eq!(entry.to_string(), "10.0.0.1,tcp:80,10.1.0.0/16 nomatch");
 /// # Ok::<(), ipset::InvalidValue>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Entry {
     /// What identifies it.
     pub element: Element,
@@ -227,6 +230,41 @@ impl Entry {
     pub fn new(element: Element) -> Self {
         Entry { element, options: EntryOptions::default() }
     }
+
+    /// The same with this time left: [`EntryOptions::timeout`].
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Timeout) -> Self {
+        self.options.timeout = Some(timeout);
+        self
+    }
+
+    /// The same with this text: [`EntryOptions::comment`].
+    #[must_use]
+    pub fn with_comment(mut self, comment: Comment) -> Self {
+        self.options.comment = Some(comment);
+        self
+    }
+
+    /// The same with these counts: [`EntryOptions::packets`] and [`EntryOptions::bytes`].
+    #[must_use]
+    pub fn with_counters(mut self, packets: u64, bytes: u64) -> Self {
+        (self.options.packets, self.options.bytes) = (Some(packets), Some(bytes));
+        self
+    }
+
+    /// The same, of which nothing is in the set: [`EntryOptions::nomatch`].
+    #[must_use]
+    pub fn with_nomatch(mut self) -> Self {
+        self.options.nomatch = true;
+        self
+    }
+
+    /// The same with all of these options.
+    #[must_use]
+    pub fn with_options(mut self, options: EntryOptions) -> Self {
+        self.options = options;
+        self
+    }
 }
 
 impl From<Element> for Entry {
@@ -234,6 +272,18 @@ impl From<Element> for Entry {
         Entry::new(element)
     }
 }
+
+macro_rules! element_from {
+    ($($part:ty => $variant:ident),*) => { $(
+        impl From<$part> for Element {
+            fn from(part: $part) -> Self {
+                Element::$variant(part.into())
+            }
+        }
+    )* };
+}
+// For sets of which an element is just this.
+element_from!(IpAddr => Ip, Ipv4Addr => Ip, Ipv6Addr => Ip, IpSpan => Ip, MacAddr => Mac, PortRange => Port, SetName => Set);
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

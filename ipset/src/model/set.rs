@@ -43,8 +43,9 @@ impl fmt::Display for Range {
 }
 
 /// Create options. What is `None` is left to the kernel.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
 pub struct SetOptions {
     /// Family of the addresses. Without effect on types that have none. Default IPv4.
     pub family: Family,
@@ -81,14 +82,14 @@ pub struct SetOptions {
 /// ```
 /// use ipset::{SetSpec, SetType};
 ///
-/// let mut set = SetSpec::new("allowed".parse()?, SetType::HashIpPort);
-/// set.options.maxelem = Some(100_000);
+/// let set = SetSpec::new("allowed".parse()?, SetType::HashIpPort).with_maxelem(100_000);
 /// assert_eq!(set.to_string(), "create allowed hash:ip,port family inet maxelem 100000");
 /// assert_eq!(set, "create allowed hash:ip,port maxelem 100000".parse()?);
 /// # Ok::<(), ipset::InvalidValue>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct SetSpec {
     /// Its name.
     pub name: SetName,
@@ -103,6 +104,76 @@ impl SetSpec {
     /// A set with the kernel's defaults.
     pub fn new(name: SetName, set_type: SetType) -> Self {
         SetSpec { name, set_type, options: SetOptions::default() }
+    }
+
+    /// The same with addresses of this family: [`SetOptions::family`].
+    #[must_use]
+    pub fn with_family(mut self, family: Family) -> Self {
+        self.options.family = family;
+        self
+    }
+
+    /// The same with this initial number of buckets: [`SetOptions::hashsize`].
+    #[must_use]
+    pub fn with_hashsize(mut self, hashsize: u32) -> Self {
+        self.options.hashsize = Some(hashsize);
+        self
+    }
+
+    /// The same with room for this many entries: [`SetOptions::maxelem`].
+    #[must_use]
+    pub fn with_maxelem(mut self, maxelem: u32) -> Self {
+        self.options.maxelem = Some(maxelem);
+        self
+    }
+
+    /// The same with addresses cut to this prefix length: [`SetOptions::netmask`].
+    #[must_use]
+    pub fn with_netmask(mut self, netmask: u8) -> Self {
+        self.options.netmask = Some(netmask);
+        self
+    }
+
+    /// The same with addresses cut to this mask: [`SetOptions::bitmask`].
+    #[must_use]
+    pub fn with_bitmask(mut self, bitmask: IpAddr) -> Self {
+        self.options.bitmask = Some(bitmask);
+        self
+    }
+
+    /// The same with marks cut to this mask: [`SetOptions::markmask`].
+    #[must_use]
+    pub fn with_markmask(mut self, markmask: u32) -> Self {
+        self.options.markmask = Some(markmask);
+        self
+    }
+
+    /// The same with this default timeout: [`SetOptions::timeout`].
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Timeout) -> Self {
+        self.options.timeout = Some(timeout);
+        self
+    }
+
+    /// The same with this range, for a bitmap: [`SetOptions::range`].
+    #[must_use]
+    pub fn with_range(mut self, range: Range) -> Self {
+        self.options.range = Some(range);
+        self
+    }
+
+    /// The same, whose entries can also carry these: [`SetOptions::flags`].
+    #[must_use]
+    pub fn with_flags(mut self, flags: SetFlags) -> Self {
+        self.options.flags |= flags;
+        self
+    }
+
+    /// The same with all of these options.
+    #[must_use]
+    pub fn with_options(mut self, options: SetOptions) -> Self {
+        self.options = options;
+        self
     }
 
     /// Checks that the type has the options, as far as it can be told without a kernel.

@@ -1,6 +1,7 @@
 //! The kernel's set types and what is special about each.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
@@ -36,6 +37,13 @@ impl Family {
             Family::Inet => 32,
             Family::Inet6 => 128,
         }
+    }
+}
+
+/// Of an address.
+impl From<IpAddr> for Family {
+    fn from(address: IpAddr) -> Self {
+        if address.is_ipv4() { Family::Inet } else { Family::Inet6 }
     }
 }
 

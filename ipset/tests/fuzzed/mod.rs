@@ -148,9 +148,9 @@ pub(crate) fn replies(data: &[u8]) {
     let parts = data.split(|byte| *byte == 0xf5).take(16).map(<[u8]>::to_vec).collect();
     let answers = Answers { parts, queue: VecDeque::new(), asked: false };
     let Ok(mut client) = Client::with_transport(answers) else { return };
-    let mut limits = client.connection_mut().limits();
+    let mut limits = client.limits();
     (limits.timeout, limits.dump_attempts) = (Duration::ZERO, 2);
-    client.connection_mut().set_limits(limits);
+    client.set_limits(limits);
     let Ok(name) = SetName::new("a") else { return };
     let set = SetSpec::new(name.clone(), SetType::HashIp);
     let entries: Vec<Entry> =

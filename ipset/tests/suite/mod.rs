@@ -334,8 +334,7 @@ pub(crate) fn a_refused_entry_is_short_in_debug(client: &mut Client) {
     let shown = format!("{error:?}");
     assert!(shown.starts_with(&format!("{error}: ")), "{shown}");
     assert!(shown.len() < 300 && shown.contains("10.1.0.199") && !shown.contains('\n'), "{shown}");
-    let kernel = error.kernel().unwrap();
-    assert!(format!("{kernel:?}").len() < 200, "{kernel:?}");
+    assert!(error.errno().is_some() && error.kernel_text().is_none());
 }
 
 pub(crate) fn a_refused_entry_is_named_and_the_others_are_carried_out(client: &mut Client) {

@@ -48,7 +48,7 @@ fn kind_of(error: &Error) -> PortErrorKind {
         | ErrorKind::Line(..) => PortErrorKind::Invalid,
         ErrorKind::Timeout | ErrorKind::StateUnknown => PortErrorKind::Unknown,
         ErrorKind::Io => io_kind(error),
-        ErrorKind::Other(errno) => errno_kind(errno.0),
+        ErrorKind::Other(errno) => errno_kind(*errno),
         _ => PortErrorKind::Other,
     }
 }
