@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, MissingModule, Subject};
 use crate::model::{OutOfRange, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 /// One change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Operation {

@@ -9,7 +9,7 @@ use netlink_batch::{Attribute, Errno, KernelError};
 use crate::model::{Name, OutOfRange, RealServerKey, Scheduler, VirtualServerKey};
 
 /// What a failed operation was about to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Subject {
     /// IPVS as a whole.
@@ -34,7 +34,7 @@ impl fmt::Display for Subject {
 }
 
 /// A kernel module that is not there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum MissingModule {
     /// `ip_vs` itself.
@@ -221,48 +221,55 @@ impl Error {
     }
 }
 
+/// Why it failed and what to do, as in the message of an [`Error`].
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ErrorKind::VirtualServerNotFound => f.write_str("there is no such virtual server"),
+            ErrorKind::VirtualServerExists => f.write_str("it exists already"),
+            ErrorKind::RealServerNotFound => f.write_str("the virtual server has no such real server"),
+            ErrorKind::RealServerExists => f.write_str("the virtual server has it already"),
+            ErrorKind::ModuleMissing(module) => module.fmt(f),
+            ErrorKind::Permission => f.write_str(
+                "not permitted; it takes CAP_NET_ADMIN in the initial user namespace (run as root, not in a user namespace)",
+            ),
+            ErrorKind::OutOfRange(range) => range.fmt(f),
+            ErrorKind::Repeated => f.write_str("it is wanted twice"),
+            ErrorKind::NotOwned => f.write_str("it is wanted, but the policy says that it is someone else's"),
+            ErrorKind::Invalid => f.write_str("the kernel refuses the values"),
+            ErrorKind::FamilyUnsupported => {
+                f.write_str("this kernel's IPVS lacks the address family (CONFIG_IP_VS_IPV6)")
+            }
+            ErrorKind::DaemonRunning => f.write_str("it runs in this state already"),
+            ErrorKind::DaemonNotRunning => f.write_str("it does not run in this state"),
+            ErrorKind::InterfaceNotFound => f.write_str("there is no such network interface"),
+            ErrorKind::OutOfMemory => f.write_str("the kernel has no memory for it"),
+            ErrorKind::Timeout => {
+                f.write_str("no answer within the deadline; read the state again before repeating")
+            }
+            ErrorKind::StateUnknown => {
+                f.write_str("answers were lost; read the state again before repeating")
+            }
+            ErrorKind::Interrupted => {
+                f.write_str("the table kept changing while it was read; try again when it is quieter")
+            }
+            ErrorKind::Malformed => f.write_str("unreadable or unwritable message"),
+            ErrorKind::Io => f.write_str("talking to the kernel failed"),
+            ErrorKind::Other => f.write_str("the kernel refuses"),
+        }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, doing, subject, kernel, .. } = &*self.0;
         write!(f, "{doing} {subject}: ")?;
-        match kind {
-            ErrorKind::VirtualServerNotFound => f.write_str("there is no such virtual server")?,
-            ErrorKind::VirtualServerExists => f.write_str("it exists already")?,
-            ErrorKind::RealServerNotFound => f.write_str("the virtual server has no such real server")?,
-            ErrorKind::RealServerExists => f.write_str("the virtual server has it already")?,
-            ErrorKind::ModuleMissing(module) => module.fmt(f)?,
-            ErrorKind::Permission => f.write_str(
-                "not permitted; it takes CAP_NET_ADMIN in the initial user namespace (run as root, not in a user namespace)",
+        match (kind, subject) {
+            (ErrorKind::Invalid, Subject::RealServer(..)) => f.write_str(
+                "the kernel refuses the values; a real server's address must be unicast and routable in this network \
+                 namespace (is `lo` up?), GUE needs a port, and another address family needs a tunnel",
             )?,
-            ErrorKind::OutOfRange(range) => range.fmt(f)?,
-            ErrorKind::Repeated => f.write_str("it is wanted twice")?,
-            ErrorKind::NotOwned => f.write_str("it is wanted, but the policy says that it is someone else's")?,
-            ErrorKind::Invalid => match subject {
-                Subject::RealServer(..) => f.write_str(
-                    "the kernel refuses the values; a real server's address must be unicast and routable in this network \
-                     namespace (is `lo` up?), GUE needs a port, and another address family needs a tunnel",
-                )?,
-                _ => f.write_str("the kernel refuses the values")?,
-            },
-            ErrorKind::FamilyUnsupported => {
-                f.write_str("this kernel's IPVS lacks the address family (CONFIG_IP_VS_IPV6)")?;
-            }
-            ErrorKind::DaemonRunning => f.write_str("it runs in this state already")?,
-            ErrorKind::DaemonNotRunning => f.write_str("it does not run in this state")?,
-            ErrorKind::InterfaceNotFound => f.write_str("there is no such network interface")?,
-            ErrorKind::OutOfMemory => f.write_str("the kernel has no memory for it")?,
-            ErrorKind::Timeout => {
-                f.write_str("no answer within the deadline; read the state again before repeating")?;
-            }
-            ErrorKind::StateUnknown => {
-                f.write_str("answers were lost; read the state again before repeating")?;
-            }
-            ErrorKind::Interrupted => {
-                f.write_str("the table kept changing while it was read; try again when it is quieter")?;
-            }
-            ErrorKind::Malformed => f.write_str("unreadable or unwritable message")?,
-            ErrorKind::Io => f.write_str("talking to the kernel failed")?,
-            ErrorKind::Other => f.write_str("the kernel refuses")?,
+            (kind, _) => kind.fmt(f)?,
         }
         if let Some(kernel) = kernel {
             write!(f, " [{:?}", kernel.errno)?;

@@ -77,7 +77,7 @@ fn persistence(family: Family) -> impl Strategy<Value = (String, Option<Persiste
         (format!(" -M {mask}"), Granularity::Prefix(prefix))
     });
     let some = (1..=86_400_u32 * 30, granularity).prop_map(|(timeout, (mask, granularity))| {
-        let persistence = Persistence { granularity, ..Persistence::new(timeout) };
+        let persistence = Persistence::new(timeout).with_granularity(granularity);
         (format!(" -p {timeout}{mask}"), Some(persistence))
     });
     prop_oneof![Just((String::new(), None)), some]

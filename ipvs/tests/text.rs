@@ -1,9 +1,13 @@
 //! What people write in ipvsadm's text, and what they get wrong.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
-use ipvs::Batch;
+use std::net::{IpAddr, SocketAddr};
+
 use ipvs::fake::FakeIpvs;
+use ipvs::model::{DaemonState, Family, SyncDaemon};
+use ipvs::sysctl::KernelVersion;
 use ipvs::text::{ErrorKind, Ruleset, Statement, parse, parse_batch};
+use ipvs::{Batch, ForwardingMethod, RealServer, VirtualServerKey, Weight};
 
 /// The text as it is understood, one statement a line.
 fn told(text: &str) -> String {
@@ -205,4 +209,60 @@ fn a_snapshot_is_a_table() {
     rules.sort();
     read.sort();
     assert_eq!(read, rules);
+}
+
+#[test]
+fn words_of_the_model_come_back() {
+    for text in [
+        "masquerade",
+        "local",
+        "route",
+        "bypass",
+        "5",
+        "tunnel",
+        "tunnel gre csum",
+        "tunnel gue:6080 csum remcsum",
+        "tunnel 7:80 flags:4",
+    ] {
+        assert_eq!(text.parse::<ForwardingMethod>().unwrap().to_string(), text);
+    }
+    for text in ["", "8", "Masq", "tunnels", "tunnel gue", "tunnel gue:0", "tunnel csum gre", "tunnel 7", "-g"] {
+        let error = text.parse::<ForwardingMethod>().unwrap_err();
+        assert!(error.to_string().contains("tunnel [gre|gue:PORT]"), "{error}");
+    }
+    for text in ["-1", "2147483648", "one", ""] {
+        assert!(text.parse::<Weight>().is_err(), "{text}");
+    }
+    assert_eq!("master".parse::<DaemonState>().unwrap().to_string(), "master");
+    assert_eq!("IPv6".parse::<Family>().unwrap(), Family::from("::1".parse::<IpAddr>().unwrap()));
+    assert_eq!("6.12".parse::<KernelVersion>().unwrap(), KernelVersion { major: 6, minor: 12 });
+    let at: SocketAddr = "10.1.0.1:80".parse().unwrap();
+    assert_eq!(SocketAddr::from(RealServer::from(at).key), at);
+    assert_eq!(VirtualServerKey::tcp(at).socket_addr(), Some(at));
+    assert_eq!(VirtualServerKey::fwmark(Family::V4, 7).unwrap().socket_addr(), None);
+    assert_eq!(ipvs::ErrorKind::VirtualServerExists.to_string(), "it exists already");
+}
+
+/// What a configuration file leaves out has its default, as in ipset.
+#[test]
+fn what_is_left_out_has_its_default() {
+    let rules: Ruleset = serde_json::from_str(
+        r#"{"entries": [{
+            "virtual_server": {"key": "TCP 10.0.0.1:80", "config": {"scheduler": "rr"}},
+            "real_servers": [{"key": "10.1.0.1:80"}, {"key": "10.1.0.2:80", "config": {"weight": 5}}]
+        }, {
+            "virtual_server": {"key": "FWM 7", "config": {"scheduler": "wlc", "persistence": {"timeout_secs": 300}}}
+        }]}"#,
+    )
+    .unwrap();
+    assert_eq!(
+        rules.to_string(),
+        "-A -t 10.0.0.1:80 -s rr\n\
+         -a -t 10.0.0.1:80 -r 10.1.0.1:80 -m -w 1\n\
+         -a -t 10.0.0.1:80 -r 10.1.0.2:80 -m -w 5\n\
+         -A -f 7 -s wlc -p 300\n"
+    );
+    assert_eq!(serde_json::from_str::<Ruleset>("{}").unwrap(), Ruleset::new());
+    let daemon: SyncDaemon = serde_json::from_str(r#"{"state": "Master", "interface": "lo"}"#).unwrap();
+    assert_eq!(daemon, SyncDaemon::new(DaemonState::Master, "lo".parse().unwrap(), 0));
 }

@@ -3,9 +3,9 @@
 mod text_tables;
 
 use ipvs::text::{Ruleset, Statement, parse, parse_batch};
-use ipvs::{Batch, Scheduler};
+use ipvs::{Batch, ForwardingMethod, Scheduler, Weight};
 use proptest::prelude::*;
-use text_tables::{ipv6, ruleset, ruleset_of_ipvsadm, statement};
+use text_tables::{ipv6, real_server, ruleset, ruleset_of_ipvsadm, statement};
 
 fn words() -> impl Strategy<Value = String> {
     let word = prop_oneof![
@@ -79,6 +79,13 @@ proptest! {
         let text = statement.to_string();
         prop_assert!(!text.contains('\n'));
         prop_assert_eq!(text.parse::<Statement>().map_err(|error| TestCaseError::fail(format!("{text}\n{error}")))?, statement);
+    }
+
+    #[test]
+    fn a_forwarding_method_comes_back(real in real_server()) {
+        let method = real.config.forwarding_method;
+        prop_assert_eq!(method.to_string().parse::<ForwardingMethod>().unwrap(), method);
+        prop_assert_eq!(real.config.weight.to_string().parse::<Weight>().unwrap(), real.config.weight);
     }
 
     #[test]

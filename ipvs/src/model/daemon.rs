@@ -1,8 +1,10 @@
 //! The synchronisation daemon, which tells other directors of connections.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 
-use crate::model::Name;
+use crate::model::{Name, OutOfRange};
 
 /// Which end of the synchronisation a daemon is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,15 +16,39 @@ pub enum DaemonState {
     Backup,
 }
 
+/// `master`, `backup`: the words of `ipvsadm --start-daemon`.
+impl fmt::Display for DaemonState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            DaemonState::Master => "master",
+            DaemonState::Backup => "backup",
+        })
+    }
+}
+
+impl FromStr for DaemonState {
+    type Err = OutOfRange;
+
+    fn from_str(text: &str) -> Result<Self, OutOfRange> {
+        match text {
+            "master" => Ok(DaemonState::Master),
+            "backup" => Ok(DaemonState::Backup),
+            _ => Err(OutOfRange::new("daemon state", text, "master or backup")),
+        }
+    }
+}
+
 /// A synchronisation daemon of this network namespace; there is at most one in each state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct SyncDaemon {
     /// Which end it is.
     pub state: DaemonState,
     /// Interface over which connections are multicast.
     pub interface: Name,
     /// Only daemons with the same number talk to each other; a backup with 0 takes all.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub sync_id: u8,
     /// Largest UDP payload in bytes; `None` lets the kernel derive it from the interface's MTU.
     pub max_length: Option<u16>,
@@ -38,5 +64,33 @@ impl SyncDaemon {
     /// A daemon with the kernel's defaults.
     pub fn new(state: DaemonState, interface: Name, sync_id: u8) -> Self {
         SyncDaemon { state, interface, sync_id, max_length: None, group: None, port: None, ttl: None }
+    }
+
+    /// The same with this largest payload.
+    #[must_use]
+    pub fn with_max_length(mut self, bytes: u16) -> Self {
+        self.max_length = Some(bytes);
+        self
+    }
+
+    /// The same with this multicast group.
+    #[must_use]
+    pub fn with_group(mut self, group: IpAddr) -> Self {
+        self.group = Some(group);
+        self
+    }
+
+    /// The same with this UDP port.
+    #[must_use]
+    pub fn with_port(mut self, port: u16) -> Self {
+        self.port = Some(port);
+        self
+    }
+
+    /// The same with this time to live.
+    #[must_use]
+    pub fn with_ttl(mut self, ttl: u8) -> Self {
+        self.ttl = Some(ttl);
+        self
     }
 }

@@ -54,7 +54,7 @@ impl ForwardingMethod {
 
 /// A tunnel to a real server. Types other than IPIP and flags exist since Linux 5.3; older kernels ignore them silently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct Tunnel {
     /// What it is wrapped in.

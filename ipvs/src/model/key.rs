@@ -35,6 +35,34 @@ impl Family {
     }
 }
 
+impl From<IpAddr> for Family {
+    fn from(addr: IpAddr) -> Self {
+        Family::of(addr)
+    }
+}
+
+/// `IPv4`, `IPv6`.
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Family::V4 => "IPv4",
+            Family::V6 => "IPv6",
+        })
+    }
+}
+
+impl FromStr for Family {
+    type Err = OutOfRange;
+
+    fn from_str(text: &str) -> Result<Self, OutOfRange> {
+        match text {
+            "IPv4" => Ok(Family::V4),
+            "IPv6" => Ok(Family::V6),
+            _ => Err(OutOfRange::new("address family", text, "IPv4 or IPv6")),
+        }
+    }
+}
+
 /// IP protocol of a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -171,6 +199,11 @@ impl VirtualServerKey {
         }
     }
 
+    /// Address and port; `None` for a firewall mark.
+    pub fn socket_addr(&self) -> Option<SocketAddr> {
+        Some(SocketAddr::new(self.addr()?, self.port()?))
+    }
+
     /// The protocol; `None` for a firewall mark, which takes packets of every protocol.
     pub fn protocol(&self) -> Option<Protocol> {
         match self {
@@ -252,6 +285,12 @@ impl RealServerKey {
 impl From<SocketAddr> for RealServerKey {
     fn from(at: SocketAddr) -> Self {
         RealServerKey { addr: at.ip(), port: at.port() }
+    }
+}
+
+impl From<RealServerKey> for SocketAddr {
+    fn from(key: RealServerKey) -> Self {
+        SocketAddr::new(key.addr, key.port)
     }
 }
 

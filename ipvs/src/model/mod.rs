@@ -2,6 +2,7 @@
 
 mod daemon;
 mod forwarding;
+mod forwarding_text;
 mod key;
 mod name;
 mod real_server;

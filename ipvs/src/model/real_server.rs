@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::str::FromStr;
 
 use crate::model::{ForwardingMethod, OutOfRange, RealServerKey, Stats};
 
@@ -68,6 +69,15 @@ impl From<Weight> for u32 {
     }
 }
 
+impl FromStr for Weight {
+    type Err = OutOfRange;
+
+    fn from_str(text: &str) -> Result<Self, OutOfRange> {
+        let refuse = || OutOfRange::new("weight", text, "0 to 2147483647");
+        text.parse().ok().and_then(|weight| Weight::new(weight).ok()).ok_or_else(refuse)
+    }
+}
+
 impl fmt::Display for Weight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -129,7 +139,8 @@ impl From<Thresholds> for (u32, u32) {
 
 /// What can be changed about a real server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
 pub struct RealServerConfig {
     /// Its share of new connections.
     pub weight: Weight,
@@ -137,6 +148,34 @@ pub struct RealServerConfig {
     pub forwarding_method: ForwardingMethod,
     /// Limits of connections.
     pub thresholds: Thresholds,
+}
+
+impl RealServerConfig {
+    /// Masquerading with weight 1, without limits.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same with this weight.
+    #[must_use]
+    pub fn with_weight(mut self, weight: Weight) -> Self {
+        self.weight = weight;
+        self
+    }
+
+    /// The same with this forwarding method.
+    #[must_use]
+    pub fn with_forwarding_method(mut self, method: ForwardingMethod) -> Self {
+        self.forwarding_method = method;
+        self
+    }
+
+    /// The same with these limits.
+    #[must_use]
+    pub fn with_thresholds(mut self, thresholds: Thresholds) -> Self {
+        self.thresholds = thresholds;
+        self
+    }
 }
 
 /// A real server: it answers for a virtual server.
@@ -147,6 +186,7 @@ pub struct RealServer {
     /// What identifies it within its virtual server.
     pub key: RealServerKey,
     /// What can be changed about it.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub config: RealServerConfig,
 }
 
@@ -154,6 +194,13 @@ impl RealServer {
     /// Masquerading with weight 1, without limits.
     pub fn new(at: SocketAddr) -> Self {
         RealServer { key: at.into(), config: RealServerConfig::default() }
+    }
+
+    /// The same with this configuration.
+    #[must_use]
+    pub fn with_config(mut self, config: RealServerConfig) -> Self {
+        self.config = config;
+        self
     }
 
     /// The same with this weight.
@@ -184,6 +231,20 @@ impl RealServer {
     }
 }
 
+/// Masquerading with weight 1, without limits.
+impl From<SocketAddr> for RealServer {
+    fn from(at: SocketAddr) -> Self {
+        RealServer::new(at)
+    }
+}
+
+/// Masquerading with weight 1, without limits.
+impl From<RealServerKey> for RealServer {
+    fn from(key: RealServerKey) -> Self {
+        RealServer { key, config: RealServerConfig::default() }
+    }
+}
+
 /// A real server as the kernel has it, with its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -192,12 +253,16 @@ pub struct ObservedRealServer {
     /// The real server.
     pub server: RealServer,
     /// Connections in use.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub active_connections: u32,
     /// Connections not in use any more, or not yet.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub inactive_connections: u32,
     /// Persistence templates that point at it.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub persistent_connections: u32,
     /// Counters and rates.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub stats: Stats,
 }
 

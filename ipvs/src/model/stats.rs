@@ -3,8 +3,8 @@
 /// Counters since the server was added or its counters were set to zero, and current rates.
 ///
 /// 64 bits wide where the kernel says so (since Linux 4.1); older kernels count connections and packets in 32 bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct Stats {
     /// Connections scheduled.
@@ -22,8 +22,8 @@ pub struct Stats {
 }
 
 /// Rates a second, which the kernel estimates every two seconds (`net.ipv4.vs.run_estimation`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct Rates {
     /// Connections scheduled.

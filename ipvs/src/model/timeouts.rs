@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// How long connections are kept, in seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Timeouts {
     /// An idle TCP connection; the kernel's default is 900.
@@ -15,8 +15,8 @@ pub struct Timeouts {
 }
 
 /// Timeouts to set; `None` and 0 leave one as it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct TimeoutsUpdate {
     /// An idle TCP connection, in seconds.
     pub tcp_secs: Option<u32>,
@@ -27,7 +27,7 @@ pub struct TimeoutsUpdate {
 }
 
 /// What IPVS says of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Info {

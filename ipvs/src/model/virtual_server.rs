@@ -67,12 +67,15 @@ impl Granularity {
 /// [`Weight::DRAIN`](crate::Weight::DRAIN).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Persistence {
     /// Seconds after the client's last connection. ipvsadm's default is 360, Kubernetes' 10800.
     pub timeout_secs: u32,
     /// Which clients count as one.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub granularity: Granularity,
     /// A persistence engine that looks into packets; the kernel has `sip`.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub engine: Option<Name>,
 }
 
@@ -81,19 +84,37 @@ impl Persistence {
     pub fn new(timeout_secs: u32) -> Self {
         Persistence { timeout_secs, granularity: Granularity::Client, engine: None }
     }
+
+    /// The same with other clients that count as one.
+    #[must_use]
+    pub fn with_granularity(mut self, granularity: Granularity) -> Self {
+        self.granularity = granularity;
+        self
+    }
+
+    /// The same with an engine.
+    #[must_use]
+    pub fn with_engine(mut self, engine: Name) -> Self {
+        self.engine = Some(engine);
+        self
+    }
 }
 
 /// What can be changed about a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct VirtualServerConfig {
     /// How new connections are spread.
     pub scheduler: Scheduler,
     /// Flags for the scheduler.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub scheduler_flags: SchedulerFlags,
     /// Whether clients stay with their real server.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub persistence: Option<Persistence>,
     /// Schedule every packet for itself (UDP; `ipvsadm -o`).
+    #[cfg_attr(feature = "serde", serde(default))]
     pub one_packet: bool,
 }
 
@@ -106,6 +127,27 @@ impl VirtualServerConfig {
             persistence: None,
             one_packet: false,
         }
+    }
+
+    /// The same with these scheduler flags.
+    #[must_use]
+    pub fn with_scheduler_flags(mut self, flags: SchedulerFlags) -> Self {
+        self.scheduler_flags = flags;
+        self
+    }
+
+    /// The same with persistence.
+    #[must_use]
+    pub fn with_persistence(mut self, persistence: Persistence) -> Self {
+        self.persistence = Some(persistence);
+        self
+    }
+
+    /// The same with every packet scheduled for itself.
+    #[must_use]
+    pub fn with_one_packet(mut self) -> Self {
+        self.one_packet = true;
+        self
     }
 }
 
@@ -124,6 +166,13 @@ impl VirtualServer {
     /// This scheduler, without flags or persistence.
     pub fn new(key: VirtualServerKey, scheduler: Scheduler) -> Self {
         VirtualServer { key, config: VirtualServerConfig::new(scheduler) }
+    }
+
+    /// The same with this configuration.
+    #[must_use]
+    pub fn with_config(mut self, config: VirtualServerConfig) -> Self {
+        self.config = config;
+        self
     }
 
     /// The same with these scheduler flags.
@@ -172,6 +221,7 @@ pub struct ObservedVirtualServer {
     /// The virtual server.
     pub server: VirtualServer,
     /// Counters and rates.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub stats: Stats,
 }
 
@@ -190,6 +240,7 @@ pub struct SnapshotEntry {
     /// The virtual server.
     pub virtual_server: ObservedVirtualServer,
     /// Its real servers, in the kernel's order: the last one added comes first.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub real_servers: Vec<ObservedRealServer>,
 }
 

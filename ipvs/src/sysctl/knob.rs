@@ -15,6 +15,18 @@ pub struct KernelVersion {
     pub minor: u16,
 }
 
+impl FromStr for KernelVersion {
+    type Err = OutOfRange;
+
+    fn from_str(text: &str) -> Result<Self, OutOfRange> {
+        let version = text
+            .split_once('.')
+            .and_then(|(major, minor)| Some(KernelVersion { major: major.parse().ok()?, minor: minor.parse().ok()? }));
+        version.ok_or_else(|| OutOfRange::new("kernel version", text, "MAJOR.MINOR"))
+    }
+}
+
+/// `6.12`.
 impl fmt::Display for KernelVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
@@ -302,4 +314,13 @@ impl FromStr for Knob {
         let knob = Knob::ALL.iter().find(|knob| knob.name() == bare).copied();
         knob.ok_or_else(|| OutOfRange::new("setting", name, "names below net.ipv4.vs that Linux 7.2 has"))
     }
+}
+
+#[cfg(feature = "serde")]
+mod text {
+    use super::{KernelVersion, Knob};
+    use crate::model::serde_as_text;
+
+    serde_as_text!(Knob, "a setting such as \"net.ipv4.vs.conntrack\"");
+    serde_as_text!(KernelVersion, "a kernel's version such as \"6.12\"");
 }

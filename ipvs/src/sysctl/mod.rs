@@ -37,7 +37,8 @@ pub use error::{Error, ErrorKind};
 pub use knob::{Description, KernelVersion, Knob, Requirement, ValueType};
 
 /// Value of a setting.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Value {
     /// Most settings; switches are on unless 0.

@@ -142,13 +142,14 @@ pub struct Entry {
     /// The virtual server.
     pub virtual_server: VirtualServer,
     /// Its real servers.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub real_servers: Vec<RealServer>,
 }
 
 /// A table of virtual servers with their real servers, without counters: what `ipvsadm -S -n` prints, and a state to bring the
 /// kernel to with [`Client::sync`](crate::Client::sync).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Ruleset {
     /// The virtual servers in their order.
     pub entries: Vec<Entry>,

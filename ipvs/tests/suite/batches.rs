@@ -68,7 +68,7 @@ pub(crate) fn failures_in_the_middle(world: &dyn World) {
 pub(crate) fn impossible_operations_keep_their_place(world: &dyn World) {
     let mut client = world.client();
     let impossible = round_robin(tcp("[fd00::1]:80"))
-        .with_persistence(Persistence { granularity: Granularity::Prefix(0), ..Persistence::new(300) });
+        .with_persistence(Persistence::new(300).with_granularity(Granularity::Prefix(0)));
     let key = tcp("10.0.0.1:80");
     let mut batch = Batch::new();
     batch

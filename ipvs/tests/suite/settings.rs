@@ -63,12 +63,9 @@ pub(crate) fn daemons(world: &dyn World) {
 
     // What was not said comes back as the kernel's defaults; the master first.
     let listed = client.list_daemons().unwrap();
-    let filled = |state, sync_id, max_length| SyncDaemon {
-        max_length: Some(max_length),
-        group: Some("224.0.0.81".parse().unwrap()),
-        port: Some(8848),
-        ttl: Some(1),
-        ..SyncDaemon::new(state, lo, sync_id)
+    let filled = |state, sync_id, max_length| {
+        let group = "224.0.0.81".parse().unwrap();
+        SyncDaemon::new(state, lo, sync_id).with_max_length(max_length).with_group(group).with_port(8848).with_ttl(1)
     };
     assert_eq!(listed, [filled(DaemonState::Master, 41, 1472), filled(DaemonState::Backup, 42, 65_507)]);
     client.stop_daemon(DaemonState::Master).unwrap();
@@ -80,14 +77,9 @@ pub(crate) fn daemons(world: &dyn World) {
 pub(crate) fn daemons_with_everything_said(world: &dyn World) {
     let mut client = world.client();
     let lo = Name::new("lo").unwrap();
-    let said = |state, group: &str, max_length| SyncDaemon {
-        state,
-        interface: lo,
-        sync_id: 255,
-        max_length: Some(max_length),
-        group: Some(group.parse().unwrap()),
-        port: Some(0x1234),
-        ttl: Some(7),
+    let said = |state, group: &str, max_length| {
+        let group = group.parse().unwrap();
+        SyncDaemon::new(state, lo, 255).with_max_length(max_length).with_group(group).with_port(0x1234).with_ttl(7)
     };
     let master = said(DaemonState::Master, "224.1.2.3", 512);
     client.start_daemon(&master).unwrap();

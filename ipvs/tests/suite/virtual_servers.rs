@@ -106,7 +106,7 @@ pub(crate) fn scheduler_flags_have_names(world: &dyn World) {
 
 pub(crate) fn persistence_and_its_granularity(world: &dyn World) {
     let mut client = world.client();
-    let persistent = |timeout_secs, granularity| Persistence { granularity, ..Persistence::new(timeout_secs) };
+    let persistent = |timeout_secs, granularity| Persistence::new(timeout_secs).with_granularity(granularity);
     let servers = [
         (tcp("10.0.0.1:80"), persistent(300, Granularity::Client)),
         (tcp("10.0.0.2:80"), persistent(10_800, Granularity::Prefix(31))),
@@ -134,8 +134,8 @@ pub(crate) fn persistence_and_its_granularity(world: &dyn World) {
 
 pub(crate) fn persistence_engine(world: &dyn World) {
     let mut client = world.client();
-    let engine = Some(Name::new("sip").unwrap());
-    let server = round_robin(udp("10.0.0.1:5060")).with_persistence(Persistence { engine, ..Persistence::new(60) });
+    let engine = Name::new("sip").unwrap();
+    let server = round_robin(udp("10.0.0.1:5060")).with_persistence(Persistence::new(60).with_engine(engine));
     client.add_virtual_server(&server).unwrap();
     assert_eq!(client.get_virtual_server(&server.key).unwrap().server, server);
     world.expect(&["-A -u 10.0.0.1:5060 -s rr -p 60 --pe sip"]);
@@ -169,7 +169,7 @@ pub(crate) fn an_update_changes_everything_and_keeps_real_servers(world: &dyn Wo
     let granularity = Granularity::Prefix(24);
     let changed = VirtualServer::new(key, Scheduler::SourceHashing)
         .with_scheduler_flags(SchedulerFlags::SH_FALLBACK)
-        .with_persistence(Persistence { granularity, ..Persistence::new(600) });
+        .with_persistence(Persistence::new(600).with_granularity(granularity));
     client.update_virtual_server(&changed).unwrap();
     world.expect(&[
         "-A -t 10.0.0.1:80 -s sh -p 600 -M 255.255.255.0 -b sh-fallback",
@@ -236,7 +236,7 @@ pub(crate) fn a_missing_module_is_named(world: &dyn World) {
     assert_eq!(error.module_missing(), Some(MissingModule::Scheduler(scheduler)));
 
     let engine = Name::new("nosuch").unwrap();
-    let persistence = Persistence { engine: Some(engine), ..Persistence::new(300) };
+    let persistence = Persistence::new(300).with_engine(engine);
     let server = round_robin(udp("10.0.0.1:5060")).with_persistence(persistence);
     let error = client.add_virtual_server(&server).unwrap_err();
     let missing = MissingModule::SchedulerOrEngine(Scheduler::RoundRobin, engine);
@@ -247,7 +247,7 @@ pub(crate) fn a_missing_module_is_named(world: &dyn World) {
 
 pub(crate) fn the_family_of_a_granularity_is_checked(world: &dyn World) {
     let mut client = world.client();
-    let persistent = |granularity| Persistence { granularity, ..Persistence::new(300) };
+    let persistent = |granularity| Persistence::new(300).with_granularity(granularity);
     for (key, granularity) in [
         (tcp("10.0.0.1:80"), Granularity::Prefix(33)),
         (tcp("[fd00::1]:80"), Granularity::Prefix(0)),

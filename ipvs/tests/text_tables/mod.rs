@@ -56,13 +56,18 @@ fn granularity(family: Family) -> BoxedStrategy<Granularity> {
     }
 }
 
+fn persistence((timeout_secs, granularity, engine): (u32, Granularity, Option<Name>)) -> Persistence {
+    let mut persistence = Persistence::new(timeout_secs).with_granularity(granularity);
+    persistence.engine = engine;
+    persistence
+}
+
 fn config(family: Family) -> impl Strategy<Value = VirtualServerConfig> {
     let scheduler = prop_oneof![
         4 => select(Scheduler::KNOWN.to_vec()),
         1 => name().prop_map(|name| name.as_str().parse().unwrap()),
     ];
-    let persistence = (any::<u32>(), granularity(family), option::of(name()))
-        .prop_map(|(timeout_secs, granularity, engine)| Persistence { timeout_secs, granularity, engine });
+    let persistence = (any::<u32>(), granularity(family), option::of(name())).prop_map(persistence);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(one, two, three)| {
         let mut flags = SchedulerFlags::empty();
         flags.set(SchedulerFlags::FLAG_1, one);
@@ -108,11 +113,13 @@ fn real_server_config() -> impl Strategy<Value = RealServerConfig> {
         Just(Thresholds::NONE),
         (any::<u32>(), any::<u32>()).prop_map(|(one, other)| Thresholds::new(one.max(other), one.min(other)).unwrap()),
     ];
-    (0..=Weight::MAX.get(), method(), thresholds).prop_map(|(weight, forwarding_method, thresholds)| RealServerConfig {
-        weight: Weight::new(weight).unwrap(),
-        forwarding_method,
-        thresholds,
-    })
+    (0..=Weight::MAX.get(), method(), thresholds)
+        .prop_map(|(weight, forwarding_method, thresholds)| real_config(weight, forwarding_method, thresholds))
+}
+
+fn real_config(weight: u32, method: ForwardingMethod, thresholds: Thresholds) -> RealServerConfig {
+    let weight = Weight::new(weight).unwrap();
+    RealServerConfig::new().with_weight(weight).with_forwarding_method(method).with_thresholds(thresholds)
 }
 
 pub(crate) fn virtual_server() -> impl Strategy<Value = VirtualServer> {
@@ -174,7 +181,7 @@ pub(crate) fn ruleset_of_ipvsadm(schedulers: Vec<Scheduler>) -> impl Strategy<Va
     ];
     let entry = (key, select(schedulers)).prop_flat_map(|(key, scheduler)| {
         let persistence = (1..=2_678_400_u32, granularity(key.family()), option::of(Just(Name::new("sip").unwrap())))
-            .prop_map(|(timeout_secs, granularity, engine)| Persistence { timeout_secs, granularity, engine });
+            .prop_map(persistence);
         let must_persist = matches!(key, VirtualServerKey::Address { port: 0, .. });
         let persistence =
             if must_persist { persistence.prop_map(Some).boxed() } else { option::of(persistence).boxed() };
@@ -241,11 +248,7 @@ fn real_server_of_ipvsadm(key: VirtualServerKey) -> impl Strategy<Value = RealSe
             };
             RealServer {
                 key: RealServerKey { addr: if is_v4 { v4 } else { v6 }, port },
-                config: RealServerConfig {
-                    weight: Weight::new(weight).unwrap(),
-                    forwarding_method: method,
-                    thresholds,
-                },
+                config: real_config(weight, method, thresholds),
             }
         },
     )

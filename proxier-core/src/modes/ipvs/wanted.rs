@@ -290,7 +290,9 @@ impl Index {
     }
 
     fn config(&self, affinity_secs: Option<u32>) -> VirtualServerConfig {
-        VirtualServerConfig { persistence: affinity_secs.map(Persistence::new), ..self.defaults }
+        let mut config = self.defaults;
+        config.persistence = affinity_secs.map(Persistence::new);
+        config
     }
 }
 
