@@ -13,7 +13,8 @@ use crate::error::{Error, ErrorKind};
 use crate::model::{Entry, SetName, SetType};
 
 /// What to do about an entry that is in the set already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum IfPresent {
     /// Report [`ErrorKind::ElementExists`] for it.
     #[default]
@@ -23,7 +24,8 @@ pub enum IfPresent {
 }
 
 /// What to do about an entry that is not in the set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum IfAbsent {
     /// Report [`ErrorKind::ElementMissing`] for it.
     #[default]

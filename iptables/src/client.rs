@@ -18,7 +18,8 @@ use crate::transaction::{Edit, Transaction};
 use crate::version::{ProgramVersion, RestoreWait};
 
 /// Time limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct Limits {
     /// How long to wait for the xtables lock; default 5 s. Whole seconds, at least one. Legacy back end only.
@@ -50,7 +51,8 @@ impl Limits {
 }
 
 /// Whether anything had to be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[must_use]
 pub enum Ensured {
     /// It was there already; nothing was written.
@@ -60,7 +62,8 @@ pub enum Ensured {
 }
 
 /// Where a rule is put if it is not there yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Position {
     /// In front of all others.
     First,

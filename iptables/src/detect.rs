@@ -59,7 +59,8 @@ impl Presence {
 }
 
 /// How to choose a back end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum BackendChoice {
     /// The one the host uses; an error if that is not clear.
     #[default]

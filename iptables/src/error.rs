@@ -79,7 +79,8 @@ impl fmt::Display for ErrorKind {
 
 /// Where in the text handed to `iptables-restore` it failed.
 #[non_exhaustive]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RestoreFailure {
     /// Line number in the text, from 1, when the program named one.
     pub line: Option<usize>,

@@ -237,7 +237,7 @@ impl fmt::Display for Rule {
 }
 
 /// Builds a [`Rule`]; the first bad argument is reported by [`build`](RuleBuilder::build).
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 #[must_use]
 pub struct RuleBuilder {
     tokens: Vec<Token>,

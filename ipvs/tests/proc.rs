@@ -89,6 +89,17 @@ fn connections_are_those_ipvsadm_listed() {
 }
 
 #[test]
+fn connections_come_back_from_json() {
+    for kernel in KERNELS {
+        for connection in proc(kernel).connections().unwrap().map(Result::unwrap) {
+            let json = serde_json::to_string(&connection).unwrap();
+            assert!(json.contains(&format!("\"state\":\"{}\"", connection.state)), "{json}");
+            assert_eq!(serde_json::from_str::<Connection>(&json).unwrap(), connection);
+        }
+    }
+}
+
+#[test]
 fn synchronised_connections_are_the_same_with_their_origin() {
     for kernel in KERNELS {
         let key = |connection: &Connection| {

@@ -1,9 +1,11 @@
 //! One line of `ip_vs_conn` or `ip_vs_conn_sync`.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::io::BufRead;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use super::Error;
@@ -11,7 +13,8 @@ use super::lines::Lines;
 use crate::model::{Name, Protocol};
 
 /// A connection, or a template that persistence makes connections from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Connection {
     /// Its protocol. Templates of firewall marks have number 0.
@@ -34,6 +37,7 @@ pub struct Connection {
 
 /// What a client connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Target {
     /// An address and port. Port 0 in a template for all ports.
     Address(SocketAddr),
@@ -43,6 +47,7 @@ pub enum Target {
 
 /// Whether a connection was made here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Origin {
     /// It was made on this host.
     Local,
@@ -51,7 +56,8 @@ pub enum Origin {
 }
 
 /// What a persistence engine keeps with a template.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PersistenceData {
     /// The engine: `sip`.
@@ -89,6 +95,18 @@ macro_rules! states {
         }
     };
 }
+
+/// From the kernel's name; one this crate does not know becomes [`State::Other`].
+impl FromStr for State {
+    type Err = Infallible;
+
+    fn from_str(name: &str) -> Result<Self, Infallible> {
+        Ok(State::new(name))
+    }
+}
+
+#[cfg(feature = "serde")]
+crate::model::serde_as_text!(State, "a connection's state such as \"ESTABLISHED\"");
 
 states! {
     /// No state: a fresh connection, or a template that no connection has confirmed.
