@@ -1,7 +1,6 @@
 //! Chains that choose an endpoint: one for each number of endpoints, shared by all Services that have so many.
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use nftables::expr::{DynSetOp, HeaderBase, MetaKey, NatFlags, NatKind, NumgenKind, RegisterRange};
@@ -49,44 +48,6 @@ impl fmt::Display for Pick {
         f.write_str(if self.is_local { "-local" } else { "" })?;
         self.affinity_secs.map_or(Ok(()), |secs| write!(f, "-sticky-{secs}"))
     }
-}
-
-/// The text is no name of a chain that chooses an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoPick;
-
-/// As it prints.
-impl FromStr for Pick {
-    type Err = NoPick;
-
-    fn from_str(text: &str) -> Result<Self, NoPick> {
-        let (text, affinity_secs) = match text.split_once("-sticky-") {
-            Some((text, secs)) => (text, Some(secs.parse().ok().ok_or(NoPick)?)),
-            None => (text, None),
-        };
-        let (text, is_local) = text.strip_suffix("-local").map_or((text, false), |text| (text, true));
-        let (kind, count) = text.split_once('-').ok_or(NoPick)?;
-        let marks = match kind {
-            "pick" => Marks::Nothing,
-            "internal" => Marks::Internal,
-            "external" => Marks::Everything,
-            _ => return Err(NoPick),
-        };
-        let count = count.parse().ok().ok_or(NoPick)?;
-        let pick = Pick { marks, is_local, count, affinity_secs };
-        // Only one text a chain: no leading zeros.
-        if count > 0 && pick.to_string().len() == text_len(kind, count, is_local, affinity_secs) {
-            Ok(pick)
-        } else {
-            Err(NoPick)
-        }
-    }
-}
-
-fn text_len(kind: &str, count: u32, is_local: bool, affinity_secs: Option<u32>) -> usize {
-    let local = if is_local { "-local" } else { "" };
-    let sticky = affinity_secs.map(|secs| format!("-sticky-{secs}")).unwrap_or_default();
-    format!("{kind}-{count}{local}{sticky}").len()
 }
 
 /// Where a rule keeps what it looks up: source, destination, protocol, port, and behind them an endpoint or a slot. The
@@ -246,18 +207,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_what_a_chain_does_and_is_read_again() {
-        for marks in [Marks::Nothing, Marks::Internal, Marks::Everything] {
-            for is_local in [false, true] {
-                for affinity_secs in [None, Some(1), Some(86_400)] {
-                    let pick = Pick { marks, is_local, count: 17, affinity_secs };
-                    assert_eq!(pick.to_string().parse(), Ok(pick));
-                }
-            }
-        }
-        for bad in ["pick", "pick-0", "pick-02", "pick-x", "pick-2-", "pack-2", "pick-2-sticky-", "pick-+2", "services"]
-        {
-            assert_eq!(bad.parse::<Pick>(), Err(NoPick), "{bad}");
-        }
+    fn a_name_says_what_a_chain_does() {
+        let pick = Pick { marks: Marks::Nothing, is_local: false, count: 2, affinity_secs: None };
+        assert_eq!(pick.to_string(), "pick-2");
+        let pick = Pick { marks: Marks::Everything, is_local: true, count: 17, affinity_secs: Some(10_800) };
+        assert_eq!(pick.to_string(), "external-17-local-sticky-10800");
     }
 }
