@@ -28,6 +28,12 @@ pub struct Desired {
 /// What keeps its own view of [`Desired`]. It is told of every change, in order; what did not change is not mentioned, even
 /// if its Service was compiled again.
 pub trait Follower {
+    /// Whether Services are compiled with their [`Port`](super::Port)s, which take time and memory. Default no. The answer
+    /// is always the same.
+    fn needs_ports(&self) -> bool {
+        false
+    }
+
     /// A Service is new (`before` is `None`), gone (`after` is `None`), or compiled to something else.
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>);
 
@@ -82,7 +88,7 @@ impl Desired {
         follower: &mut dyn Follower,
     ) {
         for key in services {
-            let compiled = compile_from(store, key, facts);
+            let compiled = compile_from(store, key, facts, follower.needs_ports());
             self.update(key, compiled, follower);
         }
     }

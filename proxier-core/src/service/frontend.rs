@@ -31,8 +31,9 @@ pub struct Frontend {
     pub source_ranges: Option<Arc<[Network]>>,
     /// Whether this node itself is in the source ranges.
     pub node_may_use: bool,
-    /// The port of the Service that it belongs to: the first one that names it.
-    pub port: Arc<Port>,
+    /// The port of the Service that it belongs to, the first one that names it; if ports were asked for
+    /// ([`Follower::needs_ports`](super::Follower::needs_ports)).
+    pub port: Option<Arc<Port>>,
 }
 
 impl Frontend {

@@ -56,7 +56,8 @@ pub struct Compiled {
     pub created: Created,
     /// Its Frontends, sorted by key.
     pub frontends: Vec<Arc<Frontend>>,
-    /// Its ports, each once for each family, in the order of the object. Agents' Frontends are ports of their own.
+    /// Its ports, each once for each family, in the order of the object, if they were asked for
+    /// ([`Follower::needs_ports`]). Agents' Frontends are ports of their own.
     pub ports: Vec<Arc<Port>>,
     /// Its endpoints on this node, in any state: a connection that one opens to its own Service may come back to it.
     pub hairpins: BTreeSet<(Protocol, EndpointKey)>,
@@ -100,6 +101,15 @@ pub fn compile<'a>(
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
     facts: &NodeFacts,
 ) -> Compiled {
+    compile_service(service, slices, facts, false)
+}
+
+fn compile_service<'a>(
+    service: &Service,
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    facts: &NodeFacts,
+    with_ports: bool,
+) -> Compiled {
     let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
     let mut compiled = Compiled::empty(service.key.clone(), service.created);
     let mut frontends = BTreeMap::new();
@@ -118,11 +128,11 @@ pub fn compile<'a>(
                 row.leave_out_reserved(&context, &choice, &mut compiled.rejected);
                 row.note_missing(&mut compiled.no_local_endpoints);
             }
-            let common = Arc::new(Port::new(&context, &rows, family, &choice));
+            let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
             for row in &rows {
-                row.add_to(&mut frontends, &common, &context);
+                row.add_to(&mut frontends, &choice, common.as_ref(), &context);
             }
-            compiled.ports.push(common);
+            compiled.ports.extend(common);
         }
         if let Some(port) = service.health_check_node_port {
             if !facts.health_checks_open_on(family).is_nowhere() {
@@ -136,8 +146,8 @@ pub fn compile<'a>(
     compiled
 }
 
-/// Compiles Frontends that an agent asks for by itself.
-pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFacts) -> Compiled {
+/// Compiles Frontends that an agent asks for by itself; each is a port of its own, if ports are asked for.
+pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFacts, with_ports: bool) -> Compiled {
     let mut compiled = Compiled::empty(key.clone(), Created::UNKNOWN);
     let reserved = &facts.config.reserved;
     for spec in specs.iter().filter(|spec| facts.config.families.iter().any(|family| family == spec.key.family())) {
@@ -157,14 +167,14 @@ pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFa
         let ranges = spec.source_ranges.as_deref();
         let node = facts.node_address(spec.key.family());
         let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
-        let port = Arc::new(Port::of_agent(key, spec, node));
-        compiled.ports.push(port.clone());
+        let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node)));
+        compiled.ports.extend(port.clone());
         compiled.frontends.push(Arc::new(Frontend {
             key: spec.key,
             roles: spec.roles,
             policy: spec.policy,
-            cluster: port.cluster.clone(),
-            local: port.local.clone(),
+            cluster: spec.cluster.as_slice().into(),
+            local: spec.local.as_slice().into(),
             falls_back: false,
             affinity_secs: spec.affinity_secs,
             on_interface: facts.is_on_interface(spec.key.address),
@@ -177,9 +187,9 @@ pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFa
 }
 
 /// What the store has under this key, compiled: the Service, else the Frontends that an agent asks for.
-pub(crate) fn compile_from(store: &Store, key: &ObjectKey, facts: &NodeFacts) -> Option<Compiled> {
-    let service = store.service(key).map(|service| compile(service, store.slices_of(key), facts));
-    service.or_else(|| store.frontends_of(key).map(|specs| compile_frontends(key, specs, facts)))
+pub(crate) fn compile_from(store: &Store, key: &ObjectKey, facts: &NodeFacts, with_ports: bool) -> Option<Compiled> {
+    let service = store.service(key).map(|service| compile_service(service, store.slices_of(key), facts, with_ports));
+    service.or_else(|| store.frontends_of(key).map(|specs| compile_frontends(key, specs, facts, with_ports)))
 }
 
 /// A row of the table of Frontends: addresses with the same treatment.
@@ -240,9 +250,15 @@ impl Row {
         }
     }
 
-    fn add_to(&self, frontends: &mut BTreeMap<FrontendKey, Frontend>, common: &Arc<Port>, context: &Context<'_>) {
+    fn add_to(
+        &self,
+        frontends: &mut BTreeMap<FrontendKey, Frontend>,
+        choice: &Choice,
+        common: Option<&Arc<Port>>,
+        context: &Context<'_>,
+    ) {
         for address in &self.addresses {
-            let new = self.frontend(*address, common, context);
+            let new = self.frontend(*address, choice, common, context);
             match frontends.entry(new.key) {
                 // Listed twice, say as external IP and as load-balancer address.
                 Entry::Occupied(mut known) => merge(known.get_mut(), &new),
@@ -253,7 +269,13 @@ impl Row {
         }
     }
 
-    fn frontend(&self, address: IpAddr, common: &Arc<Port>, context: &Context<'_>) -> Frontend {
+    fn frontend(
+        &self,
+        address: IpAddr,
+        choice: &Choice,
+        common: Option<&Arc<Port>>,
+        context: &Context<'_>,
+    ) -> Frontend {
         let (service, facts) = (context.service, context.facts);
         let family = Family::of(address);
         let ranges = service.source_ranges.restriction(family).filter(|_| self.role == Roles::LOAD_BALANCER);
@@ -263,14 +285,14 @@ impl Row {
             key: FrontendKey::new(context.port.protocol, address, self.port),
             roles: self.role,
             policy: self.policy,
-            cluster: common.cluster.clone(),
-            local: common.local.clone(),
+            cluster: choice.cluster.clone(),
+            local: choice.local.clone(),
             falls_back: self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster,
             affinity_secs: service.affinity_secs,
             on_interface: facts.is_on_interface(address),
             source_ranges: ranges.cloned(),
             node_may_use: node.is_some_and(in_ranges),
-            port: common.clone(),
+            port: common.cloned(),
         }
     }
 }

@@ -90,20 +90,21 @@ fn refusal(port: &Port, policy: TrafficPolicy) -> Option<(RuleBuilder, &'static 
 /// None in practice: every name and argument fits into what iptables reads.
 pub(super) fn of_frontend(frontend: &Frontend) -> Result<Vec<Line>, Error> {
     let mut lines = Vec::new();
+    let Some(port) = frontend.port.as_deref() else { return Ok(lines) };
     // A restriction holds whatever other role the address has.
     let restricted = frontend.source_ranges.is_some() && frontend.roles.contains(Roles::LOAD_BALANCER);
     let roles = if restricted { Roles::LOAD_BALANCER } else { frontend.roles };
     if roles.contains(Roles::CLUSTER_IP) {
-        lines.push(cluster_ip(frontend)?);
+        lines.push(cluster_ip(frontend, port)?);
     } else {
         for (role, what) in [(Roles::EXTERNAL_IP, "external IP"), (Roles::LOAD_BALANCER, "loadbalancer IP")] {
             if roles.contains(role) {
-                external(frontend, what, restricted, &mut lines)?;
+                external((frontend, port), what, restricted, &mut lines)?;
             }
         }
         // A node port that is not served everywhere.
-        if roles == Roles::NODE_PORT && frontend.port.node_port.is_none() {
-            external(frontend, "node port", false, &mut lines)?;
+        if roles == Roles::NODE_PORT && port.node_port.is_none() {
+            external((frontend, port), "node port", false, &mut lines)?;
         }
     }
     Ok(lines)
@@ -116,8 +117,7 @@ fn to_frontend(rule: RuleBuilder, frontend: &Frontend) -> RuleBuilder {
     rule.args(["-m", protocol, "-p", protocol, "-d", &address, "--dport", &port])
 }
 
-fn cluster_ip(frontend: &Frontend) -> Result<Line, Error> {
-    let port = &*frontend.port;
+fn cluster_ip(frontend: &Frontend, port: &Port) -> Result<Line, Error> {
     let address = frontend.key.address.to_string();
     if let Some((rule, target)) = refusal(port, port.internal_policy) {
         return Line::new(Shared::NoEndpoints, to(rule, port, &address).target(target));
@@ -127,8 +127,12 @@ fn cluster_ip(frontend: &Frontend) -> Result<Line, Error> {
     Line::new(Shared::Services, rule.jump(&chain))
 }
 
-fn external(frontend: &Frontend, what: &str, restricted: bool, lines: &mut Vec<Line>) -> Result<(), Error> {
-    let port = &*frontend.port;
+fn external(
+    (frontend, port): (&Frontend, &Port),
+    what: &str,
+    restricted: bool,
+    lines: &mut Vec<Line>,
+) -> Result<(), Error> {
     let names = PortNames::new(port);
     if port.has_endpoints() {
         let restricted = restricted && has_firewall(port);

@@ -98,6 +98,10 @@ struct Following<'a> {
 }
 
 impl Follower for Following<'_> {
+    fn needs_ports(&self) -> bool {
+        true
+    }
+
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
         let ports = |compiled: Option<&Compiled>| compiled.map(|compiled| compiled.ports.clone()).unwrap_or_default();
         for port in ports(after) {
@@ -240,7 +244,8 @@ impl Wanted {
     fn shared_rules(&self, family: Family) -> Result<BTreeMap<Shared, Vec<Rule>>, Error> {
         let mut sorted = Vec::new();
         for frontend in self.desired.frontends().filter(|frontend| frontend.key.family() == family) {
-            let place = (&frontend.port.name, frontend.port.protocol, frontend.roles, Some(frontend.key));
+            let Some(port) = frontend.port.as_deref() else { continue };
+            let place = (&port.name, port.protocol, frontend.roles, Some(frontend.key));
             sorted.extend(lines::of_frontend(frontend)?.into_iter().map(|line| (place, line)));
         }
         for (compiled, port) in self.ports(family) {
