@@ -66,7 +66,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
 fn cold(kubeconfig: &Path, services: u32, endpoints: u32) -> Result<(), Failure> {
     let side = label(endpoints);
     let mut proxy = Proxy::start(kubeconfig)?;
-    let (serving, _) = proxy.wait_for("serving in IPVS mode")?;
+    let (serving, _) = proxy.wait_for("serving in ipvs mode")?;
     let (end, line) = proxy.wait_for("full pass: ")?;
     tell(PROCESSOR, services, "ms", &format!("{side}, {COLD}"), proxy.processor_ms()?);
     check_kernel(services, endpoints)?;
