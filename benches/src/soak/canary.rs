@@ -13,8 +13,6 @@ use super::script::{apply, slices};
 use super::watchers::{Followed, Log};
 use super::world::{Endpoint, Family, Host, POD_PORT, Service, State, Way};
 
-/// A change that has not arrived after this never will.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// Pause between two checks. Each takes the lock of IPVS and lists real servers, so a late change is checked for less and
 /// less often, precise to a tenth of the time it takes.
 const LOOK: Duration = Duration::from_millis(10);
@@ -23,12 +21,16 @@ const PAUSE: Duration = Duration::from_millis(600);
 
 /// Changes one endpoint of one Service after the other and follows it into the kernel; returns the Services as they are in
 /// the end.
+///
+/// A change may take `limit`. One that takes half as long again never arrives.
 pub(super) fn follow(
     mut services: Vec<Service>,
+    limit: Duration,
     server: Arc<ApiServer>,
     log: Arc<Log>,
     stop: Arc<AtomicBool>,
 ) -> JoinHandle<Result<Vec<Service>, String>> {
+    let patience = limit + limit / 2;
     std::thread::spawn(move || {
         let mut client = Client::open().map_err(|error| error.to_string())?;
         let mut turn: u16 = 0;
@@ -49,7 +51,7 @@ pub(super) fn follow(
                     apply(&server, &write);
                 }
                 let mut arrived = false;
-                while !arrived && log.now().saturating_sub(from) < PATIENCE {
+                while !arrived && log.now().saturating_sub(from) < patience {
                     arrived = serves(&mut client, &key, real);
                     if !arrived {
                         let waited = log.now().saturating_sub(from);

@@ -221,7 +221,8 @@ impl Soak {
         let sampler = self.proxy.watch(log, &stop);
         let machine = log.watch_the_machine(&stop);
         let canaries = std::mem::take(&mut self.script.canaries);
-        let canary = canary::follow(canaries, self.server.clone(), log.clone(), stop.clone());
+        let limit = verdict::limits(self.evidence.start).0;
+        let canary = canary::follow(canaries, limit, self.server.clone(), log.clone(), stop.clone());
         let steady = self.script.used.iter().enumerate().filter(|(number, _)| Script::is_steady(*number));
         let breaking = Arc::new(AtomicBool::new(false));
         let faults = Faults {
