@@ -2,7 +2,7 @@
 //!
 //! Removes each part in turn, by a line in `/etc/modprobe.d` as administrators use. That changes the machine, so it runs
 //! only where `TESTKIT_REQUIRE=all` says that the machine is for tests. A part takes some 20 s: those with words of their own in
-//! the code are always removed, of the others one in three, depending on the seed (all with `PROXIER_SCENARIOS=all`).
+//! the code are always removed, of the others a part, depending on the seed (all with `PROXIER_SCENARIOS=all`).
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -170,7 +170,7 @@ fn what_is_wanted_is_done_without() {
         return;
     }
     for module in
-        sampled(&["nf_conntrack_netlink", "xt_ipvs"], &["xt_physdev", "br_netfilter", "ip_vs_wrr", "ip_vs_sh"], 3)
+        sampled(&["nf_conntrack_netlink"], &["xt_ipvs", "xt_physdev", "br_netfilter", "ip_vs_wrr", "ip_vs_sh"], 5)
     {
         without(module, |manifests| {
             let (_, report) = probe();
@@ -260,6 +260,8 @@ fn what_is_required_is_an_obstacle() {
         return;
     }
     let sometimes = [
+        "ip_vs_rr",
+        "xt_set",
         "dummy",
         "xt_comment",
         "xt_mark",
@@ -271,7 +273,7 @@ fn what_is_required_is_an_obstacle() {
         "ip_set_hash_ipportnet",
         "ip_set_bitmap_port",
     ];
-    for module in sampled(&["ip_vs_rr", "xt_set", "ip_vs"], &sometimes, 3) {
+    for module in sampled(&["ip_vs"], &sometimes, 6) {
         without(module, |manifests| {
             let (output, report) = probe();
             assert_eq!(finding(&report, module), ("missing", "required"), "{report:#}");

@@ -21,10 +21,10 @@ fn run(scenario: &Scenario) -> String {
 }
 
 /// Whether a scenario of a group runs. An emulated machine needs most of an hour for all of them, so all run only with
-/// `PROXIER_SCENARIOS=all`, otherwise one in four, depending on the seed. On the kernel in memory (`scenarios.rs`) all
+/// `PROXIER_SCENARIOS=all`, otherwise one in eight, depending on the seed. On the kernel in memory (`scenarios.rs`) all
 /// always run.
 fn is_sampled(scenario: &Scenario) -> bool {
-    Sample::asked_for().takes(scenario.file.bytes().map(usize::from).sum(), 4)
+    Sample::asked_for().takes(scenario.file.bytes().map(usize::from).sum(), 8)
 }
 
 macro_rules! groups {
@@ -81,7 +81,7 @@ macro_rules! corpus {
             assert_eq!(scenarios.len(), 497);
             let part = scenarios.iter().enumerate().skip($part).step_by(8);
             // A number that the parts share, so that each seed takes some of every part.
-            let sample = part.filter(|(number, _)| Sample::asked_for().takes(number / 8 + $part, 10));
+            let sample = part.filter(|(number, _)| Sample::asked_for().takes(number / 8 + $part, 20));
             runner::run_all("the corpus", sample.map(|(_, scenario)| scenario), run);
         })*
     };

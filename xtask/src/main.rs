@@ -13,6 +13,7 @@ mod kernel;
 mod libtest;
 mod report;
 mod tools;
+mod turns;
 mod vm;
 
 use std::error::Error as _;

@@ -67,6 +67,20 @@ impl Report {
         }
     }
 
+    /// The tests of a program that have passed so far and failed nowhere, and how many tests of it are known.
+    pub(crate) fn passed(&self, program: &str) -> (Vec<&str>, usize) {
+        let mut known = 0;
+        let mut passed = Vec::new();
+        for (test, results) in self.tests.iter().filter(|(test, _)| test.program == program) {
+            known += 1;
+            let has = |wanted: &Verdict| results.iter().any(|(_, verdict)| verdict == wanted);
+            if has(&Verdict::Passed) && !has(&Verdict::Failed) {
+                passed.push(test.name.as_str());
+            }
+        }
+        (passed, known)
+    }
+
     /// The number of a place, which is new when it was not known.
     fn place(&mut self, place: &str) -> usize {
         self.places.iter().position(|known| known == place).unwrap_or_else(|| {
@@ -276,6 +290,23 @@ mod tests {
         assert_eq!(report.totals(), Totals { passed: 1, failed: 1, skipped: 2 });
         assert_eq!(report.totals().to_string(), "1 passed, 1 failed, 2 skipped");
         assert_eq!(report.unexcused(), [("ipvs kernel c".to_owned(), "no IPVS".to_owned())]);
+    }
+
+    #[test]
+    fn what_passed_is_told_by_program() {
+        let mut report = Report::default();
+        for (program, name, verdict) in [
+            ("p", "a", Verdict::Passed),
+            ("p", "b", Verdict::Skipped("no IPVS".into())),
+            ("p", "c", Verdict::Passed),
+            ("q", "d", Verdict::Passed),
+        ] {
+            report.add("host", program, name, verdict);
+        }
+        report.add("6.1", "p", "c", Verdict::Failed);
+        assert_eq!(report.passed("p"), (vec!["a"], 3));
+        assert_eq!(report.passed("q"), (vec!["d"], 1));
+        assert_eq!(report.passed("r"), (vec![], 0));
     }
 
     #[test]

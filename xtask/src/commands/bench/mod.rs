@@ -14,6 +14,7 @@ use crate::cargo;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::tools;
+use crate::turns::{Turns, seed};
 use crate::vm::{Vm, quote};
 
 pub(crate) const HELP: &str = "\
@@ -40,6 +41,7 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   --rounds N      how often each side runs, 7 unless told
   --quick         3 rounds, fewer sizes: less than five minutes on a quiet machine
   --smoke         small numbers, 1 round, not optimised: shows only that the benches work, and keeps no results
+  --by-turns      one bench in three, others for each PROPTEST_RNG_SEED in the environment
   --check         counts instructions and allocations of the pure parts, and fails when one is more than 5 % above
                   benches/counts.json; takes less than a minute once built
   --update        writes that file anew
@@ -92,7 +94,11 @@ struct Options {
     rounds: Option<u32>,
     mode: Mode,
     counts: Option<Counts>,
+    turns: Turns,
 }
+
+/// How many runs of `--by-turns` take every bench once.
+const TURNS: u64 = 3;
 
 impl Options {
     fn rounds(&self) -> u32 {
@@ -166,7 +172,10 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let wanted = |name: &str| options.names.is_empty() || options.names.iter().any(|wanted| wanted == name);
     let mut failed = Vec::new();
     let mut lines = Vec::new();
-    for (name, place) in BENCHES.into_iter().filter(|(name, _)| wanted(name)) {
+    for (number, (name, place)) in (0..).zip(BENCHES).filter(|(_, (name, _))| wanted(name)) {
+        if !options.turns.takes(number, TURNS) {
+            continue;
+        }
         if place != Place::Machine {
             if !run_here(&options.arguments(&program, name, Place::Host, &results))? {
                 failed.push(name);
@@ -279,7 +288,14 @@ pub(super) fn executable(line: &str, wanted: &str) -> Option<PathBuf> {
 }
 
 fn parse(arguments: &[OsString]) -> Result<Options> {
-    let mut options = Options { names: Vec::new(), kernel: Series::V6_1, rounds: None, mode: Mode::Full, counts: None };
+    let mut options = Options {
+        names: Vec::new(),
+        kernel: Series::V6_1,
+        rounds: None,
+        mode: Mode::Full,
+        counts: None,
+        turns: Turns::ALL,
+    };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value = || -> Result<String> {
@@ -294,6 +310,7 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
             }
             Some("--quick") => options.mode = Mode::Quick,
             Some("--smoke") => options.mode = Mode::Smoke,
+            Some("--by-turns") => options.turns = Turns::of(&seed()),
             Some("--check") => options.counts = Some(Counts::Check),
             Some("--update") => options.counts = Some(Counts::Update),
             Some(name) if BENCHES.iter().any(|(known, _)| *known == name) => options.names.push(name.to_owned()),

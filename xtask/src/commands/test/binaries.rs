@@ -34,10 +34,15 @@ impl Binary {
         if self.needs_kernel { 2 } else { processors }
     }
 
-    /// Its command line.
-    pub(super) fn arguments(&self, filter: Option<&str>) -> Vec<String> {
+    /// Its command line: the tests whose name contains `filter`, or all but those in `left_out`.
+    pub(super) fn arguments(&self, filter: Option<&str>, left_out: &[String]) -> Vec<String> {
         let mut arguments = vec![format!("--test-threads={}", self.threads())];
-        arguments.extend(filter.map(str::to_owned));
+        if let Some(filter) = filter {
+            arguments.push(filter.to_owned());
+        } else if !left_out.is_empty() {
+            arguments.push("--exact".to_owned());
+            arguments.extend(left_out.iter().flat_map(|name| ["--skip".to_owned(), name.clone()]));
+        }
         arguments
     }
 }

@@ -15,6 +15,7 @@ use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::libtest::Verdict;
 use crate::report::{ProgramRun, Report};
+use crate::turns::Turns;
 use crate::vm::{Outcome, Vm, quote};
 
 /// Starts lines that are for this program alone.
@@ -33,18 +34,62 @@ const MEMORY: u32 = 2048;
 /// processors wait for each other at every change of a page table.
 const MACHINES: usize = 2;
 
+/// A test program, and which of its tests a kernel is spared.
+#[derive(Debug)]
+struct Part<'a> {
+    binary: &'a Binary,
+    left_out: Vec<String>,
+}
+
+/// Of the tests that passed on one real kernel, one in so many runs again on each further one. An emulated kernel takes ten times
+/// as long for a test as this machine's own: what cannot run here always runs there, and what can is repeated by turns.
+const AGAIN: u64 = 4;
+
+fn is_turn(test: &str, turns: Turns) -> bool {
+    turns.takes(test.bytes().map(u64::from).sum(), AGAIN)
+}
+
+/// The programs with what is left to run of each, which is all tests that have not passed yet and those to be repeated, and how
+/// many tests that makes fewer.
+fn parts<'a>(binaries: &[&'a Binary], repeats: Turns, report: &Report) -> (Vec<Part<'a>>, usize) {
+    let (mut parts, mut spared) = (Vec::new(), 0);
+    for binary in binaries {
+        let (passed, known) = report.passed(&binary.name);
+        let left_out: Vec<String> =
+            passed.into_iter().filter(|name| !is_turn(name, repeats)).map(str::to_owned).collect();
+        spared += left_out.len();
+        // One of which no test is known has not run here.
+        if left_out.is_empty() || left_out.len() < known {
+            parts.push(Part { binary, left_out });
+        }
+    }
+    (parts, spared)
+}
+
 /// Runs the test programs on one kernel.
-pub(super) fn run(series: Series, binaries: &[&Binary], runs: &Runs, report: &mut Report) -> Result<()> {
+pub(super) fn run(
+    series: Series,
+    binaries: &[&Binary],
+    runs: &Runs,
+    repeats: Turns,
+    report: &mut Report,
+) -> Result<()> {
     let kernel = Kernel::get(series)?;
     let place = format!("kernel {series} ({})", kernel.release);
+    let (mut parts, spared) = parts(binaries, repeats, report);
+    if spared > 0 {
+        println!("{place}: without {spared} tests that passed on a kernel before; --every repeats all of them");
+    }
+    if parts.is_empty() {
+        return Ok(());
+    }
     // Large ones first, which tend to be those that take long: then no machine is left alone with one at the end.
-    let mut binaries = binaries.to_vec();
-    binaries.sort_by_key(|binary| {
-        let size = fs::metadata(&binary.executable).map_or(0, |metadata| metadata.len());
-        (std::cmp::Reverse(size), binary.name.clone())
+    parts.sort_by_key(|part| {
+        let size = fs::metadata(&part.binary.executable).map_or(0, |metadata| metadata.len());
+        (std::cmp::Reverse(size), part.binary.name.clone())
     });
     // The whole matrix takes its time, and more than one processor.
-    let machines = if runs.all_scenarios { 1 } else { MACHINES.min(binaries.len()) };
+    let machines = if runs.all_scenarios { 1 } else { MACHINES.min(parts.len()) };
     let claims = Claims::new()?;
     let mut vm = Vm::new(kernel)?;
     vm.memory = MEMORY;
@@ -55,7 +100,7 @@ pub(super) fn run(series: Series, binaries: &[&Binary], runs: &Runs, report: &mu
     vm.env.extend(runs.environment());
     vm.shares.push(claims.0.clone());
     vm.try_out()?;
-    let script = script(&binaries, runs.filter.as_deref(), &claims.0);
+    let script = script(&parts, runs.filter.as_deref(), &claims.0);
     let command: [OsString; 3] = ["/bin/sh".into(), "-c".into(), OsString::from_vec(script)];
     let (sender, lines) = channel();
     let started = Instant::now();
@@ -73,9 +118,9 @@ pub(super) fn run(series: Series, binaries: &[&Binary], runs: &Runs, report: &mu
             .collect()
     });
     drop(sender);
-    let results = collect(&lines, &binaries, machines);
-    for (binary, run) in binaries.iter().zip(&results) {
-        report.add_program(&place, &binary.name, run);
+    let results = collect(&lines, &parts, machines);
+    for (part, run) in parts.iter().zip(&results) {
+        report.add_program(&place, &part.binary.name, run);
     }
     for outcome in outcomes {
         let trouble = match &outcome {
@@ -111,11 +156,11 @@ impl Drop for Claims {
 
 /// Runs one program after the other, with a marked line before and after each. Skips a program whose folder in `claims`
 /// another machine has made.
-fn script(binaries: &[&Binary], filter: Option<&str>, claims: &Path) -> Vec<u8> {
+fn script(parts: &[Part<'_>], filter: Option<&str>, claims: &Path) -> Vec<u8> {
     let mut script = b"claims=".to_vec();
     script.extend_from_slice(&quote(claims.as_os_str()));
     script.push(b'\n');
-    for (number, binary) in binaries.iter().enumerate() {
+    for (number, Part { binary, left_out }) in parts.iter().enumerate() {
         let skips = format!("/run/testkit-skipped-{number}");
         script.extend_from_slice(format!("if mkdir \"$claims/{number}\" 2>/dev/null; then\n").as_bytes());
         script.extend_from_slice(format!("echo '{MARK}begin {number}'; echo; echo ").as_bytes());
@@ -124,7 +169,7 @@ fn script(binaries: &[&Binary], filter: Option<&str>, claims: &Path) -> Vec<u8> 
         script.extend_from_slice(&quote(binary.folder.as_os_str()));
         script.extend_from_slice(b"\ncd \"$CARGO_MANIFEST_DIR\"\n");
         script.extend_from_slice(&quote(binary.executable.as_os_str()));
-        for argument in binary.arguments(filter) {
+        for argument in binary.arguments(filter, left_out) {
             script.push(b' ');
             script.extend_from_slice(&quote(OsStr::new(&argument)));
         }
@@ -146,8 +191,8 @@ struct Line {
 }
 
 /// Sorts the lines by the program they belong to.
-fn collect(lines: &Receiver<Line>, binaries: &[&Binary], machines: usize) -> Vec<ProgramRun> {
-    let mut runs: Vec<ProgramRun> = binaries.iter().map(|binary| ProgramRun::new(Some(binary.threads()))).collect();
+fn collect(lines: &Receiver<Line>, parts: &[Part<'_>], machines: usize) -> Vec<ProgramRun> {
+    let mut runs: Vec<ProgramRun> = parts.iter().map(|part| ProgramRun::new(Some(part.binary.threads()))).collect();
     // The program that each machine is running.
     let mut current: Vec<Option<usize>> = vec![None; machines];
     for Line { machine, when, text } in lines {
@@ -245,9 +290,58 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Instant;
 
-    use super::{Line, Lines, collect, script};
+    use super::{Line, Lines, Part, collect, parts, script};
     use crate::commands::test::binaries::Binary;
+    use crate::libtest::Verdict;
     use crate::report::{Report, Totals};
+    use crate::turns::Turns;
+
+    /// The programs with all their tests.
+    fn whole(binaries: &[Binary]) -> Vec<Part<'_>> {
+        binaries.iter().map(|binary| Part { binary, left_out: Vec::new() }).collect()
+    }
+
+    #[test]
+    fn a_test_that_passed_is_repeated_by_turns_and_one_that_did_not_always_runs() {
+        let binaries = ["here", "nowhere", "partly"].map(|name| Binary {
+            name: name.into(),
+            executable: name.into(),
+            folder: "/r/ipvs".into(),
+            needs_kernel: true,
+        });
+        let binaries: Vec<&Binary> = binaries.iter().collect();
+        let mut report = Report::default();
+        let missing = || Verdict::Skipped("no IPVS".into());
+        for (program, name, verdict) in [
+            ("here", "a", Verdict::Passed),
+            ("here", "b", Verdict::Passed),
+            ("partly", "a", Verdict::Passed),
+            ("partly", "b", missing()),
+            ("partly", "c", Verdict::Failed),
+        ] {
+            report.add("this machine", program, name, verdict);
+        }
+        let run = |repeats: Turns| -> Vec<String> {
+            let (parts, spared) = parts(&binaries, repeats, &report);
+            let mut lines: Vec<String> = parts
+                .iter()
+                .map(|part| format!("{}: {}", part.binary.name, part.binary.arguments(None, &part.left_out).join(" ")))
+                .collect();
+            lines.push(spared.to_string());
+            lines
+        };
+        let plain = |name: &str| format!("{name}: --test-threads=2");
+        assert_eq!(run(Turns::ALL), [plain("here"), plain("nowhere"), plain("partly"), "0".to_owned()]);
+        // The letters' numbers are 97 and 98.
+        assert_eq!(
+            run(Turns::of("0".as_ref())),
+            [plain("nowhere"), plain("partly") + " --exact --skip a", "3".to_owned()]
+        );
+        assert_eq!(
+            run(Turns::of("3".as_ref())),
+            [plain("here") + " --exact --skip b", plain("nowhere"), plain("partly"), "1".to_owned()]
+        );
+    }
 
     /// The script, run by the shell here, with stand-ins for test programs: one passes, one skips, one dies.
     #[test]
@@ -259,7 +353,7 @@ mod tests {
             folder: folder.clone(),
             needs_kernel: true,
         });
-        let binaries: Vec<&Binary> = binaries.iter().collect();
+        let parts = whole(&binaries);
         let (sender, receiver) = channel();
         for (machine, text) in [
             (0, "##xtask begin 0"),
@@ -276,8 +370,8 @@ mod tests {
         }
         drop(sender);
         let mut report = Report::default();
-        for (binary, run) in binaries.iter().zip(&collect(&receiver, &binaries, 2)) {
-            report.add_program("here", &binary.name, run);
+        for (part, run) in parts.iter().zip(&collect(&receiver, &parts, 2)) {
+            report.add_program("here", &part.binary.name, run);
         }
         assert_eq!(report.totals(), Totals { passed: 2, failed: 1, skipped: 0 });
     }
@@ -296,10 +390,10 @@ mod tests {
             program("good's", "echo running 1 test; echo 'test a ... ok'"),
             program("dies", "echo running 2 tests; echo 'test a ... ok'; exit 134"),
         ];
-        let binaries: Vec<&Binary> = binaries.iter().collect();
+        let parts = whole(&binaries);
         let claims = folder.join("claims");
         std::fs::create_dir(&claims).unwrap();
-        let text = String::from_utf8(script(&binaries, None, &claims)).unwrap();
+        let text = String::from_utf8(script(&parts, None, &claims)).unwrap();
         let text = text.replace("/run/", &format!("{}/", folder.display()));
         let (sender, receiver) = channel();
         for machine in 0..2 {
@@ -317,11 +411,11 @@ mod tests {
             lines.write_all(tail).unwrap();
         }
         drop(sender);
-        let mut runs = collect(&receiver, &binaries, 2);
+        let mut runs = collect(&receiver, &parts, 2);
         runs[0].skipped("a\tno kernel 9.9 or newer");
         let mut report = Report::default();
-        for (binary, run) in binaries.iter().zip(&runs) {
-            report.add_program("here", &binary.name, run);
+        for (part, run) in parts.iter().zip(&runs) {
+            report.add_program("here", &part.binary.name, run);
         }
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(report.totals(), Totals { passed: 1, failed: 1, skipped: 1 });

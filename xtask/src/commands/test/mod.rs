@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use self::binaries::Binary;
 use crate::cargo;
@@ -17,6 +17,7 @@ use crate::kernel::Series;
 use crate::libtest::Verdict;
 use crate::report::{ProgramRun, Report};
 use crate::tools;
+use crate::turns::{SEED, Turns, seed};
 
 pub(crate) const HELP: &str = "\
 Usage: cargo xtask test [OPTIONS]
@@ -28,7 +29,9 @@ Missing programs are installed with apt when this is root, else named.
   --kernel K[,K]...  5.10, 6.1, 6.12, 7.x or all; 6.1,6.12 unless told
   --also K:CRATE[,CRATE]...
                      these crates' tests on one more kernel (may be repeated)
-  --full             the whole matrix: all kernels, and all scenarios instead of a sample; takes hours
+  --every            every test on every kernel; without it, of the tests that passed on one kernel (this machine's, for
+                     example), one in four runs again on each further one, another quarter for each seed
+  --full             the whole matrix: all kernels, --every, and all scenarios instead of a sample; takes hours
   --filter NAME      only tests whose name contains NAME
   -p CRATE           only this crate (may be repeated)
   --host-only        no virtual machine
@@ -45,6 +48,8 @@ struct Options {
     kernels: Vec<Series>,
     /// Kernels on which only some crates' tests run.
     also: Vec<(Series, Vec<String>)>,
+    /// Every test on every kernel.
+    every: bool,
     /// All scenarios, not a sample.
     full: bool,
     filter: Option<String>,
@@ -69,6 +74,8 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
 
     let root = repository()?;
     let runs = Runs { filter: options.filter.clone(), seed: seed(), all_scenarios: options.full };
+    // Who names a test wants it wherever it can run.
+    let repeats = if options.every || options.filter.is_some() { Turns::ALL } else { Turns::of(&runs.seed) };
     let binaries = binaries::build(&root, &options.crates)?.tests;
     for name in options.also.iter().flat_map(|(_, crates)| crates) {
         // A name that is mistyped must not look like tests that passed.
@@ -90,7 +97,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         for (series, chosen) in on_kernels(&options, &kernel) {
             let place = format!("kernel {series}");
             println!("\n=== {place} ===");
-            if let Err(error) = guest::run(series, &chosen, &runs, &mut report) {
+            if let Err(error) = guest::run(series, &chosen, &runs, repeats, &mut report) {
                 eprintln!("xtask: {place}: {error}");
                 report.add(&place, "xtask", &format!("virtual machine with {place}"), Verdict::Failed);
             }
@@ -157,6 +164,7 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
     let mut options = Options {
         kernels: vec![Series::V6_1, Series::V6_12],
         also: Vec::new(),
+        every: false,
         full: false,
         filter: None,
         crates: Vec::new(),
@@ -179,8 +187,10 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
                 };
             }
             Some("--also") => options.also.push(also(&value()?)?),
+            Some("--every") => options.every = true,
             Some("--full") => {
                 options.full = true;
+                options.every = true;
                 options.kernels = Series::ALL.to_vec();
             }
             Some("--filter") => options.filter = Some(value()?),
@@ -216,17 +226,6 @@ fn host_release() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
 }
 
-/// What proptest takes as the start of its random numbers, and samples of scenarios go by.
-const SEED: &str = "PROPTEST_RNG_SEED";
-
-/// The environment's seed, else one of this moment.
-fn seed() -> OsString {
-    std::env::var_os(SEED).unwrap_or_else(|| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        now.as_millis().to_string().into()
-    })
-}
-
 /// Runs a test program on this machine's kernel.
 fn run_here(binary: &Binary, runs: &Runs) -> Result<ProgramRun> {
     println!("\n--- {} ---", binary.name);
@@ -237,7 +236,7 @@ fn run_here(binary: &Binary, runs: &Runs) -> Result<ProgramRun> {
     command
         .args(["-c", "exec \"$0\" \"$@\" 2>&1"])
         .arg(&binary.executable)
-        .args(binary.arguments(runs.filter.as_deref()));
+        .args(binary.arguments(runs.filter.as_deref(), &[]));
     command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).env("TESTKIT_SKIPPED", &skips);
     command.envs(runs.environment());
     let mut run = ProgramRun::new(Some(binary.threads()));
@@ -360,6 +359,7 @@ mod tests {
     fn the_whole_matrix_is_every_kernel_and_every_scenario() {
         let options = parse(&words("--full")).unwrap();
         assert_eq!(options.kernels.len(), 4);
+        assert!(options.every);
         let runs = Runs { filter: None, seed: "7".into(), all_scenarios: options.full };
         let environment = runs.environment();
         assert!(environment.contains(&("PROXIER_SCENARIOS".into(), "all".into())));
