@@ -5,12 +5,12 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use examples::proxier_demo::change::{Change, Snapshot};
-use examples::proxier_demo::cli;
-use examples::proxier_demo::cluster::{Cluster, Connection, Options};
-use examples::proxier_demo::initial_list::{self, Unread};
-use examples::proxier_demo::message::{Event, channel};
-use examples::proxier_demo::progress::Counted;
+use examples::proxier_demo::engine::message::{Event, channel};
+use examples::proxier_demo::settings::cli;
+use examples::proxier_demo::sources::change::{Change, Snapshot};
+use examples::proxier_demo::sources::cluster::{Cluster, Connection, Options};
+use examples::proxier_demo::sources::initial_list::{self, Unread};
+use examples::proxier_demo::status::progress::Counted;
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Fault, Verb, recorded};
 use tokio::sync::mpsc::Receiver;

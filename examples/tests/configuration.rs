@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use examples::proxier_demo::cli::{Configured, Ending, Source, parse};
+use examples::proxier_demo::settings::cli::{Configured, Ending, Source, parse};
 
 /// What kubeadm puts into the ConfigMap `kube-proxy` of a new cluster.
 const KUBEADM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kubeadm-config.conf");

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant, SystemTime};
 
-use examples::proxier_demo::health::{Health, listen, serve_health, serve_metrics};
-use examples::proxier_demo::service_health::{HealthCheck, Listening, ServiceHealth};
+use examples::proxier_demo::status::health::{Health, listen, serve_health, serve_metrics};
+use examples::proxier_demo::status::service_health::{HealthCheck, Listening, ServiceHealth};
 use proxier_core::config::{Config, Families, NodePortAddresses};
 use proxier_core::modes::Kind;
 use proxier_core::service::{NodeFacts, OpenOn};

@@ -5,8 +5,8 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use examples::proxier_demo::change::{Change, Snapshot};
-use examples::proxier_demo::manifests::Manifests;
+use examples::proxier_demo::sources::change::{Change, Snapshot};
+use examples::proxier_demo::sources::manifests::Manifests;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 
 /// How long this thread has been on a processor, in nanoseconds: other programs do not count.

@@ -7,9 +7,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use examples::proxier_demo::change::{Change, Snapshot};
-use examples::proxier_demo::manifests::Manifests;
-use examples::proxier_demo::message::{Event, channel};
+use examples::proxier_demo::engine::message::{Event, channel};
+use examples::proxier_demo::sources::change::{Change, Snapshot};
+use examples::proxier_demo::sources::manifests::Manifests;
 use testkit::apiserver::recorded;
 use tokio::sync::mpsc::Receiver;
 
@@ -267,7 +267,7 @@ async fn the_configuration_file_is_watched() {
     dir.write("config.conf", "a");
     let path = dir.path("config.conf");
     let watched = path.clone();
-    let changed = tokio::spawn(async move { examples::proxier_demo::files::changed(&watched).await });
+    let changed = tokio::spawn(async move { examples::proxier_demo::sources::files::changed(&watched).await });
     tokio::time::sleep(Duration::from_millis(200)).await;
     dir.write("other.conf", "b");
     dir.replace("config.conf", "a");

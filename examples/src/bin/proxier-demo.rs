@@ -2,8 +2,10 @@
 
 use std::process::ExitCode;
 
-use examples::proxier_demo::cli::{self, Command, Configured};
-use examples::proxier_demo::{logging, memory, once, probe, run, show};
+use examples::proxier_demo::commands::{once, probe, run, show};
+use examples::proxier_demo::engine::memory;
+use examples::proxier_demo::settings::cli::{self, Command, Configured};
+use examples::proxier_demo::status::logging;
 
 fn main() -> ExitCode {
     memory::one_heap();

@@ -1,0 +1,6 @@
+//! What each command does.
+
+pub mod once;
+pub mod probe;
+pub mod run;
+pub mod show;

@@ -1,0 +1,227 @@
+//! `probe`: can this machine run the configured mode?
+
+use std::process::ExitCode;
+
+use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report};
+use proxier_core::config::Families as Served;
+use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::Kind;
+use proxier_core::modes::nftables::trial;
+use proxier_core::net::Family;
+use proxier_core::ports::{PortError, PortErrorKind};
+use proxier_core::service::NodeFacts;
+use proxier_core::snapshot::{HostAddresses, Node};
+use serde_json::json;
+
+use crate::proxier_demo::engine::kernel;
+use crate::proxier_demo::engine::neighbours;
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::Settings;
+use crate::proxier_demo::settings::cli::{Configured, Output};
+use crate::proxier_demo::status::json;
+
+/// Checks everything that IPVS mode needs. Loads and writes nothing, but newer kernels load IPVS when asked about it.
+///
+/// A family that this kernel lacks is no obstacle if it has the other: `run` then serves that one.
+///
+/// # Errors
+///
+/// No kernel module can have the configured scheduler's name.
+pub fn look(settings: &Settings, kernel: &mut KernelPorts) -> Result<Report, Problem> {
+    let mut ask = |capability: &Capability| ask(kernel, capability);
+    Ok(Wanted::of(settings)?.look(&mut ask).report)
+}
+
+/// What to check.
+pub(crate) struct Wanted {
+    profile: Profile,
+    families: Served,
+}
+
+/// What was found, and which of the wanted families this kernel can serve.
+pub(crate) struct Looked {
+    pub(crate) report: Report,
+    pub(crate) families: Served,
+}
+
+impl Wanted {
+    pub(crate) fn of(settings: &Settings) -> Result<Self, Problem> {
+        let profile = Profile::default()
+            .scheduler(&settings.core.ipvs.scheduler.to_string())
+            .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?;
+        Ok(Wanted { profile: profile.strict_arp(settings.strict_arp), families: settings.core.families })
+    }
+
+    /// Checks files, and asks the kernel.
+    pub(crate) fn look(self, active: &mut dyn ActiveProbe) -> Looked {
+        let Wanted { profile, families } = self;
+        let mut probe = |families| Probe::new().profile(profile.clone().families(families)).run_with(active);
+        let of_kernel = |families| match families {
+            Served::V4 => Families::Ipv4,
+            Served::V6 => Families::Ipv6,
+            Served::Dual => Families::Dual,
+        };
+        let report = probe(of_kernel(families));
+        if families != Served::Dual || report.verdict.answer != Answer::No {
+            return Looked { report, families };
+        }
+        for (family, other) in [(Served::V4, "IPv6"), (Served::V6, "IPv4")] {
+            let mut alone = probe(of_kernel(family));
+            if alone.verdict.answer == Answer::Yes {
+                let reasons = report.verdict.reasons.iter().map(|reason| format!("{other} is not served: {reason}"));
+                alone.verdict.caveats.extend(reasons);
+                return Looked { report: alone, families: family };
+            }
+        }
+        Looked { report, families }
+    }
+}
+
+impl Looked {
+    /// Required parts known to be missing for good, each with its fix; empty when `run` can serve. Settings below
+    /// `/proc/sys` are not included: writing them shows whether that works.
+    pub(crate) fn obstacles(&self) -> Vec<Problem> {
+        let report = &self.report;
+        if report.verdict.answer != Answer::No {
+            return Vec::new();
+        }
+        let settings: Vec<&str> = report.sysctls.iter().map(|sysctl| sysctl.name.as_str()).collect();
+        let of_kernel = |reason: &&String| !settings.iter().any(|name| reason.starts_with(name));
+        report.verdict.reasons.iter().filter(of_kernel).map(|reason| Problem::new("", reason.clone())).collect()
+    }
+}
+
+fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
+    let ports = kernel.ports();
+    let answer = |outcome: Result<String, PortError>| match outcome {
+        Ok(how) => ActiveAnswer::Works(how),
+        Err(error) if error.kind() == PortErrorKind::Unavailable => ActiveAnswer::Refused(error.to_string()),
+        Err(error) => ActiveAnswer::Unknown(error.to_string()),
+    };
+    match capability {
+        Capability::GenlFamily(name) if name == "IPVS" => {
+            answer(ports.ipvs.timeouts().map(|timeouts| format!("it answers (timeout of TCP {} s)", timeouts.tcp_secs)))
+        }
+        Capability::Ipset => {
+            let set = proxier_core::modes::ipvs::sets::SetKey::new(
+                Family::V4,
+                proxier_core::modes::ipvs::sets::SetKind::ClusterIp,
+            );
+            answer(ports.sets.entries(set).map(|_entries| "it answers".to_owned()))
+        }
+        _ => ActiveAnswer::Unknown("not asked".to_owned()),
+    }
+}
+
+/// Makes the mode available, or says what is missing. Loads modules if the kernel does not answer without.
+///
+/// # Errors
+///
+/// The mode cannot be used: each obstacle with its fix.
+pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
+    if settings.mode == Kind::Nftables {
+        return nftables_families(settings, kernel).map(drop).map_err(|problem| vec![problem]);
+    }
+    let Err(error) = kernel.ports().ipvs.timeouts() else { return Ok(()) };
+    if error.kind() == PortErrorKind::Permission {
+        return Err(vec![Problem::new("", format!("{error}; run as root, or with CAP_NET_ADMIN and CAP_NET_RAW"))]);
+    }
+    let report = look(settings, kernel).map_err(|problem| vec![problem])?;
+    for outcome in Loader::new().load_all(&report.to_load()) {
+        tracing::debug!("module {}: {:?}", outcome.module, outcome.result);
+    }
+    let Err(error) = kernel.ports().ipvs.timeouts() else { return Ok(()) };
+    let mut problems = vec![Problem::new("", format!("IPVS cannot be used: {error}"))];
+    problems.extend(report.verdict.reasons.iter().map(|reason| Problem::new("", reason.clone())));
+    Err(problems)
+}
+
+/// The families that nftables mode can serve here, of those that are configured, and what is said of the others.
+///
+/// # Errors
+///
+/// It can serve none; the problem says what the kernel refuses.
+pub fn nftables_families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Served, Vec<String>), Problem> {
+    let (mut served, mut notes) = (Vec::new(), Vec::new());
+    for (family, outcome) in try_nftables(settings, kernel) {
+        match outcome {
+            Ok(()) => served.push(family),
+            Err(error) => notes.push(format!("{} is not served: {error}", family.name())),
+        }
+    }
+    let families = match served.as_slice() {
+        [] => return Err(Problem::new("", format!("nftables mode cannot be used: {}", notes.join("; ")))),
+        [Family::V4] => Served::V4,
+        [Family::V6] => Served::V6,
+        _ => Served::Dual,
+    };
+    Ok((families, notes))
+}
+
+/// What the kernel says to a table of nftables mode, by family.
+fn try_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
+    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
+    let ports = kernel.ports();
+    settings.core.families.iter().map(|family| (family, trial(family, &facts, ports.tables))).collect()
+}
+
+/// Prints whether nftables mode can serve each family. Exit code 0: one of them. 1: none.
+fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts, output: Output) -> ExitCode {
+    let tried = try_nftables(settings, kernel);
+    let works = tried.iter().any(|(_, outcome)| outcome.is_ok());
+    let printed = match output {
+        Output::Text => {
+            println!("nftables mode: {}", if works { "yes" } else { "no" });
+            for (family, outcome) in &tried {
+                match outcome {
+                    Ok(()) => println!("  {family}: the kernel takes all chains, sets and rules"),
+                    Err(error) => println!("  {family}: {error}"),
+                }
+            }
+            Ok(())
+        }
+        Output::Json => {
+            let family = |(family, outcome): &(Family, Result<(), PortError>)| {
+                let reason = outcome.as_ref().err().map(ToString::to_string);
+                json!({"family": family.name(), "works": outcome.is_ok(), "reason": reason})
+            };
+            let families: Vec<_> = tried.iter().map(family).collect();
+            json::print(&json!({"mode": "nftables", "works": works, "families": families}))
+        }
+    };
+    ExitCode::from(u8::from(!works || printed.is_err()))
+}
+
+/// Prints the table, and what no Service gets on this node; or JSON. Exit code 0: yes. 1: no, or unknown.
+pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
+    if configured.settings.mode == Kind::Nftables {
+        return match kernel::open_to_look() {
+            Ok(mut kernel) => probe_nftables(&configured.settings, &mut kernel, output),
+            Err(problem) => {
+                eprintln!("proxier-demo: {problem}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let looked = kernel::open_to_look().and_then(|mut kernel| Ok((look(&configured.settings, &mut kernel)?, kernel)));
+    let (report, mut kernel) = match looked {
+        Ok(looked) => looked,
+        Err(problem) => {
+            eprintln!("proxier-demo: {problem}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let reserved = neighbours::reserved(configured, &mut kernel).await;
+    let printed = match output {
+        Output::Text => {
+            print!("{report}{}", neighbours::text(&reserved));
+            Ok(())
+        }
+        Output::Json => {
+            let mut report = json!(report);
+            report["reserved"] = neighbours::json(&reserved);
+            json::print(&report)
+        }
+    };
+    ExitCode::from(u8::from(report.verdict.answer != Answer::Yes || printed.is_err()))
+}

@@ -1,0 +1,270 @@
+//! `run`: serves until a signal.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::proxier_demo::commands::probe;
+use crate::proxier_demo::engine::host;
+use crate::proxier_demo::engine::kernel;
+use crate::proxier_demo::engine::lock::Lock;
+use crate::proxier_demo::engine::message::{Control, Message, to_kernel};
+use crate::proxier_demo::engine::neighbours;
+use crate::proxier_demo::engine::privileges;
+use crate::proxier_demo::engine::signals::Signals;
+use crate::proxier_demo::engine::worker::{Passed, Worker};
+use crate::proxier_demo::engine::{Engine, Opened};
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::cli::{Configured, Source};
+use crate::proxier_demo::sources::cluster::Connection;
+use crate::proxier_demo::sources::files;
+use crate::proxier_demo::sources::source::{Api, Running, Starting};
+use crate::proxier_demo::status::events::{Reason, Recorder, Regarding};
+use crate::proxier_demo::status::health::{Health, listen, serve_health, serve_metrics};
+use crate::proxier_demo::status::logging::Limiter;
+use crate::proxier_demo::status::service_health::ServiceHealth;
+
+fn fail(problems: &[Problem]) -> ExitCode {
+    for problem in problems {
+        tracing::error!("{problem}");
+    }
+    ExitCode::FAILURE
+}
+
+/// Serves until SIGTERM or SIGINT, and leaves the kernel as it is then. Exit code 0 after a signal; 1 when it could not
+/// start, or when the configuration file has changed and a supervisor should restart it.
+pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>) -> ExitCode {
+    let started = SystemTime::now();
+    for warning in &configured.warnings {
+        tracing::warn!("{warning}");
+    }
+    let settings = &configured.settings;
+    // First of all, so that a signal during the start gets the right exit code.
+    let mut signals = match Signals::listen() {
+        Ok(signals) => signals,
+        Err(error) => return fail(&[Problem::new("", format!("signals cannot be handled ({error})"))]),
+    };
+    let _lock = match privileges::require().and_then(|()| Lock::take()) {
+        Ok(lock) => lock,
+        Err(problem) => return fail(&[problem]),
+    };
+    let api = match Api::start() {
+        Ok(api) => api,
+        Err(problem) => return fail(&[problem]),
+    };
+    let (changes, messages, inbox) = to_kernel();
+    // The lists arrive while the kernel is looked at. Bad input is found before anything is changed.
+    let source = match Starting::begin(configured, changes, &api) {
+        Ok(source) => source,
+        Err(problems) => {
+            fail(&problems);
+            return ExitCode::from(2);
+        }
+    };
+    let engine = match open(configured).await {
+        Ok(engine) => engine,
+        Err(problems) => {
+            let code = fail(&problems);
+            // Report bad input too; it decides the exit code.
+            return match source.refused().await {
+                Some(problem) => {
+                    fail(&[problem]);
+                    ExitCode::from(2)
+                }
+                None => code,
+            };
+        }
+    };
+    adjust_oom_score(settings.oom_score_adj);
+    let families = engine.proxier().facts().config().families;
+    let health = Health::new(settings.sync_period, families);
+    let mut tasks = JoinSet::new();
+    let recorder = recorder(configured, &api);
+    recorder.tell(Regarding::Node, Reason::Starting, "");
+    if let Err(problem) = serve(configured, &health, &recorder, &mut tasks).await {
+        fail(&[problem]);
+        return ExitCode::from(2);
+    }
+    let source = tokio::select! {
+        source = source.finish(&mut tasks) => source,
+        () = signals.end() => return ExitCode::SUCCESS,
+    };
+    let source = match source {
+        Ok(source) => source,
+        Err(problem) => {
+            fail(&[problem]);
+            return ExitCode::from(2);
+        }
+    };
+    if let Running::Cluster(cluster) = &source {
+        health.set_api(cluster.counters().clone());
+    }
+    host::watch(messages.clone());
+    // In the API's runtime: looking up names may take a while.
+    api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));
+    let outcomes = match Worker::start(engine, started, inbox, health.clone(), recorder.clone()) {
+        Ok(outcomes) => outcomes,
+        Err(problem) => return fail(&[problem]),
+    };
+    tracing::info!("node {}: serving in {} mode, {}", settings.node_name, settings.mode, source.describe());
+    let service_health = ServiceHealth::new(health);
+    Attending { messages, outcomes, recorder, service_health, tasks }.attend(config_file, signals).await
+}
+
+/// What runs beside the kernel's thread.
+struct Attending {
+    messages: mpsc::Sender<Message>,
+    outcomes: mpsc::UnboundedReceiver<Passed>,
+    recorder: Recorder,
+    service_health: ServiceHealth,
+    tasks: JoinSet<Result<(), Problem>>,
+}
+
+impl Attending {
+    /// Runs until a signal, or until something ends that should not.
+    async fn attend(mut self, config_file: Option<&std::path::Path>, signals: Signals) -> ExitCode {
+        let Signals { mut terminate, mut interrupt, mut hangup, mut confirm } = signals;
+        let config_changed = async {
+            match config_file {
+                Some(path) => files::changed(path).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(config_changed);
+        let mut limiter = Limiter::default();
+        // The last request of which some servers could not be opened.
+        let mut again: Option<Passed> = None;
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => {
+                    tracing::info!("SIGHUP: everything is compared now");
+                    if self.messages.send(Message::Control(Control::Resync)).await.is_err() {
+                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
+                    }
+                }
+                _ = confirm.recv() => {
+                    if self.messages.send(Message::Control(Control::ConfirmRemoval)).await.is_err() {
+                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
+                    }
+                }
+                () = &mut config_changed => {
+                    tracing::error!("the content of the configuration file was changed; ending, to be started anew");
+                    return ExitCode::FAILURE;
+                }
+                outcome = self.outcomes.recv() => {
+                    let Some(passed) = outcome else {
+                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
+                    };
+                    again = self.serve_health_checks(passed, &mut limiter).await;
+                }
+                () = tokio::time::sleep(LISTEN_AGAIN), if again.is_some() => {
+                    if let Some(passed) = again.take() {
+                        again = self.serve_health_checks(passed, &mut limiter).await;
+                    }
+                }
+                ended = self.tasks.join_next(), if !self.tasks.is_empty() => {
+                    if let Some(Ok(Err(problem))) = ended {
+                        return fail(&[problem]);
+                    }
+                }
+            }
+        }
+        tracing::info!("ending; virtual servers, addresses, sets and rules stay");
+        ExitCode::SUCCESS
+    }
+
+    /// Opens and closes the servers of Services. Returns what to try again.
+    async fn serve_health_checks(&mut self, passed: Passed, limiter: &mut Limiter) -> Option<Passed> {
+        let failures = self.service_health.update(&passed.health_checks, &passed.listening).await;
+        let all_open = failures.is_empty();
+        for failed in failures {
+            if limiter.pass(&failed.service.to_string(), Instant::now()).is_some() {
+                let note = format!("cannot listen on {}: {}", failed.address, failed.reason);
+                tracing::error!("Service {}: {note}", failed.service);
+                let service = Regarding::Service(failed.service);
+                self.recorder.tell(service, Reason::FailedToStartServiceHealthcheck, note);
+            }
+        }
+        (!all_open).then_some(passed)
+    }
+}
+
+/// Pause before retrying a Service's server that could not be opened: its address may still be in use, or tentative.
+const LISTEN_AGAIN: Duration = Duration::from_secs(5);
+
+/// Sends Events if there is a cluster.
+fn recorder(configured: &Configured, api: &Api) -> Recorder {
+    let Source::Cluster { kubeconfig, master } = &configured.source else { return Recorder::default() };
+    let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
+    Recorder::start(&api.handle(), connection, &configured.settings.node_name)
+}
+
+async fn open(configured: &Configured) -> Result<Engine, Vec<Problem>> {
+    let mut kernel = kernel::open().map_err(|problem| vec![problem])?;
+    probe::require(&configured.settings, &mut kernel)?;
+    drop(kernel);
+    let Opened { engine, notes, obstacles } = Engine::open(configured).await.map_err(|problem| vec![problem])?;
+    for note in notes {
+        tracing::warn!("{note}");
+    }
+    if obstacles.is_empty() { Ok(engine) } else { Err(obstacles) }
+}
+
+/// Makes the kernel kill other processes first when memory is short.
+fn adjust_oom_score(score: i16) {
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
+        tracing::warn!("oom_score_adj stays as it is: {error}");
+    }
+}
+
+/// Starts the servers for health and metrics. An address that cannot be bound is an error with `bindAddressHardFail`;
+/// otherwise binding is retried, as with kube-proxy.
+async fn serve(
+    configured: &Configured,
+    health: &Arc<Health>,
+    recorder: &Recorder,
+    tasks: &mut JoinSet<Result<(), Problem>>,
+) -> Result<(), Problem> {
+    let settings = &configured.settings;
+    let hard = settings.bind_address_hard_fail;
+    if let Some(address) = settings.healthz {
+        let bound = if hard { Some(listen(HEALTH_SERVER, address, true, |_problem| {}).await?) } else { None };
+        let (health, recorder) = (health.clone(), recorder.clone());
+        tasks.spawn(async move {
+            let failed = |problem: &Problem| {
+                recorder.tell(Regarding::Node, Reason::FailedToStartProxierHealthcheck, problem.to_string());
+            };
+            let listener = match bound {
+                Some(listener) => listener,
+                None => listen(HEALTH_SERVER, address, false, failed).await?,
+            };
+            serve_health(listener, health).await;
+            Ok(())
+        });
+    }
+    if let Some(address) = settings.metrics {
+        let bound = if hard { Some(listen(METRICS_SERVER, address, true, |_problem| {}).await?) } else { None };
+        let (health, recorder) = (health.clone(), recorder.clone());
+        let (mode, object) = (settings.mode, serde_json::to_value(&settings.object).unwrap_or_default());
+        tasks.spawn(async move {
+            let failed = |problem: &Problem| {
+                recorder.tell(Regarding::Node, Reason::FailedToStartMetricServer, problem.to_string());
+            };
+            let listener = match bound {
+                Some(listener) => listener,
+                None => listen(METRICS_SERVER, address, false, failed).await?,
+            };
+            serve_metrics(listener, health, mode, object).await;
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+const HEALTH_SERVER: &str = "healthz server";
+const METRICS_SERVER: &str = "metrics server";

@@ -1,0 +1,193 @@
+//! `show`: what the kernel holds, with the Services it serves.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use ipvs::VirtualServerKey;
+use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
+use proxier_core::modes::ipvs::reading;
+use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::modes::shared::names::Names;
+use proxier_core::net::FrontendKey;
+use proxier_core::service::NodeFacts;
+use proxier_core::snapshot::{HostAddresses, Node, Store};
+use serde_json::{Value, json};
+
+use crate::proxier_demo::engine::kernel;
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::cli::{Configured, Output, Source};
+use crate::proxier_demo::sources::change::Snapshot;
+use crate::proxier_demo::sources::cluster;
+use crate::proxier_demo::sources::initial_list;
+use crate::proxier_demo::status::json;
+use crate::proxier_demo::status::progress::Progress;
+use crate::proxier_demo::status::table::wrapped;
+
+/// Prints every virtual server in the kernel, including others', with real servers and connections, and the Service it
+/// serves if the source of Services can be read.
+pub async fn show(configured: &Configured, output: Output) -> ExitCode {
+    let mut kernel = match kernel::open() {
+        Ok(kernel) => kernel,
+        Err(problem) => return failed(&problem),
+    };
+    let ports = kernel.ports();
+    let (mut entries, host) = match (ports.ipvs.snapshot(), ports.links.addresses()) {
+        (Ok(snapshot), Ok(host)) => (snapshot.entries, host),
+        (Err(error), _) | (_, Err(error)) => return failed(&Problem::new("", error.to_string())),
+    };
+    entries.sort_by_key(|entry| entry.virtual_server.server.key);
+    for entry in &mut entries {
+        entry.real_servers.sort_by_key(|real| real.server);
+    }
+    let (store, wanted) = services(configured, &host).await;
+    let names = Names::new(&store, wanted.desired());
+    let bound: Vec<String> = reading::device_addresses(&host).map(|address| address.to_string()).collect();
+    let printed = match output {
+        Output::Text => text(&entries, &names, bound.len()),
+        Output::Json => json::print(&json!({
+            "virtualServers": entries.iter().map(|entry| entry_json(entry, &names)).collect::<Vec<_>>(),
+            "addresses": bound,
+        })),
+    };
+    ExitCode::from(u8::from(printed.is_err()))
+}
+
+fn failed(problem: &Problem) -> ExitCode {
+    eprintln!("proxier-demo: {problem}");
+    ExitCode::FAILURE
+}
+
+/// The Services, if they can be read. The kernel's state is shown in any case.
+async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Wanted) {
+    let nothing_named = matches!(&configured.source, Source::Cluster { kubeconfig: None, master: None });
+    let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+    let mut store = Store::new(&configured.settings.node_name);
+    if nothing_named && !in_a_pod {
+        return (store, Wanted::new(&configured.settings.core));
+    }
+    // Do not wait for the Node's networks.
+    let options = cluster::Options::default();
+    let progress = Progress::of_command();
+    let snapshot = match initial_list::read(configured, options, progress.counted()).await {
+        Ok(snapshot) => snapshot,
+        Err(unread) => {
+            progress.end();
+            for problem in unread.problems() {
+                eprintln!("proxier-demo: {problem}; Services are not named");
+            }
+            Snapshot::default()
+        }
+    };
+    for service in snapshot.services.values() {
+        store.upsert_service(service);
+    }
+    for slice in snapshot.slices.values() {
+        store.upsert_slice(slice);
+    }
+    let node = match &snapshot.node {
+        Some(node) => Node::check(&node.object, &mut Vec::new()),
+        None => Node::new(&configured.settings.node_name),
+    };
+    let facts = NodeFacts::new(&configured.settings.core, &node, host);
+    let wanted = Wanted::build(&store, &facts);
+    (store, wanted)
+}
+
+/// The details of a virtual server, without its address and port.
+fn details(server: &VirtualServer) -> String {
+    let scheduler = server.config.scheduler;
+    match &server.config.persistence {
+        Some(persistence) => format!("{scheduler} persistent {} s", persistence.timeout_secs),
+        None => scheduler.to_string(),
+    }
+}
+
+fn text(entries: &[SnapshotEntry], names: &Names<'_>, bound: usize) -> std::io::Result<()> {
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    for line in table(entries, names).iter().flat_map(|line| wrapped(line)) {
+        writeln!(out, "{line}")?;
+    }
+    let real: usize = entries.iter().map(|entry| entry.real_servers.len()).sum();
+    writeln!(out, "{} virtual servers, {real} real servers, {bound} addresses on kube-ipvs0", entries.len())?;
+    out.flush()
+}
+
+/// Real servers have columns; a virtual server's details span them, with the Service behind, or below if both are long.
+fn table(entries: &[SnapshotEntry], names: &Names<'_>) -> Vec<String> {
+    const HEADS: [&str; 4] = ["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE"];
+    let cells = |entry: &SnapshotEntry| -> Vec<[String; 4]> {
+        let cells = |real: &ipvs::model::ObservedRealServer| {
+            [
+                format!("  -> {}", real.server.key),
+                real.server.config.weight.to_string(),
+                real.active_connections.to_string(),
+                real.inactive_connections.to_string(),
+            ]
+        };
+        entry.real_servers.iter().map(cells).collect()
+    };
+    let mut widths = HEADS.map(|head| head.chars().count());
+    for row in entries.iter().flat_map(cells) {
+        for (width, cell) in widths.iter_mut().zip(&row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    // Wide enough for most virtual servers, so that their Services are aligned.
+    let own: Vec<String> = entries
+        .iter()
+        .map(|entry| &entry.virtual_server.server)
+        .map(|server| format!("{} {}", server.key, details(server)))
+        .collect();
+    let longest = own.iter().map(|text| text.chars().count()).max().unwrap_or(0);
+    let [place, weight, active, inactive] = widths;
+    let behind = 2 + weight + 2 + active + 2 + inactive;
+    let place = place.max(longest.saturating_sub(behind));
+    let line = |row: &[String; 4]| {
+        let [a, b, c, d] = row;
+        format!("{a:<place$}  {b:>weight$}  {c:>active$}  {d:>inactive$}")
+    };
+    let mut lines = vec![format!("{}  SERVICE", line(&HEADS.map(str::to_owned)))];
+    for (entry, own) in entries.iter().zip(&own) {
+        let service = service_of(names, &entry.virtual_server.server.key).unwrap_or_else(|| "-".to_owned());
+        lines.push(format!("{own:<across$}  {service}", across = place + behind));
+        lines.extend(cells(entry).iter().map(line));
+        if entry.real_servers.is_empty() {
+            lines.push("  no real server: refused".to_owned());
+        }
+    }
+    lines
+}
+
+/// The Service and port that a virtual server is for.
+fn service_of(names: &Names<'_>, key: &VirtualServerKey) -> Option<String> {
+    names.service_of(&FrontendKey::try_from(*key).ok()?)
+}
+
+fn forwarding(method: ForwardingMethod) -> &'static str {
+    match method {
+        ForwardingMethod::Masquerade => "masquerade",
+        ForwardingMethod::Local => "local",
+        ForwardingMethod::Tunnel(_) => "tunnel",
+        ForwardingMethod::DirectRoute => "directRoute",
+        ForwardingMethod::Bypass => "bypass",
+        _ => "other",
+    }
+}
+
+fn entry_json(entry: &SnapshotEntry, names: &Names<'_>) -> Value {
+    let server = &entry.virtual_server.server;
+    json!({
+        "key": server.key.to_string(),
+        "scheduler": server.config.scheduler.to_string(),
+        "persistentSeconds": server.config.persistence.as_ref().map(|persistence| persistence.timeout_secs),
+        "service": service_of(names, &server.key),
+        "connections": entry.virtual_server.stats.connections,
+        "realServers": entry.real_servers.iter().map(|real| json!({
+            "address": real.server.key.to_string(),
+            "weight": real.server.config.weight.get(),
+            "forwarding": forwarding(real.server.config.forwarding_method),
+            "activeConnections": real.active_connections,
+            "inactiveConnections": real.inactive_connections,
+        })).collect::<Vec<_>>(),
+    })
+}

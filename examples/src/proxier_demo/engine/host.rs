@@ -1,0 +1,57 @@
+//! Watches addresses, devices and default routes of the host.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use proxier_core::kernel::{Change, Changes, Monitor};
+use tokio::sync::mpsc;
+
+use crate::proxier_demo::engine::message::{Control, Message};
+
+/// Reports changed addresses, devices and default routes. Without it, only the full pass finds them.
+pub(crate) fn watch(messages: mpsc::Sender<Message>) {
+    let mut monitor = match Monitor::open() {
+        Ok(monitor) => monitor,
+        Err(error) => {
+            tracing::warn!("changes of addresses are seen late only: {error}");
+            return;
+        }
+    };
+    let work = move || loop {
+        let mut ready = [PollFd::new(monitor.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ready, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => {
+                tracing::warn!("changes of addresses are seen late only: {error}");
+                return;
+            }
+        }
+        let mut came = Vec::new();
+        let relevant = match monitor.drain() {
+            Ok(changes) => {
+                let relevant =
+                    changes.overflowed || changes.default_routes || !changes.addresses.is_empty() || gone(&changes);
+                came.extend(changes.came);
+                relevant
+            }
+            Err(error) => {
+                tracing::warn!("hearing of addresses: {error}");
+                // Do not spin if the error stays.
+                std::thread::sleep(Duration::from_secs(1));
+                true
+            }
+        };
+        if relevant && messages.blocking_send(Message::Control(Control::HostChanged(came))).is_err() {
+            return;
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("host".to_owned()).spawn(work) {
+        tracing::warn!("changes of addresses are seen late only: {error}");
+    }
+}
+
+fn gone(changes: &Changes) -> bool {
+    changes.devices.values().any(|change| *change == Change::Gone)
+}

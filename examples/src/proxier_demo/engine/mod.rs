@@ -1,0 +1,322 @@
+//! The reconciler on the running kernel, fed with changes.
+
+pub(crate) mod host;
+pub(crate) mod kernel;
+pub mod lock;
+pub mod memory;
+pub mod message;
+pub(crate) mod neighbours;
+pub mod privileges;
+pub(crate) mod signals;
+pub(crate) mod worker;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kmod_probe::{NoActiveProbe, State};
+use proxier_core::config::Families;
+use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::{Kind, Plan};
+use proxier_core::ports::{PortErrorKind, Ports};
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::safeguard::MassRemoval;
+use proxier_core::reconciler::schedule::Limits;
+use proxier_core::reconciler::{Options, Reconciler};
+
+use crate::proxier_demo::commands::probe::{self, Looked, Wanted};
+use crate::proxier_demo::engine::message::Found;
+use crate::proxier_demo::engine::neighbours::Neighbours;
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::Settings;
+use crate::proxier_demo::settings::cli::{Configured, Source};
+use crate::proxier_demo::sources::change::Change;
+
+/// The kernel that the reconciler changes.
+pub trait Kernel: Send + 'static {
+    /// The ports to it.
+    fn ports(&mut self) -> Ports<'_>;
+}
+
+impl Kernel for KernelPorts {
+    fn ports(&mut self) -> Ports<'_> {
+        KernelPorts::ports(self)
+    }
+}
+
+/// An engine, and what opening it showed about the kernel.
+#[derive(Debug)]
+pub struct Opened {
+    /// Ready for its first pass.
+    pub engine: Engine,
+    /// Notes to log.
+    pub notes: Vec<String>,
+    /// Required parts that are missing for good, each with its fix: no pass can succeed.
+    pub obstacles: Vec<Problem>,
+}
+
+/// Joins the reconciler, the kernel and the clock.
+#[derive(Debug)]
+pub struct Engine<K = KernelPorts> {
+    proxier: Reconciler,
+    kernel: K,
+    origin: Instant,
+}
+
+impl Engine {
+    /// Opens the kernel and detects which families it can serve.
+    ///
+    /// # Errors
+    ///
+    /// Neither family can be served, or a capability is missing; the problem says what to do.
+    pub async fn open(configured: &Configured) -> Result<Opened, Problem> {
+        let settings = &configured.settings;
+        let mut kernel = kernel::open()?;
+        let is_ipvs = settings.mode == Kind::Ipvs;
+        let modules = if is_ipvs {
+            privileges::require_rules()?;
+            look_at_modules(settings)
+        } else {
+            None
+        };
+        let (families, mut notes) = match settings.mode {
+            Kind::Nftables => probe::nftables_families(settings, &mut kernel)?,
+            _ => families(&mut kernel, settings.core.families)?,
+        };
+        let mut options = options(settings, &configured.source, families);
+        if configured.allow_mass_removal {
+            options.mass_removal.share = 1.0;
+        }
+        for (user, neighbours) in Neighbours::new(&configured.source).look().await {
+            options.config.reserved.set_neighbours(user, neighbours);
+        }
+        let looked = modules.and_then(|looking| looking.join().ok());
+        let mut obstacles = Vec::new();
+        if let Some(looked) = looked {
+            obstacles = looked.obstacles();
+            notes.extend(reduce(&mut options, &looked));
+        }
+        Ok(Opened { engine: Engine::new(&settings.node_name, options, kernel), notes, obstacles })
+    }
+}
+
+impl<K: Kernel> Engine<K> {
+    /// A reconciler of this node on this kernel. Its time begins now.
+    pub fn new(node_name: &str, options: Options, kernel: K) -> Self {
+        Engine { proxier: Reconciler::new(node_name, options, Duration::ZERO), kernel, origin: Instant::now() }
+    }
+
+    fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
+    /// Takes a change that arrived at this moment. Returns whether it may matter: an unchanged EndpointSlice does not. The
+    /// caller reports what cannot be read.
+    pub fn take(&mut self, change: Change, at: Instant) -> bool {
+        let now = at.saturating_duration_since(self.origin);
+        match change {
+            Change::UpsertService(object) => self.proxier.upsert_service(&object, now),
+            Change::DeleteService(key) => self.proxier.delete_service(&key, now),
+            Change::LostServices(keys) => {
+                for key in keys {
+                    self.proxier.lose_service(&key, now);
+                }
+            }
+            Change::UpsertSlice(object) => return self.proxier.upsert_slice(&object, now),
+            Change::DeleteSlice(key) => self.proxier.delete_slice(&key, now),
+            Change::LostSlices(keys) => {
+                for key in keys {
+                    self.proxier.lose_slice(&key, now);
+                }
+            }
+            Change::Listing(kind) => {
+                self.proxier.list_begins(kind);
+                return false;
+            }
+            Change::Listed(kind) => {
+                self.proxier.list_ends(kind);
+                return false;
+            }
+            Change::Node(node) => self.proxier.set_node(&node.object, now),
+            Change::Synced => self.proxier.start(now),
+            // Keep the Node's last state: nothing better is known.
+            Change::NodeGone | Change::Unreadable(_) => return false,
+        }
+        true
+    }
+
+    /// Does what is due.
+    pub fn pass(&mut self) -> Option<Report> {
+        let origin = self.origin;
+        self.proxier.pass(&|| origin.elapsed(), &mut self.kernel.ports())
+    }
+
+    /// Does what would be due after this much time.
+    pub fn pass_ahead(&mut self, ahead: Duration) -> Option<Report> {
+        let origin = self.origin;
+        self.proxier.pass(&|| origin.elapsed() + ahead, &mut self.kernel.ports())
+    }
+
+    /// Gives up lost addresses at once: this process ends before one could come back.
+    pub fn take_host_as_it_is(&mut self) {
+        self.proxier.set_address_grace(Duration::ZERO);
+    }
+
+    /// Reduces memory.
+    pub fn compact(&mut self) {
+        self.proxier.compact();
+    }
+
+    /// What a full pass would do.
+    pub fn preview(&mut self) -> (Plan, Report) {
+        let now = self.now();
+        self.proxier.preview(now, &mut self.kernel.ports())
+    }
+
+    /// How long until something is due; `None` before the initial list is complete.
+    pub fn idle(&self) -> Option<Duration> {
+        self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
+    }
+
+    /// Addresses, default routes or devices of the host changed. `came` are added addresses, even if they are gone again.
+    pub fn host_changed(&mut self, came: impl IntoIterator<Item = IpAddr>) {
+        let now = self.now();
+        self.proxier.addresses_seen(came, now);
+        self.proxier.host_changed(now);
+    }
+
+    /// Sets the neighbours that this node has to reach: no Service gets their addresses.
+    pub(crate) fn set_neighbours(&mut self, found: Found) {
+        let now = self.now();
+        for (user, neighbours) in found {
+            self.proxier.set_neighbours(user, neighbours, now);
+        }
+    }
+
+    /// The next pass compares everything.
+    pub fn request_full(&mut self) {
+        let now = self.now();
+        self.proxier.request_full(now);
+    }
+
+    /// Confirms what is held back.
+    pub fn confirm_removal(&mut self) -> usize {
+        let now = self.now();
+        self.proxier.confirm_removal(now)
+    }
+
+    /// The reconciler.
+    pub fn proxier(&self) -> &Reconciler {
+        &self.proxier
+    }
+
+    /// The kernel.
+    pub fn kernel(&mut self) -> &mut K {
+        &mut self.kernel
+    }
+
+    /// Since when something is wanted that the kernel does not have; `None` when it has everything, and before the initial
+    /// list is complete.
+    pub fn pending_since(&self) -> Option<Instant> {
+        self.proxier.pending_since().map(|since| self.origin + since)
+    }
+}
+
+/// Of the families that are wanted, those that this machine can serve: rules need iptables for each.
+fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec<String>), Problem> {
+    let ports = kernel.ports();
+    let mut notes = Vec::new();
+    let (mut v4, mut v6) = (false, false);
+    for family in wanted.iter() {
+        let is_v4 = family == proxier_core::net::Family::V4;
+        match ports.rules.has_random_fully(family) {
+            // Other failures may pass; the next pass reports them if not.
+            Ok(_random) => *(if is_v4 { &mut v4 } else { &mut v6 }) = true,
+            Err(error) if error.kind() != PortErrorKind::Unavailable => {
+                *(if is_v4 { &mut v4 } else { &mut v6 }) = true;
+            }
+            Err(error) => notes.push(format!("{family} is not served: {error}")),
+        }
+    }
+    let families = match (v4, v6) {
+        (true, true) => Families::Dual,
+        (true, false) => Families::V4,
+        (false, true) => Families::V6,
+        (false, false) => return Err(Problem::new("", format!("cannot write rules: {}", notes.join("; ")))),
+    };
+    Ok((families, notes))
+}
+
+/// Modules of IPVS mode that are loaded once it has served, without the scheduler's: if all are, nothing is missing.
+const USED: [&str; 14] = [
+    "ip_vs",
+    "dummy",
+    "xt_set",
+    "xt_comment",
+    "xt_mark",
+    "xt_addrtype",
+    "xt_conntrack",
+    "xt_physdev",
+    "xt_ipvs",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+    "ip_set_bitmap_port",
+];
+
+/// Probes modules in parallel with the iptables programs, which take as long. Not needed if all modules are loaded.
+fn look_at_modules(settings: &Settings) -> Option<JoinHandle<Looked>> {
+    let is_loaded = |module: &str| Path::new("/sys/module").join(module).exists();
+    if USED.into_iter().all(is_loaded) && is_loaded(&format!("ip_vs_{}", settings.core.ipvs.scheduler)) {
+        return None;
+    }
+    let wanted = Wanted::of(settings).ok()?;
+    let look = move || wanted.look(&mut NoActiveProbe);
+    std::thread::Builder::new().name("modules".to_owned()).spawn(look).ok()
+}
+
+/// Drops the matches and the family that this kernel is known to lack. Returns what does not work then.
+fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
+    let lacks = |name: &str| looked.report.finding(name).is_some_and(|finding| finding.state == State::Missing);
+    let mut notes = Vec::new();
+    // `families` has already checked for the iptables programs.
+    if looked.families != Families::Dual && options.config.families == Families::Dual {
+        options.config.families = looked.families;
+        let says = |caveat: &&String| caveat.contains(" is not served: ");
+        notes.extend(looked.report.verdict.caveats.iter().filter(says).cloned());
+    }
+    options.ipvs.capabilities.physdev = !lacks("xt_physdev");
+    options.ipvs.capabilities.ipvs = !lacks("xt_ipvs");
+    // A kernel without physdev has no packets that match it: nothing is lost.
+    if !options.ipvs.capabilities.ipvs {
+        let mut without_ipvs = options.ipvs.capabilities;
+        without_ipvs.physdev = true;
+        notes.push(format!("this kernel lacks xt_ipvs: {}", without_ipvs.lost()));
+    }
+    notes
+}
+
+fn options(settings: &Settings, source: &Source, families: Families) -> Options {
+    let mut options = Options::default();
+    options.mode = settings.mode;
+    options.config = settings.core.clone();
+    options.config.families = families;
+    options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };
+    options.config.reserved = settings.reserved();
+    options.host = settings.host();
+    options.ipvs.timeouts.tcp_secs = settings.timeouts.tcp_secs;
+    options.ipvs.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
+    options.ipvs.timeouts.udp_secs = settings.timeouts.udp_secs;
+    // Edits of files are meant, unless nothing at all is left.
+    if matches!(source, Source::Manifests(_)) {
+        options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };
+    }
+    // Nodes that start together should not retry together.
+    options.seed = settings
+        .node_name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    options
+}

@@ -1,0 +1,34 @@
+//! The signals that the program handles.
+
+use tokio::signal::unix::{SignalKind, signal};
+
+type Signal = tokio::signal::unix::Signal;
+
+/// The signals that the program handles.
+pub(crate) struct Signals {
+    pub(crate) terminate: Signal,
+    pub(crate) interrupt: Signal,
+    /// SIGHUP: compare everything.
+    pub(crate) hangup: Signal,
+    /// SIGUSR1: confirm what is held back.
+    pub(crate) confirm: Signal,
+}
+
+impl Signals {
+    pub(crate) fn listen() -> std::io::Result<Self> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+            confirm: signal(SignalKind::user_defined1())?,
+        })
+    }
+
+    /// Waits for SIGTERM or SIGINT.
+    pub(crate) async fn end(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! The kernel's thread: takes changes, does what is due, and reports the results.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use proxier_core::modes::ipvs::diff;
+use proxier_core::modes::ipvs::drain::Drains;
+use proxier_core::reconciler::report::Report;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc;
+
+use crate::proxier_demo::engine::memory;
+use crate::proxier_demo::engine::message::{Control, Event, Message};
+use crate::proxier_demo::engine::{Engine, Kernel};
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::sources::change::Change;
+use crate::proxier_demo::sources::triggers::Triggers;
+use crate::proxier_demo::status::events::{Reason, Recorder, Regarding};
+use crate::proxier_demo::status::health::Health;
+use crate::proxier_demo::status::logging::Limiter;
+use crate::proxier_demo::status::metrics::Metrics;
+use crate::proxier_demo::status::progress::Progress;
+use crate::proxier_demo::status::service_health::{HealthCheck, Listening};
+
+/// What the kernel's thread tells after a pass.
+pub(crate) struct Passed {
+    pub(crate) health_checks: BTreeMap<ObjectKey, HealthCheck>,
+    pub(crate) listening: Listening,
+}
+
+/// The kernel's thread.
+pub(crate) struct Worker {
+    health: Arc<Health>,
+    recorder: Recorder,
+    limiter: Limiter,
+    passed: mpsc::UnboundedSender<Passed>,
+    triggers: Triggers,
+    /// Where the servers of Services were last told to listen.
+    listening: Option<Listening>,
+    /// Until the first pass has ended.
+    progress: Option<Progress>,
+    /// What the kernel turned out to lack.
+    lacks: BTreeSet<String>,
+}
+
+/// After a pass with this many changes, memory is worth returning.
+const MANY: u64 = 1000;
+
+impl Worker {
+    /// Starts the thread. It ends when all senders are gone; after each pass it reports the result. `started`: when this
+    /// process started.
+    pub(crate) fn start(
+        mut engine: Engine<impl Kernel>,
+        started: SystemTime,
+        inbox: mpsc::Receiver<Message>,
+        health: Arc<Health>,
+        recorder: Recorder,
+    ) -> Result<mpsc::UnboundedReceiver<Passed>, Problem> {
+        let problem = |error| Problem::new("", format!("no thread for the kernel ({error})"));
+        // Its own runtime: the process's may end while this thread still waits.
+        let clock = Builder::new_current_thread().enable_time().build().map_err(problem)?;
+        let (passed, outcomes) = mpsc::unbounded_channel();
+        let work = move || {
+            let mut worker = Worker {
+                health,
+                recorder,
+                limiter: Limiter::default(),
+                passed,
+                triggers: Triggers::new(started),
+                listening: None,
+                progress: Some(Progress::of_run()),
+                lacks: BTreeSet::new(),
+            };
+            worker.work(&mut engine, inbox, &clock);
+        };
+        std::thread::Builder::new().name("kernel".to_owned()).spawn(work).map_err(problem)?;
+        Ok(outcomes)
+    }
+
+    /// Takes messages and does what is due, until all senders are gone.
+    fn work(&mut self, engine: &mut Engine<impl Kernel>, mut inbox: mpsc::Receiver<Message>, clock: &Runtime) {
+        loop {
+            let idle = engine.idle();
+            let message = match idle {
+                Some(Duration::ZERO) => {
+                    inbox.try_recv().map_err(|error| error == mpsc::error::TryRecvError::Disconnected)
+                }
+                // Within the future, since the runtime has the clock.
+                Some(idle) => clock
+                    .block_on(async { tokio::time::timeout(idle, inbox.recv()).await })
+                    .map_or(Err(false), |message| message.ok_or(true)),
+                None => clock.block_on(inbox.recv()).ok_or(true),
+            };
+            match message {
+                Ok(message) => {
+                    self.take(engine, message);
+                    // Take everything that has arrived meanwhile.
+                    while let Ok(message) = inbox.try_recv() {
+                        self.take(engine, message);
+                    }
+                }
+                Err(true) => return,
+                Err(false) => {}
+            }
+            let start = Instant::now();
+            let mut pending = engine.pending_since();
+            if engine.idle() == Some(Duration::ZERO) {
+                // A pass that nobody requested may take too long as well.
+                pending = pending.or(Some(start));
+                self.progress.as_ref().map(Progress::at_kernel);
+            }
+            self.health.set_pending(pending);
+            if let Some(report) = engine.pass() {
+                let is_first = self.progress.take().is_some();
+                self.tell(engine, &report, start);
+                if is_first {
+                    engine.compact();
+                }
+                if is_first || report.writes() >= MANY {
+                    memory::give_back();
+                }
+            }
+            self.health.set_pending(engine.pending_since());
+        }
+    }
+
+    fn take(&mut self, engine: &mut Engine<impl Kernel>, message: Message) {
+        match message {
+            Message::Control(Control::Resync) => engine.request_full(),
+            Message::Control(Control::HostChanged(came)) => engine.host_changed(came),
+            Message::Control(Control::Neighbours(found)) => engine.set_neighbours(found),
+            Message::Control(Control::ConfirmRemoval) => match engine.confirm_removal() {
+                0 => tracing::info!("SIGUSR1: nothing is held back"),
+                count => tracing::warn!("SIGUSR1: {count} virtual servers that were held back are deleted now"),
+            },
+            Message::Event(Event { at, change }) => {
+                if let Some(progress) = &self.progress {
+                    progress.counted().saw(&change);
+                }
+                match &change {
+                    Change::Unreadable(problem) => {
+                        self.health.metrics(|metrics| metrics.unreadable += 1);
+                        let object = problem.object.as_deref().unwrap_or(&problem.origin);
+                        if self.limiter.pass(object, at).is_some() {
+                            tracing::warn!("{problem}");
+                        }
+                    }
+                    Change::Node(node) => self.health.set_node_eligible(!node.leaving),
+                    Change::NodeGone => self.health.set_node_eligible(false),
+                    Change::Listing(_) | Change::Listed(_) => {}
+                    change => {
+                        self.health.queued(SystemTime::now());
+                        self.health.metrics(|metrics| match change {
+                            Change::UpsertService(_) | Change::DeleteService(_) => metrics.service_changes_pending += 1,
+                            Change::UpsertSlice(_) | Change::DeleteSlice(_) => metrics.endpoint_changes_pending += 1,
+                            _ => {}
+                        });
+                    }
+                }
+                let trigger = match &change {
+                    Change::UpsertSlice(object) => self.triggers.of(object),
+                    Change::DeleteSlice(key) => {
+                        self.triggers.gone(key);
+                        None
+                    }
+                    _ => None,
+                };
+                let counts = engine.take(change, at);
+                if let Some(trigger) = trigger.filter(|_| counts) {
+                    self.triggers.changed(trigger);
+                }
+            }
+        }
+    }
+
+    /// Logs a pass, and updates health and metrics.
+    fn tell(&mut self, engine: &mut Engine<impl Kernel>, report: &Report, start: Instant) {
+        let end = Instant::now();
+        let took = end.saturating_duration_since(start);
+        let kind = if report.full { "full pass" } else { "pass" };
+        if report.writes() > 0 {
+            tracing::info!("{kind}: {} changes in {:.1} ms", report.writes(), took.as_secs_f64() * 1e3);
+        }
+        self.tell_failures(report, end);
+        for rejection in engine.proxier().rejections() {
+            let object = format!("{} {} {}", rejection.kind, rejection.key, rejection.field);
+            if self.limiter.pass(&object, end).is_some() {
+                tracing::warn!("{rejection}");
+                if rejection.kind == ObjectKind::Service {
+                    let service = Regarding::Service(rejection.key.clone());
+                    self.recorder.tell(service, Reason::InvalidField, rejection.to_string());
+                }
+            }
+        }
+        // Everything requested before the pass began is done.
+        if engine.pending_since().is_none_or(|since| since >= start) {
+            self.health.updated(SystemTime::now());
+        }
+        // A node that keeps more than is wanted still serves: load balancers must not leave it.
+        let programmed = self.triggers.passed(report.full, report.has_failed(), SystemTime::now());
+        let totals = engine.proxier().totals();
+        let rejected = engine.proxier().rejections().count();
+        let lacks = self.lacks.len();
+        self.health.metrics(|metrics: &mut Metrics| {
+            metrics.sync_duration.observe(took);
+            if report.full { &mut metrics.sync_full_duration } else { &mut metrics.sync_partial_duration }
+                .observe(took);
+            for duration in programmed {
+                metrics.network_programming.observe(duration);
+            }
+            // The pass has taken them; retries are not counted again.
+            (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);
+            metrics.service_changes = totals.service_changes;
+            metrics.endpoint_changes = totals.endpoint_changes;
+            metrics.iptables_restore_failures = totals.restore_failures;
+            metrics.conntrack_deleted = totals.flows;
+            metrics.sync_failures = totals.failed_passes;
+            metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
+            metrics.held_back = u64::try_from(engine.proxier().safeguard().held().count()).unwrap_or(u64::MAX);
+            metrics.draining = u64::try_from(engine.proxier().drains().map_or(0, Drains::len)).unwrap_or(u64::MAX);
+            // Not after each change: counting walks everything.
+            if report.full {
+                if report.unread.is_empty() {
+                    metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
+                }
+                metrics.unmet = u64::try_from(report.unmet.len().saturating_add(lacks)).unwrap_or(u64::MAX);
+                metrics.no_local_endpoints = no_local_endpoints(engine);
+                count_servers(engine, metrics);
+            }
+        });
+        self.tell_health_checks(engine, report);
+    }
+
+    /// Tells the servers of Services what to answer and where, if that may have changed.
+    fn tell_health_checks(&mut self, engine: &Engine<impl Kernel>, report: &Report) {
+        let listening = Listening::of(engine.proxier().facts());
+        if !report.full && !report.health_checks_changed && self.listening.as_ref() == Some(&listening) {
+            return;
+        }
+        self.listening = Some(listening.clone());
+        let health_checks = engine
+            .proxier()
+            .desired()
+            .health_checks()
+            .map(|(key, check)| (key.clone(), HealthCheck::from(check)))
+            .collect();
+        let _main_has_ended = self.passed.send(Passed { health_checks, listening });
+    }
+
+    fn tell_failures(&mut self, report: &Report, now: Instant) {
+        for unread in &report.unread {
+            if self.limiter.pass(&unread.what, now).is_some() {
+                tracing::error!("{unread}");
+            }
+        }
+        for failure in &report.applied.failures {
+            if self.limiter.pass(&format!("{} {}", failure.step.name, failure.step.detail), now).is_some() {
+                tracing::error!("{failure}");
+                if let Some(service) = failure.step.service.as_deref().and_then(service_key) {
+                    self.recorder.tell(Regarding::Service(service), Reason::FailedToProgram, failure.to_string());
+                }
+            }
+        }
+        for refused in &report.refused {
+            let object = format!("{} {}", refused.service, refused.key);
+            if self.limiter.pass(&object, now).is_some() {
+                let note = format!("{} of {} is not served: {}", refused.key, refused.service, refused.reason);
+                tracing::warn!("{note}");
+                if let Some(service) = service_key(&refused.service) {
+                    self.recorder.tell(Regarding::Service(service), Reason::AddressConflict, note);
+                }
+            }
+        }
+        for lack in &report.applied.lacks {
+            if self.lacks.insert(lack.what.clone()) {
+                tracing::warn!("this kernel does without: {lack}");
+            }
+        }
+        for unmet in &report.unmet {
+            if self.limiter.once(&unmet.path) {
+                tracing::warn!(
+                    "{} stays {}: it cannot be written from here",
+                    unmet.path,
+                    unmet.from.as_deref().unwrap_or("unknown")
+                );
+            }
+        }
+        for step in &report.drift {
+            tracing::warn!("somebody else changed it, repaired: {step}");
+        }
+        if let Some(stopped) = &report.stopped
+            && self.limiter.pass("held back", now).is_some()
+        {
+            let how = "kill -USR1, or start with --allow-mass-removal, if it is meant";
+            tracing::error!("{stopped}; {how} (this is process {})", std::process::id());
+        }
+    }
+}
+
+/// `namespace/name`, with or without `:port`.
+fn service_key(text: &str) -> Option<ObjectKey> {
+    let (namespace, rest) = text.split_once('/')?;
+    Some(ObjectKey::new(namespace, rest.split_once(':').map_or(rest, |(name, _port)| name)))
+}
+
+/// Services without the local endpoints that a policy asks for: internal, external.
+fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [u64; 2] {
+    let mut counts = [0; 2];
+    for (_, missing) in engine.proxier().desired().no_local_endpoints() {
+        counts[0] += u64::from(missing.internal);
+        counts[1] += u64::from(missing.external);
+    }
+    counts
+}
+
+/// Counts ours and others' servers in the kernel. Numbers that could not be read stay.
+fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
+    let proxier = engine.proxier();
+    let (Some(wanted), Some(observed)) = (proxier.wanted(), proxier.observed()) else { return };
+    let foreign: Vec<_> = diff::foreign(wanted, observed, proxier.facts().config()).collect();
+    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let ours = || observed.virtual_servers.iter().filter(|(key, _)| foreign.binary_search(key).is_err());
+    metrics.virtual_servers = number(ours().count());
+    metrics.real_servers = number(ours().map(|(_, server)| server.real_servers.len()).sum());
+    metrics.foreign_virtual_servers = number(foreign.len());
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! kube-proxy's flags: names, what they mean, and the field of the configuration that each one sets.
+
+use clap::builder::{StringValueParser, TypedValueParser, ValueParser};
+use clap::{Arg, ArgAction, ArgMatches};
+use serde_json::{Value, json};
+
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::duration::GoDuration;
+use crate::proxier_demo::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration};
+use crate::proxier_demo::sources::yaml;
+
+/// How a flag's text becomes a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// The text itself.
+    Text,
+    /// `true` or `false`; the flag alone is `true`.
+    Bool,
+    /// A whole number.
+    Int,
+    /// Any number.
+    Float,
+    /// `30s`.
+    Duration,
+    /// Texts with commas between; may be given several times.
+    List,
+    /// `A=true,B=false`.
+    Gates,
+}
+
+/// A flag: its name, kind, the field it sets (none: accepted, without effect), and help.
+struct Flag(&'static str, Kind, &'static str, &'static str);
+
+use Kind::{Bool, Duration, Float, Gates, Int, List, Text};
+
+const FLAGS: &[Flag] = &[
+    Flag("bind-address", Text, "bindAddress", "Address whose family is the primary one [0.0.0.0]"),
+    Flag("bind-address-hard-fail", Bool, "bindAddressHardFail", "End when a health or metrics address cannot be bound"),
+    Flag("cluster-cidr", Text, "clusterCIDR", "Network of the cluster's pods; two, one a family, with a comma between"),
+    Flag("config-sync-period", Duration, "configSyncPeriod", "Accepted; a watch that is whole needs no second look"),
+    Flag("conntrack-max-per-core", Int, "conntrack.maxPerCore", "Tracked connections for each CPU, 0: leave [32768]"),
+    Flag("conntrack-min", Int, "conntrack.min", "Tracked connections at least [131072]"),
+    Flag("conntrack-tcp-be-liberal", Bool, "conntrack.tcpBeLiberal", "Be liberal about TCP windows"),
+    Flag(
+        "conntrack-tcp-timeout-close-wait",
+        Duration,
+        "conntrack.tcpCloseWaitTimeout",
+        "In CLOSE_WAIT, 0s: leave [1h]",
+    ),
+    Flag("conntrack-tcp-timeout-established", Duration, "conntrack.tcpEstablishedTimeout", "Idle TCP, 0s: leave [24h]"),
+    Flag("conntrack-udp-timeout", Duration, "conntrack.udpTimeout", "UDP without answers, 0s: leave [0s]"),
+    Flag("conntrack-udp-timeout-stream", Duration, "conntrack.udpStreamTimeout", "UDP with answers, 0s: leave [0s]"),
+    Flag("detect-local-mode", Text, "detectLocalMode", "ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"),
+    Flag("feature-gates", Gates, "featureGates", "Accepted; no gate changes anything here"),
+    Flag("healthz-bind-address", Text, "healthzBindAddress", "/healthz and /livez, \"\": nowhere [0.0.0.0:10256]"),
+    Flag("iptables-localhost-nodeports", Bool, "iptables.localhostNodePorts", "Accepted; IPVS mode never has them"),
+    Flag("iptables-masquerade-bit", Int, "iptables.masqueradeBit", "Bit of the packet mark for masquerading [14]"),
+    Flag("iptables-min-sync-period", Duration, "iptables.minSyncPeriod", "Accepted; of iptables mode"),
+    Flag("iptables-sync-period", Duration, "iptables.syncPeriod", "Accepted; of iptables mode"),
+    Flag("ipvs-exclude-cidrs", List, "ipvs.excludeCIDRs", "Networks in which no virtual server is deleted"),
+    Flag("ipvs-min-sync-period", Duration, "ipvs.minSyncPeriod", "Least time between two passes [0s]"),
+    Flag("ipvs-scheduler", Text, "ipvs.scheduler", "The kernel's name of the scheduler [rr]"),
+    Flag("ipvs-strict-arp", Bool, "ipvs.strictARP", "Answer ARP only for addresses of the interface asked"),
+    Flag("ipvs-sync-period", Duration, "ipvs.syncPeriod", "How often the kernel is checked for drift [30s]"),
+    Flag("ipvs-tcp-timeout", Duration, "ipvs.tcpTimeout", "Idle TCP connections, 0s: the kernel's [0s]"),
+    Flag("ipvs-tcpfin-timeout", Duration, "ipvs.tcpFinTimeout", "TCP connections after FIN, 0s: the kernel's [0s]"),
+    Flag("ipvs-udp-timeout", Duration, "ipvs.udpTimeout", "UDP, 0s: the kernel's [0s]"),
+    Flag("kube-api-burst", Int, "clientConnection.burst", "Accepted; this program asks little"),
+    Flag("kube-api-content-type", Text, "clientConnection.contentType", "Accepted; answers are asked for as JSON"),
+    Flag("kube-api-qps", Float, "clientConnection.qps", "Accepted; this program asks little"),
+    Flag("masquerade-all", Bool, "iptables.masqueradeAll", "Masquerade all traffic to Services"),
+    Flag("metrics-bind-address", Text, "metricsBindAddress", "/metrics, \"\": nowhere [127.0.0.1:10249]"),
+    Flag(
+        "nodeport-addresses",
+        List,
+        "nodePortAddresses",
+        "Networks whose addresses get node ports, or \"primary\" [all]",
+    ),
+    Flag("oom-score-adj", Int, "oomScoreAdj", "This process's oom_score_adj, -1000 to 1000 [-999]"),
+    Flag("pod-bridge-interface", Text, "detectLocal.bridgeInterface", "For --detect-local-mode=BridgeInterface"),
+    Flag(
+        "pod-interface-name-prefix",
+        Text,
+        "detectLocal.interfaceNamePrefix",
+        "For --detect-local-mode=InterfaceNamePrefix",
+    ),
+    Flag("profiling", Bool, "enableProfiling", "Accepted; there is nothing to profile with"),
+    Flag("proxy-mode", Text, "mode", "ipvs"),
+    Flag("proxy-port-range", Text, "portRange", "Accepted; unused in kube-proxy too"),
+    Flag("show-hidden-metrics-for-version", Text, "showHiddenMetricsForVersion", "Accepted; nothing is hidden"),
+];
+
+/// Logging flags work with `--config` too.
+const LOGGING: &[Flag] = &[
+    Flag("v", Int, "logging.verbosity", "How much is logged, 0 to 10 [0]"),
+    Flag("logging-format", Text, "logging.format", "text or json [text]"),
+];
+
+/// Accepted so that command lines of kube-proxy work; one warning says that they have no effect.
+const IGNORED: &[Flag] = &[
+    Flag("add-dir-header", Bool, "", ""),
+    Flag("alsologtostderr", Bool, "", ""),
+    Flag("cleanup-ipvs", Bool, "", ""),
+    Flag("conntrack-max", Int, "", ""),
+    Flag("log-backtrace-at", Text, "", ""),
+    Flag("log-dir", Text, "", ""),
+    Flag("log-file", Text, "", ""),
+    Flag("log-file-max-size", Int, "", ""),
+    Flag("log-flush-frequency", Duration, "", ""),
+    Flag("log-json-info-buffer-size", Text, "", ""),
+    Flag("log-json-split-stream", Bool, "", ""),
+    Flag("log-text-info-buffer-size", Text, "", ""),
+    Flag("log-text-split-stream", Bool, "", ""),
+    Flag("logtostderr", Bool, "", ""),
+    Flag("one-output", Bool, "", ""),
+    Flag("skip-headers", Bool, "", ""),
+    Flag("skip-log-headers", Bool, "", ""),
+    Flag("stderrthreshold", Text, "", ""),
+    Flag("vmodule", Text, "", ""),
+];
+
+/// Flags of the configuration that change nothing here.
+const WITHOUT_EFFECT: &[&str] = &[
+    "config-sync-period",
+    "feature-gates",
+    "iptables-localhost-nodeports",
+    "iptables-min-sync-period",
+    "iptables-sync-period",
+    "kube-api-burst",
+    "kube-api-content-type",
+    "kube-api-qps",
+    "profiling",
+    "proxy-port-range",
+    "show-hidden-metrics-for-version",
+];
+
+const HEADING: &str = "Configuration (kube-proxy's own names; without effect when --config is given)";
+
+/// All of them for the command line.
+pub(super) fn args() -> impl Iterator<Item = Arg> {
+    let shown = FLAGS.iter().map(|flag| arg(flag).help_heading(HEADING));
+    let logging = LOGGING.iter().map(|flag| {
+        let logging = arg(flag).help_heading("Logging");
+        if flag.0 == "v" { logging.short('v') } else { logging }
+    });
+    let ports = [
+        ("healthz-port", "Deprecated: --healthz-bind-address"),
+        ("metrics-port", "Deprecated: --metrics-bind-address"),
+    ]
+    .map(|(name, help)| arg(&Flag(name, Int, "", help)).hide(true));
+    shown.chain(logging).chain(IGNORED.iter().map(|flag| arg(flag).hide(true))).chain(ports)
+}
+
+fn arg(Flag(name, kind, _, help): &Flag) -> Arg {
+    let arg = Arg::new(*name).long(*name).help(*help);
+    match kind {
+        Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL"),
+        List | Gates => arg.action(ArgAction::Append).value_name(if *kind == List { "A,B" } else { "A=true,…" }),
+        Duration => arg.value_name("DURATION"),
+        Int | Float => arg.value_name("N").allow_negative_numbers(true),
+        Text => arg.value_name("TEXT"),
+    }
+    .value_parser(parser(*kind))
+}
+
+fn parser(kind: Kind) -> ValueParser {
+    let texts = StringValueParser::new();
+    match kind {
+        Text | List => ValueParser::from(texts.map(Value::from)),
+        Bool => ValueParser::from(texts.try_map(|text| match text.as_str() {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Value::from(true)),
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Value::from(false)),
+            _ => Err("write true or false".to_owned()),
+        })),
+        Int => ValueParser::from(
+            texts.try_map(|text| text.parse::<i64>().map(Value::from).map_err(|_not_a_number| "write a whole number")),
+        ),
+        Float => ValueParser::from(texts.try_map(|text| {
+            text.parse::<f64>().ok().filter(|number| number.is_finite()).map(Value::from).ok_or("write a number")
+        })),
+        Duration => ValueParser::from(
+            texts.try_map(|text| text.parse::<GoDuration>().map(|duration| Value::from(duration.to_string()))),
+        ),
+        Gates => ValueParser::from(texts.try_map(|text| {
+            let gates = text.split(',').filter(|part| !part.is_empty()).map(|part| {
+                let (name, on) = part.split_once('=')?;
+                Some((name.trim().to_owned(), Value::from(on.trim().parse::<bool>().ok()?)))
+            });
+            gates.collect::<Option<serde_json::Map<_, _>>>().map(Value::Object).ok_or("write NAME=true or NAME=false")
+        })),
+    }
+}
+
+/// The flag that sets a field; elements of a list belong to the field.
+pub(super) fn flag_of(field: &str) -> Option<&'static str> {
+    let field = field.split('[').next().unwrap_or_default();
+    match field {
+        "hostnameOverride" => return Some("hostname-override"),
+        "clientConnection.kubeconfig" => return Some("kubeconfig"),
+        _ => {}
+    }
+    FLAGS.iter().chain(LOGGING).find(|flag| flag.2 == field).map(|flag| flag.0)
+}
+
+fn given(matches: &ArgMatches, name: &str) -> bool {
+    matches.value_source(name) == Some(clap::parser::ValueSource::CommandLine)
+}
+
+/// The names of given flags without effect: with `--config`, all but a few of the configuration's too.
+pub(super) fn without_effect(matches: &ArgMatches, with_config: bool) -> Vec<&'static str> {
+    let unused = |name: &str| with_config || WITHOUT_EFFECT.contains(&name);
+    let of_configuration = FLAGS.iter().map(|flag| flag.0).filter(|name| unused(name));
+    let ports = ["healthz-port", "metrics-port"].into_iter().filter(|_| with_config);
+    let ignored = IGNORED.iter().map(|flag| flag.0);
+    of_configuration.chain(ports).chain(ignored).filter(|name| given(matches, name)).collect()
+}
+
+/// The configuration that the flags describe.
+pub(super) fn configuration(matches: &ArgMatches) -> Result<KubeProxyConfiguration, Problem> {
+    let mut value = json!({"apiVersion": API_VERSION, "kind": KIND});
+    for flag in FLAGS.iter().chain(LOGGING).filter(|flag| given(matches, flag.0)) {
+        set(&mut value, flag, matches);
+    }
+    yaml::read(&value).map_err(|(field, reason)| match flag_of(&field) {
+        Some(flag) => Problem::new(format!("--{flag}"), reason),
+        None => Problem::new("", reason).at(field),
+    })
+}
+
+/// Logging flags on top of a file's configuration.
+pub(super) fn set_logging(matches: &ArgMatches, object: &mut KubeProxyConfiguration) {
+    if let Some(verbosity) = matches.get_one::<Value>("v").and_then(Value::as_i64) {
+        object.logging.verbosity = verbosity;
+    }
+    if let Some(format) = matches.get_one::<Value>("logging-format").and_then(Value::as_str) {
+        format.clone_into(&mut object.logging.format);
+    }
+}
+
+fn set(value: &mut Value, Flag(name, kind, field, _): &Flag, matches: &ArgMatches) {
+    let mut place = value;
+    for part in field.split('.') {
+        if place.is_null() {
+            *place = json!({});
+        }
+        let Value::Object(fields) = place else { return };
+        place = fields.entry(part).or_insert(Value::Null);
+    }
+    let values = matches.get_many::<Value>(name).into_iter().flatten();
+    *place = match kind {
+        List => {
+            let texts = values.filter_map(Value::as_str).flat_map(|text| text.split(','));
+            texts.map(str::trim).filter(|text| !text.is_empty()).map(Value::from).collect()
+        }
+        Gates => Value::Object(values.filter_map(Value::as_object).flat_map(Clone::clone).collect()),
+        _ => values.last().cloned().unwrap_or_default(),
+    };
+}
+
+/// What the old `--healthz-port` and `--metrics-port`, and empty addresses, mean: an address, or no server.
+pub(super) fn server(matches: &ArgMatches, name: &str, host: &str) -> Server {
+    let address = format!("{name}-bind-address");
+    if let Some(text) = matches.get_one::<Value>(&address).and_then(Value::as_str) {
+        return if text.is_empty() { Server::Nowhere } else { Server::AsConfigured };
+    }
+    match matches.get_one::<Value>(&format!("{name}-port")).and_then(Value::as_i64) {
+        None => Server::AsConfigured,
+        Some(0) => Server::Nowhere,
+        Some(port) => Server::At(format!("{host}:{port}")),
+    }
+}
+
+/// Where a server listens.
+pub(super) enum Server {
+    AsConfigured,
+    At(String),
+    Nowhere,
+}

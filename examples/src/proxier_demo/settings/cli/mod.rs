@@ -1,0 +1,352 @@
+//! The command line: `proxier-demo run`, `plan`, `show`, `probe`, `cleanup`, and kube-proxy's own way to start.
+
+mod flags;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
+
+use crate::proxier_demo::problem::{OneLine, Problem};
+use crate::proxier_demo::settings::duration::GoDuration;
+use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
+use crate::proxier_demo::settings::{Given, Settings};
+
+/// Why the program ends before it starts: a text and an exit code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// 0: asked for (help, version). 2: bad usage or bad input.
+    pub code: u8,
+    /// What to print: one line for each problem.
+    pub text: String,
+}
+
+impl Ending {
+    /// Bad usage or bad input.
+    pub fn bad_input(problems: &[Problem]) -> Self {
+        let lines: Vec<String> = problems.iter().map(|problem| format!("proxier-demo: {problem}")).collect();
+        Ending { code: 2, text: lines.join("\n") }
+    }
+
+    /// Prints it, to stdout when it was asked for and to stderr otherwise.
+    pub fn report(&self) -> ExitCode {
+        if self.code == 0 {
+            println!("{self}");
+        } else {
+            eprintln!("{self}");
+        }
+        ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text.trim_end())
+    }
+}
+
+/// How `plan`, `show` and `probe` print.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// For people. Default.
+    #[default]
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Keep the kernel as the Services require.
+    Run {
+        /// One full sync, then exit.
+        once: bool,
+        /// Only what needs the host's root (sysctls), then exit.
+        init_only: bool,
+    },
+    /// Print what would change.
+    Plan(Output),
+    /// Print what the kernel holds.
+    Show(Output),
+    /// Print what this machine lacks.
+    Probe(Output),
+    /// Remove everything that the proxy created.
+    Cleanup,
+    /// Write the effective configuration to a file.
+    WriteConfig(PathBuf),
+}
+
+impl Command {
+    /// Whether it depends on what is local to this node, so that the Node's name has to be right. `show` names Services
+    /// without it.
+    fn needs_node(&self) -> bool {
+        matches!(self, Command::Run { init_only: false, .. } | Command::Plan(_))
+    }
+}
+
+/// Where Services come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Files and directories.
+    Manifests(Vec<PathBuf>),
+    /// An API server.
+    Cluster {
+        /// A kubeconfig; without one, and without `master`, the pod's own account.
+        kubeconfig: Option<PathBuf>,
+        /// The server's URL instead of the kubeconfig's.
+        master: Option<String>,
+    },
+}
+
+/// A command line, read.
+#[derive(Clone, Debug)]
+pub struct Invocation {
+    /// What to do.
+    pub command: Command,
+    /// `--config`. A change of the file ends `run`, so that its supervisor starts it with the new one.
+    pub config: Option<PathBuf>,
+    matches: ArgMatches,
+}
+
+/// An invocation with its configuration.
+#[derive(Clone, Debug)]
+pub struct Configured {
+    /// Where Services come from.
+    pub source: Source,
+    /// Everything else.
+    pub settings: Settings,
+    /// `--allow-mass-removal`: most of the Services may go at once.
+    pub allow_mass_removal: bool,
+    /// `--input-timeout`: how long `plan`, `show` and `run --once` wait for an API server that sends nothing new; `None`:
+    /// for ever.
+    pub input_timeout: Option<Duration>,
+    /// What to log: one line each.
+    pub warnings: Vec<String>,
+}
+
+/// How long `plan`, `show` and `run --once` wait for an API server that sends nothing new.
+const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Reads a command line, the program's name first.
+///
+/// kube-proxy has no commands: a line that starts with a flag means `run`, or `cleanup` with `--cleanup`. As with
+/// kube-proxy, names may have `_` for `-`.
+///
+/// # Errors
+///
+/// Help or version were asked for (code 0); bad usage (code 2).
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Ending> {
+    let mut args: Vec<OsString> = args.into_iter().map(with_dashes).collect();
+    let first = args.get(1).and_then(|arg| arg.to_str()).unwrap_or_default();
+    if first.starts_with('-') && !matches!(first, "-h" | "--help" | "-V" | "--version" | "--version=true") {
+        args.insert(1, "run".into());
+    }
+    let mut matches = clap().try_get_matches_from(args).map_err(|error| ending(&error))?;
+    let Some((name, matches)) = matches.remove_subcommand() else {
+        return Err(Ending::bad_input(&[Problem::new("", "say what to do: run, plan, show, probe or cleanup")]));
+    };
+    if matches.get_flag("version") {
+        return Err(Ending { code: 0, text: version() });
+    }
+    // Only the commands that print have this option.
+    let output = match matches.try_get_one::<String>("output").ok().flatten().map(String::as_str) {
+        Some("json") => Output::Json,
+        _ => Output::Text,
+    };
+    let command = match (name.as_str(), matches.get_one::<PathBuf>("write-config-to")) {
+        (_, Some(file)) => Command::WriteConfig(file.clone()),
+        _ if matches.get_flag("cleanup") => Command::Cleanup,
+        ("plan", _) => Command::Plan(output),
+        ("show", _) => Command::Show(output),
+        ("probe", _) => Command::Probe(output),
+        ("cleanup", _) => Command::Cleanup,
+        _ => Command::Run { once: matches.get_flag("once"), init_only: matches.get_flag("init-only") },
+    };
+    Ok(Invocation { command, config: matches.get_one("config").cloned(), matches })
+}
+
+impl Invocation {
+    /// Reads the configuration: the file of `--config`, or else the flags.
+    ///
+    /// With a file, flags of the configuration are ignored, as with kube-proxy, except `--hostname-override` and those of
+    /// logging; a warning names the ignored ones. The flags that name the source always apply.
+    ///
+    /// # Errors
+    ///
+    /// All problems of the configuration at once (code 2).
+    pub fn configure(&self) -> Result<Configured, Ending> {
+        let matches = &self.matches;
+        let mut warnings = Vec::new();
+        let (mut object, mut given) = match &self.config {
+            Some(path) => {
+                let (mut object, unknown) =
+                    KubeProxyConfiguration::read(path).map_err(|problem| Ending::bad_input(&[problem]))?;
+                warnings.extend(unknown.iter().map(ToString::to_string));
+                flags::set_logging(matches, &mut object);
+                (object, Given { origin: path.display().to_string(), ..Given::default() })
+            }
+            None => self.by_flags().map_err(|problem| Ending::bad_input(&[problem]))?,
+        };
+        let unused = flags::without_effect(matches, self.config.is_some());
+        if !unused.is_empty() {
+            let why = if self.config.is_some() { " beside --config" } else { "" };
+            warnings.push(format!("accepted, without effect{why}: --{}", unused.join(", --")));
+        }
+        if let Some(name) = matches.get_one::<String>("hostname-override") {
+            object.hostname_override.clone_from(name);
+        }
+        given.nameless = !self.command.needs_node();
+        let (settings, more) = Settings::check(object, &given).map_err(|problems| Ending::bad_input(&problems))?;
+        warnings.extend(more.iter().map(ToString::to_string));
+        let source = self.source(&settings);
+        let input_timeout = matches.get_one::<GoDuration>("input-timeout").map_or(INPUT_TIMEOUT, |given| given.0);
+        let input_timeout = Some(input_timeout).filter(|limit| !limit.is_zero());
+        let allow_mass_removal = matches.get_flag("allow-mass-removal");
+        Ok(Configured { source, settings, allow_mass_removal, input_timeout, warnings })
+    }
+
+    fn by_flags(&self) -> Result<(KubeProxyConfiguration, Given), Problem> {
+        let mut object = flags::configuration(&self.matches)?;
+        let mut given = Given { flag_of: Some(flags::flag_of), ..Given::default() };
+        for (name, host, field, off) in [
+            ("healthz", "0.0.0.0", &mut object.healthz_bind_address, &mut given.no_healthz),
+            ("metrics", "127.0.0.1", &mut object.metrics_bind_address, &mut given.no_metrics),
+        ] {
+            match flags::server(&self.matches, name, host) {
+                flags::Server::AsConfigured => {}
+                flags::Server::At(address) => *field = address,
+                flags::Server::Nowhere => *off = true,
+            }
+        }
+        if let Some(kubeconfig) = self.matches.get_one::<PathBuf>("kubeconfig") {
+            object.client_connection.kubeconfig = kubeconfig.display().to_string();
+        }
+        Ok((object, given))
+    }
+
+    fn source(&self, settings: &Settings) -> Source {
+        if let Some(manifests) = self.matches.get_many::<PathBuf>("manifests") {
+            return Source::Manifests(manifests.cloned().collect());
+        }
+        let kubeconfig = self.matches.get_one::<PathBuf>("kubeconfig").or(settings.kubeconfig.as_ref());
+        Source::Cluster { kubeconfig: kubeconfig.cloned(), master: self.matches.get_one("master").cloned() }
+    }
+}
+
+fn version() -> String {
+    format!("proxier-demo {}", env!("CARGO_PKG_VERSION"))
+}
+
+/// `--cluster_cidr=x` as `--cluster-cidr=x`.
+fn with_dashes(arg: OsString) -> OsString {
+    let Some(text) = arg.to_str().filter(|text| text.starts_with("--") && text.contains('_')) else { return arg };
+    match text.split_once('=') {
+        Some((name, value)) => format!("{}={value}", name.replace('_', "-")).into(),
+        None => text.replace('_', "-").into(),
+    }
+}
+
+fn clap() -> Clap {
+    let command = |name: &'static str, about: &'static str| {
+        let all = sources().into_iter().chain(files()).chain(flags::args());
+        let command = Clap::new(name).about(about).args(all).args_override_self(true).disable_version_flag(true);
+        let mass_removal = Arg::new("allow-mass-removal").long("allow-mass-removal").action(ArgAction::SetTrue);
+        let mass_removal = mass_removal.help(
+            "Delete also when more than half of the virtual servers are suddenly not wanted any more, which otherwise \
+             waits for five minutes. To a running proxy, SIGUSR1 says that once",
+        );
+        let command = command.arg(mass_removal.hide(!matches!(name, "run" | "plan")));
+        let input_timeout = Arg::new("input-timeout")
+            .long("input-timeout")
+            .value_name("DURATION")
+            .value_parser(|text: &str| text.parse::<GoDuration>())
+            .help("How long run --once, plan and show wait while the API server tells nothing new, 0s: for ever [60s]");
+        let command = command.arg(input_timeout.hide(!matches!(name, "run" | "plan" | "show")));
+        let output = Arg::new("output").short('o').long("output").value_parser(["text", "json"]).default_value("text");
+        match name {
+            "plan" | "show" | "probe" => command.arg(output.help("How to print").display_order(0)),
+            _ => command,
+        }
+    };
+    Clap::new("proxier-demo")
+        .about("A Kubernetes service proxy: what kube-proxy's IPVS mode does")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand_required(true)
+        .arg_required_else_help(false)
+        .disable_help_subcommand(true)
+        .after_help("Exit codes: 0 done, 1 failed, 2 bad usage or bad input.")
+        .subcommand(
+            command("run", "Run the proxy until SIGTERM or SIGINT").arg(
+                Arg::new("once").long("once").action(ArgAction::SetTrue).display_order(0).help(
+                    "One full sync, then exit: 0 when the kernel is as the Services ask, 1 when something failed",
+                ),
+            ),
+        )
+        .subcommand(command("plan", "Print what would change; write nothing"))
+        .subcommand(command("show", "Print what the kernel holds, with the Services it serves"))
+        .subcommand(command("probe", "Print what IPVS mode needs and whether this machine has it"))
+        .subcommand(command("cleanup", "Remove everything it has created, of both families, and nothing else"))
+}
+
+fn sources() -> [Arg; 4] {
+    let path = clap::value_parser!(PathBuf);
+    [
+        Arg::new("manifests")
+            .long("manifests")
+            .value_name("FILE|DIR")
+            .value_parser(path.clone())
+            .action(ArgAction::Append)
+            .conflicts_with_all(["kubeconfig", "master"])
+            .help("No cluster: read Services, EndpointSlices and Nodes from YAML or JSON files, and follow them"),
+        Arg::new("kubeconfig")
+            .long("kubeconfig")
+            .value_name("FILE")
+            .value_parser(path)
+            .help("The kubeconfig of the cluster [in-cluster]"),
+        Arg::new("master").long("master").value_name("URL").help("The API server, in place of the kubeconfig's"),
+        Arg::new("hostname-override")
+            .long("hostname-override")
+            .value_name("NAME")
+            .help("This Node's name [the host's]"),
+    ]
+}
+
+fn files() -> [Arg; 5] {
+    let path =
+        |name: &'static str| Arg::new(name).long(name).value_name("FILE").value_parser(clap::value_parser!(PathBuf));
+    let switch = |name: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue);
+    [
+        path("config").help("A KubeProxyConfiguration (v1alpha1), as kubeadm writes it"),
+        path("write-config-to").help("Write the effective configuration to a file and exit"),
+        switch("cleanup").hide(true),
+        switch("init-only").hide(true),
+        switch("version").hide(true),
+    ]
+}
+
+/// One line in place of clap's several.
+fn ending(error: &clap::Error) -> Ending {
+    let text = error.to_string();
+    if !error.use_stderr() {
+        return Ending { code: 0, text };
+    }
+    let mut parts = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("Usage:") || line.starts_with("For more information") {
+            break;
+        }
+        let part = line.trim_start_matches("error: ").trim_start_matches("tip: ");
+        if !part.is_empty() {
+            parts.push(part.to_owned());
+        }
+    }
+    let text = parts.join("; ");
+    Ending { code: 2, text: format!("proxier-demo: {}; see proxier-demo --help", OneLine(&text)) }
+}
+
+#[cfg(test)]
+mod tests;

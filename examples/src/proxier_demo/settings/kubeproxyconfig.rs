@@ -1,0 +1,424 @@
+//! `KubeProxyConfiguration` (`kubeproxy.config.k8s.io/v1alpha1`), as kubeadm writes it.
+//!
+//! Reading is strict first: unknown and repeated fields are then read leniently with a warning, as kube-proxy does.
+//! [`Settings`](crate::proxier_demo::settings::Settings) checks the values.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+use serde_saphyr::options::DuplicateKeyPolicy;
+
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::duration::GoDuration;
+use crate::proxier_demo::sources::yaml;
+
+/// `apiVersion` of the format.
+pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
+/// `kind` of the format.
+pub const KIND: &str = "KubeProxyConfiguration";
+
+/// Reads `null` as the default: kubeadm writes it for unset fields.
+fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+macro_rules! objects {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        pub struct $name {
+            $(
+                $(#[$field_doc])*
+                #[serde(deserialize_with = "null_is_default")]
+                pub $field: $type,
+            )*
+        }
+    )*};
+}
+
+objects! {
+    /// The whole configuration. Fields are documented by what they do here; "unused" ones are kept so that files with them
+    /// are read without a warning and written back whole.
+    KubeProxyConfiguration {
+        /// [`API_VERSION`].
+        api_version: String,
+        /// Address whose family is the primary one. Default `0.0.0.0`.
+        bind_address: String,
+        /// Whether a health or metrics address that cannot be bound ends the process. Default no.
+        bind_address_hard_fail: bool,
+        /// How the API server is reached.
+        client_connection: ClientConnection,
+        /// Networks of the cluster's pods: one, or one of each family with a comma between.
+        #[serde(rename = "clusterCIDR")]
+        cluster_cidr: String,
+        /// Default 15 minutes; unused.
+        config_sync_period: GoDuration,
+        /// Connection tracking.
+        conntrack: Conntrack,
+        /// How local pod traffic is detected.
+        detect_local: DetectLocal,
+        /// `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`. Default `ClusterCIDR`.
+        detect_local_mode: String,
+        /// `/debug` on the metrics server; unused.
+        enable_profiling: bool,
+        /// Feature gates; unused.
+        feature_gates: BTreeMap<String, bool>,
+        /// `/healthz` and `/livez`. Default port 10256 on all addresses.
+        healthz_bind_address: String,
+        /// The node's name. Default the host's.
+        hostname_override: String,
+        /// Settings of iptables mode; those of masquerading apply here too.
+        iptables: Iptables,
+        /// Settings of IPVS mode.
+        ipvs: Ipvs,
+        /// [`KIND`].
+        kind: String,
+        /// Logging.
+        logging: Logging,
+        /// `/metrics`. Default port 10249 on the loopback address.
+        metrics_bind_address: String,
+        /// `ipvs` or `nftables`; other modes are read as `ipvs`, with a warning.
+        mode: String,
+        /// Settings of nftables mode, used in that mode only.
+        nftables: Option<Nftables>,
+        /// Networks whose addresses get node ports, or `["primary"]`.
+        node_port_addresses: Vec<String>,
+        /// Written to this process's `oom_score_adj`. Default −999.
+        oom_score_adj: Option<i64>,
+        /// Unused, in kube-proxy too.
+        port_range: String,
+        /// Unused.
+        show_hidden_metrics_for_version: String,
+        /// Settings for Windows; unused.
+        winkernel: Option<Value>,
+        /// Unused.
+        windows_run_as_service: bool,
+    }
+
+    /// `clientConnection`.
+    ClientConnection {
+        /// Unused: answers are asked for as JSON.
+        accept_content_types: String,
+        /// Requests at once. Default 10; unused.
+        burst: i64,
+        /// Unused.
+        content_type: String,
+        /// The kubeconfig file. Default: in-cluster.
+        kubeconfig: String,
+        /// Requests a second. Default 5; unused: this program sends far fewer.
+        qps: f64,
+    }
+
+    /// `conntrack`. 0 leaves the kernel's value.
+    Conntrack {
+        /// Entries for each CPU. Default 32,768.
+        max_per_core: Option<i64>,
+        /// Minimum number of entries. Default 131,072.
+        min: Option<i64>,
+        /// Be liberal about TCP windows. Default no.
+        tcp_be_liberal: bool,
+        /// Default 1 hour.
+        tcp_close_wait_timeout: Option<GoDuration>,
+        /// Default 24 hours.
+        tcp_established_timeout: Option<GoDuration>,
+        /// Of UDP with answers.
+        udp_stream_timeout: GoDuration,
+        /// Of UDP without answers.
+        udp_timeout: GoDuration,
+    }
+
+    /// `detectLocal`.
+    DetectLocal {
+        /// For mode `BridgeInterface`.
+        bridge_interface: String,
+        /// For mode `ClusterCIDR`, in newer releases.
+        #[serde(rename = "clusterCIDRs", skip_serializing_if = "Vec::is_empty")]
+        cluster_cidrs: Vec<String>,
+        /// For mode `InterfaceNamePrefix`.
+        interface_name_prefix: String,
+    }
+
+    /// `iptables`.
+    Iptables {
+        /// Unused: IPVS mode never has them.
+        localhost_node_ports: Option<bool>,
+        /// Masquerade all traffic to Services. Default no.
+        masquerade_all: bool,
+        /// Bit of the packet mark for masquerading, 0 to 31. Default 14.
+        masquerade_bit: Option<i64>,
+        /// Unused.
+        min_sync_period: GoDuration,
+        /// Unused.
+        sync_period: GoDuration,
+    }
+
+    /// `nftables`.
+    Nftables {
+        /// Masquerade all traffic to cluster IPs. Default no.
+        masquerade_all: bool,
+        /// Bit of the packet mark for masquerading, 0 to 31. Default 14.
+        masquerade_bit: Option<i64>,
+        /// Shortest time between two passes. Default 0.
+        min_sync_period: GoDuration,
+        /// How often the kernel is compared with what it should hold. Default 30 seconds.
+        sync_period: GoDuration,
+    }
+
+    /// `ipvs`.
+    Ipvs {
+        /// Networks in which no virtual server is deleted.
+        #[serde(rename = "excludeCIDRs")]
+        exclude_cidrs: Vec<String>,
+        /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        masquerade_all: Option<bool>,
+        /// Overrides `iptables.masqueradeBit`. Not in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        masquerade_bit: Option<i64>,
+        /// Shortest time between two passes. Default 0.
+        min_sync_period: GoDuration,
+        /// The kernel's name of the scheduler. Default `rr`.
+        scheduler: String,
+        /// Answer ARP only for addresses of the interface that was asked. Default no.
+        #[serde(rename = "strictARP")]
+        strict_arp: bool,
+        /// How often the kernel is compared with what it should hold. Default 30 seconds.
+        sync_period: GoDuration,
+        /// After FIN. 0: the kernel's.
+        tcp_fin_timeout: GoDuration,
+        /// Of idle TCP connections. 0: the kernel's.
+        tcp_timeout: GoDuration,
+        /// Of UDP. 0: the kernel's.
+        udp_timeout: GoDuration,
+    }
+
+    /// `logging`.
+    Logging {
+        /// Unused.
+        flush_frequency: Option<Value>,
+        /// `text` or `json`. Default `text`.
+        format: String,
+        /// Unused.
+        options: Option<Value>,
+        /// 0 to 3: what happened; 4 and 5: why too; 6 and more: everything. Default 0.
+        verbosity: i64,
+        /// Unused.
+        vmodule: Option<Value>,
+    }
+}
+
+/// Sets an empty text.
+fn or(field: &mut String, default: impl Into<String>) {
+    if field.is_empty() {
+        *field = default.into();
+    }
+}
+
+/// Sets a duration that is 0.
+fn or_secs(field: &mut GoDuration, secs: u64) {
+    if field.0.is_zero() {
+        field.0 = std::time::Duration::from_secs(secs);
+    }
+}
+
+impl KubeProxyConfiguration {
+    /// Reads a file.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is not YAML or JSON, is of another kind, or has a field of another type.
+    pub fn read(path: &Path) -> Result<(Self, Vec<Problem>), Problem> {
+        let origin = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Problem::new(&origin, format!("cannot be read ({error}); see --config")))?;
+        Self::parse(&text, &origin)
+    }
+
+    /// Reads a text. The second value: fields that were ignored.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn parse(text: &str, origin: &str) -> Result<(Self, Vec<Problem>), Problem> {
+        let mut warnings = Vec::new();
+        let value = match yaml::parse(text, DuplicateKeyPolicy::Error) {
+            Ok(value) => value,
+            Err(strict) => {
+                let value = yaml::parse(text, DuplicateKeyPolicy::LastWins)
+                    .map_err(|reason| Problem::new(origin, format!("not YAML or JSON: {reason}")))?;
+                warnings.push(Problem::new(origin, format!("{strict}; the last one counts")));
+                value
+            }
+        };
+        check_kind(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
+        let (object, unknown) =
+            yaml::read_strictly(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
+        let passed_over =
+            |field: String| Problem::new(origin, "no such field in this format; it is passed over").at(field);
+        warnings.extend(unknown.into_iter().map(passed_over));
+        Ok((object, warnings))
+    }
+
+    /// Fills in defaults. Twice has the same result as once.
+    pub fn set_defaults(&mut self) {
+        or(&mut self.api_version, API_VERSION);
+        or(&mut self.kind, KIND);
+        or(&mut self.bind_address, "0.0.0.0");
+        let v6 = self.bind_address.parse().is_ok_and(|address: std::net::IpAddr| address.is_ipv6());
+        or(&mut self.healthz_bind_address, if v6 { "[::]:10256" } else { "0.0.0.0:10256" });
+        or(&mut self.metrics_bind_address, if v6 { "[::1]:10249" } else { "127.0.0.1:10249" });
+        add_port(&mut self.healthz_bind_address, 10256);
+        add_port(&mut self.metrics_bind_address, 10249);
+        or(&mut self.client_connection.content_type, "application/json");
+        if self.client_connection.qps == 0.0 {
+            self.client_connection.qps = 5.0;
+        }
+        if self.client_connection.burst == 0 {
+            self.client_connection.burst = 10;
+        }
+        or_secs(&mut self.config_sync_period, 15 * 60);
+        self.oom_score_adj.get_or_insert(-999);
+        self.iptables.masquerade_bit.get_or_insert(14);
+        self.iptables.localhost_node_ports.get_or_insert(true);
+        or_secs(&mut self.iptables.sync_period, 30);
+        or_secs(&mut self.iptables.min_sync_period, 1);
+        or_secs(&mut self.ipvs.sync_period, 30);
+        if let Some(nftables) = &mut self.nftables {
+            or_secs(&mut nftables.sync_period, 30);
+        }
+        or(&mut self.ipvs.scheduler, "rr");
+        let conntrack = &mut self.conntrack;
+        conntrack.max_per_core.get_or_insert(32 * 1024);
+        conntrack.min.get_or_insert(128 * 1024);
+        let hours = |hours: u64| GoDuration(std::time::Duration::from_secs(hours * 3_600));
+        conntrack.tcp_established_timeout.get_or_insert(hours(24));
+        conntrack.tcp_close_wait_timeout.get_or_insert(hours(1));
+        or(&mut self.detect_local_mode, "ClusterCIDR");
+        or(&mut self.mode, "ipvs");
+        or(&mut self.logging.format, "text");
+    }
+
+    /// As YAML, as `--write-config-to` prints it.
+    ///
+    /// # Errors
+    ///
+    /// Only when the values nest too deep, which those of this format do not.
+    pub fn to_yaml(&self) -> Result<String, Problem> {
+        // Through JSON values, whose keys are sorted, as in the files kube-proxy writes.
+        let value = serde_json::to_value(self).map_err(|error| Problem::new("configuration", error.to_string()))?;
+        serde_saphyr::to_string(&value).map_err(|error| Problem::new("configuration", error.to_string()))
+    }
+}
+
+/// Adds the default port to a bare address.
+fn add_port(address: &mut String, port: u16) {
+    if let Ok(bare) = address.trim_matches(['[', ']']).parse::<std::net::IpAddr>() {
+        *address = std::net::SocketAddr::new(bare, port).to_string();
+    }
+}
+
+fn check_kind(value: &Value) -> Result<(), (&'static str, String)> {
+    if !value.is_object() {
+        return Err(("", format!("holds no object; it should start with `apiVersion: {API_VERSION}`")));
+    }
+    let text = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default();
+    match (text("apiVersion"), text("kind")) {
+        (API_VERSION, KIND) => Ok(()),
+        (_, kind) if kind != KIND => Err(("kind", format!("{kind:?}; should be {KIND}"))),
+        (version, _) => Err(("apiVersion", format!("{version:?}; should be {API_VERSION}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(body: &str) -> Result<(KubeProxyConfiguration, Vec<String>), String> {
+        let text = format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{body}");
+        KubeProxyConfiguration::parse(&text, "config.conf")
+            .map(|(object, warnings)| (object, warnings.iter().map(ToString::to_string).collect()))
+            .map_err(|problem| problem.to_string())
+    }
+
+    #[test]
+    fn what_the_format_does_not_have_is_warned_about() {
+        let (object, warnings) = parse("ipvs:\n  sheduler: wrr\n  scheduler: wlc\nnewField: {a: 1}\n").unwrap();
+        assert_eq!(object.ipvs.scheduler, "wlc");
+        assert_eq!(
+            warnings,
+            [
+                "config.conf: ipvs.sheduler: no such field in this format; it is passed over",
+                "config.conf: newField: no such field in this format; it is passed over"
+            ]
+        );
+    }
+
+    #[test]
+    fn of_two_values_the_last_counts() {
+        let (object, warnings) = parse("mode: iptables\nmode: ipvs\n").unwrap();
+        assert_eq!(object.mode, "ipvs");
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("duplicate") && warnings[0].contains("mode"), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_field_of_another_type_is_named() {
+        for (body, named) in [
+            ("oomScoreAdj: much", "config.conf: oomScoreAdj: "),
+            ("ipvs: {syncPeriod: 30}", "config.conf: ipvs.syncPeriod: "),
+            ("ipvs: {syncPeriod: 30 seconds}", "config.conf: ipvs.syncPeriod: \"30 seconds\" is not a duration"),
+            ("ipvs: {minSyncPeriod: -1s}", "config.conf: ipvs.minSyncPeriod: \"-1s\" is negative"),
+            ("nodePortAddresses: 10.0.0.0/8", "config.conf: nodePortAddresses: "),
+            ("bindAddressHardFail: 'yes'", "config.conf: bindAddressHardFail: "),
+            ("ipvs: [1]", "config.conf: ipvs"),
+        ] {
+            let problem = parse(body).unwrap_err();
+            assert!(problem.starts_with(named), "{body}: {problem}");
+            assert_eq!(problem.lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn other_kinds_and_other_texts_are_refused() {
+        for (text, expected) in [
+            ("", "c: holds no object"),
+            ("just a text", "c: holds no object"),
+            ("kind: Service", "c: kind: \"Service\"; should be KubeProxyConfiguration"),
+            ("kind: KubeProxyConfiguration\napiVersion: v1", "c: apiVersion: \"v1\"; should be kubeproxy"),
+            ("a: [", "c: not YAML or JSON: "),
+            ("\u{0}\u{1}", "c: not YAML or JSON: "),
+        ] {
+            let problem = KubeProxyConfiguration::parse(text, "c").unwrap_err().to_string();
+            assert!(problem.starts_with(expected), "{text:?}: {problem}");
+        }
+    }
+
+    #[test]
+    fn bare_addresses_get_the_default_port() {
+        let mut object = KubeProxyConfiguration { bind_address: "::".into(), ..Default::default() };
+        object.metrics_bind_address = "fd00::1".into();
+        object.set_defaults();
+        assert_eq!(object.healthz_bind_address, "[::]:10256");
+        assert_eq!(object.metrics_bind_address, "[fd00::1]:10249");
+        let once = object.clone();
+        object.set_defaults();
+        assert_eq!(object, once);
+    }
+
+    #[test]
+    fn what_is_written_reads_back_the_same() {
+        let mut object = KubeProxyConfiguration::default();
+        object.set_defaults();
+        object.ipvs.exclude_cidrs = vec!["10.0.0.0/8".into(), "fd00::/8".into()];
+        let text = object.to_yaml().unwrap();
+        let (read, warnings) = KubeProxyConfiguration::parse(&text, "written").unwrap();
+        assert_eq!((read, warnings), (object, vec![]));
+    }
+}

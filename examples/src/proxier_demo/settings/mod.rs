@@ -1,0 +1,429 @@
+//! The configuration with every value checked.
+
+pub mod cli;
+pub mod duration;
+pub mod kubeproxyconfig;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use proxier_core::config::{Config, LocalTraffic};
+use proxier_core::modes::Kind;
+use proxier_core::modes::shared::sysctls::HostSettings;
+use proxier_core::objects::ConfigObject;
+use proxier_core::service::{Reserved, ReservedPort, User};
+
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::duration::GoDuration;
+use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
+use crate::proxier_demo::sources::cluster;
+
+/// All settings, checked. `core` has those for compiling Services.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// How Services are compiled.
+    pub core: Config,
+    /// By what the kernel serves them.
+    pub mode: Kind,
+    /// Its family is the primary one.
+    pub bind_address: IpAddr,
+    /// Whether an address that cannot be bound ends the process.
+    pub bind_address_hard_fail: bool,
+    /// Where `/healthz` and `/livez` are served; `None`: nowhere.
+    pub healthz: Option<SocketAddr>,
+    /// Where `/metrics` is served; `None`: nowhere.
+    pub metrics: Option<SocketAddr>,
+    /// The node's name: trimmed, in lower case. Checked where it is needed ([`Given::nameless`]).
+    pub node_name: String,
+    /// The kubeconfig that the file names.
+    pub kubeconfig: Option<PathBuf>,
+    /// How often the kernel is compared with what it should hold; more than 0.
+    pub sync_period: Duration,
+    /// Shortest time between two passes; at most `sync_period`.
+    pub min_sync_period: Duration,
+    /// Whether ARP is answered only for addresses of the interface that was asked.
+    pub strict_arp: bool,
+    /// Timeouts of IPVS.
+    pub timeouts: Timeouts,
+    /// Settings of connection tracking.
+    pub conntrack: Conntrack,
+    /// For this process's `oom_score_adj`: −1000 to 1000.
+    pub oom_score_adj: i16,
+    /// How much is logged: 0 to 10.
+    pub verbosity: u8,
+    /// Whether logs are JSON.
+    pub log_json: bool,
+    /// The same as an object, defaults filled in: `--write-config-to`, `/configz`.
+    pub object: KubeProxyConfiguration,
+}
+
+/// Timeouts of IPVS in whole seconds; `None`: the kernel's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Of idle TCP connections.
+    pub tcp_secs: Option<u32>,
+    /// After FIN.
+    pub tcp_fin_secs: Option<u32>,
+    /// Of UDP.
+    pub udp_secs: Option<u32>,
+}
+
+/// Settings of connection tracking; `None`: left alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Conntrack {
+    /// Entries for each CPU.
+    pub max_per_core: Option<u32>,
+    /// Minimum number of entries; used only with `max_per_core`.
+    pub min: u32,
+    /// Be liberal about TCP windows.
+    pub tcp_be_liberal: bool,
+    /// Of established TCP connections, seconds.
+    pub tcp_established_secs: Option<u32>,
+    /// In CLOSE_WAIT, seconds.
+    pub tcp_close_wait_secs: Option<u32>,
+    /// Of UDP without answers, seconds.
+    pub udp_secs: Option<u32>,
+    /// Of UDP with answers, seconds.
+    pub udp_stream_secs: Option<u32>,
+}
+
+/// Where a configuration comes from, and what only flags can set.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// The file's name, or empty for flags.
+    pub origin: String,
+    /// Asks for no health server.
+    pub no_healthz: bool,
+    /// Asks for no metrics server.
+    pub no_metrics: bool,
+    /// The command needs no Node: any host name is accepted.
+    pub nameless: bool,
+    /// The name of the flag behind a field, when fields were set by flags.
+    pub flag_of: Option<fn(&str) -> Option<&'static str>>,
+}
+
+impl Settings {
+    /// What the proxy sets on this host.
+    pub(crate) fn host(&self) -> HostSettings {
+        let mut host = HostSettings::default();
+        host.strict_arp = self.strict_arp;
+        let conntrack = &self.conntrack;
+        let cpus = std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
+        host.conntrack_max = conntrack.max_per_core.map(|each| each.saturating_mul(cpus).max(conntrack.min));
+        host.tcp_established_secs = conntrack.tcp_established_secs;
+        host.tcp_close_wait_secs = conntrack.tcp_close_wait_secs;
+        host.tcp_be_liberal = conntrack.tcp_be_liberal;
+        host.udp_secs = conntrack.udp_secs;
+        host.udp_stream_secs = conntrack.udp_stream_secs;
+        host
+    }
+
+    /// What no Service gets, as the configuration says.
+    pub(crate) fn reserved(&self) -> Reserved {
+        let mut reserved = self.core.reserved.clone();
+        for (address, user) in [(self.healthz, User::Health), (self.metrics, User::Metrics)] {
+            if let Some(address) = address {
+                reserved.reserve(ReservedPort::tcp_here(address.port()), user);
+            }
+        }
+        reserved
+    }
+
+    /// Fills in defaults and checks. The second part are warnings.
+    ///
+    /// # Errors
+    ///
+    /// All problems at once.
+    pub fn check(mut object: KubeProxyConfiguration, given: &Given) -> Result<(Self, Vec<Problem>), Vec<Problem>> {
+        object.set_defaults();
+        let mut check = Check { given, errors: Vec::new(), warnings: Vec::new() };
+        let settings = check.all(object);
+        if check.errors.is_empty() { Ok((settings, check.warnings)) } else { Err(check.errors) }
+    }
+
+    /// How to watch a cluster with these settings.
+    pub fn watching(&self) -> cluster::Options {
+        let needs_pod_cidr = self.core.local_traffic == LocalTraffic::NodeCidr;
+        cluster::Options { needs_pod_cidr, ..cluster::Options::default() }
+    }
+
+    /// Writes the effective configuration to a file, as YAML.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub fn write(&self, path: &std::path::Path) -> Result<(), Problem> {
+        std::fs::write(path, self.object.to_yaml()?)
+            .map_err(|error| Problem::new(path.display().to_string(), format!("cannot be written ({error})")))
+    }
+}
+
+struct Check<'a> {
+    given: &'a Given,
+    errors: Vec<Problem>,
+    warnings: Vec<Problem>,
+}
+
+const UNSPECIFIED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+
+impl Check<'_> {
+    fn problem(&self, field: &str, reason: String) -> Problem {
+        match self.given.flag_of.and_then(|flag_of| flag_of(field)) {
+            Some(flag) => Problem::new(format!("--{flag}"), reason),
+            None => Problem::new(&self.given.origin, reason).at(field),
+        }
+    }
+
+    fn error(&mut self, field: &str, reason: impl Into<String>) {
+        let problem = self.problem(field, reason.into());
+        self.errors.push(problem);
+    }
+
+    fn warn(&mut self, field: &str, reason: impl Into<String>) {
+        let problem = self.problem(field, reason.into());
+        self.warnings.push(problem);
+    }
+
+    fn all(&mut self, object: KubeProxyConfiguration) -> Settings {
+        let bind_address = object.bind_address.parse().unwrap_or_else(|_not_an_address| {
+            self.error("bindAddress", format!("{:?} is not an IP address", object.bind_address));
+            UNSPECIFIED
+        });
+        let mode = self.mode(&object.mode);
+        let (section, least, most) = match &object.nftables {
+            Some(nftables) if mode == Kind::Nftables => ("nftables", nftables.min_sync_period, nftables.sync_period),
+            _ => ("ipvs", object.ipvs.min_sync_period, object.ipvs.sync_period),
+        };
+        let (min_sync_period, sync_period) = (least.0, most.0);
+        if min_sync_period > sync_period {
+            self.error(&format!("{section}.minSyncPeriod"), format!("longer than {section}.syncPeriod ({most})"));
+        }
+        let oom_score_adj = object.oom_score_adj.unwrap_or(-999);
+        Settings {
+            mode,
+            core: self.core(&object, mode),
+            bind_address,
+            bind_address_hard_fail: object.bind_address_hard_fail,
+            healthz: self.listen("healthzBindAddress", &object.healthz_bind_address, self.given.no_healthz),
+            metrics: self.listen("metricsBindAddress", &object.metrics_bind_address, self.given.no_metrics),
+            node_name: self.node_name(&object.hostname_override),
+            kubeconfig: Some(&object.client_connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from),
+            sync_period,
+            min_sync_period,
+            strict_arp: object.ipvs.strict_arp,
+            timeouts: self.timeouts(&object),
+            conntrack: self.conntrack(&object),
+            oom_score_adj: self.number("oomScoreAdj", oom_score_adj, -1000, 1000),
+            verbosity: self.number("logging.verbosity", object.logging.verbosity.min(10), 0, 10),
+            log_json: self.log_format(&object.logging.format),
+            object,
+        }
+    }
+
+    fn mode(&mut self, mode: &str) -> Kind {
+        match mode {
+            "ipvs" => Kind::Ipvs,
+            "nftables" => Kind::Nftables,
+            "iptables" | "kernelspace" => {
+                self.warn("mode", format!("{mode:?}: this program has ipvs and nftables; it serves by ipvs now"));
+                Kind::Ipvs
+            }
+            other => {
+                self.error("mode", format!("{other:?} is not a mode; write ipvs or nftables"));
+                Kind::Ipvs
+            }
+        }
+    }
+
+    /// proxier-core reads its part from the same object and reports what is wrong.
+    fn core(&mut self, object: &KubeProxyConfiguration, mode: Kind) -> Config {
+        let mut value = serde_json::to_value(object).unwrap_or_default();
+        if let (Kind::Nftables, Some(nftables)) = (mode, &object.nftables) {
+            // It has one place for each, whatever the mode's section is called.
+            value["ipvs"]["masqueradeAll"] = nftables.masquerade_all.into();
+            value["ipvs"]["masqueradeBit"] = nftables.masquerade_bit.into();
+        }
+        let part: ConfigObject = match serde_json::from_value(value) {
+            Ok(part) => part,
+            Err(error) => {
+                self.error("", error.to_string());
+                return Config::default();
+            }
+        };
+        let mut rejections = Vec::new();
+        let config = Config::check(&part, &mut rejections);
+        for rejection in rejections {
+            // A configuration leaves nothing out: keep only the first part, such as "not a network (ADDRESS/PREFIX)".
+            let reason = rejection.reason.split("; ").next().unwrap_or_default();
+            self.error(&rejection.field, format!("{:?} is {reason}", rejection.value));
+        }
+        config
+    }
+
+    fn listen(&mut self, field: &str, text: &str, off: bool) -> Option<SocketAddr> {
+        if off {
+            return None;
+        }
+        let address = text.parse().ok();
+        if address.is_none() {
+            self.error(field, format!("{text:?} is not ADDRESS:PORT, such as 0.0.0.0:10256 or [::]:10256"));
+        }
+        address
+    }
+
+    fn node_name(&mut self, asked: &str) -> String {
+        let own = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let name = if asked.trim().is_empty() { own() } else { asked.to_owned() };
+        let name = name.trim().to_lowercase();
+        // RFC 1123, as the API server requires of a Node's name.
+        let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+        if self.given.nameless {
+            return name;
+        }
+        if name.is_empty() {
+            self.error("hostnameOverride", "this host has no name; set --hostname-override to the Node's");
+        } else if name.len() > 253 || !name.chars().all(good) {
+            self.error("hostnameOverride", format!("{name:?} cannot be a Node's name (a-z, 0-9, '-', '.')"));
+        }
+        name
+    }
+
+    fn timeouts(&mut self, object: &KubeProxyConfiguration) -> Timeouts {
+        let ipvs = &object.ipvs;
+        Timeouts {
+            tcp_secs: self.secs("ipvs.tcpTimeout", ipvs.tcp_timeout),
+            tcp_fin_secs: self.secs("ipvs.tcpFinTimeout", ipvs.tcp_fin_timeout),
+            udp_secs: self.secs("ipvs.udpTimeout", ipvs.udp_timeout),
+        }
+    }
+
+    fn conntrack(&mut self, object: &KubeProxyConfiguration) -> Conntrack {
+        let asked = &object.conntrack;
+        let max_per_core: u32 =
+            self.number("conntrack.maxPerCore", asked.max_per_core.unwrap_or(0), 0, i64::from(i32::MAX));
+        Conntrack {
+            max_per_core: Some(max_per_core).filter(|max| *max > 0),
+            min: self.number("conntrack.min", asked.min.unwrap_or(0), 0, i64::from(i32::MAX)),
+            tcp_be_liberal: asked.tcp_be_liberal,
+            tcp_established_secs: self
+                .secs("conntrack.tcpEstablishedTimeout", asked.tcp_established_timeout.unwrap_or_default()),
+            tcp_close_wait_secs: self
+                .secs("conntrack.tcpCloseWaitTimeout", asked.tcp_close_wait_timeout.unwrap_or_default()),
+            udp_secs: self.secs("conntrack.udpTimeout", asked.udp_timeout),
+            udp_stream_secs: self.secs("conntrack.udpStreamTimeout", asked.udp_stream_timeout),
+        }
+    }
+
+    /// Whole seconds; 0 leaves the kernel's value. Less than a second is rejected, since rounding would make it 0.
+    fn secs(&mut self, field: &str, duration: GoDuration) -> Option<u32> {
+        let secs = duration.0.as_secs();
+        if secs == 0 && !duration.0.is_zero() {
+            self.error(field, format!("{duration} is less than a second, which the kernel cannot do"));
+        }
+        let fits = u32::try_from(secs).ok().filter(|secs| i32::try_from(*secs).is_ok());
+        if fits.is_none() {
+            self.error(field, format!("{duration} is more than the kernel takes ({} s)", i32::MAX));
+        }
+        fits.filter(|secs| *secs > 0)
+    }
+
+    fn number<T: TryFrom<i64> + Default>(&mut self, field: &str, number: i64, least: i64, most: i64) -> T {
+        if let Some(fits) =
+            Some(number).filter(|number| (least..=most).contains(number)).and_then(|n| n.try_into().ok())
+        {
+            return fits;
+        }
+        self.error(field, format!("{number} is not from {least} to {most}"));
+        T::default()
+    }
+
+    fn log_format(&mut self, format: &str) -> bool {
+        if !matches!(format, "text" | "json") {
+            self.error("logging.format", format!("{format:?} is neither text nor json"));
+        }
+        format == "json"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(body: &str) -> Result<(Settings, Vec<Problem>), Vec<String>> {
+        let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{body}");
+        let (object, _) = KubeProxyConfiguration::parse(&text, "c").map_err(|problem| vec![problem.to_string()])?;
+        Settings::check(object, &Given { origin: "c".into(), ..Given::default() })
+            .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn every_impossible_value_is_named() {
+        for (body, expected) in [
+            ("mode: ipvss", "c: mode: \"ipvss\" is not a mode; write ipvs or nftables"),
+            ("bindAddress: localhost", "c: bindAddress: \"localhost\" is not an IP address"),
+            ("healthzBindAddress: '10256'", "c: healthzBindAddress: \"10256\" is not ADDRESS:PORT"),
+            ("metricsBindAddress: 127.0.0.1:70000", "c: metricsBindAddress: "),
+            ("oomScoreAdj: -1001", "c: oomScoreAdj: -1001 is not from -1000 to 1000"),
+            ("ipvs: {minSyncPeriod: 31s}", "c: ipvs.minSyncPeriod: longer than ipvs.syncPeriod (30s)"),
+            ("ipvs: {tcpTimeout: 300ms}", "c: ipvs.tcpTimeout: 300ms is less than a second"),
+            ("ipvs: {udpTimeout: 1000000h}", "c: ipvs.udpTimeout: 1000000h0m0s is more than the kernel takes"),
+            ("ipvs: {scheduler: 'no such thing'}", "c: ipvs.scheduler: \"no such thing\" is not a scheduler's name"),
+            (
+                "ipvs: {excludeCIDRs: [10.0.0.0/8, 10.0.0.0/33]}",
+                "c: ipvs.excludeCIDRs[1]: \"10.0.0.0/33\" is not a network",
+            ),
+            ("nodePortAddresses: [everywhere]", "c: nodePortAddresses[0]: \"everywhere\" is not a network"),
+            ("conntrack: {maxPerCore: -1}", "c: conntrack.maxPerCore: -1 is not from 0 to 2147483647"),
+            ("hostnameOverride: 'a b'", "c: hostnameOverride: \"a b\" cannot be a Node's name"),
+            ("logging: {format: xml}", "c: logging.format: \"xml\" is neither text nor json"),
+            ("logging: {verbosity: -1}", "c: logging.verbosity: -1 is not from 0 to 10"),
+            ("iptables: {masqueradeBit: 32}", "c: iptables.masqueradeBit: \"32\" is not a bit of the mark"),
+            ("clusterCIDR: 10.0.0.0", "c: clusterCIDR: \"10.0.0.0\" is not a network"),
+            ("clusterCIDR: '10.0.0.0/8,10.1.0.0/16'", "c: clusterCIDR: \"10.1.0.0/16\" is a second network"),
+            ("detectLocalMode: Guess", "c: detectLocalMode: \"Guess\" is not ClusterCIDR"),
+            ("detectLocalMode: BridgeInterface", "c: detectLocal.bridgeInterface: "),
+        ] {
+            let problems = check(body).unwrap_err();
+            assert_eq!(problems.len(), 1, "{body}: {problems:?}");
+            assert!(problems[0].starts_with(expected), "{body}: {problems:?}");
+        }
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_said_at_once() {
+        assert_eq!(check("oomScoreAdj: 5000\nmode: x\nipvs: {excludeCIDRs: [a, b]}").unwrap_err().len(), 4);
+    }
+
+    #[test]
+    fn zero_leaves_the_kernels_timeouts_alone() {
+        let (settings, warnings) = check("ipvs: {tcpTimeout: 900.9s}\nconntrack: {maxPerCore: 0}\nmode: ipvs").unwrap();
+        assert_eq!(settings.timeouts, Timeouts { tcp_secs: Some(900), ..Timeouts::default() });
+        assert_eq!(settings.conntrack.max_per_core, None);
+        assert_eq!(settings.conntrack.tcp_established_secs, Some(86_400));
+        assert_eq!(warnings, []);
+    }
+
+    #[test]
+    fn names_of_nodes_are_in_lower_case() {
+        assert_eq!(check("hostnameOverride: ' Node-A.example '").unwrap().0.node_name, "node-a.example");
+        assert!(!check("").unwrap().0.node_name.is_empty());
+    }
+
+    /// Hosts may have names that no Node has.
+    #[test]
+    fn whatever_the_name_is_where_none_is_needed() {
+        for name in ["My_Host", "a b", &"x".repeat(300)] {
+            let object = KubeProxyConfiguration { hostname_override: name.to_owned(), ..Default::default() };
+            Settings::check(object.clone(), &Given::default()).unwrap_err();
+            Settings::check(object, &Given { nameless: true, ..Given::default() }).unwrap();
+        }
+    }
+
+    #[test]
+    fn other_modes_are_warned_about() {
+        let (_, warnings) = check("mode: iptables").unwrap();
+        assert!(warnings[0].to_string().contains("serves by ipvs now"), "{warnings:?}");
+    }
+}

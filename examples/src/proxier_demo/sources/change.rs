@@ -1,0 +1,104 @@
+//! What a source of Services reports: one object at a time, and when the initial list is complete.
+
+use std::collections::BTreeMap;
+
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
+
+use crate::proxier_demo::problem::Problem;
+
+/// A change of the input.
+///
+/// Objects come one at a time, so that no buffer holds a cluster's objects at once: the receiver puts each into a
+/// [`Store`](proxier_core::snapshot::Store), and compiles when [`Synced`](Change::Synced) comes. Before that the initial
+/// list is incomplete, and nothing may be deleted from the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Change {
+    /// A new or changed Service. It may be unchanged.
+    UpsertService(Box<ServiceObject>),
+    /// A Service was deleted.
+    DeleteService(ObjectKey),
+    /// Services are missing from a new list, or from all files, and nobody reported them as deleted. They come together, so
+    /// that the receiver sees how many they are: one by one, each would look like a small loss.
+    LostServices(Vec<ObjectKey>),
+    /// A new or changed EndpointSlice.
+    UpsertSlice(Box<EndpointSliceObject>),
+    /// An EndpointSlice was deleted.
+    DeleteSlice(ObjectKey),
+    /// EndpointSlices are missing from a new list, or from all files, as with Services.
+    LostSlices(Vec<ObjectKey>),
+    /// A new list of this kind begins: until [`Listed`](Change::Listed), what was missing before may still come.
+    Listing(ObjectKind),
+    /// The list of this kind is complete.
+    Listed(ObjectKind),
+    /// This node's Node, new or changed.
+    Node(Box<NodeState>),
+    /// This node's Node was deleted.
+    NodeGone,
+    /// The initial list is complete. Comes once.
+    Synced,
+    /// An object, or a file, cannot be read: its last readable content stays. To be logged and counted.
+    Unreadable(Problem),
+}
+
+/// Merges the deletions of each kind into one change: they were inferred, not reported.
+pub(crate) fn unannounced(changes: impl IntoIterator<Item = Change>) -> Vec<Change> {
+    let (mut services, mut slices) = (Vec::new(), Vec::new());
+    let mut others = Vec::new();
+    for change in changes {
+        match change {
+            Change::DeleteService(key) => services.push(key),
+            Change::DeleteSlice(key) => slices.push(key),
+            other => others.push(other),
+        }
+    }
+    let services = (!services.is_empty()).then_some(Change::LostServices(services));
+    let slices = (!slices.is_empty()).then_some(Change::LostSlices(slices));
+    services.into_iter().chain(slices).chain(others).collect()
+}
+
+/// A Node, and what is not in its [`NodeObject`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeState {
+    /// Labels, addresses, networks.
+    pub object: NodeObject,
+    /// Whether the Node is being deleted, or a cluster autoscaler is about to delete it (taint
+    /// `ToBeDeletedByClusterAutoscaler`): load balancers should open no new connections here.
+    pub leaving: bool,
+}
+
+/// The input as of one moment: for `plan` and `--once`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Services by name.
+    pub services: BTreeMap<ObjectKey, ServiceObject>,
+    /// EndpointSlices by name.
+    pub slices: BTreeMap<ObjectKey, EndpointSliceObject>,
+    /// This node's Node, if there is one.
+    pub node: Option<NodeState>,
+    /// What could not be read.
+    pub unreadable: Vec<Problem>,
+}
+
+impl Snapshot {
+    /// Takes one change, at the cost of that change, however many objects there are.
+    pub fn take(&mut self, change: Change) {
+        match change {
+            Change::UpsertService(object) => {
+                self.services.insert(ObjectKey::of(&object.metadata), *object);
+            }
+            Change::DeleteService(key) => drop(self.services.remove(&key)),
+            Change::LostServices(keys) => keys.iter().for_each(|key| drop(self.services.remove(key))),
+            Change::UpsertSlice(object) => {
+                self.slices.insert(ObjectKey::of(&object.metadata), *object);
+            }
+            Change::DeleteSlice(key) => drop(self.slices.remove(&key)),
+            Change::LostSlices(keys) => keys.iter().for_each(|key| drop(self.slices.remove(key))),
+            Change::Node(node) => self.node = Some(*node),
+            Change::NodeGone => self.node = None,
+            Change::Unreadable(problem) => self.unreadable.push(problem),
+            Change::Listing(_) | Change::Listed(_) | Change::Synced => {}
+        }
+    }
+}

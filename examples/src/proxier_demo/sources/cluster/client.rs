@@ -1,0 +1,221 @@
+//! Requests to an API server: one at a time, each with a time limit, each failure of a kind that says what to do next.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::{Request, StatusCode, header};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use kube::{Client, Config};
+
+use super::kubeconfig;
+use super::objects::Status;
+use crate::proxier_demo::problem::{OneLine, Problem};
+
+/// How the server is reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Connection {
+    /// A kubeconfig; without one, and without `master`, the pod's own account.
+    pub kubeconfig: Option<PathBuf>,
+    /// The server's URL instead of the kubeconfig's; alone, without credentials.
+    pub master: Option<String>,
+}
+
+impl Connection {
+    /// The server's address as configured, without any request; `None` when [`Connection::client`] would fail.
+    pub fn server(&self) -> Option<http::Uri> {
+        let url: http::Uri = match (&self.master, &self.kubeconfig) {
+            (Some(url), _) => url.parse().ok()?,
+            (None, Some(path)) => kubeconfig::server(path)?,
+            (None, None) => Config::incluster().ok()?.cluster_url,
+        };
+        Some(url)
+    }
+
+    /// The port of the server.
+    pub fn server_port(&self) -> Option<u16> {
+        let url = self.server()?;
+        Some(url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 }))
+    }
+
+    /// The addresses and the port of the server. A name that is not resolved within two seconds has none.
+    pub async fn server_addresses(&self) -> Vec<SocketAddr> {
+        let Some(url) = self.server() else { return Vec::new() };
+        let Some(host) = url.host() else { return Vec::new() };
+        let Some(port) = self.server_port() else { return Vec::new() };
+        let lookup = tokio::net::lookup_host((host.trim_matches(['[', ']']), port));
+        match tokio::time::timeout(Duration::from_secs(2), lookup).await {
+            Ok(Ok(addresses)) => addresses.collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// A client. It re-reads credentials in files by itself; a new client reads them at once.
+    ///
+    /// # Errors
+    ///
+    /// The kubeconfig or its credentials cannot be read, or nothing is given outside of a pod.
+    pub async fn client(&self) -> Result<Client, Problem> {
+        let mut config = match (&self.kubeconfig, &self.master) {
+            (Some(path), _) => kubeconfig::config(path).await?,
+            (None, Some(_)) => Config::new(http::Uri::from_static("http://localhost")),
+            (None, None) => Config::incluster().map_err(|error| {
+                let advice = "give --kubeconfig, --master or --manifests";
+                Problem::new("", format!("this is not a pod of a cluster ({}); {advice}", causes(&error)))
+            })?,
+        };
+        if let Some(url) = &self.master {
+            let uri = url.parse::<http::Uri>().ok().filter(|uri| uri.host().is_some() && uri.scheme().is_some());
+            config.cluster_url = uri.ok_or_else(|| {
+                Problem::new("--master", format!("{url:?} is not a URL such as https://10.0.0.1:6443"))
+            })?;
+        }
+        if config.cluster_url.scheme_str() == Some("http") {
+            // Keeps the client from reading the system's own certificates, which takes longer than everything else here.
+            config.root_cert.get_or_insert_default();
+        }
+        // This module decides about retries, not the client.
+        config.default_retry = false;
+        let origin = config.cluster_url.to_string();
+        Client::try_from(config).map_err(|error| Problem::new(origin, kubeconfig::no_client(&error)))
+    }
+}
+
+/// Why a request failed, by what to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FailureKind {
+    /// The version or the continue token is too old: list from the start.
+    Expired,
+    /// Credentials are wrong or too old: read them again.
+    Unauthorized,
+    /// The account lacks a permission, which somebody has to grant.
+    Forbidden,
+    /// The answer is larger than there is room for: ask for less.
+    TooLarge,
+    /// There was no connection, or it broke off.
+    Unreachable,
+    /// Anything else: try again later.
+    Other,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) kind: FailureKind,
+    pub(super) message: String,
+    pub(super) retry_after: Option<Duration>,
+}
+
+impl Failure {
+    pub(super) fn other(message: impl Into<String>) -> Self {
+        Failure { kind: FailureKind::Other, message: message.into(), retry_after: None }
+    }
+
+    fn unreachable(error: &kube::Error) -> Self {
+        let causes = causes(error);
+        let message = causes.trim_start_matches("ServiceError: ").trim_start_matches("client error (Connect): ");
+        let message = format!("{}{}", OneLine(message), kubeconfig::advice(message));
+        Failure { kind: FailureKind::Unreachable, message, retry_after: None }
+    }
+
+    /// From a status, in a body or in an event.
+    pub(super) fn of_status(code: u16, status: &Status) -> Self {
+        let kind = match code {
+            401 => FailureKind::Unauthorized,
+            403 => FailureKind::Forbidden,
+            410 => FailureKind::Expired,
+            // The server's reason for a version it has not seen yet, or no longer keeps.
+            _ if matches!(status.reason.as_str(), "Expired" | "Gone") => FailureKind::Expired,
+            _ => FailureKind::Other,
+        };
+        let seconds = status.details.as_ref().and_then(|details| details.retry_after_seconds);
+        Failure {
+            kind,
+            message: format!("HTTP {code}: {}", OneLine(&status.message)),
+            retry_after: seconds.map(|seconds| Duration::from_secs(seconds.into())),
+        }
+    }
+}
+
+/// An error with its causes, on one line, without repetition.
+pub(super) fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// An answer whose body is read piece by piece.
+pub(super) struct Answer {
+    body: Body,
+    patience: Duration,
+}
+
+/// Room for the text of a failure.
+const FAILURE_BYTES: usize = 64 * 1024;
+
+/// Sends a GET and waits for the head of the answer.
+pub(super) async fn get(client: &Client, target: &str, patience: Duration) -> Result<Answer, Failure> {
+    let request = Request::get(target)
+        .header(header::ACCEPT, "application/json")
+        .header(header::USER_AGENT, concat!("proxier-demo/", env!("CARGO_PKG_VERSION")))
+        .body(Body::empty())
+        .map_err(|error| Failure::other(error.to_string()))?;
+    let answer = tokio::time::timeout(patience, client.send(request)).await;
+    let answer = answer.map_err(|_elapsed| Failure::other(format!("no answer within {} s", patience.as_secs_f32())))?;
+    let answer = answer.map_err(|error| Failure::unreachable(&error))?;
+    let code = answer.status();
+    let retry_after = answer.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let mut answer = Answer { body: answer.into_body(), patience };
+    if code == StatusCode::OK {
+        return Ok(answer);
+    }
+    let body = answer.whole(FAILURE_BYTES).await.unwrap_or_default();
+    let status: Status = serde_json::from_slice(&body).unwrap_or_else(|_not_a_status| Status {
+        message: String::from_utf8_lossy(&body).into_owned(),
+        ..Status::default()
+    });
+    let mut failure = Failure::of_status(code.as_u16(), &status);
+    failure.retry_after = retry_after.map(Duration::from_secs).or(failure.retry_after);
+    Err(failure)
+}
+
+impl Answer {
+    /// The next piece; `None` at the end. `patience` applies to this one piece.
+    pub(super) async fn piece(&mut self, patience: Duration) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
+        loop {
+            let frame = tokio::time::timeout(patience, self.body.frame()).await;
+            let frame = frame.map_err(|_elapsed| Failure::other(format!("silent for {} s", patience.as_secs_f32())))?;
+            match frame {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(Failure::other(causes(&error))),
+                Some(Ok(frame)) => {
+                    if let Ok(piece) = frame.into_data() {
+                        return Ok(Some(piece));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The whole body, of at most `room` bytes.
+    pub(super) async fn whole(&mut self, room: usize) -> Result<Vec<u8>, Failure> {
+        let mut whole = Vec::new();
+        while let Some(piece) = self.piece(self.patience).await? {
+            let piece = piece.as_ref();
+            if whole.len().saturating_add(piece.len()) > room {
+                let message = format!("the answer is larger than {room} bytes");
+                return Err(Failure { kind: FailureKind::TooLarge, message, retry_after: None });
+            }
+            whole.extend_from_slice(piece);
+        }
+        Ok(whole)
+    }
+}

@@ -1,0 +1,258 @@
+//! A live cluster as a source: lists and watches Services, EndpointSlices and this node's Node.
+//!
+//! Each kind is listed in pages and then watched from the list's version on. Objects are read one at a time and reported at
+//! once; memory keeps a key and a version for each. After a break the watch goes on where it was; when its version is too
+//! old, everything is listed again, only differences are reported, and objects that the list lacks are reported as missing.
+//! No failure ends it: it retries after growing pauses, up to half a minute, or when the server says.
+//!
+//! It does not use kube's `watcher`, which hides `Retry-After`, reads a page's objects before it hands out the first, and
+//! reports all objects again after a break; this compares versions instead.
+
+mod client;
+mod known;
+mod kubeconfig;
+mod objects;
+mod watch;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+pub use self::client::Connection;
+use self::objects::Resource;
+pub(crate) use self::objects::is_leaving;
+use self::watch::Watcher;
+use crate::proxier_demo::engine::message::{Changes, Closed};
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::sources::change::Change;
+
+/// Times and sizes. The defaults are meant for clusters; tests shorten them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Objects in a page. Default 500. Fewer when the server's pages are too large.
+    pub page: usize,
+    /// Most bytes of a page. Default 64 MiB.
+    pub page_bytes: usize,
+    /// Longest wait for an answer's head, and then for each piece of it. Default 30 s.
+    pub patience: Duration,
+    /// Longest silence of a watch before it counts as broken. Servers send a bookmark each minute; default 150 s.
+    pub silence: Duration,
+    /// How long a watch lasts before the server ends it. Default 5 minutes.
+    pub watch: Duration,
+    /// The first pause after a failure; it doubles. Default 0.5 s.
+    pub first_pause: Duration,
+    /// The longest pause, unless the server asks for a longer one. Default 30 s.
+    pub longest_pause: Duration,
+    /// How long the initial list waits for the Node when Services and slices are there. Default 10 s.
+    pub node_patience: Duration,
+    /// Whether the initial list waits for the Node's network of pods (`detectLocalMode: NodeCIDR`): without it local pod
+    /// traffic is not detected. Default no.
+    pub needs_pod_cidr: bool,
+    /// How long it waits for that, before it gives up. Default 5 minutes, as with kube-proxy.
+    pub pod_cidr_patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            page: 500,
+            page_bytes: 64 << 20,
+            patience: Duration::from_secs(30),
+            silence: Duration::from_secs(150),
+            watch: Duration::from_secs(300),
+            first_pause: Duration::from_millis(500),
+            longest_pause: Duration::from_secs(30),
+            node_patience: Duration::from_secs(10),
+            needs_pod_cidr: false,
+            pod_cidr_patience: Duration::from_secs(300),
+        }
+    }
+}
+
+/// Counts of requests to the API server.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Lists that were completed.
+    pub lists: AtomicU64,
+    /// Watches that were begun.
+    pub watches: AtomicU64,
+    /// Requests that failed and watches that broke.
+    pub failures: AtomicU64,
+    /// Objects that could not be read.
+    pub unreadable: AtomicU64,
+}
+
+impl Counters {
+    fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A source that is running. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    counters: Arc<Counters>,
+    gate: Arc<Gate>,
+    tasks: JoinSet<()>,
+    gave_up: oneshot::Receiver<Problem>,
+}
+
+impl Cluster {
+    /// Starts to list and watch, as seen from the node of this name. Must be called within a tokio runtime.
+    ///
+    /// The server need not be reachable yet; a kubeconfig must exist.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Connection::client`].
+    pub async fn start(
+        connection: Connection,
+        node_name: &str,
+        options: Options,
+        changes: Changes,
+    ) -> Result<Self, Problem> {
+        let client = connection.client().await?;
+        let counters = Arc::new(Counters::default());
+        let gate = Arc::new(Gate::new(changes.clone(), options.needs_pod_cidr));
+        let connection = Arc::new(connection);
+        let options = Arc::new(options);
+        let mut tasks = JoinSet::new();
+        for resource in [Resource::Services, Resource::EndpointSlices, Resource::Node(node_name.to_owned())] {
+            let watcher = Watcher {
+                resource,
+                connection: connection.clone(),
+                client: client.clone(),
+                options: options.clone(),
+                changes: changes.clone(),
+                gate: gate.clone(),
+                counters: counters.clone(),
+            };
+            tasks.spawn(watcher.run());
+        }
+        let (gives_up, gave_up) = oneshot::channel();
+        if options.needs_pod_cidr {
+            let (gate, node_name) = (gate.clone(), node_name.to_owned());
+            let patience = options.pod_cidr_patience;
+            tasks.spawn(async move {
+                if let Err(problem) = gate.wait_for_pod_cidr(&node_name, patience).await
+                    && gives_up.send(problem).is_err()
+                {
+                    tracing::debug!("nobody waits any more");
+                }
+            });
+        }
+        let waits = gate.clone();
+        tasks.spawn(async move { waits.do_without_node(options.node_patience).await });
+        Ok(Cluster { counters, gate, tasks, gave_up })
+    }
+
+    /// Completes when the wait for the initial list ends, successfully or not. Call it once.
+    pub fn giving_up(&mut self) -> impl Future<Output = Result<(), Problem>> + Send + use<> {
+        let (_, nothing) = oneshot::channel();
+        let gave_up = std::mem::replace(&mut self.gave_up, nothing);
+        async { gave_up.await.map_or(Ok(()), Err) }
+    }
+
+    /// The counts so far.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// The kinds that the initial list still waits for; `podCIDR` stands for the Node's network of pods.
+    pub fn outstanding(&self) -> Vec<&'static str> {
+        self.gate.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether it still runs: it ends by itself only when the receiver of changes is gone.
+    pub fn is_running(&self) -> bool {
+        !self.tasks.is_empty()
+    }
+}
+
+/// Holds back [`Change::Synced`] until every kind was listed once.
+#[derive(Debug)]
+struct Gate {
+    /// Kinds whose first list is not complete yet.
+    outstanding: Mutex<Vec<&'static str>>,
+    only_node: tokio::sync::Notify,
+    has_pod_cidr: tokio::sync::Notify,
+    changes: Changes,
+}
+
+const NODES: &str = "nodes";
+/// Not a kind, but awaited like one: the Node's network of pods.
+const POD_CIDR: &str = "podCIDR";
+/// How often it logs that it waits.
+const REMINDER: Duration = Duration::from_secs(30);
+
+impl Gate {
+    fn new(changes: Changes, needs_pod_cidr: bool) -> Self {
+        let mut outstanding = vec!["services", "endpointslices", NODES];
+        outstanding.extend(needs_pod_cidr.then_some(POD_CIDR));
+        Gate {
+            outstanding: Mutex::new(outstanding),
+            only_node: tokio::sync::Notify::new(),
+            has_pod_cidr: tokio::sync::Notify::new(),
+            changes,
+        }
+    }
+
+    /// The Node has a network for its pods.
+    async fn pod_cidr(&self) -> Result<(), Closed> {
+        self.has_pod_cidr.notify_one();
+        self.listed(POD_CIDR).await
+    }
+
+    /// Logs what it waits for, until that is there, or for so long.
+    async fn wait_for_pod_cidr(&self, node_name: &str, patience: Duration) -> Result<(), Problem> {
+        let what = format!("spec.podCIDR of Node {node_name}, for detectLocalMode NodeCIDR");
+        let deadline = Instant::now() + patience;
+        // Most Nodes have it from the start: log nothing at first.
+        let mut pause = Duration::from_secs(1);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if tokio::time::timeout(pause.min(left), self.has_pod_cidr.notified()).await.is_ok() {
+                return Ok(());
+            }
+            if left <= pause {
+                let reason = format!("not there after {} s; set it, or another detectLocalMode", patience.as_secs());
+                return Err(Problem::new(what, reason));
+            }
+            tracing::warn!("waiting for {what}; kube-controller-manager sets it (--allocate-node-cidrs)");
+            pause = REMINDER;
+        }
+    }
+
+    /// A kind was listed.
+    async fn listed(&self, plural: &str) -> Result<(), Closed> {
+        let complete = {
+            let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = outstanding.len();
+            outstanding.retain(|other| *other != plural);
+            if outstanding[..] == [NODES] {
+                self.only_node.notify_one();
+            }
+            before == 1 && outstanding.is_empty()
+        };
+        if complete { self.changes.send(Change::Synced).await } else { Ok(()) }
+    }
+
+    /// Services can be served without the Node, only less well: node ports on all addresses, no zone.
+    async fn do_without_node(&self, patience: Duration) {
+        self.only_node.notified().await;
+        tokio::time::sleep(patience).await;
+        let waiting = !self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+        if waiting {
+            tracing::warn!("the Node could not be read in {} s; going on without it", patience.as_secs());
+            if self.listed(NODES).await == Err(Closed) {
+                tracing::debug!("nobody takes changes any more");
+            }
+        }
+    }
+}

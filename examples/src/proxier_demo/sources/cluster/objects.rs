@@ -1,0 +1,206 @@
+//! Reads what an API server sends: pages of lists and lines of watches, one object at a time and only the fields needed.
+
+use std::borrow::Cow;
+
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use crate::proxier_demo::sources::change::{Change, NodeState};
+use crate::proxier_demo::sources::triggers;
+use crate::proxier_demo::sources::yaml;
+
+/// A kind of object that is watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Resource {
+    Services,
+    EndpointSlices,
+    /// The Node of this name.
+    Node(String),
+}
+
+impl Resource {
+    /// As RBAC rules name it.
+    pub(super) fn plural(&self) -> &'static str {
+        match self {
+            Resource::Services => "services",
+            Resource::EndpointSlices => "endpointslices",
+            Resource::Node(_) => "nodes",
+        }
+    }
+
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Resource::Services => "Service",
+            Resource::EndpointSlices => "EndpointSlice",
+            Resource::Node(_) => "Node",
+        }
+    }
+
+    /// The kind that the reconciler knows; `None` for the Node, of which it has one.
+    pub(super) fn object_kind(&self) -> Option<ObjectKind> {
+        match self {
+            Resource::Services => Some(ObjectKind::Service),
+            Resource::EndpointSlices => Some(ObjectKind::EndpointSlice),
+            Resource::Node(_) => None,
+        }
+    }
+
+    /// Path and query up to the selectors. The label of other proxies excludes objects of both kinds; that of headless
+    /// Services only slices, as in proxier-core.
+    pub(super) fn target(&self) -> String {
+        const NOT_ANOTHERS: &str = "labelSelector=%21service.kubernetes.io%2Fservice-proxy-name";
+        match self {
+            Resource::Services => format!("/api/v1/services?{NOT_ANOTHERS}"),
+            Resource::EndpointSlices => {
+                let path = "/apis/discovery.k8s.io/v1/endpointslices";
+                format!("{path}?{NOT_ANOTHERS}%2C%21service.kubernetes.io%2Fheadless")
+            }
+            Resource::Node(name) => format!("/api/v1/nodes?fieldSelector=metadata.name%3D{name}"),
+        }
+    }
+
+    /// An object as a change; on failure the field at fault, and what is wrong.
+    pub(super) fn read(&self, text: &str) -> Result<Change, (String, String)> {
+        Ok(match self {
+            Resource::Services => {
+                let mut object: Box<ServiceObject> = yaml::read_json(text)?;
+                // Do not keep what kubectl has noted in annotations.
+                object.metadata.annotations.retain(|name, _| name.starts_with("service.kubernetes.io/"));
+                Change::UpsertService(object)
+            }
+            Resource::EndpointSlices => {
+                let mut object: Box<EndpointSliceObject> = yaml::read_json(text)?;
+                object.metadata.annotations.retain(|name, _| name == triggers::ANNOTATION);
+                Change::UpsertSlice(object)
+            }
+            Resource::Node(_) => {
+                let mut object: NodeObject = yaml::read_json(text)?;
+                object.metadata.annotations.clear();
+                Change::Node(Box::new(NodeState { object, leaving: is_leaving(text) }))
+            }
+        })
+    }
+
+    /// The change for an object that was deleted.
+    pub(super) fn gone(&self, key: &str) -> Change {
+        let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+        match self {
+            Resource::Services => Change::DeleteService(ObjectKey::new(namespace, name)),
+            Resource::EndpointSlices => Change::DeleteSlice(ObjectKey::new(namespace, name)),
+            Resource::Node(_) => Change::NodeGone,
+        }
+    }
+}
+
+/// Whether a Node, as JSON, is being removed.
+pub(crate) fn is_leaving(text: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Node {
+        #[serde(default)]
+        metadata: Metadata,
+        #[serde(default)]
+        spec: Spec,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Metadata {
+        deletion_timestamp: Option<String>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Spec {
+        taints: Option<Vec<Taint>>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Taint {
+        key: String,
+    }
+    serde_json::from_str(text).is_ok_and(|node: Node| {
+        let mut taints = node.spec.taints.iter().flatten();
+        node.metadata.deletion_timestamp.is_some() || taints.any(|taint| taint.key == "ToBeDeletedByClusterAutoscaler")
+    })
+}
+
+fn null_is_empty<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// A page of a list. Its items stay text until they are read.
+#[derive(Deserialize)]
+pub(super) struct Page<'a> {
+    #[serde(default)]
+    pub(super) metadata: ListMetadata,
+    #[serde(borrow, default, deserialize_with = "null_is_empty")]
+    pub(super) items: Vec<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct ListMetadata {
+    pub(super) resource_version: String,
+    #[serde(rename = "continue")]
+    pub(super) next: Option<String>,
+}
+
+/// A line of a watch.
+#[derive(Deserialize)]
+pub(super) struct Line<'a> {
+    #[serde(rename = "type", borrow)]
+    pub(super) what: Cow<'a, str>,
+    #[serde(borrow)]
+    pub(super) object: &'a RawValue,
+}
+
+/// The key and version of an object.
+#[derive(Default)]
+pub(super) struct Identity {
+    /// `namespace/name`, or `/name`.
+    pub(super) key: Box<str>,
+    pub(super) version: String,
+}
+
+impl Identity {
+    /// Of an object as JSON; `None` for one without a name or of another shape.
+    pub(super) fn of(text: &str) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Object {
+            metadata: Metadata,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Metadata {
+            #[serde(default)]
+            namespace: String,
+            #[serde(default)]
+            name: String,
+            #[serde(default)]
+            resource_version: String,
+        }
+        let Object { metadata } = serde_json::from_str(text).ok()?;
+        let key = format!("{}/{}", metadata.namespace, metadata.name).into();
+        Some(Identity { key, version: metadata.resource_version })
+    }
+
+    pub(super) fn is_named(&self) -> bool {
+        !self.key.ends_with('/')
+    }
+}
+
+/// A failure in the server's words.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Status {
+    pub(super) code: u16,
+    pub(super) message: String,
+    pub(super) reason: String,
+    pub(super) details: Option<StatusDetails>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct StatusDetails {
+    pub(super) retry_after_seconds: Option<u32>,
+}

@@ -1,0 +1,425 @@
+//! Lists and watches one kind, and handles failures of both.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+use tokio::time::{Instant, sleep};
+
+use super::client::{Connection, Failure, FailureKind, get};
+use super::known::{Known, number};
+use super::objects::{Identity, Line, Page, Resource, Status};
+use super::{Counters, Gate, Options};
+use crate::proxier_demo::engine::message::{Changes, Closed};
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::sources::change::{Change, unannounced};
+
+/// Lists and watches one kind for ever.
+pub(super) struct Watcher {
+    pub(super) resource: Resource,
+    pub(super) connection: Arc<Connection>,
+    pub(super) client: Client,
+    pub(super) options: Arc<Options>,
+    pub(super) changes: Changes,
+    pub(super) gate: Arc<Gate>,
+    pub(super) counters: Arc<Counters>,
+}
+
+/// Why a request ended early.
+enum Stop {
+    Failed(Failure),
+    Closed,
+}
+
+impl From<Closed> for Stop {
+    fn from(Closed: Closed) -> Self {
+        Stop::Closed
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Stop::Failed(failure)
+    }
+}
+
+/// How far the list or watch of a kind is.
+#[derive(Default)]
+struct Place {
+    known: Known,
+    /// The version to watch from; `None`: list first.
+    version: Option<String>,
+    /// Objects in a page, if pages were too large.
+    page: Option<usize>,
+    /// Consecutive watches that broke without bringing anything.
+    broken: u32,
+    /// Consecutive failures because the version was too old.
+    expired: u32,
+    /// The list was empty, and no watch from its version has been accepted yet.
+    unconfirmed: bool,
+}
+
+/// After this many watches broke without bringing anything, list again instead of using the same version.
+const BROKEN_BEFORE_LIST: u32 = 5;
+/// A watch that has refused nothing for this long is accepted.
+const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
+/// An object of an API server has at most 3 MiB.
+const LINE_BYTES: usize = 16 << 20;
+
+impl Watcher {
+    pub(super) async fn run(mut self) {
+        let mut place = Place::default();
+        let mut pause = Pauses::new(&self.options);
+        loop {
+            let started = Instant::now();
+            let (outcome, is_list) = match place.version.take() {
+                None => (self.list(&mut place).await, true),
+                Some(version) => (self.watch(&mut place, version).await, false),
+            };
+            match outcome {
+                Err(Stop::Closed) => return,
+                // A list was too old at once: keep the growing pause, or the server would get list requests without end.
+                Ok(_) if is_list && place.expired > 1 => {}
+                Ok(brought) => {
+                    // If the server ends watches at once, pause before the next one.
+                    if brought || started.elapsed() > Duration::from_secs(1) {
+                        pause.reset();
+                    } else {
+                        sleep(pause.next(None)).await;
+                    }
+                }
+                Err(Stop::Failed(failure)) => {
+                    Counters::count(&self.counters.failures);
+                    // After a watch that brought something, or lasted, a break counts as the first failure again.
+                    let was_of_use = !is_list && place.version.is_some() && place.broken == 0;
+                    if was_of_use || (!is_list && started.elapsed() > pause.next) {
+                        pause.reset();
+                    }
+                    self.recover(&failure, &mut place, &mut pause).await;
+                }
+            }
+        }
+    }
+
+    async fn recover(&mut self, failure: &Failure, place: &mut Place, pauses: &mut Pauses) {
+        let plural = self.resource.plural();
+        if failure.kind == FailureKind::TooLarge {
+            let page = place.page.unwrap_or(self.options.page);
+            place.page = Some((page / 4).max(1));
+            tracing::warn!(resource = plural, "{}; asking for {} objects a page", failure.message, page / 4);
+            // If one object is too large for a page, pause as after any failure.
+            if page > 1 {
+                return;
+            }
+        }
+        // An expired version is normal; only one straight after a list is a failure.
+        if failure.kind == FailureKind::Expired {
+            place.expired = place.expired.saturating_add(1);
+            if place.expired == 1 {
+                tracing::info!(resource = plural, "{}; listing again", failure.message);
+                return;
+            }
+        }
+        let pause = pauses.next(failure.retry_after);
+        let again = pause.as_secs_f32();
+        match failure.kind {
+            FailureKind::Expired => {
+                tracing::info!(resource = plural, "{}; listing again in {again:.1} s", failure.message);
+            }
+            FailureKind::Forbidden => tracing::error!(
+                resource = plural,
+                "{}; allow get, list and watch of {plural} (ClusterRole system:node-proxier does); \
+                 trying again in {again:.1} s",
+                failure.message
+            ),
+            FailureKind::Unauthorized => tracing::error!(
+                resource = plural,
+                "{}: the server does not know these credentials; reading them again in {again:.1} s",
+                failure.message
+            ),
+            FailureKind::Unreachable => {
+                let server = self.connection.server().map(|url| url.to_string()).unwrap_or_default();
+                let message = &failure.message;
+                tracing::warn!(resource = plural, "no answer from {server} ({message}); trying again in {again:.1} s");
+            }
+            _ => tracing::warn!(resource = plural, "{}; trying again in {again:.1} s", failure.message),
+        }
+        sleep(pause).await;
+        if failure.kind == FailureKind::Unauthorized {
+            match self.connection.client().await {
+                Ok(client) => self.client = client,
+                Err(problem) => tracing::error!(resource = plural, "{problem}"),
+            }
+        }
+    }
+
+    /// Lists everything, and reports what is new, changed or missing.
+    async fn list(&self, place: &mut Place) -> Result<bool, Stop> {
+        let mut version: Option<String> = None;
+        let mut next: Option<String> = None;
+        let mut is_empty = true;
+        place.known.begin_list();
+        if let Some(kind) = self.resource.object_kind() {
+            self.changes.send(Change::Listing(kind)).await?;
+        }
+        loop {
+            let limit = place.page.unwrap_or(self.options.page);
+            let mut target = format!("{}&limit={limit}", self.resource.target());
+            if let Some(token) = &next {
+                target.push_str("&continue=");
+                target.extend(token.bytes().map(encoded));
+            }
+            let body = get(&self.client, &target, self.options.patience).await?.whole(self.options.page_bytes).await?;
+            let page: Page<'_> = serde_json::from_slice(&body).map_err(|error| {
+                Failure::other(format!("the list of {} is not one: {error}", self.resource.plural()))
+            })?;
+            if page.metadata.resource_version.is_empty() {
+                return Err(Failure::other(format!("the list of {} has no version", self.resource.plural())).into());
+            }
+            // All pages of a list are of one moment. One of another moment lacks what the first pages did not have yet, or
+            // is an empty answer that came from somewhere else.
+            let found = page.metadata.resource_version;
+            let first = version.get_or_insert_with(|| found.clone());
+            if *first != found {
+                let plural = self.resource.plural();
+                let message = format!("the list of {plural} began at version {first} and went on at version {found}");
+                return Err(Failure::other(message).into());
+            }
+            for item in page.items {
+                is_empty = false;
+                self.take_item(&mut place.known, item.get()).await?;
+            }
+            next = page.metadata.next.filter(|token| !token.is_empty());
+            if next.is_none() {
+                break;
+            }
+        }
+        let gone: Vec<Change> = place.known.end_list().iter().map(|key| self.resource.gone(key)).collect();
+        for change in unannounced(gone) {
+            self.changes.send(change).await?;
+        }
+        place.version = version;
+        place.broken = 0;
+        Counters::count(&self.counters.lists);
+        // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is
+        // just starting, or from something else at its address: a process that believes its first list would then compare the
+        // kernel with whatever part of the next one has arrived. So an empty list counts once its version can be watched.
+        place.unconfirmed = is_empty && !matches!(self.resource, Resource::Node(_));
+        if !place.unconfirmed {
+            self.listed().await?;
+        }
+        Ok(true)
+    }
+
+    /// The list counts.
+    async fn listed(&self) -> Result<(), Closed> {
+        if let Some(kind) = self.resource.object_kind() {
+            self.changes.send(Change::Listed(kind)).await?;
+        }
+        self.gate.listed(self.resource.plural()).await
+    }
+
+    /// A watch from the version of the list was accepted.
+    async fn confirm(&self, place: &mut Place) -> Result<(), Closed> {
+        if std::mem::take(&mut place.unconfirmed) { self.listed().await } else { Ok(()) }
+    }
+
+    async fn take_item(&self, known: &mut Known, text: &str) -> Result<(), Closed> {
+        let Some(identity) = Identity::of(text).filter(Identity::is_named) else {
+            return self.unreadable("", String::new(), "an object without a name".to_owned()).await;
+        };
+        if known.list_item(&identity.key, number(&identity.version)) {
+            self.report(&identity.key, text).await
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Reports an object, or that it cannot be read: then its last readable content stays.
+    async fn report(&self, key: &str, text: &str) -> Result<(), Closed> {
+        match self.resource.read(text) {
+            Ok(change) => {
+                let spec = if let Change::Node(node) = &change { Some(&node.object.spec) } else { None };
+                let has_pods = spec.is_some_and(|spec| spec.pod_cidr.is_some() || !spec.pod_cidrs.is_empty());
+                self.changes.send(change).await?;
+                if has_pods { self.gate.pod_cidr().await } else { Ok(()) }
+            }
+            Err((field, reason)) => self.unreadable(key, field, reason).await,
+        }
+    }
+
+    async fn unreadable(&self, key: &str, field: String, reason: String) -> Result<(), Closed> {
+        Counters::count(&self.counters.unreadable);
+        let problem = Problem::new("API server", reason).of(format!("{} {key}", self.resource.kind())).at(field);
+        self.changes.send(Change::Unreadable(problem)).await
+    }
+
+    /// Watches from a version on until the server ends it; returns whether it brought anything.
+    async fn watch(&self, place: &mut Place, version: String) -> Result<bool, Stop> {
+        let target = format!(
+            "{}&watch=1&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={}",
+            self.resource.target(),
+            // So that the nodes do not all reconnect at once.
+            jittered(self.options.watch).as_secs().max(1),
+        );
+        let mut stream = Stream { buffer: Vec::new(), version, brought: false };
+        let outcome = self.follow(&target, place, &mut stream).await;
+        place.broken = if stream.brought { 0 } else { place.broken + u32::from(outcome.is_err()) };
+        let is_expired = matches!(&outcome, Err(Stop::Failed(Failure { kind: FailureKind::Expired, .. })));
+        if !is_expired {
+            place.expired = 0;
+        }
+        let resume = outcome.is_ok() || (!is_expired && place.broken < BROKEN_BEFORE_LIST);
+        place.version = Some(stream.version).filter(|_| resume);
+        outcome.map(|()| stream.brought)
+    }
+
+    async fn follow(&self, target: &str, place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
+        let mut answer = get(&self.client, target, self.options.patience).await?;
+        Counters::count(&self.counters.watches);
+        loop {
+            let piece = answer.piece(self.options.silence);
+            let piece = if place.unconfirmed {
+                // A refusal comes at once.
+                match tokio::time::timeout(CONFIRMED_AFTER.min(self.options.silence / 2), piece).await {
+                    Ok(piece) => piece?,
+                    Err(_elapsed) => {
+                        self.confirm(place).await?;
+                        continue;
+                    }
+                }
+            } else {
+                piece.await?
+            };
+            let Some(piece) = piece else { break };
+            let mut rest = piece.as_ref();
+            while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                let (line, after) = rest.split_at(end);
+                rest = after.get(1..).unwrap_or_default();
+                if stream.buffer.is_empty() {
+                    self.take_line(line, place, stream).await?;
+                } else {
+                    let mut whole = std::mem::take(&mut stream.buffer);
+                    whole.extend_from_slice(line);
+                    self.take_line(&whole, place, stream).await?;
+                }
+            }
+            if stream.buffer.len() + rest.len() > LINE_BYTES {
+                return Err(Failure::other(format!("a line of the watch is longer than {LINE_BYTES} bytes")).into());
+            }
+            stream.buffer.extend_from_slice(rest);
+            if stream.brought {
+                self.confirm(place).await?;
+            }
+        }
+        self.confirm(place).await?;
+        if stream.buffer.iter().all(u8::is_ascii_whitespace) {
+            Ok(())
+        } else {
+            Err(Failure::other("the watch broke off in the middle of a line").into())
+        }
+    }
+
+    async fn take_line(&self, line: &[u8], place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
+        if line.iter().all(u8::is_ascii_whitespace) {
+            return Ok(());
+        }
+        let event: Line<'_> = serde_json::from_slice(line)
+            .map_err(|error| Failure::other(format!("a line of the watch is not an event: {error}")))?;
+        let text = event.object.get();
+        if event.what == "ERROR" {
+            let status: Status = serde_json::from_str(text).unwrap_or_default();
+            return Err(Failure::of_status(status.code, &status).into());
+        }
+        let Some(identity) = Identity::of(text) else {
+            return Ok(self.unreadable("", String::new(), "an event about no object".to_owned()).await?);
+        };
+        stream.brought = true;
+        let version = number(&identity.version);
+        match &*event.what {
+            // Events may come late, bookmarks do not: the server went back in time, and this watch would miss later events,
+            // perhaps for hours.
+            "BOOKMARK" if version != 0 && version < number(&stream.version) => {
+                let message = format!(
+                    "the server is at version {version}, and was at {} before: restored from a backup",
+                    stream.version
+                );
+                return Err(Failure { kind: FailureKind::Expired, message, retry_after: None }.into());
+            }
+            "BOOKMARK" => {}
+            _ if !identity.is_named() => {
+                self.unreadable("", String::new(), "an event about an object without a name".to_owned()).await?;
+            }
+            "ADDED" | "MODIFIED" => {
+                if place.known.upsert(&identity.key, version) {
+                    self.report(&identity.key, text).await?;
+                }
+            }
+            "DELETED" => {
+                if place.known.delete(&identity.key, version) {
+                    self.changes.send(self.resource.gone(&identity.key)).await?;
+                }
+            }
+            other => {
+                let reason = format!("an event of the unknown type {other:?}");
+                self.unreadable(&identity.key, String::new(), reason).await?;
+            }
+        }
+        // Late events must not move the watch back.
+        if !identity.version.is_empty() && (version == 0 || version > number(&stream.version)) {
+            stream.version = identity.version;
+        }
+        Ok(())
+    }
+}
+
+struct Stream {
+    /// The beginning of a line that is not complete yet.
+    buffer: Vec<u8>,
+    version: String,
+    brought: bool,
+}
+
+/// A byte of a query's value.
+fn encoded(byte: u8) -> String {
+    if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+        char::from(byte).to_string()
+    } else {
+        format!("%{byte:02X}")
+    }
+}
+
+/// Randomly from `time` to 1.5 times that.
+fn jittered(time: Duration) -> Duration {
+    // Randomness from the standard library: every RandomState has its own keys.
+    let chance = RandomState::new().hash_one(0_u8) % 1000;
+    time + time * u32::try_from(chance).unwrap_or(0) / 2000
+}
+
+/// Pauses that double.
+struct Pauses {
+    first: Duration,
+    longest: Duration,
+    next: Duration,
+}
+
+impl Pauses {
+    /// Longest pause that a server may ask for: none makes all nodes wait longer.
+    const LONGEST_ASKED: Duration = Duration::from_secs(120);
+
+    fn new(options: &Options) -> Self {
+        Pauses { first: options.first_pause, longest: options.longest_pause, next: options.first_pause }
+    }
+
+    fn reset(&mut self) {
+        self.next = self.first;
+    }
+
+    /// The next pause: at least what the server asked for.
+    fn next(&mut self, asked: Option<Duration>) -> Duration {
+        let pause = jittered(self.next);
+        self.next = (self.next * 2).min(self.longest);
+        pause.max(asked.unwrap_or_default().min(Self::LONGEST_ASKED))
+    }
+}

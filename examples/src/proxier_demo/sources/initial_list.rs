@@ -1,0 +1,116 @@
+//! Reads the initial list: for `plan`, `show` and `run --once`.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::proxier_demo::engine::message::{Event, channel};
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::cli::{Configured, Source};
+use crate::proxier_demo::sources::change::{Change, Snapshot};
+use crate::proxier_demo::sources::cluster::{Cluster, Connection, Options};
+use crate::proxier_demo::sources::manifests::Manifests;
+use crate::proxier_demo::status::progress::Counted;
+
+/// Why there is no initial list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// The given source is wrong.
+    BadInput(Vec<Problem>),
+    /// The API server has not sent everything.
+    NoAnswer(Problem),
+}
+
+impl Unread {
+    /// The problems to report.
+    pub fn problems(&self) -> &[Problem] {
+        match self {
+            Unread::BadInput(problems) => problems,
+            Unread::NoAnswer(problem) => std::slice::from_ref(problem),
+        }
+    }
+}
+
+/// Reads everything once, from an API server with these times and sizes, and counts the objects so far.
+///
+/// An API server may take any time while it sends something new; see [`Configured::input_timeout`].
+///
+/// # Errors
+///
+/// Nothing could be read.
+pub async fn read(configured: &Configured, options: Options, counted: &Counted) -> Result<Snapshot, Unread> {
+    let node_name = &configured.settings.node_name;
+    match &configured.source {
+        Source::Manifests(paths) => {
+            let opened = Manifests::open_counting(paths.clone(), node_name, counted);
+            let (_, changes) = opened.map_err(Unread::BadInput)?;
+            let mut snapshot = Snapshot::default();
+            for change in changes {
+                snapshot.take(change);
+            }
+            Ok(snapshot)
+        }
+        Source::Cluster { kubeconfig, master } => {
+            let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
+            let (changes, mut receiver) = channel();
+            let cluster = Cluster::start(connection, node_name, options, changes)
+                .await
+                .map_err(|problem| Unread::BadInput(vec![problem]))?;
+            let snapshot = collect(&mut receiver, configured.input_timeout, counted).await;
+            snapshot.map_err(|stopped| Unread::NoAnswer(no_answer(&stopped, &cluster.outstanding(), counted)))
+        }
+    }
+}
+
+/// Why the changes ended before the initial list was complete.
+enum Stopped {
+    /// Nothing new came for so long.
+    Silent(Duration),
+    /// The source has ended.
+    Ended,
+}
+
+/// Takes changes until the initial list is complete, or nothing new came for so long.
+async fn collect(
+    changes: &mut mpsc::Receiver<Event>,
+    patience: Option<Duration>,
+    counted: &Counted,
+) -> Result<Snapshot, Stopped> {
+    let mut snapshot = Snapshot::default();
+    loop {
+        let next = match patience {
+            Some(patience) => timeout(patience, changes.recv()).await.map_err(|_elapsed| Stopped::Silent(patience))?,
+            None => changes.recv().await,
+        };
+        match next.ok_or(Stopped::Ended)?.change {
+            Change::Synced => return Ok(snapshot),
+            change => {
+                counted.saw(&change);
+                snapshot.take(change);
+            }
+        }
+    }
+}
+
+fn no_answer(stopped: &Stopped, outstanding: &[&str], counted: &Counted) -> Problem {
+    let came = counted.words();
+    let missing = outstanding.join(", ");
+    let reason = match stopped {
+        Stopped::Silent(patience) => format!(
+            "no complete answer: {came} came, then nothing for {} s, while waiting for {missing}; the log says why; \
+             --input-timeout says how long to wait",
+            patience.as_secs_f64()
+        ),
+        Stopped::Ended => format!("no complete answer: {came} came, and the client has ended; the log says why"),
+    };
+    Problem::new("the API server", reason)
+}
+
+/// The changes that make up a snapshot.
+pub fn changes(snapshot: Snapshot) -> impl Iterator<Item = Change> {
+    let services = snapshot.services.into_values().map(|object| Change::UpsertService(Box::new(object)));
+    let slices = snapshot.slices.into_values().map(|object| Change::UpsertSlice(Box::new(object)));
+    let node = snapshot.node.into_iter().map(|node| Change::Node(Box::new(node)));
+    node.chain(services).chain(slices).chain([Change::Synced])
+}

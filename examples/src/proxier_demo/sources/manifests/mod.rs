@@ -1,0 +1,324 @@
+//! Reads files as a source: Services, EndpointSlices and Nodes in YAML or JSON, and follows their changes.
+//!
+//! A file is read when it is complete: closed after writing, or moved into place. If it cannot be read, its last readable
+//! content stays: of the whole file if it is no YAML or is empty, of one object if a field has another type. To delete
+//! objects, remove them from their file, or the file.
+
+mod read;
+
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use proxier_core::snapshot::ObjectKind;
+
+use self::read::Id;
+use crate::proxier_demo::engine::message::{Changes, Closed};
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::sources::change::{Change, unannounced};
+use crate::proxier_demo::sources::files::{FileWatch, Fingerprint};
+use crate::proxier_demo::status::progress::Counted;
+
+/// Files and directories that hold manifests.
+#[derive(Debug)]
+pub struct Manifests {
+    paths: Vec<PathBuf>,
+    node_name: String,
+    files: BTreeMap<PathBuf, File>,
+    /// What was reported, each with a digest of its content.
+    reported: BTreeMap<Id, u64>,
+    /// Problems of the last look, so that each is reported once.
+    told: BTreeSet<Problem>,
+    counted: Counted,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    /// Of the content that was last read.
+    read: Option<Fingerprint>,
+    /// Of a content that may not be complete. It is read when seen twice.
+    seen: Option<Fingerprint>,
+    missing: bool,
+    objects: BTreeMap<Id, Change>,
+    problems: Vec<Problem>,
+}
+
+/// The result of looking at the files once.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// In this order: unreadable, missing, new or changed.
+    pub changes: Vec<Change>,
+    /// Whether something may be incomplete, so that another look is due soon.
+    pub again_soon: bool,
+}
+
+/// Larger files are not manifests.
+const FILE_BYTES: u64 = 256 << 20;
+/// Pause before looking again at something incomplete.
+const SOON: Duration = Duration::from_millis(200);
+
+impl Manifests {
+    /// Reads files, and the files of directories (those that end in `.yaml`, `.yml` or `.json`, not in subdirectories), as
+    /// seen from the node of this name: of Nodes, only that one is reported.
+    ///
+    /// Of two objects of one kind and name, the one in the first file is used, in the order given and then by name.
+    ///
+    /// # Errors
+    ///
+    /// Nothing at all could be read. If something could, the problems are among the changes, as [`Change::Unreadable`].
+    pub fn open(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, Vec<Change>), Vec<Problem>> {
+        Self::open_counting(paths, node_name, &Counted::default())
+    }
+
+    /// As [`open`](Self::open), and counts the objects while it reads.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open).
+    pub fn open_counting(
+        paths: Vec<PathBuf>,
+        node_name: &str,
+        counted: &Counted,
+    ) -> Result<(Self, Vec<Change>), Vec<Problem>> {
+        let mut manifests = Manifests {
+            paths,
+            node_name: node_name.to_owned(),
+            files: BTreeMap::new(),
+            reported: BTreeMap::new(),
+            told: BTreeSet::new(),
+            counted: counted.clone(),
+        };
+        let look = manifests.look(&[]);
+        let nothing = manifests.files.values().all(|file| file.objects.is_empty());
+        if nothing && !manifests.told.is_empty() {
+            return Err(manifests.told.into_iter().collect());
+        }
+        Ok((manifests, look.changes))
+    }
+
+    /// Reports the changes of [`open`](Self::open), then that the initial list is complete, and then every change.
+    ///
+    /// # Errors
+    ///
+    /// The receiver of changes is gone.
+    pub async fn follow(mut self, first: Vec<Change>, changes: &Changes) -> Result<(), Closed> {
+        // `open` read the files before this watch began, so look once more at once.
+        let mut watch = FileWatch::new(&self.paths);
+        let mut pending = first;
+        pending.push(Change::Synced);
+        let mut wait = Duration::ZERO;
+        loop {
+            for change in pending {
+                changes.send(change).await?;
+            }
+            let completed = watch.next(wait).await;
+            // Reading a large cluster's files would block other tasks.
+            let (manifests, look) = tokio::task::spawn_blocking(move || {
+                let look = self.look(&completed);
+                (self, look)
+            })
+            .await
+            .map_err(|_panicked| Closed)?;
+            self = manifests;
+            pending = look.changes;
+            wait = if look.again_soon { SOON } else { FileWatch::POLL };
+        }
+    }
+
+    /// Looks at all files. `completed` are known to be complete; others are read when two looks see the same.
+    pub fn look(&mut self, completed: &[PathBuf]) -> Look {
+        let mut problems = BTreeSet::new();
+        let mut again_soon = false;
+        let mut unlisted = Vec::new();
+        let mut present = BTreeSet::new();
+        let completed: BTreeSet<&PathBuf> = completed.iter().collect();
+        for path in &self.paths {
+            match files_of(path) {
+                Ok(files) => present.extend(files),
+                Err(error) => {
+                    let path_text = path.display().to_string();
+                    problems.insert(Problem::new(path_text, format!("cannot be read ({error}); see --manifests")));
+                    unlisted.push(path.clone());
+                }
+            }
+        }
+        for path in &present {
+            let file = self.files.entry(path.clone()).or_default();
+            again_soon |= file.look(path, completed.contains(path), &self.counted);
+        }
+        self.files.retain(|path, file| {
+            if present.contains(path)
+                || unlisted.iter().any(|directory| path.starts_with(directory) && path != directory)
+            {
+                return true;
+            }
+            // Editors remove a file before they put the new one in its place.
+            again_soon |= !file.missing;
+            !std::mem::replace(&mut file.missing, true)
+        });
+        problems.extend(self.files.values().flat_map(|file| file.problems.iter().cloned()));
+        let changes = self.report(problems);
+        Look { changes, again_soon }
+    }
+
+    /// Reports the differences from what was reported before.
+    fn report(&mut self, mut problems: BTreeSet<Problem>) -> Vec<Change> {
+        let mut wanted: BTreeMap<&Id, (&Path, &Change)> = BTreeMap::new();
+        for path in self.order() {
+            for (id, change) in self.files.get(path).into_iter().flat_map(|file| &file.objects) {
+                let first = wanted.entry(id).or_insert((path, change));
+                // A renamed file is there twice for a moment.
+                let renamed = self.files.get(first.0).is_some_and(|file| file.missing);
+                if first.0 != path && !renamed {
+                    let reason = format!("is in {} too, which counts", first.0.display());
+                    problems.insert(Problem::new(path.display().to_string(), reason).of(format!("{} {}", id.0, id.1)));
+                }
+            }
+        }
+        wanted.retain(|(kind, key), _| *kind != ObjectKind::Node || *key.name == *self.node_name);
+        let gone = self.reported.keys().filter(|id| !wanted.contains_key(id));
+        let mut changes: Vec<Change> = problems.difference(&self.told).cloned().map(Change::Unreadable).collect();
+        // If nothing at all is left, a directory may not be mounted: do not report that as deletions.
+        let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
+        let gone = gone.map(gone_change);
+        if all {
+            changes.extend(unannounced(gone));
+        } else {
+            changes.extend(gone);
+        }
+        let mut reported = BTreeMap::new();
+        for (id, (_, change)) in wanted {
+            let digest = digest(change);
+            if self.reported.get(id) != Some(&digest) {
+                changes.push(change.clone());
+            }
+            reported.insert(id.clone(), digest);
+        }
+        self.reported = reported;
+        self.told = problems;
+        changes
+    }
+
+    /// Files in the order of the paths given, then by name.
+    fn order(&self) -> Vec<&Path> {
+        let rank = |path: &Path| self.paths.iter().position(|given| path.starts_with(given));
+        let mut order: Vec<&Path> = self.files.keys().map(PathBuf::as_path).collect();
+        order.sort_by_key(|path| rank(path));
+        order
+    }
+}
+
+impl File {
+    /// Reads the file if its content changed; returns whether to look again soon.
+    fn look(&mut self, path: &Path, complete: bool, counted: &Counted) -> bool {
+        self.missing = false;
+        let origin = path.display().to_string();
+        let fingerprint = match Fingerprint::of(path) {
+            Ok(fingerprint) => fingerprint,
+            Err(error) => {
+                self.problems = vec![Problem::new(origin, format!("cannot be read ({error})"))];
+                return false;
+            }
+        };
+        if self.read == Some(fingerprint) {
+            return false;
+        }
+        // At the start an incomplete file cannot delete anything.
+        let first = self.read.is_none();
+        if !first && !complete && self.seen != Some(fingerprint) {
+            self.seen = Some(fingerprint);
+            return true;
+        }
+        if fingerprint.size() > FILE_BYTES {
+            self.problems = vec![Problem::new(origin, format!("larger than {FILE_BYTES} bytes"))];
+            return false;
+        }
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) => {
+                self.problems = vec![Problem::new(origin, format!("cannot be read ({error})"))];
+                return false;
+            }
+        };
+        if Fingerprint::of(path).ok() != Some(fingerprint) {
+            return true;
+        }
+        self.read = Some(fingerprint);
+        self.take(&text, &origin, counted);
+        false
+    }
+
+    fn take(&mut self, text: &str, origin: &str, counted: &Counted) {
+        let contents = read::read(text, origin, counted);
+        let emptied = text.trim().is_empty() && !self.objects.is_empty();
+        self.problems = contents.problems;
+        if emptied {
+            self.problems.push(Problem::new(origin, "empty"));
+        }
+        if (contents.broken || emptied) && !self.objects.is_empty() {
+            for problem in &mut self.problems {
+                problem.reason.push_str("; what the file said before stays");
+            }
+            return;
+        }
+        let mut objects = BTreeMap::new();
+        for (id, change) in contents.objects {
+            match objects.entry(id) {
+                Entry::Vacant(place) => drop(place.insert(change)),
+                Entry::Occupied(first) => {
+                    let (kind, key) = first.key();
+                    let reason = "is there twice; the first counts";
+                    self.problems.push(Problem::new(origin, reason).of(format!("{kind} {key}")));
+                }
+            }
+        }
+        for id in contents.unreadable {
+            if let Some(before) = self.objects.remove(&id) {
+                objects.entry(id).or_insert(before);
+            }
+        }
+        self.objects = objects;
+    }
+}
+
+fn files_of(path: &Path) -> std::io::Result<Vec<PathBuf>> {
+    if !fs::metadata(path)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let file = entry?.path();
+        let hidden = file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let extension = file.extension().and_then(|extension| extension.to_str());
+        if !hidden && matches!(extension, Some("yaml" | "yml" | "json")) && !file.is_dir() {
+            files.push(file);
+        }
+    }
+    Ok(files)
+}
+
+fn gone_change((kind, key): &Id) -> Change {
+    match kind {
+        ObjectKind::Service => Change::DeleteService(key.clone()),
+        ObjectKind::EndpointSlice => Change::DeleteSlice(key.clone()),
+        _ => Change::NodeGone,
+    }
+}
+
+fn digest(change: &Change) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let text = match change {
+        Change::UpsertService(object) => serde_json::to_string(object),
+        Change::UpsertSlice(object) => serde_json::to_string(object),
+        Change::Node(node) => {
+            node.leaving.hash(&mut hasher);
+            serde_json::to_string(&node.object)
+        }
+        _ => Ok(String::new()),
+    };
+    text.unwrap_or_default().hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,113 @@
+//! The source of Services: files or an API server.
+
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::proxier_demo::engine::message::Changes;
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::cli::{Configured, Source};
+use crate::proxier_demo::sources::change::Change;
+use crate::proxier_demo::sources::cluster::{Cluster, Connection};
+use crate::proxier_demo::sources::manifests::Manifests;
+
+/// The API client has its own thread: it waits for programs that get credentials (`exec` in a kubeconfig), which must not
+/// delay health checks and the kernel.
+pub(crate) struct Api(Option<Runtime>);
+
+impl Api {
+    pub(crate) fn start() -> Result<Self, Problem> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("api").enable_all().build();
+        let problem = |error| Problem::new("", format!("no thread for the API server ({error})"));
+        runtime.map(|runtime| Api(Some(runtime))).map_err(problem)
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.0.as_ref().map_or_else(Handle::current, |runtime| runtime.handle().clone())
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        // Blocking is not allowed within another runtime.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// A source that starts, while other work goes on. Dropping it ends it.
+pub(crate) enum Starting {
+    Files { manifests: Manifests, first: Vec<Change>, changes: Changes },
+    Cluster(JoinHandle<Result<Cluster, Problem>>),
+}
+
+/// A running source. Dropping it ends it.
+pub(crate) enum Running {
+    Files,
+    Cluster(Cluster),
+}
+
+impl Starting {
+    /// Reads the files, or begins to ask the API server.
+    pub(crate) fn begin(configured: &Configured, changes: Changes, api: &Api) -> Result<Self, Vec<Problem>> {
+        let node_name = configured.settings.node_name.clone();
+        match &configured.source {
+            Source::Manifests(paths) => {
+                let (manifests, first) = Manifests::open(paths.clone(), &node_name)?;
+                Ok(Starting::Files { manifests, first, changes })
+            }
+            Source::Cluster { kubeconfig, master } => {
+                let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
+                let options = configured.settings.watching();
+                let start = async move { Cluster::start(connection, &node_name, options, changes).await };
+                Ok(Starting::Cluster(api.handle().spawn(start)))
+            }
+        }
+    }
+
+    /// Why it cannot run at all, if that is known by now or soon: reading a kubeconfig takes no longer.
+    pub(crate) async fn refused(self) -> Option<Problem> {
+        let Starting::Cluster(started) = self else { return None };
+        match tokio::time::timeout(Duration::from_secs(1), started).await {
+            Ok(Ok(Err(problem))) => Some(problem),
+            _ => None,
+        }
+    }
+
+    /// Waits until it is known whether it can run at all. The server need not answer for that, but a program that gets
+    /// credentials has to.
+    pub(crate) async fn finish(self, tasks: &mut JoinSet<Result<(), Problem>>) -> Result<Running, Problem> {
+        let mut started = match self {
+            Starting::Files { manifests, first, changes } => {
+                tasks.spawn(async move {
+                    let closed = manifests.follow(first, &changes).await;
+                    closed.map_err(|_closed| Problem::new("", "the kernel's thread has ended"))
+                });
+                return Ok(Running::Files);
+            }
+            Starting::Cluster(started) => started,
+        };
+        let started = match tokio::time::timeout(Duration::from_secs(10), &mut started).await {
+            Ok(started) => started,
+            Err(_elapsed) => {
+                tracing::warn!("still waiting for the program that gets the credentials (exec in the kubeconfig)");
+                started.await
+            }
+        };
+        let ended = |error| Problem::new("", format!("the client of the API server has ended ({error})"));
+        let mut cluster = started.map_err(ended)??;
+        tasks.spawn(cluster.giving_up());
+        Ok(Running::Cluster(cluster))
+    }
+}
+
+impl Running {
+    pub(crate) fn describe(&self) -> &'static str {
+        match self {
+            Running::Files => "Services from files",
+            Running::Cluster(_) => "Services from the API server",
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Measures how long a change of endpoints takes from its cause (say, a pod became ready) to the kernel, as kube-proxy
+//! does.
+
+use std::time::{Duration, SystemTime};
+
+use k8s_openapi::jiff::Timestamp;
+use proxier_core::objects::EndpointSliceObject;
+use proxier_core::snapshot::ObjectKey;
+
+/// When the last change in a slice was caused (RFC 3339); the slice's controller writes it.
+pub(crate) const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+/// Most causes that are measured one by one.
+const MOST: usize = 10_000;
+
+/// Causes of changes that the kernel does not have yet.
+#[derive(Debug)]
+pub(crate) struct Triggers {
+    /// Earlier causes are not measured: they waited for this process to start.
+    started: SystemTime,
+    /// For the next pass, by slice.
+    fresh: Vec<(ObjectKey, SystemTime)>,
+    /// From failed passes: in the kernel once a full pass succeeds.
+    overdue: Vec<(ObjectKey, SystemTime)>,
+}
+
+impl Triggers {
+    pub(crate) fn new(started: SystemTime) -> Self {
+        Triggers { started, fresh: Vec::new(), overdue: Vec::new() }
+    }
+
+    /// The cause that a slice names, if it is to be measured.
+    pub(crate) fn of(&self, slice: &EndpointSliceObject) -> Option<(ObjectKey, SystemTime)> {
+        let text = slice.metadata.annotations.get(ANNOTATION)?;
+        let time = SystemTime::from(text.parse::<Timestamp>().ok()?);
+        (time > self.started).then(|| (ObjectKey::of(&slice.metadata), time))
+    }
+
+    /// A slice has changed.
+    pub(crate) fn changed(&mut self, trigger: (ObjectKey, SystemTime)) {
+        if self.fresh.len() + self.overdue.len() < MOST {
+            self.fresh.push(trigger);
+        }
+    }
+
+    /// A slice is gone. Its causes are never programmed, and its deletion has no time.
+    pub(crate) fn gone(&mut self, slice: &ObjectKey) {
+        for triggers in [&mut self.fresh, &mut self.overdue] {
+            triggers.retain(|(of, _)| of != slice);
+        }
+    }
+
+    /// A pass has ended. Returns how long each cause took that the kernel has now.
+    pub(crate) fn passed(&mut self, full: bool, failed: bool, now: SystemTime) -> Vec<Duration> {
+        if failed {
+            self.overdue.append(&mut self.fresh);
+            return Vec::new();
+        }
+        let mut done = std::mem::take(&mut self.fresh);
+        if full {
+            done.append(&mut self.overdue);
+        }
+        // Clocks of machines differ: a cause in the future took no time.
+        done.into_iter().map(|(_, time)| now.duration_since(time).unwrap_or_default()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn slice(name: &str, annotation: Option<&str>) -> EndpointSliceObject {
+        let mut slice = EndpointSliceObject::default();
+        (slice.metadata.namespace, slice.metadata.name) = ("demo".to_owned(), name.to_owned());
+        slice.metadata.annotations.extend(annotation.map(|text| (ANNOTATION.to_owned(), text.to_owned())));
+        slice
+    }
+
+    struct Clock {
+        triggers: Triggers,
+        started: SystemTime,
+    }
+
+    impl Clock {
+        fn new() -> Self {
+            let started = SystemTime::UNIX_EPOCH + SECOND * 1_700_000_000;
+            Clock { triggers: Triggers::new(started), started }
+        }
+
+        /// The slice changes, with a cause this many seconds after the start.
+        fn change(&mut self, name: &str, at: u32) {
+            let text = Timestamp::try_from(self.started + SECOND * at).unwrap().to_string();
+            if let Some(trigger) = self.triggers.of(&slice(name, Some(&text))) {
+                self.triggers.changed(trigger);
+            }
+        }
+
+        fn pass(&mut self, full: bool, failed: bool, at: u32) -> Vec<Duration> {
+            self.triggers.passed(full, failed, self.started + SECOND * at)
+        }
+    }
+
+    #[test]
+    fn each_cause_is_measured_once() {
+        let mut clock = Clock::new();
+        clock.change("a", 1);
+        clock.change("a", 2);
+        clock.change("b", 3);
+        assert_eq!(clock.pass(false, false, 4), [SECOND * 3, SECOND * 2, SECOND]);
+        assert!(clock.pass(true, false, 5).is_empty());
+    }
+
+    #[test]
+    fn what_was_caused_before_the_start_or_has_no_time_is_not_measured() {
+        let mut clock = Clock::new();
+        clock.change("a", 0);
+        for annotation in [None, Some("yesterday"), Some("2001-01-01T00:00:00Z")] {
+            assert_eq!(clock.triggers.of(&slice("b", annotation)), None, "{annotation:?}");
+        }
+        assert!(clock.triggers.of(&slice("b", Some("2100-02-03T04:05:06.123456789+01:00"))).is_some());
+        assert!(clock.pass(true, false, 4).is_empty());
+    }
+
+    #[test]
+    fn a_slice_that_goes_takes_its_causes_with_it() {
+        let mut clock = Clock::new();
+        clock.change("a", 1);
+        clock.change("b", 1);
+        clock.triggers.gone(&ObjectKey::new("demo", "a"));
+        clock.change("a", 3);
+        assert_eq!(clock.pass(false, false, 4), [SECOND * 3, SECOND]);
+    }
+
+    #[test]
+    fn what_a_failed_pass_had_waits_for_a_full_one() {
+        let mut clock = Clock::new();
+        clock.change("a", 1);
+        assert!(clock.pass(false, true, 2).is_empty());
+        clock.change("b", 3);
+        assert_eq!(clock.pass(false, false, 4), [SECOND], "a pass for others says nothing of the first");
+        assert!(clock.pass(true, true, 5).is_empty());
+        assert_eq!(clock.pass(true, false, 11), [SECOND * 10]);
+    }
+}

@@ -1,0 +1,223 @@
+//! The health of the proxy, and the servers that report it: `/healthz`, `/livez`, `/metrics`, `/proxyMode`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use http::StatusCode;
+use k8s_openapi::jiff::Timestamp;
+use proxier_core::config::Families;
+use proxier_core::modes::Kind;
+use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
+
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::sources::cluster::Counters;
+use crate::proxier_demo::status::metrics::Metrics;
+use crate::proxier_demo::status::server::{self, Answer, CONNECTIONS, Places, bind, serve};
+
+/// The state of the proxy, as the health servers report it, and its metrics. Shared; cheap to read.
+#[derive(Debug)]
+pub struct Health {
+    timeout: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    families: Vec<Family>,
+    /// Since when something is wanted that the kernel does not have.
+    pending: Option<Instant>,
+    node_eligible: bool,
+    metrics: Metrics,
+    /// Counts of requests to the API server.
+    api: Option<Arc<Counters>>,
+}
+
+#[derive(Debug)]
+struct Family {
+    name: &'static str,
+    /// When all requests were last done.
+    updated: SystemTime,
+}
+
+impl Health {
+    /// Healthy, with nothing pending. Unhealthy once something is pending for two sync periods.
+    pub fn new(sync_period: Duration, families: Families) -> Arc<Self> {
+        let updated = SystemTime::now();
+        let families = families.iter().map(|family| Family { name: family.name(), updated });
+        Arc::new(Health {
+            timeout: sync_period * 2,
+            state: Mutex::new(State {
+                families: families.collect(),
+                pending: None,
+                node_eligible: true,
+                metrics: Metrics::default(),
+                api: None,
+            }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets since when something is wanted that the kernel does not have, as the reconciler reports it; `None`: it has
+    /// everything. Health depends only on the last value.
+    pub fn set_pending(&self, since: Option<Instant>) {
+        self.state().pending = since;
+    }
+
+    /// A pass was requested.
+    pub fn queued(&self, now: SystemTime) {
+        self.state().metrics.sync_last_queued_timestamp = seconds(now);
+    }
+
+    /// A pass has ended, and everything requested before it began is done.
+    pub fn updated(&self, now: SystemTime) {
+        let mut state = self.state();
+        state.metrics.sync_last_timestamp = seconds(now);
+        for family in &mut state.families {
+            family.updated = now;
+        }
+    }
+
+    /// Whether load balancers should send new connections to this node: not while its Node is being removed.
+    pub fn set_node_eligible(&self, eligible: bool) {
+        self.state().node_eligible = eligible;
+    }
+
+    /// Changes the metrics.
+    pub fn metrics<T>(&self, change: impl FnOnce(&mut Metrics) -> T) -> T {
+        change(&mut self.state().metrics)
+    }
+
+    /// Metrics count failures of the API server from these counters.
+    pub fn set_api(&self, counters: Arc<Counters>) {
+        self.state().api = Some(counters);
+    }
+
+    /// The page of metrics.
+    fn page(&self) -> String {
+        let mut state = self.state();
+        if let Some(api) = &state.api {
+            state.metrics.api_failures = api.failures.load(Ordering::Relaxed);
+        }
+        let metrics = state.metrics.clone();
+        drop(state);
+        metrics.render()
+    }
+
+    /// Whether nothing is pending for too long.
+    pub fn is_healthy(&self, now: Instant) -> bool {
+        self.is_in_time(self.state().pending, now)
+    }
+
+    fn is_in_time(&self, pending: Option<Instant>, now: Instant) -> bool {
+        pending.is_none_or(|since| now.saturating_duration_since(since) < self.timeout)
+    }
+
+    /// `/healthz` and `/livez`: the keys of kube-proxy 1.33, which include those of 1.28. Times are RFC 3339.
+    fn answer(&self, path: &str, now: Instant) -> Answer {
+        let mut state = self.state();
+        let current = SystemTime::now();
+        // One reconciler serves both families.
+        let healthy = self.is_in_time(state.pending, now);
+        let mut oldest = current;
+        let mut families = Map::new();
+        for family in &state.families {
+            // What is up to date is so now.
+            let updated = if healthy { current } else { family.updated };
+            oldest = oldest.min(updated);
+            families.insert(family.name.to_owned(), json!({"lastUpdated": text(updated), "healthy": healthy}));
+        }
+        let mut body = json!({
+            "lastUpdated": text(oldest), "currentTime": text(current), "healthy": healthy, "status": families,
+        });
+        let good = match path {
+            "/healthz" => {
+                body["nodeEligible"] = Value::from(state.node_eligible);
+                healthy && state.node_eligible
+            }
+            _ => healthy,
+        };
+        let metrics = &mut state.metrics;
+        let counters = if path == "/healthz" { &mut metrics.healthz } else { &mut metrics.livez };
+        let [ok, unavailable] = counters;
+        *if good { ok } else { unavailable } += 1;
+        let status = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        Answer::json(status, body.to_string())
+    }
+}
+
+fn text(time: SystemTime) -> String {
+    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
+}
+
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// Listens on an address. If it cannot, reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
+/// it gives up at once. `failed` is called with each failure.
+///
+/// # Errors
+///
+/// With `hard_fail`: the address cannot be bound.
+pub async fn listen(
+    what: &str,
+    address: SocketAddr,
+    hard_fail: bool,
+    mut failed: impl FnMut(&Problem),
+) -> Result<TcpListener, Problem> {
+    loop {
+        let error = match bind(address, server::Families::Both) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => error,
+        };
+        let advice = match error.kind() {
+            io::ErrorKind::AddrInUse => "; another kube-proxy, or a second proxier-demo?",
+            io::ErrorKind::AddrNotAvailable => "; this host has no such address",
+            _ => "",
+        };
+        let problem = Problem::new(what, format!("cannot listen on {address} ({error}){advice}"));
+        failed(&problem);
+        if hard_fail {
+            return Err(problem);
+        }
+        tracing::error!("{problem}; trying again in 5 s");
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
+}
+
+/// Serves `/healthz` and `/livez`, for ever.
+pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
+    serve(listener, Places::new(CONNECTIONS), move |path| match path {
+        "/healthz" | "/livez" => health.answer(path, Instant::now()),
+        _ => Answer::not_found(),
+    })
+    .await;
+}
+
+/// Serves `/metrics`, `/healthz`, `/proxyMode` and `/configz`, for ever. `configuration` is the effective one.
+pub async fn serve_metrics(listener: TcpListener, health: Arc<Health>, mode: Kind, configuration: Value) {
+    let configuration = json!({"kubeproxy.config.k8s.io": configuration}).to_string();
+    serve(listener, Places::new(CONNECTIONS), move |path| match path {
+        "/metrics" => {
+            let page = health.page();
+            Answer {
+                status: StatusCode::OK,
+                kind: "text/plain; version=0.0.4; charset=utf-8",
+                headers: vec![],
+                body: page,
+            }
+        }
+        "/healthz" => Answer::text("ok"),
+        "/proxyMode" => Answer::text(mode.name()),
+        "/configz" => Answer::json(StatusCode::OK, configuration.clone()),
+        _ => Answer::not_found(),
+    })
+    .await;
+}

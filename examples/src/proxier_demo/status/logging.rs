@@ -1,0 +1,113 @@
+//! Logging: text or JSON to stderr, with a limit on messages about one object.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Starts logging for the process. Without effect when it is already started.
+///
+/// `verbosity` is that of kube-proxy: up to 3 what happened, 4 and 5 why too, from 6 on everything.
+pub fn start(verbosity: u8, json: bool) {
+    let level = match verbosity {
+        0..=3 => LevelFilter::INFO,
+        4..=5 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    // This program logs failed requests with their meaning; the client's own messages come only with the details.
+    let client = if verbosity > 5 { level } else { LevelFilter::OFF };
+    let targets = Targets::new().with_default(level).with_target("kube_client", client);
+    let text = tracing_subscriber::fmt::layer().with_writer(stderr).with_target(false).with_ansi(false);
+    let started = if json {
+        tracing_subscriber::registry().with(text.json().flatten_event(true).with_filter(targets)).try_init()
+    } else {
+        tracing_subscriber::registry().with(text.with_filter(targets)).try_init()
+    };
+    if let Err(error) = started {
+        tracing::debug!("logging goes on as before: {error}");
+    }
+}
+
+/// Standard error, on a line of its own.
+fn stderr() -> std::io::Stderr {
+    crate::proxier_demo::status::progress::clear();
+    std::io::stderr()
+}
+
+/// Lets one message about an object through each minute, and counts the others.
+#[derive(Debug, Default)]
+pub struct Limiter {
+    objects: HashMap<String, Spoken>,
+}
+
+#[derive(Debug)]
+struct Spoken {
+    at: Instant,
+    suppressed: u32,
+}
+
+impl Limiter {
+    /// How long further messages about an object are held back.
+    pub const INTERVAL: Duration = Duration::from_secs(60);
+    /// Objects that are remembered.
+    const OBJECTS: usize = 4096;
+
+    /// Whether this object comes up for the first time in this process.
+    pub fn once(&mut self, object: &str) -> bool {
+        if self.objects.contains_key(object) {
+            return false;
+        }
+        self.pass(object, Instant::now()).is_some()
+    }
+
+    /// Whether to log a message about this object now; if so, how many were held back since the last one.
+    pub fn pass(&mut self, object: &str, now: Instant) -> Option<u32> {
+        if let Some(spoken) = self.objects.get_mut(object) {
+            if now.saturating_duration_since(spoken.at) < Self::INTERVAL {
+                spoken.suppressed = spoken.suppressed.saturating_add(1);
+                return None;
+            }
+            spoken.at = now;
+            return Some(std::mem::take(&mut spoken.suppressed));
+        }
+        if self.objects.len() >= Self::OBJECTS {
+            self.objects.retain(|_, spoken| now.saturating_duration_since(spoken.at) < Self::INTERVAL);
+        }
+        // With this many objects at fault the newest may go: the log is full anyway.
+        if self.objects.len() >= Self::OBJECTS {
+            return None;
+        }
+        self.objects.insert(object.to_owned(), Spoken { at: now, suppressed: 0 });
+        Some(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_message_a_minute_and_object() {
+        let mut limiter = Limiter::default();
+        let start = Instant::now();
+        let at = |secs| start + Duration::from_secs(secs);
+        assert_eq!(limiter.pass("a", at(0)), Some(0));
+        assert_eq!(limiter.pass("b", at(1)), Some(0));
+        assert_eq!((limiter.pass("a", at(1)), limiter.pass("a", at(59))), (None, None));
+        assert_eq!(limiter.pass("a", at(60)), Some(2));
+        assert_eq!(limiter.pass("a", at(61)), None);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut limiter = Limiter::default();
+        let start = Instant::now();
+        let passed = (0..10_000).filter(|number| limiter.pass(&number.to_string(), start).is_some()).count();
+        assert_eq!(passed, Limiter::OBJECTS);
+        assert_eq!(limiter.pass("new", start + Limiter::INTERVAL), Some(0), "the old ones are forgotten");
+        assert_eq!(limiter.objects.len(), 1);
+    }
+}

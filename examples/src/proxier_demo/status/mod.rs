@@ -1,0 +1,11 @@
+//! What the program tells: servers, metrics, Events, logs and what it prints.
+
+pub mod events;
+pub mod health;
+pub(crate) mod json;
+pub mod logging;
+pub mod metrics;
+pub mod progress;
+pub(crate) mod server;
+pub mod service_health;
+pub mod table;

@@ -1,0 +1,175 @@
+//! Shows the progress of long commands on standard error. Nothing in the first seconds.
+//!
+//! On a terminal: one line, rewritten, removed when the work is done. Elsewhere: a line now and then, for commands that
+//! end; `run` has its log.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::proxier_demo::sources::change::Change;
+
+/// Whether we wrote the terminal's last line.
+static SHOWN: Mutex<bool> = Mutex::new(false);
+
+/// Counts what was read. Shared between reader and display.
+#[derive(Clone, Debug, Default)]
+pub struct Counted(Arc<Counters>);
+
+#[derive(Debug, Default)]
+struct Counters {
+    services: AtomicUsize,
+    slices: AtomicUsize,
+}
+
+impl Counted {
+    /// Counts the object of a change.
+    pub fn saw(&self, change: &Change) {
+        match change {
+            Change::UpsertService(_) => self.0.services.fetch_add(1, Ordering::Relaxed),
+            Change::UpsertSlice(_) => self.0.slices.fetch_add(1, Ordering::Relaxed),
+            _ => return,
+        };
+    }
+
+    /// `3 Services, 4 EndpointSlices`.
+    pub fn words(&self) -> String {
+        let number = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        format!("{} Services, {} EndpointSlices", number(&self.0.services), number(&self.0.slices))
+    }
+}
+
+/// The present stage of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Reading,
+    Kernel,
+}
+
+#[derive(Debug)]
+struct Shared {
+    counted: Counted,
+    stage: Mutex<Stage>,
+    ended: AtomicBool,
+}
+
+/// Shows the progress, from its own thread, until [`Progress::end`].
+#[derive(Debug)]
+pub struct Progress(Arc<Shared>);
+
+impl Progress {
+    /// Delay before a line on a terminal.
+    const PATIENCE: Duration = Duration::from_secs(2);
+    /// Delay before a line elsewhere, since it stays.
+    const PATIENCE_OF_LINES: Duration = Duration::from_secs(5);
+    /// Between updates on a terminal.
+    const INTERVAL: Duration = Duration::from_millis(200);
+    /// Between lines elsewhere.
+    const LINES: Duration = Duration::from_secs(10);
+
+    /// For `run`: on standard error if that is a terminal.
+    pub fn of_run() -> Self {
+        Self::start(io::stderr().is_terminal().then_some(Self::INTERVAL), true)
+    }
+
+    /// For a command that ends.
+    pub fn of_command() -> Self {
+        let is_terminal = io::stderr().is_terminal();
+        Self::start(Some(if is_terminal { Self::INTERVAL } else { Self::LINES }), is_terminal)
+    }
+
+    fn start(interval: Option<Duration>, is_terminal: bool) -> Self {
+        let stage = Mutex::new(Stage::Reading);
+        let shared = Arc::new(Shared { counted: Counted::default(), stage, ended: AtomicBool::new(false) });
+        if let Some(interval) = interval {
+            let of_thread = Arc::clone(&shared);
+            let shown = thread::Builder::new().name("progress".to_owned());
+            // Without a thread nothing is shown; everything else works.
+            let _not_shown = shown.spawn(move || show(&of_thread, interval, is_terminal));
+        }
+        Progress(shared)
+    }
+
+    /// The counters for what is read.
+    pub fn counted(&self) -> &Counted {
+        &self.0.counted
+    }
+
+    /// Everything is read; work on the kernel begins.
+    pub fn at_kernel(&self) {
+        *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner) = Stage::Kernel;
+    }
+
+    /// Removes the line; shows nothing from now on.
+    pub fn end(&self) {
+        self.0.ended.store(true, Ordering::Relaxed);
+        clear();
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn line(shared: &Shared) -> String {
+    let what = match *shared.stage.lock().unwrap_or_else(PoisonError::into_inner) {
+        Stage::Reading => "",
+        Stage::Kernel => "; now at the kernel",
+    };
+    format!("{} read{what} ...", shared.counted.words())
+}
+
+fn show(shared: &Shared, interval: Duration, is_terminal: bool) {
+    const LOOK: Duration = Duration::from_millis(100);
+    let patience = if is_terminal { Progress::PATIENCE } else { Progress::PATIENCE_OF_LINES };
+    let mut due = Instant::now() + patience;
+    while !shared.ended.load(Ordering::Relaxed) {
+        thread::sleep(LOOK);
+        let now = Instant::now();
+        if now < due {
+            continue;
+        }
+        due = now + interval;
+        let line = line(shared);
+        let mut is_shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        // `end` removes the line after this.
+        if shared.ended.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut out = io::stderr();
+        let _a_reader_that_is_gone = if is_terminal {
+            *is_shown = true;
+            write!(out, "\r{line}\x1b[K")
+        } else {
+            writeln!(out, "proxier-demo: {line}")
+        };
+    }
+}
+
+/// Removes the line, if there is one, before something else is printed.
+pub(crate) fn clear() {
+    let mut is_shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if std::mem::take(&mut *is_shown) {
+        let _a_terminal_that_is_gone = write!(io::stderr(), "\r\x1b[K");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_counts() {
+        let progress = Progress::start(None, false);
+        progress.counted().saw(&Change::UpsertService(Box::default()));
+        progress.counted().saw(&Change::UpsertSlice(Box::default()));
+        progress.counted().saw(&Change::Synced);
+        assert_eq!(line(&progress.0), "1 Services, 1 EndpointSlices read ...");
+        progress.at_kernel();
+        assert_eq!(line(&progress.0), "1 Services, 1 EndpointSlices read; now at the kernel ...");
+    }
+}
