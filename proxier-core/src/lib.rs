@@ -1,8 +1,9 @@
-//! Kubernetes Services in, IPVS virtual servers out, at O(changed objects).
+//! Kubernetes Services in, IPVS virtual servers or elements of nf_tables maps out, at O(changed objects).
 //!
-//! Does what kube-proxy's IPVS mode does. [`Reconciler`] is the reconciler of one node: objects go in as they change, and each
-//! [`pass`](reconciler::Reconciler::pass) brings the kernel behind six small [`ports`] to what they ask for. It is a state
-//! machine without clock, thread or file, made of functions on values that are usable on their own:
+//! Does what kube-proxy's IPVS mode does, and has an nftables mode. [`Reconciler`] is the reconciler of one node:
+//! objects go in as they change, and each [`pass`](reconciler::Reconciler::pass) brings the kernel behind seven small
+//! [`ports`] to what they ask for. It is a state machine without clock, thread or file, made of functions on values
+//! that are usable on their own:
 //!
 //! ```text
 //!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──follow──▶ Wanted ──▶ Changed ┐
@@ -17,10 +18,11 @@
 //! mean, without the words of any kernel: [`compile`](service::compile) turns one Service into Frontends, each with a
 //! protocol, an address, a port and its endpoints, and [`Desired`] decides which Service owns which Frontend.
 //!
-//! [`modes::ipvs`] makes of that what IPVS needs: [`Wanted`] follows [`Desired`] with virtual servers, addresses on the dummy
-//! device, and entries of the eighteen ipset sets of each family; [`rules`] makes the iptables rules; [`diff`](mod@modes::ipvs::diff)
-//! compares with what the kernel holds, [`plan`](mod@modes::ipvs::plan) orders the difference make before break, [`apply`](mod@modes::ipvs::apply)
-//! carries it out with an outcome for every operation.
+//! [`modes::ipvs`] lowers that to IPVS: [`Wanted`] follows [`Desired`] with virtual servers, addresses on the dummy
+//! device, and entries of the eighteen ipset sets of each family; [`rules`] makes the iptables rules;
+//! [`diff`](mod@modes::ipvs::diff) compares with what the kernel holds, [`plan`](mod@modes::ipvs::plan) orders the
+//! difference make before break, and [`apply`](mod@modes::ipvs::apply) carries it out with an outcome for every
+//! operation. [`modes::nftables`] lowers it to tables of nf_tables, one transaction a family and pass.
 //!
 //! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Changed`] names the virtual servers,
 //! addresses and entries that changed, and only these are compared. The kernel is read at the start, on a timer, and after

@@ -1,5 +1,6 @@
-//! In any order of events, what is written for changes leads where writing everything leads. Objects come from the oracle
-//! corpus, where the same names mean other things in each scenario, and several Services claim the same addresses.
+//! In any order of events, writing each change gives the same tables as writing everything at once. Objects come from
+//! the oracle corpus, where the same names mean other things in each scenario, and several Services claim the same
+//! addresses.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 #[allow(dead_code, reason = "each test binary uses a part")]
@@ -46,7 +47,7 @@ impl Host {
     }
 }
 
-/// Pods are told by their network.
+/// Local pod traffic is detected by its network.
 fn facts_with_pods() -> NodeFacts {
     let mut config = Config::default();
     let networks = ["10.244.0.0/16", "fd00:244::/48"].map(|network| network.parse().unwrap());

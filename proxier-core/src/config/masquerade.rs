@@ -99,7 +99,7 @@ impl LocalTraffic {
         let mut by_name = |field: &str, name: &str, make: fn(InterfaceName) -> LocalTraffic| {
             let checked = InterfaceName::new(name);
             if checked.is_none() {
-                let why = "not a device's name (1 to 15 bytes, no '+' at the end); local traffic cannot be told";
+                let why = "not a device's name (1 to 15 bytes, no '+' at the end); local traffic is not detected";
                 report.reject(format!("detectLocal.{field}"), name, why);
             }
             checked.map(make).unwrap_or_default()

@@ -153,7 +153,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         let is_fresh = |at: Instant| at.elapsed() <= FRESH;
         let mut found = Vec::new();
         for &family in families {
-            // Whoever needs programs that are not found yet looks for them, and lists everything then.
+            // Programs that are not known yet are looked for when they are needed; that lists their rules as well.
             let is_listed = self.listed.get(&family).is_some_and(|(at, _)| is_fresh(*at))
                 || self.survey.as_ref().is_some_and(|(at, _)| is_fresh(*at));
             if !is_listed {

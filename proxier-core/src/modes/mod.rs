@@ -1,7 +1,7 @@
-//! What each mode makes of what Services mean.
+//! Modes: each turns the meaning of Services into the state of one part of the kernel.
 //!
-//! A mode lowers the Frontends to its kernel's words, reads what the kernel holds, compares the two, and carries out the
-//! difference. Modes do not know each other; what several need is in [`shared`].
+//! A mode lowers the Frontends to its kernel's words, reads what the kernel holds, compares the two, and carries out
+//! the difference. Modes do not know each other; what several need is in [`shared`].
 
 pub mod iptables;
 pub mod ipvs;
@@ -23,7 +23,7 @@ use crate::reconciler::step::Step;
 use crate::service::{Desired, NodeFacts};
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
 
-/// By what the kernel serves Services.
+/// Which part of the kernel serves Services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -51,7 +51,7 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// What is the same for all parts of a pass.
+/// The arguments that all parts of a pass share.
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) store: &'a Store,
@@ -78,7 +78,7 @@ impl Pass<'_> {
     }
 }
 
-/// What a refresh changed, for those who are no mode.
+/// What a refresh changed, as far as the reconciler has to know.
 #[derive(Debug, Default)]
 pub(crate) struct Refreshed {
     /// Frontends that are new, gone or different.
@@ -106,7 +106,7 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// Whether nothing is to be done.
+    /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         match self {
             Plan::Ipvs(plan) => plan.is_empty(),
@@ -191,7 +191,7 @@ impl Mode {
         }
     }
 
-    /// When there is something to do although nothing changes.
+    /// When the mode has work even if no input changes.
     pub(crate) fn next_wake(&self) -> Option<Moment> {
         match self {
             Mode::Ipvs(mode) => mode.next_wake(),
@@ -206,7 +206,7 @@ impl Mode {
         }
     }
 
-    /// Whether what the mode has on devices is not as known.
+    /// Whether the mode's device has other addresses than known, or is gone.
     pub(crate) fn device_differs(&self, host: &HostAddresses) -> bool {
         match self {
             Mode::Ipvs(mode) => mode.device_differs(host),
@@ -214,7 +214,8 @@ impl Mode {
         }
     }
 
-    /// The addresses on which an earlier process served node ports, where connections end when that ends.
+    /// The addresses on which an earlier process served node ports, if connections end when such an address is given
+    /// up.
     pub(crate) fn served_node_addresses(&self, families: Families) -> Vec<IpAddr> {
         match self {
             Mode::Ipvs(mode) => mode.served_node_addresses(families).collect(),
@@ -250,7 +251,7 @@ impl Mode {
         })
     }
 
-    /// What planning changes, for [`Mode::after_preview`].
+    /// The state that planning changes, to be restored by [`Mode::after_preview`].
     pub(crate) fn before_preview(&self) -> Option<ipvs::drain::Drains> {
         match self {
             Mode::Ipvs(mode) => Some(mode.drains().clone()),
@@ -258,7 +259,7 @@ impl Mode {
         }
     }
 
-    /// The plan that was made is not carried out: the next pass reads the kernel.
+    /// Takes back a plan that is not carried out: the next pass reads the kernel.
     pub(crate) fn after_preview(&mut self, before: Option<ipvs::drain::Drains>) {
         if let (Mode::Ipvs(mode), Some(drains)) = (&mut *self, before) {
             mode.set_drains(drains);
@@ -267,7 +268,8 @@ impl Mode {
         self.forget_kernel();
     }
 
-    /// Carries out a plan. Returns whether the kernel surprised, so that it has to be read again at once.
+    /// Carries out a plan. Returns whether the kernel contradicted what was known, so that it has to be read again at
+    /// once.
     pub(crate) fn carry_out(
         &mut self,
         prepared: Prepared,

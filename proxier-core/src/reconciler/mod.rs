@@ -35,7 +35,7 @@ pub struct Options {
     pub config: Config,
     /// Settings of the host.
     pub host: HostSettings,
-    /// By what the kernel serves Services.
+    /// Which part of the kernel serves Services.
     pub mode: modes::Kind,
     /// Settings of IPVS mode.
     pub ipvs: ipvs::Options,
@@ -180,7 +180,8 @@ impl Reconciler {
     /// ones: no Kubernetes objects are needed. A Service of this name goes first. What cannot be served is left out and
     /// reported ([`Reconciler::rejections`]).
     ///
-    /// Frontends are not doubted when they go: [`MassRemoval`] is about lists that lack objects.
+    /// The safeguard does not hold back Frontends that are taken away here: [`MassRemoval`] is about lists that lack
+    /// objects.
     ///
     /// ```
     /// use std::time::Duration;
@@ -217,7 +218,7 @@ impl Reconciler {
     }
 
     /// A new list of Services or EndpointSlices begins, since the earlier one cannot be followed any more. Until
-    /// [`Reconciler::list_ends`], nothing that is missing is believed to be gone for having been missing long.
+    /// [`Reconciler::list_ends`], no missing object counts as gone, however long it has been missing.
     pub fn list_begins(&mut self, kind: ObjectKind) {
         self.safeguard.list_begins(kind);
     }
@@ -382,7 +383,7 @@ impl Reconciler {
         self.absent.values().min().copied()
     }
 
-    /// Does what is due. `None` when nothing is.
+    /// Runs the pass that is due. `None` if none is.
     ///
     /// `clock` returns the time, on the scale of the other methods; it is read again when the pass ends, since pauses count
     /// from there.
@@ -479,7 +480,7 @@ impl Reconciler {
         self.mode.prepare(pass, &mut self.safeguard, report, ports)
     }
 
-    /// Compiles changed objects, and what remains after missing ones are believed to be gone.
+    /// Compiles changed objects, and removes missing objects that the safeguard takes for gone.
     fn refresh_desired(&mut self, now: Moment) -> Refreshed {
         let pending = std::mem::take(&mut self.pending);
         let mut refreshed = self.mode.refresh(&self.store, &self.facts, &pending);
@@ -598,7 +599,7 @@ impl Reconciler {
         self.mode.desired()
     }
 
-    /// What IPVS has to have for it; `None` in other modes.
+    /// What IPVS has to hold for that; `None` in other modes.
     pub fn wanted(&self) -> Option<&Wanted> {
         match &self.mode {
             Mode::Ipvs(mode) => Some(mode.wanted()),

@@ -162,7 +162,7 @@ impl Step {
 
     pub(crate) fn flows(services: &UdpServices) -> Self {
         Step::new(Action::Delete, Part::Flows, "UDP")
-            .with(format_args!("to {} places that none of their endpoints answers", services.len()))
+            .with(format_args!("to {} addresses and ports, if none of their endpoints answers", services.len()))
     }
 }
 

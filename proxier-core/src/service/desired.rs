@@ -15,7 +15,7 @@ use crate::snapshot::{Created, ObjectKey, Store};
 /// IP, also another Service's address (CVE-2020-8554). Then node ports, load balancers' addresses and external IPs follow;
 /// of equals the older one, then the first by name. See [`Desired::conflicts`].
 ///
-/// What a kernel needs for it is up to a mode, which follows the changes ([`Follower`]).
+/// It says nothing about any kernel: a mode follows the changes ([`Follower`]).
 ///
 /// Two values with the same Services compare equal, however they were built.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub struct Desired {
     claims: BTreeMap<FrontendKey, Claims>,
 }
 
-/// What keeps its own view of [`Desired`]. It is told of every change, in order; what did not change is not mentioned, even
-/// if its Service was compiled again.
+/// Keeps its own view of [`Desired`]: it is called for every change, in order, and for nothing else, even if the
+/// Service was compiled again.
 pub trait Follower {
     /// Whether Services are compiled with their [`Port`](super::Port)s, which take time and memory. Default no. The answer
     /// is always the same.
@@ -93,7 +93,7 @@ impl Desired {
         }
     }
 
-    /// The Services that are known here or in the store, and what agents ask for by themselves.
+    /// The Services that are known here or in the store, and the names under which agents ask for Frontends.
     pub fn services_with<'a>(&'a self, store: &'a Store) -> BTreeSet<ObjectKey> {
         let stored = store.services().map(|service| &service.key);
         self.services.keys().chain(stored).chain(store.frontend_keys()).cloned().collect()

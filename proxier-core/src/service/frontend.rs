@@ -53,7 +53,8 @@ impl Frontend {
         self.roles != Roles::NODE_PORT && !self.on_interface
     }
 
-    /// Whether an interface has the address of what is no node port.
+    /// Whether another interface has the address, so that it is not bound. Never true for an address that is only a
+    /// node port's.
     pub fn is_elsewhere(&self) -> bool {
         self.roles != Roles::NODE_PORT && self.on_interface
     }

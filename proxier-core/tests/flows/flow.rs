@@ -1,4 +1,4 @@
-//! A flow: the first packet of a fresh connection, and what the reference lets become of it.
+//! A flow: the first packet of a fresh connection, and what becomes of it under the reference's rules.
 
 use std::collections::BTreeSet;
 use std::fmt;

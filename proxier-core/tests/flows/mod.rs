@@ -1,14 +1,14 @@
-//! Holds a proxy mode to the flows of `oracle/iptables-corpus.jsonl.gz`: sends each flow's packets through a real kernel that the
-//! mode has programmed, and compares what becomes of them with what the reference says.
+//! Checks a proxy mode against the flows of `oracle/iptables-corpus.jsonl.gz`: sends each flow's packets through a real
+//! kernel that the mode has programmed, and compares what becomes of them with what the reference says.
 //!
 //! A mode takes part as a [`Subject`]. [`check`] runs it for one scenario, [`hold`] for many, with the differences that the
 //! subject explains counted by name.
 //!
-//! What became of a packet is seen in three places (`ground`): behind the node, where everything that is not the node's own lives;
-//! on the node's loopback device, where refusals for its own packets pass; and at raw sockets on the node, which get a copy of
-//! each packet that reaches the local stack. The last tells "nobody rewrote it and nobody listens" (`none` to a local address)
-//! from REJECT, although the stack answers both alike. The first packet of a connection shows everything, except in modes that end
-//! connections on the node (`talk`).
+//! What became of a packet is observed at three points (`ground`): behind the node, where everything that is not the
+//! node's own lives; on the node's loopback device, where refusals for its own packets pass; and at raw sockets on the
+//! node, which get a copy of each packet that reaches the local stack. The last distinguishes "nobody rewrote it and
+//! nobody listens" (`none` to a local address) from REJECT, although the stack answers both alike. The first packet of
+//! a connection shows everything, except in modes that end connections on the node (`talk`).
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 

@@ -1,7 +1,8 @@
-//! The packets that are sent, each with a number of its own, and how they and the answers to them are known again.
+//! The test packets. Each has a number of its own, by which it and the answers to it are recognised.
 //!
-//! The number is the source port, so answers have it; and the part of the packet that nobody rewrites has it (sequence number,
-//! payload or tag), so the packet is known where it arrives, whatever its addresses and ports are then.
+//! The number is the source port, so answers have it. It is also in the part of the packet that nobody rewrites
+//! (sequence number, payload or tag), so the packet is recognised where it arrives, whatever its addresses and ports
+//! are then.
 
 use std::net::{IpAddr, SocketAddr};
 

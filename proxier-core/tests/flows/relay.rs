@@ -1,4 +1,4 @@
-//! A small mode that ends connections on the node, to see that such modes can be held to the flows.
+//! A small mode that ends connections on the node, to test that the harness can check such modes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;

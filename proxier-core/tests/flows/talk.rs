@@ -1,8 +1,8 @@
 //! TCP connections that go on after their first packet, for modes that end them on the node and open others to endpoints.
 //!
-//! The mark of the packet follows as the connection's first data, so it is known again in the other connection. The world keeps
-//! no state: what it answers follows from the segment it sees. The node's own connections are those of ordinary sockets, since
-//! its stack would reset others.
+//! The mark of the packet follows as the connection's first data, by which the other connection is recognised. The
+//! world keeps no state: what it answers follows from the segment it sees. The node's own connections are those of
+//! ordinary sockets, since its stack would reset others.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Write as _};

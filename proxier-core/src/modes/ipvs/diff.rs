@@ -61,7 +61,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Whether the kernel is as it has to be.
+    /// Whether nothing has to change.
     pub fn is_empty(&self) -> bool {
         *self == Changes::default()
     }

@@ -1,4 +1,4 @@
-//! What IPVS has to have for [`Desired`]: virtual servers, addresses on the dummy device, and entries of sets.
+//! What IPVS has to hold for [`Desired`]: virtual servers, addresses on the dummy device, and entries of sets.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ use crate::service::{Compiled, Frontend, NodeFacts, Roles};
 use crate::service::{Desired, Follower};
 use crate::snapshot::{ObjectKey, Store, TrafficPolicy};
 
-/// What IPVS has to have, kept up to date at O(changed Services).
+/// What IPVS has to hold, kept up to date at O(changed Services).
 ///
 /// Services share: two may use one load-balancer address with different ports, and one pod may be in many. What is shared
 /// is counted and goes when its last user goes.
@@ -81,7 +81,7 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Whether the kernel has nothing to follow.
+    /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
         *self == Changed::default()
     }

@@ -169,7 +169,7 @@ pub trait Kernel {
 pub struct Safeguard {
     settings: MassRemoval,
     lost: Lost,
-    /// Frontends that may lose what they have, until they have lost it.
+    /// Frontends that lose something because objects say so, or because it has lasted, until they have lost it.
     believed: BTreeSet<FrontendKey>,
     /// What is held back because only the kernel has it, and since when.
     inherited: BTreeMap<FrontendKey, Moment>,
@@ -249,8 +249,8 @@ impl Safeguard {
         lost.iter().chain(inherited).map(|(key, since)| (*key, *since))
     }
 
-    /// Returns what must not be done. `losing` is what the pass would take away; `Some` as long as anything is held back,
-    /// even if nothing would be: other changes may delete what it needs.
+    /// Returns what this pass must leave in the kernel. `losing`: what it would take away. `Some` as long as anything
+    /// is held back, even if this pass would take none of it away: other changes may delete what it needs.
     ///
     /// Costs O(`losing`); with many, or while something is held back, O(everything).
     pub fn check(

@@ -22,7 +22,7 @@ use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, R
 use crate::reconciler::report::{Applied, Lack};
 use crate::reconciler::step::{Action, Part, Step};
 
-/// What follows for IPVS mode from what was carried out.
+/// What carrying out a plan changed, as far as only IPVS mode needs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Effects {
@@ -156,7 +156,7 @@ fn split<T>(items: &[T], mut failures: ItemFailures) -> (Vec<&T>, Vec<(&T, PortE
 }
 
 impl Run<'_, '_> {
-    /// Restores rules; returns the families of which that failed.
+    /// Restores rules; returns the families whose rules could not be restored.
     fn restore(&mut self, rules: &[RulesChange], ports: &mut Ports<'_>) -> BTreeSet<Family> {
         let mut possible = Vec::with_capacity(rules.len());
         for change in rules {
@@ -180,7 +180,7 @@ impl Run<'_, '_> {
         failed
     }
 
-    /// Restores rules that only lose something, but not while what they guard is there.
+    /// Restores rules that only lose something, except those that still guard one of the virtual servers `left`.
     fn relax(&mut self, rules: &[RulesChange], left: &[VirtualServerKey], ports: &mut Ports<'_>) {
         let guarded = |change: &RulesChange| {
             left.iter()

@@ -43,7 +43,7 @@ struct Trial {
 }
 
 impl Trial {
-    /// What to do instead of what the kernel refused, with the index of the operation, in order.
+    /// The operations to try instead of those that the kernel refused, in order, each with the index of the original.
     fn other_ways(&mut self, refused: Vec<(usize, Operation, PortError)>, wanted: &Wanted) -> Vec<(usize, Operation)> {
         let (mut first, mut then) = (Vec::new(), Vec::new());
         let real_server = |operation: &Operation| match operation {
@@ -262,7 +262,7 @@ struct Edited {
 }
 
 impl Edited {
-    /// `remade` is what is wanted, when the virtual server was made again with all of that.
+    /// `remade`: everything wanted, if the virtual server was made again with all of it.
     fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Wanted>) -> Self {
         let there = observed.virtual_servers.remove(&key);
         let new = remade
@@ -308,7 +308,7 @@ impl Edited {
 
     fn close(self, observed: &mut Observed, wanted: &Wanted) {
         let Some(mut server) = self.server else { return };
-        // What is as wanted is kept once.
+        // Share the list with `wanted` if both are equal.
         server.real_servers =
             RealServers::sorted(&self.real_servers, wanted.frontend(&self.key).map(Frontend::endpoints));
         observed.virtual_servers.insert(self.key, server);

@@ -26,8 +26,8 @@ use crate::snapshot::HostAddresses;
 /// enough.
 ///
 /// # Errors
-/// The parts that could not be read. The caller must change nothing then: what half a reading lacks would be made again,
-/// and what is ours would not be known.
+/// The parts that could not be read. The caller must change nothing then: it would make again whatever the reading
+/// lacks, and it would not know what is ours.
 pub fn read(
     ipvs: &mut dyn Ipvs,
     sets: &mut dyn Sets,

@@ -71,7 +71,7 @@ pub struct RuleChanges {
 }
 
 impl RuleChanges {
-    /// Whether the kernel is as it has to be.
+    /// Whether nothing has to change.
     pub fn is_empty(&self) -> bool {
         self.transaction.is_empty()
     }
@@ -121,7 +121,7 @@ impl fmt::Display for RuleChanges {
     }
 }
 
-/// What to do to get from the dump to these rules, or to none.
+/// The changes that turn the dump into these rules, or into none.
 pub(super) fn compare(wanted: Option<&Rules>, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
     let unreadable = observed.incompatible_tables();
     let mut changes = RuleChanges::default();
