@@ -1,4 +1,4 @@
-//! A Kubernetes service proxy: what kube-proxy's IPVS mode does. `proxier-demo --help` says how to use it.
+//! A Kubernetes service proxy, in place of kube-proxy. `proxier-demo --help` says how to use it.
 
 use std::process::ExitCode;
 

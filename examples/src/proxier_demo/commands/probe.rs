@@ -136,7 +136,7 @@ pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<
     Err(problems)
 }
 
-/// The families that nftables mode can serve here, of those that are configured, and what is said of the others.
+/// The configured families that nftables mode can serve here, and notes on the others.
 ///
 /// # Errors
 ///
@@ -158,7 +158,7 @@ pub fn nftables_families(settings: &Settings, kernel: &mut KernelPorts) -> Resul
     Ok((families, notes))
 }
 
-/// What the kernel says to a table of nftables mode, by family.
+/// The kernel's answer to a trial table of nftables mode, by family.
 fn try_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
     let ports = kernel.ports();

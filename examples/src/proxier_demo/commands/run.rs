@@ -56,7 +56,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         Err(problem) => return fail(&[problem]),
     };
     let (changes, messages, inbox) = to_kernel();
-    // The lists arrive while the kernel is looked at. Bad input is found before anything is changed.
+    // The lists arrive while the kernel is probed. Bad input is found before anything is changed.
     let source = match Starting::begin(configured, changes, &api) {
         Ok(source) => source,
         Err(problems) => {
@@ -135,7 +135,7 @@ impl Attending {
         };
         tokio::pin!(config_changed);
         let mut limiter = Limiter::default();
-        // The last request of which some servers could not be opened.
+        // The last request, if some of its servers could not be opened.
         let mut again: Option<Passed> = None;
         loop {
             tokio::select! {

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::proxier_demo::engine::message::{Control, Message};
 
-/// Reports changed addresses, devices and default routes. Without it, only the full pass finds them.
+/// Reports changed addresses, devices and default routes. If it fails, full passes still find them.
 pub(crate) fn watch(messages: mpsc::Sender<Message>) {
     let mut monitor = match Monitor::open() {
         Ok(monitor) => monitor,
@@ -37,7 +37,7 @@ pub(crate) fn watch(messages: mpsc::Sender<Message>) {
                 relevant
             }
             Err(error) => {
-                tracing::warn!("hearing of addresses: {error}");
+                tracing::warn!("changes of addresses cannot be read: {error}");
                 // Do not spin if the error stays.
                 std::thread::sleep(Duration::from_secs(1));
                 true

@@ -15,7 +15,7 @@ pub(crate) fn open() -> Result<KernelPorts, Problem> {
     open_to_look()
 }
 
-/// The kernel, to be looked at. Most of it tells nothing without capabilities.
+/// The kernel, only to read it. Without capabilities most of it cannot be read.
 ///
 /// # Errors
 ///

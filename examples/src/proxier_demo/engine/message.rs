@@ -1,4 +1,4 @@
-//! What the kernel's thread is told, by whom it may be, in the order in which it came.
+//! Messages to the kernel's thread, in the order in which they arrive.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,27 +14,27 @@ use crate::proxier_demo::sources::change::Change;
 pub struct Event {
     /// When it arrived in this process.
     pub at: Instant,
-    /// What it is.
+    /// The change.
     pub change: Change,
 }
 
 /// All neighbours of each kind.
 pub(crate) type Found = BTreeMap<User, BTreeSet<Neighbour>>;
 
-/// What the kernel's thread is told besides changes of the input.
+/// What the kernel's thread has to know besides changes of the input.
 #[derive(Debug)]
 pub(crate) enum Control {
     /// Compare everything (SIGHUP).
     Resync,
     /// Addresses or devices of the host changed; these addresses were added, even if they are gone again.
     HostChanged(Vec<IpAddr>),
-    /// What is held back is meant (SIGUSR1).
+    /// Delete what is held back (SIGUSR1).
     ConfirmRemoval,
-    /// Whom this node has to reach has changed.
+    /// The neighbours, which this node has to reach, have changed.
     Neighbours(Found),
 }
 
-/// What the kernel's thread gets.
+/// A message to the kernel's thread.
 #[derive(Debug)]
 pub(crate) enum Message {
     Event(Event),
@@ -52,12 +52,12 @@ enum Receiver {
     Kernel(mpsc::Sender<Message>),
 }
 
-/// Nobody takes changes any more.
+/// The receiver of changes is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed;
 
-/// How much a channel holds. Who sends waits for who receives, so that a large cluster's objects are not all in memory at
-/// once.
+/// Messages that a channel holds. When it is full, senders wait, so that a large cluster's objects are not all in
+/// memory at once.
 const ROOM: usize = 256;
 
 /// A channel for changes.
@@ -66,7 +66,7 @@ pub fn channel() -> (Changes, mpsc::Receiver<Event>) {
     (Changes(Receiver::Reader(sender)), receiver)
 }
 
-/// The channel of the kernel's thread: changes of the input, whatever else it is told, and its end.
+/// The channel of the kernel's thread: where to send changes of the input, where to send any message, and the receiver.
 pub(crate) fn to_kernel() -> (Changes, mpsc::Sender<Message>, mpsc::Receiver<Message>) {
     let (sender, receiver) = mpsc::channel(ROOM);
     (Changes(Receiver::Kernel(sender.clone())), sender, receiver)

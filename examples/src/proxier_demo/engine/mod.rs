@@ -146,13 +146,13 @@ impl<K: Kernel> Engine<K> {
         true
     }
 
-    /// Does what is due.
+    /// Runs the pass that is due, if any.
     pub fn pass(&mut self) -> Option<Report> {
         let origin = self.origin;
         self.proxier.pass(&|| origin.elapsed(), &mut self.kernel.ports())
     }
 
-    /// Does what would be due after this much time.
+    /// Runs the pass that would be due after this much time, if any.
     pub fn pass_ahead(&mut self, ahead: Duration) -> Option<Report> {
         let origin = self.origin;
         self.proxier.pass(&|| origin.elapsed() + ahead, &mut self.kernel.ports())
@@ -309,7 +309,7 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.ipvs.timeouts.tcp_secs = settings.timeouts.tcp_secs;
     options.ipvs.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
     options.ipvs.timeouts.udp_secs = settings.timeouts.udp_secs;
-    // Edits of files are meant, unless nothing at all is left.
+    // Deletions in files are believed, unless nothing at all is left.
     if matches!(source, Source::Manifests(_)) {
         options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };
     }

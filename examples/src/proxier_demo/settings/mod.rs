@@ -25,7 +25,7 @@ use crate::proxier_demo::sources::cluster;
 pub struct Settings {
     /// How Services are compiled.
     pub core: Config,
-    /// By what the kernel serves them.
+    /// Which part of the kernel serves them.
     pub mode: Kind,
     /// Its family is the primary one.
     pub bind_address: IpAddr,
@@ -120,7 +120,7 @@ impl Settings {
         host
     }
 
-    /// What no Service gets, as the configuration says.
+    /// The addresses and ports that no Service gets, as configured.
     pub(crate) fn reserved(&self) -> Reserved {
         let mut reserved = self.core.reserved.clone();
         for (address, user) in [(self.healthz, User::Health), (self.metrics, User::Metrics)] {
@@ -241,7 +241,7 @@ impl Check<'_> {
     fn core(&mut self, object: &KubeProxyConfiguration, mode: Kind) -> Config {
         let mut value = serde_json::to_value(object).unwrap_or_default();
         if let (Kind::Nftables, Some(nftables)) = (mode, &object.nftables) {
-            // It has one place for each, whatever the mode's section is called.
+            // proxier-core reads both from one section, whatever the mode's section is called.
             value["ipvs"]["masqueradeAll"] = nftables.masquerade_all.into();
             value["ipvs"]["masqueradeBit"] = nftables.masquerade_bit.into();
         }

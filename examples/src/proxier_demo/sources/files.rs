@@ -39,7 +39,7 @@ impl Fingerprint {
         })
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }

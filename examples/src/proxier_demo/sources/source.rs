@@ -67,7 +67,7 @@ impl Starting {
         }
     }
 
-    /// Why it cannot run at all, if that is known by now or soon: reading a kubeconfig takes no longer.
+    /// The reason why it cannot run at all, if that shows within a second: reading a kubeconfig takes no longer.
     pub(crate) async fn refused(self) -> Option<Problem> {
         let Starting::Cluster(started) = self else { return None };
         match tokio::time::timeout(Duration::from_secs(1), started).await {

@@ -24,7 +24,7 @@ use crate::proxier_demo::status::metrics::Metrics;
 use crate::proxier_demo::status::progress::Progress;
 use crate::proxier_demo::status::service_health::{HealthCheck, Listening};
 
-/// What the kernel's thread tells after a pass.
+/// The kernel's thread's report on a pass.
 pub(crate) struct Passed {
     pub(crate) health_checks: BTreeMap<ObjectKey, HealthCheck>,
     pub(crate) listening: Listening,

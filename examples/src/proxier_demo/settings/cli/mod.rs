@@ -264,7 +264,7 @@ fn clap() -> Clap {
             .long("input-timeout")
             .value_name("DURATION")
             .value_parser(|text: &str| text.parse::<GoDuration>())
-            .help("How long run --once, plan and show wait while the API server tells nothing new, 0s: for ever [60s]");
+            .help("How long run --once, plan and show wait while the API server sends nothing new, 0s: for ever [60s]");
         let command = command.arg(input_timeout.hide(!matches!(name, "run" | "plan" | "show")));
         let output = Arg::new("output").short('o').long("output").value_parser(["text", "json"]).default_value("text");
         match name {
@@ -273,7 +273,7 @@ fn clap() -> Clap {
         }
     };
     Clap::new("proxier-demo")
-        .about("A Kubernetes service proxy: what kube-proxy's IPVS mode does")
+        .about("A Kubernetes service proxy, in place of kube-proxy")
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(false)
@@ -288,7 +288,7 @@ fn clap() -> Clap {
         )
         .subcommand(command("plan", "Print what would change; write nothing"))
         .subcommand(command("show", "Print what the kernel holds, with the Services it serves"))
-        .subcommand(command("probe", "Print what IPVS mode needs and whether this machine has it"))
+        .subcommand(command("probe", "Print what the mode needs and whether this machine has it"))
         .subcommand(command("cleanup", "Remove everything it has created, of both families, and nothing else"))
 }
 
