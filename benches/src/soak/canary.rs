@@ -68,7 +68,7 @@ pub(super) fn follow(
     })
 }
 
-/// Whether the kernel sends new connections to this one.
+/// Whether the kernel sends new connections to this real server.
 pub(super) fn serves(client: &mut Client, key: &VirtualServerKey, real: SocketAddr) -> bool {
     client.list_real_servers(key).is_ok_and(|servers| {
         servers.iter().any(|known| {

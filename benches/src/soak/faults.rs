@@ -210,8 +210,8 @@ impl Faults {
     }
 
     fn make(&mut self, kind: Kind, repairs: &mut Vec<JoinHandle<()>>) -> Result<String, Failure> {
-        // Requests that were to fail are not saved up: the proxy waits longer after each failure, and a server with several
-        // troubles in store for it would be one that is away for minutes.
+        // Arranged failures do not pile up: the proxy waits longer after each failure, so several in a row would look
+        // like a server that is away for minutes.
         self.server.clear_faults();
         match kind {
             Kind::Kill => self.kill(),
@@ -271,7 +271,7 @@ impl Faults {
     fn hold_lock(&mut self) -> Result<String, Failure> {
         let time = self.seconds(4, 10);
         let seconds = time.as_secs().max(1).to_string();
-        // Waits for whoever has it now.
+        // Waits until the present holder releases it.
         let status = Command::new("flock").args(["/run/xtables.lock", "sleep", &seconds]).status()?;
         if status.success() { Ok(format!("{seconds} s")) } else { Err(format!("flock: {status}").into()) }
     }

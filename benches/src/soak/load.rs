@@ -1,4 +1,4 @@
-//! Clients that keep connecting, and record every time that they were not served, or were by the wrong pod.
+//! Clients that keep connecting, and record each connection that failed or reached the wrong pod.
 //!
 //! No two connections of clients share a port until all ports are used, whatever their destination. IPVS finds the
 //! connection of an answer by the real server and the client's address and port (`ip_vs_conn_out_get`); if two connections
@@ -25,7 +25,7 @@ use crate::Failure;
 const LIMIT: Duration = Duration::from_secs(20);
 /// How long it waits for each answer over UDP.
 const UDP_LIMIT: Duration = Duration::from_secs(5);
-/// How long it waits for what must not come.
+/// How long it waits for an answer that must not come.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// Ports of short connections, and those of long ones.

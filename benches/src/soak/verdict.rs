@@ -125,7 +125,7 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
     verdict
 }
 
-/// How many connections were not as they have to be, without an excuse so far.
+/// How many connections did not go as they should, without an excuse so far.
 pub(super) fn unexcused(notes: &Notes) -> usize {
     let mut verdict = Verdict::default();
     connections(notes, &mut verdict);

@@ -146,7 +146,8 @@ impl Log {
         notes.windows.len().saturating_sub(1)
     }
 
-    /// Records when nothing runs for a while, until told to stop: it excuses who waited in vain then.
+    /// Records periods in which the whole machine stands still, until told to stop. They excuse clients that waited in
+    /// vain then.
     pub(super) fn watch_the_machine(self: &Arc<Self>, stop: &Arc<AtomicBool>) -> JoinHandle<()> {
         let (log, stop) = (self.clone(), stop.clone());
         std::thread::spawn(move || {
