@@ -1,4 +1,4 @@
-//! Rules that are written as they read.
+//! Builds rules, by calls that read like nft's syntax.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -30,11 +30,11 @@ bitflags::bitflags! {
     /// States of a connection.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct CtState: u32 {
-        /// Not understood.
+        /// Fits no connection.
         const INVALID = 1;
         /// Seen in both directions.
         const ESTABLISHED = 2;
-        /// Belongs to another.
+        /// Belongs to another connection.
         const RELATED = 4;
         /// Seen in one direction.
         const NEW = 8;
@@ -66,10 +66,10 @@ pub fn rule(family: Family) -> RuleBuilder {
     RuleBuilder { family, version: None, rule: Rule::default(), error: None }
 }
 
-/// A rule in the making. Each method adds a match or a statement; what is said first is done first.
+/// Builds a rule. Each method adds a match or a statement behind those before.
 ///
-/// Matches on addresses bring the match on the IP version with them in tables that see both. Mistakes are told by
-/// [`build`](RuleBuilder::build).
+/// In tables that see both IP versions, a match on an address also adds the match on its version.
+/// [`build`](RuleBuilder::build) reports the first mistake.
 #[derive(Clone, Debug)]
 #[must_use = "a rule is made by build()"]
 pub struct RuleBuilder {
@@ -88,7 +88,7 @@ impl RuleBuilder {
         self.error.map_or(Ok(self.rule), Err)
     }
 
-    /// Adds any expression. Registers hold nothing from one method of this type to the next.
+    /// Adds any expression. No method of this type leaves a value in a register for the next one.
     pub fn expression(mut self, expression: Expression) -> Self {
         self.rule.expressions.push(expression);
         self
@@ -255,8 +255,9 @@ impl RuleBuilder {
         self.matches(&Operand::FIB_DADDR_TYPE, CmpOp::Eq, Value::mark(2))
     }
 
-    /// Matches when a set has the key. In sets of ranges the kernel compares byte by byte, so marks and other numbers of the machine's
-    /// byte order must be turned around first, with an [`expression`](RuleBuilder::expression) of kind `byteorder`.
+    /// Matches when a set has the key. In sets of ranges the kernel compares byte by byte, so marks and other numbers
+    /// in the machine's byte order must be turned around first, with an [`expression`](RuleBuilder::expression) of kind
+    /// `byteorder`.
     pub fn in_set(self, key: &[Operand], set: impl Into<SetReference>) -> Self {
         self.lookup(key, set.into(), None, false)
     }
@@ -266,7 +267,7 @@ impl RuleBuilder {
         self.lookup(key, set.into(), None, true)
     }
 
-    /// Does what a map of verdicts has for the key; goes on when it has none.
+    /// Looks up the key in a map of verdicts and does what it says; goes on if the map does not have the key.
     pub fn verdict_map(self, key: &[Operand], map: impl Into<SetReference>) -> Self {
         self.lookup(key, map.into(), Some(Register::VERDICT), false)
     }
@@ -276,7 +277,7 @@ impl RuleBuilder {
         self.expression(Expression::Lookup { set, source: Register::FIRST, register, inverted })
     }
 
-    /// Counts.
+    /// Counts packets and bytes.
     pub fn counter(self) -> Self {
         self.expression(Expression::COUNTER)
     }
@@ -303,7 +304,7 @@ impl RuleBuilder {
         })
     }
 
-    /// Keeps connection tracking away.
+    /// Leaves the packet without connection tracking.
     pub fn notrack(self) -> Self {
         self.expression(Expression::NoTrack)
     }
@@ -328,7 +329,7 @@ impl RuleBuilder {
         .expression(Expression::MetaSet { key: MetaKey::Mark, source: register })
     }
 
-    /// Sets the packet mark to an operand, such as what a map has.
+    /// Sets the packet mark to an operand, such as the data of a map.
     pub fn set_mark_to(mut self, operand: &Operand) -> Self {
         self.load(std::slice::from_ref(operand), Register::FIRST);
         self.expression(Expression::MetaSet { key: MetaKey::Mark, source: Register::FIRST })
@@ -401,7 +402,8 @@ impl RuleBuilder {
         self.expression(Expression::Nat { kind, family, address: Some(Register::FIRST.into()), port: port_at, flags })
     }
 
-    /// Translates the destination to the address and port that a map has: its data are an address and a port.
+    /// Translates the destination to the address and port that a map has for the key: its data are an address and a
+    /// port.
     pub fn dnat_to_map(self, family: Family, key: &[Operand], map: impl Into<SetReference>) -> Self {
         self.nat_to_map(family, key, map.into(), true)
     }
@@ -442,7 +444,7 @@ impl RuleBuilder {
         self.expression(Expression::Reject(how))
     }
 
-    /// Decides.
+    /// Gives a verdict.
     pub fn verdict(self, verdict: Verdict) -> Self {
         self.expression(Expression::Verdict(verdict))
     }

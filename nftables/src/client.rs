@@ -86,8 +86,8 @@ impl Client {
 
     /// Has the kernel check all changes, and makes none of them.
     ///
-    /// What the kernel checks only at the end it does not check then for tables that the same transaction makes: jumps in a circle, and
-    /// expressions in a chain at a hook where they are not possible. `nft -c` has the same gap.
+    /// For tables that the same transaction makes, the kernel skips its last checks here: of jumps in a circle,
+    /// and of expressions in a chain at a hook where they are not possible. `nft -c` has the same gap.
     ///
     /// # Errors
     /// As [`Client::commit`].
@@ -95,12 +95,12 @@ impl Client {
         self.send(transaction, false)
     }
 
-    /// Changes a table as it is now: reads it, has `plan` make a transaction of what it read (`None` without the table), and commits
-    /// that for the generation that was read. When somebody changed the rule set meanwhile, all of it starts again.
+    /// Reads a table, passes it to `plan` (`None` if there is none), and commits the transaction that `plan` returns
+    /// for the generation that was read. Starts over if somebody changed the rule set meanwhile.
     ///
     /// # Errors
-    /// As [`Client::snapshot`] and [`Client::commit`]; [`ErrorKind::GenerationChanged`] when the rule set changed during each of
-    /// [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) attempts.
+    /// As [`Client::snapshot`] and [`Client::commit`]; [`ErrorKind::GenerationChanged`] when the rule set changed
+    /// during each of [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) attempts.
     pub fn change_table(
         &mut self,
         table: &TableKey,
@@ -109,7 +109,7 @@ impl Client {
         let mut attempts = self.connection.limits().dump_attempts.max(1);
         loop {
             attempts = attempts.saturating_sub(1);
-            // Of before the reading, for the case that there is no table.
+            // From before the reading, in case there is no table.
             let mut generation = self.generation()?;
             let found = match self.snapshot(table) {
                 Err(error) if error.is_not_found() => None,
@@ -275,10 +275,10 @@ impl Client {
         Ok(if ElementForm::of(set) == ElementForm::Pairs { pair_intervals(elements) } else { elements })
     }
 
-    /// Gives the elements of a set to `each` while they arrive, as the kernel keeps them: ranges of one field are two elements, the
-    /// second of which is an [`ElementKey::End`].
+    /// Gives the elements of a set to `each` while they arrive, as the kernel keeps them: a range of one field is two
+    /// elements, the second of which is an [`ElementKey::End`].
     ///
-    /// On an error the elements given so far are no whole: start over.
+    /// On an error the elements given so far are incomplete: start over.
     ///
     /// # Errors
     /// [`ErrorKind::Interrupted`] when anybody changed the rule set meanwhile; else as [`Client::list_elements`].
@@ -295,17 +295,17 @@ impl Client {
         outcome.map(drop)
     }
 
-    /// The element that a key finds: in a set of intervals, the one that holds it, of which only the start is told when the key has one
-    /// field. `None` when there is none.
+    /// The element that a key finds: in a set of intervals, the one that holds it; if the key has one field, the kernel
+    /// reports only its start. `None` when there is none.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] without the set.
     pub fn get_element(&mut self, set: &Set, key: &ElementKey) -> Result<Option<Element>, Error> {
-        // Without its element the kernel answers as without the set.
+        // The kernel answers alike for a missing element and a missing set.
         let observed = self.get_set(&set.key)?;
         let form = ElementForm::of(&observed.set);
         let action = format!("reading an element of set {}", set.key);
-        // A single value finds its range by itself; a second attribute would ask for the end.
+        // A single value finds its range; a second attribute would ask for the end.
         let (form, wanted) = match (form, key) {
             (ElementForm::Pairs, ElementKey::Range(first, _)) => {
                 (ElementForm::Single, ElementKey::Value(first.clone()))
@@ -364,7 +364,7 @@ impl Client {
             attempts = attempts.saturating_sub(1);
             let before = self.generation()?;
             match self.read_table(table, before) {
-                // What vanished while it was read shows in the generation.
+                // Something that vanished while it was read has changed the generation.
                 Err(error) if !error.is_not_found() && error.kind() != ErrorKind::Interrupted => return Err(error),
                 read => {
                     if self.generation()? == before {
@@ -435,7 +435,8 @@ fn put_set_key(out: &mut Encoder, set: &SetKey) {
 /// Length of a message's headers: nlmsghdr and nfgenmsg.
 const HEADERS: usize = 20;
 
-/// What the kernel's answer to the message at `place` says. The first message is the batch's beginning, the last its end.
+/// The refusal in the kernel's answer to the message at `place`. The first message is the batch's beginning, the last
+/// its end.
 fn refusal(
     transaction: &Transaction,
     messages: &[SentMessage],

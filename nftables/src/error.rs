@@ -1,4 +1,4 @@
-//! What can go wrong, told apart by what the caller can do about it.
+//! Errors, by what the caller can do about them.
 
 use std::error::Error as _;
 use std::fmt;
@@ -26,7 +26,7 @@ pub enum ErrorKind {
     Overlap,
     /// Jumps lead in a circle, or too many follow one another.
     Loop,
-    /// The kernel does not support it: an option is younger than the kernel, or not possible in this place.
+    /// The kernel does not support it: an option is newer than the kernel, or not possible here.
     Unsupported,
     /// The kernel does not take a value or an attribute.
     Rejected,
@@ -169,7 +169,7 @@ impl Error {
 
     /// The refusals of a transaction; `None` when there are none.
     pub(crate) fn refused(refusals: Vec<Refusal>) -> Option<Self> {
-        // An error of the whole follows from the parts, when there are any.
+        // An error of the whole transaction follows from those of its operations, if there are any.
         let first = refusals.iter().find(|refusal| refusal.operation.is_some()).or(refusals.first())?;
         let (kind, action) = (first.kind, first.action.as_str().into());
         let mut refusals = refusals;
@@ -195,8 +195,9 @@ impl Error {
     }
 }
 
-/// A refused request for data. Without nf_tables the kernel says to them what it says to a request that it cannot read
-/// (net/netfilter/nfnetlink.c, `nfnetlink_rcv_msg`); ours are such only when the caller gives a key of the wrong length.
+/// A refused request for data. A kernel without nf_tables answers as it does to a malformed request
+/// (net/netfilter/nfnetlink.c, `nfnetlink_rcv_msg`); ours are malformed only when the caller gives a key of the wrong
+/// length.
 pub(crate) fn reading(command: u8, error: netlink_batch::Error, action: &str) -> Error {
     let absent = command != uapi::NFT_MSG_GETSETELEM
         && matches!(error.kind(), netlink_batch::ErrorKind::Kernel(refusal) if refusal.errno == Errno::EINVAL);
@@ -312,7 +313,7 @@ impl std::error::Error for Error {
                 refusals.first().map(|refusal| -> &(dyn std::error::Error + 'static) { &refusal.kernel })
             }
             Source::Netlink(error) => Some(&**error),
-            // Its words are this error's own.
+            // This error prints the whole of it.
             Source::Invalid(_) => None,
         }
     }

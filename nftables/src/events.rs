@@ -33,7 +33,7 @@ pub enum Event {
     Rule(Change, Box<ObservedRule>),
     /// A set or map.
     Set(Change, Box<ObservedSet>),
-    /// Elements of a set, as the kernel keeps them. Those that time out are told on some kernels only.
+    /// Elements of a set, as the kernel keeps them. Only some kernels report elements that time out.
     Elements(Change, SetKey, Vec<Element>),
     /// An object.
     Object(Change, ObservedObject),
@@ -43,14 +43,15 @@ pub enum Event {
     Other(u16),
 }
 
-/// A socket that hears of every change in one network namespace.
+/// A socket that receives every change in one network namespace.
 #[derive(Debug)]
 pub struct Events {
     connection: Connection,
 }
 
 impl Events {
-    /// Starts listening in the calling thread's network namespace. Listen before reading what there is, so that nothing is missed.
+    /// Starts listening in the calling thread's network namespace. Listen before reading the rule set, so that no
+    /// change is missed.
     ///
     /// # Errors
     /// As [`Client::open`](crate::Client::open).

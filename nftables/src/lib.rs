@@ -1,26 +1,29 @@
 //! Programs Linux nf_tables over netlink, without processes or C libraries.
 //!
-//! nf_tables decides in the kernel what becomes of packets: rules that lie in chains read a packet, look into sets and maps, and
+//! nf_tables decides in the kernel what becomes of packets: rules in chains read a packet, look into sets and maps, and
 //! translate, count or drop. This crate speaks the kernel's own protocol (nfnetlink, subsystem 10):
-//! * tables, chains, rules, sets, maps, elements and counters as values ([`Table`], [`Chain`], [`Rule`], [`Set`], [`Element`], [`Object`]);
-//! * rules that are written as they read ([`rule`]), and every step of theirs as a typed [`Expression`]; what this crate does not know
-//!   is kept as bytes and written again unchanged;
+//! * tables, chains, rules, sets, maps, elements and counters as values ([`Table`], [`Chain`], [`Rule`], [`Set`],
+//!   [`Element`], [`Object`]);
+//! * a builder whose calls read like nft's syntax ([`rule`]), over typed [`Expression`]s; expressions that this crate
+//!   does not know are kept as bytes and written again unchanged;
 //! * [`Transaction`]s of any size and mixture, which the kernel makes at one instant or not at all, or only checks
-//!   ([`Client::check`]), if need be for the rule set that was read ([`Client::change_table`]); an error names the operation, the
-//!   expression or the element that was refused ([`Error::refusals`]);
+//!   ([`Client::check`]), and which can be made only if the rule set is still the one that was read
+//!   ([`Client::change_table`]); an error names the operation, the expression or the element that was refused
+//!   ([`Error::refusals`]);
 //! * reading of one table, chain or set, complete or an error; a whole table of one generation ([`Client::snapshot`]);
 //!   elements while they arrive ([`Client::for_each_element`]); changes as they happen ([`Events`]);
-//! * nft's syntax for people ([`Transaction`], [`TableSnapshot`] and [`Rule::to_nft`]), and sets that `nft` prints rightly.
+//! * nft's syntax for people ([`Transaction`], [`TableSnapshot`] and [`Rule::to_nft`]), and sets that `nft` prints
+//!   correctly.
 //!
 //! It needs `CAP_NET_ADMIN` in the network namespace, and only that.
 //!
-//! It does not read nft's syntax, look up host, service or interface names, log, start threads, keep state of its own, or load modules
-//! (the kernel loads what an expression needs by itself). Flow tables are not supported.
+//! It does not read nft's syntax, look up host, service or interface names, log, start threads, keep state of its own,
+//! or load modules (the kernel loads what an expression needs by itself). Flow tables are not supported.
 //!
 //! # Example
 //!
-//! A service with two endpoints, and a chain that sends new connections to one of them. The map has the endpoints, the chain one rule
-//! for all services of two endpoints:
+//! A service with two endpoints, and a chain that sends new connections to one of them. The map has the endpoints, the
+//! chain one rule for all services of two endpoints:
 //!
 //! ```
 //! # #[cfg(feature = "testing")] {
@@ -74,10 +77,10 @@
 //!
 //! # Why a transaction is one datagram
 //!
-//! The kernel takes as one transaction what lies in one datagram, and nothing larger. The send buffer is therefore made as large as the
-//! transaction needs, which takes `CAP_NET_ADMIN` in the initial user namespace when it is larger than about twice
-//! `net.core.wmem_max`. Where that is not to be had, the error is [`ErrorKind::TooLarge`] before anything is sent: only the caller
-//! knows where to divide.
+//! The kernel takes as one transaction what lies in one datagram, and nothing larger. So the send buffer is made as
+//! large as the transaction needs. Beyond about twice `net.core.wmem_max` that takes `CAP_NET_ADMIN` in the initial
+//! user namespace; without it, the error is [`ErrorKind::TooLarge`] before anything is sent: only the caller knows
+//! where to divide.
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 

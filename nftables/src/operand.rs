@@ -46,7 +46,7 @@ pub enum Operand {
     },
     /// Some bits of an operand.
     Masked(Box<Operand>, Value),
-    /// What a map has for other operands.
+    /// The data that a map has for other operands.
     Map {
         /// The map.
         map: SetReference,
@@ -105,7 +105,8 @@ impl Operand {
         Operand::Numgen { kind: NumgenKind::Random, modulus, offset: 0 }
     }
 
-    /// A number below `modulus` that is the same for the same values: four bytes in the machine's byte order, as [`Value::mark`] has them.
+    /// A number below `modulus` that is the same for the same values: four bytes in the machine's byte order, as
+    /// [`Value::mark`] has them.
     pub fn hash(of: impl Into<Vec<Operand>>, modulus: u32) -> Self {
         Operand::Hash { of: of.into(), modulus, seed: None, offset: 0 }
     }
@@ -116,7 +117,7 @@ impl Operand {
         Operand::Masked(Box::new(self), mask)
     }
 
-    /// What a map has for a key.
+    /// The data that a map has for a key.
     pub fn map(key: impl Into<Vec<Operand>>, map: impl Into<SetReference>, data: FieldTypes) -> Self {
         Operand::Map { map: map.into(), key: key.into(), data }
     }

@@ -76,9 +76,9 @@ pub(crate) struct Elements {
 
 /// Changes that are made together, in order. [`Client::commit`](crate::Client::commit) sends them.
 ///
-/// `add_…` takes what exists already as done when it is equal (an existing chain gets the policy, an existing map element with
-/// other data is an error); `create_…` refuses it. Deleting what does not exist is an error. Each object is checked by the kernel
-/// when its turn comes: what an operation needs must be there or come before it.
+/// If something exists already and is equal, `add_…` counts as done (an existing chain gets the policy; an existing map
+/// element with other data is an error), and `create_…` is refused. Deleting what does not exist is an error. The
+/// kernel checks each operation when its turn comes: what it needs must exist or come before it.
 #[derive(Clone, Debug, Default)]
 pub struct Transaction {
     pub(crate) operations: Vec<Operation>,
@@ -193,7 +193,8 @@ impl Transaction {
         reference
     }
 
-    /// Makes a set or map; one that exists stays as it is. Rules of this transaction name it by what is returned, or by its name.
+    /// Makes a set or map; one that exists stays as it is. Rules of this transaction refer to it by the returned
+    /// reference, or by its name.
     #[doc(alias = "NFT_MSG_NEWSET")]
     pub fn add_set(&mut self, set: Set) -> SetReference {
         self.push_set(set, Present::Keep)
@@ -204,12 +205,13 @@ impl Transaction {
         self.push_set(set, Present::Refuse)
     }
 
-    /// Makes a set for one rule of this transaction, which it goes with: the rule names it by what is returned.
+    /// Makes an anonymous set for one rule of this transaction; it is deleted with that rule. The rule refers to it by
+    /// the returned reference.
     ///
     /// The name in the set's key does not matter.
     ///
     /// # Errors
-    /// Never, since the kernel's pattern for the name is one.
+    /// Never: the kernel's pattern for such names is a valid name.
     pub fn add_anonymous_set(&mut self, set: Set, elements: Vec<Element>) -> Result<SetReference, InvalidValue> {
         let pattern = if set.data.is_some() { "__map%d" } else { "__set%d" };
         let mut set = set.flags(SetFlags::ANONYMOUS | SetFlags::CONSTANT);
@@ -286,7 +288,7 @@ impl Transaction {
 const MESSAGE_BYTES: usize = 56 << 10;
 
 impl Operation {
-    /// Sets made before count first.
+    /// Renumbers the sets behind the `base` sets made before.
     fn shift_ids(&mut self, base: u32) {
         let shift = |id: &mut Option<u32>| *id = id.map(|id| id.saturating_add(base));
         match self {
@@ -354,7 +356,7 @@ impl Operation {
         }
     }
 
-    /// What the kernel would misunderstand or this library could not write whole.
+    /// Rejects what the kernel would misunderstand, or this library could not write in full.
     pub(crate) fn check(&self) -> Result<(), InvalidValue> {
         match self {
             Operation::AddTable(table, _) => userdata::check(table.comment.as_deref(), 0),

@@ -27,7 +27,7 @@ fn put_name(out: &mut Encoder, kind: u16, name: &Name) {
 
 /// A value as `NFTA_DATA_VALUE`.
 ///
-/// Elements are made of these, so both headers are written at once instead of being mended behind the bytes.
+/// Elements consist of these, so both headers are written at once instead of being patched afterwards.
 #[inline]
 pub(crate) fn put_data(out: &mut Encoder, kind: u16, value: &Value) {
     let bytes = value.as_bytes();

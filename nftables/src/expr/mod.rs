@@ -1,7 +1,7 @@
 //! Expressions: what a rule does with a packet, step by step.
 //!
-//! An expression reads registers, writes registers, matches or decides. Those that this library does not know, and those with an
-//! attribute that it does not know, are kept as bytes ([`Expression::Other`]) and written again unchanged.
+//! An expression reads registers, writes registers, matches or decides. Expressions that this library does not know, or
+//! of which it does not know an attribute, are kept as bytes ([`Expression::Other`]) and written again unchanged.
 
 mod codec;
 mod keys;
@@ -172,7 +172,7 @@ pub enum Expression {
         /// The constant.
         value: Value,
     },
-    /// Decides.
+    /// Gives a verdict.
     Verdict(Verdict),
     /// Translates addresses.
     Nat {
@@ -255,7 +255,7 @@ pub enum Expression {
         /// Expressions of a new element.
         expressions: Vec<Expression>,
     },
-    /// Counts.
+    /// Counts packets and bytes.
     Counter {
         /// Packets so far.
         packets: u64,
@@ -290,7 +290,7 @@ pub enum Expression {
         /// `NF_LOG_*`.
         flags: Option<u32>,
     },
-    /// Keeps connection tracking away.
+    /// Leaves the packet without connection tracking.
     NoTrack,
     /// Uses an object: counts with a counter, for example.
     ObjectReference {

@@ -1,11 +1,11 @@
-//! A kernel made of code that speaks nf_tables' bytes: feature `testing`.
+//! A kernel in memory that speaks nf_tables' netlink messages: feature `testing`.
 //!
-//! It keeps the kernel's rules for what exists, what is in use, what a transaction may refer to and which error number answers
-//! what; transactions are made whole or not at all, and a batch without end is checked and thrown away. It passes the same tests as
-//! the kernel.
+//! It keeps the kernel's rules for what exists, what is in use, what a transaction may refer to, and which error number
+//! each refusal has. Transactions are made as a whole or not at all; a batch without an end is checked and thrown away.
+//! It passes the same tests as the kernel.
 //!
-//! What it does not do: see packets, let time pass, work with other tables' owners, report events, or judge expressions beyond the
-//! sets, chains and objects that they name. Expressions that the library keeps as bytes are kept.
+//! It sees no packets, lets no time pass, knows no owners of tables, reports no events, and judges expressions only by
+//! the sets, chains and objects that they name. Expressions that the library keeps as bytes are kept.
 
 mod reply;
 mod state;

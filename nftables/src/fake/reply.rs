@@ -1,4 +1,4 @@
-//! Requests read, answers written.
+//! Reads requests and writes answers.
 
 use netlink_batch::header::{MESSAGE_HEADER, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NfGenHeader};
 use netlink_batch::testing::Reply;

@@ -82,8 +82,8 @@ pub struct Set {
     pub expressions: Vec<Expression>,
     /// Text for people. nft takes at most 128 bytes, the kernel has room for 253.
     pub comment: Option<String>,
-    /// What the keys are made of, field by field; empty when only their types are known. nft prints such a set with `typeof` and takes
-    /// numbers of `numgen` only there.
+    /// What the keys are made of, field by field; empty when only their types are known. nft prints such a set with
+    /// `typeof`; without it, it takes no numbers of `numgen`.
     pub key_typeof: Vec<Operand>,
     /// What the data are made of, in the same way.
     pub data_typeof: Vec<Operand>,
@@ -120,8 +120,8 @@ impl Set {
         Ok(Set { key_typeof: operands.to_vec(), ..Set::new(key, types_of(operands, About::Key)?) })
     }
 
-    /// A map whose keys and values are made of these operands. Ports among the values are noted as those of TCP, whatever the protocol:
-    /// nft takes no others in a translation.
+    /// A map whose keys and values are made of these operands. Ports among the values are noted as those of TCP,
+    /// whatever the protocol: nft takes no others in a translation.
     ///
     /// # Errors
     /// As [`Set::typeof_set`].
@@ -182,7 +182,7 @@ impl Set {
         self
     }
 
-    /// All flags that the kernel is told.
+    /// All flags that are sent to the kernel.
     pub fn all_flags(&self) -> SetFlags {
         let mut flags = self.flags;
         match &self.data {

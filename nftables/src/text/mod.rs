@@ -16,7 +16,8 @@ use crate::transaction::{Elements, Operation, RulePlace, Transaction};
 use rule::Writer;
 use value::{Form, value_text};
 
-/// Text in quotes. nft knows no escapes, so quotes inside become apostrophes, and control characters blanks: they could end the line.
+/// Text in quotes. nft knows no escapes, so quotes inside become apostrophes, and control characters blanks: they could
+/// end the line.
 fn quoted(text: &str) -> String {
     let plain: String = text.replace('"', "'").chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     format!("\"{plain}\"")

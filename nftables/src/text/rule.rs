@@ -1,4 +1,4 @@
-//! Expressions in nft's words: follows what each register holds, and says it where it is used.
+//! Expressions in nft's words: tracks what each register holds, and prints it where it is used.
 
 use std::fmt::Write as _;
 
@@ -56,7 +56,7 @@ impl<'a> Writer<'a> {
         for expression in expressions {
             self.step(expression)?;
         }
-        // What was read and never used cannot be said.
+        // nft has no words for a value that is read and never used.
         self.symbols.is_empty().then(|| self.statements.join(" "))
     }
 

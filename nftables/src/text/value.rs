@@ -10,7 +10,7 @@ use crate::model::{ByteOrder, DataType, Field, FieldTypes, Value};
 pub(super) struct Form {
     /// In a set of intervals, where all numbers are in network byte order.
     pub(super) interval: bool,
-    /// In a set of which it is known what the values are made of: integers are those that expressions make, in the machine's order.
+    /// In a set with `typeof`: integers are those that expressions make, in the machine's byte order.
     pub(super) numbers: bool,
 }
 

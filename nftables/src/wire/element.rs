@@ -176,7 +176,8 @@ pub(crate) fn pair_intervals(elements: Vec<Element>) -> Vec<Element> {
     let mut ends = ends.into_iter().peekable();
     for (element, next) in starts.iter_mut().zip(behind) {
         let ElementKey::Value(first) = &element.key else { continue };
-        // A range goes to the first end behind its start, or to the next start: ends that have timed out are not told.
+        // A range goes to the first end behind its start, or to the next start: the kernel does not list ends that have
+        // timed out.
         while ends.next_if(|end| end <= first).is_some() {}
         let last = match ends.peek().into_iter().chain(next.as_ref()).min() {
             Some(behind) => behind.predecessor(),

@@ -221,7 +221,7 @@ pub(crate) fn get_set(payload: &[u8]) -> Result<ObservedSet, WireError> {
         userdata: Vec::new(),
     };
     take_notes(&mut set, &rest);
-    // What this library would write by itself is no part of what somebody asked for.
+    // Keep only what this library would not write by itself.
     let kept = std::mem::take(&mut set.userdata);
     if set_userdata(&set) != notes {
         set.userdata = kept;

@@ -40,7 +40,7 @@ pub(crate) fn put_chain(out: &mut Encoder, chain: &Chain) {
 fn put_base(out: &mut Encoder, base: &BaseChain, family: Family) {
     out.attr(ChainAttr::TYPE, &NulStr::from(base.kind.name()));
     out.nest(ChainAttr::HOOK, |out| {
-        // A hook that the family does not have is refused before; to the kernel this would be none either.
+        // `check` has rejected a hook that the family does not have; the number is none of the kernel's either.
         out.attr(HookAttr::HOOKNUM, &Be32(base.hook.number(family).unwrap_or(u32::MAX)));
         out.attr(HookAttr::PRIORITY, &Be32(base.priority.0.cast_unsigned()));
         match base.devices.as_slice() {
