@@ -117,9 +117,7 @@ impl NodeFacts {
         self.pod_cidrs.iter().copied().find(|network| Family::of(network.addr()) == family)
     }
 
-    /// Whether an interface other than the dummy device has this address. Such an address is served but not bound: set
-    /// `KUBE-IPVS-IPS` would close all its other ports, for the node's own programs too. One that is bound already stays
-    /// bound ([`Wanted::is_elsewhere`](crate::modes::ipvs::wanted::Wanted::is_elsewhere)).
+    /// Whether an interface other than the dummy device has this address.
     pub fn is_on_interface(&self, address: IpAddr) -> bool {
         self.on_interfaces.contains(&address)
     }

@@ -414,9 +414,10 @@ impl Wanted {
         self.index.addresses.contains_key(&address)
     }
 
-    /// Whether an address is served that another interface has. Such an address is not bound to the dummy device; one that
-    /// is bound already, because the other interface got it later, stays bound. Addresses move between nodes (keepalived,
-    /// kube-vip), and the binding is needed again as soon as the other interface loses the address.
+    /// Whether an address is served that another interface has. Such an address is not bound to the dummy device: set
+    /// `KUBE-IPVS-IPS` would close all its other ports, for the node's own programs too. One that is bound already,
+    /// because the other interface got it later, stays bound: addresses move between nodes (keepalived, kube-vip), and
+    /// the binding is needed again as soon as the other interface loses the address.
     pub fn is_elsewhere(&self, address: IpAddr) -> bool {
         self.index.elsewhere.contains_key(&address)
     }
