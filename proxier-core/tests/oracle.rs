@@ -162,7 +162,7 @@ const DIFFERENCES: &[Difference] = &[
         shows_in: 4,
     },
     Difference {
-        name: "external IPs of Services with policy Local are not rejected (fixed in 1.30; behaviour Q21)",
+        name: "external IPs of Services with policy Local are not rejected (fixed in 1.30)",
         apply: |_, state| {
             for ((family, _, chain), rules) in &mut state.rules {
                 if chain == "KUBE-IPVS-FILTER" {

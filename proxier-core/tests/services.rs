@@ -146,8 +146,7 @@ fn an_impossible_field_stops_nothing_else() {
     assert_eq!(world.store.rejections().count(), 0);
 }
 
-/// kube-proxy gives the cluster IP the whole cluster's endpoints as soon as the Service has a node port (behaviour
-/// Q45).
+/// kube-proxy gives the cluster IP the whole cluster's endpoints as soon as the Service has a node port.
 #[test]
 fn internal_policy_local_never_leaves_the_node() {
     let mut world = World::new();
@@ -200,7 +199,7 @@ fn stopping_endpoints_are_the_last_resort() {
     assert_eq!(world.servers(WEB), ["10.244.1.1:8080", "10.244.1.2:8080"]);
 }
 
-/// Behaviour Q55: with kube-proxy 1.28 the winner depends on the order of a map.
+/// With kube-proxy 1.28 the winner depends on the order of a map.
 #[test]
 fn an_endpoint_in_two_slices_counts_once_and_as_it_runs() {
     for (stopped, runs) in [("a", "b"), ("b", "a")] {
@@ -276,7 +275,7 @@ fn source_ranges() {
     let barred = world.wanted.desired().frontends().filter(|frontend| frontend.is_barred_from_node());
     assert_eq!(barred.map(|frontend| frontend.key.to_string()).collect::<Vec<_>>(), ["TCP 198.51.100.1:80"]);
 
-    // A range of everything lifts the restriction; kube-proxy locks everybody out (behaviour Q13).
+    // A range of everything lifts the restriction; kube-proxy locks everybody out.
     world.service("web", balanced(json!(["10.0.0.0/8", "0.0.0.0/0", "2001:db8:9::/64"])));
     assert_eq!(world.set(SetKind::LoadBalancerFirewall), ["2001:db8:f::1,tcp:80"]);
 
@@ -298,7 +297,7 @@ fn node_ports_are_served_on_addresses_of_the_host_only() {
     world.service("web", with(cluster_ip("10.96.0.1"), json!({"type": "NodePort", "ports": ports})));
     let served =
         |world: &World| -> Vec<String> { world.frontends().into_iter().filter(|key| key.contains(":3008")).collect() };
-    // Not on loopback, link-local or the dummy device's addresses (behaviour Q43).
+    // Not on loopback, link-local or the dummy device's addresses.
     assert_eq!(served(&world), ["TCP 192.168.0.10:30080", "SCTP 192.168.0.10:30081"]);
     assert_eq!(world.set(SetKind::NodePortTcp), ["30080"]);
     assert_eq!(world.set(SetKind::NodePortSctp), ["192.168.0.10,sctp:30081"]);

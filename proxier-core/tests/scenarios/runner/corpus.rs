@@ -146,7 +146,7 @@ fn append(text: &mut String, new: fmt::Arguments<'_>) {
     text.write_fmt(new).unwrap();
 }
 
-/// The chains as text, with the rule that external IPs with policy Local are not rejected (behaviour Q21). The later chain
+/// The chains as text, with the rule that external IPs with policy Local are not rejected. The later chain
 /// `KUBE-IPVS-OUT-FILTER` is derived from the sets.
 fn chains(family: Family, tables: &Value, entries: &BTreeMap<SetKey, Vec<String>>) -> String {
     let set = |end: &str| SetKey::all(family).find(|set| set.name().ends_with(end)).unwrap();
