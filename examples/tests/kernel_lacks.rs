@@ -199,7 +199,7 @@ fn what_is_wanted_is_done_without() {
             if module == "nf_conntrack_netlink" {
                 assert!(passes().1 > 0.5);
                 assert!(said.contains("UDP flows to endpoints that are gone are not ended"), "{said}");
-                let told = log.lines().filter(|line| line.contains("this kernel does without: UDP flows")).count();
+                let told = log.lines().filter(|line| line.contains("this kernel lacks a feature: UDP flows")).count();
                 assert_eq!(told, 1, "{log}");
             }
             if module == "xt_ipvs" {
@@ -237,13 +237,13 @@ fn a_match_that_turns_out_to_be_missing() {
             println!("{said}");
             assert!(once.status.success(), "{said}");
             assert!(
-                said.contains(&format!("does without: rules are written without match {}", &module[3..])),
+                said.contains(&format!("lacks a feature: rules are written without match {}", &module[3..])),
                 "{said}"
             );
             let rules = tool("iptables-save");
             assert!(rules.contains("-j KUBE-SERVICES") && !rules.contains(&format!("-m {} ", &module[3..])), "{rules}");
             let running = Running::spawn(run(&["run", "--manifests", manifests, "--ipvs-sync-period", "2s"]));
-            running.until_logged("this kernel does without: ");
+            running.until_logged("this kernel lacks a feature: ");
             running.until("it is healthy", || {
                 let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
                 curl.status.success()

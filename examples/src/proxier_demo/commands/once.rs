@@ -145,7 +145,7 @@ fn tell(report: &Report) {
         eprintln!("proxier-demo: {failure}");
     }
     for lack in &report.applied.lacks {
-        eprintln!("proxier-demo: this kernel does without: {lack}");
+        eprintln!("proxier-demo: this kernel lacks a feature: {lack}");
     }
     for unmet in &report.unmet {
         let now = unmet.from.as_deref().unwrap_or("unknown");
@@ -155,7 +155,7 @@ fn tell(report: &Report) {
         eprintln!("proxier-demo: {} of {} is not served: {}", refused.key, refused.service, refused.reason);
     }
     if let Some(stopped) = &report.stopped {
-        eprintln!("proxier-demo: {stopped}; add --allow-mass-removal if it is meant");
+        eprintln!("proxier-demo: {stopped}; add --allow-mass-removal if this is intended");
     }
     if report.draining > 0 {
         eprintln!("proxier-demo: {} real servers still have connections and take no new ones", report.draining);

@@ -153,7 +153,7 @@ impl Attending {
                     }
                 }
                 () = &mut config_changed => {
-                    tracing::error!("the content of the configuration file was changed; ending, to be started anew");
+                    tracing::error!("the configuration file has changed; ending, so that the supervisor restarts this process");
                     return ExitCode::FAILURE;
                 }
                 outcome = self.outcomes.recv() => {
@@ -174,7 +174,7 @@ impl Attending {
                 }
             }
         }
-        tracing::info!("ending; virtual servers, addresses, sets and rules stay");
+        tracing::info!("ending; everything in the kernel stays as it is");
         ExitCode::SUCCESS
     }
 

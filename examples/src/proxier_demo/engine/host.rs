@@ -15,7 +15,7 @@ pub(crate) fn watch(messages: mpsc::Sender<Message>) {
     let mut monitor = match Monitor::open() {
         Ok(monitor) => monitor,
         Err(error) => {
-            tracing::warn!("changes of addresses are seen late only: {error}");
+            tracing::warn!("changes of addresses are noticed only at full passes: {error}");
             return;
         }
     };
@@ -24,7 +24,7 @@ pub(crate) fn watch(messages: mpsc::Sender<Message>) {
         match poll(&mut ready, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => {
-                tracing::warn!("changes of addresses are seen late only: {error}");
+                tracing::warn!("changes of addresses are noticed only at full passes: {error}");
                 return;
             }
         }
@@ -48,7 +48,7 @@ pub(crate) fn watch(messages: mpsc::Sender<Message>) {
         }
     };
     if let Err(error) = std::thread::Builder::new().name("host".to_owned()).spawn(work) {
-        tracing::warn!("changes of addresses are seen late only: {error}");
+        tracing::warn!("changes of addresses are noticed only at full passes: {error}");
     }
 }
 

@@ -260,8 +260,7 @@ impl KubeProxyConfiguration {
         check_kind(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
         let (object, unknown) =
             yaml::read_strictly(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
-        let passed_over =
-            |field: String| Problem::new(origin, "no such field in this format; it is passed over").at(field);
+        let passed_over = |field: String| Problem::new(origin, "no such field in this format; it is ignored").at(field);
         warnings.extend(unknown.into_iter().map(passed_over));
         Ok((object, warnings))
     }
@@ -354,8 +353,8 @@ mod tests {
         assert_eq!(
             warnings,
             [
-                "config.conf: ipvs.sheduler: no such field in this format; it is passed over",
-                "config.conf: newField: no such field in this format; it is passed over"
+                "config.conf: ipvs.sheduler: no such field in this format; it is ignored",
+                "config.conf: newField: no such field in this format; it is ignored"
             ]
         );
     }

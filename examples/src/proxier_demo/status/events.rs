@@ -151,7 +151,7 @@ impl Sender {
                     if let Ok(client) = self.connection.client().await {
                         self.client = client;
                     }
-                    "the credentials do not count".to_owned()
+                    "the API server does not accept the credentials".to_owned()
                 }
                 Ok(StatusCode::FORBIDDEN) => {
                     if !std::mem::replace(&mut self.forbidden, true) {

@@ -221,9 +221,9 @@ impl Metrics {
         p.counter("api_request_failures_total", "Requests to the API server that failed", self.api_failures);
         p.gauge("virtual_servers", "Virtual servers of ours in the kernel", self.virtual_servers);
         let held_back =
-            "Virtual servers that would go or lose their last endpoint and stay as they are: too many at once";
+            "Virtual servers that are kept although they, or their last endpoints, should go: too many at once";
         p.gauge("virtual_servers_held_back", held_back, self.held_back);
-        let refused = "Virtual servers, real servers, addresses and entries that the kernel does not take as they are";
+        let refused = "Virtual servers, real servers, addresses and entries that the kernel refuses";
         p.gauge("refused_objects", refused, self.refused_objects);
         let foreign = "Virtual servers of others in the kernel";
         p.gauge("virtual_servers_foreign", foreign, self.foreign_virtual_servers);
@@ -231,7 +231,7 @@ impl Metrics {
         p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
         p.gauge(
             "unmet_wishes",
-            "Settings and parts of the kernel that cannot be had; serving works without",
+            "Settings and parts of the kernel that are not available here; serving works without them",
             self.unmet,
         );
         process(p);

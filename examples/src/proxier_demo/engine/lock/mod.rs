@@ -148,7 +148,7 @@ fn open_file(folder: &File, name: &str, path: &Path) -> Result<File, Problem> {
     };
     let metadata = file.metadata().map_err(|error| refused(path, "looked at", &error))?;
     if !metadata.is_file() || metadata.nlink() != 1 {
-        return Err(untrusted(path, "it is no file of its own"));
+        return Err(untrusted(path, "it is not a regular file with one name"));
     }
     if !is_trusted(metadata.uid()) || metadata.permissions().mode() & 0o077 != 0 {
         let mode = metadata.mode() & 0o7777;

@@ -117,7 +117,7 @@ fn what_was_planted_is_refused() {
     fs::write(elsewhere.0.join("file"), "").unwrap();
     fs::hard_link(elsewhere.0.join("file"), base.file()).unwrap();
     let problem = base.take().unwrap_err();
-    assert!(problem.contains("it is no file of its own"), "{problem}");
+    assert!(problem.contains("it is not a regular file with one name"), "{problem}");
     fs::remove_file(base.file()).unwrap();
     base.take().unwrap();
 }

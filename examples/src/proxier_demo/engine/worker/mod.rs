@@ -275,7 +275,7 @@ impl Worker {
         }
         for lack in &report.applied.lacks {
             if self.lacks.insert(lack.what.clone()) {
-                tracing::warn!("this kernel does without: {lack}");
+                tracing::warn!("this kernel lacks a feature: {lack}");
             }
         }
         for unmet in &report.unmet {
@@ -293,7 +293,7 @@ impl Worker {
         if let Some(stopped) = &report.stopped
             && self.limiter.pass("held back", now).is_some()
         {
-            let how = "kill -USR1, or start with --allow-mass-removal, if it is meant";
+            let how = "kill -USR1, or start with --allow-mass-removal, if this is intended";
             tracing::error!("{stopped}; {how} (this is process {})", std::process::id());
         }
     }
