@@ -126,7 +126,8 @@ impl Client {
         }
     }
 
-    /// Sends a batch. Without its end the kernel checks it and throws it away (net/netfilter/nfnetlink.c, `nfnetlink_rcv_batch`).
+    /// Sends a batch. Without its end the kernel checks it and throws it away (net/netfilter/nfnetlink.c,
+    /// `nfnetlink_rcv_batch`).
     fn send(&mut self, transaction: &Transaction, make: bool) -> Result<(), Error> {
         let action = || {
             let doing = if make { "committing" } else { "checking" };

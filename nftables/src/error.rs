@@ -13,8 +13,8 @@ use crate::uapi;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The table, chain, rule, set, element or object does not exist, or one that is referred to. Also when the kernel does not
-    /// have the kind of chain or expression: its module is missing.
+    /// The table, chain, rule, set, element or object does not exist, or one that is referred to. Also when the kernel
+    /// does not have the kind of chain or expression: its module is missing.
     NotFound,
     /// It exists already, or differs from what exists: an element with other data, a chain with another hook.
     AlreadyExists,

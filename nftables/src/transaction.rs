@@ -401,7 +401,8 @@ impl Operation {
         }
     }
 
-    /// Appends the attributes of one message, with the elements from `from` on that fit. Returns where the next message starts.
+    /// Appends the attributes of one message, with the elements from `from` on that fit. Returns where the next message
+    /// starts.
     pub(crate) fn put(&self, out: &mut Encoder, from: usize) -> usize {
         match self {
             Operation::AddTable(table, _) => put_table(out, table),

@@ -22,8 +22,8 @@ const NUMGEN: u32 = 23;
 /// nft's number of TCP.
 const TCP: u32 = 8;
 
-/// Which part of a set notes are about. Ports that a map has are noted as those of TCP: nft takes no others after a match on the
-/// transport protocol, and goes by their length alone.
+/// Which part of a set notes are about. Ports that a map has are noted as those of TCP: nft takes no others after a
+/// match on the transport protocol, and goes by their length alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum About {
     Key,

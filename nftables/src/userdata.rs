@@ -1,4 +1,5 @@
-//! What nft keeps with tables, chains, rules, sets and elements: a list of type, length, value, a byte each for the first two.
+//! What nft keeps with tables, chains, rules, sets and elements: a list of type, length, value, a byte each for the
+//! first two.
 
 use crate::model::InvalidValue;
 use crate::uapi::NFT_USERDATA_MAXLEN;

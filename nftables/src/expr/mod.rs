@@ -229,7 +229,8 @@ pub enum Expression {
         /// Where it goes, in the machine's byte order.
         register: Register,
     },
-    /// Makes a number below `modulus`, plus `offset`, of the packet: both directions of a connection give the same (`symhash`).
+    /// Makes a number below `modulus`, plus `offset`, of the packet: both directions of a connection give the same
+    /// (`symhash`).
     SymmetricHash {
         /// Numbers are below this.
         modulus: u32,

@@ -45,7 +45,8 @@ pub(crate) fn get_expression<'a>(attrs: Attrs<'a, ExprAttr<'a>>) -> Result<Expre
     Ok(as_bytes(name, data))
 }
 
-/// An expression inside another one. Those are counters and limits: no other nesting is followed, so that none can be too deep.
+/// An expression inside another one. Those are counters and limits: no other nesting is followed, so that none can be
+/// too deep.
 fn get_inner<'a>(attrs: Attrs<'a, ExprAttr<'a>>) -> Result<Expression, WireError> {
     let outer = attrs.iter().find_map(|attr| match attr {
         Ok(ExprAttr::Name(name)) => Some(name.as_bytes() == b"dynset"),

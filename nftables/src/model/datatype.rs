@@ -212,8 +212,8 @@ impl FieldTypes {
         }
     }
 
-    /// What the kernel says of a type. `lengths` are those of the fields, when it says them; then there are as many fields, whatever
-    /// the number says.
+    /// What the kernel says of a type. `lengths` are those of the fields, when it says them; then there are as many
+    /// fields, whatever the number says.
     pub(crate) fn from_kernel(number: u32, length: u32, lengths: &[u32]) -> Self {
         let mut rest = number;
         if lengths.len() > 1 {

@@ -48,8 +48,8 @@ pub enum ElementKey {
     Value(Value),
     /// From the first to the last value, both included.
     Range(Value, Value),
-    /// The end of a range in a set of intervals of one field: the first value behind it. Only read where elements are streamed;
-    /// whole sets are given with [`Range`](ElementKey::Range).
+    /// The end of a range in a set of intervals of one field: the first value behind it. Only read where elements are
+    /// streamed; whole sets are given with [`Range`](ElementKey::Range).
     End(Value),
     /// Whatever no other element holds. Since Linux 5.13.
     CatchAll,

@@ -67,8 +67,8 @@ pub struct Set {
     pub key_type: FieldTypes,
     /// Data, for a map.
     pub data: Option<MapData>,
-    /// Flags besides [`MAP`](SetFlags::MAP), [`OBJECT`](SetFlags::OBJECT) and [`CONCATENATION`](SetFlags::CONCATENATION), which
-    /// follow from the types.
+    /// Flags besides [`MAP`](SetFlags::MAP), [`OBJECT`](SetFlags::OBJECT) and
+    /// [`CONCATENATION`](SetFlags::CONCATENATION), which follow from the types.
     pub flags: SetFlags,
     /// Time-out of elements without one of their own, in whole milliseconds.
     pub timeout: Option<Duration>,

@@ -194,8 +194,9 @@ fn object_line(object: &Object) -> Option<String> {
 }
 
 impl Rule {
-    /// The rule in nft's syntax, for a table of this family. `None` when nft has no words for it: registers that keep a value from
-    /// one statement to another, sets of this very transaction, or expressions that this library keeps as bytes.
+    /// The rule in nft's syntax, for a table of this family. `None` when nft has no words for it: registers that keep a
+    /// value from one statement to another, sets of this very transaction, or expressions that this library keeps as
+    /// bytes.
     pub fn to_nft(&self, family: Family) -> Option<String> {
         self.text(family, &|_| None)
     }
