@@ -1,4 +1,4 @@
-//! What each command does.
+//! The commands: `run`, `run --once`, `plan`, `cleanup`, `probe`, `show`.
 
 pub mod once;
 pub mod probe;

@@ -1,4 +1,4 @@
-//! What the program tells: servers, metrics, Events, logs and what it prints.
+//! What the program reports: servers, metrics, Events, logs, and what it prints.
 
 pub mod events;
 pub mod health;
