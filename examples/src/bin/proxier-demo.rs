@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use examples::proxier_demo::commands::{once, probe, run, show};
+use examples::proxier_demo::commands::{once, probe, render, run, show};
 use examples::proxier_demo::engine::memory;
 use examples::proxier_demo::settings::cli::{self, Command, Configured};
 use examples::proxier_demo::status::logging;
@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Command::Run { once: true, .. } => runtime.block_on(once::run_once(&warned(configured))),
         Command::Run { once: false, .. } => runtime.block_on(run::run(&configured, invocation.config.as_deref())),
         Command::Plan(output) => runtime.block_on(once::plan(&warned(configured), *output)),
+        Command::Render(output, addresses) => runtime.block_on(render::render(&warned(configured), *output, addresses)),
         Command::Show(output) => runtime.block_on(show::show(&warned(configured), *output)),
         Command::Probe(output) => runtime.block_on(probe::probe(&warned(configured), *output)),
         Command::Cleanup => once::clean(&warned(configured)),

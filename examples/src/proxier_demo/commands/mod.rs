@@ -2,5 +2,6 @@
 
 pub mod once;
 pub mod probe;
+pub mod render;
 pub mod run;
 pub mod show;

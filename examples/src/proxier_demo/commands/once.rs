@@ -5,10 +5,12 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use proxier_core::fake::FakeKernel;
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::modes::ipvs::reading::sysctl_changes;
 use proxier_core::modes::shared::names::Names;
 use proxier_core::modes::{Plan, nftables};
+use proxier_core::reconciler::Reconciler;
 use proxier_core::reconciler::report::Report;
 use serde_json::{Value, json};
 
@@ -16,18 +18,19 @@ use crate::proxier_demo::commands::probe;
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::engine::lock::Lock;
 use crate::proxier_demo::engine::privileges;
-use crate::proxier_demo::engine::{Engine, Opened};
+use crate::proxier_demo::engine::{Engine, Kernel, Opened};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Output};
+use crate::proxier_demo::sources::change::Snapshot;
 use crate::proxier_demo::sources::initial_list::{self, Unread};
 use crate::proxier_demo::status::json;
 use crate::proxier_demo::status::progress::{self, Progress};
 use crate::proxier_demo::status::table::wrapped;
 
 /// Something failed.
-const FAILED: u8 = 1;
+pub(crate) const FAILED: u8 = 1;
 /// Bad usage or bad input.
-const BAD_INPUT: u8 = 2;
+pub(crate) const BAD_INPUT: u8 = 2;
 
 /// Prints something on its own line.
 fn say(what: impl Display) {
@@ -40,34 +43,37 @@ fn complain(problems: &[Problem], code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// An engine with the initial list, ready for its first pass; or the exit code.
-async fn ready(
-    configured: &Configured,
-    progress: &Progress,
-    is_to_write: bool,
-) -> Result<(Engine, Vec<Problem>), ExitCode> {
+/// Reads the initial list; or the exit code.
+pub(crate) async fn input(configured: &Configured, progress: &Progress) -> Result<(Snapshot, Vec<Problem>), ExitCode> {
     let options = configured.settings.watching();
     let mut snapshot = initial_list::read(configured, options, progress.counted()).await.map_err(|unread| {
         let code = if matches!(unread, Unread::BadInput(_)) { BAD_INPUT } else { FAILED };
         complain(unread.problems(), code)
     })?;
     progress.at_kernel();
-    if is_to_write {
-        let mut kernel = kernel::open().map_err(|problem| complain(&[problem], FAILED))?;
-        probe::require(&configured.settings, &mut kernel).map_err(|problems| complain(&problems, FAILED))?;
-    }
     let unreadable = std::mem::take(&mut snapshot.unreadable);
-    let Opened { mut engine, notes, obstacles } =
-        Engine::open(configured).await.map_err(|problem| complain(&[problem], FAILED))?;
+    Ok((snapshot, unreadable))
+}
+
+pub(crate) fn feed<K: Kernel>(engine: &mut Engine<K>, snapshot: Snapshot) {
     engine.take_host_as_it_is();
-    notes.iter().for_each(say);
-    if is_to_write && !obstacles.is_empty() {
-        return Err(complain(&obstacles, FAILED));
-    }
-    obstacles.iter().for_each(say);
     for change in initial_list::changes(snapshot) {
         engine.take(change, Instant::now());
     }
+}
+
+/// An engine with the initial list, ready to write; or the exit code.
+async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, Vec<Problem>), ExitCode> {
+    let (snapshot, unreadable) = input(configured, progress).await?;
+    let mut kernel = kernel::open().map_err(|problem| complain(&[problem], FAILED))?;
+    probe::require(&configured.settings, &mut kernel).map_err(|problems| complain(&problems, FAILED))?;
+    let Opened { mut engine, notes, obstacles } =
+        Engine::open(configured).await.map_err(|problem| complain(&[problem], FAILED))?;
+    notes.iter().for_each(say);
+    if !obstacles.is_empty() {
+        return Err(complain(&obstacles, FAILED));
+    }
+    feed(&mut engine, snapshot);
     Ok((engine, unreadable))
 }
 
@@ -79,7 +85,7 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
         Err(problem) => return complain(&[problem], FAILED),
     };
     let progress = Progress::of_command();
-    let (mut engine, unreadable) = match ready(configured, &progress, true).await {
+    let (mut engine, unreadable) = match ready(configured, &progress).await {
         Ok(ready) => ready,
         Err(code) => return code,
     };
@@ -137,7 +143,7 @@ pub fn init(configured: &Configured) -> ExitCode {
 }
 
 /// Prints what a person has to know about a pass.
-fn tell(report: &Report) {
+pub(crate) fn tell(report: &Report) {
     for unread in &report.unread {
         eprintln!("proxier-demo: {unread}");
     }
@@ -162,23 +168,57 @@ fn tell(report: &Report) {
     }
 }
 
-/// Prints what would change.
+/// Prints what would change. Where this kernel cannot do the mode, that is what an empty kernel with this host's addresses would
+/// get, and it says so.
 pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
     let progress = Progress::of_command();
-    let (mut engine, unreadable) = match ready(configured, &progress, false).await {
-        Ok(ready) => ready,
+    let (snapshot, unreadable) = match input(configured, &progress).await {
+        Ok(read) => read,
         Err(code) => return code,
     };
+    // Without privilege, nothing is known about this kernel.
+    if let Err(problem) = privileges::require() {
+        return complain(&[problem], FAILED);
+    }
+    let obstacles = match Engine::open(configured).await {
+        Ok(Opened { mut engine, notes, obstacles }) if obstacles.is_empty() => {
+            notes.iter().for_each(say);
+            feed(&mut engine, snapshot);
+            return preview(&mut engine, &unreadable, output, &progress);
+        }
+        Ok(opened) => opened.obstacles,
+        Err(problem) => vec![problem],
+    };
+    obstacles.iter().for_each(say);
+    say(format_args!(
+        "this kernel cannot do {} mode: this is what an empty kernel would get that can",
+        configured.settings.mode
+    ));
+    let empty = FakeKernel::new();
+    match kernel::open_to_look().map(|mut here| here.ports().links.addresses()) {
+        Ok(Ok(host)) => {
+            host.interfaces.iter().for_each(|(device, addresses)| empty.set_interface(device, addresses));
+        }
+        Ok(Err(error)) => return complain(&[Problem::new("", error.to_string())], FAILED),
+        Err(problem) => return complain(&[problem], FAILED),
+    }
+    let mut engine = Engine::in_memory(configured, empty);
+    feed(&mut engine, snapshot);
+    preview(&mut engine, &unreadable, output, &progress)
+}
+
+fn preview<K: Kernel>(engine: &mut Engine<K>, unreadable: &[Problem], output: Output, progress: &Progress) -> ExitCode {
     let (plan, report) = engine.preview();
     progress.end();
+    let proxier = engine.proxier();
     let printed = match output {
-        Output::Text => print_plan(&plan, &report, &engine),
-        Output::Json => json::print(&plan_json(&plan, &report, &engine, &unreadable)),
+        Output::Text => print_plan(&plan, &report, proxier),
+        Output::Json => json::print(&plan_json(&plan, &report, proxier, unreadable)),
     };
-    for problem in &unreadable {
+    for problem in unreadable {
         eprintln!("proxier-demo: {problem}");
     }
-    for rejection in engine.proxier().rejections() {
+    for rejection in proxier.rejections() {
         eprintln!("proxier-demo: {rejection}");
     }
     if output == Output::Text {
@@ -191,8 +231,8 @@ pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
     }
 }
 
-fn print_plan(plan: &Plan, report: &Report, engine: &Engine) -> std::io::Result<()> {
-    let names = Names::new(engine.proxier().store(), engine.proxier().desired());
+fn print_plan(plan: &Plan, report: &Report, proxier: &Reconciler) -> std::io::Result<()> {
+    let names = Names::new(proxier.store(), proxier.desired());
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut steps = 0_usize;
     for step in plan.steps(&names) {
@@ -214,8 +254,8 @@ fn print_plan(plan: &Plan, report: &Report, engine: &Engine) -> std::io::Result<
     out.flush()
 }
 
-fn plan_json(plan: &Plan, report: &Report, engine: &Engine, unreadable: &[Problem]) -> Value {
-    let names = Names::new(engine.proxier().store(), engine.proxier().desired());
+fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[Problem]) -> Value {
+    let names = Names::new(proxier.store(), proxier.desired());
     let steps: Vec<_> = plan.steps(&names).collect();
     let lines = |list: Vec<String>| Value::from(list);
     json!({
@@ -224,7 +264,7 @@ fn plan_json(plan: &Plan, report: &Report, engine: &Engine, unreadable: &[Proble
         "refused": report.refused.iter().map(|refused| json!({
             "virtualServer": refused.key.to_string(), "service": refused.service, "reason": refused.reason,
         })).collect::<Vec<_>>(),
-        "rejected": lines(engine.proxier().rejections().map(ToString::to_string).collect()),
+        "rejected": lines(proxier.rejections().map(ToString::to_string).collect()),
         "unreadable": lines(unreadable.iter().map(ToString::to_string).collect()),
         "unread": report.unread,
         "heldBack": report.stopped.as_deref(),

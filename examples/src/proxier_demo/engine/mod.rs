@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::Families;
+use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::{Kind, Plan};
 use proxier_core::ports::{PortErrorKind, Ports};
@@ -98,6 +99,20 @@ impl Engine {
             notes.extend(reduce(&mut options, &looked));
         }
         Ok(Opened { engine: Engine::new(&settings.node_name, options, kernel), notes, obstacles })
+    }
+}
+
+impl Kernel for FakeKernel {
+    fn ports(&mut self) -> Ports<'_> {
+        FakeKernel::ports(self)
+    }
+}
+
+impl Engine<FakeKernel> {
+    /// One that programs a kernel in memory, which can do everything. Nothing of this machine has a part in it.
+    pub fn in_memory(configured: &Configured, kernel: FakeKernel) -> Self {
+        let settings = &configured.settings;
+        Engine::new(&settings.node_name, options(settings, &configured.source, settings.core.families), kernel)
     }
 }
 

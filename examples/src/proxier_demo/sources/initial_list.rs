@@ -1,4 +1,4 @@
-//! Reads the initial list: for `plan`, `show` and `run --once`.
+//! Reads the initial list: for `plan`, `render`, `show` and `run --once`.
 
 use std::time::Duration;
 

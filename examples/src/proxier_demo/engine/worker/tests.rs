@@ -5,17 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use k8s_openapi::jiff::Timestamp;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::ports::{PortErrorKind, Ports};
+use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::Options;
 use serde_json::{Value, json};
 
 use super::*;
-
-impl Kernel for FakeKernel {
-    fn ports(&mut self) -> Ports<'_> {
-        FakeKernel::ports(self)
-    }
-}
 
 /// A worker on a kernel in memory.
 struct Play {

@@ -1,9 +1,10 @@
-//! The command line: `proxier-demo run`, `plan`, `show`, `probe`, `cleanup`, and kube-proxy's own way to start.
+//! The command line: `proxier-demo run`, `plan`, `render`, `show`, `probe`, `cleanup`, and kube-proxy's own way to start.
 
 mod flags;
 
 use std::ffi::OsString;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -48,7 +49,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// How `plan`, `show` and `probe` print.
+/// How `plan`, `render`, `show` and `probe` print.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
     /// For people. Default.
@@ -70,6 +71,8 @@ pub enum Command {
     },
     /// Print what would change.
     Plan(Output),
+    /// Print what a node with these addresses would hold; without any, those of its Node object.
+    Render(Output, Vec<IpAddr>),
     /// Print what the kernel holds.
     Show(Output),
     /// Print what this machine lacks.
@@ -84,7 +87,7 @@ impl Command {
     /// Whether it depends on what is local to this node, so that the Node's name has to be right. `show` names Services
     /// without it.
     fn needs_node(&self) -> bool {
-        matches!(self, Command::Run { init_only: false, .. } | Command::Plan(_))
+        matches!(self, Command::Run { init_only: false, .. } | Command::Plan(_) | Command::Render(..))
     }
 }
 
@@ -121,14 +124,14 @@ pub struct Configured {
     pub settings: Settings,
     /// `--allow-mass-removal`: most of the Services may go at once.
     pub allow_mass_removal: bool,
-    /// `--input-timeout`: how long `plan`, `show` and `run --once` wait for an API server that sends nothing new; `None`:
+    /// `--input-timeout`: how long `plan`, `render`, `show` and `run --once` wait for an API server that sends nothing new; `None`:
     /// for ever.
     pub input_timeout: Option<Duration>,
     /// What to log: one line each.
     pub warnings: Vec<String>,
 }
 
-/// How long `plan`, `show` and `run --once` wait for an API server that sends nothing new.
+/// How long `plan`, `render`, `show` and `run --once` wait for an API server that sends nothing new.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reads a command line, the program's name first.
@@ -147,7 +150,10 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, End
     }
     let mut matches = clap().try_get_matches_from(args).map_err(|error| ending(&error))?;
     let Some((name, matches)) = matches.remove_subcommand() else {
-        return Err(Ending::bad_input(&[Problem::new("", "say what to do: run, plan, show, probe or cleanup")]));
+        return Err(Ending::bad_input(&[Problem::new(
+            "",
+            "say what to do: run, plan, render, show, probe or cleanup",
+        )]));
     };
     if matches.get_flag("version") {
         return Err(Ending { code: 0, text: version() });
@@ -161,6 +167,10 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, End
         (_, Some(file)) => Command::WriteConfig(file.clone()),
         _ if matches.get_flag("cleanup") => Command::Cleanup,
         ("plan", _) => Command::Plan(output),
+        ("render", _) => {
+            let addresses = matches.get_many::<IpAddr>("node-address").unwrap_or_default();
+            Command::Render(output, addresses.copied().collect())
+        }
         ("show", _) => Command::Show(output),
         ("probe", _) => Command::Probe(output),
         ("cleanup", _) => Command::Cleanup,
@@ -264,11 +274,11 @@ fn clap() -> Clap {
             .long("input-timeout")
             .value_name("DURATION")
             .value_parser(|text: &str| text.parse::<GoDuration>())
-            .help("How long run --once, plan and show wait while the API server sends nothing new, 0s: for ever [60s]");
-        let command = command.arg(input_timeout.hide(!matches!(name, "run" | "plan" | "show")));
+            .help("How long run --once, plan, render and show wait while the API server sends nothing new, 0s: for ever [60s]");
+        let command = command.arg(input_timeout.hide(!matches!(name, "run" | "plan" | "render" | "show")));
         let output = Arg::new("output").short('o').long("output").value_parser(["text", "json"]).default_value("text");
         match name {
-            "plan" | "show" | "probe" => command.arg(output.help("How to print").display_order(0)),
+            "plan" | "render" | "show" | "probe" => command.arg(output.help("How to print").display_order(0)),
             _ => command,
         }
     };
@@ -287,6 +297,21 @@ fn clap() -> Clap {
             ),
         )
         .subcommand(command("plan", "Print what would change; write nothing"))
+        .subcommand(
+            command(
+                "render",
+                "Print what a node would hold, as ipvsadm, ipset, iptables-save and nft print it; needs no kernel",
+            )
+            .arg(
+                Arg::new("node-address")
+                    .long("node-address")
+                    .value_name("IP")
+                    .value_parser(clap::value_parser!(IpAddr))
+                    .action(ArgAction::Append)
+                    .display_order(0)
+                    .help("An address of the node; may be repeated [those of its Node object]"),
+            ),
+        )
         .subcommand(command("show", "Print what the kernel holds, with the Services it serves"))
         .subcommand(command("probe", "Print what the mode needs and whether this machine has it"))
         .subcommand(command("cleanup", "Remove everything it has created, of both families, and nothing else"))

@@ -1,0 +1,165 @@
+//! `render`: what a node would hold for these Services. Needs no kernel, no privilege, and changes nothing.
+//!
+//! The reconciler programs a kernel in memory, the one that the tests use, which the suites of the crates hold to the real
+//! one; then that kernel is saved in the formats of the field's tools.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::net::IpAddr;
+use std::process::ExitCode;
+
+use iptables::Family;
+use proxier_core::fake::{FakeKernel, KernelState};
+use proxier_core::modes::Kind;
+use serde_json::{Value, json};
+
+use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input, tell};
+use crate::proxier_demo::engine::Engine;
+use crate::proxier_demo::settings::cli::{Configured, Output};
+use crate::proxier_demo::sources::change::Snapshot;
+use crate::proxier_demo::status::json;
+use crate::proxier_demo::status::progress::Progress;
+
+/// The device that has the node's addresses.
+const DEVICE: &str = "node0";
+
+/// Renders the input for this node, whose addresses are given, or else those of its Node object.
+///
+/// Exit code 0: rendered. 1: no input, or a part could not be programmed. 2: some of the input could not be read.
+pub async fn render(configured: &Configured, output: Output, node_addresses: &[IpAddr]) -> ExitCode {
+    let progress = Progress::of_command();
+    let (snapshot, unreadable) = match input(configured, &progress).await {
+        Ok(read) => read,
+        Err(code) => return code,
+    };
+    progress.end();
+    let addresses = if node_addresses.is_empty() { of_the_node(&snapshot) } else { node_addresses.to_vec() };
+    let kernel = FakeKernel::new();
+    kernel.set_interface(DEVICE, &addresses);
+    let before = kernel.state();
+    let mut engine = Engine::in_memory(configured, kernel.clone());
+    feed(&mut engine, snapshot);
+    let Some(report) = engine.pass() else { return ExitCode::from(FAILED) };
+
+    for problem in &unreadable {
+        eprintln!("proxier-demo: {problem}");
+    }
+    for rejection in engine.proxier().rejections() {
+        eprintln!("proxier-demo: {rejection}");
+    }
+    tell(&report);
+    if addresses.is_empty() {
+        eprintln!(
+            "proxier-demo: no address of node {} is known, so it serves no node ports here: give --node-address, or its \
+             Node object",
+            configured.settings.node_name
+        );
+    }
+    let rendered = Rendered::new(&before, kernel.state(), configured.settings.mode);
+    let printed = match output {
+        Output::Text => std::io::stdout().lock().write_all(rendered.text().as_bytes()),
+        Output::Json => json::print(&rendered.json()),
+    };
+    match (printed.is_ok() && report.is_done(), unreadable.is_empty()) {
+        (false, _) => ExitCode::from(FAILED),
+        (true, false) => ExitCode::from(BAD_INPUT),
+        (true, true) => ExitCode::SUCCESS,
+    }
+}
+
+/// The addresses of the Node object, without names.
+fn of_the_node(snapshot: &Snapshot) -> Vec<IpAddr> {
+    let node = snapshot.node.iter();
+    let addresses = node.flat_map(|node| &node.object.status.addresses);
+    addresses.filter_map(|address| address.address.parse().ok()).collect()
+}
+
+/// What a node holds, in the formats of the tools.
+#[derive(Debug, Default)]
+struct Rendered {
+    mode: Kind,
+    /// `ipvsadm --save --numeric`.
+    ipvsadm: String,
+    /// `ipset save`.
+    ipset: String,
+    /// `iptables-save` of each family.
+    iptables: BTreeMap<Family, String>,
+    /// `nft list ruleset`.
+    nft: String,
+    /// Addresses by the device that they are bound to.
+    addresses: BTreeMap<String, Vec<IpAddr>>,
+    /// Values below `/proc/sys` that are not the kernel's own.
+    sysctls: BTreeMap<String, String>,
+}
+
+impl Rendered {
+    fn new(before: &KernelState, after: KernelState, mode: Kind) -> Self {
+        let mut rendered = Rendered { mode, ipvsadm: after.ipvs, ..Rendered::default() };
+        for (create, _) in after.sets.values() {
+            rendered.ipset += create;
+            rendered.ipset.push('\n');
+        }
+        for (name, (_, entries)) in &after.sets {
+            for entry in entries {
+                // Writing to a String cannot fail.
+                let _ = writeln!(rendered.ipset, "add {name} {entry}");
+            }
+        }
+        for ((family, _backend), rules) in after.rules {
+            let text = rendered.iptables.entry(family).or_default();
+            for line in rules.lines() {
+                // Rules come with their counters, as `iptables-save --counters` prints them.
+                text.push_str(line.strip_prefix("[0:0] ").unwrap_or(line));
+                text.push('\n');
+            }
+        }
+        rendered.nft = after.tables.into_values().collect();
+        rendered.addresses = after.devices.into_iter().filter(|(device, _)| device != DEVICE).collect();
+        rendered.addresses.retain(|device, addresses| before.devices.get(device) != Some(&*addresses));
+        rendered.sysctls =
+            after.sysctls.into_iter().filter(|(path, value)| before.sysctls.get(path) != Some(value)).collect();
+        rendered
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        let mut part = |tool: &str, content: &str| {
+            if !content.is_empty() {
+                let line_end = if content.ends_with('\n') { "" } else { "\n" };
+                let between = if text.is_empty() { "" } else { "\n" };
+                let _ = write!(text, "{between}# {tool}\n{content}{line_end}");
+            }
+        };
+        let sysctls: String =
+            self.sysctls.iter().map(|(path, value)| format!("{} = {value}\n", path.replace('/', "."))).collect();
+        part("sysctl", &sysctls);
+        let addresses: String = self
+            .addresses
+            .iter()
+            .flat_map(|(device, addresses)| addresses.iter().map(move |address| format!("{address} dev {device}\n")))
+            .collect();
+        part("ip address", &addresses);
+        part("ipvsadm --restore", &self.ipvsadm);
+        part("ipset restore", &self.ipset);
+        for (family, rules) in &self.iptables {
+            part(if *family == Family::Ipv4 { "iptables-restore" } else { "ip6tables-restore" }, rules);
+        }
+        part("nft --file", &self.nft);
+        text
+    }
+
+    fn json(&self) -> Value {
+        let rules = |family| self.iptables.get(&family).map(String::as_str).unwrap_or_default();
+        json!({
+            "mode": self.mode.name(),
+            "sysctl": self.sysctls,
+            "addresses": self.addresses,
+            "ipvsadm": self.ipvsadm,
+            "ipset": self.ipset,
+            "iptables": rules(Family::Ipv4),
+            "ip6tables": rules(Family::Ipv6),
+            "nft": self.nft,
+        })
+    }
+}

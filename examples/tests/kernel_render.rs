@@ -1,0 +1,228 @@
+//! `render` prints what `run --once` makes of a real kernel, and the field's tools take it.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+mod program;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+
+use program::{Folder, command, demo, ok, text, tool};
+use serde_json::Value;
+use testkit::{Need, PROXY, kernel_test};
+
+const OBJECTS: &str = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: demo}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10, 'fd00:96::10']
+  ipFamilies: [IPv4, IPv6]
+  externalIPs: [198.51.100.1]
+  externalTrafficPolicy: Local
+  loadBalancerSourceRanges: [203.0.113.0/24, '2001:db8:5::/64']
+  healthCheckNodePort: 32100
+  ports:
+  - {name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}
+  - {name: dns, port: 53, protocol: UDP, targetPort: 53, nodePort: 30053}
+status: {loadBalancer: {ingress: [{ip: 198.51.100.9}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: empty, namespace: demo}
+spec:
+  clusterIP: 10.96.0.11
+  clusterIPs: [10.96.0.11]
+  ipFamilies: [IPv4]
+  ports: [{name: http, port: 80, protocol: TCP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-4, namespace: demo, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]
+endpoints:
+- {addresses: [10.244.0.5], nodeName: n1}
+- {addresses: [10.244.1.6], nodeName: n2}
+- {addresses: [10.244.2.7], nodeName: n3}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-6, namespace: demo, labels: {kubernetes.io/service-name: web}}
+addressType: IPv6
+ports: [{name: http, port: 8080, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]
+endpoints:
+- {addresses: ['fd00:244::5'], nodeName: n1}
+";
+
+/// Client affinity, which only some versions of nft can list.
+const STICKY: &str = "apiVersion: v1
+kind: Service
+metadata: {name: sticky, namespace: demo}
+spec:
+  clusterIP: 10.96.0.12
+  clusterIPs: [10.96.0.12]
+  ipFamilies: [IPv4]
+  sessionAffinity: ClientIP
+  ports: [{name: http, port: 80, protocol: TCP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: sticky-1, namespace: demo, labels: {kubernetes.io/service-name: sticky}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.1.6]}]
+";
+
+/// The addresses of the node, on no device that the proxy makes.
+fn set_up() {
+    tool("ip link set lo up");
+    tool("ip link add eth9 type veth peer name eth8");
+    tool("ip addr add 192.0.2.1/24 dev eth9");
+    tool("ip addr add 2001:db8:9::1/64 dev eth9 nodad");
+    tool("ip link set eth9 up");
+}
+
+/// `render` for such a node, by a process that may do nothing to a kernel.
+fn render(manifests: &Folder, more: &[&str]) -> Output {
+    let folder = manifests.0.display().to_string();
+    let mut line = vec!["render", "--manifests", folder.as_str(), "--node-address", "192.0.2.1"];
+    line.extend(["--node-address", "2001:db8:9::1"]);
+    line.extend(more);
+    let inner = command(&line);
+    let mut powerless = Command::new("setpriv");
+    powerless.args(["--bounding-set=-all", "--inh-caps=-all", "--"]).arg(inner.get_program()).args(inner.get_args());
+    powerless.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG").output().unwrap()
+}
+
+/// Starts a tool with this text on its standard input.
+#[track_caller]
+fn feed(line: &str, input: &str) {
+    let mut words = line.split_whitespace();
+    let mut tool = Command::new(words.next().unwrap());
+    let mut child = tool.args(words).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{line}: {}\n{input}", text(&output.stderr));
+}
+
+fn lines(text: &str, starts: &str) -> BTreeSet<String> {
+    text.lines().filter(|line| line.starts_with(starts)).map(str::to_owned).collect()
+}
+
+/// What the tools of IPVS mode print, part by part.
+fn listed() -> Vec<BTreeSet<String>> {
+    vec![
+        lines(&tool("ipvsadm -Sn"), "-"),
+        lines(&tool("ipset save"), "add "),
+        lines(&tool("iptables-save"), "-A "),
+        lines(&tool("ip6tables-save"), "-A "),
+    ]
+}
+
+#[test]
+fn in_ipvs_mode_it_is_what_a_pass_makes() {
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    manifests.put("sticky.yaml", STICKY);
+    let output = render(&manifests, &["-o", "json"]);
+    let rendered: Value = serde_json::from_str(&ok(&output)).unwrap();
+    let part = |name: &str| rendered[name].as_str().unwrap_or_else(|| panic!("no {name}: {rendered:#}")).to_owned();
+    let wanted = vec![
+        lines(&part("ipvsadm"), "-"),
+        lines(&part("ipset"), "add "),
+        lines(&part("iptables"), "-A "),
+        lines(&part("ip6tables"), "-A "),
+    ];
+    assert!(wanted.iter().all(|lines| lines.len() > 3), "{rendered:#}");
+    assert_eq!(part("nft"), "");
+    let needs = [PROXY, &[Need::Veth, Need::Tool("setpriv")]].concat();
+    kernel_test(&needs, || {
+        set_up();
+        ok(&demo(&["run", "--once", "--manifests", &manifests.0.display().to_string()]));
+        for (wanted, real) in wanted.iter().zip(listed()) {
+            assert_eq!(*wanted, real);
+        }
+        let bound = tool("ip -o addr show kube-ipvs0");
+        let bound: BTreeSet<&str> = bound.lines().filter_map(|line| line.split_whitespace().nth(3)).collect();
+        let addresses = rendered["addresses"]["kube-ipvs0"].as_array().unwrap().iter().map(|address| {
+            let address = address.as_str().unwrap();
+            format!("{address}/{}", if address.contains(':') { 128 } else { 32 })
+        });
+        assert_eq!(addresses.collect::<BTreeSet<_>>(), bound.iter().map(|&line| line.to_owned()).collect());
+        for (path, value) in rendered["sysctl"].as_object().unwrap() {
+            let real = std::fs::read_to_string(format!("/proc/sys/{path}")).unwrap();
+            assert_eq!(real.trim(), value.as_str().unwrap(), "{path}");
+        }
+    });
+    kernel_test(&needs, || {
+        set_up();
+        feed("ipset restore", &part("ipset"));
+        feed("ipvsadm --restore", &part("ipvsadm"));
+        feed("iptables-restore", &part("iptables"));
+        feed("ip6tables-restore", &part("ip6tables"));
+        for (wanted, real) in wanted.iter().zip(listed()) {
+            assert_eq!(*wanted, real);
+        }
+    });
+}
+
+#[test]
+fn in_nftables_mode_it_is_what_a_pass_makes() {
+    const MODE: [&str; 2] = ["--proxy-mode", "nftables"];
+    // The words of a ruleset, and how often each comes: nft prints elements in the order of their hashes. `th dport` after a
+    // match of the protocol is `tcp dport` to nft.
+    let listed = || {
+        let mut words: BTreeMap<String, usize> = BTreeMap::new();
+        for word in tool("nft list ruleset").split_whitespace().map(|word| word.trim_end_matches(',')) {
+            *words.entry(if word == "th" { "tcp" } else { word }.to_owned()).or_default() += 1;
+        }
+        words
+    };
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    let output = render(&manifests, &["-o", "json", MODE[0], MODE[1]]);
+    let rendered: Value = serde_json::from_str(&ok(&output)).unwrap();
+    assert_eq!((&rendered["ipvsadm"], &rendered["ipset"], &rendered["iptables"]), (&"".into(), &"".into(), &"".into()));
+    let needs = [Need::Root, Need::Nftables, Need::Veth, Need::Tool("nft"), Need::Tool("setpriv")];
+    let mut passes = BTreeMap::new();
+    kernel_test(&needs, || {
+        set_up();
+        let folder = manifests.0.display().to_string();
+        ok(&demo(&["run", "--once", "--manifests", &folder, MODE[0], MODE[1]]));
+        passes = listed();
+        assert!(passes.len() > 100, "{passes:?}");
+    });
+    kernel_test(&needs, || {
+        feed("nft --file -", rendered["nft"].as_str().unwrap());
+        let restored = listed();
+        let differ = |(word, times): &(&String, &usize)| passes.get(word.as_str()) != Some(*times);
+        let differ: Vec<_> = restored.iter().filter(differ).collect();
+        assert!(differ.is_empty() && restored.len() == passes.len(), "{differ:?}");
+    });
+}
+
+#[test]
+fn as_text_it_has_a_part_for_each_tool() {
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    let folder = manifests.0.display().to_string();
+    let printed = ok(&demo(&["render", "--manifests", &folder, "--node-address", "192.0.2.1"]));
+    let parts: Vec<&str> = printed.lines().filter(|line| line.starts_with("# ")).collect();
+    let tools = ["sysctl", "ip address", "ipvsadm --restore", "ipset restore", "iptables-restore", "ip6tables-restore"];
+    assert_eq!(parts, tools.map(|tool| format!("# {tool}")), "{printed}");
+    assert!(printed.contains("\n10.96.0.10 dev kube-ipvs0\n"), "{printed}");
+    assert!(printed.contains("\n-A -t 192.0.2.1:30080 -s rr\n"), "{printed}");
+    // Without an address there are no node ports, and it says so.
+    let output = demo(&["render", "--manifests", &folder]);
+    assert!(!ok(&output).contains(":30080"));
+    assert!(text(&output.stderr).contains("give --node-address"), "{}", text(&output.stderr));
+    assert_eq!(demo(&["render", "--manifests", &folder, "--node-address", "nowhere"]).status.code(), Some(2));
+    manifests
+        .put("bad.yaml", "kind: Service\napiVersion: v1\nmetadata: {name: bad, namespace: demo}\nspec: {ports: 7}\n");
+    let output = demo(&["render", "--manifests", &folder]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("10.96.0.10"), "the rest is rendered");
+}
