@@ -1,7 +1,7 @@
 //! nftables mode on a kernel in memory: changes, restarts, strangers, faults.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nftables::{Chain, Family, Name, Table, TableKey, Transaction};
@@ -113,19 +113,98 @@ impl Node {
     }
 }
 
-/// Tables as text in which the order counts only where it does for packets: that of rules.
-fn in_order(tables: &BTreeMap<String, String>) -> Vec<String> {
+/// A table's text by block (`map endpoints`, `chain internal-2`), each as its lines or elements.
+fn blocks(text: &str) -> BTreeMap<String, Vec<String>> {
+    let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut block = String::new();
+    for line in text.lines().map(str::trim).filter(|line| *line != "}") {
+        if let Some(name) = line.strip_suffix(" {") {
+            name.clone_into(&mut block);
+            blocks.entry(block.clone()).or_default();
+        } else if let Some(elements) = line.strip_prefix("elements = { ") {
+            let elements = elements.trim_end_matches(" }").split(", ").map(str::to_owned);
+            blocks.entry(block.clone()).or_default().extend(elements);
+        } else {
+            blocks.entry(block.clone()).or_default().push(line.to_owned());
+        }
+    }
+    blocks
+}
+
+/// What a slot is called in the map of endpoints when it is one of endpoints on this node.
+const LOCAL: u32 = 1 << 24;
+
+/// What tables mean, whatever slots endpoints have: where connections to each Frontend go, and everything else as text in which
+/// the order counts only where it does for packets, that of rules. Fails where a draw leads nowhere, an endpoint cannot be drawn, or a
+/// chain or a set is missing or left over.
+fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
     let mut all = Vec::new();
     for (name, text) in tables {
-        let (mut block, mut rule) = (String::new(), 0);
-        for line in text.lines().map(str::trim).filter(|line| *line != "}") {
-            if line.ends_with('{') {
-                (block, rule) = (line.to_owned(), 0);
+        let mut blocks = blocks(text);
+        let mut endpoints = BTreeMap::new();
+        for element in blocks.remove("map endpoints").unwrap_or_default() {
+            let Some((key, endpoint)) = element.split_once(" : ") else { continue };
+            let (frontend, slot) = key.rsplit_once(" . ").unwrap();
+            if let Ok(slot) = slot.parse::<u32>() {
+                endpoints.insert((frontend.to_owned(), slot), endpoint.to_owned());
             }
-            rule += usize::from(block.starts_with("chain"));
-            let parts = if line.starts_with("elements") { line.split(", ").collect() } else { vec![line] };
-            let parts = parts.iter().map(|part| part.trim_start_matches("elements = { ").trim_end_matches(" }"));
-            all.extend(parts.map(|part| format!("{name} {block} {rule} {part}")));
+        }
+        let mut draws: BTreeMap<(String, bool), BTreeMap<u32, u32>> = BTreeMap::new();
+        for element in blocks.remove("set draws").unwrap_or_default() {
+            let Some((frontend, ticket)) = element.rsplit_once(" . ") else { continue };
+            let Ok(ticket) = ticket.parse::<u32>() else { continue };
+            let (is_local, slot, draw) = (ticket >> 31 == 1, ticket >> 16 & 0x7fff, ticket & 0xffff);
+            let of = draws.entry((frontend.to_owned(), is_local)).or_default();
+            assert_eq!(of.insert(draw, slot), None, "{frontend} has draw {draw} twice: {text}");
+        }
+        let mut needed = BTreeSet::new();
+        for element in blocks.remove("map services").unwrap_or_default() {
+            let Some((frontend, first)) = element.split_once(" : goto ") else { continue };
+            needed.insert(format!("chain {first}"));
+            assert!(blocks.contains_key(&format!("chain {first}")), "no chain {first} in {text}");
+            for chain in first.split("-or-").filter(|chain| *chain != "none") {
+                needed.insert(format!("chain {chain}"));
+                assert!(blocks.contains_key(&format!("chain {chain}")), "no chain {chain} in {text}");
+                let (kind, width) = chain.split_once("-of-").unwrap_or((chain, "0"));
+                let width: u32 = width.parse().unwrap();
+                let is_local = chain.contains("-local");
+                let number = kind.split('-').find_map(|part| part.parse::<u32>().ok()).unwrap();
+                let mut to: Vec<String> = (0..number)
+                    .map(|draw| {
+                        let slot = if width == 0 { draw } else { draws[&(frontend.to_owned(), is_local)][&draw] };
+                        assert!(width == 0 || slot < width, "slot {slot} of {chain} in {text}");
+                        let slot = if is_local { slot + LOCAL } else { slot };
+                        let endpoint = endpoints.remove(&(frontend.to_owned(), slot));
+                        endpoint.unwrap_or_else(|| panic!("{frontend} has nothing in slot {slot}: {text}"))
+                    })
+                    .collect();
+                if width > 0 {
+                    assert_eq!(draws[&(frontend.to_owned(), is_local)].len(), to.len(), "{frontend}: {text}");
+                    draws.remove(&(frontend.to_owned(), is_local));
+                }
+                let (_, secs) = kind.split_once("-sticky-").unwrap_or_default();
+                for slot in 0..width {
+                    let slot = format!("slot-{slot}{}-sticky-{secs}", if is_local { "-local" } else { "" });
+                    for block in [format!("chain {slot}"), format!("set {slot}")] {
+                        assert!(blocks.contains_key(&block), "no {block} in {text}");
+                        needed.insert(block);
+                    }
+                }
+                to.sort();
+                all.push(format!("{name} {frontend} : {kind} {}", to.join(", ")));
+            }
+        }
+        assert!(endpoints.is_empty() && draws.is_empty(), "{endpoints:?} {draws:?} are left over in {text}");
+        for block in blocks.keys().filter(|block| block.contains("-sticky-")) {
+            assert!(needed.contains(block), "{block} is left over in {text}");
+        }
+        // Which widths there are depends on the slots.
+        blocks.retain(|block, _| !block.contains("-sticky-"));
+        for (block, lines) in blocks {
+            for (place, line) in lines.into_iter().enumerate() {
+                let place = if block.starts_with("chain") { place } else { 0 };
+                all.push(format!("{name} {block} {place} {line}"));
+            }
         }
     }
     all.sort();
@@ -374,8 +453,17 @@ fn an_empty_first_list_takes_nothing_away_at_once() {
         node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
         node.slice(&format!("s{number}"), &["10.244.0.1"]);
     }
+    node.service("kept", json!({"clusterIP": "10.96.0.99", "sessionAffinity": "ClientIP"}));
+    node.slice("kept", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
     node.settles();
     let served = |node: &Node| {
+        // With the chains that chains go to.
+        let kept = blocks(&node.v4());
+        assert!(kept["chain internal-3-sticky-10800-of-4"].len() > 7, "{kept:?}");
+        assert!(
+            kept["chain slot-3-sticky-10800"].len() == 3 && kept.contains_key("set slot-3-sticky-10800"),
+            "{kept:?}"
+        );
         (1..=20).all(|number| node.v4().contains(&format!("10.96.0.{number} . tcp . 80 : goto internal-1")))
     };
     let mut next = Node::on(node.kernel.clone(), options());
@@ -424,6 +512,105 @@ fn flows_of_removed_udp_endpoints_are_forgotten() {
     let report = node.settles();
     assert_eq!(report.applied.flows.total(), 1);
     assert_eq!(node.kernel.state().flows.into_iter().collect::<Vec<_>>(), [flow("10.244.0.2:53")]);
+}
+
+/// The elements of a map or set of IPv4.
+fn elements(node: &Node, set: &str) -> Vec<String> {
+    let mut elements = blocks(&node.v4()).remove(set).unwrap();
+    elements.retain(|line| line.starts_with("10.96."));
+    elements.sort();
+    elements
+}
+
+fn sticky() -> Value {
+    json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP"})
+}
+
+#[test]
+fn endpoints_keep_their_slots() {
+    for (spec, then) in [
+        (sticky(), ["0 : 10.244.0.1", "2 : 10.244.0.3", "3 : 10.244.0.4"]),
+        // Without affinity no number may be missing.
+        (json!({"clusterIP": "10.96.0.1"}), ["0 : 10.244.0.1", "1 : 10.244.0.4", "2 : 10.244.0.3"]),
+    ] {
+        let mut node = Node::new();
+        node.service("web", spec.clone());
+        node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4"]);
+        node.settles();
+        node.slice("web", &["10.244.0.1", "10.244.0.3", "10.244.0.4"]);
+        node.settles();
+        let expected = then.map(|slot| format!("10.96.0.1 . tcp . 80 . {slot} . 8080"));
+        assert_eq!(elements(&node, "map endpoints"), expected);
+        // Another process goes on with them.
+        let mut next = Node::on(node.kernel.clone(), options());
+        next.service("web", spec);
+        next.slice("web", &["10.244.0.1", "10.244.0.3", "10.244.0.4"]);
+        let report = next.settles();
+        assert_eq!(report.writes(), 0, "{report:#?}");
+        next.slice("web", &["10.244.0.0", "10.244.0.1", "10.244.0.3", "10.244.0.4"]);
+        next.settles();
+        let found = elements(&next, "map endpoints");
+        assert_eq!(found.len(), 4);
+        assert!(expected.iter().all(|kept| found.contains(kept)), "{expected:?} are not in {found:?}");
+    }
+}
+
+/// An endpoint that is away between two writes only has its slot as before.
+#[test]
+fn what_was_not_written_takes_no_slot_away() {
+    let mut node = Node::new();
+    node.service("web", sticky());
+    node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    node.settles();
+    let before = elements(&node, "map endpoints");
+    node.slice("web", &["10.244.0.3", "10.244.0.4"]);
+    node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    node.pass();
+    assert_eq!(elements(&node, "map endpoints"), before);
+}
+
+#[test]
+fn chains_of_slots_come_and_go_with_the_number_of_endpoints() {
+    let mut node = Node::new();
+    for number in 1..=30 {
+        node.service(
+            &format!("s{number}"),
+            json!({"clusterIP": format!("10.96.0.{number}"), "sessionAffinity": "ClientIP"}),
+        );
+        node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
+    }
+    let slots = |node: &Node| -> Vec<String> {
+        let blocks = blocks(&node.v4());
+        blocks.into_keys().filter(|block| block.contains("-sticky-")).collect()
+    };
+    let two = [
+        "chain internal-2-sticky-10800-of-2",
+        "chain slot-0-sticky-10800",
+        "chain slot-1-sticky-10800",
+        "set slot-0-sticky-10800",
+        "set slot-1-sticky-10800",
+    ];
+    node.settles();
+    assert_eq!(slots(&node), two);
+    node.slice("s7", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    node.settles();
+    assert_eq!(slots(&node).len(), two.len() + 5, "{:?}", slots(&node));
+    node.slice("s7", &["10.244.0.1", "10.244.0.2"]);
+    node.settles();
+    assert_eq!(slots(&node), two);
+    // What others put there goes, and what they take away comes back.
+    let whole = node.tables();
+    let table = TableKey::new(Family::Ip, "proxier").unwrap();
+    let mut change = Transaction::new();
+    for chain in ["internal-2-sticky-10800-of-2", "slot-1-sticky-10800"] {
+        change.flush_chain(&table.chain(chain).unwrap());
+    }
+    change.delete_set(&table.set("slot-1-sticky-10800").unwrap());
+    node.kernel.nftables().commit(&change).unwrap();
+    let report = node.full();
+    assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
+    assert_eq!(meaning(&node.tables()), meaning(&whole));
+    assert_eq!(slots(&node), two);
 }
 
 /// A Service among few, so that they meet.
@@ -556,7 +743,7 @@ proptest! {
         let mut fresh = Node::on(kernel(), options);
         objects.give(&mut fresh);
         fresh.settles();
-        prop_assert_eq!(in_order(&node.tables()), in_order(&fresh.tables()));
+        prop_assert_eq!(meaning(&node.tables()), meaning(&fresh.tables()));
         let report = node.full();
         prop_assert!(report.is_done() && report.writes() == 0, "{:#?}", report);
     }

@@ -1,5 +1,7 @@
 //! What a table has besides its elements and the chains that choose endpoints: it follows from the settings alone.
 
+use std::time::Duration;
+
 use nftables::expr::{CmpOp, FibFlags, FibResult, MetaKey, NatFlags, Reject};
 use nftables::{
     BaseChain, Chain, ChainKey, ChainType, CtState, DataType, Expression, Family as NftFamily, FieldTypes, Hook, Name,
@@ -8,12 +10,11 @@ use nftables::{
 };
 
 use super::lower::SetName;
+use super::pick::Slot;
 use crate::config::{Config, LocalTraffic};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
 
-/// Chain: connections to Frontends with policy `Local`.
-pub(super) const EXTERNAL_LOCAL: &str = "external-local";
 /// Chain: clients are told that nobody answers.
 pub(super) const REJECT: &str = "reject-connection";
 /// Chain: connections to Frontends.
@@ -25,8 +26,16 @@ const GUARD: &str = "guard";
 /// An empty chain: the table is this program's. A table of our name without it is somebody else's.
 pub(super) const OWNED: &str = "made-by-proxier-core";
 
-/// Largest number of clients that are remembered. Beyond it, new ones are served without affinity.
-const AFFINITIES: u32 = 1 << 20;
+/// Largest numbers of clients that the lowest slots remember, which all Frontends with affinity share; the kernel makes room for
+/// them at once, 8 MiB together. The others grow as needed up to the kernel's own limit, 65,535 (`nft_dynset_init`). Beyond,
+/// new clients are served without affinity.
+const CLIENTS: [u32; 3] = [0x30000, 0x18000, 0x18000];
+
+/// The kernel's limit for sets that rules write, where none is given.
+pub(super) const CLIENTS_BY_DEFAULT: u32 = 0xffff;
+
+/// How often the kernel frees clients that have timed out: it walks the whole set for that. Each second is its own choice.
+const COLLECTED_EVERY: Duration = Duration::from_secs(30);
 
 /// Whose connections to cluster IPs are masqueraded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +114,7 @@ impl Layout {
     }
 
     /// The family in nf_tables' words.
-    pub(super) fn nft_family(&self) -> NftFamily {
+    fn nft_family(&self) -> NftFamily {
         self.table.family
     }
 
@@ -119,7 +128,12 @@ impl Layout {
     }
 
     fn set_key(&self, set: SetName) -> SetKey {
-        SetKey { table: self.table.clone(), name: chain(set.as_str()) }
+        self.set_key_of(set.as_str())
+    }
+
+    /// The key of a set by its name.
+    pub(super) fn set_key_of(&self, name: &str) -> SetKey {
+        SetKey { table: self.table.clone(), name: chain(name) }
     }
 
     pub(super) fn chain_key(&self, name: &str) -> ChainKey {
@@ -131,7 +145,7 @@ impl Layout {
         Table::new(self.table.clone()).comment("Kubernetes Services")
     }
 
-    fn source(&self) -> Operand {
+    pub(super) fn source(&self) -> Operand {
         match self.family {
             Family::V4 => Operand::IP_SADDR,
             Family::V6 => Operand::IP6_SADDR,
@@ -146,11 +160,37 @@ impl Layout {
     }
 
     /// What a Frontend is known by.
-    fn frontend(&self) -> Vec<Operand> {
+    pub(super) fn frontend(&self) -> Vec<Operand> {
         vec![self.destination(), Operand::L4PROTO, Operand::DPORT]
     }
 
-    /// A set or map, without its elements.
+    /// What a client of a Frontend is known by.
+    pub(super) fn client(&self) -> Vec<Operand> {
+        [&[self.source()], self.frontend().as_slice()].concat()
+    }
+
+    /// Sends to the endpoint in a slot, and goes on where there is none.
+    pub(super) fn to_endpoint(&self, slot: Operand) -> RuleBuilder {
+        self.to_endpoint_after(self.rule(), slot)
+    }
+
+    /// The same at the end of a rule.
+    pub(super) fn to_endpoint_after(&self, rule: RuleBuilder, slot: Operand) -> RuleBuilder {
+        let key = [self.frontend().as_slice(), &[slot]].concat();
+        rule.dnat_to_map(self.nft_family(), &key, Layout::reference(SetName::Endpoints))
+    }
+
+    /// The clients of a slot.
+    pub(super) fn slot_set(&self, slot: &Slot) -> Set {
+        let key = SetKey { table: self.table.clone(), name: slot.name() };
+        let mut set = Set::typeof_set(key.clone(), &self.client()).unwrap_or_else(|_| Set::new(key, no_fields()));
+        set.flags = SetFlags::DYNAMIC | SetFlags::TIMEOUT;
+        set.gc_interval = Some(COLLECTED_EVERY);
+        set.size = usize::try_from(slot.number).ok().and_then(|number| CLIENTS.get(number)).copied();
+        set
+    }
+
+    /// A set or map, without its elements. Those of slots are others: [`Layout::slot_set`].
     pub(super) fn set(&self, name: SetName) -> Set {
         let key = self.set_key(name);
         let frontend = self.frontend();
@@ -159,16 +199,9 @@ impl Layout {
         // Numbers of slots have no meaning to people beyond their order.
         let slot = Operand::random(u32::from(u16::MAX));
         let set = match name {
-            SetName::Services | SetName::Anywhere | SetName::OnlyHere | SetName::NoEndpoints => {
-                Set::typeof_verdict_map(key.clone(), &frontend)
-            }
+            SetName::Services | SetName::NoEndpoints => Set::typeof_verdict_map(key.clone(), &frontend),
             SetName::Endpoints => Set::typeof_map(key.clone(), &with(&[slot]), &endpoint),
-            SetName::Live | SetName::LiveLocal => Set::typeof_set(key.clone(), &with(&endpoint)),
-            SetName::Affinity => {
-                let client = [&[self.source()], frontend.as_slice()].concat();
-                Set::typeof_map(key.clone(), &client, &endpoint)
-                    .map(|set| set.flags(SetFlags::DYNAMIC | SetFlags::TIMEOUT).size(AFFINITIES))
-            }
+            SetName::Draws => Set::typeof_set(key.clone(), &with(&[slot])),
             SetName::Guarded => Set::typeof_set(key.clone(), &frontend),
             SetName::Allowed => {
                 Set::typeof_set(key.clone(), &with(&[self.source()])).map(|set| set.flags(SetFlags::INTERVAL))
@@ -185,7 +218,7 @@ impl Layout {
         SetName::ALL.into_iter().map(|name| self.set(name))
     }
 
-    fn rule(&self) -> RuleBuilder {
+    pub(super) fn rule(&self) -> RuleBuilder {
         rule(self.table.family)
     }
 
@@ -249,7 +282,6 @@ impl Layout {
         vec![
             regular(OWNED, Vec::new()),
             regular(REJECT, vec![built(self.rule().reject(Reject::Icmp(self.port_unreachable())))]),
-            regular(EXTERNAL_LOCAL, self.external_local()),
             regular(
                 SERVICES,
                 vec![built(self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::Services)))],
@@ -275,20 +307,20 @@ impl Layout {
         }
     }
 
-    /// Pods and this node may use all endpoints: their answers come back here by themselves.
-    fn external_local(&self) -> Vec<Rule> {
-        let anywhere =
-            |rule: RuleBuilder| built(rule.verdict_map(&self.frontend(), Layout::reference(SetName::Anywhere)));
+    /// To one chain for pods and this node, which may use all endpoints: their answers come back here by themselves. To the other
+    /// for everybody else, and for all where there is no first one.
+    pub(super) fn split(&self, anywhere: Option<&Name>, only_here: Option<&Name>) -> Vec<Rule> {
         let from_here = || {
             let register = Register::FIRST;
             self.rule()
                 .expression(Expression::Fib { result: FibResult::AddressType, flags: FibFlags::SADDR, register })
                 .expression(Expression::Cmp { register, op: CmpOp::Eq, value: Value::mark(RTN_LOCAL) })
         };
-        let mut rules: Vec<Rule> = self.of_pods().map(anywhere).into_iter().collect();
+        let goes_to = |rule: RuleBuilder, to: Option<&Name>| Some(built(rule.goto(to?.clone())));
+        let mut rules: Vec<Rule> = self.of_pods().and_then(|rule| goes_to(rule, anywhere)).into_iter().collect();
         rules.push(built(from_here().set_mark_bits(self.mark, self.mark)));
-        rules.push(anywhere(from_here()));
-        rules.push(built(self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::OnlyHere))));
+        rules.extend(goes_to(from_here(), anywhere));
+        rules.extend(goes_to(self.rule(), only_here));
         rules
     }
 
@@ -337,6 +369,6 @@ fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpOp) -> RuleB
 }
 
 /// A rule of ours: all its values are possible, and a test makes every one.
-fn built(rule: RuleBuilder) -> Rule {
+pub(super) fn built(rule: RuleBuilder) -> Rule {
     rule.build().unwrap_or_default()
 }

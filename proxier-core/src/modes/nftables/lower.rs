@@ -1,11 +1,13 @@
 //! A Frontend as elements of the table's sets and maps.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use nftables::{Element, ElementData, ElementKey, Name, Value, Verdict};
 
 use super::layout::chain;
-use super::pick::{FIRST_LOCAL_SLOT, Marks, Pick};
+use super::pick::{Affinity, Marks, Pick, SharedChain, Split, place, ticket};
+use super::slots::{Slots, draws, is_sticky};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
@@ -15,18 +17,10 @@ use crate::snapshot::TrafficPolicy;
 pub enum SetName {
     /// Frontend → the chain that chooses an endpoint.
     Services,
-    /// Frontend with policy `Local` → the chain for the node and its pods, which may go anywhere.
-    Anywhere,
-    /// Frontend with policy `Local` → the chain for everybody else.
-    OnlyHere,
     /// Frontend, slot → endpoint.
     Endpoints,
-    /// Frontend with affinity, endpoint: those that clients may stay with.
-    Live,
-    /// The same, among the endpoints on this node.
-    LiveLocal,
-    /// Client, Frontend → endpoint. Rules write it.
-    Affinity,
+    /// Frontend with affinity, slot and draw: which draw of a new client means which slot.
+    Draws,
     /// Frontend without endpoints → what becomes of its packets.
     NoEndpoints,
     /// Frontends with source ranges.
@@ -41,14 +35,10 @@ pub enum SetName {
 
 impl SetName {
     /// All.
-    pub const ALL: [SetName; 12] = [
+    pub const ALL: [SetName; 8] = [
         SetName::Services,
-        SetName::Anywhere,
-        SetName::OnlyHere,
         SetName::Endpoints,
-        SetName::Live,
-        SetName::LiveLocal,
-        SetName::Affinity,
+        SetName::Draws,
         SetName::NoEndpoints,
         SetName::Guarded,
         SetName::Allowed,
@@ -60,23 +50,14 @@ impl SetName {
     pub fn as_str(self) -> &'static str {
         match self {
             SetName::Services => "services",
-            SetName::Anywhere => "anywhere",
-            SetName::OnlyHere => "only-here",
             SetName::Endpoints => "endpoints",
-            SetName::Live => "live",
-            SetName::LiveLocal => "live-local",
-            SetName::Affinity => "affinity",
+            SetName::Draws => "draws",
             SetName::NoEndpoints => "no-endpoints",
             SetName::Guarded => "guarded",
             SetName::Allowed => "allowed",
             SetName::ClusterIps => "cluster-ips",
             SetName::Hairpins => "hairpins",
         }
-    }
-
-    /// Whether rules write it: its elements are nobody's drift.
-    pub(super) fn is_written_by_rules(self) -> bool {
-        self == SetName::Affinity
     }
 }
 
@@ -162,12 +143,13 @@ pub(super) struct Treatment {
 }
 
 impl Treatment {
-    pub(super) fn of(frontend: &Frontend) -> Self {
+    pub(super) fn of(frontend: &Frontend, slots: &Slots) -> Self {
         let pick = |marks, is_local: bool| {
             let endpoints = if is_local { &frontend.local } else { &frontend.cluster };
             let count = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
-            let affinity_secs = frontend.affinity_secs;
-            (count > 0).then_some(Pick { marks, is_local, count, affinity_secs })
+            let secs = frontend.affinity_secs.filter(|_| is_sticky(frontend, count));
+            let affinity = secs.map(|secs| Affinity { secs, width: slots.width(frontend, is_local) });
+            (count > 0).then_some(Pick { marks, is_local, count, affinity })
         };
         let is_internal = frontend.roles.contains(Roles::CLUSTER_IP);
         let mut treatment = Treatment::default();
@@ -192,41 +174,45 @@ impl Treatment {
         self.picks().any(|pick| pick.is_local)
     }
 
-    /// The chains it needs.
+    /// The chains it needs, each once.
+    pub(super) fn chains(&self) -> BTreeSet<SharedChain> {
+        let slots = self.picks().flat_map(|pick| pick.slots()).map(SharedChain::Slot);
+        self.first().into_iter().chain(self.picks().map(SharedChain::Pick)).chain(slots).collect()
+    }
+
+    /// The chains that choose its endpoints.
     pub(super) fn picks(&self) -> impl Iterator<Item = Pick> {
         [self.everybody, self.anywhere, self.only_here].into_iter().flatten()
     }
 
-    fn is_split(&self) -> bool {
-        self.anywhere.is_some() || self.only_here.is_some()
+    /// The chain that its connections go to first; `None` when there is no endpoint to choose.
+    fn first(&self) -> Option<SharedChain> {
+        let Treatment { anywhere, only_here, .. } = *self;
+        let is_split = anywhere.is_some() || only_here.is_some();
+        let split = is_split.then_some(SharedChain::Split(Split { anywhere, only_here }));
+        split.or(self.everybody.map(SharedChain::Pick))
     }
 }
 
-/// The elements of a Frontend, each once.
-pub fn lower(frontend: &Frontend) -> Vec<Item> {
+/// The elements of a Frontend whose endpoints have these slots, each once.
+pub fn lower(frontend: &Frontend, slots: &Slots) -> Vec<Item> {
     let key = &frontend.key;
-    let treatment = Treatment::of(frontend);
+    let treatment = Treatment::of(frontend, slots);
     let mut items = Vec::new();
-    let goes_to = |set, pick: &Pick| Item::new(set, with(key, &[])).goes_to(chain(&pick.to_string()));
-    if treatment.is_split() {
-        items.push(Item::new(SetName::Services, with(key, &[])).goes_to(chain(super::layout::EXTERNAL_LOCAL)));
-    }
-    items.extend(treatment.everybody.iter().map(|pick| goes_to(SetName::Services, pick)));
-    items.extend(treatment.anywhere.iter().map(|pick| goes_to(SetName::Anywhere, pick)));
-    items.extend(treatment.only_here.iter().map(|pick| goes_to(SetName::OnlyHere, pick)));
+    let first = treatment.first();
+    items.extend(first.map(|first| Item::new(SetName::Services, with(key, &[])).goes_to(first.name())));
     for pick in treatment.picks() {
-        let (endpoints, first, live) = if pick.is_local {
-            (&frontend.local, FIRST_LOCAL_SLOT, SetName::LiveLocal)
-        } else {
-            (&frontend.cluster, 0, SetName::Live)
-        };
-        for (slot, to) in (first..).zip(endpoints.iter()) {
-            let mut item = Item::new(SetName::Endpoints, with(key, &[Value::mark(slot)]));
+        let is_local = pick.is_local;
+        for (slot, to) in slots.of(frontend, is_local) {
+            let mut item = Item::new(SetName::Endpoints, with(key, &[Value::mark(place(is_local, slot))]));
             item.data = Some(ElementData::Value(concat(&endpoint(to))));
             items.push(item);
-            if pick.affinity_secs.is_some() {
-                items.push(Item::new(live, with(key, &endpoint(to))));
-            }
+        }
+        if pick.affinity.is_some() {
+            let taken = slots.of(frontend, is_local).map(|(slot, _)| slot).collect();
+            items.extend(draws(&taken).map(|(draw, slot)| {
+                Item::new(SetName::Draws, with(key, &[Value::mark(ticket(is_local, slot, draw))]))
+            }));
         }
     }
     if let Some(nowhere) = treatment.nowhere {

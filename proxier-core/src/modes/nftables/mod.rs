@@ -9,6 +9,14 @@
 //!  chain pick-2   { dnat to … numgen random mod 2 map @endpoints }                          one chain a NUMBER of endpoints
 //! ```
 //!
+//! With session affinity, clients are remembered by slot: a set of clients and a chain for each *number* of a slot, shared by all
+//! Services. An endpoint keeps its slot while it lives; the tables say which, so a restart changes nothing. A slot whose
+//! endpoint is gone is given to the next new one at once: a client that the slot still knows has lost its endpoint, and gets
+//! the new one; it never leaves an endpoint that is there. Clients are looked for in all slots, up to the next power of two above
+//! the highest in use, one after the other: that is what affinity with many endpoints costs a new connection. With more than
+//! 4,096 endpoints there is none. The lowest slot remembers 196,608 clients of all Services, the next two half as many, others
+//! 65,535; beyond, clients are served without affinity. When a table is made anew, clients are forgotten.
+//!
 //! A changed endpoint is a transaction of a few elements, with ten Services or fifty thousand. Each pass is one transaction
 //! a family: packets see the table before it or after it, never in between.
 //!
@@ -36,6 +44,7 @@ mod mode;
 mod observed;
 mod pick;
 mod plan;
+mod slots;
 mod trial;
 mod wanted;
 
@@ -44,7 +53,8 @@ pub use layout::{Layout, MasqueradeRule};
 pub use lower::{Item, SetName, lower};
 pub use mode::Options;
 pub(crate) use mode::{Mode, Prepared};
-pub use pick::Pick;
+pub use pick::{Affinity, Marks, Pick, SharedChain, Slot, Split};
 pub use plan::Plan;
+pub use slots::Slots;
 pub use trial::trial;
 pub use wanted::Wanted;

@@ -10,6 +10,7 @@ use super::layout::Layout;
 use super::lower::Treatment;
 use super::observed::Observed;
 use super::plan::{Fate, Plan, TablePlan};
+use super::slots::Slots;
 use super::wanted::{Changed, Wanted};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls;
@@ -186,6 +187,10 @@ impl Mode {
             }
         };
         let read = std::mem::take(&mut self.read);
+        for (family, observed) in &read {
+            let held = observed.as_ref().map(|observed| observed.slots(*family)).unwrap_or_default();
+            self.wanted.adopt(*family, &held);
+        }
         let served: Vec<Family> = pass.families().collect();
         for family in Family::ALL {
             let layout = self.layout(family, &pass);
@@ -227,7 +232,7 @@ impl Mode {
     fn hold(stopped: &Stopped, plan: &mut Plan, read: &BTreeMap<Family, Option<Observed>>) -> BTreeSet<FrontendKey> {
         for table in &mut plan.tables {
             if let Some(Some(observed)) = read.get(&table.layout.family()) {
-                table.hold(stopped, &observed.elements);
+                table.hold(stopped, observed);
             }
         }
         stopped.inherited().collect()
@@ -238,7 +243,8 @@ impl Mode {
         let desired = self.wanted.desired();
         for (key, before) in &self.changed.frontends {
             let (Some(place), after) = (key.udp(), desired.frontend(key)) else { continue };
-            let (old, new) = (before.as_ref().map(answering), after.map(answering).unwrap_or_default());
+            let (old, new) =
+                (before.as_ref().map(|(frontend, _)| answering(frontend)), after.map(answering).unwrap_or_default());
             // A flow that began before there was anybody to answer is not translated.
             let begins = old.as_ref().is_none_or(BTreeSet::is_empty) && !new.is_empty();
             let ends = old.is_some_and(|old| !old.is_subset(&new));
@@ -373,12 +379,12 @@ fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Observed>, Po
 
 /// Whether connections to a Frontend are refused or dropped.
 fn is_without_endpoints(frontend: &Frontend) -> bool {
-    Treatment::of(frontend).picks().next().is_none()
+    Treatment::of(frontend, &Slots::default()).picks().next().is_none()
 }
 
 /// The endpoints that may answer for a Frontend.
 fn answering(frontend: &Frontend) -> BTreeSet<SocketAddr> {
-    let treatment = Treatment::of(frontend);
+    let treatment = Treatment::of(frontend, &Slots::default());
     let lists = treatment.picks().map(|pick| if pick.is_local { &frontend.local } else { &frontend.cluster });
     lists.flat_map(|list| list.iter().map(|endpoint| SocketAddr::from(*endpoint))).collect()
 }

@@ -3,19 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use nftables::{ElementData, ElementKey, Rule, TableSnapshot};
+use nftables::{ElementData, ElementKey, Rule, Set, SetFlags, TableSnapshot};
 
-use super::layout::{Layout, OWNED};
+use super::layout::{CLIENTS_BY_DEFAULT, Layout, OWNED};
 use super::lower::SetName;
-use crate::net::{Family, FrontendKey, Protocol};
+use super::pick::slot_at;
+use super::slots::Held;
+use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 
 /// A family's table as it was read.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
-    /// Elements by set. Those that rules write are not read into it.
+    /// Elements by set, but for those of slots: rules write them, and they are nobody's drift.
     pub(super) elements: BTreeMap<SetName, BTreeMap<ElementKey, Option<ElementData>>>,
     /// Rules by chain.
     pub(super) chains: BTreeMap<String, Vec<Rule>>,
+    /// Sets that are none of [`SetName`], but for anonymous ones, which go with their rules.
+    pub(super) other_sets: BTreeMap<String, Set>,
     /// Base chains differ from ours, or a set does: the table cannot be mended, only made again.
     pub(super) is_other: bool,
 }
@@ -44,24 +48,39 @@ impl Observed {
         for contents in snapshot.sets {
             let name = contents.set.set.key.name.as_str();
             let Some(set) = SetName::ALL.into_iter().find(|set| set.as_str() == name) else {
-                // Anonymous sets go with their rules.
+                if !contents.set.set.flags.contains(SetFlags::ANONYMOUS) {
+                    observed.other_sets.insert(name.to_owned(), contents.set.set);
+                }
                 continue;
             };
             let wanted = layout.set(set);
-            let found = &contents.set.set;
-            observed.is_other |= found.key_type != wanted.key_type
-                || found.data != wanted.data
-                || found.all_flags() != wanted.all_flags()
-                || found.size != wanted.size;
+            observed.is_other |= !is_kind_of(&contents.set.set, &wanted);
             there.insert(set);
-            if !set.is_written_by_rules() {
-                let elements = contents.elements.into_iter().map(|element| (element.key, element.data));
-                observed.elements.insert(set, elements.collect());
-            }
+            let elements = contents.elements.into_iter().map(|element| (element.key, element.data));
+            observed.elements.insert(set, elements.collect());
         }
         // Rules name sets: a table without one of them has other rules too.
         observed.is_other |= there.len() != SetName::ALL.len();
         Some(observed)
+    }
+
+    /// The slots of endpoints, by Frontend.
+    pub(super) fn slots(&self, family: Family) -> BTreeMap<FrontendKey, Held> {
+        let mut all: BTreeMap<FrontendKey, Held> = BTreeMap::new();
+        for (key, data) in self.elements.get(&SetName::Endpoints).into_iter().flatten() {
+            let (Some((frontend, rest)), Some(ElementData::Value(data))) = (split(key, family), data) else { continue };
+            let place = rest.first_chunk::<4>().map(|bytes| u32::from_ne_bytes(*bytes));
+            let (Some((is_local, slot)), Some(endpoint)) = (place.map(slot_at), endpoint(data.as_bytes(), family))
+            else {
+                continue;
+            };
+            let held = all.entry(frontend).or_default();
+            let held = if is_local { &mut held.local } else { &mut held.cluster };
+            // Of an endpoint in two slots the lower one counts.
+            let lowest = held.entry(endpoint).or_insert(slot);
+            *lowest = slot.min(*lowest);
+        }
+        all
     }
 
     /// The Frontends that it serves, with whether there is an endpoint behind them.
@@ -78,12 +97,22 @@ impl Observed {
 
 /// The Frontend that an element belongs to; `None` for those that several share.
 pub(super) fn frontend_of(set: SetName, key: &ElementKey, family: Family) -> Option<FrontendKey> {
-    if matches!(set, SetName::ClusterIps | SetName::Hairpins | SetName::Affinity) {
+    if matches!(set, SetName::ClusterIps | SetName::Hairpins) {
         return None;
     }
-    let (ElementKey::Value(value) | ElementKey::Range(value, _)) = key else { return None };
-    let bytes = value.as_bytes();
-    let (address, rest) = match family {
+    split(key, family).map(|(key, _)| key)
+}
+
+/// Whether a set is of this kind.
+pub(super) fn is_kind_of(found: &Set, wanted: &Set) -> bool {
+    found.key_type == wanted.key_type
+        && found.data == wanted.data
+        && found.all_flags() == wanted.all_flags()
+        && (found.size == wanted.size || wanted.size.is_none() && found.size == Some(CLIENTS_BY_DEFAULT))
+}
+
+fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
+    Some(match family {
         Family::V4 => {
             let (address, rest) = bytes.split_first_chunk::<4>()?;
             (IpAddr::V4(Ipv4Addr::from(*address)), rest)
@@ -92,7 +121,18 @@ pub(super) fn frontend_of(set: SetName, key: &ElementKey, family: Family) -> Opt
             let (address, rest) = bytes.split_first_chunk::<16>()?;
             (IpAddr::V6(Ipv6Addr::from(*address)), rest)
         }
-    };
+    })
+}
+
+fn endpoint(bytes: &[u8], family: Family) -> Option<EndpointKey> {
+    let (address, rest) = address(bytes, family)?;
+    Some(EndpointKey::new(address, u16::from_be_bytes(*rest.first_chunk::<2>()?)))
+}
+
+/// The Frontend at the beginning of a key, and what is behind it.
+fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[u8])> {
+    let (ElementKey::Value(value) | ElementKey::Range(value, _)) = key else { return None };
+    let (address, rest) = address(value.as_bytes(), family)?;
     let (protocol, rest) = rest.split_first_chunk::<4>()?;
     let protocol = match protocol.first()? {
         6 => Protocol::Tcp,
@@ -100,6 +140,10 @@ pub(super) fn frontend_of(set: SetName, key: &ElementKey, family: Family) -> Opt
         132 => Protocol::Sctp,
         _ => return None,
     };
-    let port = u16::from_be_bytes(*rest.first_chunk::<2>()?);
-    Some(FrontendKey::new(protocol, address, port))
+    // Each field fills whole words.
+    let (port, rest) = match rest.split_first_chunk::<4>() {
+        Some(([high, low, ..], rest)) => ([*high, *low], rest),
+        None => (*rest.first_chunk::<2>()?, <&[u8]>::default()),
+    };
+    Some((FrontendKey::new(protocol, address, u16::from_be_bytes(port)), rest))
 }

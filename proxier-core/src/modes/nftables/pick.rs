@@ -1,14 +1,35 @@
-//! Chains that choose an endpoint: one for each number of endpoints, shared by all Services that have so many.
+//! Chains that Frontends share: those that choose among a number of endpoints, and those of slots, which clients stay with.
+//!
+//! ```text
+//!  chain internal-2-sticky-10800-of-2 {
+//!    ip saddr . ip daddr . … th dport @slot-0-sticky-10800 jump slot-0-sticky-10800     a client that is known
+//!    ip saddr . ip daddr . … th dport @slot-1-sticky-10800 jump slot-1-sticky-10800
+//!    ip daddr . … th dport . jhash … mod 2 offset 0       @draws goto slot-0-sticky-10800   a new one
+//!    ip daddr . … th dport . jhash … mod 2 offset 65536   @draws goto slot-1-sticky-10800
+//!  }
+//!  chain slot-1-sticky-10800 {
+//!    update @slot-1-sticky-10800 { … timeout 3h } dnat to … . 1 map @endpoints
+//!    dnat to … . 1 map @endpoints                         no room to remember one more client
+//!    delete @slot-1-sticky-10800 { … }                    there is no endpoint in the slot: on with the next rule
+//!  }
+//! ```
+//!
+//! A map from clients to slots would need fewer rules, but rules that look up what they have found in a map are more than `nft`
+//! can print. And a map from draws to chains would do instead of the rules for new clients; but chains that Frontends lead to have
+//! no maps of verdicts, since older kernels walk such a map once for each Frontend whenever they check the table.
+//!
+//! A client keeps its endpoint: it goes by the lowest slot that knows it and has an endpoint. A lower slot comes to know it only
+//! when no other does (first connections at one instant may each get their own); slots that have no endpoint any more forget it when it comes. So an empty slot can be given to another
+//! endpoint at once: clients that still know it have lost their endpoint and need one.
 
 use std::fmt;
 use std::time::Duration;
 
-use nftables::expr::{DynSetOp, HeaderBase, MetaKey, NatFlags, NatKind, NumgenKind, RegisterRange};
-use nftables::{Expression, Register, Rule, SetReference, Value};
+use nftables::expr::{DynSetOp, NumgenKind};
+use nftables::{Name, Operand, Rule, SetReference};
 
-use super::layout::Layout;
+use super::layout::{Layout, built, chain};
 use super::lower::SetName;
-use crate::net::Family;
 
 /// Which connections a chain marks to be masqueraded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,7 +42,16 @@ pub enum Marks {
     Everything,
 }
 
-/// A chain that chooses an endpoint. Its name says what it does: `pick-2`, `internal-3-local`, `external-2-sticky-10800`.
+/// How clients stay with their endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Affinity {
+    /// For how long after their last connection, in seconds.
+    pub secs: u32,
+    /// In how many slots they are looked for.
+    pub width: u32,
+}
+
+/// A chain that chooses an endpoint. Its name says what it does: `pick-2`, `internal-3-local`, `external-2-sticky-10800-of-4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pick {
     /// Which connections are marked to be masqueraded.
@@ -30,12 +60,70 @@ pub struct Pick {
     pub is_local: bool,
     /// Number of endpoints; never 0.
     pub count: u32,
-    /// How long a client stays with its endpoint, in seconds.
-    pub affinity_secs: Option<u32>,
+    /// Whether clients stay with their endpoint.
+    pub affinity: Option<Affinity>,
+}
+
+/// A slot that clients stay with: a chain and a set of clients of the same name, `slot-3-sticky-10800`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot {
+    /// Its number.
+    pub number: u32,
+    /// Of the endpoints on this node.
+    pub is_local: bool,
+    /// How long a client stays after its last connection, in seconds.
+    pub secs: u32,
+}
+
+/// A chain for policy `Local`: by where a connection comes from, it goes to one of two others. `pick-3-or-pick-1-local`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Split {
+    /// For the node and its pods, which may go anywhere.
+    pub anywhere: Option<Pick>,
+    /// For everybody else.
+    pub only_here: Option<Pick>,
+}
+
+/// A chain that Frontends share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SharedChain {
+    /// It chooses an endpoint.
+    Pick(Pick),
+    /// It goes to one of two that do.
+    Split(Split),
+    /// It leads to the endpoint in a slot.
+    Slot(Slot),
 }
 
 /// The slot of the first endpoint on this node; the others begin at 0. No Service has as many endpoints.
 pub(super) const FIRST_LOCAL_SLOT: u32 = 1 << 24;
+
+/// Seed of the number that chooses for a new client. Always the same, or each start would write all rules again.
+const SEED: u32 = 0x70_72_6f_78;
+
+fn first(is_local: bool) -> u32 {
+    if is_local { FIRST_LOCAL_SLOT } else { 0 }
+}
+
+/// What the set of draws has of a slot, but for the draw: a number below it.
+fn tickets(is_local: bool, slot: u32) -> u32 {
+    u32::from(is_local) << 31 | (slot & 0x7fff) << 16
+}
+
+/// What the set of draws has when this draw means this slot.
+pub(super) fn ticket(is_local: bool, slot: u32, draw: u32) -> u32 {
+    tickets(is_local, slot) | (draw & 0xffff)
+}
+
+/// What the map of endpoints knows an endpoint's slot by.
+pub(super) fn place(is_local: bool, slot: u32) -> u32 {
+    slot.saturating_add(first(is_local))
+}
+
+/// The slot that the map of endpoints knows by this number.
+pub(super) fn slot_at(place: u32) -> (bool, u32) {
+    place.checked_sub(FIRST_LOCAL_SLOT).map_or((false, place), |slot| (true, slot))
+}
 
 impl fmt::Display for Pick {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -46,159 +134,128 @@ impl fmt::Display for Pick {
         };
         write!(f, "{kind}-{}", self.count)?;
         f.write_str(if self.is_local { "-local" } else { "" })?;
-        self.affinity_secs.map_or(Ok(()), |secs| write!(f, "-sticky-{secs}"))
+        self.affinity.map_or(Ok(()), |affinity| write!(f, "-sticky-{}-of-{}", affinity.secs, affinity.width))
     }
 }
 
-/// Where a rule keeps what it looks up: source, destination, protocol, port, and behind them an endpoint or a slot. The
-/// key of each lookup is a run of them, so that nothing is loaded twice.
-#[derive(Clone, Copy, Debug)]
-struct Slots {
-    source: Register,
-    destination: Register,
-    protocol: Register,
-    port: Register,
-    endpoint: Register,
-    endpoint_port: Register,
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |pick: &Option<Pick>| pick.map_or_else(|| "none".to_owned(), |pick| pick.to_string());
+        write!(f, "{}-or-{}", name(&self.anywhere), name(&self.only_here))
+    }
 }
 
-impl Slots {
-    /// `None` never: with IPv6 the last one is slot 14 of 16.
-    fn new(family: Family) -> Option<Self> {
-        let words = family.bits() / 32;
-        let slot = |addresses: u8, others: u8| Register::slot(addresses.checked_mul(words)?.checked_add(others)?);
-        Some(Slots {
-            source: slot(0, 0)?,
-            destination: slot(1, 0)?,
-            protocol: slot(2, 0)?,
-            port: slot(2, 1)?,
-            endpoint: slot(2, 2)?,
-            endpoint_port: slot(3, 2)?,
-        })
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let local = if self.is_local { "-local" } else { "" };
+        write!(f, "slot-{}{local}-sticky-{}", self.number, self.secs)
+    }
+}
+
+impl fmt::Display for SharedChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SharedChain::Pick(pick) => pick.fmt(f),
+            SharedChain::Split(split) => split.fmt(f),
+            SharedChain::Slot(slot) => slot.fmt(f),
+        }
+    }
+}
+
+impl SharedChain {
+    /// Its name.
+    pub(super) fn name(&self) -> Name {
+        chain(&self.to_string())
     }
 
-    fn load(self, family: Family) -> [Expression; 4] {
-        let length = u32::from(family.bits() / 8);
-        let (source, destination) = match family {
-            Family::V4 => (12, 16),
-            Family::V6 => (8, 24),
-        };
-        let address = |offset, register| Expression::Payload { base: HeaderBase::Network, offset, length, register };
-        [
-            address(source, self.source),
-            address(destination, self.destination),
-            Expression::Meta { key: MetaKey::L4Proto, register: self.protocol },
-            Expression::Payload { base: HeaderBase::Transport, offset: 2, length: 2, register: self.port },
-        ]
+    /// The chain's rules, in order.
+    pub(super) fn rules(&self, layout: &Layout) -> Vec<Rule> {
+        match self {
+            SharedChain::Pick(pick) => pick.rules(layout),
+            SharedChain::Split(Split { anywhere, only_here }) => {
+                let name = |pick: &Option<Pick>| pick.map(|pick| SharedChain::Pick(pick).name());
+                layout.split(name(anywhere).as_ref(), name(only_here).as_ref())
+            }
+            SharedChain::Slot(slot) => slot.rules(layout),
+        }
+    }
+
+    /// The slot whose chain it is.
+    pub(super) fn slot(&self) -> Option<&Slot> {
+        match self {
+            SharedChain::Pick(_) | SharedChain::Split(_) => None,
+            SharedChain::Slot(slot) => Some(slot),
+        }
     }
 }
 
 impl Pick {
-    /// The chain's rules, in order.
-    pub(super) fn rules(&self, layout: &Layout) -> Vec<Rule> {
-        let Some(slots) = Slots::new(layout.family()) else { return Vec::new() };
+    /// The slots whose chains it goes to.
+    pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
+        let is_local = self.is_local;
+        self.affinity
+            .into_iter()
+            .flat_map(move |Affinity { secs, width }| (0..width).map(move |number| Slot { number, is_local, secs }))
+    }
+
+    fn rules(&self, layout: &Layout) -> Vec<Rule> {
         let mut rules: Vec<Rule> = match self.marks {
             Marks::Nothing => Vec::new(),
             Marks::Internal => layout.internal_mark().into_iter().collect(),
             Marks::Everything => vec![layout.mark()],
         };
-        if let Some(secs) = self.affinity_secs {
-            let timeout = Duration::from_secs(secs.into());
-            rules.push(self.stay(layout, slots, timeout));
-            rules.push(Pick::forget(layout, slots));
-            rules.push(self.choose(layout, slots, Some(timeout)));
+        if self.affinity.is_some() {
+            rules.extend(self.slots().map(|slot| {
+                let known = layout.rule().in_set(&layout.client(), slot.set());
+                built(known.jump(slot.name()))
+            }));
+            rules.extend(self.slots().map(|slot| self.draw(layout, &slot)));
+        } else {
+            // Any of the endpoints, each as likely as the others.
+            rules.push(built(layout.to_endpoint(Operand::Numgen {
+                kind: NumgenKind::Random,
+                modulus: self.count,
+                offset: first(self.is_local),
+            })));
         }
-        rules.push(self.choose(layout, slots, None));
         rules
     }
 
-    /// A client that has an endpoint which is still there gets it again, for the whole time from now on.
-    fn stay(&self, layout: &Layout, slots: Slots, timeout: Duration) -> Rule {
-        let live = if self.is_local { SetName::LiveLocal } else { SetName::Live };
-        let mut rule = slots.load(layout.family()).to_vec();
-        rule.push(Expression::Lookup {
-            set: Layout::reference(SetName::Affinity),
-            source: slots.source,
-            register: Some(slots.endpoint),
-            inverted: false,
-        });
-        rule.push(Expression::Lookup {
-            set: Layout::reference(live),
-            source: slots.destination,
-            register: None,
-            inverted: false,
-        });
-        rule.push(remember(Layout::reference(SetName::Affinity), slots, timeout));
-        rule.push(translate(layout, slots));
-        Rule::new(rule)
-    }
-
-    /// What is known of a client that got here is out of date. The kernel does not replace the data of an element that
-    /// exists (`nft_rhash_update`), so it goes first.
-    fn forget(layout: &Layout, slots: Slots) -> Rule {
-        let mut rule = slots.load(layout.family()).to_vec();
-        // The kernel asks for data of a map although it only looks for the key (`nft_dynset_init`).
-        let address = Value::from(layout.family().unspecified());
-        rule.push(Expression::Immediate { register: slots.endpoint, value: address });
-        rule.push(Expression::Immediate { register: slots.endpoint_port, value: Value::port(0) });
-        rule.push(Expression::DynSet {
-            set: Layout::reference(SetName::Affinity),
-            op: DynSetOp::Delete,
-            key: slots.source,
-            data: Some(slots.endpoint),
-            timeout: None,
-            inverted: false,
-            expressions: Vec::new(),
-        });
-        Rule::new(rule)
-    }
-
-    /// Any of the endpoints, each as likely as the others. With a time, the client is remembered; when there is no room for
-    /// that, the rule ends and the next one chooses without.
-    fn choose(&self, layout: &Layout, slots: Slots, timeout: Option<Duration>) -> Rule {
-        let mut rule = slots.load(layout.family()).to_vec();
-        if timeout.is_none() {
-            rule.remove(0);
-        }
-        rule.push(Expression::Numgen {
-            kind: NumgenKind::Random,
+    /// A new client gets this slot when its draw means it. The draw is a number of the packet, so that it is the same in each of
+    /// these rules, and another one with another port of the client.
+    fn draw(&self, layout: &Layout, slot: &Slot) -> Rule {
+        let draw = Operand::Hash {
+            of: vec![layout.source(), Operand::SPORT],
             modulus: self.count,
-            offset: if self.is_local { FIRST_LOCAL_SLOT } else { 0 },
-            register: slots.endpoint,
-        });
-        rule.push(Expression::Lookup {
-            set: Layout::reference(SetName::Endpoints),
-            source: slots.destination,
-            register: Some(slots.endpoint),
-            inverted: false,
-        });
-        if let Some(timeout) = timeout {
-            rule.push(remember(Layout::reference(SetName::Affinity), slots, timeout));
-        }
-        rule.push(translate(layout, slots));
-        Rule::new(rule)
+            seed: Some(SEED),
+            offset: tickets(slot.is_local, slot.number),
+        };
+        let key = [layout.frontend().as_slice(), &[draw]].concat();
+        built(layout.rule().in_set(&key, Layout::reference(SetName::Draws)).goto(slot.name()))
     }
 }
 
-fn remember(set: SetReference, slots: Slots, timeout: Duration) -> Expression {
-    Expression::DynSet {
-        set,
-        op: DynSetOp::Update,
-        key: slots.source,
-        data: Some(slots.endpoint),
-        timeout: Some(timeout),
-        inverted: false,
-        expressions: Vec::new(),
+impl Slot {
+    /// The name of its chain and its set.
+    pub(super) fn name(&self) -> Name {
+        chain(&self.to_string())
     }
-}
 
-fn translate(layout: &Layout, slots: Slots) -> Expression {
-    Expression::Nat {
-        kind: NatKind::Destination,
-        family: layout.nft_family(),
-        address: Some(RegisterRange::from(slots.endpoint)),
-        port: Some(RegisterRange::from(slots.endpoint_port)),
-        flags: NatFlags::empty(),
+    fn set(&self) -> SetReference {
+        SetReference::named(self.name())
+    }
+
+    fn rules(&self, layout: &Layout) -> Vec<Rule> {
+        let timeout = Duration::from_secs(self.secs.into());
+        // A constant that nft takes among the fields of a key: one number to choose from.
+        let this =
+            || Operand::Numgen { kind: NumgenKind::Random, modulus: 1, offset: place(self.is_local, self.number) };
+        let change = |op, timeout| layout.rule().change_set(op, self.set(), &layout.client(), &[], timeout);
+        vec![
+            built(layout.to_endpoint_after(change(DynSetOp::Update, Some(timeout)), this())),
+            built(layout.to_endpoint(this())),
+            built(change(DynSetOp::Delete, None)),
+        ]
     }
 }
 
@@ -208,9 +265,25 @@ mod tests {
 
     #[test]
     fn a_name_says_what_a_chain_does() {
-        let pick = Pick { marks: Marks::Nothing, is_local: false, count: 2, affinity_secs: None };
+        let pick = Pick { marks: Marks::Nothing, is_local: false, count: 2, affinity: None };
         assert_eq!(pick.to_string(), "pick-2");
-        let pick = Pick { marks: Marks::Everything, is_local: true, count: 17, affinity_secs: Some(10_800) };
-        assert_eq!(pick.to_string(), "external-17-local-sticky-10800");
+        let affinity = Some(Affinity { secs: 10_800, width: 32 });
+        let pick = Pick { marks: Marks::Everything, is_local: true, count: 17, affinity };
+        assert_eq!(pick.to_string(), "external-17-local-sticky-10800-of-32");
+        let split = Split { anywhere: None, only_here: Some(Pick { affinity: None, ..pick }) };
+        assert_eq!(split.to_string(), "none-or-external-17-local");
+        assert_eq!(pick.slots().count(), 32);
+        assert_eq!(pick.slots().last().unwrap().to_string(), "slot-31-local-sticky-10800");
+    }
+
+    #[test]
+    fn no_two_draws_have_the_same_ticket() {
+        use super::super::slots::MOST_STICKY;
+        let last = MOST_STICKY - 1;
+        assert_ne!(ticket(false, 0, last), ticket(false, 1, 0));
+        assert_ne!(ticket(false, last, last), ticket(true, 0, 0));
+        assert_eq!(ticket(true, last, 7), tickets(true, last) + 7);
+        assert_eq!(slot_at(place(true, last)), (true, last));
+        assert_eq!(slot_at(place(false, last)), (false, last));
     }
 }

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nftables::{Chain, Element, ElementData, ElementKey, Rule, Transaction, Verdict};
+use nftables::{Chain, Element, ElementData, ElementKey, Expression, Rule, Set, Transaction, Verdict};
 
 use super::layout::Layout;
 use super::lower::{Item, SetName, lower};
-use super::observed::{Observed, frontend_of};
-use super::pick::Pick;
+use super::observed::{Observed, frontend_of, is_kind_of};
+use super::pick::SharedChain;
 use super::wanted::{Changed, Need, Wanted};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls::SysctlChange;
@@ -46,6 +46,9 @@ pub(super) enum Fate {
 pub(super) struct TablePlan {
     pub(super) layout: Layout,
     pub(super) fate: Fate,
+    /// Sets of slots that are made.
+    sets: Vec<Set>,
+    delete_sets: Vec<String>,
     /// Chains that are made, or get other rules.
     chains: Vec<(Chain, Vec<Rule>)>,
     delete_chains: Vec<String>,
@@ -60,6 +63,8 @@ impl TablePlan {
         TablePlan {
             layout,
             fate,
+            sets: Vec::new(),
+            delete_sets: Vec::new(),
             chains: Vec::new(),
             delete_chains: Vec::new(),
             delete: BTreeMap::new(),
@@ -75,6 +80,7 @@ impl TablePlan {
         if fate == Fate::Delete {
             return plan;
         }
+        plan.sets = slot_sets(&plan.layout, wanted);
         plan.chains = all_chains(&plan.layout, wanted);
         for item in wanted.items(family) {
             plan.add(&item);
@@ -87,11 +93,19 @@ impl TablePlan {
     /// The differences to what was read.
     pub(super) fn compared(layout: Layout, wanted: &Wanted, observed: &Observed) -> Self {
         let family = layout.family();
-        if observed.is_other {
+        let mut sets: BTreeMap<&str, &Set> =
+            observed.other_sets.iter().map(|(name, set)| (name.as_str(), set)).collect();
+        let mut new_sets = slot_sets(&layout, wanted);
+        let is_other =
+            new_sets.iter().any(|set| sets.get(set.key.name.as_str()).is_some_and(|found| !is_kind_of(found, set)));
+        if observed.is_other || is_other {
             return TablePlan::whole(layout, wanted, Fate::Remake);
         }
         let served = observed.frontends(family);
         let mut plan = TablePlan::new(layout, Fate::Keep);
+        new_sets.retain(|set| sets.remove(set.key.name.as_str()).is_none());
+        plan.sets = new_sets;
+        plan.delete_sets = sets.into_keys().map(str::to_owned).collect();
         let mut differing = BTreeSet::new();
         let mut left: BTreeMap<SetName, BTreeMap<&ElementKey, &Option<ElementData>>> =
             observed.elements.iter().map(|(set, elements)| (*set, elements.iter().collect())).collect();
@@ -130,13 +144,14 @@ impl TablePlan {
         let mut plan = TablePlan::new(layout, Fate::Keep);
         for (key, before) in changed.frontends.iter().filter(|(key, _)| key.family() == family) {
             let after = wanted.desired().frontend(key);
-            if before.as_ref() == after {
+            if before.as_ref().map(|(frontend, _)| frontend) == after {
                 continue;
             }
+            let old = before.iter().flat_map(|(frontend, slots)| lower(frontend, slots));
             let mut old: BTreeMap<(SetName, ElementKey), Option<ElementData>> =
-                before.iter().flat_map(lower).map(|item| ((item.set, item.key), item.data)).collect();
+                old.map(|item| ((item.set, item.key), item.data)).collect();
             let mut differs = false;
-            for item in after.into_iter().flat_map(lower) {
+            for item in after.into_iter().flat_map(|frontend| wanted.lower(frontend)) {
                 match old.remove(&(item.set, item.key.clone())) {
                     Some(data) if data == item.data => continue,
                     Some(_) => plan.delete(item.set, item.key.clone()),
@@ -155,8 +170,14 @@ impl TablePlan {
         }
         for need in changed.needs.iter().filter(|need| need.family() == family) {
             match (need, wanted.is_needed(need)) {
-                (Need::Chain(_, pick), true) => plan.chains.push(pick_chain(&plan.layout, pick)),
-                (Need::Chain(_, pick), false) => plan.delete_chains.push(pick.to_string()),
+                (Need::Chain(_, chain), true) => {
+                    plan.sets.extend(chain.slot().map(|slot| plan.layout.slot_set(slot)));
+                    plan.chains.push(shared_chain(&plan.layout, chain));
+                }
+                (Need::Chain(_, chain), false) => {
+                    plan.delete_sets.extend(chain.slot().map(ToString::to_string));
+                    plan.delete_chains.push(chain.to_string());
+                }
                 (need, true) => need.item().iter().for_each(|item| plan.add(item)),
                 (need, false) => need.item().into_iter().for_each(|item| plan.delete(item.set, item.key)),
             }
@@ -195,11 +216,7 @@ impl TablePlan {
     }
 
     /// Leaves alone what is held back, with the chains that it needs.
-    pub(super) fn hold(
-        &mut self,
-        stopped: &Stopped,
-        observed: &BTreeMap<SetName, BTreeMap<ElementKey, Option<ElementData>>>,
-    ) {
+    pub(super) fn hold(&mut self, stopped: &Stopped, observed: &Observed) {
         let family = self.layout.family();
         let held: BTreeSet<FrontendKey> = stopped.inherited().collect();
         let is_held = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| held.contains(&key));
@@ -211,16 +228,28 @@ impl TablePlan {
         }
         self.frontends.retain(|key, _| !held.contains(key));
         let mut needed = BTreeSet::new();
-        for (set, elements) in observed {
+        let mut found = Vec::new();
+        for (set, elements) in &observed.elements {
             for (key, data) in elements {
                 if let Some(ElementData::Verdict(Verdict::Goto(chain))) = data
                     && is_held(*set, key)
                 {
-                    needed.insert(chain.as_str().to_owned());
+                    found.push(chain.as_str());
                 }
             }
         }
-        self.delete_chains.retain(|chain| !needed.contains(chain));
+        // Chains lead to chains; a slot's set has its chain's name.
+        while let Some(chain) = found.pop() {
+            if needed.insert(chain) {
+                let rules = observed.chains.get(chain).into_iter().flatten();
+                found.extend(rules.flat_map(|rule| &rule.expressions).filter_map(|expression| match expression {
+                    Expression::Verdict(Verdict::Goto(to) | Verdict::Jump(to)) => Some(to.as_str()),
+                    _ => None,
+                }));
+            }
+        }
+        self.delete_chains.retain(|chain| !needed.contains(chain.as_str()));
+        self.delete_sets.retain(|set| !needed.contains(set.as_str()));
     }
 
     /// Leaves a Frontend out that the kernel refuses.
@@ -235,18 +264,21 @@ impl TablePlan {
 
     pub(super) fn is_empty(&self) -> bool {
         let has_elements = self.add.values().any(|of| !of.is_empty()) || self.delete.values().any(|of| !of.is_empty());
-        self.fate == Fate::Keep && self.chains.is_empty() && self.delete_chains.is_empty() && !has_elements
+        !self.changes_rules() && !has_elements
     }
 
-    /// Whether more changes than elements: the table as a whole, or chains.
+    /// Whether more changes than elements: the table as a whole, or chains and sets.
     pub(super) fn changes_rules(&self) -> bool {
-        self.fate != Fate::Keep || !self.chains.is_empty() || !self.delete_chains.is_empty()
+        let has_sets = !self.sets.is_empty() || !self.delete_sets.is_empty();
+        self.fate != Fate::Keep || has_sets || !self.chains.is_empty() || !self.delete_chains.is_empty()
     }
 
-    /// The names of chains that are made, get other rules, or go.
-    pub(super) fn chain_names(&self) -> impl Iterator<Item = &str> {
+    /// The names of chains that are made, get other rules, or go; and of sets where only they do.
+    pub(super) fn chain_names(&self) -> BTreeSet<&str> {
         let made = self.chains.iter().map(|(chain, _)| chain.key.name.as_str());
-        made.chain(self.delete_chains.iter().map(String::as_str))
+        let sets = self.sets.iter().map(|set| set.key.name.as_str());
+        let gone = self.delete_chains.iter().chain(&self.delete_sets).map(String::as_str);
+        made.chain(sets).chain(gone).collect()
     }
 
     /// The transaction, with the Frontend of each element by operation.
@@ -267,6 +299,9 @@ impl TablePlan {
             for set in layout.sets() {
                 transaction.create_set(set);
             }
+        }
+        for set in &self.sets {
+            transaction.create_set(set.clone());
         }
         // Chains go to each other: all of them first, then their rules.
         for (chain, _) in &self.chains {
@@ -295,6 +330,9 @@ impl TablePlan {
         for chain in &self.delete_chains {
             transaction.delete_chain(&layout.chain_key(chain));
         }
+        for set in &self.delete_sets {
+            transaction.delete_set(&layout.set_key_of(set));
+        }
         out
     }
 }
@@ -314,13 +352,18 @@ impl Outgoing {
     }
 }
 
-fn pick_chain(layout: &Layout, pick: &Pick) -> (Chain, Vec<Rule>) {
-    (Chain::regular(layout.chain_key(&pick.to_string())), pick.rules(layout))
+fn shared_chain(layout: &Layout, chain: &SharedChain) -> (Chain, Vec<Rule>) {
+    (Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout))
+}
+
+fn slot_sets(layout: &Layout, wanted: &Wanted) -> Vec<Set> {
+    let chains = wanted.chains(layout.family());
+    chains.filter_map(|chain| chain.slot().map(|slot| layout.slot_set(slot))).collect()
 }
 
 fn all_chains(layout: &Layout, wanted: &Wanted) -> Vec<(Chain, Vec<Rule>)> {
-    let picks = wanted.picks(layout.family()).map(|pick| pick_chain(layout, &pick));
-    layout.chains().into_iter().chain(picks).collect()
+    let shared = wanted.chains(layout.family()).map(|chain| shared_chain(layout, &chain));
+    layout.chains().into_iter().chain(shared).collect()
 }
 
 impl Plan {
@@ -354,7 +397,7 @@ impl TablePlan {
         let step = Step::new(action, Part::Table, self.layout.table());
         match self.fate {
             Fate::Keep if self.changes_rules() => {
-                let names: Vec<&str> = self.chain_names().collect();
+                let names: Vec<&str> = self.chain_names().into_iter().collect();
                 Some(step.with(format_args!("chains {}", names.join(", "))))
             }
             Fate::Keep => None,

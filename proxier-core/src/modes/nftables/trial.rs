@@ -3,7 +3,7 @@
 use nftables::{Name, Transaction};
 
 use super::layout::Layout;
-use super::pick::{Marks, Pick};
+use super::pick::{Affinity, Marks, Pick, SharedChain, Split};
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Tables};
 use crate::service::NodeFacts;
@@ -26,9 +26,15 @@ fn transaction(layout: &Layout) -> Transaction {
         transaction.create_set(set);
     }
     let mut chains = layout.chains();
-    for affinity_secs in [None, Some(10)] {
-        let pick = Pick { marks: Marks::Everything, is_local: false, count: 1, affinity_secs };
-        chains.push((nftables::Chain::regular(layout.chain_key(&pick.to_string())), pick.rules(layout)));
+    for affinity in [None, Some(Affinity { secs: 10, width: 1 })] {
+        let pick = Pick { marks: Marks::Everything, is_local: false, count: 1, affinity };
+        let split = Split { anywhere: Some(pick), only_here: Some(pick) };
+        for chain in pick.slots().map(SharedChain::Slot).chain([SharedChain::Pick(pick), SharedChain::Split(split)]) {
+            if let Some(slot) = chain.slot() {
+                transaction.create_set(layout.slot_set(slot));
+            }
+            chains.push((nftables::Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout)));
+        }
     }
     for (chain, _) in &chains {
         transaction.add_chain(chain.clone());

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::lower::{Item, SetName, Treatment, concat, lower};
-use super::pick::Pick;
+use super::pick::SharedChain;
+use super::slots::{Held, Slots};
 use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
 use crate::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Roles};
@@ -18,13 +19,15 @@ use crate::snapshot::{ObjectKey, Store};
 pub struct Wanted {
     desired: Desired,
     shared: Shared,
+    /// Slots of endpoints, of Frontends where they are not simply their places in the list.
+    slots: BTreeMap<FrontendKey, Slots>,
 }
 
 /// What several Frontends and Services need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Need {
-    /// A chain that chooses an endpoint.
-    Chain(Family, Pick),
+    /// A chain, and what goes with it.
+    Chain(Family, SharedChain),
     /// A cluster IP.
     ClusterIp(IpAddr),
     /// The address of an endpoint on this node.
@@ -78,8 +81,8 @@ impl Shared {
 /// What differs from what was written last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Changed {
-    /// Frontends, each as it was when it was written; `None` when it was not there.
-    pub(super) frontends: BTreeMap<FrontendKey, Option<Frontend>>,
+    /// Frontends, each as it was when it was written, with the slots of its endpoints; `None` when it was not there.
+    pub(super) frontends: BTreeMap<FrontendKey, Option<(Frontend, Slots)>>,
     /// What is needed now and was not, or the other way round.
     pub(super) needs: BTreeSet<Need>,
 }
@@ -93,6 +96,7 @@ pub(super) struct Refreshed {
 
 struct Following<'a> {
     shared: &'a mut Shared,
+    slots: &'a mut BTreeMap<FrontendKey, Slots>,
     changed: &'a mut Changed,
     refreshed: Refreshed,
 }
@@ -135,22 +139,30 @@ impl Follower for Following<'_> {
 
     fn frontend(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
         let Some(key) = after.or(before).map(|frontend| frontend.key) else { return };
-        self.changed.frontends.entry(key).or_insert_with(|| before.cloned());
+        let old = self.slots.remove(&key).unwrap_or_default();
+        let written = self.changed.frontends.entry(key);
+        let written = written.or_insert_with(|| before.map(|before| (before.clone(), old.clone())));
+        // By what was written: an endpoint that was away in the meantime only has its slot as before.
+        let held = written.as_ref().map(|(frontend, slots)| Held::of(frontend, slots)).unwrap_or_default();
+        let new = after.map(|after| Slots::keeping(&held, after)).unwrap_or_default();
         self.refreshed.frontends.push(key);
-        for need in after.into_iter().flat_map(needs) {
+        for need in after.into_iter().flat_map(|after| needs(after, &new)) {
             self.add(need);
         }
-        for need in before.into_iter().flat_map(needs) {
+        for need in before.into_iter().flat_map(|before| needs(before, &old)) {
             self.remove(need);
+        }
+        if new != Slots::default() {
+            self.slots.insert(key, new);
         }
     }
 }
 
-fn needs(frontend: &Frontend) -> impl Iterator<Item = Need> {
+fn needs(frontend: &Frontend, slots: &Slots) -> impl Iterator<Item = Need> + use<> {
     let family = frontend.key.family();
-    let picks: Vec<Pick> = Treatment::of(frontend).picks().collect();
+    let chains = Treatment::of(frontend, slots).chains();
     let cluster_ip = frontend.roles.contains(Roles::CLUSTER_IP).then_some(Need::ClusterIp(frontend.key.address));
-    picks.into_iter().map(move |pick| Need::Chain(family, pick)).chain(cluster_ip)
+    chains.into_iter().map(move |chain| Need::Chain(family, chain)).chain(cluster_ip)
 }
 
 impl Wanted {
@@ -172,15 +184,41 @@ impl Wanted {
         services: impl IntoIterator<Item = &'a ObjectKey>,
         changed: &mut Changed,
     ) -> Refreshed {
-        let mut following = Following { shared: &mut self.shared, changed, refreshed: Refreshed::default() };
+        let (shared, slots) = (&mut self.shared, &mut self.slots);
+        let mut following = Following { shared, slots, changed, refreshed: Refreshed::default() };
         self.desired.refresh(store, facts, services, &mut following);
         following.refreshed
     }
 
-    /// The chains that choose endpoints in a family.
-    pub fn picks(&self, family: Family) -> impl Iterator<Item = Pick> {
+    /// Gives endpoints the slots that they have in the kernel, where these can be kept.
+    pub(super) fn adopt(&mut self, family: Family, held: &BTreeMap<FrontendKey, Held>) {
+        let nothing = Held::default();
+        for frontend in self.desired.frontends().filter(|frontend| frontend.key.family() == family) {
+            let key = frontend.key;
+            let new = Slots::keeping(held.get(&key).unwrap_or(&nothing), frontend);
+            let none = Slots::default();
+            let old = self.slots.get(&key).unwrap_or(&none);
+            if new == *old {
+                continue;
+            }
+            for need in needs(frontend, &new) {
+                self.shared.count(need);
+            }
+            for need in needs(frontend, old) {
+                self.shared.uncount(need);
+            }
+            if new == none {
+                self.slots.remove(&key);
+            } else {
+                self.slots.insert(key, new);
+            }
+        }
+    }
+
+    /// The chains of a family that Frontends share.
+    pub fn chains(&self, family: Family) -> impl Iterator<Item = SharedChain> {
         self.shared.needs.keys().filter_map(move |need| match need {
-            Need::Chain(of, pick) if *of == family => Some(*pick),
+            Need::Chain(of, chain) if *of == family => Some(*chain),
             _ => None,
         })
     }
@@ -189,16 +227,22 @@ impl Wanted {
         self.shared.needs.contains_key(need)
     }
 
-    /// All elements of a family, but for those that rules write.
+    /// The elements of a Frontend.
+    pub(super) fn lower(&self, frontend: &Frontend) -> Vec<Item> {
+        self.slots.get(&frontend.key).map_or_else(|| lower(frontend, &Slots::default()), |slots| lower(frontend, slots))
+    }
+
+    /// All elements of a family, but for clients, which rules write.
     pub fn items(&self, family: Family) -> impl Iterator<Item = Item> {
         let frontends = self.desired.frontends().filter(move |frontend| frontend.key.family() == family);
         let shared = self.shared.needs.keys().filter(move |need| need.family() == family).filter_map(Need::item);
-        frontends.flat_map(lower).chain(shared)
+        frontends.flat_map(|frontend| self.lower(frontend)).chain(shared)
     }
 
     /// Reduces memory by rebuilding everything; call it after a large change.
     pub(super) fn compact(&mut self) {
         self.desired.compact();
         pack(&mut self.shared.needs);
+        pack(&mut self.slots);
     }
 }
