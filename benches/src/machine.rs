@@ -62,6 +62,16 @@ pub(crate) fn ticks() -> Option<Ticks> {
     Some(Ticks { all: (busy + idle + wait) * 10.0, busy: busy * 10.0, soft_interrupts: softirq * 10.0 })
 }
 
+/// KiB of kernel memory that tables and the like take.
+pub(crate) fn unreclaimable() -> Option<f64> {
+    let text = read("/proc/meminfo");
+    let of = |name: &str| -> Option<f64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.split_whitespace().next()?.parse().ok()
+    };
+    Some(of("SUnreclaim")? + of("VmallocUsed")?)
+}
+
 fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }

@@ -20,6 +20,7 @@ mod memory;
 mod namespace;
 mod network;
 mod nftables_fill;
+mod nftables_services;
 mod node;
 mod passes;
 mod program;
@@ -47,6 +48,7 @@ benches:
   ipvs-library      single operations and batches; snapshots
   ipset-fill        20,000 entries into a set: the ipset crate, ipset restore  (P3)
   nftables-fill     100,000 elements into a map: a C program, the nftables crate, nft -f
+  nftables-services Services in nftables mode: all from nothing, one change, connecting; nft -f, iptables  (P10, P11, P12)
   host-library      sets, rules and connection lists on this machine's own kernel
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
   end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         "ipvs-library" => end(library::run(&options)),
         "ipset-fill" => end(ipset_fill::run(&options)),
         "nftables-fill" => end(nftables_fill::run(&options)),
+        "nftables-services" => end(nftables_services::run(&options)),
         "host-library" => end(sets::run(&options)),
         "drift" => end(drift::run(&options)),
         "end-to-end" => end(end_to_end::run(&options)),

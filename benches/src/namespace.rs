@@ -10,8 +10,8 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::report::Report;
 use crate::{
-    Failure, drift, end_to_end, ipset_fill, ipvs_program, library, machine, network, nftables_fill, passes, sets,
-    snapshot, versus,
+    Failure, drift, end_to_end, ipset_fill, ipvs_program, library, machine, network, nftables_fill, nftables_services,
+    passes, sets, snapshot, versus,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
@@ -98,6 +98,7 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
         ["drift", rest @ ..] => return drift::side(rest),
         ["end-to-end", rest @ ..] => return end_to_end::side(rest),
         ["library", rest @ ..] => return library::side(rest),
+        ["nftables-services", rest @ ..] => return nftables_services::side(rest),
         ["passes", rest @ ..] => return passes::side(rest),
         ["sets", rest @ ..] => return sets::side(rest),
         ["versus", rest @ ..] => return versus::side(rest),

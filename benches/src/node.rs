@@ -4,11 +4,12 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use proxier_core::kernel::{self, KernelPorts};
+use proxier_core::modes::Kind;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 
 use crate::Failure;
-use crate::world::{service, slice};
+use crate::world::{service, slice, slice_of};
 
 /// A node with its kernel.
 pub(crate) struct Node {
@@ -19,7 +20,12 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new() -> Result<Self, Failure> {
+        Node::in_mode(Kind::default())
+    }
+
+    pub(crate) fn in_mode(mode: Kind) -> Result<Self, Failure> {
         let mut options = Options::default();
+        options.mode = mode;
         // A pass a second: a full one comes when a bench asks for it.
         options.limits.max_interval = Duration::from_secs(3600);
         let proxier = Reconciler::new("node-a", options, Duration::ZERO);
@@ -50,6 +56,11 @@ impl Node {
     /// One Service gets other endpoints.
     pub(crate) fn change(&mut self, number: u32, endpoints: u32) {
         self.proxier.upsert_slice(&slice(number, endpoints), self.now.get());
+    }
+
+    /// One Service gets these endpoints.
+    pub(crate) fn replace(&mut self, number: u32, endpoints: &[u32]) {
+        self.proxier.upsert_slice(&slice_of(number, endpoints), self.now.get());
     }
 
     /// The next pass reads everything.

@@ -14,7 +14,7 @@ use crate::{Failure, Options, kube_rules};
 
 const PROGRAM: &str = "All Services from nothing";
 const CHANGE: &str = "One changed Service";
-const LATENCY: &str = "Connecting";
+pub(crate) const LATENCY: &str = "Connecting";
 const RATE: &str = "Connections one after the other";
 const CPU: &str = "Processor time of a connection, client and backend included";
 const SOFT: &str = "Of it in soft interrupts";
@@ -115,7 +115,7 @@ fn kernel_memory() -> Result<f64, Failure> {
     Ok(sum)
 }
 
-fn restore(way: &str, text: &str) -> Result<Duration, Failure> {
+pub(crate) fn restore(way: &str, text: &str) -> Result<Duration, Failure> {
     let program = if way == "legacy" { "iptables-legacy-restore" } else { "iptables-nft-restore" };
     feed(program, &["--noflush", "--counters"], text)
 }
@@ -174,7 +174,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn connect(network: &Network, services: u32, connections: usize, name: &str) -> Result<(), Failure> {
+pub(crate) fn connect(network: &Network, services: u32, connections: usize, name: &str) -> Result<(), Failure> {
     let place = |number: u32| -> Result<SocketAddr, Failure> { Ok(SocketAddr::new(cluster_ip(number).parse()?, 80)) };
     // An address that is no Service's endpoint: IPVS takes an answer of a real server to a client's port for one of the
     // connection it knows, so a connection straight to an endpoint from a port used before would get none.

@@ -41,6 +41,11 @@ pub(crate) fn slice(number: u32, endpoints: u32) -> EndpointSliceObject {
     of(number, "x7k2p", 0..endpoints)
 }
 
+/// The same with these endpoints.
+pub(crate) fn slice_of(number: u32, endpoints: &[u32]) -> EndpointSliceObject {
+    of(number, "x7k2p", endpoints.iter().copied())
+}
+
 /// One of several EndpointSlices of a Service, with these endpoints.
 pub(crate) fn part(number: u32, part: u32, endpoints: &[u32]) -> EndpointSliceObject {
     of(number, &format!("x{part:04}"), endpoints.iter().copied())

@@ -27,6 +27,7 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   reconcile         compile, diff and plan, in instructions counted by callgrind; on this machine
   memory            what the reconciler keeps in memory; on this machine
   nftables-fill     100,000 elements into a map; on this machine
+  nftables-services Services in nftables mode: all from nothing, one change, connecting; on this machine
   ipset-fill        20,000 entries into a set; on this machine and in the virtual machine
   host-library      sets, rules and connection lists; on this machine
   ipvs-program      programming 1,000 virtual servers with 10 real servers each; in the virtual machine
@@ -58,11 +59,12 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 12] = [
+const BENCHES: [(&str, Place); 13] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
     ("ipset-fill", Place::Both),
     ("nftables-fill", Place::Host),
+    ("nftables-services", Place::Host),
     ("host-library", Place::Host),
     ("ipvs-program", Place::Machine),
     ("ipvs-snapshot", Place::Machine),

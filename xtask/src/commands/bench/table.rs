@@ -62,6 +62,7 @@ use Part::{Goal, Median, Text};
 const PROGRAM: &str = "Virtual servers with 10 real servers each, from nothing";
 const ONE_CHANGE: &str = "One changed Service";
 const CONNECTING: &str = "Connecting";
+const NFTABLES_MODE: &str = "nftables mode (Proxier)";
 const FROM_NOTHING: &str = "All Services from nothing";
 const IPVS: &str = "IPVS (Proxier)";
 const LEGACY: &str = "iptables-legacy";
@@ -138,7 +139,7 @@ const COMPARED: [Compared; 7] = [
     },
 ];
 
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 14] = [
     Row {
         id: "P1",
         what: "1,000 virtual servers × 10 real servers through `ipvs`",
@@ -297,6 +298,59 @@ const ROWS: [Row; 11] = [
         ],
     },
     Row {
+        id: "P10",
+        what: "nftables mode: 44,125 Services × 2 endpoints from nothing, on the host kernel",
+        against: "`nft -f` of the same table",
+        goal: "≤ 0.5 × its time; ≤ 3 s",
+        bench: "nftables-services",
+        result: "nftables-services-host",
+        figures: &[
+            Goal("P10: nftables mode / nft -f", Unit::Times),
+            Text(" ("),
+            Median("All Services from nothing", 44_125, NFTABLES_MODE, Unit::Millis),
+            Text(" to "),
+            Median("All Services from nothing", 44_125, "nft -f", Unit::Millis),
+            Text(")"),
+        ],
+    },
+    Row {
+        id: "P11",
+        what: "nftables mode: one endpoint changes among 50,000 Services",
+        against: "`nft -f` of its elements",
+        goal: "≤ 0.5 × its time; the same ± 20 % with 100",
+        bench: "nftables-services",
+        result: "nftables-services-host",
+        figures: &[
+            Goal("P11: nftables mode / nft -f, 50000 Services", Unit::Times),
+            Text(" ("),
+            Median("One changed endpoint", 50_000, NFTABLES_MODE, Unit::Millis),
+            Text(" to "),
+            Median("One changed endpoint", 50_000, "nft -f", Unit::Millis),
+            Text("); 50,000 against 100 Services "),
+            Goal("P11: one change, 50000 / 100 Services", Unit::Times),
+        ],
+    },
+    Row {
+        id: "P12",
+        what: "nftables mode: a new connection through the last Service",
+        against: "directly; `iptables-restore` of kube-proxy's rules",
+        goal: "50,000 against 10 Services: the same ± 10 %",
+        bench: "nftables-services",
+        result: "nftables-services-host",
+        figures: &[
+            Goal("P12: connecting, 50000 / 10 Services", Unit::Times),
+            Text(" ("),
+            Median(CONNECTING, 50_000, "nftables mode (Proxier), last", Unit::Micros),
+            Text("; directly "),
+            Median(CONNECTING, 50_000, "directly, no Service", Unit::Micros),
+            Text("; through iptables-legacy with 10,000 "),
+            Median(CONNECTING, 10_000, "iptables-legacy, last", Unit::Micros),
+            Text(", iptables-nft with 5,000 "),
+            Median(CONNECTING, 5_000, "iptables-nft, last", Unit::Micros),
+            Text(")"),
+        ],
+    },
+    Row {
         id: "NF1",
         what: "100,000 elements into a map through `nftables`, in one transaction, on the host kernel",
         against: "a minimal C program that sends the same bytes",
@@ -331,10 +385,12 @@ const ROWS: [Row; 11] = [
 ];
 
 /// Pictures below the table: what they show, and their names in `benches/results`.
-const CURVES: [(&str, &str); 3] = [
+const CURVES: [(&str, &str); 5] = [
     ("Time of one change as Services grow", "versus-iptables-linux-6.1-change"),
     ("Time to connect through the last Service", "versus-iptables-linux-6.1-connect"),
     ("Time to program all Services from nothing", "versus-iptables-linux-6.1-program"),
+    ("nftables mode: time of one change as Services grow", "nftables-services-host-change"),
+    ("nftables mode: time to connect through the last Service", "nftables-services-host-connect"),
 ];
 
 pub(super) fn main(arguments: &[OsString]) -> Result<ExitCode> {

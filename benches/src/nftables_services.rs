@@ -1,0 +1,254 @@
+//! P10 to P12: nftables mode, as the number of Services grows: all from nothing, one change, a connection.
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nftables::{Client, ElementData, Family, TableKey};
+use proxier_core::modes;
+
+use crate::machine::unreclaimable;
+use crate::namespace::{collect, tell, warm_up};
+use crate::network::Network;
+use crate::node::Node;
+use crate::program::feed;
+use crate::report::{Goal, Report, ms};
+use crate::versus::{LATENCY, connect, restore};
+use crate::world::{cluster_ip, endpoint_address};
+use crate::{Failure, Options, kube_rules};
+
+const PROGRAM: &str = "All Services from nothing";
+const CHANGE: &str = "One changed endpoint";
+const GROWTH: &str = "One endpoint more";
+const OURS: &str = "nftables mode (Proxier)";
+const NFT: &str = "nft -f";
+const ENDPOINTS: u32 = 2;
+/// The Services of a cluster that is known to take kube-proxy's nftables mode 16 minutes.
+const MANY: u32 = 44_125;
+/// Changes in a run; the first one of a process is the slowest.
+const CHANGES: u32 = 5;
+/// With more Services, restoring kube-proxy's rules takes minutes.
+const LEGACY_LIMIT: u32 = 10_000;
+const NFT_LIMIT: u32 = 5_000;
+/// How long to wait until the kernel has taken apart what the side before has left.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let mut report = Report::new("nftables-services", options);
+    report.note(format!("Services with {ENDPOINTS} endpoints each, in a fresh set of network namespaces every time."));
+    report.note(
+        "nftables mode: a whole pass of the reconciler, from checked objects to both families' tables. nft -f: the same IPv4 \
+         table as text, and for a change the deletion and addition of its elements; the text is ready. iptables: kube-proxy's \
+         rules, restored before.",
+    );
+    report.note("Each side waits until the kernel has given back the memory of the side before.");
+    let (many, changed, connected): (u32, &[u32], &[u32]) = match (options.smoke, options.quick) {
+        (true, _) => (50, &[10, 50], &[10, 50]),
+        (_, true) => (MANY, &[100, 10_000], &[10, 1_000]),
+        _ => (MANY, &[100, 1_000, 10_000, 50_000], &[10, 100, 1_000, 10_000, 50_000]),
+    };
+    let text = std::env::temp_dir().join(format!("nftables-services-{}.nft", std::process::id()));
+    let text = Scratch(text);
+    let path = text.0.to_str().ok_or("the folder for temporary files has no name in UTF-8")?;
+    warm_up(&["nftables-services", "write-text", &many.to_string(), path])?;
+    let connections = if options.smoke { "20" } else { "300" };
+    for round in 0..options.rounds {
+        for way in ["program", "program-nft"] {
+            settle();
+            collect(&mut report, &["nftables-services", way, &many.to_string(), path])?;
+        }
+        for services in changed {
+            for way in ["change", "change-nft"] {
+                settle();
+                collect(&mut report, &["nftables-services", way, &services.to_string(), path])?;
+            }
+        }
+        for services in connected {
+            for (way, limit) in [("connect", u32::MAX), ("connect-legacy", LEGACY_LIMIT), ("connect-nft", NFT_LIMIT)] {
+                if *services <= limit {
+                    settle();
+                    collect(&mut report, &["nftables-services", way, &services.to_string(), connections])?;
+                }
+            }
+        }
+        eprintln!("round {round}: done");
+    }
+    if !options.smoke {
+        goals(&mut report, many, changed, connected);
+    }
+    report.curve("change", CHANGE, "Services");
+    report.curve("more", GROWTH, "Services");
+    let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
+    report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
+    report.finish()
+}
+
+fn goals(report: &mut Report, many: u32, changed: &[u32], connected: &[u32]) {
+    let program = (PROGRAM, Some(many));
+    report.ratio("P10: nftables mode / nft -f", program, OURS, NFT, Goal::AtMost("<= 0.5", 0.5));
+    let took = report.median(PROGRAM, Some(many), OURS);
+    report.goal(format!("P10: nftables mode, {many} Services"), took, Goal::AtMost("<= 3,000 ms", 3_000.0));
+    if let Some(most) = changed.last() {
+        let name = format!("P11: nftables mode / nft -f, {most} Services");
+        report.ratio(&name, (CHANGE, Some(*most)), OURS, NFT, Goal::AtMost("<= 0.5", 0.5));
+    }
+    let flat = [
+        ("P11: one change", CHANGE, OURS.to_owned(), changed, Goal::Within("flat: 0.8 to 1.2", 0.8, 1.2)),
+        ("P12: connecting", LATENCY, format!("{OURS}, last"), connected, Goal::Within("flat: 0.9 to 1.1", 0.9, 1.1)),
+    ];
+    for (name, what, side, sizes, goal) in flat {
+        let (Some(least), Some(most)) = (sizes.first(), sizes.last()) else { continue };
+        let growth = report.median(what, Some(*most), &side) / report.median(what, Some(*least), &side);
+        report.goal(format!("{name}, {most} / {least} Services"), growth, goal);
+    }
+}
+
+/// A file that goes with its owner.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // It may never have been written.
+        std::fs::remove_file(&self.0).unwrap_or_default();
+    }
+}
+
+/// Waits until the kernel gives no more memory back: it takes tables of namespaces that are gone apart in the background,
+/// for seconds.
+fn settle() {
+    let end = Instant::now() + PATIENCE;
+    let mut before = unreclaimable();
+    loop {
+        std::thread::sleep(Duration::from_millis(300));
+        let after = unreclaimable();
+        // KiB; what else a machine does is less.
+        if before.zip(after).is_none_or(|(before, after)| before - after < 2_048.0) || Instant::now() >= end {
+            return;
+        }
+        before = after;
+    }
+}
+
+fn node(services: u32) -> Result<Node, Failure> {
+    let mut node = Node::in_mode(modes::Kind::Nftables)?;
+    node.load(services, ENDPOINTS);
+    Ok(node)
+}
+
+fn table() -> Result<TableKey, Failure> {
+    Ok(TableKey::new(Family::Ip, "proxier")?)
+}
+
+/// Whoever was timed must have done the whole work.
+fn check(services: u32) -> Result<(), Failure> {
+    let mut client = Client::open()?;
+    for (set, wanted) in [("services", services), ("endpoints", services * ENDPOINTS), ("cluster-ips", services)] {
+        let mut found = 0_u32;
+        client.for_each_element(&table()?.set(set)?, |_| found += 1)?;
+        if found != wanted {
+            return Err(format!("{found} elements instead of {wanted} in {set}").into());
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
+    let [way, services, rest] = arguments else { return Err("WAY SERVICES TEXT|CONNECTIONS".into()) };
+    let services: u32 = services.parse()?;
+    match *way {
+        "write-text" => {
+            node(services)?.pass()?;
+            let text = Client::open()?.snapshot(&table()?)?.to_string();
+            if text.contains('#') {
+                return Err("nft has no words for something in the table".into());
+            }
+            std::fs::write(rest, text)?;
+        }
+        "program" => {
+            let mut node = node(services)?;
+            let start = Instant::now();
+            node.pass()?;
+            tell(PROGRAM, services, "ms", OURS, ms(start.elapsed()));
+            check(services)?;
+        }
+        "program-nft" => {
+            let text = std::fs::read_to_string(rest)?;
+            tell(PROGRAM, services, "ms", NFT, ms(feed("nft", &["-f", "-"], &text)?));
+            check(services)?;
+        }
+        "change" => change(services)?,
+        "change-nft" => change_nft(services)?,
+        "connect" => {
+            let network = Network::new()?;
+            node(services)?.pass()?;
+            connect(&network, services, rest.parse()?, OURS)?;
+        }
+        "connect-legacy" | "connect-nft" => {
+            let network = Network::new()?;
+            let (back_end, name) =
+                if *way == "connect-legacy" { ("legacy", "iptables-legacy") } else { ("nft", "iptables-nft") };
+            restore(back_end, kube_rules::JUMPS)?;
+            restore(back_end, &kube_rules::full(services, ENDPOINTS))?;
+            connect(&network, services, rest.parse()?, name)?;
+        }
+        other => return Err(format!("no such way: {other}").into()),
+    }
+    Ok(())
+}
+
+/// The endpoints of the changed Service after so many changes: the second one is another.
+fn endpoints(change: u32) -> [u32; 2] {
+    [0, 1 + change % 2]
+}
+
+fn change(services: u32) -> Result<(), Failure> {
+    let mut node = node(services)?;
+    node.pass()?;
+    let middle = services / 2;
+    let mut timed = |what: &str, endpoints: &[u32]| {
+        let start = Instant::now();
+        node.replace(middle, endpoints);
+        let report = node.pass()?;
+        let took = start.elapsed();
+        if report.full || report.writes() == 0 {
+            return Err(Failure::from("a change was not taken as one"));
+        }
+        tell(what, services, "ms", OURS, ms(took));
+        Ok(())
+    };
+    for change in 1..=CHANGES {
+        timed(CHANGE, &endpoints(change))?;
+    }
+    let all = [0, 1, 2];
+    for change in 1..=CHANGES {
+        let number = if change.is_multiple_of(2) { 2 } else { 3 };
+        timed(GROWTH, all.get(..number).unwrap_or_default())?;
+    }
+    Ok(())
+}
+
+fn change_nft(services: u32) -> Result<(), Failure> {
+    node(services)?.pass()?;
+    let service = services / 2;
+    let element = |slot: u32, endpoint: u32| {
+        let (address, to) = (cluster_ip(service), endpoint_address(service, endpoint));
+        format!("{address} . tcp . 80 . {slot} : {to} . 8080")
+    };
+    for change in 1..=CHANGES {
+        let ([_, old], [_, new]) = (endpoints(change - 1), endpoints(change));
+        let mut text = String::new();
+        for (verb, endpoint) in [("delete", old), ("add", new)] {
+            let _infallible = writeln!(text, "{verb} element ip proxier endpoints {{ {} }}", element(1, endpoint));
+        }
+        tell(CHANGE, services, "ms", NFT, ms(feed("nft", &["-f", "-"], &text)?));
+    }
+    let [_, last] = endpoints(CHANGES);
+    let last: Ipv4Addr = endpoint_address(service, last).parse()?;
+    let mut is_there = false;
+    Client::open()?.for_each_element(&table()?.set("endpoints")?, |element| {
+        let Some(ElementData::Value(endpoint)) = element.data else { return };
+        is_there |= endpoint.as_bytes().starts_with(&last.octets());
+    })?;
+    if is_there { Ok(()) } else { Err("nft has changed nothing".into()) }
+}
