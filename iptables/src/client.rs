@@ -246,7 +246,29 @@ impl<R: Runner> Iptables<R> {
         self.feed(vec!["--noflush".to_owned(), "--test".to_owned()], "*filter\nCOMMIT\n")
     }
 
-    fn feed(&self, mut args: Vec<String>, text: &str) -> Result<(), Error> {
+    /// Has `iptables-restore` check a transaction, without changing rules: its syntax, and whether the program and the kernel
+    /// know every match and target. Asking may load modules. The kernel may still refuse a rule when it is written, and jumps to
+    /// chains that are not there are not noticed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ExtensionMissing`] for a match or target that the program or the kernel lacks; others as
+    /// [`Iptables::restore`].
+    pub fn check(&self, transaction: &Transaction) -> Result<(), Error> {
+        let text = transaction.to_restore_text()?;
+        let output = self.run_restore(vec!["--noflush".to_owned(), "--test".to_owned()], &text)?;
+        // The programs only warn of what the kernel lacks.
+        if output.code == Some(0) && !failure::lacks_module(&output) {
+            return Ok(());
+        }
+        Err(self.explain(&text, &output))
+    }
+
+    fn feed(&self, args: Vec<String>, text: &str) -> Result<(), Error> {
+        let output = self.run_restore(args, text)?;
+        if output.code == Some(0) { Ok(()) } else { Err(self.explain(text, &output)) }
+    }
+
+    fn run_restore(&self, mut args: Vec<String>, text: &str) -> Result<Output, Error> {
         let _lock = match self.restore_wait()? {
             RestoreWait::Nothing => LockGuard::none(),
             RestoreWait::Options(options) => {
@@ -257,8 +279,7 @@ impl<R: Runner> Iptables<R> {
         };
         let limit = self.limits.lock_wait.saturating_add(self.limits.program);
         let run = Invocation::new(&self.programs.restore, args, limit).with_stdin(text.to_owned());
-        let output = self.runner.run(&run).map_err(|e| self.explain_delay(e, limit))?;
-        if output.code == Some(0) { Ok(()) } else { Err(self.explain(text, &output)) }
+        self.runner.run(&run).map_err(|e| self.explain_delay(e, limit))
     }
 
     fn restore_wait(&self) -> Result<RestoreWait, Error> {

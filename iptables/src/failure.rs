@@ -92,6 +92,11 @@ fn message(stderr: &str) -> String {
     said.collect::<Vec<_>>().join("; ")
 }
 
+/// Whether a program warned that the kernel lacks a match or target.
+pub(crate) fn lacks_module(output: &Output) -> bool {
+    String::from_utf8_lossy(&output.stderr).contains("missing kernel module")
+}
+
 /// Decides the kind of a failure from the program's words.
 fn kind_of(stderr: &str) -> ErrorKind {
     let says = |words: &str| stderr.contains(words);

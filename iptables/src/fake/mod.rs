@@ -50,6 +50,8 @@ struct State {
     kernel: BTreeSet<Backend>,
     default: Backend,
     sets: BTreeSet<String>,
+    /// Matches that the kernel lacks.
+    lacks: BTreeSet<String>,
     lock_held: bool,
     writes: usize,
 }
@@ -70,6 +72,7 @@ impl FakeHost {
             kernel: Backend::ALL.into_iter().collect(),
             default: Backend::NfTables,
             sets: BTreeSet::new(),
+            lacks: BTreeSet::new(),
             lock_held: false,
             writes: 0,
         };
@@ -102,6 +105,16 @@ impl FakeHost {
     pub fn without_kernel_tables(self, backend: Backend) -> Self {
         self.state().kernel.remove(&backend);
         self
+    }
+
+    /// From now on the kernel lacks a match (`recent`, `sctp`), or has it again: rules with it are refused.
+    pub fn set_match(&self, name: &str, present: bool) {
+        let mut state = self.state();
+        if present {
+            state.lacks.remove(name);
+        } else {
+            state.lacks.insert(name.to_owned());
+        }
     }
 
     /// Makes an ipset known, so that rules may name it.
@@ -234,10 +247,13 @@ impl State {
             counters: args.contains(&"--counters"),
             testing: args.contains(&"--test"),
             sets: &self.sets,
+            lacks: &self.lacks,
         };
+        let warnings = script.warnings(text);
         match script.run(text, tables) {
-            Ok(()) => Output { code: Some(0), ..Output::default() },
-            Err(failure) => failed(failure.code, failure.words),
+            // A check only warns of what the kernel lacks.
+            Ok(()) => Output { code: Some(0), stderr: warnings.into_bytes(), ..Output::default() },
+            Err(failure) => failed(failure.code, warnings + &failure.words),
         }
     }
 }

@@ -77,6 +77,7 @@ pub(super) struct Script<'s> {
     pub(super) counters: bool,
     pub(super) testing: bool,
     pub(super) sets: &'s BTreeSet<String>,
+    pub(super) lacks: &'s BTreeSet<String>,
 }
 
 /// How it failed.
@@ -94,7 +95,23 @@ struct Open {
     deleted: Vec<(usize, ChainName)>,
 }
 
+/// A match that a rule has and the kernel lacks.
+fn lacking<'l>(rule: &Rule, lacks: &'l BTreeSet<String>) -> Option<&'l str> {
+    let words: Vec<&str> = rule.tokens().iter().map(AsRef::as_ref).collect();
+    let named = words.windows(2).filter(|pair| matches!(pair, ["-m" | "--match", _])).filter_map(|pair| pair.get(1));
+    named.filter_map(|name| lacks.get(*name)).map(String::as_str).next()
+}
+
 impl Script<'_> {
+    /// What the programs say of rules that the kernel lacks something for.
+    pub(super) fn warnings(&self, text: &str) -> String {
+        let rules = text.lines().filter_map(|line| Rule::parse(line).ok());
+        let lacking: BTreeSet<&str> = rules.filter_map(|rule| lacking(&rule, self.lacks)).collect();
+        let warning =
+            |name: &&str| format!("Warning: Extension {name} revision 0 not supported, missing kernel module?\n");
+        lacking.iter().map(warning).collect()
+    }
+
     pub(super) fn run(&self, text: &str, tables: &mut BTreeMap<TableName, Table>) -> Result<(), Failure> {
         let mut open: Option<Open> = None;
         let mut number = 0_usize;
@@ -278,6 +295,14 @@ impl Script<'_> {
                 Failure { code: 4, words: format!("{} {}: \nline {line}: {what}\n", self.program, self.version) }
             }
         };
+        for (line, chain, rule) in open.added.iter().filter(|_| !self.testing) {
+            if lacking(rule, self.lacks).is_some() {
+                return Err(late(
+                    *line,
+                    &format!("RULE_APPEND failed (No such file or directory): rule in chain {chain}"),
+                ));
+            }
+        }
         for (line, chain, rule) in &open.added {
             let Some(target) = rule.target() else { continue };
             if !TARGETS.contains(&target) && open.table.chain(target).is_none() {
