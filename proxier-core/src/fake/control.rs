@@ -34,6 +34,8 @@ pub enum Call {
     RulesHasRandomFully,
     /// [`Rules::dump`](crate::ports::Rules::dump).
     RulesDump,
+    /// [`Rules::check`](crate::ports::Rules::check).
+    RulesCheck,
     /// [`Rules::restore`](crate::ports::Rules::restore).
     RulesRestore,
     /// [`Links::create_device`](crate::ports::Links::create_device).
@@ -66,7 +68,7 @@ pub enum Call {
 
 impl Call {
     /// All of them.
-    pub const ALL: [Call; 27] = [
+    pub const ALL: [Call; 28] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
         Call::IpvsRun,
@@ -80,6 +82,7 @@ impl Call {
         Call::SetsDestroy,
         Call::RulesHasRandomFully,
         Call::RulesDump,
+        Call::RulesCheck,
         Call::RulesRestore,
         Call::LinksCreateDevice,
         Call::LinksDeleteDevice,
@@ -106,6 +109,7 @@ impl Call {
                 | Call::SetsEntries
                 | Call::RulesHasRandomFully
                 | Call::RulesDump
+                | Call::RulesCheck
                 | Call::LinksAddresses
                 | Call::LinksGateways
                 | Call::SysctlsGet
@@ -213,7 +217,7 @@ impl Writes {
             | Call::SetsDelete
             | Call::SetsReplace
             | Call::SetsDestroy => &mut self.sets,
-            Call::RulesHasRandomFully | Call::RulesDump | Call::RulesRestore => &mut self.rules,
+            Call::RulesHasRandomFully | Call::RulesDump | Call::RulesCheck | Call::RulesRestore => &mut self.rules,
             Call::LinksCreateDevice
             | Call::LinksDeleteDevice
             | Call::LinksAddresses

@@ -312,6 +312,10 @@ impl Rules for FakeRulesPort {
         })
     }
 
+    fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        self.gate.call(Call::RulesCheck, Some(family), || self.port.check(family, transaction))
+    }
+
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
         // Every table ends in a `COMMIT`; a transaction that cannot be written is refused below.
         let text = transaction.to_restore_text().unwrap_or_default();

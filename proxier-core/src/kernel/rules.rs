@@ -180,6 +180,14 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         }
     }
 
+    fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        // What is refused says nothing about the programs.
+        let iptables = self.take(family)?;
+        let answer = iptables.check(transaction).map_err(|error| port_error(&error));
+        *self.known(family) = Some(iptables);
+        answer
+    }
+
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
         let answer = self.call(family, |iptables| iptables.restore(transaction));
         // Afterwards: looking for programs may have listed everything.

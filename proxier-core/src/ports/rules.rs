@@ -33,6 +33,13 @@ pub trait Rules {
         let _ = wait;
     }
 
+    /// Has the program check a transaction, and changes nothing: whether it and the kernel know every match and target. The
+    /// kernel may load modules for that.
+    ///
+    /// # Errors
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) for what the program or the kernel lacks.
+    fn check(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError>;
+
     /// Carries out a transaction; each table is changed as a whole or not at all.
     ///
     /// # Errors

@@ -96,6 +96,7 @@ macro_rules! for_each_case {
             rules {
                 rules_are_written_and_read,
                 a_refused_transaction_changes_nothing,
+                a_check_changes_nothing,
                 both_families_at_once,
                 rules_are_listed_while_other_work_is_done,
                 a_rule_keeps_its_set,

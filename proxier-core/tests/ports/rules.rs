@@ -56,6 +56,16 @@ pub(crate) fn a_refused_transaction_changes_nothing(world: &mut impl World) {
     }
 }
 
+pub(crate) fn a_check_changes_nothing(world: &mut impl World) {
+    for family in FAMILIES {
+        let good = filling(TableName::NAT, "ONE", &["-p tcp -m tcp --dport 80 -j RETURN"]);
+        world.ports().rules.check(family, &good).unwrap();
+        let strange = filling(TableName::NAT, "ONE", &["-m nosuchmatch -j ACCEPT"]);
+        assert_eq!(world.ports().rules.check(family, &strange).unwrap_err().kind(), PortErrorKind::Unavailable);
+        assert!(!world.ports().rules.dump(family).unwrap().has_chain(&TableName::NAT, "ONE"));
+    }
+}
+
 pub(crate) fn both_families_at_once(world: &mut impl World) {
     let [v4, v6] = FAMILIES;
     let good = filling(TableName::NAT, "KUBE-SERVICES", &["-j RETURN"]);
