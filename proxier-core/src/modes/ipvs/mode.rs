@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use ipvs::model::{ObservedRealServer, TimeoutsUpdate, Weight};
 use ipvs::{Operation, VirtualServerKey};
@@ -19,11 +18,11 @@ use super::udp;
 use super::wanted::{Changed, Wanted};
 use crate::config::{Config, Families};
 use crate::modes::shared::names::Names;
+use crate::modes::shared::retry::RulesRetry;
 use crate::modes::shared::sysctls::SysctlChange;
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules};
-use crate::reconciler::backoff::Backoff;
 use crate::reconciler::report::{Report, Unread};
 use crate::reconciler::safeguard::{Kernel as _, Safeguard};
 use crate::reconciler::schedule::Moment;
@@ -671,25 +670,5 @@ impl Mode {
             |key: FrontendKey| self.observed.as_ref().is_some_and(|observed| observed.serves(&key).is_some());
         let mut wanted = self.wanted.desired().frontends().peekable();
         wanted.peek().is_some() && !wanted.any(|frontend| is_there(frontend.key))
-    }
-}
-
-/// When to retry rules that could not be restored.
-#[derive(Clone, Debug)]
-struct RulesRetry {
-    at: Moment,
-    backoff: Backoff,
-}
-
-impl RulesRetry {
-    /// The longest pause: virtual servers that need rules should not wait much longer than for the lock.
-    const LONGEST: Duration = Duration::from_secs(5);
-
-    fn new(seed: u64) -> Self {
-        RulesRetry { at: Moment::ZERO, backoff: Backoff::new(Backoff::FIRST, Self::LONGEST, seed) }
-    }
-
-    fn failed(&mut self, now: Moment) {
-        self.at = now.saturating_add(self.backoff.next_pause());
     }
 }

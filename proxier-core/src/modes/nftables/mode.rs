@@ -13,9 +13,9 @@ use super::plan::{Fate, Plan, TablePlan};
 use super::slots::Slots;
 use super::wanted::{Changed, Wanted};
 use crate::modes::shared::names::Names;
-use crate::modes::shared::sysctls;
+use crate::modes::shared::{flows, sysctls};
 use crate::modes::{Pass, Refreshed};
-use crate::net::{Family, FrontendKey, Protocol};
+use crate::net::{Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables, UdpServices};
 use crate::reconciler::report::{Report, Unread};
 use crate::reconciler::safeguard::{Kernel, Safeguard, Stopped};
@@ -239,29 +239,9 @@ impl Mode {
     }
 
     fn flows_to_forget(&self, pass: &Pass<'_>) -> UdpServices {
-        let mut flows = UdpServices::new();
-        let desired = self.wanted.desired();
-        for (key, before) in &self.changed.frontends {
-            let (Some(place), after) = (key.udp(), desired.frontend(key)) else { continue };
-            let (old, new) =
-                (before.as_ref().map(|(frontend, _)| answering(frontend)), after.map(answering).unwrap_or_default());
-            // A flow that began before there was anybody to answer is not translated.
-            let begins = old.as_ref().is_none_or(BTreeSet::is_empty) && !new.is_empty();
-            let ends = old.is_some_and(|old| !old.is_subset(&new));
-            if begins || ends {
-                flows.insert(place, new);
-            }
-        }
-        let all = desired.frontends().filter(|_| pass.full && !pass.settled);
-        let again = self.unforgotten.iter().map(|place| {
-            let key = FrontendKey::new(Protocol::Udp, place.ip(), place.port());
-            (*place, desired.frontend(&key).map(answering).unwrap_or_default())
-        });
-        let all = all.filter_map(|frontend| Some((frontend.key.udp()?, answering(frontend))));
-        for (place, answering) in all.chain(again) {
-            flows.entry(place).or_insert(answering);
-        }
-        flows
+        let changed = self.changed.frontends.iter().map(|(key, before)| (key, before.as_ref().map(|(frontend, _)| frontend)));
+        let everything = pass.full && !pass.settled;
+        flows::to_forget(self.wanted.desired(), changed, everything, &self.unforgotten, answering)
     }
 
     /// What somebody else changed: differences that do not come from the input.
