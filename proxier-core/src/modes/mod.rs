@@ -32,14 +32,17 @@ pub enum Kind {
     Ipvs,
     /// Tables of nf_tables.
     Nftables,
+    /// Chains and rules of iptables.
+    Iptables,
 }
 
 impl Kind {
-    /// The name in configuration files: `ipvs`, `nftables`.
+    /// The name in configuration files: `ipvs`, `nftables`, `iptables`.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Ipvs => "ipvs",
             Kind::Nftables => "nftables",
+            Kind::Iptables => "iptables",
         }
     }
 }
@@ -103,6 +106,8 @@ pub enum Plan {
     Ipvs(Box<ipvs::plan::Plan>),
     /// In nftables mode.
     Nftables(Box<nftables::Plan>),
+    /// In iptables mode.
+    Iptables(Box<iptables::Plan>),
 }
 
 impl Plan {
@@ -111,6 +116,7 @@ impl Plan {
         match self {
             Plan::Ipvs(plan) => plan.is_empty(),
             Plan::Nftables(plan) => plan.is_empty(),
+            Plan::Iptables(plan) => plan.is_empty(),
         }
     }
 
@@ -119,6 +125,7 @@ impl Plan {
         match self {
             Plan::Ipvs(plan) => Box::new(plan.steps(names)),
             Plan::Nftables(plan) => Box::new(plan.steps(names)),
+            Plan::Iptables(plan) => Box::new(plan.steps(names)),
         }
     }
 }
@@ -134,6 +141,7 @@ impl Default for Plan {
 pub(crate) enum Mode {
     Ipvs(Box<ipvs::Mode>),
     Nftables(Box<nftables::Mode>),
+    Iptables(Box<iptables::Mode>),
 }
 
 /// A plan, and what follows from carrying it out.
@@ -141,6 +149,7 @@ pub(crate) enum Mode {
 pub(crate) enum Prepared {
     Ipvs(Box<ipvs::Prepared>),
     Nftables(Box<nftables::Prepared>),
+    Iptables(Box<iptables::Prepared>),
 }
 
 impl Prepared {
@@ -148,6 +157,7 @@ impl Prepared {
         match self {
             Prepared::Ipvs(prepared) => Plan::Ipvs(Box::new(prepared.plan)),
             Prepared::Nftables(prepared) => Plan::Nftables(Box::new(prepared.plan)),
+            Prepared::Iptables(prepared) => Plan::Iptables(Box::new(prepared.plan)),
         }
     }
 }
@@ -157,6 +167,7 @@ impl Mode {
         match self {
             Mode::Ipvs(mode) => mode.wanted().desired(),
             Mode::Nftables(mode) => mode.wanted().desired(),
+            Mode::Iptables(mode) => mode.wanted().desired(),
         }
     }
 
@@ -165,6 +176,7 @@ impl Mode {
             Mode::Ipvs(mode) => mode.facts_changed(),
             // Its layout is compared by each pass.
             Mode::Nftables(_) => {}
+            Mode::Iptables(mode) => mode.facts_changed(),
         }
     }
 
@@ -173,6 +185,7 @@ impl Mode {
         match self {
             Mode::Ipvs(mode) => mode.observed().is_some(),
             Mode::Nftables(mode) => mode.knows_kernel(),
+            Mode::Iptables(mode) => mode.knows_kernel(),
         }
     }
 
@@ -181,6 +194,7 @@ impl Mode {
         match self {
             Mode::Ipvs(mode) => mode.forget_kernel(),
             Mode::Nftables(mode) => mode.forget_kernel(),
+            Mode::Iptables(mode) => mode.forget_kernel(),
         }
     }
 
@@ -188,6 +202,7 @@ impl Mode {
         match self {
             Mode::Ipvs(mode) => mode.compact(),
             Mode::Nftables(mode) => mode.compact(),
+            Mode::Iptables(mode) => mode.compact(),
         }
     }
 
@@ -196,6 +211,7 @@ impl Mode {
         match self {
             Mode::Ipvs(mode) => mode.next_wake(),
             Mode::Nftables(_) => None,
+            Mode::Iptables(mode) => mode.next_wake(),
         }
     }
 
@@ -203,6 +219,7 @@ impl Mode {
         match self {
             Mode::Ipvs(mode) => mode.refresh(store, facts, services),
             Mode::Nftables(mode) => mode.refresh(store, facts, services),
+            Mode::Iptables(mode) => mode.refresh(store, facts, services),
         }
     }
 
@@ -210,7 +227,7 @@ impl Mode {
     pub(crate) fn device_differs(&self, host: &HostAddresses) -> bool {
         match self {
             Mode::Ipvs(mode) => mode.device_differs(host),
-            Mode::Nftables(_) => false,
+            Mode::Nftables(_) | Mode::Iptables(_) => false,
         }
     }
 
@@ -220,7 +237,7 @@ impl Mode {
         match self {
             Mode::Ipvs(mode) => mode.served_node_addresses(families).collect(),
             // Connection tracking keeps them.
-            Mode::Nftables(_) => Vec::new(),
+            Mode::Nftables(_) | Mode::Iptables(_) => Vec::new(),
         }
     }
 
@@ -234,6 +251,8 @@ impl Mode {
         match self {
             Mode::Ipvs(mode) => mode.read(host, facts.config(), ports),
             Mode::Nftables(mode) => mode.read(facts, ports),
+            // It reads each family when it prepares a plan for it.
+            Mode::Iptables(_) => Ok(()),
         }
     }
 
@@ -248,6 +267,7 @@ impl Mode {
         Some(match self {
             Mode::Ipvs(mode) => Prepared::Ipvs(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
             Mode::Nftables(mode) => Prepared::Nftables(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
+            Mode::Iptables(mode) => Prepared::Iptables(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
         })
     }
 
@@ -255,7 +275,7 @@ impl Mode {
     pub(crate) fn before_preview(&self) -> Option<ipvs::drain::Drains> {
         match self {
             Mode::Ipvs(mode) => Some(mode.drains().clone()),
-            Mode::Nftables(_) => None,
+            Mode::Nftables(_) | Mode::Iptables(_) => None,
         }
     }
 
@@ -281,6 +301,9 @@ impl Mode {
         match (self, prepared) {
             (Mode::Ipvs(mode), Prepared::Ipvs(prepared)) => mode.carry_out(*prepared, store, report, clock, ports),
             (Mode::Nftables(mode), Prepared::Nftables(prepared)) => mode.carry_out(*prepared, store, report, ports),
+            (Mode::Iptables(mode), Prepared::Iptables(prepared)) => {
+                mode.carry_out(*prepared, store, report, clock, ports)
+            }
             // A plan is carried out by the mode that made it.
             _ => true,
         }

@@ -17,7 +17,7 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::host;
 use crate::modes::shared::sysctls::HostSettings;
-use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, ipvs, nftables};
+use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::{Links, Ports};
 use crate::reconciler::report::{Refused, Report, Unread};
@@ -41,6 +41,8 @@ pub struct Options {
     pub ipvs: ipvs::Options,
     /// Settings of nftables mode.
     pub nftables: nftables::Options,
+    /// Settings of iptables mode; restricted further by what the iptables programs report.
+    pub iptables: iptables::Options,
     /// How often passes run.
     pub limits: Limits,
     /// When deletions are held back.
@@ -61,6 +63,7 @@ impl Default for Options {
             mode: modes::Kind::default(),
             ipvs: ipvs::Options::default(),
             nftables: nftables::Options::default(),
+            iptables: iptables::Options::default(),
             limits: Limits::default(),
             mass_removal: MassRemoval::default(),
             address_grace: Duration::from_secs(10),
@@ -114,10 +117,10 @@ impl Reconciler {
     pub fn new(node_name: &str, options: Options, now: Moment) -> Self {
         let node = Node::new(node_name);
         let host = HostAddresses::default();
+        let facts = NodeFacts::new(&options.config, &node, &host);
         Reconciler {
             store: Store::new(node_name),
             node_rejections: Vec::new(),
-            facts: NodeFacts::new(&options.config, &node, &host),
             node,
             host,
             pending: BTreeSet::new(),
@@ -130,7 +133,13 @@ impl Reconciler {
                     Mode::Ipvs(Box::new(ipvs::Mode::new(&options.config, &options.ipvs, options.seed)))
                 }
                 modes::Kind::Nftables => Mode::Nftables(Box::new(nftables::Mode::new(&options.nftables))),
+                modes::Kind::Iptables => {
+                    let mut allowed = options.iptables;
+                    allowed.drop_invalid &= !options.host.tcp_be_liberal;
+                    Mode::Iptables(Box::new(iptables::Mode::new(&facts, allowed, options.seed)))
+                }
             },
+            facts,
             safeguard: Safeguard::new(options.mass_removal),
             schedule: Schedule::new(options.limits, options.seed, now),
             started: false,
@@ -603,7 +612,7 @@ impl Reconciler {
     pub fn wanted(&self) -> Option<&Wanted> {
         match &self.mode {
             Mode::Ipvs(mode) => Some(mode.wanted()),
-            Mode::Nftables(_) => None,
+            Mode::Nftables(_) | Mode::Iptables(_) => None,
         }
     }
 
@@ -611,7 +620,7 @@ impl Reconciler {
     pub fn observed(&self) -> Option<&Observed> {
         match &self.mode {
             Mode::Ipvs(mode) => mode.observed(),
-            Mode::Nftables(_) => None,
+            Mode::Nftables(_) | Mode::Iptables(_) => None,
         }
     }
 
@@ -629,7 +638,7 @@ impl Reconciler {
     pub fn drains(&self) -> Option<&Drains> {
         match &self.mode {
             Mode::Ipvs(mode) => Some(mode.drains()),
-            Mode::Nftables(_) => None,
+            Mode::Nftables(_) | Mode::Iptables(_) => None,
         }
     }
 

@@ -68,7 +68,7 @@ pub enum Part {
     Address,
     /// A table of nf_tables, with its chains and rules.
     Table,
-    /// A Frontend in a table of nf_tables.
+    /// A Frontend in a table of nf_tables, or in rules of iptables mode.
     Frontend,
     /// Tracked UDP flows.
     Flows,
@@ -122,7 +122,7 @@ pub struct Step {
     /// parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// The added and removed rules, with `+` and `-` in front; for rules only.
+    /// For rules only: the added and removed ones, with `+` and `-` in front; in iptables mode the input of `iptables-restore`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<String>,
 }

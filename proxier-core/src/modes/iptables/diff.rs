@@ -7,10 +7,12 @@ use iptables::{Chain, ChainName, Dump, Edit, Error, Rule, Table, TableName, Tran
 
 use super::lines::Shared;
 use super::names::{self, Jump};
+use super::observed::{self, Keep};
 use super::spelling;
 use super::tables;
 use super::wanted::Wanted;
-use crate::net::Family;
+use crate::net::{Family, Protocol};
+use crate::snapshot::ObjectKey;
 
 /// Why rules could not be compared; nothing is written then.
 #[derive(Debug)]
@@ -56,23 +58,51 @@ impl From<Error> for Incomparable {
 /// # Errors
 /// [`Incomparable::Unreadable`] when a table could not be shown: writing would add the jumps anew each time.
 pub fn changes(wanted: &Wanted, observed: &Dump, family: Family) -> Result<Transaction, Incomparable> {
+    compare(wanted, observed, family, &Keep::default()).map(|compared| compared.transaction)
+}
+
+/// What a comparison finds.
+#[derive(Debug)]
+pub(super) struct Compared {
+    /// What to write.
+    pub(super) transaction: Transaction,
+    /// The Services whose chains differ, with name and protocol of the port.
+    pub(super) ports: BTreeSet<(ObjectKey, Box<str>, Protocol)>,
+}
+
+/// As [`changes`], but for what is to stay as it is.
+///
+/// # Errors
+/// As [`changes`].
+pub(super) fn compare(wanted: &Wanted, observed: &Dump, family: Family, keep: &Keep) -> Result<Compared, Incomparable> {
     check_readable(observed)?;
     let mut comparison = Comparison::new(observed);
-    for (table, chain) in wanted.shared_chains(family)? {
+    let mut kept = keep.lines(observed, family);
+    let reached = observed::reached(observed, &kept);
+    for (table, mut chain) in wanted.shared_chains(family, keep)? {
+        // In front: the lines that lead to node ports come last.
+        let lines = Shared::of(&table, chain.name.as_str()).and_then(|shared| kept.remove(&shared));
+        chain.rules.splice(0..0, lines.into_iter().flatten());
         comparison.chain(&table, chain);
     }
-    for chains in wanted.service_chains(family) {
-        for chain in chains? {
-            comparison.chain(&TableName::NAT, chain);
+    let mut ports = BTreeSet::new();
+    for (service, port) in wanted.ports(family).filter(|(service, _)| !keep.has_service(&service.service)) {
+        let mut differs = false;
+        for chain in wanted.port_chains(port)? {
+            differs |= comparison.chain(&TableName::NAT, chain);
+        }
+        if differs {
+            ports.insert((service.service.clone(), port.name.clone(), port.protocol));
         }
     }
+    comparison.stay(reached);
     if let Some(settings) = wanted.settings(family) {
         let (table, chain) = tables::kubelet_firewall(settings)?;
         comparison.add_to(&table, &chain);
         comparison.jumps(names::JUMPS)?;
     }
     comparison.remove_others();
-    Ok(comparison.transaction)
+    Ok(Compared { transaction: comparison.transaction, ports })
 }
 
 /// What to write so that nothing of ours is left: chains and jumps of this proxy, or of a kube-proxy in iptables mode.
@@ -116,8 +146,8 @@ impl<'a> Comparison<'a> {
         self.observed.table(table)?.chain(chain)
     }
 
-    /// Replaces a chain unless it has these rules.
-    fn chain(&mut self, table: &TableName, chain: Chain) {
+    /// Replaces a chain unless it has these rules. Returns whether it had others.
+    fn chain(&mut self, table: &TableName, chain: Chain) -> bool {
         let there = self.observed(table, chain.name.as_str());
         let name = chain.name.as_str();
         let is_same = |there: &Chain| {
@@ -128,10 +158,19 @@ impl<'a> Comparison<'a> {
                 spelling::same_rules(&there.rules, &chain.rules, !names::is_of_service(table, name))
             }
         };
-        if !there.is_some_and(is_same) {
+        let differs = !there.is_some_and(is_same);
+        if differs {
             self.transaction.table(table.clone()).replace_chain(&chain.name, chain.rules);
         }
         self.wanted.insert((table.clone(), chain.name));
+        differs
+    }
+
+    /// Leaves these chains of Services as they are, unless they are wanted.
+    fn stay(&mut self, chains: BTreeSet<&str>) {
+        let there = self.observed.table(&TableName::NAT);
+        let names = chains.into_iter().filter_map(|name| Some(there?.chain(name)?.name.clone()));
+        self.wanted.extend(names.map(|name| (TableName::NAT, name)));
     }
 
     /// Creates a chain that is not ours if it is missing, and adds what it lacks.

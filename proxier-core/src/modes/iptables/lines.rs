@@ -1,5 +1,8 @@
 //! The lines that Services have in chains that all share.
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
 use iptables::{ChainName, Error, Rule, RuleBuilder, TableName};
 
 use super::names::{self, PortNames};
@@ -91,8 +94,7 @@ fn refusal(port: &Port, policy: TrafficPolicy) -> Option<(RuleBuilder, &'static 
 pub(super) fn of_frontend(frontend: &Frontend) -> Result<Vec<Line>, Error> {
     let mut lines = Vec::new();
     let Some(port) = frontend.port.as_deref() else { return Ok(lines) };
-    // A restriction holds whatever other role the address has.
-    let restricted = frontend.source_ranges.is_some() && frontend.roles.contains(Roles::LOAD_BALANCER);
+    let restricted = is_restricted(frontend);
     let roles = if restricted { Roles::LOAD_BALANCER } else { frontend.roles };
     if roles.contains(Roles::CLUSTER_IP) {
         lines.push(cluster_ip(frontend, port)?);
@@ -108,6 +110,35 @@ pub(super) fn of_frontend(frontend: &Frontend) -> Result<Vec<Line>, Error> {
         }
     }
     Ok(lines)
+}
+
+/// Whether a Frontend is restricted to source ranges: that holds whatever other role the address has.
+fn is_restricted(frontend: &Frontend) -> bool {
+    frontend.source_ranges.is_some() && frontend.roles.contains(Roles::LOAD_BALANCER)
+}
+
+/// The policy for a Frontend's traffic, if it has the lines of a cluster IP only.
+fn internal_policy(frontend: &Frontend, port: &Port) -> Option<TrafficPolicy> {
+    let is_internal = frontend.roles.contains(Roles::CLUSTER_IP) && !is_restricted(frontend);
+    is_internal.then_some(port.internal_policy)
+}
+
+/// Whether traffic to a Frontend leads to endpoints, from wherever it comes.
+pub(super) fn has_endpoints(frontend: &Frontend) -> bool {
+    let Some(port) = frontend.port.as_deref() else { return false };
+    internal_policy(frontend, port).map_or_else(|| port.has_endpoints(), |policy| is_served(port, policy))
+}
+
+/// The endpoints that may answer for a Frontend: those of its policy, and for external addresses, which lead those inside the
+/// cluster to any node, all.
+pub(super) fn answering(frontend: &Frontend) -> BTreeSet<SocketAddr> {
+    let Some(port) = frontend.port.as_deref() else { return BTreeSet::new() };
+    let lists: &[_] = match internal_policy(frontend, port) {
+        Some(TrafficPolicy::Cluster) => &[&port.cluster],
+        Some(TrafficPolicy::Local) => &[&port.local],
+        None => &[&port.cluster, &port.local],
+    };
+    lists.iter().flat_map(|list| list.iter()).map(|endpoint| SocketAddr::from(*endpoint)).collect()
 }
 
 /// Adds what matches the packets to a Frontend.

@@ -6,7 +6,7 @@
 //!  kernel ──▶ Dump ┴──────changes───────────▶ Transaction      everything, compared with what the kernel has
 //! ```
 //!
-//! This module only computes: it reads and writes nothing.
+//! [`Wanted`], [`update`] and [`changes`] only compute, and can be used alone:
 //!
 //! ```
 //! use proxier_core::config::Config;
@@ -39,6 +39,19 @@
 //! its comments. A chain of ours has exactly our rules. Of the kubelet's chains only `KUBE-FIREWALL` is touched: it is made
 //! if it is missing, and gets the rule without which node ports on 127.0.0.1 would be a hole. It is never emptied or deleted.
 //!
+//! # What a pass does
+//!
+//! A full pass reads the rules of each family by itself, and compares. A pass for changes reads nothing, as long as the last
+//! write of the family was done: it writes what changed. If the kernel contradicts that (a line to delete is not there), the
+//! table is not changed, and the rules are read at once. Each table that is written must have the chain
+//! `KUBE-PROXY-CANARY`, else the write fails too: somebody has deleted the chains, and what is written would lie among nothing.
+//!
+//! After another failure (the lock of iptables) the family is tried again after a pause of up to five seconds; the other
+//! family does not wait. If the kernel refuses what was compared, the Services that are the reason are found by halves, at
+//! most 16 in a pass; they keep what they have, are reported, and tried again at full passes and when they change.
+//!
+//! `net.ipv4.conf.all.route_localnet` is set when node ports are served on 127.0.0.1, once the rules of IPv4 are there.
+//!
 //! # What a change costs
 //!
 //! kube-proxy writes the shared chains as a whole each time. Here a change writes the chains of the Service ports that
@@ -62,17 +75,27 @@
 //! has no endpoint, whatever [`Config::local_fallback`](crate::config::Config::local_fallback) says; traffic from inside the
 //! cluster goes to any node.
 
+mod apply;
 pub mod diff;
 mod lines;
+mod mode;
 pub mod names;
+mod observed;
+mod plan;
+mod remove;
 pub mod render;
 mod service;
 pub mod settings;
 mod spelling;
 mod tables;
+mod trial;
 pub mod wanted;
 
 pub use diff::{Incomparable, changes, cleanup};
+pub(crate) use mode::{Mode, Prepared};
+pub use plan::Plan;
+pub use remove::remove;
 pub use render::update;
 pub use settings::{Options, Settings};
+pub use trial::{Tried, trial};
 pub use wanted::{Changed, Wanted};

@@ -20,13 +20,34 @@ use crate::net::Family;
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.
 pub fn update(wanted: &Wanted, changed: &Changed, family: Family) -> Result<Transaction, Error> {
+    written(wanted, changed, family).map(|(transaction, _)| transaction)
+}
+
+/// As [`update`], and each table fails as a whole if the canary is gone from it: somebody deleted the chains, and what is
+/// written would lie among nothing.
+///
+/// # Errors
+/// As [`update`].
+pub(super) fn watchful_update(wanted: &Wanted, changed: &Changed, family: Family) -> Result<Transaction, Error> {
+    let (mut transaction, tables) = written(wanted, changed, family)?;
+    let canary = ChainName::new(super::names::CANARY)?;
+    for table in tables {
+        transaction.table(table).edit(Edit::Flush(canary.clone()));
+    }
+    Ok(transaction)
+}
+
+/// The transaction of [`update`], and the tables that it changes.
+fn written(wanted: &Wanted, changed: &Changed, family: Family) -> Result<(Transaction, BTreeSet<TableName>), Error> {
     let steps = wanted.steps(changed, family)?;
     let mut transaction = Transaction::new();
     let edits = line_edits(steps.lines_before, steps.lines)?;
     // Filter first: what is to be refused is, before its way to endpoints goes.
+    let mut tables = BTreeSet::new();
     for table in super::names::TABLES {
         for (_, edit) in edits.iter().filter(|(shared, _)| shared.table() == table) {
             transaction.table(table.clone()).edit(edit.clone());
+            tables.insert(table.clone());
         }
     }
     let before: BTreeMap<&ChainName, &[Rule]> =
@@ -36,8 +57,9 @@ pub fn update(wanted: &Wanted, changed: &Changed, family: Family) -> Result<Tran
     let gone: Vec<&ChainName> = before.keys().copied().filter(|name| !now.contains(name)).collect();
     let mut changed = changed.peekable();
     if changed.peek().is_none() && gone.is_empty() {
-        return Ok(transaction);
+        return Ok((transaction, tables));
     }
+    tables.insert(TableName::NAT);
     let nat = transaction.table(TableName::NAT);
     for chain in changed {
         nat.replace_chain(&chain.name, chain.rules.iter().cloned());
@@ -48,7 +70,7 @@ pub fn update(wanted: &Wanted, changed: &Changed, family: Family) -> Result<Tran
     for name in gone {
         nat.edit(Edit::DeleteChain(name.clone()));
     }
-    Ok(transaction)
+    Ok((transaction, tables))
 }
 
 /// Deletes lines that are not wanted any more and inserts new ones. Lines that are equal count one by one.

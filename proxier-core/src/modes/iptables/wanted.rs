@@ -6,6 +6,7 @@ use std::sync::Arc;
 use iptables::{Chain, Error, Rule};
 
 use super::lines::{self, Line, Shared};
+use super::observed::{Keep, Place};
 use super::service;
 use super::settings::{Options, Settings};
 use super::tables::{self, TableChain};
@@ -80,6 +81,11 @@ impl Changed {
         }
     }
 
+    /// The Frontends that may have changed, each as it was; `None` when it was not there.
+    pub(super) fn frontends_before(&self) -> impl Iterator<Item = (&FrontendKey, Option<&Frontend>)> {
+        self.frontends.iter().map(|(key, before)| (key, before.as_ref()))
+    }
+
     /// The Services whose chains may have changed.
     pub fn services(&self) -> impl Iterator<Item = &ObjectKey> {
         self.services.keys()
@@ -95,6 +101,8 @@ impl Changed {
 struct Following<'a> {
     endpoints: &'a mut BTreeMap<Family, usize>,
     changed: Option<&'a mut Changed>,
+    /// Whether a health check is new, gone or different.
+    health_checks: bool,
 }
 
 impl Follower for Following<'_> {
@@ -113,6 +121,7 @@ impl Follower for Following<'_> {
             *count = count.saturating_sub(endpoints_of(&port));
         }
         self.endpoints.retain(|_, count| *count > 0);
+        self.health_checks |= before.and_then(|old| old.health_check) != after.and_then(|new| new.health_check);
         if let (Some(changed), Some(compiled)) = (&mut self.changed, after.or(before)) {
             let (before, after) = (Before::of(before), Before::of(after));
             if before != after {
@@ -155,7 +164,7 @@ impl Wanted {
     pub fn build(store: &Store, facts: &NodeFacts, options: Options) -> Self {
         let mut wanted = Wanted::new(facts, options);
         let services = store.services().map(|service| &service.key).chain(store.frontend_keys());
-        let mut follower = Following { endpoints: &mut wanted.endpoints, changed: None };
+        let mut follower = Following { endpoints: &mut wanted.endpoints, changed: None, health_checks: false };
         wanted.desired.refresh(store, facts, services, &mut follower);
         wanted
     }
@@ -169,19 +178,37 @@ impl Wanted {
         facts: &NodeFacts,
         services: impl IntoIterator<Item = &'a ObjectKey>,
     ) -> Changed {
+        self.follow(store, facts, services).0
+    }
+
+    /// As [`Wanted::refresh`]. Returns too whether a health check is new, gone or different.
+    pub(super) fn follow<'a>(
+        &mut self,
+        store: &Store,
+        facts: &NodeFacts,
+        services: impl IntoIterator<Item = &'a ObjectKey>,
+    ) -> (Changed, bool) {
         let mut changed = Changed::default();
-        let mut follower = Following { endpoints: &mut self.endpoints, changed: Some(&mut changed) };
+        let endpoints = &mut self.endpoints;
+        let mut follower = Following { endpoints, changed: Some(&mut changed), health_checks: false };
         self.desired.refresh(store, facts, services, &mut follower);
-        changed
+        let health_checks = follower.health_checks;
+        (changed, health_checks)
+    }
+
+    /// Computes again what rules depend on besides Services. Returns what changed: nothing, or everything.
+    pub(super) fn set_settings(&mut self, facts: &NodeFacts, options: Options) -> Changed {
+        let settings = settings(facts, options);
+        let everything = settings != self.settings;
+        self.settings = settings;
+        Changed { everything, ..Changed::default() }
     }
 
     /// Compiles every Service again: after the node facts or options have changed, or with another store.
     pub fn refresh_all(&mut self, store: &Store, facts: &NodeFacts, options: Options) -> Changed {
         let all = self.desired.services_with(store);
         let mut changed = self.refresh(store, facts, &all);
-        let settings = settings(facts, options);
-        changed.everything = settings != self.settings;
-        self.settings = settings;
+        changed.extend(self.set_settings(facts, options));
         changed
     }
 
@@ -210,24 +237,35 @@ impl Wanted {
         self.endpoints.get(&family).is_none_or(|endpoints| *endpoints <= Wanted::MAX_COMMENTED_ENDPOINTS)
     }
 
-    fn ports(&self, family: Family) -> impl Iterator<Item = (&Compiled, &Port)> {
+    /// The ports of a family, each with its Service.
+    pub(super) fn ports(&self, family: Family) -> impl Iterator<Item = (&Compiled, &Port)> {
         let all =
             self.desired.all_compiled().flat_map(|compiled| compiled.ports.iter().map(move |port| (compiled, port)));
         all.map(|(compiled, port)| (compiled, &**port)).filter(move |(_, port)| port.family == family)
     }
 
-    /// The chains of Service ports and endpoints of a family, made one Service port after the other.
-    pub(super) fn service_chains(&self, family: Family) -> impl Iterator<Item = Result<Vec<Chain>, Error>> {
-        let settings = self.settings(family);
-        let comments = self.has_comments(family);
-        let ports = self.ports(family).filter_map(move |(_, port)| Some((port, settings?)));
-        ports.map(move |(port, settings)| service::chains(port, settings, comments))
+    /// The chains of a Service port and of its endpoints; none if its family is not served.
+    pub(super) fn port_chains(&self, port: &Port) -> Result<Vec<Chain>, Error> {
+        let Some(settings) = self.settings(port.family) else { return Ok(Vec::new()) };
+        service::chains(port, settings, self.has_comments(port.family))
     }
 
-    /// The chains that all Services share, and those that depend on none, in the order in which they are written.
-    pub(super) fn shared_chains(&self, family: Family) -> Result<Vec<TableChain>, Error> {
+    /// What a Service has lines for in a family.
+    pub(super) fn places_of(&self, service: &ObjectKey, family: Family) -> Vec<Place> {
+        let Some(compiled) = self.desired.compiled(service) else { return Vec::new() };
+        let keys = compiled.frontends.iter().map(|frontend| frontend.key).filter(|key| key.family() == family);
+        let owned = keys.filter(|key| self.desired.owner(key) == Some(service)).map(Place::Address);
+        let ports = compiled.ports.iter().filter(|port| port.family == family);
+        let node_ports = ports.filter_map(|port| Some(Place::NodePort(port.protocol, port.node_port?)));
+        let check = health_check(compiled).map(Place::HealthCheck);
+        owned.chain(node_ports).chain(check).collect()
+    }
+
+    /// The chains that all Services share, without the lines of places that stay as they are, and the chains that depend on no
+    /// Service, in the order in which they are written.
+    pub(super) fn shared_chains(&self, family: Family, keep: &Keep) -> Result<Vec<TableChain>, Error> {
         let Some(settings) = self.settings(family) else { return Ok(Vec::new()) };
-        let mut rules = self.shared_rules(family)?;
+        let mut rules = self.shared_rules(family, keep)?;
         rules.entry(Shared::Services).or_default().extend(tables::last_lines(settings)?);
         let mut chains = Vec::new();
         for shared in Shared::ALL {
@@ -241,16 +279,21 @@ impl Wanted {
 
     /// The lines of all Services by chain, sorted by Service and port, then as kube-proxy has them: cluster IP, external IPs,
     /// load balancers, node port.
-    fn shared_rules(&self, family: Family) -> Result<BTreeMap<Shared, Vec<Rule>>, Error> {
+    fn shared_rules(&self, family: Family, keep: &Keep) -> Result<BTreeMap<Shared, Vec<Rule>>, Error> {
         let mut sorted = Vec::new();
-        for frontend in self.desired.frontends().filter(|frontend| frontend.key.family() == family) {
+        let is_written = |key: &FrontendKey| key.family() == family && !keep.has_place(&Place::Address(*key));
+        for frontend in self.desired.frontends().filter(|frontend| is_written(&frontend.key)) {
             let Some(port) = frontend.port.as_deref() else { continue };
             let place = (&port.name, port.protocol, frontend.roles, Some(frontend.key));
             sorted.extend(lines::of_frontend(frontend)?.into_iter().map(|line| (place, line)));
         }
         for (compiled, port) in self.ports(family) {
             let place = (&port.name, port.protocol, crate::service::Roles::NODE_PORT, None);
-            sorted.extend(lines::of_port(port, health_check(compiled))?.into_iter().map(|line| (place, line)));
+            let check = health_check(compiled).filter(|check| !keep.has_place(&Place::HealthCheck(*check)));
+            let is_kept = |number| keep.has_place(&Place::NodePort(port.protocol, number));
+            let lines = lines::of_port(port, check)?.into_iter();
+            let lines = lines.filter(|line| line.chain == Shared::HealthChecks || !port.node_port.is_some_and(is_kept));
+            sorted.extend(lines.map(|line| (place, line)));
         }
         sorted.sort_by_key(|(place, _)| *place);
         let mut rules: BTreeMap<Shared, Vec<Rule>> = BTreeMap::new();

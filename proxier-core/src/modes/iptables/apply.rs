@@ -1,0 +1,256 @@
+//! Carries out a plan.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::diff::Incomparable;
+use super::plan::{Basis, FamilyPlan, Plan, without};
+use super::wanted::Wanted;
+use crate::modes::shared::names::Names;
+use crate::net::{Family, FrontendKey};
+use crate::ports::{PortError, PortErrorKind, Ports, Rules};
+use crate::reconciler::report::{Applied, Lack};
+use crate::reconciler::step::{Action, Part, Step};
+use crate::snapshot::ObjectKey;
+
+/// How many Services of one family may be refused before the whole is given up, until the next full pass.
+const PATIENCE: usize = 16;
+
+/// How many runs of `iptables-restore` may be spent on finding them.
+const ATTEMPTS: usize = 64;
+
+/// What became of a family.
+#[derive(Debug)]
+pub(super) struct Written {
+    pub(super) family: Family,
+    /// The kernel has what is wanted, but for the Services that were refused.
+    pub(super) is_done: bool,
+    /// Services that were refused: the kernel has them as they were, or not at all. `None`: as before.
+    pub(super) refused: Option<BTreeSet<ObjectKey>>,
+    /// Services that were refused before, and are not any more.
+    pub(super) accepted: BTreeSet<ObjectKey>,
+    /// The kernel has something else than was thought.
+    pub(super) is_surprise: bool,
+}
+
+/// Carries out a plan, with an outcome for everything in it.
+pub(super) fn apply(plan: &Plan, wanted: &Wanted, names: &Names<'_>, ports: &mut Ports<'_>) -> (Applied, Vec<Written>) {
+    let mut applied = Applied::default();
+    for change in &plan.sysctls {
+        let outcome = ports.sysctls.set(&change.path, &change.to);
+        applied.note(|| Step::sysctl(change), outcome);
+    }
+    // Both families in one call: most of the time goes into starting the programs.
+    let changes: Vec<_> = plan.families.iter().filter(|family| !family.transaction.is_empty()).collect();
+    let changes: Vec<_> = changes.iter().map(|family| (family.family, &family.transaction)).collect();
+    let mut outcomes: BTreeMap<Family, Result<(), PortError>> = BTreeMap::new();
+    if !changes.is_empty() {
+        let restored = ports.rules.restore_families(&changes);
+        outcomes.extend(changes.iter().map(|(family, _)| *family).zip(restored));
+    }
+    let mut written = Vec::new();
+    for family in &plan.families {
+        let outcome = outcomes.remove(&family.family).unwrap_or(Ok(()));
+        written.push(finish(family, outcome, (wanted, names), ports.rules, &mut applied));
+    }
+    let is_done = |family| written.iter().any(|of: &Written| of.family == family && of.is_done);
+    for change in &plan.guarded {
+        let outcome = if is_done(Family::V4) {
+            ports.sysctls.set(&change.path, &change.to)
+        } else {
+            let why = "not written: the rules of IPv4 that have to be there first are not";
+            Err(PortError::new(PortErrorKind::Skipped, why))
+        };
+        applied.note(|| Step::sysctl(change), outcome);
+    }
+    let mut forget = plan.forget.clone();
+    forget.retain(|place, _| is_done(Family::of(place.ip())));
+    if !forget.is_empty() {
+        match ports.conntrack.forget_udp(&forget) {
+            Ok(flows) => applied.flows = flows,
+            Err(error) if error.kind() == PortErrorKind::Unavailable => {
+                let what = "flows of UDP stay as they are when endpoints change";
+                applied.lacks.push(Lack::new(what, error));
+            }
+            Err(error) => applied.fail(Step::flows(&forget), error),
+        }
+    }
+    (applied, written)
+}
+
+/// Whether one object may be the reason for an error, which would then go on without it.
+fn is_of_an_object(error: &PortError) -> bool {
+    matches!(
+        error.kind(),
+        PortErrorKind::Invalid | PortErrorKind::Unavailable | PortErrorKind::NotFound | PortErrorKind::Other
+    )
+}
+
+/// Records the outcome of a family's restore. If the kernel refuses it, finds the Services that are the reason, and writes the
+/// rest.
+fn finish(
+    plan: &FamilyPlan,
+    outcome: Result<(), PortError>,
+    (wanted, names): (&Wanted, &Names<'_>),
+    rules: &mut dyn Rules,
+    applied: &mut Applied,
+) -> Written {
+    let mut written = Written {
+        family: plan.family,
+        is_done: outcome.is_ok(),
+        refused: None,
+        accepted: BTreeSet::new(),
+        is_surprise: false,
+    };
+    let mut outcome = outcome;
+    if let Basis::Read { services, refused, held } = &plan.basis {
+        let left = &refused.left;
+        let mut search = Search { wanted, plan, held, left, rules, refused: BTreeMap::new(), attempts: 0 };
+        let again: Vec<ObjectKey> = refused.tried.iter().cloned().collect();
+        outcome = match outcome {
+            Ok(()) => search.run(vec![again]),
+            Err(error) if is_of_an_object(&error) && !services.is_empty() => {
+                let (first, second) = halves(&services.iter().cloned().collect::<Vec<_>>());
+                search.all(vec![again, second, first])
+            }
+            Err(error) => Err(error),
+        };
+        for (service, error) in &search.refused {
+            for step in steps_of(service, plan, wanted, names) {
+                applied.fail(step, error.clone());
+            }
+        }
+        let mut now: BTreeSet<ObjectKey> = search.refused.into_keys().collect();
+        if outcome.is_ok() {
+            written.accepted = refused.tried.difference(&now).cloned().collect();
+        }
+        now.extend(if outcome.is_ok() { refused.left.clone() } else { refused.all().cloned().collect() });
+        written.refused = Some(now);
+    }
+    let is_refused = |key: &FrontendKey| {
+        let owner = wanted.desired().owner(key);
+        owner.is_some_and(|owner| written.refused.as_ref().is_some_and(|refused| refused.contains(owner)))
+    };
+    written.is_done = outcome.is_ok();
+    match outcome {
+        Ok(()) if plan.transaction.is_empty() && written.accepted.is_empty() => {}
+        Ok(()) => {
+            applied.restored.push(plan.family);
+            applied.count(Part::Rules, Action::Change, 1);
+            for action in [Action::Add, Action::Change, Action::Delete] {
+                let of_action = plan.frontends.iter().filter(|(key, (of, _))| *of == action && !is_refused(key));
+                applied.count(Part::Frontend, action, of_action.count());
+            }
+            let accepted = written.accepted.iter().map(|service| frontends_of(service, plan, wanted).len());
+            applied.count(Part::Frontend, Action::Change, accepted.sum());
+        }
+        Err(error) => {
+            let is_state = !matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Permission);
+            written.is_surprise = matches!(plan.basis, Basis::Known) && is_state;
+            let step = plan.rules_step().with(format_args!("{} frontends", plan.frontends.len()));
+            applied.fail(step, error);
+        }
+    }
+    written
+}
+
+/// The Frontends of a Service in a family.
+fn frontends_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted) -> Vec<FrontendKey> {
+    let compiled = wanted.desired().compiled(service);
+    let keys = compiled.iter().flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key);
+    keys.filter(|key| key.family() == plan.family && wanted.desired().owner(key) == Some(service)).collect()
+}
+
+/// The steps that a refused Service's Frontends would have been.
+fn steps_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted, names: &Names<'_>) -> Vec<Step> {
+    let owned = frontends_of(service, plan, wanted);
+    let steps: Vec<Step> = owned.iter().map(|key| plan.frontend_step(key, names)).collect();
+    if steps.is_empty() {
+        return vec![Step::new(Action::Change, Part::Frontend, service).of(Some(service.to_string()))];
+    }
+    steps
+}
+
+fn halves(group: &[ObjectKey]) -> (Vec<ObjectKey>, Vec<ObjectKey>) {
+    let (first, second) = group.split_at(group.len().div_ceil(2));
+    (first.to_vec(), second.to_vec())
+}
+
+/// Looks for the Services that the kernel refuses, and writes all others.
+struct Search<'a, 'p> {
+    wanted: &'a Wanted,
+    plan: &'a FamilyPlan,
+    held: &'a BTreeSet<FrontendKey>,
+    /// Services that are not tried.
+    left: &'a BTreeSet<ObjectKey>,
+    rules: &'p mut dyn Rules,
+    refused: BTreeMap<ObjectKey, PortError>,
+    attempts: usize,
+}
+
+/// Why an attempt failed.
+enum Failed {
+    /// Perhaps because of one object.
+    Refused(PortError),
+    /// Whatever is written.
+    Always(PortError),
+}
+
+impl Search<'_, '_> {
+    /// Writes first what belongs to no Service that differs, then groups of them.
+    ///
+    /// # Errors
+    /// If the first is refused already, none of the Services is the reason. Else as [`Search::run`].
+    fn all(&mut self, groups: Vec<Vec<ObjectKey>>) -> Result<(), PortError> {
+        match self.attempt(&groups) {
+            Ok(()) => self.run(groups),
+            Err(Failed::Refused(error) | Failed::Always(error)) => Err(error),
+        }
+    }
+
+    /// Writes groups of Services, the last one first; one that is refused in halves. Services of groups that are not written
+    /// yet are left as they are.
+    ///
+    /// # Errors
+    /// What is not the fault of one Service, or of too many.
+    fn run(&mut self, mut groups: Vec<Vec<ObjectKey>>) -> Result<(), PortError> {
+        while let Some(group) = groups.pop() {
+            if group.is_empty() {
+                continue;
+            }
+            let error = match self.attempt(&groups) {
+                Ok(()) => continue,
+                Err(Failed::Always(error)) => return Err(error),
+                Err(Failed::Refused(error)) => error,
+            };
+            self.attempts = self.attempts.saturating_add(1);
+            match group.as_slice() {
+                _ if self.attempts >= ATTEMPTS || self.refused.len() >= PATIENCE => return Err(error),
+                [service] => drop(self.refused.insert(service.clone(), error)),
+                services => {
+                    let (first, second) = halves(services);
+                    groups.extend([second, first]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes everything but what the Services have that wait, were refused, or are not tried.
+    fn attempt(&mut self, waiting: &[Vec<ObjectKey>]) -> Result<(), Failed> {
+        let family = self.plan.family;
+        let dump = self.rules.dump(family).map_err(Failed::Always)?;
+        let out = waiting.iter().flatten().chain(self.refused.keys()).chain(self.left);
+        let compared = without(self.wanted, &dump, family, self.held, out);
+        let compared = compared.map_err(|error| Failed::Always(incomparable(&error)))?;
+        if compared.transaction.is_empty() {
+            return Ok(());
+        }
+        let refused = |error| if is_of_an_object(&error) { Failed::Refused(error) } else { Failed::Always(error) };
+        self.rules.restore(family, &compared.transaction).map_err(refused)
+    }
+}
+
+/// Why rules could not be compared, as an error of the port that read them.
+pub(super) fn incomparable(error: &Incomparable) -> PortError {
+    PortError::from_error(PortErrorKind::Invalid, error)
+}

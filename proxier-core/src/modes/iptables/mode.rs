@@ -1,0 +1,416 @@
+//! iptables mode from pass to pass: what it wants, what it knows of the kernel, and what it has begun.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use iptables::Dump;
+
+use super::apply::{Written, apply, incomparable};
+use super::lines;
+use super::observed::served;
+use super::plan::{Basis, FamilyPlan, Plan, Refused};
+use super::settings::Options;
+use super::wanted::{Changed, Wanted};
+use crate::modes::shared::names::Names;
+use crate::modes::shared::retry::RulesRetry;
+use crate::modes::shared::{flows, sysctls};
+use crate::modes::{Pass, Refreshed};
+use crate::net::{Family, FrontendKey};
+use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
+use crate::reconciler::report::{Report, Unread};
+use crate::reconciler::safeguard::{Kernel, Loss, Safeguard};
+use crate::reconciler::schedule::Moment;
+use crate::reconciler::step::{Part, Step};
+use crate::service::NodeFacts;
+use crate::snapshot::{ObjectKey, Store};
+
+/// Node ports on 127.0.0.1 work only with this on.
+const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
+
+/// iptables mode of one node.
+#[derive(Debug)]
+pub(crate) struct Mode {
+    /// As configured.
+    options: Options,
+    /// Whether the programs masquerade with random ports.
+    random_fully: bool,
+    seed: u64,
+    wanted: Wanted,
+    /// The node facts differ from those of the last refresh.
+    new_facts: bool,
+    /// The kernel has been compared as a whole.
+    compared: bool,
+    known: Known,
+    families: BTreeMap<Family, State>,
+    /// Frontends of which the kernel has what was held back: what changes about them is found by reading only.
+    held: BTreeSet<FrontendKey>,
+    /// Addresses and ports whose UDP flows could not be forgotten yet.
+    unforgotten: BTreeSet<SocketAddr>,
+}
+
+/// The rules of a family from pass to pass.
+#[derive(Debug, Default)]
+struct State {
+    /// What differs from what was written last.
+    changed: Changed,
+    /// The kernel has what was wanted before the changes. Otherwise the rules are read before they are written.
+    is_known: bool,
+    /// Services that the kernel refused: it has them as they were, or not at all.
+    refused: BTreeSet<ObjectKey>,
+    /// When to try again what failed.
+    retry: Option<RulesRetry>,
+}
+
+/// What the kernel serves: Frontends, with whether there are endpoints.
+#[derive(Debug, Default)]
+struct Known {
+    frontends: BTreeMap<FrontendKey, bool>,
+}
+
+impl Kernel for Known {
+    fn serves(&self, key: &FrontendKey) -> Option<bool> {
+        self.frontends.get(key).copied()
+    }
+}
+
+/// A plan, and what follows from carrying it out.
+#[derive(Debug, Default)]
+pub(crate) struct Prepared {
+    pub(crate) plan: Plan,
+    held: BTreeSet<FrontendKey>,
+}
+
+impl Mode {
+    pub(crate) fn new(facts: &NodeFacts, options: Options, seed: u64) -> Self {
+        Mode {
+            options,
+            random_fully: true,
+            seed,
+            wanted: Wanted::new(facts, options),
+            new_facts: true,
+            compared: false,
+            known: Known::default(),
+            families: BTreeMap::new(),
+            held: BTreeSet::new(),
+            unforgotten: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn wanted(&self) -> &Wanted {
+        &self.wanted
+    }
+
+    pub(crate) fn facts_changed(&mut self) {
+        self.new_facts = true;
+    }
+
+    /// Whether a pass for changes is enough: one that finds a family's rules unknown reads them.
+    pub(crate) fn knows_kernel(&self) -> bool {
+        self.compared && self.held.is_empty()
+    }
+
+    /// The next pass reads the rules.
+    pub(crate) fn forget_kernel(&mut self) {
+        self.compared = false;
+        for state in self.families.values_mut() {
+            state.is_known = false;
+        }
+    }
+
+    pub(crate) fn compact(&mut self) {
+        self.wanted.compact();
+    }
+
+    /// When to try again to restore rules. `None` before the first comparison: the next full pass does it.
+    pub(crate) fn next_wake(&self) -> Option<Moment> {
+        let retries = self.families.values().filter_map(|state| state.retry.as_ref());
+        retries.map(|retry| retry.at).min().filter(|_| self.compared)
+    }
+
+    /// Compiles Services again.
+    pub(crate) fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
+        let (mut changed, health_checks) = self.wanted.follow(store, facts, services);
+        if std::mem::take(&mut self.new_facts) {
+            changed.extend(self.wanted.set_settings(facts, self.allowed()));
+        }
+        let frontends = changed.frontends().copied().collect();
+        self.note_changed(&changed);
+        Refreshed { frontends, health_checks }
+    }
+
+    fn note_changed(&mut self, changed: &Changed) {
+        for family in self.wanted.families() {
+            self.families.entry(family).or_default().changed.extend(changed.clone());
+        }
+    }
+
+    /// What is configured, and the programs can do.
+    fn allowed(&self) -> Options {
+        Options { random_fully: self.options.random_fully && self.random_fully, ..self.options }
+    }
+
+    /// Finds out what the programs can do. Without those of a family its rules cannot be read either, which is told there.
+    fn ask_programs(&mut self, pass: &Pass<'_>, rules: &mut dyn Rules) {
+        self.random_fully = true;
+        for family in pass.families() {
+            self.random_fully &= rules.has_random_fully(family).unwrap_or(true);
+        }
+        let changed = self.wanted.set_settings(pass.facts, self.allowed());
+        self.note_changed(&changed);
+    }
+
+    /// Compares and makes the plan. `None` when nothing could be read.
+    pub(crate) fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        safeguard: &mut Safeguard,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<Prepared> {
+        let mut plan = Plan::default();
+        if pass.full {
+            self.ask_programs(&pass, ports.rules);
+            self.plan_sysctls(&pass, &mut plan, report, ports);
+        }
+        let (mut due, mut dumps) = (Vec::new(), BTreeMap::new());
+        let read: Vec<Family> = pass.families().filter(|family| self.has_to_be_read(*family, &pass)).collect();
+        let mut list = read.clone();
+        list.retain(|family| !self.is_put_off(*family, pass.now));
+        if list.len() > 1 {
+            ports.rules.list_meanwhile(&list, &mut || {});
+        }
+        for family in pass.families() {
+            if self.is_put_off(family, pass.now) {
+                report.rules_put_off.insert(family);
+            } else if !read.contains(&family) {
+                due.push(family);
+            } else if let Some(dump) = self.read(family, &pass, report, ports.rules) {
+                dumps.insert(family, dump);
+                due.push(family);
+            }
+        }
+        self.compared |= pass.full && !dumps.is_empty();
+        if pass.full && dumps.is_empty() {
+            return None;
+        }
+        let losing: Vec<_> = due.iter().flat_map(|family| self.losing(*family, dumps.contains_key(family))).collect();
+        let mut held = BTreeSet::new();
+        if let Some(stopped) = safeguard.check(losing, &self.known, pass.store, self.wanted.desired(), pass.now) {
+            held = stopped.inherited().collect();
+            report.stopped = Some(stopped.to_string().into());
+        }
+        for family in due {
+            // What is held back is told from the rules that are there.
+            if !held.is_empty() && !dumps.contains_key(&family) {
+                let Some(dump) = self.read(family, &pass, report, ports.rules) else { continue };
+                dumps.insert(family, dump);
+            }
+            match self.plan_family(family, &pass, dumps.get(&family), &held) {
+                Ok(family) => plan.families.push(family),
+                Err(error) => report.unread.push(self.unreadable(family, error, pass.now)),
+            }
+        }
+        plan.forget = self.flows_to_forget(&pass);
+        if pass.full && pass.settled && !pass.failing {
+            report.drift = self.drift(&pass, &plan);
+        }
+        Some(Prepared { plan, held })
+    }
+
+    fn plan_sysctls(&self, pass: &Pass<'_>, plan: &mut Plan, report: &mut Report, ports: &mut Ports<'_>) {
+        let wanted = sysctls::of_every_mode(pass.settings);
+        (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
+        if self.wanted.settings(Family::V4).is_some_and(|settings| settings.options.localhost_node_ports) {
+            let wanted = sysctls::Wanted { path: ROUTE_LOCALNET, value: 1, at_least: false, optional: true };
+            let (changes, unmet) = sysctls::changes(ports.sysctls, vec![wanted]);
+            plan.guarded = changes;
+            report.unmet.extend(unmet);
+        }
+    }
+
+    fn state(&self, family: Family) -> Option<&State> {
+        self.families.get(&family)
+    }
+
+    /// Whether the last attempt failed a moment ago.
+    fn is_put_off(&self, family: Family, now: Moment) -> bool {
+        let retry = self.state(family).and_then(|state| state.retry.as_ref());
+        retry.is_some_and(|retry| retry.at > now)
+    }
+
+    /// Whether what was written before is no basis for what changed.
+    fn has_to_be_read(&self, family: Family, pass: &Pass<'_>) -> bool {
+        let Some(state) = self.state(family) else { return true };
+        pass.full
+            || !state.is_known
+            || !self.held.is_empty()
+            || state.changed.is_everything()
+            || self.touched(state).next().is_some()
+    }
+
+    /// The refused Services of which something changed.
+    fn touched<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a ObjectKey> {
+        let owners = state.changed.frontends().filter_map(move |key| self.wanted.desired().owner(key));
+        let changed = if state.refused.is_empty() { None } else { Some(state.changed.services().chain(owners)) };
+        changed.into_iter().flatten().filter(move |service| state.refused.contains(*service))
+    }
+
+    /// Reads a family's rules, and what they serve. What fails is reported, and tried again after a pause.
+    fn read(&mut self, family: Family, pass: &Pass<'_>, report: &mut Report, rules: &mut dyn Rules) -> Option<Dump> {
+        match rules.dump(family) {
+            Ok(dump) => {
+                let addresses: Vec<_> = pass.facts.node_port_addresses(family).collect();
+                self.known.frontends.retain(|key, _| key.family() != family);
+                self.known.frontends.extend(served(&dump, family, &addresses));
+                Some(dump)
+            }
+            Err(error) => {
+                report.unread.push(self.unreadable(family, error, pass.now));
+                None
+            }
+        }
+    }
+
+    fn unreadable(&mut self, family: Family, error: PortError, now: Moment) -> Unread {
+        self.failed(family, now);
+        Unread::new(format_args!("rules of {}", family.name()), error)
+    }
+
+    /// A family's rules are not known, and tried again after a pause.
+    fn failed(&mut self, family: Family, now: Moment) {
+        let state = self.families.entry(family).or_default();
+        state.is_known = false;
+        state.retry.get_or_insert_with(|| RulesRetry::new(self.seed)).failed(now);
+    }
+
+    fn losing(&self, family: Family, is_read: bool) -> Vec<(FrontendKey, Loss)> {
+        let changed = self.state(family).map(|state| &state.changed).filter(|_| !is_read);
+        FamilyPlan::losing(family, &self.wanted, &self.known.frontends, changed)
+    }
+
+    fn plan_family(
+        &self,
+        family: Family,
+        pass: &Pass<'_>,
+        dump: Option<&Dump>,
+        held: &BTreeSet<FrontendKey>,
+    ) -> Result<FamilyPlan, PortError> {
+        let unknown = State::default();
+        let state = self.state(family).unwrap_or(&unknown);
+        match dump {
+            Some(dump) => {
+                // All are tried again at a full pass; before that only those that changed.
+                let touched: BTreeSet<&ObjectKey> = self.touched(state).collect();
+                let mut refused = Refused { left: state.refused.clone(), ..Refused::default() };
+                let again = refused.left.iter().filter(|service| pass.full || touched.contains(*service));
+                refused.tried = again.cloned().collect();
+                refused.left.retain(|service| !refused.tried.contains(service));
+                FamilyPlan::compared(family, &self.wanted, dump, &self.known.frontends, held, refused)
+                    .map_err(|error| incomparable(&error))
+            }
+            None => FamilyPlan::changed(family, &self.wanted, &state.changed)
+                .map_err(|error| PortError::from_error(PortErrorKind::Other, &error)),
+        }
+    }
+
+    fn flows_to_forget(&self, pass: &Pass<'_>) -> UdpServices {
+        let of_family = |family: Family| {
+            let changed = self.state(family).into_iter().flat_map(|state| state.changed.frontends_before());
+            changed.filter(move |(key, _)| key.family() == family)
+        };
+        let changed = Family::ALL.into_iter().flat_map(of_family);
+        let everything = pass.full && !pass.settled;
+        flows::to_forget(self.wanted.desired(), changed, everything, &self.unforgotten, lines::answering)
+    }
+
+    /// What somebody else changed: differences that do not come from the input.
+    fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
+        let names = Names::new(pass.store, self.wanted.desired());
+        let mut drift: Vec<Step> = plan.sysctls.iter().chain(&plan.guarded).map(Step::sysctl).collect();
+        for plan in &plan.families {
+            let Some(state) = self.state(plan.family).filter(|state| state.is_known) else { continue };
+            if plan.transaction.is_empty() || state.changed.is_everything() {
+                continue;
+            }
+            let input: BTreeSet<&FrontendKey> = state.changed.frontends().collect();
+            let is_others = |key: &&FrontendKey| !input.contains(*key) && !self.held.contains(*key);
+            drift.extend(plan.frontends.keys().filter(is_others).map(|key| plan.frontend_step(key, &names)));
+            if state.changed.is_empty() {
+                let mut step = plan.rules_step();
+                step.lines.clear();
+                drift.push(step);
+            }
+        }
+        drift
+    }
+
+    /// Carries out a plan. Returns whether the kernel surprised, so that the rules have to be read again at once. It cannot
+    /// surprise twice in a row: then they have been read.
+    pub(crate) fn carry_out(
+        &mut self,
+        prepared: Prepared,
+        store: &Store,
+        report: &mut Report,
+        clock: &dyn Fn() -> Moment,
+        ports: &mut Ports<'_>,
+    ) -> bool {
+        let Prepared { plan, held } = prepared;
+        let names = Names::new(store, self.wanted.desired());
+        let (applied, written) = apply(&plan, &self.wanted, &names, ports);
+        self.held = held;
+        let failed_to_forget = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
+        self.unforgotten = if failed_to_forget { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
+        let mut surprised = false;
+        for (plan, written) in plan.families.iter().zip(&written) {
+            surprised |= written.is_surprise;
+            self.note_written(plan, written, clock());
+        }
+        report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
+        report.applied = applied;
+        surprised
+    }
+
+    /// Records what the kernel holds now.
+    fn note_written(&mut self, plan: &FamilyPlan, written: &Written, now: Moment) {
+        let family = plan.family;
+        if !written.is_done {
+            if written.is_surprise {
+                // Read at once, not after a pause.
+                self.families.entry(family).or_default().is_known = false;
+            } else {
+                self.failed(family, now);
+            }
+        }
+        let state = self.families.entry(family).or_default();
+        if let Some(refused) = &written.refused {
+            state.refused.clone_from(refused);
+        }
+        if !written.is_done {
+            return;
+        }
+        state.is_known = true;
+        state.retry = None;
+        let changed = std::mem::take(&mut state.changed);
+        let desired = self.wanted.desired();
+        let of_family = |key: &&FrontendKey| key.family() == family;
+        let accepted = written.accepted.iter().filter_map(|service| desired.compiled(service));
+        let accepted = accepted.flat_map(|compiled| &compiled.frontends).map(|frontend| &frontend.key);
+        let keys: Vec<&FrontendKey> = match plan.basis {
+            Basis::Known => changed.frontends().filter(of_family).collect(),
+            Basis::Read { .. } => plan.frontends.keys().chain(accepted.filter(of_family)).collect(),
+        };
+        for key in keys {
+            match desired.frontend(key) {
+                Some(_) if desired.owner(key).is_some_and(|owner| state.refused.contains(owner)) => {}
+                Some(frontend) => drop(self.known.frontends.insert(*key, lines::has_endpoints(frontend))),
+                None => drop(self.known.frontends.remove(key)),
+            }
+        }
+    }
+
+    /// Whether none of the wanted Frontends is served.
+    fn serves_nothing(&self) -> bool {
+        let mut wanted = self.wanted.desired().frontends().peekable();
+        wanted.peek().is_some() && !wanted.any(|frontend| self.known.frontends.contains_key(&frontend.key))
+    }
+}

@@ -1,0 +1,215 @@
+//! What the kernel's rules serve, in the words of [`FrontendKey`], and what of it has to stay.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use iptables::{Chain, Dump, Rule, TableName, Token};
+
+use super::lines::Shared;
+use super::names;
+use crate::net::{Family, FrontendKey, Protocol};
+use crate::snapshot::ObjectKey;
+
+/// What a line of a shared chain is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// An address and port.
+    Address(FrontendKey),
+    /// A node port, on all addresses that serve node ports.
+    NodePort(Protocol, u16),
+    /// The port of a health check.
+    HealthCheck(u16),
+}
+
+impl Place {
+    /// What a line is for; `None` for one that is for no Service.
+    pub(super) fn of(chain: Shared, rule: &Rule, family: Family) -> Option<Self> {
+        let (mut address, mut protocol, mut port) = (None, None, None);
+        let mut words = rule.tokens().iter().map(Token::as_str);
+        while let Some(word) = words.next() {
+            match word {
+                // What matches everything else is nobody's line.
+                "!" => return None,
+                "--comment" => drop(words.next()),
+                "-d" | "--destination" => address = Some(whole_address(words.next()?)?),
+                "-p" | "--protocol" => protocol = Some(protocol_of(words.next()?)?),
+                "--dport" | "--destination-port" => port = Some(words.next()?.parse().ok()?),
+                _ => {}
+            }
+        }
+        let (protocol, port) = (protocol?, port?);
+        match address {
+            Some(address) => {
+                (Family::of(address) == family).then(|| Place::Address(FrontendKey::new(protocol, address, port)))
+            }
+            None if chain == Shared::HealthChecks => Some(Place::HealthCheck(port)),
+            None => Some(Place::NodePort(protocol, port)),
+        }
+    }
+}
+
+/// An address without a network, or with that of one address.
+fn whole_address(text: &str) -> Option<IpAddr> {
+    let (address, length) = text.split_once('/').unwrap_or((text, ""));
+    let address: IpAddr = address.parse().ok()?;
+    let whole = if address.is_ipv4() { "32" } else { "128" };
+    (length.is_empty() || length == whole).then_some(address)
+}
+
+fn protocol_of(text: &str) -> Option<Protocol> {
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|protocol| names::protocol(*protocol) == text)
+}
+
+/// The shared chains that a dump has.
+fn shared_chains(dump: &Dump) -> impl Iterator<Item = (Shared, &Chain)> {
+    let chain = move |shared: Shared| Some((shared, dump.table(&shared.table())?.chain(shared.name().ok()?.as_str())?));
+    Shared::ALL.into_iter().filter_map(chain)
+}
+
+/// The lines of Services in shared chains.
+fn lines(dump: &Dump, family: Family) -> impl Iterator<Item = (Shared, &Rule, Place)> {
+    let rules = shared_chains(dump).flat_map(|(shared, chain)| chain.rules.iter().map(move |rule| (shared, rule)));
+    rules.filter_map(move |(shared, rule)| Some((shared, rule, Place::of(shared, rule, family)?)))
+}
+
+/// The Frontends that a family's rules serve, with whether there are endpoints. A node port is served at each of these
+/// addresses.
+pub(super) fn served(dump: &Dump, family: Family, node_addresses: &[IpAddr]) -> BTreeMap<FrontendKey, bool> {
+    let mut served = BTreeMap::new();
+    for (shared, rule, place) in lines(dump, family) {
+        let Some(target) = rule.target() else { continue };
+        let has_endpoints = match shared {
+            Shared::Services | Shared::NodePorts if names::is_of_service(&TableName::NAT, target) => true,
+            Shared::NoEndpoints | Shared::NoExternalEndpoints if matches!(target, "REJECT" | "DROP") => false,
+            _ => continue,
+        };
+        let mut serve = |key: FrontendKey| *served.entry(key).or_default() |= has_endpoints;
+        match place {
+            Place::Address(key) => serve(key),
+            Place::NodePort(protocol, port) => {
+                for address in node_addresses {
+                    serve(FrontendKey::new(protocol, *address, port));
+                }
+            }
+            Place::HealthCheck(_) => {}
+        }
+    }
+    served
+}
+
+/// What stays in a family's rules as it is, whatever is wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Keep {
+    /// Lines for these stay and none are written; if a Service is named, only its lines stay.
+    places: BTreeMap<Place, Option<ObjectKey>>,
+    /// The chains of these Services are not written.
+    services: BTreeSet<ObjectKey>,
+}
+
+impl Keep {
+    /// Keeps what serves these Frontends, whoever's they were.
+    pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, dump: &Dump, family: Family) {
+        let lines: BTreeSet<Place> = lines(dump, family).map(|(_, _, place)| place).collect();
+        for key in held.iter().filter(|key| key.family() == family) {
+            let address = Place::Address(*key);
+            let node_port = Place::NodePort(key.protocol, key.port);
+            let place = if !lines.contains(&address) && lines.contains(&node_port) { node_port } else { address };
+            self.places.insert(place, None);
+        }
+    }
+
+    /// Keeps what a Service has, of which these are the places now.
+    pub(super) fn leave(&mut self, service: &ObjectKey, places: impl IntoIterator<Item = Place>) {
+        for place in places {
+            self.places.entry(place).or_insert_with(|| Some(service.clone()));
+        }
+        self.services.insert(service.clone());
+    }
+
+    /// Whether nothing is written for this place.
+    pub(super) fn has_place(&self, place: &Place) -> bool {
+        self.places.contains_key(place)
+    }
+
+    /// Whether the chains of this Service are not written.
+    pub(super) fn has_service(&self, service: &ObjectKey) -> bool {
+        self.services.contains(service)
+    }
+
+    /// The lines that stay, by chain.
+    pub(super) fn lines(&self, dump: &Dump, family: Family) -> BTreeMap<Shared, Vec<Rule>> {
+        let mut kept: BTreeMap<Shared, Vec<Rule>> = BTreeMap::new();
+        if self.places.is_empty() {
+            return kept;
+        }
+        for (shared, rule, place) in lines(dump, family) {
+            let stays = self.places.get(&place).is_some_and(|of| of.as_ref().is_none_or(|of| is_line_of(rule, of)));
+            if stays {
+                kept.entry(shared).or_default().push(rule.clone());
+            }
+        }
+        kept
+    }
+}
+
+/// Whether a comment says that a line is of this Service: it begins with `namespace/name`, and perhaps `:port`.
+fn is_line_of(rule: &Rule, service: &ObjectKey) -> bool {
+    let rest = rule.comment().and_then(|comment| comment.strip_prefix(&service.to_string()));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([':', ' ']))
+}
+
+/// The chains of Services that these lines lead to, in nat.
+pub(super) fn reached<'d>(dump: &'d Dump, lines: &BTreeMap<Shared, Vec<Rule>>) -> BTreeSet<&'d str> {
+    let mut reached = BTreeSet::new();
+    let Some(nat) = dump.table(&TableName::NAT) else { return reached };
+    let of_service = |rule: &Rule| rule.target().and_then(|target| nat.chain(target));
+    let of_service =
+        |rule: &Rule| of_service(rule).filter(|to| names::is_of_service(&TableName::NAT, to.name.as_str()));
+    let mut open: Vec<&Chain> = lines.values().flatten().filter_map(of_service).collect();
+    while let Some(chain) = open.pop() {
+        if reached.insert(chain.name.as_str()) {
+            open.extend(chain.rules.iter().filter_map(of_service));
+        }
+    }
+    reached
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_say_what_they_are_for() {
+        let place = |chain, text: &str| Place::of(chain, &Rule::parse(text).unwrap(), Family::V4);
+        let web = Place::Address("TCP 10.96.0.10:80".parse().unwrap());
+        for text in [
+            "-d 10.96.0.10/32 -p tcp -m comment --comment \"demo/web cluster IP\" -m tcp --dport 80 -j KUBE-SVC-X",
+            "-m comment --comment \"demo/web -d 1.2.3.4 --dport 9\" -m tcp -p tcp -d 10.96.0.10 --dport 80 -j KUBE-SVC-X",
+        ] {
+            assert_eq!(place(Shared::Services, text), Some(web), "{text}");
+        }
+        let node_port = "-m comment --comment demo/web -m udp -p udp --dport 30053 -j KUBE-EXT-X";
+        assert_eq!(place(Shared::NodePorts, node_port), Some(Place::NodePort(Protocol::Udp, 30_053)));
+        let check = "-p tcp -m tcp --dport 30100 -j ACCEPT";
+        assert_eq!(place(Shared::HealthChecks, check), Some(Place::HealthCheck(30_100)));
+        for nobodys in [
+            "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS",
+            "! -d 10.96.0.10 -p tcp --dport 80 -j KUBE-SVC-X",
+            "-d 10.96.0.0/24 -p tcp --dport 80 -j KUBE-SVC-X",
+            "-d fd00::1 -p tcp --dport 80 -j KUBE-SVC-X",
+            "-p icmp -j ACCEPT",
+        ] {
+            assert_eq!(place(Shared::Services, nobodys), None, "{nobodys}");
+        }
+    }
+
+    #[test]
+    fn lines_are_told_by_their_comments() {
+        let is_webs = |comment: &str| {
+            let rule = Rule::builder().comment(comment).target("DROP").build().unwrap();
+            is_line_of(&rule, &ObjectKey::new("demo", "web"))
+        };
+        assert!(is_webs("demo/web") && is_webs("demo/web:http cluster IP") && is_webs("demo/web cluster IP"));
+        assert!(!is_webs("demo/web-2:http cluster IP") && !is_webs("other/web") && !is_webs(""));
+    }
+}

@@ -1,0 +1,248 @@
+//! A plan: for each family what `iptables-restore` gets.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use iptables::{ChainName, Dump, Transaction};
+
+use super::diff::{Compared, Incomparable, compare};
+use super::lines;
+use super::names;
+use super::observed::Keep;
+use super::render::watchful_update;
+use super::wanted::{Changed, Wanted};
+use crate::modes::shared::names::Names;
+use crate::modes::shared::sysctls::SysctlChange;
+use crate::net::{Family, FrontendKey};
+use crate::ports::UdpServices;
+use crate::reconciler::safeguard::Loss;
+use crate::reconciler::step::{Action, Part, Step};
+use crate::snapshot::ObjectKey;
+
+/// What a pass does.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Plan {
+    /// Values below `/proc/sys`.
+    pub(super) sysctls: Vec<SysctlChange>,
+    /// What changes in each family's rules.
+    pub(super) families: Vec<FamilyPlan>,
+    /// Values below `/proc/sys` that are safe only once the rules of IPv4 are there.
+    pub(super) guarded: Vec<SysctlChange>,
+    /// UDP flows to forget, after the rules of their family were written.
+    pub(super) forget: UdpServices,
+}
+
+/// What changes in a family's rules.
+#[derive(Clone, Debug)]
+pub(super) struct FamilyPlan {
+    pub(super) family: Family,
+    pub(super) transaction: Transaction,
+    /// What becomes of each Frontend that changes, with the number of its endpoints.
+    pub(super) frontends: BTreeMap<FrontendKey, (Action, usize)>,
+    pub(super) basis: Basis,
+}
+
+/// What a plan starts from.
+#[derive(Clone, Debug)]
+pub(super) enum Basis {
+    /// What was written before: nothing was read.
+    Known,
+    /// The rules as they were read.
+    Read {
+        /// The Services that differ.
+        services: BTreeSet<ObjectKey>,
+        /// Those that were refused before.
+        refused: Refused,
+        /// What the safeguard holds back.
+        held: BTreeSet<FrontendKey>,
+    },
+}
+
+/// Services that the kernel has refused.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Refused {
+    /// Left as they are: nothing of theirs changed, and they are tried at full passes only.
+    pub(super) left: BTreeSet<ObjectKey>,
+    /// Tried again by themselves, after the rest.
+    pub(super) tried: BTreeSet<ObjectKey>,
+}
+
+impl Refused {
+    fn contains(&self, service: &ObjectKey) -> bool {
+        self.left.contains(service) || self.tried.contains(service)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.left.iter().chain(&self.tried)
+    }
+}
+
+/// What is held back, and what these Services have.
+fn keep<'a>(
+    wanted: &Wanted,
+    dump: &Dump,
+    family: Family,
+    held: &BTreeSet<FrontendKey>,
+    services: impl IntoIterator<Item = &'a ObjectKey>,
+) -> Keep {
+    let mut keep = Keep::default();
+    keep.hold(held, dump, family);
+    for service in services {
+        keep.leave(service, wanted.places_of(service, family));
+    }
+    keep
+}
+
+/// What gives a family what is wanted, but for what the safeguard holds back and what these Services have.
+///
+/// # Errors
+/// As [`changes`](super::diff::changes).
+pub(super) fn without<'a>(
+    wanted: &Wanted,
+    dump: &Dump,
+    family: Family,
+    held: &BTreeSet<FrontendKey>,
+    services: impl IntoIterator<Item = &'a ObjectKey>,
+) -> Result<Compared, Incomparable> {
+    let mut compared = compare(wanted, dump, family, &keep(wanted, dump, family, held, services))?;
+    for table in names::TABLES {
+        if !dump.has_chain(&table, names::CANARY) {
+            compared.transaction.table(table).chain(ChainName::new(names::CANARY)?);
+        }
+    }
+    Ok(compared)
+}
+
+impl FamilyPlan {
+    /// The differences to what was read. `served`: what the kernel serves.
+    ///
+    /// # Errors
+    /// As [`changes`](super::diff::changes).
+    pub(super) fn compared(
+        family: Family,
+        wanted: &Wanted,
+        dump: &Dump,
+        served: &BTreeMap<FrontendKey, bool>,
+        held: &BTreeSet<FrontendKey>,
+        refused: Refused,
+    ) -> Result<Self, Incomparable> {
+        let Compared { transaction, ports } = without(wanted, dump, family, held, refused.all())?;
+        let mut frontends = BTreeMap::new();
+        let mut services: BTreeSet<ObjectKey> = ports.iter().map(|(service, ..)| service.clone()).collect();
+        let desired = wanted.desired();
+        let is_tried = |key: &FrontendKey| {
+            key.family() == family && !held.contains(key) && desired.owner(key).is_none_or(|of| !refused.contains(of))
+        };
+        if !transaction.is_empty() {
+            let differing: BTreeSet<_> = ports.into_iter().map(|(_, port, protocol)| (port, protocol)).collect();
+            for frontend in desired.frontends().filter(|frontend| is_tried(&frontend.key)) {
+                let port = frontend.port.as_deref().map(|port| (port.name.clone(), port.protocol));
+                let action = match served.get(&frontend.key) {
+                    None => Action::Add,
+                    Some(has) if *has != lines::has_endpoints(frontend) => Action::Change,
+                    Some(_) if port.as_ref().is_some_and(|port| differing.contains(port)) => Action::Change,
+                    Some(_) => continue,
+                };
+                frontends.insert(frontend.key, (action, frontend.endpoints().len()));
+                services.extend(desired.owner(&frontend.key).cloned());
+            }
+            let gone = served.keys().filter(|key| is_tried(key) && desired.frontend(key).is_none());
+            frontends.extend(gone.map(|key| (*key, (Action::Delete, 0))));
+        }
+        services.retain(|service| !refused.contains(service));
+        let basis = Basis::Read { services, refused, held: held.clone() };
+        Ok(FamilyPlan { family, transaction, frontends, basis })
+    }
+
+    /// What changed since the last write.
+    ///
+    /// # Errors
+    /// None in practice: every name and argument fits into what iptables reads.
+    pub(super) fn changed(family: Family, wanted: &Wanted, changed: &Changed) -> Result<Self, iptables::Error> {
+        let transaction = watchful_update(wanted, changed, family)?;
+        let mut frontends = BTreeMap::new();
+        for (key, before) in changed.frontends_before().filter(|(key, _)| key.family() == family) {
+            let (action, endpoints) = match (before, wanted.desired().frontend(key)) {
+                (None, None) => continue,
+                (Some(_), None) => (Action::Delete, 0),
+                (None, Some(now)) => (Action::Add, now.endpoints().len()),
+                (Some(before), Some(now)) if before == now => continue,
+                (Some(_), Some(now)) => (Action::Change, now.endpoints().len()),
+            };
+            frontends.insert(*key, (action, endpoints));
+        }
+        Ok(FamilyPlan { family, transaction, frontends, basis: Basis::Known })
+    }
+
+    /// What it would take away.
+    pub(super) fn losing(
+        family: Family,
+        wanted: &Wanted,
+        served: &BTreeMap<FrontendKey, bool>,
+        changed: Option<&Changed>,
+    ) -> Vec<(FrontendKey, Loss)> {
+        let loss = |key: &FrontendKey| {
+            let has_endpoints = *served.get(key).filter(|_| key.family() == family)?;
+            match wanted.desired().frontend(key) {
+                None => Some((*key, Loss::Everything)),
+                Some(now) if has_endpoints && now.endpoints().is_empty() => Some((*key, Loss::Endpoints)),
+                Some(_) => None,
+            }
+        };
+        match changed {
+            Some(changed) => changed.frontends().filter_map(loss).collect(),
+            None => served.keys().filter_map(loss).collect(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        let is_tried_again = matches!(&self.basis, Basis::Read { refused, .. } if !refused.tried.is_empty());
+        self.transaction.is_empty() && !is_tried_again
+    }
+
+    /// The step of the rules as a whole.
+    pub(super) fn rules_step(&self) -> Step {
+        let text = self.transaction.to_string();
+        let count = text.lines().filter(|line| !line.starts_with('*') && *line != "COMMIT").count();
+        let mut step = Step::new(Action::Change, Part::Rules, self.family.name());
+        step = step.with(format_args!("{count} lines for iptables-restore --noflush"));
+        step.lines = text.lines().map(str::to_owned).collect();
+        step
+    }
+
+    pub(super) fn frontend_step(&self, key: &FrontendKey, names: &Names<'_>) -> Step {
+        let (action, endpoints) = self.frontends.get(key).copied().unwrap_or((Action::Change, 0));
+        let step = Step::new(action, Part::Frontend, key).of(names.service_of(key));
+        match (action, endpoints) {
+            (Action::Delete, _) => step,
+            (_, 1) => step.with("1 endpoint"),
+            (_, count) => step.with(format_args!("{count} endpoints")),
+        }
+    }
+
+    fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
+        let rules = (!self.transaction.is_empty()).then(|| self.rules_step());
+        let frontends = self.frontends.keys().map(|key| self.frontend_step(key, names));
+        frontends.chain(rules)
+    }
+}
+
+impl Plan {
+    /// Whether nothing is to be done.
+    pub fn is_empty(&self) -> bool {
+        self.sysctls.is_empty()
+            && self.guarded.is_empty()
+            && self.forget.is_empty()
+            && self.families.iter().all(FamilyPlan::is_empty)
+    }
+
+    /// The operations. Those of a family are one run of `iptables-restore`: the Frontends that change, then what the program
+    /// gets.
+    pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
+        let sysctls = self.sysctls.iter().map(Step::sysctl);
+        let families = self.families.iter().flat_map(move |family| family.steps(names));
+        let guarded = self.guarded.iter().map(Step::sysctl);
+        let flows = (!self.forget.is_empty()).then(|| Step::flows(&self.forget));
+        sysctls.chain(families).chain(guarded).chain(flows)
+    }
+}

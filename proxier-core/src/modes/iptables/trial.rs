@@ -1,0 +1,75 @@
+//! Asks the programs and the kernel whether they can do what this mode needs.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use iptables::Dump;
+
+use super::apply::incomparable;
+use super::diff::changes;
+use super::settings::Options;
+use super::wanted::Wanted;
+use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::ports::{PortError, Rules};
+use crate::service::NodeFacts;
+use crate::snapshot::{FrontendSpec, ObjectKey, Roles, Store, TrafficPolicy};
+
+/// A kind of rules, and what was said to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tried {
+    /// What needs them, in words: `every Service`, `session affinity`, `SCTP`.
+    pub what: &'static str,
+    /// Whether Services that do not use it need them too.
+    pub is_needed_by_all: bool,
+    /// What was refused, and why.
+    pub outcome: Result<(), PortError>,
+}
+
+/// Has `iptables-restore` check every kind of rule that this mode may write in a family, and writes none
+/// ([`Rules::check`]).
+pub fn trial(family: Family, facts: &NodeFacts, rules: &mut dyn Rules) -> Vec<Tried> {
+    let options = Options { random_fully: rules.has_random_fully(family).unwrap_or(true), ..Options::default() };
+    let mut ask = |what, is_needed_by_all, specs: Vec<FrontendSpec>| {
+        let mut store = Store::new("");
+        store.upsert_frontends(&ObjectKey::new("trial", "trial"), specs);
+        let wanted = Wanted::build(&store, facts, options);
+        let all = changes(&wanted, &Dump::default(), family).map_err(|error| incomparable(&error));
+        let outcome = all.and_then(|all| rules.check(family, &all));
+        Tried { what, is_needed_by_all, outcome }
+    };
+    let usual = vec![internal(family, Protocol::Tcp), internal(family, Protocol::Udp), external(family), empty(family)];
+    let sticky = FrontendSpec { affinity_secs: Some(10), ..internal(family, Protocol::Tcp) };
+    vec![
+        ask("every Service", true, usual),
+        ask("session affinity", false, vec![sticky]),
+        ask("SCTP", false, vec![internal(family, Protocol::Sctp)]),
+    ]
+}
+
+/// Addresses for documentation: RFC 5737, RFC 3849.
+fn address(family: Family, last: u8) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::new(192, 0, 2, last).into(),
+        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()).into(),
+    }
+}
+
+fn internal(family: Family, protocol: Protocol) -> FrontendSpec {
+    let endpoints = [2, 3].map(|last| EndpointKey::new(address(family, last), 80));
+    FrontendSpec::new(FrontendKey::new(protocol, address(family, 1), 80), endpoints)
+}
+
+/// With all that an external address can have.
+fn external(family: Family) -> FrontendSpec {
+    let mut spec = internal(family, Protocol::Tcp);
+    spec.key.port = 81;
+    spec.roles = Roles::EXTERNAL_IP | Roles::LOAD_BALANCER;
+    spec.policy = TrafficPolicy::Local;
+    spec.local.clone_from(&spec.cluster);
+    spec.source_ranges = Some(vec![Network::from(address(family, 9))]);
+    spec
+}
+
+fn empty(family: Family) -> FrontendSpec {
+    FrontendSpec::new(FrontendKey::new(Protocol::Tcp, address(family, 1), 82), [])
+}

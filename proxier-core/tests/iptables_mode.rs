@@ -1,0 +1,964 @@
+//! iptables mode on a kernel in memory: changes, restarts, strangers, faults.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use iptables::fake::FakeHost;
+use iptables::{Backend, ChainName, Edit, Family as Side, Iptables, Rule, TableName, Transaction};
+use proptest::prelude::*;
+use proxier_core::config::{Families, NodePortAddresses};
+use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
+use proxier_core::modes::{self, iptables as mode};
+use proxier_core::net::Family;
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::schedule::Limits;
+use proxier_core::reconciler::step::{Action, Part};
+use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::service::NodeFacts;
+use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, Store};
+use serde_json::{Value, json};
+
+struct Node {
+    kernel: FakeKernel,
+    proxier: Reconciler,
+    now: Duration,
+    backend: Backend,
+}
+
+fn prepared(kernel: FakeKernel) -> FakeKernel {
+    kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
+    kernel
+}
+
+fn kernel() -> FakeKernel {
+    prepared(FakeKernel::new())
+}
+
+/// One on which `iptables` is the legacy back end's.
+fn legacy_kernel() -> FakeKernel {
+    prepared(FakeKernel::with_iptables(|| FakeHost::new().with_default(Backend::Legacy)))
+}
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.mode = modes::Kind::Iptables;
+    options
+}
+
+/// A Service with port `p`.
+fn service(name: &str, spec: Value) -> ServiceObject {
+    let mut spec = spec;
+    if spec.get("ports").is_none() {
+        spec["ports"] = json!([{"name": "p", "port": 80}]);
+    }
+    let status = spec.as_object_mut().unwrap().remove("status").unwrap_or_default();
+    serde_json::from_value(json!({"metadata": {"namespace": "demo", "name": name}, "spec": spec, "status": status}))
+        .unwrap()
+}
+
+/// Endpoints of a Service, each `address@node`.
+fn slice(service: &str, endpoints: &[&str]) -> EndpointSliceObject {
+    let one = |text: &&str| {
+        let (address, node) = text.split_once('@').unwrap_or((text, "elsewhere"));
+        json!({"addresses": [address], "nodeName": node})
+    };
+    let v6 = endpoints.first().is_some_and(|text| text.contains(':'));
+    serde_json::from_value(json!({
+        "metadata": {"namespace": "demo", "name": format!("{service}-1"), "labels": {"kubernetes.io/service-name": service}},
+        "addressType": if v6 { "IPv6" } else { "IPv4" },
+        "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}, {"name": "u", "port": 53, "protocol": "UDP"}],
+        "endpoints": endpoints.iter().map(one).collect::<Vec<_>>(),
+    }))
+    .unwrap()
+}
+
+impl Node {
+    fn on(kernel: FakeKernel, options: Options) -> Self {
+        let proxier = Reconciler::new("node-a", options, Duration::ZERO);
+        let mut node = Node { kernel, proxier, now: Duration::ZERO, backend: Backend::NfTables };
+        node.proxier.start(node.now);
+        node
+    }
+
+    fn new() -> Self {
+        Node::on(kernel(), options())
+    }
+
+    /// Another process on the same kernel, which knows nothing yet.
+    fn next(&self, options: Options) -> Self {
+        Node { backend: self.backend, ..Node::on(self.kernel.clone(), options) }
+    }
+
+    fn service(&mut self, name: &str, spec: Value) {
+        self.proxier.upsert_service(&service(name, spec), self.now);
+    }
+
+    fn slice(&mut self, service: &str, endpoints: &[&str]) {
+        self.proxier.upsert_slice(&slice(service, endpoints), self.now);
+    }
+
+    /// So many Services with two endpoints each.
+    fn services(&mut self, count: u8) {
+        for number in 1..=count {
+            self.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+            self.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
+        }
+    }
+
+    fn no_service(&mut self, name: &str) {
+        self.proxier.delete_service(&ObjectKey::new("demo", name), self.now);
+    }
+
+    /// The next pass, whatever comes of it.
+    fn pass(&mut self) -> Report {
+        self.now = self.now.max(self.proxier.next_wake().unwrap());
+        let now = self.now;
+        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
+    }
+
+    /// The next pass, which has to do all that is wanted.
+    fn settles(&mut self) -> Report {
+        let report = self.pass();
+        assert!(report.is_done(), "{report:#?}");
+        report
+    }
+
+    fn full(&mut self) -> Report {
+        self.proxier.request_full(self.now);
+        self.pass()
+    }
+
+    /// What `iptables-save` prints.
+    fn rules(&self, side: Side) -> String {
+        self.kernel.state().rules.get(&(side, self.backend)).cloned().unwrap_or_default()
+    }
+
+    fn v4(&self) -> String {
+        self.rules(Side::Ipv4)
+    }
+
+    /// Tables written so far.
+    fn writes(&self) -> u64 {
+        self.kernel.writes().rules
+    }
+
+    /// From now on the rules cannot be read.
+    fn forbid_reading(&self) {
+        self.kernel.fail(Fault::new(Call::RulesDump, PortErrorKind::Other).every());
+    }
+
+    /// Somebody else changes rules.
+    fn others(&self, side: Side, change: &Transaction) {
+        let backend = self.backend;
+        self.kernel.with_host(|host| Iptables::open(host, side, backend).unwrap().restore(change)).unwrap();
+    }
+
+    #[track_caller]
+    fn has(&self, line: &str) {
+        assert!(self.v4().contains(line), "{line} is missing in {}", self.v4());
+    }
+
+    #[track_caller]
+    fn has_not(&self, line: &str) {
+        assert!(!self.v4().contains(line), "{line} is in {}", self.v4());
+    }
+}
+
+fn chain(name: &str) -> ChainName {
+    ChainName::new(name).unwrap()
+}
+
+fn rule(text: &str) -> Rule {
+    Rule::parse(text).unwrap()
+}
+
+fn steps(report: &Report) -> BTreeMap<(Part, Action), u64> {
+    report.applied.done.iter().filter(|((part, _), _)| *part != Part::Sysctl).map(|(of, count)| (*of, *count)).collect()
+}
+
+#[test]
+fn a_service_is_chains_and_lines() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    node.service("none", json!({"clusterIP": "10.96.0.3"}));
+    let report = node.settles();
+    for line in [
+        "--comment \"demo/web:p cluster IP\" -m tcp -p tcp -d 10.96.0.1 --dport 80 -j KUBE-SVC-",
+        "--probability 0.5000000000 -j KUBE-SEP-",
+        "-j DNAT --to-destination 10.244.0.2:8080",
+        "--comment \"demo/none:p has no endpoints\" -m tcp -p tcp -d 10.96.0.3 --dport 80 -j REJECT",
+    ] {
+        node.has(line);
+    }
+    // Both families, each filter and nat.
+    assert_eq!(node.writes(), 4);
+    assert_eq!(report.applied.restored, [Family::V4, Family::V6]);
+    assert_eq!(steps(&report)[&(Part::Frontend, Action::Add)], 2);
+}
+
+#[test]
+fn a_change_writes_its_own_chains_and_reads_nothing() {
+    let mut node = Node::new();
+    node.services(50);
+    node.settles();
+    let before = node.writes();
+    node.forbid_reading();
+    node.slice("s7", &["10.244.0.1", "10.244.0.3"]);
+    let report = node.settles();
+    assert_eq!(steps(&report), [((Part::Rules, Action::Change), 1), ((Part::Frontend, Action::Change), 1)].into());
+    assert_eq!(node.writes(), before + 1, "nat of IPv4");
+    node.has("--to-destination 10.244.0.3:8080");
+    // Without endpoints it is refused, which is in the other table.
+    node.slice("s7", &[]);
+    node.settles();
+    assert_eq!(node.writes(), before + 3);
+    node.has("demo/s7:p has no endpoints");
+    node.has_not("demo/s7:p cluster IP");
+    node.no_service("s7");
+    let report = node.settles();
+    assert_eq!(steps(&report)[&(Part::Frontend, Action::Delete)], 1);
+    node.has_not("demo/s7:p");
+    node.kernel.clear_faults();
+    assert_eq!(node.full().writes(), 0);
+}
+
+#[test]
+fn a_restart_writes_nothing() {
+    let mut node = Node::new();
+    node.services(5);
+    node.settles();
+    let (before, rules) = (node.writes(), node.v4());
+    let mut next = node.next(options());
+    next.services(5);
+    let report = next.settles();
+    assert_eq!(report.writes(), 0, "{report:#?}");
+    assert_eq!((next.writes(), next.v4()), (before, rules));
+    // It knows them now.
+    next.forbid_reading();
+    next.slice("s2", &["10.244.0.9"]);
+    next.settles();
+    next.has("--to-destination 10.244.0.9:8080");
+}
+
+/// The rules of a kube-proxy that serves the same, as it writes them.
+#[test]
+fn what_kube_proxy_has_left_is_taken_over_without_a_write() {
+    let node = Node::new();
+    let mut store = Store::new("node-a");
+    store.upsert_service(&service("web", json!({"clusterIP": "10.96.0.1"})));
+    store.upsert_slice(&slice("web", &["10.244.0.1", "10.244.0.2"]));
+    let interfaces = [("eth0".to_owned(), vec!["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()])];
+    let host = HostAddresses { interfaces: interfaces.into() };
+    let facts = NodeFacts::new(&options().config, &NodeOfCluster::new("node-a"), &host);
+    let wanted = mode::Wanted::build(&store, &facts, mode::Options::default());
+    for (family, side) in [(Family::V4, Side::Ipv4), (Family::V6, Side::Ipv6)] {
+        let mut theirs = mode::changes(&wanted, &iptables::Dump::default(), family).unwrap();
+        for table in [TableName::MANGLE, TableName::NAT, TableName::FILTER] {
+            theirs.table(table).chain(chain("KUBE-PROXY-CANARY"));
+        }
+        node.others(side, &theirs);
+    }
+    let before = node.v4();
+    let mut node = node.next(options());
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    let report = node.settles();
+    let sysctls = [(Part::Sysctl, Action::Change)];
+    assert!(report.applied.done.keys().all(|done| sysctls.contains(done)), "{:?}", report.applied.done);
+    assert_eq!((node.writes(), node.v4()), (0, before));
+}
+
+#[test]
+fn what_others_change_is_repaired_and_told() {
+    let mut node = Node::new();
+    node.services(3);
+    node.settles();
+    let whole = sorted(&node);
+    let mut change = Transaction::new();
+    change.table(TableName::NAT).chain(chain("KUBE-SERVICES"));
+    node.others(Side::Ipv4, &change);
+    let report = node.full();
+    assert!(report.is_done(), "{report:#?}");
+    let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+    assert!(drift.iter().any(|line| line.contains("frontend TCP 10.96.0.2:80")), "{drift:?}");
+    assert!(drift.iter().any(|line| line.contains("rules IPv4")), "{drift:?}");
+    assert_eq!(sorted(&node), whole);
+
+    node.kernel.with_host(|host| host.flush(Side::Ipv4, Backend::NfTables));
+    let report = node.full();
+    assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
+    assert_eq!(sorted(&node), whole);
+    assert_eq!(node.full().drift, []);
+}
+
+/// What is written would lie among nothing: without the canary nothing is written, and everything is at once.
+#[test]
+fn a_change_that_meets_a_flush_writes_everything_at_once() {
+    let mut node = Node::new();
+    node.services(3);
+    node.settles();
+    node.kernel.with_host(|host| host.flush(Side::Ipv4, Backend::NfTables));
+    node.slice("s2", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    let report = node.pass();
+    assert!(report.has_failed() && !report.full, "{report:#?}");
+    assert_eq!(node.v4(), "");
+    let then = node.now;
+    node.settles();
+    assert!(node.now <= then + Duration::from_secs(1), "{:?} after {then:?}", node.now);
+    node.has("demo/s1:p cluster IP");
+    node.has("--to-destination 10.244.0.3:8080");
+}
+
+#[test]
+fn while_the_lock_is_held_nothing_else_waits() {
+    let mut node = Node { backend: Backend::Legacy, ..Node::on(legacy_kernel(), options()) };
+    node.services(2);
+    node.settles();
+    node.kernel.with_host(|host| host.hold_lock(true));
+    node.slice("s1", &["10.244.0.8"]);
+    let report = node.pass();
+    let failures: Vec<_> = report.applied.failures.iter().map(|failure| failure.error.kind()).collect();
+    assert_eq!(failures, [PortErrorKind::Busy], "{report:#?}");
+    assert!(report.has_failed());
+    // What comes before the pause is over does not wait for the lock again.
+    let (before, then) = (node.writes(), node.now);
+    node.slice("s2", &["10.244.0.9"]);
+    node.proxier.host_changed(node.now);
+    let report = node.pass();
+    assert!(report.rules_put_off.contains(&Family::V4), "{report:#?}");
+    assert_eq!((node.writes(), node.now), (before, then));
+    node.kernel.with_host(|host| host.hold_lock(false));
+    while !node.pass().is_done() {
+        assert!(node.now < then + Duration::from_secs(10), "never tried again");
+    }
+    node.has("--to-destination 10.244.0.8:8080");
+    node.has("--to-destination 10.244.0.9:8080");
+}
+
+fn sticky(ip: &str) -> Value {
+    json!({"clusterIP": ip, "sessionAffinity": "ClientIP"})
+}
+
+/// A kernel without `xt_recent` refuses Services with session affinity, and no others.
+#[test]
+fn what_the_kernel_refuses_of_one_service_does_not_stop_the_others() {
+    for legacy in [false, true] {
+        let mut node = Node::on(if legacy { legacy_kernel() } else { kernel() }, options());
+        node.backend = if legacy { Backend::Legacy } else { Backend::NfTables };
+        node.kernel.with_host(|host| host.set_match("recent", false));
+        node.services(40);
+        for (name, ip) in [("bad-1", "10.96.1.1"), ("bad-2", "10.96.1.2")] {
+            node.service(name, sticky(ip));
+            node.slice(name, &["10.244.0.1"]);
+        }
+        let report = node.pass();
+        assert!(!report.has_failed() && !report.is_done(), "{report:#?}");
+        let refused: Vec<String> = report.refused_by_kernel().filter_map(|of| of.step.service.clone()).collect();
+        assert_eq!(refused, ["demo/bad-1:p", "demo/bad-2:p"]);
+        assert_eq!(node.v4().matches("cluster IP\" -m tcp").count(), 40);
+        node.has_not("demo/bad");
+        // Changes of others cost what they always do.
+        node.forbid_reading();
+        let before = node.writes();
+        node.slice("s9", &["10.244.0.9"]);
+        node.settles();
+        assert_eq!(node.writes(), before + 1);
+        node.kernel.clear_faults();
+        // One that is mended is served at once.
+        node.service("bad-1", json!({"clusterIP": "10.96.1.1"}));
+        let then = node.now;
+        node.settles();
+        assert_eq!(node.now, then);
+        node.has("demo/bad-1:p cluster IP");
+        // The other when the kernel takes it.
+        assert!(!node.full().is_done());
+        node.kernel.with_host(|host| host.set_match("recent", true));
+        let report = node.full();
+        assert!(report.is_done(), "{report:#?}");
+        node.has("demo/bad-2:p cluster IP");
+        assert_eq!(node.full().writes(), 0);
+    }
+}
+
+#[test]
+fn a_service_whose_change_is_refused_is_served_as_before() {
+    let mut node = Node::new();
+    node.services(3);
+    node.service(
+        "s2",
+        json!({"clusterIP": "10.96.0.2", "type": "NodePort",
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}),
+    );
+    node.settles();
+    let before = node.v4();
+    let of_s2 =
+        |text: &str| text.lines().filter(|line| line.contains("demo/s2:p")).map(str::to_owned).collect::<Vec<_>>();
+    node.kernel.with_host(|host| host.set_match("recent", false));
+    node.service(
+        "s2",
+        json!({"clusterIP": "10.96.0.2", "type": "NodePort", "sessionAffinity": "ClientIP",
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}),
+    );
+    node.slice("s1", &["10.244.0.7"]);
+    // What was known is no basis for it; then it is read, and found.
+    assert!(node.pass().has_failed());
+    let report = node.pass();
+    assert!(!report.has_failed(), "{report:#?}");
+    let mut refused: Vec<String> = report.refused_by_kernel().filter_map(|of| of.step.service.clone()).collect();
+    refused.dedup();
+    assert_eq!(refused, ["demo/s2:p"]);
+    node.has("--to-destination 10.244.0.7:8080");
+    assert_eq!(of_s2(&node.v4()), of_s2(&before));
+    // It goes as any other.
+    node.no_service("s2");
+    node.settles();
+    node.has_not("demo/s2");
+}
+
+/// With very many refused Services the rest is written in several passes.
+#[test]
+fn many_refused_services_are_found_in_several_passes() {
+    let mut node = Node::new();
+    node.kernel.with_host(|host| host.set_match("recent", false));
+    for number in 1..=30 {
+        node.service(&format!("bad{number}"), sticky(&format!("10.96.1.{number}")));
+        node.slice(&format!("bad{number}"), &["10.244.0.1"]);
+    }
+    node.services(30);
+    let mut passes = 0;
+    while node.v4().matches("cluster IP\" -m tcp").count() < 30 {
+        node.pass();
+        passes += 1;
+        assert!(passes < 20, "{}", node.v4());
+    }
+    node.has_not("demo/bad");
+}
+
+#[test]
+fn a_family_that_fails_does_not_stop_the_other() {
+    for call in [Call::RulesRestore, Call::RulesDump] {
+        let mut node = Node::new();
+        node.services(1);
+        node.kernel.fail(Fault::new(call, PortErrorKind::Permission).family(Family::V6).every());
+        let report = node.pass();
+        assert!(report.has_failed(), "{report:#?}");
+        node.has("demo/s1:p cluster IP");
+        assert_eq!(node.rules(Side::Ipv6), "");
+        node.kernel.clear_faults();
+        let then = node.now;
+        while !node.pass().is_done() {
+            assert!(node.now < then + Duration::from_secs(10), "never tried again");
+        }
+        assert!(node.rules(Side::Ipv6).contains("KUBE-SERVICES"));
+    }
+}
+
+#[test]
+fn a_failed_restore_is_tried_again() {
+    for kind in [PortErrorKind::Busy, PortErrorKind::Unknown, PortErrorKind::Permission, PortErrorKind::NotFound] {
+        for takes_effect in [false, true] {
+            let mut node = Node::new();
+            node.services(2);
+            node.settles();
+            node.service("dns", json!({"clusterIP": "10.96.1.2"}));
+            node.slice("s1", &["10.244.0.7"]);
+            let fault = Fault::new(Call::RulesRestore, kind);
+            node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
+            assert!(node.pass().has_failed(), "{kind:?}");
+            let then = node.now;
+            while !node.pass().is_done() {
+                assert!(node.now < then + Duration::from_secs(10), "{kind:?}: never tried again");
+            }
+            node.has("demo/dns:p has no endpoints");
+            node.has("--to-destination 10.244.0.7:8080");
+            assert_eq!(node.full().writes(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_dies_between_two_tables_is_followed_by_one_that_goes_on() {
+    for writes in 0..8 {
+        let mut node = Node::new();
+        node.services(3);
+        node.kernel.crash_after(writes);
+        node.pass();
+        node.kernel.restart();
+        let mut next = node.next(options());
+        next.services(3);
+        next.settles();
+        let mut fresh = Node::new();
+        fresh.services(3);
+        fresh.settles();
+        assert_eq!(sorted(&next), sorted(&fresh), "after {writes} writes");
+    }
+}
+
+#[test]
+fn chains_and_jumps_of_others_stay() {
+    let node = Node::new();
+    let mut theirs = Transaction::new();
+    let filter = theirs.table(TableName::FILTER);
+    filter.replace_chain(&chain("cali-FORWARD"), [rule("-s 192.0.2.99 -j DROP")]);
+    filter.edit(Edit::Append(chain("FORWARD"), rule("-m comment --comment \"cali:x\" -j cali-FORWARD")));
+    filter.replace_chain(&chain("KUBE-FIREWALL"), [rule("-m mark --mark 0x8000/0x8000 -j DROP")]);
+    let nat = theirs.table(TableName::NAT);
+    nat.replace_chain(&chain("CNI-HOSTPORT-DNAT"), [rule("-p tcp --dport 8000 -j RETURN")]);
+    nat.edit(Edit::Append(chain("PREROUTING"), rule("-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT")));
+    node.others(Side::Ipv4, &theirs);
+    let rules = |node: &Node| -> Vec<String> {
+        let text = node.v4();
+        let theirs = ["cali", "CNI-HOSTPORT-DNAT", "0x8000/0x8000"];
+        text.lines().filter(|line| theirs.iter().any(|of| line.contains(of))).map(str::to_owned).collect()
+    };
+    let before = rules(&node);
+    let mut node = node.next(options());
+    node.services(2);
+    node.settles();
+    assert_eq!(rules(&node), before);
+    // Somebody puts a rule between ours: their order is as good.
+    let mut change = Transaction::new();
+    change.table(TableName::NAT).edit(Edit::Insert(chain("PREROUTING"), 1, rule("-p udp --dport 1 -j ACCEPT")));
+    node.others(Side::Ipv4, &change);
+    assert_eq!(node.full().writes(), 0);
+    for expected in [2, 0] {
+        let (applied, unread) = mode::remove(&mut node.kernel.ports());
+        assert_eq!(applied.done.values().sum::<u64>(), expected);
+        assert!(applied.failures.is_empty() && unread.is_empty(), "{applied:?} {unread:?}");
+    }
+    assert_eq!(rules(&node), before);
+    for ours in ["KUBE-SERVICES", "KUBE-SVC-", "KUBE-SEP-", "KUBE-PROXY-CANARY", "KUBE-MARK-MASQ"] {
+        node.has_not(ours);
+    }
+}
+
+/// A chain to which somebody else jumps cannot be deleted.
+#[test]
+fn a_chain_that_others_use_is_emptied_and_stays() {
+    let mut node = Node::new();
+    node.services(2);
+    node.settles();
+    let text = node.v4();
+    let name = text.lines().find_map(|line| line.strip_prefix(":KUBE-SVC-")).unwrap().split(' ').next().unwrap();
+    let mut theirs = Transaction::new();
+    let jump = rule(&format!("-p tcp --dport 9 -j KUBE-SVC-{name}"));
+    theirs.table(TableName::NAT).edit(Edit::Append(chain("PREROUTING"), jump));
+    node.others(Side::Ipv4, &theirs);
+    node.no_service("s1");
+    node.no_service("s2");
+    node.pass();
+    let then = node.now;
+    while !node.pass().is_done() {
+        assert!(node.now < then + Duration::from_secs(10), "never done");
+    }
+    node.has(&format!(":KUBE-SVC-{name}"));
+    node.has_not(&format!("-A KUBE-SVC-{name}"));
+    node.has_not("KUBE-SEP-");
+}
+
+#[test]
+fn a_cleanup_after_ipvs_mode_and_this_one_leaves_nothing() {
+    let mut node = Node::new();
+    node.services(2);
+    node.settles();
+    let cleaned = modes::ipvs::cleanup::cleanup(&options().config, &mut node.kernel.ports());
+    assert!(cleaned.is_done(), "{cleaned:?}");
+    let (applied, unread) = mode::remove(&mut node.kernel.ports());
+    assert!(applied.failures.is_empty() && unread.is_empty(), "{applied:?} {unread:?}");
+    let text = node.v4();
+    let ours: Vec<&str> =
+        text.lines().filter(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL")).collect();
+    assert_eq!(ours, [""; 0]);
+}
+
+#[test]
+fn an_empty_list_takes_nothing_away_at_once() {
+    let mut node = Node::new();
+    node.services(20);
+    node.settles();
+    let whole = node.v4();
+    for number in 1..=20 {
+        node.proxier.lose_service(&ObjectKey::new("demo", &format!("s{number}")), node.now);
+        node.proxier.lose_slice(&ObjectKey::new("demo", &format!("s{number}-1")), node.now);
+    }
+    let report = node.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert_eq!(node.v4(), whole);
+    node.proxier.confirm_removal(node.now);
+    node.settles();
+    node.has_not("10.96.0.1");
+    node.has_not("KUBE-SVC-");
+}
+
+/// What an earlier process served stays, with its chains, when the first lists are empty.
+#[test]
+fn an_empty_first_list_takes_nothing_away_at_once() {
+    let mut node = Node::new();
+    node.services(20);
+    node.service(
+        "s20",
+        json!({"clusterIP": "10.96.0.20", "type": "LoadBalancer",
+        "loadBalancerSourceRanges": ["198.51.100.0/24"], "externalIPs": ["203.0.113.1"],
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}},
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}),
+    );
+    node.settles();
+    let before = node.v4();
+    let of_services = |text: &str| {
+        let lines = text.lines().filter(|line| line.contains("demo/s"));
+        let mut lines: Vec<String> = lines.map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let mut next = node.next(options());
+    let report = next.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert_eq!(of_services(&next.v4()), of_services(&before));
+    // A new Service is served meanwhile, and one that comes back follows its slices.
+    next.service("new", json!({"clusterIP": "10.96.1.1"}));
+    next.slice("new", &["10.244.0.7", "10.244.0.8"]);
+    next.service("s3", json!({"clusterIP": "10.96.0.3"}));
+    next.slice("s3", &["10.244.0.9"]);
+    let report = next.pass();
+    assert!(report.applied.failures.is_empty() && report.stopped.is_some(), "{report:#?}");
+    next.has("demo/new:p cluster IP");
+    next.has("--to-destination 10.244.0.9:8080");
+    next.has("demo/s4:p cluster IP");
+    next.has("demo/s20:p loadbalancer IP");
+    next.proxier.confirm_removal(next.now);
+    next.settles();
+    next.has("demo/s3:p cluster IP");
+    next.has_not("demo/s4");
+    next.has_not("demo/s20");
+    assert_eq!(next.full().writes(), 0);
+}
+
+/// Services without any slice do not lose the endpoints that an earlier process gave them.
+#[test]
+fn a_first_list_without_slices_takes_no_endpoints_away_at_once() {
+    let node_port = json!({"clusterIP": "10.96.0.20", "type": "NodePort",
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]});
+    let mut node = Node::new();
+    node.services(20);
+    node.service("s20", node_port.clone());
+    node.settles();
+    let before = sorted(&node);
+    let mut next = node.next(options());
+    for number in 1..20 {
+        next.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+    }
+    next.service("s20", node_port);
+    let report = next.pass();
+    assert!(report.stopped.is_some() && report.applied.failures.is_empty(), "{report:#?}");
+    assert_eq!(sorted(&next), before);
+    next.proxier.confirm_removal(next.now);
+    next.settles();
+    next.has("demo/s4:p has no endpoints");
+    next.has("--dport 30080 -j REJECT");
+    next.has_not("KUBE-SVC-");
+    assert_eq!(next.full().writes(), 0);
+}
+
+#[test]
+fn flows_of_removed_udp_endpoints_are_forgotten() {
+    let mut node = Node::new();
+    let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
+    node.service("dns", spec);
+    node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
+    node.settles();
+    let place = |text: &str| text.parse().unwrap();
+    let flow = |endpoint: &str| Flow::udp(place("10.244.5.5:999"), place("10.96.0.1:53"), place(endpoint));
+    node.kernel.add_flow(flow("10.244.0.1:53"));
+    node.kernel.add_flow(flow("10.244.0.2:53"));
+    // Not before the rules lead elsewhere.
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Permission));
+    node.slice("dns", &["10.244.0.2", "10.244.0.3"]);
+    node.pass();
+    assert_eq!(node.kernel.state().flows.len(), 2);
+    let then = node.now;
+    while !node.pass().is_done() {
+        assert!(node.now < then + Duration::from_secs(10), "never tried again");
+    }
+    assert_eq!(node.kernel.state().flows.into_iter().collect::<Vec<_>>(), [flow("10.244.0.2:53")]);
+}
+
+fn localnet(node: &Node) -> String {
+    node.kernel.state().sysctls["net/ipv4/conf/all/route_localnet"].clone()
+}
+
+/// Without the kubelet's rule neighbours could reach programs that listen on 127.0.0.1 only.
+#[test]
+fn loopback_addresses_are_routed_once_the_rules_guard_them() {
+    let mut node = Node::new();
+    node.services(1);
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Permission).family(Family::V4));
+    let report = node.pass();
+    assert!(report.has_failed(), "{report:#?}");
+    assert_eq!(localnet(&node), "0");
+    while !node.full().is_done() {
+        node.now += Duration::from_secs(1);
+        assert!(node.now < Duration::from_secs(30), "never done");
+    }
+    node.has("block incoming localnet connections");
+    assert_eq!(localnet(&node), "1");
+    // Nobody asks for it: it stays as it is.
+    let mut off = options();
+    off.iptables.localhost_node_ports = false;
+    let mut primary = options();
+    primary.config.node_port_addresses = NodePortAddresses::Primary;
+    let mut v6 = options();
+    v6.config.families = Families::V6;
+    for options in [off, primary, v6] {
+        let mut node = Node::on(kernel(), options);
+        node.settles();
+        assert_eq!(localnet(&node), "0");
+        node.has_not("block incoming localnet connections");
+    }
+}
+
+#[test]
+fn rules_fit_the_programs_and_the_host() {
+    let old = || FakeHost::new().with_version(Backend::NfTables, "v1.6.1 (nf_tables)");
+    let mut node = Node::on(prepared(FakeKernel::with_iptables(old)), options());
+    node.settles();
+    node.has("-j MASQUERADE");
+    node.has_not("--random-fully");
+    node.has("--ctstate INVALID -j DROP");
+    assert_eq!(node.full().writes(), 0);
+    let mut liberal = options();
+    liberal.host.tcp_be_liberal = true;
+    let mut node = Node::on(kernel(), liberal);
+    node.settles();
+    node.has("--random-fully");
+    node.has_not("INVALID");
+}
+
+#[test]
+fn when_changes_rain_rules_are_written_once_a_second() {
+    let mut options = options();
+    options.limits = Limits { min_interval: Duration::from_secs(1), max_interval: Duration::from_secs(30) };
+    let mut node = Node::on(kernel(), options);
+    node.services(3);
+    node.settles();
+    let before = node.writes();
+    for number in 0..100_u32 {
+        node.now += Duration::from_millis(50);
+        let address = format!("10.244.1.{}", number + 1);
+        node.slice("s1", &[&address]);
+        if node.proxier.next_wake().unwrap() <= node.now {
+            node.settles();
+        }
+    }
+    assert!((4..=6).contains(&(node.writes() - before)), "{} writes in 5 s", node.writes() - before);
+}
+
+/// What people see of a plan is what the program gets.
+#[test]
+fn a_plan_is_the_text_for_the_program() {
+    let mut node = Node::new();
+    node.services(1);
+    let (plan, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    assert!(report.unread.is_empty() && !plan.is_empty());
+    let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+    let text: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
+    let text = text.join("\n");
+    assert!(text.contains("+ frontend TCP 10.96.0.1:80 2 endpoints  (demo/s1:p)"), "{text}");
+    assert!(text.contains("\n    -A KUBE-SERVICES -m comment --comment \"demo/s1:p cluster IP\""), "{text}");
+    assert_eq!(node.writes(), 0);
+    node.settles();
+    let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    assert!(plan.is_empty(), "{plan:?}");
+}
+
+#[test]
+fn a_kernel_is_asked_what_it_can_do() {
+    let node = Node::new();
+    let facts = NodeFacts::new(&options().config, &NodeOfCluster::new("node-a"), &HostAddresses::default());
+    let ask = |lacks: Option<&str>| {
+        let mut kernel = node.kernel.clone();
+        kernel.with_host(|host| lacks.into_iter().for_each(|name| host.set_match(name, false)));
+        let tried = mode::trial(Family::V4, &facts, kernel.ports().rules);
+        kernel.with_host(|host| lacks.into_iter().for_each(|name| host.set_match(name, true)));
+        tried.into_iter().filter(|tried| tried.outcome.is_err()).map(|tried| tried.what).collect::<Vec<_>>()
+    };
+    assert_eq!(ask(None), [""; 0]);
+    assert_eq!(ask(Some("recent")), ["session affinity"]);
+    assert_eq!(ask(Some("sctp")), ["SCTP"]);
+    assert_eq!(ask(Some("statistic")), ["every Service", "session affinity", "SCTP"]);
+    assert_eq!(node.v4(), "", "nothing is written");
+}
+
+/// The rules of both families, in which the order of lines that all Services share has no meaning.
+fn sorted(node: &Node) -> Vec<String> {
+    let mut all = Vec::new();
+    for ((side, backend), text) in node.kernel.state().rules {
+        let mut table = String::new();
+        for line in text.lines() {
+            if let Some(name) = line.strip_prefix('*') {
+                name.clone_into(&mut table);
+            }
+            all.push(format!("{side:?} {backend:?} {table} {line}"));
+        }
+    }
+    all.sort();
+    all
+}
+
+/// A Service among few, so that they meet.
+fn a_spec() -> impl Strategy<Value = Value> {
+    let optional = |text: &'static str| prop_oneof![Just(None), Just(Some(text))];
+    (1..5_u8, any::<bool>(), any::<bool>(), optional("203.0.113.1"), optional("198.18.0.1"), 0..4_u8, any::<bool>())
+        .prop_map(|(ip, sticky, local, external, balancer, ranges, node_port)| {
+            let mut port = json!({"name": "p", "port": 80});
+            if node_port {
+                port["nodePort"] = json!(30_000 + u32::from(ip));
+            }
+            let mut spec = json!({"clusterIP": format!("10.96.0.{ip}"), "type": "LoadBalancer", "ports": [port]});
+            if sticky {
+                spec["sessionAffinity"] = json!("ClientIP");
+            }
+            if local {
+                spec["externalTrafficPolicy"] = json!("Local");
+                spec["internalTrafficPolicy"] = json!(if ip % 2 == 0 { "Local" } else { "Cluster" });
+                spec["healthCheckNodePort"] = json!(31_000 + u32::from(ip));
+            }
+            spec["externalIPs"] = json!(external.into_iter().collect::<Vec<_>>());
+            if let Some(ip) = balancer {
+                spec["status"] = json!({"loadBalancer": {"ingress": [{"ip": ip}]}});
+            }
+            let all = ["198.51.100.0/24", "198.51.100.7/32", "192.0.2.0/24"];
+            spec["loadBalancerSourceRanges"] = json!(all[..usize::from(ranges)]);
+            spec
+        })
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Service(u8, Value),
+    NoService(u8),
+    Slice(u8, Vec<u8>),
+    NoSlice(u8),
+    Pass,
+    Full,
+    Restart,
+    Fault(PortErrorKind, bool),
+    /// Somebody deletes all rules of a family.
+    Flush(bool),
+    /// The kernel lacks a match, or has it again.
+    Match(bool),
+}
+
+fn a_step() -> impl Strategy<Value = Step> {
+    let kind = prop_oneof![Just(PortErrorKind::Unknown), Just(PortErrorKind::Busy), Just(PortErrorKind::NotFound)];
+    prop_oneof![
+        6 => (0..4_u8, a_spec()).prop_map(|(name, spec)| Step::Service(name, spec)),
+        1 => (0..4_u8).prop_map(Step::NoService),
+        6 => (0..4_u8, proptest::collection::vec(0..8_u8, 0..5)).prop_map(|(name, of)| Step::Slice(name, of)),
+        1 => (0..4_u8).prop_map(Step::NoSlice),
+        6 => Just(Step::Pass),
+        1 => Just(Step::Full),
+        1 => Just(Step::Restart),
+        2 => (kind, any::<bool>()).prop_map(|(kind, takes_effect)| Step::Fault(kind, takes_effect)),
+        1 => any::<bool>().prop_map(Step::Flush),
+        1 => any::<bool>().prop_map(Step::Match),
+    ]
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Objects {
+    services: BTreeMap<u8, Value>,
+    slices: BTreeMap<u8, Vec<u8>>,
+}
+
+impl Objects {
+    fn give(&self, node: &mut Node) {
+        for (name, spec) in &self.services {
+            node.service(&format!("s{name}"), spec.clone());
+        }
+        for (name, endpoints) in &self.slices {
+            node.slice(&format!("s{name}"), &texts(endpoints));
+        }
+    }
+}
+
+/// The first of the endpoints are on this node.
+fn texts(endpoints: &[u8]) -> Vec<&'static str> {
+    const ALL: [&str; 8] = [
+        "10.244.0.1@node-a",
+        "10.244.0.2@node-a",
+        "10.244.0.3@node-a",
+        "10.244.1.1",
+        "10.244.1.2",
+        "10.244.1.3",
+        "10.244.1.4",
+        "10.244.1.5",
+    ];
+    endpoints.iter().map(|of| ALL[usize::from(*of)]).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    /// In any order of changes, passes, restarts and faults, the rules come to be those of a fresh start.
+    #[test]
+    fn the_way_does_not_matter(steps in proptest::collection::vec(a_step(), 1..40), legacy in any::<bool>()) {
+        let mut options = options();
+        options.mass_removal.share = 1.0;
+        let make = || if legacy { legacy_kernel() } else { kernel() };
+        let backend = if legacy { Backend::Legacy } else { Backend::NfTables };
+        let mut node = Node { backend, ..Node::on(make(), options.clone()) };
+        let mut objects = Objects::default();
+        for step in steps {
+            match step {
+                Step::Service(name, spec) => {
+                    node.service(&format!("s{name}"), spec.clone());
+                    objects.services.insert(name, spec);
+                }
+                Step::NoService(name) => {
+                    node.no_service(&format!("s{name}"));
+                    objects.services.remove(&name);
+                }
+                Step::Slice(name, endpoints) => {
+                    node.slice(&format!("s{name}"), &texts(&endpoints));
+                    objects.slices.insert(name, endpoints);
+                }
+                Step::NoSlice(name) => {
+                    node.proxier.delete_slice(&ObjectKey::new("demo", &format!("s{name}-1")), node.now);
+                    objects.slices.remove(&name);
+                }
+                Step::Pass => drop(node.pass()),
+                Step::Full => drop(node.full()),
+                Step::Restart => {
+                    node = node.next(options.clone());
+                    objects.give(&mut node);
+                }
+                Step::Fault(kind, takes_effect) => {
+                    let fault = Fault::new(Call::RulesRestore, kind);
+                    node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
+                }
+                Step::Flush(v4) => {
+                    let side = if v4 { Side::Ipv4 } else { Side::Ipv6 };
+                    node.kernel.with_host(|host| host.flush(side, backend));
+                }
+                Step::Match(present) => node.kernel.with_host(|host| host.set_match("recent", present)),
+            }
+        }
+        node.kernel.clear_faults();
+        node.kernel.with_host(|host| host.set_match("recent", true));
+        node.now += Duration::from_secs(60);
+        node.full();
+        node.now += Duration::from_secs(60);
+        let report = node.full();
+        prop_assert!(report.is_done(), "{:#?}", report);
+        let mut fresh = Node { backend, ..Node::on(make(), options) };
+        objects.give(&mut fresh);
+        fresh.settles();
+        prop_assert_eq!(sorted(&node), sorted(&fresh));
+        let report = node.full();
+        prop_assert!(report.is_done() && report.writes() == 0, "{:#?}", report);
+    }
+}
