@@ -9,7 +9,7 @@ use proxier_core::fake::FakeKernel;
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::modes::ipvs::reading::sysctl_changes;
 use proxier_core::modes::shared::names::Names;
-use proxier_core::modes::{Plan, nftables};
+use proxier_core::modes::{Plan, iptables, nftables};
 use proxier_core::reconciler::Reconciler;
 use proxier_core::reconciler::report::Report;
 use serde_json::{Value, json};
@@ -282,11 +282,14 @@ pub fn clean(configured: &Configured) -> ExitCode {
         Err(problem) => return complain(&[problem], FAILED),
     };
     let mut cleaned = cleanup(&configured.settings.core, &mut kernel.ports());
-    let (tables, unread) = nftables::cleanup(&nftables::Options::default(), &mut kernel.ports());
-    cleaned.unread.extend(unread);
-    cleaned.applied.failures.extend(tables.failures);
-    for (what, count) in tables.done {
-        *cleaned.applied.done.entry(what).or_default() += count;
+    let rules = iptables::remove(&mut kernel.ports());
+    let tables = nftables::cleanup(&nftables::Options::default(), &mut kernel.ports());
+    for (applied, unread) in [rules, tables] {
+        cleaned.unread.extend(unread);
+        cleaned.applied.failures.extend(applied.failures);
+        for (what, count) in applied.done {
+            *cleaned.applied.done.entry(what).or_default() += count;
+        }
     }
     for unread in &cleaned.unread {
         eprintln!("proxier-demo: {unread}");

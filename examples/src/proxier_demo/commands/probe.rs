@@ -6,15 +6,14 @@ use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader
 use proxier_core::config::Families as Served;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::Kind;
-use proxier_core::modes::nftables::trial;
+use proxier_core::modes::{iptables, nftables};
 use proxier_core::net::Family;
 use proxier_core::ports::{PortError, PortErrorKind};
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node};
 use serde_json::json;
 
-use crate::proxier_demo::engine::kernel;
-use crate::proxier_demo::engine::neighbours;
+use crate::proxier_demo::engine::{self, kernel, neighbours};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Output};
@@ -119,8 +118,12 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
 ///
 /// The mode cannot be used: each obstacle with its fix.
 pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
-    if settings.mode == Kind::Nftables {
-        return nftables_families(settings, kernel).map(drop).map_err(|problem| vec![problem]);
+    match settings.mode {
+        Kind::Nftables => return nftables_families(settings, kernel).map(drop).map_err(|problem| vec![problem]),
+        Kind::Iptables => {
+            return engine::families(kernel, settings.core.families).map(drop).map_err(|problem| vec![problem]);
+        }
+        _ => {}
     }
     let Err(error) = kernel.ports().ipvs.timeouts() else { return Ok(()) };
     if error.kind() == PortErrorKind::Permission {
@@ -162,7 +165,7 @@ pub fn nftables_families(settings: &Settings, kernel: &mut KernelPorts) -> Resul
 fn try_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
     let ports = kernel.ports();
-    settings.core.families.iter().map(|family| (family, trial(family, &facts, ports.tables))).collect()
+    settings.core.families.iter().map(|family| (family, nftables::trial(family, &facts, ports.tables))).collect()
 }
 
 /// Prints whether nftables mode can serve each family. Exit code 0: one of them. 1: none.
@@ -192,18 +195,59 @@ fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts, output: Output)
     ExitCode::from(u8::from(!works || printed.is_err()))
 }
 
+/// Prints whether iptables mode can serve each family, and what it cannot serve. Exit code 0: one of them. 1: none.
+fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts, output: Output) -> ExitCode {
+    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
+    let ports = kernel.ports();
+    let families = settings.core.families.iter();
+    let tried: Vec<_> = families.map(|family| (family, iptables::trial(family, &facts, ports.rules))).collect();
+    let serves = |all: &[iptables::Tried]| all.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
+    let works = tried.iter().any(|(_, all)| serves(all));
+    let printed = match output {
+        Output::Text => {
+            println!("iptables mode: {}", if works { "yes" } else { "no" });
+            for (family, all) in &tried {
+                for tried in all {
+                    match &tried.outcome {
+                        Ok(()) => {
+                            println!("  {family}: {}: program and kernel have all matches and targets", tried.what)
+                        }
+                        Err(error) => println!("  {family}: {}: {error}", tried.what),
+                    }
+                }
+            }
+            Ok(())
+        }
+        Output::Json => {
+            let kind = |tried: &iptables::Tried| {
+                let reason = tried.outcome.as_ref().err().map(ToString::to_string);
+                json!({"what": tried.what, "works": tried.outcome.is_ok(), "reason": reason})
+            };
+            let family = |(family, all): &(Family, Vec<iptables::Tried>)| {
+                let rules: Vec<_> = all.iter().map(kind).collect();
+                json!({"family": family.name(), "works": serves(all), "rules": rules})
+            };
+            let families: Vec<_> = tried.iter().map(family).collect();
+            json::print(&json!({"mode": "iptables", "works": works, "families": families}))
+        }
+    };
+    ExitCode::from(u8::from(!works || printed.is_err()))
+}
+
 /// Prints the table, and what no Service gets on this node; or JSON. Exit code 0: yes. 1: no, or unknown.
 pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
-    if configured.settings.mode == Kind::Nftables {
+    let settings = &configured.settings;
+    if settings.mode != Kind::Ipvs {
         return match kernel::open_to_look() {
-            Ok(mut kernel) => probe_nftables(&configured.settings, &mut kernel, output),
+            Ok(mut kernel) if settings.mode == Kind::Iptables => probe_iptables(settings, &mut kernel, output),
+            Ok(mut kernel) => probe_nftables(settings, &mut kernel, output),
             Err(problem) => {
                 eprintln!("proxier-demo: {problem}");
                 ExitCode::FAILURE
             }
         };
     }
-    let looked = kernel::open_to_look().and_then(|mut kernel| Ok((look(&configured.settings, &mut kernel)?, kernel)));
+    let looked = kernel::open_to_look().and_then(|mut kernel| Ok((look(settings, &mut kernel)?, kernel)));
     let (report, mut kernel) = match looked {
         Ok(looked) => looked,
         Err(problem) => {

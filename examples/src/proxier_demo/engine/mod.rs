@@ -74,13 +74,10 @@ impl Engine {
     pub async fn open(configured: &Configured) -> Result<Opened, Problem> {
         let settings = &configured.settings;
         let mut kernel = kernel::open()?;
-        let is_ipvs = settings.mode == Kind::Ipvs;
-        let modules = if is_ipvs {
+        if settings.mode != Kind::Nftables {
             privileges::require_rules()?;
-            look_at_modules(settings)
-        } else {
-            None
-        };
+        }
+        let modules = if settings.mode == Kind::Ipvs { look_at_modules(settings) } else { None };
         let (families, mut notes) = match settings.mode {
             Kind::Nftables => probe::nftables_families(settings, &mut kernel)?,
             _ => families(&mut kernel, settings.core.families)?,
@@ -239,7 +236,7 @@ impl<K: Kernel> Engine<K> {
 }
 
 /// Of the families that are wanted, those that this machine can serve: rules need iptables for each.
-fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec<String>), Problem> {
+pub(crate) fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec<String>), Problem> {
     let ports = kernel.ports();
     let mut notes = Vec::new();
     let (mut v4, mut v6) = (false, false);
@@ -321,6 +318,7 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };
     options.config.reserved = settings.reserved();
     options.host = settings.host();
+    options.iptables.localhost_node_ports = settings.localhost_node_ports;
     options.ipvs.timeouts.tcp_secs = settings.timeouts.tcp_secs;
     options.ipvs.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
     options.ipvs.timeouts.udp_secs = settings.timeouts.udp_secs;

@@ -74,7 +74,7 @@ objects! {
         healthz_bind_address: String,
         /// The node's name. Default the host's.
         hostname_override: String,
-        /// Settings of iptables mode; those of masquerading apply here too.
+        /// Settings of iptables mode; those of masquerading apply in IPVS mode too.
         iptables: Iptables,
         /// Settings of IPVS mode.
         ipvs: Ipvs,
@@ -84,7 +84,7 @@ objects! {
         logging: Logging,
         /// `/metrics`. Default port 10249 on the loopback address.
         metrics_bind_address: String,
-        /// `ipvs` or `nftables`; other modes are read as `ipvs`, with a warning.
+        /// `ipvs`, `nftables` or `iptables`; other modes are read as `ipvs`, with a warning.
         mode: String,
         /// Settings of nftables mode, used in that mode only.
         nftables: Option<Nftables>,
@@ -147,15 +147,15 @@ objects! {
 
     /// `iptables`.
     Iptables {
-        /// Unused: IPVS mode never has them.
+        /// Node ports on 127.0.0.1, in iptables mode; other modes never have them. Default yes.
         localhost_node_ports: Option<bool>,
         /// Masquerade all traffic to Services. Default no.
         masquerade_all: bool,
         /// Bit of the packet mark for masquerading, 0 to 31. Default 14.
         masquerade_bit: Option<i64>,
-        /// Unused.
+        /// Shortest time between two passes, in iptables mode. Default 1 second.
         min_sync_period: GoDuration,
-        /// Unused.
+        /// How often the kernel is compared with what it should hold, in iptables mode. Default 30 seconds.
         sync_period: GoDuration,
     }
 

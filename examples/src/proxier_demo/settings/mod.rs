@@ -43,6 +43,8 @@ pub struct Settings {
     pub sync_period: Duration,
     /// Shortest time between two passes; at most `sync_period`.
     pub min_sync_period: Duration,
+    /// Whether node ports are served on 127.0.0.1; in iptables mode only.
+    pub localhost_node_ports: bool,
     /// Whether ARP is answered only for addresses of the interface that was asked.
     pub strict_arp: bool,
     /// Timeouts of IPVS.
@@ -194,6 +196,7 @@ impl Check<'_> {
         let mode = self.mode(&object.mode);
         let (section, least, most) = match &object.nftables {
             Some(nftables) if mode == Kind::Nftables => ("nftables", nftables.min_sync_period, nftables.sync_period),
+            _ if mode == Kind::Iptables => ("iptables", object.iptables.min_sync_period, object.iptables.sync_period),
             _ => ("ipvs", object.ipvs.min_sync_period, object.ipvs.sync_period),
         };
         let (min_sync_period, sync_period) = (least.0, most.0);
@@ -212,6 +215,7 @@ impl Check<'_> {
             kubeconfig: Some(&object.client_connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from),
             sync_period,
             min_sync_period,
+            localhost_node_ports: object.iptables.localhost_node_ports.unwrap_or(true),
             strict_arp: object.ipvs.strict_arp,
             timeouts: self.timeouts(&object),
             conntrack: self.conntrack(&object),
@@ -226,12 +230,14 @@ impl Check<'_> {
         match mode {
             "ipvs" => Kind::Ipvs,
             "nftables" => Kind::Nftables,
-            "iptables" | "kernelspace" => {
-                self.warn("mode", format!("{mode:?}: this program has ipvs and nftables; it serves by ipvs now"));
+            "iptables" => Kind::Iptables,
+            "kernelspace" => {
+                let has = "this program has ipvs, nftables and iptables; it serves by ipvs now";
+                self.warn("mode", format!("{mode:?}: {has}"));
                 Kind::Ipvs
             }
             other => {
-                self.error("mode", format!("{other:?} is not a mode; write ipvs or nftables"));
+                self.error("mode", format!("{other:?} is not a mode; write ipvs, nftables or iptables"));
                 Kind::Ipvs
             }
         }
@@ -240,10 +246,15 @@ impl Check<'_> {
     /// proxier-core reads its part from the same object and reports what is wrong.
     fn core(&mut self, object: &KubeProxyConfiguration, mode: Kind) -> Config {
         let mut value = serde_json::to_value(object).unwrap_or_default();
-        if let (Kind::Nftables, Some(nftables)) = (mode, &object.nftables) {
+        let masquerade = match (mode, &object.nftables) {
+            (Kind::Nftables, Some(nftables)) => Some((nftables.masquerade_all, nftables.masquerade_bit)),
+            (Kind::Iptables, _) => Some((object.iptables.masquerade_all, object.iptables.masquerade_bit)),
+            _ => None,
+        };
+        if let Some((all, bit)) = masquerade {
             // proxier-core reads both from one section, whatever the mode's section is called.
-            value["ipvs"]["masqueradeAll"] = nftables.masquerade_all.into();
-            value["ipvs"]["masqueradeBit"] = nftables.masquerade_bit.into();
+            value["ipvs"]["masqueradeAll"] = all.into();
+            value["ipvs"]["masqueradeBit"] = bit.into();
         }
         let part: ConfigObject = match serde_json::from_value(value) {
             Ok(part) => part,
@@ -361,7 +372,7 @@ mod tests {
     #[test]
     fn every_impossible_value_is_named() {
         for (body, expected) in [
-            ("mode: ipvss", "c: mode: \"ipvss\" is not a mode; write ipvs or nftables"),
+            ("mode: ipvss", "c: mode: \"ipvss\" is not a mode; write ipvs, nftables or iptables"),
             ("bindAddress: localhost", "c: bindAddress: \"localhost\" is not an IP address"),
             ("healthzBindAddress: '10256'", "c: healthzBindAddress: \"10256\" is not ADDRESS:PORT"),
             ("metricsBindAddress: 127.0.0.1:70000", "c: metricsBindAddress: "),
@@ -423,7 +434,28 @@ mod tests {
 
     #[test]
     fn other_modes_are_warned_about() {
-        let (_, warnings) = check("mode: iptables").unwrap();
+        let (_, warnings) = check("mode: kernelspace").unwrap();
         assert!(warnings[0].to_string().contains("serves by ipvs now"), "{warnings:?}");
+    }
+
+    #[test]
+    fn iptables_mode_has_a_section_of_its_own() {
+        let text = "mode: iptables\niptables: {masqueradeAll: true, masqueradeBit: 5, localhostNodePorts: false, \
+                    minSyncPeriod: 3s, syncPeriod: 1m}\nipvs: {masqueradeAll: false, masqueradeBit: 6, syncPeriod: 9s}";
+        let (settings, warnings) = check(text).unwrap();
+        assert_eq!((settings.mode, warnings), (Kind::Iptables, vec![]));
+        assert_eq!(
+            (settings.core.masquerade_all, settings.core.masquerade_bit.to_string()),
+            (true, "0x00000020".to_owned())
+        );
+        assert!(!settings.localhost_node_ports);
+        let periods = (settings.min_sync_period, settings.sync_period);
+        assert_eq!(periods, (Duration::from_secs(3), Duration::from_secs(60)));
+        let (settings, _) = check("mode: iptables").unwrap();
+        assert!(settings.localhost_node_ports);
+        let periods = (settings.min_sync_period, settings.sync_period);
+        assert_eq!(periods, (Duration::from_secs(1), Duration::from_secs(30)));
+        let problems = check("mode: iptables\niptables: {minSyncPeriod: 31s}").unwrap_err();
+        assert_eq!(problems, ["c: iptables.minSyncPeriod: longer than iptables.syncPeriod (30s)"]);
     }
 }

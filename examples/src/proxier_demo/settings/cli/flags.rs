@@ -53,10 +53,25 @@ const FLAGS: &[Flag] = &[
     Flag("detect-local-mode", Text, "detectLocalMode", "ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix"),
     Flag("feature-gates", Gates, "featureGates", "Accepted; no gate changes anything here"),
     Flag("healthz-bind-address", Text, "healthzBindAddress", "/healthz and /livez, \"\": nowhere [0.0.0.0:10256]"),
-    Flag("iptables-localhost-nodeports", Bool, "iptables.localhostNodePorts", "Accepted; IPVS mode never has them"),
+    Flag(
+        "iptables-localhost-nodeports",
+        Bool,
+        "iptables.localhostNodePorts",
+        "Node ports on 127.0.0.1, in iptables mode [true]",
+    ),
     Flag("iptables-masquerade-bit", Int, "iptables.masqueradeBit", "Bit of the packet mark for masquerading [14]"),
-    Flag("iptables-min-sync-period", Duration, "iptables.minSyncPeriod", "Accepted; of iptables mode"),
-    Flag("iptables-sync-period", Duration, "iptables.syncPeriod", "Accepted; of iptables mode"),
+    Flag(
+        "iptables-min-sync-period",
+        Duration,
+        "iptables.minSyncPeriod",
+        "In iptables mode: least time between passes [1s]",
+    ),
+    Flag(
+        "iptables-sync-period",
+        Duration,
+        "iptables.syncPeriod",
+        "In iptables mode: how often it is checked for drift [30s]",
+    ),
     Flag("ipvs-exclude-cidrs", List, "ipvs.excludeCIDRs", "Networks in which no virtual server is deleted"),
     Flag("ipvs-min-sync-period", Duration, "ipvs.minSyncPeriod", "Least time between two passes [0s]"),
     Flag("ipvs-scheduler", Text, "ipvs.scheduler", "The kernel's name of the scheduler [rr]"),
@@ -85,7 +100,7 @@ const FLAGS: &[Flag] = &[
         "For --detect-local-mode=InterfaceNamePrefix",
     ),
     Flag("profiling", Bool, "enableProfiling", "Accepted; there is nothing to profile with"),
-    Flag("proxy-mode", Text, "mode", "ipvs"),
+    Flag("proxy-mode", Text, "mode", "ipvs, nftables or iptables [ipvs]"),
     Flag("proxy-port-range", Text, "portRange", "Accepted; unused in kube-proxy too"),
     Flag("show-hidden-metrics-for-version", Text, "showHiddenMetricsForVersion", "Accepted; nothing is hidden"),
 ];
@@ -123,9 +138,6 @@ const IGNORED: &[Flag] = &[
 const WITHOUT_EFFECT: &[&str] = &[
     "config-sync-period",
     "feature-gates",
-    "iptables-localhost-nodeports",
-    "iptables-min-sync-period",
-    "iptables-sync-period",
     "kube-api-burst",
     "kube-api-content-type",
     "kube-api-qps",
@@ -133,6 +145,9 @@ const WITHOUT_EFFECT: &[&str] = &[
     "proxy-port-range",
     "show-hidden-metrics-for-version",
 ];
+
+/// Flags that count in iptables mode only.
+const OF_IPTABLES_MODE: &[&str] = &["iptables-localhost-nodeports", "iptables-min-sync-period", "iptables-sync-period"];
 
 const HEADING: &str = "Configuration (kube-proxy's own names; without effect when --config is given)";
 
@@ -208,7 +223,9 @@ fn given(matches: &ArgMatches, name: &str) -> bool {
 
 /// The names of given flags without effect: with `--config`, all but a few of the configuration's too.
 pub(super) fn without_effect(matches: &ArgMatches, with_config: bool) -> Vec<&'static str> {
-    let unused = |name: &str| with_config || WITHOUT_EFFECT.contains(&name);
+    let mode = matches.get_one::<Value>("proxy-mode").and_then(Value::as_str).unwrap_or_default();
+    let is_others = |name: &str| mode != "iptables" && OF_IPTABLES_MODE.contains(&name);
+    let unused = |name: &str| with_config || WITHOUT_EFFECT.contains(&name) || is_others(name);
     let of_configuration = FLAGS.iter().map(|flag| flag.0).filter(|name| unused(name));
     let ports = ["healthz-port", "metrics-port"].into_iter().filter(|_| with_config);
     let ignored = IGNORED.iter().map(|flag| flag.0);

@@ -1,0 +1,146 @@
+//! `proxier-demo` in iptables mode on real kernels, as a user starts it: what `iptables-save` says afterwards, and its exit codes.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+mod program;
+
+use std::time::{Duration, Instant};
+
+use program::{Folder, Running, command, ok, tool};
+use testkit::{Need, kernel_test};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::IptablesNft];
+
+/// One address of the node.
+fn set_up() {
+    tool("ip link set lo up");
+    tool("ip link add eth9 type veth peer name eth8");
+    tool("ip addr add 192.0.2.1/24 dev eth9");
+    tool("ip link set eth9 up");
+}
+
+fn web(endpoints: &[&str]) -> String {
+    let endpoints: Vec<String> = endpoints.iter().map(|address| format!("- {{addresses: [{address}]}}")).collect();
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: demo}}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  ports: [{{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: web-1, namespace: demo, labels: {{kubernetes.io/service-name: web}}}}
+addressType: IPv4
+ports: [{{name: http, port: 8080, protocol: TCP}}]
+endpoints:
+{}
+",
+        endpoints.join("\n")
+    )
+}
+
+/// A folder of manifests, and the arguments for it.
+fn manifests(name: &str, endpoints: &[&str]) -> (Folder, Vec<String>) {
+    let folder = Folder::new(name);
+    folder.put("web.yaml", &web(endpoints));
+    let arguments = ["--proxy-mode", "iptables", "--manifests", &folder.0.display().to_string()];
+    let arguments = arguments.map(str::to_owned).to_vec();
+    (folder, arguments)
+}
+
+fn demo(what: &[&str], arguments: &[String]) -> std::process::Output {
+    command(what).args(arguments).output().unwrap()
+}
+
+fn nat() -> String {
+    tool("iptables-save -t nat")
+}
+
+fn localnet() -> String {
+    tool("sysctl -n net.ipv4.conf.all.route_localnet").trim().to_owned()
+}
+
+#[test]
+fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
+    kernel_test(NEEDS, || {
+        set_up();
+        tool("iptables -A INPUT -s 203.0.113.0/24 -j DROP");
+        tool("iptables -t nat -N MINE");
+        let before = tool("iptables-save").matches("203.0.113.0/24").count();
+        let (_folder, arguments) = manifests("iptables-once", &["10.244.0.5", "10.244.0.6"]);
+        let plan = ok(&demo(&["plan"], &arguments));
+        assert!(plan.contains("+ frontend TCP 10.96.0.10:80 2 endpoints  (demo/web:http)\n"), "{plan}");
+        assert!(plan.contains("\n~ sysctl net/ipv4/conf/all/route_localnet = 1 (was 0)\n"), "{plan}");
+        assert!(!tool("iptables-save").contains("KUBE-"), "a plan writes nothing");
+        assert_eq!(localnet(), "0");
+
+        ok(&demo(&["run", "--once"], &arguments));
+        let rules = nat();
+        for line in ["demo/web:http cluster IP", "--to-destination 10.244.0.5:8080", "--to-destination 10.244.0.6:8080"]
+        {
+            assert!(rules.contains(line), "{line} is missing in {rules}");
+        }
+        assert!(tool("iptables-save -t filter").contains("block incoming localnet connections"));
+        assert!(tool("ip6tables-save -t nat").contains("-A KUBE-SERVICES "), "both families");
+        assert_eq!(localnet(), "1");
+        let again = ok(&demo(&["plan"], &arguments));
+        assert!(again.starts_with("nothing to do: the kernel is as it has to be\n"), "{again}");
+        let second = ok(&demo(&["run", "--once"], &arguments));
+        assert!(second.contains(", 0 changes made"), "{second}");
+
+        ok(&command(&["cleanup"]).output().unwrap());
+        let left = tool("iptables-save") + &tool("ip6tables-save");
+        // The kubelet's chain stays.
+        let ours = left.lines().filter(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL"));
+        assert_eq!(ours.collect::<Vec<_>>(), [""; 0]);
+        assert_eq!(tool("iptables-save").matches("203.0.113.0/24").count(), before);
+        assert!(nat().contains(":MINE "));
+        assert!(ok(&command(&["cleanup"]).output().unwrap()).contains("0 things removed"));
+    });
+}
+
+#[test]
+fn probe_says_what_works() {
+    kernel_test(NEEDS, || {
+        let probed = ok(&command(&["probe", "--proxy-mode", "iptables"]).output().unwrap());
+        assert!(probed.starts_with("iptables mode: yes\n"), "{probed}");
+        let json = ok(&command(&["probe", "--proxy-mode", "iptables", "-o", "json"]).output().unwrap());
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((&json["works"], &json["families"][0]["works"]), (&true.into(), &true.into()), "{json}");
+        assert!(!tool("iptables-save").contains("KUBE-"), "a probe writes nothing");
+    });
+}
+
+#[track_caller]
+fn until(running: &Running, what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited for {what}: {}\n{}", nat(), running.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn changes_are_followed_and_what_is_flushed_comes_back() {
+    kernel_test(NEEDS, || {
+        set_up();
+        let (folder, arguments) = manifests("iptables-run", &["10.244.0.5"]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let running = Running::start(&[&arguments[..], &["--iptables-sync-period", "2s"]].concat());
+        let has = |endpoint: &str| nat().contains(&format!("--to-destination {endpoint}:8080"));
+        until(&running, "the first endpoint", || has("10.244.0.5"));
+        folder.put("web.yaml", &web(&["10.244.0.6"]));
+        until(&running, "the next endpoint", || has("10.244.0.6") && !has("10.244.0.5"));
+        for line in ["iptables -t nat -F", "iptables -t nat -X", "iptables -F", "iptables -X"] {
+            tool(line);
+        }
+        until(&running, "what was flushed", || has("10.244.0.6") && nat().contains("-A PREROUTING "));
+        assert!(running.end().success());
+        assert!(has("10.244.0.6"), "rules stay when the process ends");
+    });
+}
