@@ -210,7 +210,7 @@ fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts, output: Output)
                 for tried in all {
                     match &tried.outcome {
                         Ok(()) => {
-                            println!("  {family}: {}: program and kernel have all matches and targets", tried.what)
+                            println!("  {family}: {}: program and kernel have all matches and targets", tried.what);
                         }
                         Err(error) => println!("  {family}: {}: {error}", tried.what),
                     }

@@ -318,7 +318,7 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };
     options.config.reserved = settings.reserved();
     options.host = settings.host();
-    options.iptables.localhost_node_ports = settings.localhost_node_ports;
+    options.iptables.localhost_node_ports = settings.object.iptables.localhost_node_ports.unwrap_or(true);
     options.ipvs.timeouts.tcp_secs = settings.timeouts.tcp_secs;
     options.ipvs.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
     options.ipvs.timeouts.udp_secs = settings.timeouts.udp_secs;

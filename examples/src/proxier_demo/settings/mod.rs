@@ -43,8 +43,6 @@ pub struct Settings {
     pub sync_period: Duration,
     /// Shortest time between two passes; at most `sync_period`.
     pub min_sync_period: Duration,
-    /// Whether node ports are served on 127.0.0.1; in iptables mode only.
-    pub localhost_node_ports: bool,
     /// Whether ARP is answered only for addresses of the interface that was asked.
     pub strict_arp: bool,
     /// Timeouts of IPVS.
@@ -215,7 +213,6 @@ impl Check<'_> {
             kubeconfig: Some(&object.client_connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from),
             sync_period,
             min_sync_period,
-            localhost_node_ports: object.iptables.localhost_node_ports.unwrap_or(true),
             strict_arp: object.ipvs.strict_arp,
             timeouts: self.timeouts(&object),
             conntrack: self.conntrack(&object),
@@ -448,11 +445,11 @@ mod tests {
             (settings.core.masquerade_all, settings.core.masquerade_bit.to_string()),
             (true, "0x00000020".to_owned())
         );
-        assert!(!settings.localhost_node_ports);
+        assert_eq!(settings.object.iptables.localhost_node_ports, Some(false));
         let periods = (settings.min_sync_period, settings.sync_period);
         assert_eq!(periods, (Duration::from_secs(3), Duration::from_secs(60)));
         let (settings, _) = check("mode: iptables").unwrap();
-        assert!(settings.localhost_node_ports);
+        assert_eq!(settings.object.iptables.localhost_node_ports, Some(true));
         let periods = (settings.min_sync_period, settings.sync_period);
         assert_eq!(periods, (Duration::from_secs(1), Duration::from_secs(30)));
         let problems = check("mode: iptables\niptables: {minSyncPeriod: 31s}").unwrap_err();

@@ -239,7 +239,8 @@ impl Mode {
     }
 
     fn flows_to_forget(&self, pass: &Pass<'_>) -> UdpServices {
-        let changed = self.changed.frontends.iter().map(|(key, before)| (key, before.as_ref().map(|(frontend, _)| frontend)));
+        let changed =
+            self.changed.frontends.iter().map(|(key, before)| (key, before.as_ref().map(|(frontend, _)| frontend)));
         let everything = pass.full && !pass.settled;
         flows::to_forget(self.wanted.desired(), changed, everything, &self.unforgotten, answering)
     }
