@@ -10,6 +10,7 @@
 
 pub mod apply;
 pub mod cleanup;
+mod confirm;
 pub mod diff;
 pub mod drain;
 pub mod held;

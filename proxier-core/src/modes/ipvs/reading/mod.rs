@@ -1,4 +1,6 @@
-//! Reads what the kernel holds.
+//! Reads what the kernel holds: first the tables, then what their differences from what is wanted ask for.
+
+mod rest;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,6 +20,8 @@ use crate::ports::{Ipvs, PortError, PortErrorKind, Sets, Sysctls};
 use crate::reconciler::report::Unread;
 use crate::service::Frontend;
 use crate::snapshot::HostAddresses;
+
+pub(super) use rest::{Readings, read_rest};
 
 /// Reads virtual servers, sets and the dummy device's addresses: what the proxy wrote, and what shows that it is ours.
 ///

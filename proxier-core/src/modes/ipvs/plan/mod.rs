@@ -1,22 +1,25 @@
-//! Orders what differs into a plan.
+//! What a pass will do, as a value. It is made by functions on values: `order` puts the differences in order, `whole` adds
+//! what rules, draining and flows need, `drift` says what of it somebody else caused.
+
+mod drift;
+mod order;
+mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipset::Element;
-use ipvs::model::{Protocol, TimeoutsUpdate, VirtualServer, Weight};
-use ipvs::{Operation, RealServer, RealServerKey, VirtualServerKey};
+use ipvs::model::TimeoutsUpdate;
+use ipvs::{Operation, RealServerKey, VirtualServerKey};
 
-use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
-use crate::modes::ipvs::drain::Drains;
-use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::rules::{Capabilities, RuleChanges};
 use crate::modes::ipvs::sets::SetKey;
-use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::sysctls::SysctlChange;
 use crate::net::Family;
 use crate::ports::UdpServices;
-use crate::snapshot::ObjectKey;
+
+pub use order::plan;
+pub(super) use whole::{Planned, whole};
 
 /// What a pass will do, stage by stage, in the order of the fields. A value: nothing happens before
 /// [`apply`](crate::modes::ipvs::apply::apply()).
@@ -134,9 +137,7 @@ impl Plan {
             && relax.is_empty()
             && unbind.is_empty()
     }
-}
 
-impl Plan {
     /// Moves operations that need not wait for rules before them. `needs_rules` says whether a virtual server needs them
     /// before it is added, `is_there` whether it exists. Nothing moves when rules are neither to be restored nor put off.
     pub(crate) fn put_rules_last(
@@ -165,106 +166,5 @@ impl Plan {
             .into_iter()
             .partition(|operation| matches!(operation, Operation::DeleteVirtualServer(_)));
         (self.retire, self.retire_first) = (later, first);
-    }
-}
-
-/// Puts changes in order.
-///
-/// A real server that is not wanted any more drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)): weight 0
-/// first, deleted once its connections are gone. One that drains already is left to [`Drains`]; one that is wanted again
-/// gets its weight back and is never deleted on the way.
-///
-/// The parts that do not come from [`Changes`] (device, sysctls, timeouts, rules, flows) are left empty.
-pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Drains) -> Plan {
-    let mut plan = Plan { create_sets: changes.create_sets.into_iter().collect(), ..Plan::default() };
-    for (set, element) in changes.add_entries {
-        plan.add_entries.entry(set).or_default().push(element);
-    }
-    for (set, element) in changes.delete_entries {
-        plan.delete_entries.entry(set).or_default().push(element);
-    }
-    let mut ranks: [Vec<Operation>; 3] = Default::default();
-    let mut first_addresses = BTreeSet::new();
-    for (key, change) in changes.virtual_servers {
-        let rank = rank(wanted.owner(&key), &key);
-        if let (Rank::Kubernetes | Rank::Dns, VirtualServerKey::Address { addr, .. }) = (rank, key) {
-            first_addresses.insert(addr);
-        }
-        let [kubernetes, dns, others] = &mut ranks;
-        let serve = match rank {
-            Rank::Kubernetes => kubernetes,
-            Rank::Dns => dns,
-            Rank::Other => others,
-        };
-        match change {
-            VirtualServerChange::Add { config, real_servers } => {
-                serve.push(Operation::AddVirtualServer(VirtualServer { key, config }));
-                serve.extend(real_servers.into_iter().map(|server| Operation::AddRealServer(key, server)));
-            }
-            VirtualServerChange::Update { config, add, set, remove } => {
-                let update = config.map(|config| Operation::UpdateVirtualServer(VirtualServer { key, config }));
-                serve.extend(update);
-                serve.extend(add.into_iter().map(|server| Operation::AddRealServer(key, server)));
-                serve.extend(set.into_iter().map(|server| Operation::UpdateRealServer(key, server)));
-                for real in remove {
-                    retire(&mut plan, key, real, observed, drains);
-                }
-            }
-            VirtualServerChange::Delete => plan.retire.push(Operation::DeleteVirtualServer(key)),
-        }
-    }
-    plan.serve = ranks
-        .into_iter()
-        .reduce(|mut all, mut next| {
-            all.append(&mut next);
-            all
-        })
-        .unwrap_or_default();
-    let (first, rest): (Vec<_>, Vec<_>) =
-        changes.add_addresses.into_iter().partition(|address| first_addresses.contains(address));
-    plan.bind = first;
-    plan.bind.extend(rest);
-    plan.unbind = changes.delete_addresses.into_iter().collect();
-    plan
-}
-
-/// A real server that is not wanted any more.
-fn retire(plan: &mut Plan, key: VirtualServerKey, real: RealServerKey, observed: &Observed, drains: &Drains) {
-    if !drains.policy().drains(&key) {
-        plan.retire.push(Operation::DeleteRealServer(key, real));
-        return;
-    }
-    let there = observed.virtual_servers.get(&key).and_then(|server| server.real_server(&real));
-    match there {
-        Some(server) if server.config.weight == Weight::DRAIN => {
-            if !drains.is_draining(&key, &real) {
-                plan.adopt_drains.push((key, real));
-            }
-        }
-        Some(server) => plan.retire.push(drain(key, server)),
-        None => plan.retire.push(Operation::DeleteRealServer(key, real)),
-    }
-}
-
-fn drain(key: VirtualServerKey, server: RealServer) -> Operation {
-    Operation::UpdateRealServer(key, server.with_weight(Weight::DRAIN))
-}
-
-/// Services that a node needs first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rank {
-    Kubernetes,
-    Dns,
-    Other,
-}
-
-fn rank(owner: Option<&ObjectKey>, key: &VirtualServerKey) -> Rank {
-    let Some(owner) = owner else { return Rank::Other };
-    match (&*owner.namespace, key) {
-        ("default", _) if &*owner.name == "kubernetes" => Rank::Kubernetes,
-        ("kube-system", VirtualServerKey::Address { port: 53, protocol: Protocol::Tcp | Protocol::Udp, .. }) => {
-            Rank::Dns
-        }
-        _ => Rank::Other,
     }
 }

@@ -1,0 +1,113 @@
+//! What a plan that was carried out changes of what the mode knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipvs::{Operation, VirtualServerKey};
+
+use super::apply::Effects;
+use super::mode::Mode;
+use super::plan::Plan;
+use super::rules;
+use super::wanted::Changed;
+use crate::modes::shared::retry::RulesRetry;
+use crate::net::Family;
+use crate::ports::PortErrorKind;
+use crate::reconciler::report::Applied;
+use crate::reconciler::schedule::Moment;
+use crate::reconciler::step::Part;
+
+impl Mode {
+    /// Notes which virtual servers are ours now, and which have to be served yet.
+    pub(super) fn note_virtual_servers(&mut self, plan: &Plan, effects: &Effects) {
+        self.changed = Changed::default();
+        for key in &effects.deleted {
+            self.leaving.remove(key);
+        }
+        let Some(observed) = &self.observed else { return };
+        if !self.unmade.is_empty() {
+            // Nothing was there when it was read, so a virtual server that was tried there is ours, whatever the answer.
+            // One that waits for rules or entries may not have been tried.
+            let waits = |key: &VirtualServerKey| {
+                plan.guarded.contains(key) || self.wanted.frontend(key).is_some_and(|of| of.source_ranges.is_some())
+            };
+            let operations = plan.serve_first.iter().chain(&plan.serve);
+            let tried: BTreeSet<VirtualServerKey> =
+                operations.map(Operation::virtual_server).filter(|key| !waits(key)).collect();
+            self.unmade.retain(|key| !tried.contains(key) && !observed.virtual_servers.contains_key(key));
+        }
+        // Virtual servers that wait for rules or entries are served by the pass that writes those.
+        for key in plan.guarded.iter().filter(|key| !observed.virtual_servers.contains_key(key)) {
+            self.changed.virtual_servers.insert(*key);
+            if let VirtualServerKey::Address { addr, .. } = key {
+                self.changed.addresses.insert(*addr);
+            }
+        }
+    }
+
+    /// Notes which real servers drain from now on, and which do not any more.
+    pub(super) fn note_drains(&mut self, plan: &Plan, effects: &Effects, now: Moment) {
+        for (key, real) in effects.drained.iter().chain(&plan.adopt_drains) {
+            self.drains.begin(*key, *real, now);
+        }
+        for (key, real) in &effects.settled {
+            self.drains.deleted(key, real);
+        }
+        for key in &effects.deleted {
+            self.drains.forget_virtual_server(key);
+        }
+    }
+
+    /// Notes which UDP flows have to be forgotten yet.
+    pub(super) fn note_flows(&mut self, plan: &Plan, applied: &Applied) {
+        let failed = applied.failures.iter().any(|failure| failure.step.part == Part::Flows);
+        self.unforgotten = if failed { plan.forget.keys().copied().collect() } else { BTreeSet::new() };
+    }
+
+    /// Notes which rules the kernel has, what it has shown to lack, and when to try again.
+    pub(super) fn note_rules(
+        &mut self,
+        mut inputs: BTreeMap<Family, rules::Inputs>,
+        effects: &Effects,
+        applied: &Applied,
+        clock: &dyn Fn() -> Moment,
+    ) {
+        let failed: BTreeMap<&str, PortErrorKind> = applied
+            .failures
+            .iter()
+            .filter(|failure| failure.step.part == Part::Rules)
+            .map(|failure| (&*failure.step.name, failure.error.kind()))
+            .collect();
+        // Do not try again what this kernel has shown to lack.
+        for (family, capabilities) in &effects.reduced {
+            let known = self.capabilities;
+            self.capabilities = known.both(rules::Capabilities { random_fully: known.random_fully, ..*capabilities });
+            if let Some(taken) = inputs.remove(family) {
+                inputs.insert(*family, taken.with_capabilities(*capabilities));
+            }
+        }
+        for (family, inputs) in inputs {
+            let Some(kind) = failed.get(family.name()) else {
+                self.rules.insert(family, inputs);
+                self.rules_retry.remove(&family);
+                continue;
+            };
+            // Without the lock, or when skipped, nothing changed. After another failure one table may be as wanted and
+            // another not.
+            if !matches!(kind, PortErrorKind::Busy | PortErrorKind::Skipped) {
+                self.rules.remove(&family);
+            }
+            let seed = self.seed;
+            let retry = self.rules_retry.entry(family).or_insert_with(|| RulesRetry::new(seed));
+            retry.failed(clock());
+        }
+    }
+
+    /// Notes what failed. A pass for changes retries only what changed.
+    pub(super) fn note_unfinished(&mut self, full: bool, applied: &Applied) {
+        if full {
+            self.unfinished.clear();
+        }
+        let steps = applied.failures.iter().map(|failure| &failure.step);
+        self.unfinished.extend(steps.map(|step| (step.part, step.name.clone(), step.detail.clone())));
+    }
+}

@@ -1,0 +1,52 @@
+//! What somebody else changed in the kernel.
+
+use std::collections::BTreeMap;
+
+use ipvs::Operation;
+
+use super::Plan;
+use crate::modes::Pass;
+use crate::modes::ipvs::mode::Mode;
+use crate::modes::ipvs::rules;
+use crate::modes::shared::names::Names;
+use crate::net::Family;
+use crate::reconciler::step::{Action, Step};
+
+/// What somebody else changed: operations on things that the input did not change.
+pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, inputs: &BTreeMap<Family, rules::Inputs>) -> Vec<Step> {
+    let changed = &mode.changed;
+    let names = Names::new(pass.store, mode.wanted.desired());
+    let mut drift = Vec::new();
+    drift.extend(plan.create_device.then(Step::device));
+    drift.extend(plan.sysctls.iter().map(Step::sysctl));
+    drift.extend(plan.timeouts.iter().map(Step::timeouts));
+    drift.extend(plan.create_sets.iter().copied().map(Step::create_set));
+    for (action, entries) in [(Action::Add, &plan.add_entries), (Action::Delete, &plan.delete_entries)] {
+        for (set, elements) in entries {
+            let others = elements.iter().filter(|element| !changed.entries.contains(&(*set, (*element).clone())));
+            drift.extend(others.map(|element| Step::entry(action, *set, element)));
+        }
+    }
+    let unfinished = |step: &Step| mode.unfinished.contains(&(step.part, step.name.clone(), step.detail.clone()));
+    for change in plan.rules.iter().chain(&plan.relax) {
+        let same = mode.rules.get(&change.family) == inputs.get(&change.family);
+        drift.extend(same.then(|| Step::rules(change)));
+    }
+    for (action, addresses) in
+        [(Action::Add, &plan.bind_first), (Action::Add, &plan.bind), (Action::Delete, &plan.unbind)]
+    {
+        let others = addresses
+            .iter()
+            .filter(|address| !changed.addresses.contains(address) && !changed.elsewhere.contains(address));
+        drift.extend(others.map(|address| Step::address(action, *address)));
+    }
+    for operation in [&plan.serve_first, &plan.retire_first, &plan.serve, &plan.retire].into_iter().flatten() {
+        let key = operation.virtual_server();
+        let ended = matches!(operation, Operation::DeleteRealServer(key, real) if mode.drains.is_draining(key, real));
+        if !ended && !changed.virtual_servers.contains(&key) {
+            drift.push(Step::operation(operation, &names));
+        }
+    }
+    drift.retain(|step| !unfinished(step));
+    drift
+}

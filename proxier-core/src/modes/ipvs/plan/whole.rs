@@ -1,0 +1,192 @@
+//! The whole plan of a pass.
+
+use std::collections::BTreeMap;
+
+use ipvs::model::Weight;
+use ipvs::{Operation, VirtualServerKey};
+
+use super::drift::drift;
+use super::{Plan, RulesChange, plan};
+use crate::modes::Pass;
+use crate::modes::ipvs::diff::Changes;
+use crate::modes::ipvs::drain::Verdicts;
+use crate::modes::ipvs::mode::{Compared, Mode};
+use crate::modes::ipvs::reading::{self, Readings};
+use crate::modes::ipvs::{rules, udp};
+use crate::net::Family;
+use crate::ports::{PortError, PortErrorKind, UdpServices};
+use crate::reconciler::report::Unread;
+use crate::reconciler::step::Step;
+
+/// A plan, and what is to be known with it.
+#[derive(Debug, Default)]
+pub(crate) struct Planned {
+    pub(crate) plan: Plan,
+    /// Inputs of the rules that the kernel has after this plan.
+    pub(crate) inputs: BTreeMap<Family, rules::Inputs>,
+    /// Rules that could not be compared.
+    pub(crate) unread: Vec<Unread>,
+    /// What somebody else changed; known only when the last pass succeeded.
+    pub(crate) drift: Vec<Step>,
+}
+
+/// Makes the whole plan, from what is known: nothing is read and nothing is changed. `None` when the kernel is unknown.
+pub(crate) fn whole(
+    mode: &Mode,
+    pass: Pass<'_>,
+    compared: Compared,
+    readings: &Readings,
+    verdicts: &[(VirtualServerKey, Verdicts)],
+) -> Option<Planned> {
+    let observed = mode.observed.as_ref()?;
+    let Compared { changes, kept } = compared;
+    let forget = flows_to_forget(mode, pass, &changes);
+    let mut plan = plan(changes, &mode.wanted, observed, &mode.drains);
+    plan.forget = forget;
+    plan.create_device = pass.full && !reading::has_device(pass.host);
+    plan.sysctls.clone_from(&readings.sysctls);
+    plan.timeouts = readings.timeouts;
+    plan.rules_put_off.clone_from(&readings.rules_put_off);
+    plan_drains(mode, pass.full, &mut plan, readings, verdicts);
+    let mut planned = Planned::default();
+    for (family, new, dump) in &readings.rules {
+        match plan_rules(mode, *family, new, dump, &mut plan) {
+            Ok(()) => drop(planned.inputs.insert(*family, new.clone())),
+            Err(error) => {
+                plan.rules_put_off.insert(*family);
+                planned.unread.push(error);
+            }
+        }
+    }
+    order_by_rules(mode, pass, &mut plan, &kept, &planned.inputs);
+    if pass.full && pass.settled && !pass.failing {
+        planned.drift = drift(mode, pass, &plan, &planned.inputs);
+    }
+    planned.plan = plan;
+    Some(planned)
+}
+
+fn flows_to_forget(mode: &Mode, pass: Pass<'_>, changes: &Changes) -> UdpServices {
+    let mut flows = udp::stale(changes, &mode.wanted, &mode.drains);
+    if pass.full && !pass.settled {
+        for (place, answering) in udp::all(&mode.wanted, &mode.drains) {
+            flows.entry(place).or_insert(answering);
+        }
+    }
+    for place in &mode.unforgotten {
+        let key = udp::virtual_server(*place);
+        flows.entry(*place).or_insert_with(|| udp::answering(&key, &mode.wanted, &mode.drains));
+    }
+    flows
+}
+
+/// Adds what draining real servers need.
+fn plan_drains(
+    mode: &Mode,
+    full: bool,
+    plan: &mut Plan,
+    readings: &Readings,
+    verdicts: &[(VirtualServerKey, Verdicts)],
+) {
+    let listed: BTreeMap<_, _> = readings.draining.iter().map(|(key, listed)| (*key, listed)).collect();
+    for (key, verdicts) in verdicts.iter().filter(|(key, _)| mode.wanted.has_server(key)) {
+        let key = *key;
+        let finished = verdicts.finished.iter().filter(|finished| !mode.wanted.has_real_server(&key, &finished.real));
+        plan.retire.extend(finished.map(|finished| Operation::DeleteRealServer(key, finished.real)));
+        // A full pass has already compared the weights.
+        let listed = listed.get(&key).into_iter().flat_map(|listed| listed.iter().flatten());
+        for server in listed.filter(|_| !full).map(|listed| listed.server) {
+            if verdicts.takes_connections.contains(&server.key) && !mode.wanted.has_real_server(&key, &server.key) {
+                let drained = server.with_weight(Weight::DRAIN);
+                plan.retire.push(Operation::UpdateRealServer(key, drained));
+            }
+        }
+    }
+}
+
+/// Adds the change of a family's rules, if any.
+fn plan_rules(
+    mode: &Mode,
+    family: Family,
+    inputs: &rules::Inputs,
+    dump: &iptables::Dump,
+    plan: &mut Plan,
+) -> Result<(), Unread> {
+    let invalid = |error: &(dyn std::error::Error + 'static)| {
+        let error = PortError::from_error(PortErrorKind::Invalid, error);
+        Unread::new(format_args!("rules of {}", family.name()), error)
+    };
+    let rules = rules::compile(inputs).map_err(|error| invalid(&error))?;
+    let changes = rules.changes(dump).map_err(|error| invalid(&error))?;
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let mut change = RulesChange::new(family, changes);
+    for capabilities in inputs.capabilities().reduced() {
+        let rules = rules::compile(&inputs.clone().with_capabilities(capabilities));
+        let changes = rules.map_err(|error| invalid(&error))?.changes(dump).map_err(|error| invalid(&error))?;
+        // Skip it if the reduced rules are the same: the kernel would refuse them again.
+        if changes != change.changes {
+            change.without.push((capabilities, changes));
+        }
+    }
+    let late = mode.rules.get(&family).is_some_and(|written| inputs.only_relaxes(written));
+    if late { &mut plan.relax } else { &mut plan.rules }.push(change);
+    Ok(())
+}
+
+/// Moves operations that need no rules before them, and records which virtual servers must not be served without rules.
+fn order_by_rules(
+    mode: &Mode,
+    pass: Pass<'_>,
+    plan: &mut Plan,
+    kept: &rules::Kept,
+    inputs: &BTreeMap<Family, rules::Inputs>,
+) {
+    let changing = |family: &Family| plan.rules.iter().any(|change| change.family == *family);
+    let waiting: BTreeMap<Family, rules::Inputs> = pass
+        .families()
+        .filter(|family| plan.rules_put_off.contains(family) || changing(family))
+        .map(|family| {
+            let new = inputs.get(&family).cloned();
+            let capabilities = mode.capabilities;
+            let made = || rules::Inputs::new(family, &mode.wanted, pass.facts, capabilities).with_kept(kept);
+            (family, new.unwrap_or_else(made))
+        })
+        .collect();
+    // Once for each family: the inputs hold every guarded load balancer.
+    let compared: BTreeMap<Family, (rules::Inputs, Option<&rules::Inputs>)> = waiting
+        .into_iter()
+        .map(|(family, new)| {
+            // Rules that differ although their inputs do not were changed by somebody else, nobody knows how.
+            let before = mode.rules.get(&family).filter(|before| **before != new);
+            // The programs are asked for their capabilities only when rules are made.
+            let new = match before {
+                Some(before) => new.with_capabilities(before.capabilities()),
+                None => new,
+            };
+            (family, (new, before))
+        })
+        .collect();
+    let needs = |key: &VirtualServerKey| {
+        let (Some(frontend), Some((new, before))) = (mode.wanted.frontend(key), compared.get(&key.family().into()))
+        else {
+            return false;
+        };
+        new.are_needed_by(frontend, *before)
+    };
+    let is_there = |key: &VirtualServerKey| {
+        mode.observed.as_ref().is_some_and(|observed| observed.virtual_servers.contains_key(key))
+    };
+    plan.put_rules_last(needs, is_there);
+    if compared.is_empty() {
+        return;
+    }
+    let added = plan.serve.iter().filter_map(|operation| match operation {
+        Operation::AddVirtualServer(server) => Some(server.key),
+        _ => None,
+    });
+    let has_ranges =
+        |key: &VirtualServerKey| mode.wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
+    plan.guarded = added.filter(|key| compared.contains_key(&key.family().into()) && has_ranges(key)).collect();
+}

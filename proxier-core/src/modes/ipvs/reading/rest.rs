@@ -1,0 +1,99 @@
+//! Reads what the differences ask for, besides the tables, before anything is planned.
+
+use std::collections::BTreeSet;
+
+use ipvs::VirtualServerKey;
+use ipvs::model::{ObservedRealServer, TimeoutsUpdate};
+
+use crate::modes::Pass;
+use crate::modes::ipvs::mode::{Compared, Mode};
+use crate::modes::ipvs::rules;
+use crate::modes::shared::sysctls::SysctlChange;
+use crate::net::Family;
+use crate::ports::{PortError, Ports, Rules};
+use crate::reconciler::report::{Report, Unread};
+
+/// What was read besides the tables, once the differences were known.
+#[derive(Default)]
+pub(crate) struct Readings {
+    pub(crate) sysctls: Vec<SysctlChange>,
+    pub(crate) timeouts: Option<TimeoutsUpdate>,
+    /// Draining real servers that were due.
+    pub(crate) draining: Vec<(VirtualServerKey, Result<Vec<ObservedRealServer>, PortError>)>,
+    /// Families whose rules may have to change, with what the kernel has.
+    pub(crate) rules: Vec<(Family, rules::Inputs, iptables::Dump)>,
+    /// Families whose rules do not have to change.
+    pub(crate) rules_stay: Vec<Family>,
+    /// Families whose rules could not be read, or are not tried now.
+    pub(crate) rules_put_off: BTreeSet<Family>,
+}
+
+/// Reads what the plan needs besides the tables. What cannot be read is reported and put off.
+pub(crate) fn read_rest(
+    mode: &Mode,
+    pass: Pass<'_>,
+    compared: &Compared,
+    report: &mut Report,
+    ports: &mut Ports<'_>,
+) -> Readings {
+    let due = mode.drains.due(pass.now).into_iter();
+    let draining = due.map(|key| (key, ports.ipvs.real_servers(&key))).collect();
+    let mut readings = Readings { draining, ..Readings::default() };
+    if pass.full {
+        (readings.sysctls, report.unmet) = super::sysctl_changes(ports.sysctls, pass.settings);
+        match super::timeout_changes(ports.ipvs, &mode.timeouts) {
+            Ok(timeouts) => readings.timeouts = timeouts,
+            Err(error) => report.unread.push(error),
+        }
+    }
+    for family in pass.families() {
+        if !pass.full && has_same_rules(mode, family) {
+            continue;
+        }
+        if mode.rules_retry.get(&family).is_some_and(|retry| retry.at > pass.now) {
+            readings.rules_put_off.insert(family);
+            report.rules_put_off.insert(family);
+            continue;
+        }
+        match read_rules(mode, pass, family, &compared.kept, ports.rules) {
+            Ok(None) => readings.rules_stay.push(family),
+            Ok(Some((inputs, dump))) => readings.rules.push((family, inputs, dump)),
+            Err(error) => {
+                readings.rules_put_off.insert(family);
+                report.unread.push(error);
+            }
+        }
+    }
+    readings
+}
+
+/// Reads a family's rules, with the inputs of those that it has to have; `None` when the kernel is known to have them.
+fn read_rules(
+    mode: &Mode,
+    pass: Pass<'_>,
+    family: Family,
+    kept: &rules::Kept,
+    port: &mut dyn Rules,
+) -> Result<Option<(rules::Inputs, iptables::Dump)>, Unread> {
+    let unread = |error| Unread::new(format_args!("rules of {}", family.name()), error);
+    let mut capabilities = mode.capabilities;
+    let written = mode.rules.get(&family);
+    if let (false, Some(written)) = (pass.full, written) {
+        capabilities = written.capabilities();
+    } else {
+        capabilities.random_fully &= port.has_random_fully(family).map_err(unread)?;
+    }
+    let inputs = rules::Inputs::new(family, &mode.wanted, pass.facts, capabilities).with_kept(kept);
+    if !pass.full && written == Some(&inputs) {
+        return Ok(None);
+    }
+    Ok(Some((inputs, port.dump(family).map_err(unread)?)))
+}
+
+/// Whether the rules of a family cannot have changed. Costs O(changed entries); building `Inputs` costs O(guarded load
+/// balancers). Rules depend only on node facts and on entries in sets.
+fn has_same_rules(mode: &Mode, family: Family) -> bool {
+    let changed = mode.changed.entries.iter().any(|(set, _)| set.family == family);
+    let is_known = mode.rules.contains_key(&family) && !mode.rules_retry.contains_key(&family);
+    !changed && !mode.new_facts && is_known
+}
