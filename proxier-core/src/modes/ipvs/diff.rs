@@ -1,6 +1,7 @@
 //! Compares what is wanted with what the kernel holds. Pure; the result has no order. A plan decides when and how each
 //! change is made.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -10,6 +11,7 @@ use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 
 use crate::config::Config;
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
+use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::{Changed, Wanted, WantedServer};
 use crate::net::Family;
@@ -23,8 +25,8 @@ pub enum VirtualServerChange {
     Add {
         /// Its configuration.
         config: VirtualServerConfig,
-        /// Its real servers.
-        real_servers: Vec<RealServer>,
+        /// Its real servers; the list is shared with what is wanted.
+        real_servers: RealServers,
     },
     /// It is there and has to be changed in place.
     Update {
@@ -89,7 +91,7 @@ pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
         wanted.addresses().chain(observed.addresses.iter().copied()).for_each(|address| diff.address(address));
     }
     for server in wanted.servers() {
-        diff.server(&server);
+        diff.server(server);
     }
     for key in observed.virtual_servers.keys() {
         if !wanted.has_server(key) {
@@ -112,7 +114,7 @@ pub fn diff_changed(wanted: &Wanted, observed: &Observed, changed: &Changed, con
     changed.addresses.union(&changed.elsewhere).for_each(|address| diff.address(*address));
     for key in &changed.virtual_servers {
         match wanted.server(key) {
-            Some(server) => diff.server(&server),
+            Some(server) => diff.server(server),
             None => diff.unwanted(*key),
         }
     }
@@ -173,14 +175,16 @@ impl Diff<'_> {
         }
     }
 
-    fn server(&mut self, wanted: &WantedServer) {
+    fn server(&mut self, wanted: WantedServer) {
         if !in_scope(self.config, wanted.key.family().into()) {
             return;
         }
-        let add = || VirtualServerChange::Add { config: wanted.config, real_servers: wanted.real_servers.to_vec() };
-        let there = self.observed.virtual_servers.get(&wanted.key);
-        let change = there.map_or_else(|| Some(add()), |there| update(wanted, there));
-        self.changes.virtual_servers.extend(change.map(|change| (wanted.key, change)));
+        let key = wanted.key;
+        let change = match self.observed.virtual_servers.get(&key) {
+            Some(there) => update(&wanted, there),
+            None => Some(VirtualServerChange::Add { config: wanted.config, real_servers: wanted.real_servers }),
+        };
+        self.changes.virtual_servers.extend(change.map(|change| (key, change)));
     }
 
     /// Records that a node port left behind is ours while it exists: from now on our set may have its port with other
@@ -202,26 +206,35 @@ impl Diff<'_> {
     }
 }
 
-fn update(wanted: &WantedServer, there: &ObservedServer) -> Option<VirtualServerChange> {
-    let config = (wanted.config != there.config).then_some(wanted.config);
-    if config.is_none() && wanted.real_servers.is_same(&there.real_servers) {
+fn update(server: &WantedServer, observed: &ObservedServer) -> Option<VirtualServerChange> {
+    let config = (server.config != observed.config).then_some(server.config);
+    if config.is_none() && server.real_servers.is_same(&observed.real_servers) {
         return None;
     }
     let (mut add, mut set, mut remove) = (Vec::new(), Vec::new(), Vec::new());
-    let (ours, theirs) = (&wanted.real_servers, &there.real_servers);
+    let (ours, theirs) = (&server.real_servers, &observed.real_servers);
     let all_usual = ours.are_usual() && theirs.are_usual();
-    // Both are sorted: one pass over the two.
-    let mut rest = theirs.keys().iter().copied().peekable();
-    for key in ours.keys().iter().copied() {
-        while let Some(gone) = rest.next_if(|there| *there < key) {
-            remove.push(gone.into());
-        }
-        if rest.next_if_eq(&key).is_none() {
-            add.push(ours.of(key));
-        } else if !all_usual && ours.of(key) != theirs.of(key) {
-            set.push(ours.of(key));
+    // Both are sorted: one pass over the two, with one comparison for each step.
+    let (mut wanted, mut found) = (&**ours.keys(), &**theirs.keys());
+    while let ([key, later @ ..], [there, others @ ..]) = (wanted, found) {
+        match key.cmp(there) {
+            Ordering::Less => {
+                add.push(ours.of(*key));
+                wanted = later;
+            }
+            Ordering::Greater => {
+                remove.push((*there).into());
+                found = others;
+            }
+            Ordering::Equal => {
+                if !all_usual && ours.of(*key) != theirs.of(*key) {
+                    set.push(ours.of(*key));
+                }
+                (wanted, found) = (later, others);
+            }
         }
     }
-    remove.extend(rest.map(RealServerKey::from));
+    add.extend(wanted.iter().map(|key| ours.of(*key)));
+    remove.extend(found.iter().map(|there| RealServerKey::from(*there)));
     Some(VirtualServerChange::Update { config, add, set, remove })
 }

@@ -192,7 +192,8 @@ impl Observed {
     fn apply_virtual_server(&mut self, key: VirtualServerKey, change: &VirtualServerChange) {
         match change {
             VirtualServerChange::Add { config, real_servers } => {
-                self.insert(&VirtualServer { key, config: *config }, real_servers.iter().copied());
+                let server = ObservedServer { config: *config, real_servers: real_servers.clone() };
+                self.virtual_servers.insert(key, server);
             }
             VirtualServerChange::Delete => {
                 self.virtual_servers.remove(&key);

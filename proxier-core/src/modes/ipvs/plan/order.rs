@@ -43,7 +43,7 @@ pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Dra
         match change {
             VirtualServerChange::Add { config, real_servers } => {
                 serve.push(Operation::AddVirtualServer(VirtualServer { key, config }));
-                serve.extend(real_servers.into_iter().map(|server| Operation::AddRealServer(key, server)));
+                serve.extend(real_servers.iter().map(|server| Operation::AddRealServer(key, server)));
             }
             VirtualServerChange::Update { config, add, set, remove } => {
                 let update = config.map(|config| Operation::UpdateVirtualServer(VirtualServer { key, config }));
