@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind};
 pub const LOCK_PATH: &str = "/run/xtables.lock";
 
 /// A process that held the xtables lock when we looked.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LockHolder {

@@ -237,7 +237,7 @@ impl fmt::Display for Rule {
 }
 
 /// Builds a [`Rule`]; the first bad argument is reported by [`build`](RuleBuilder::build).
-#[derive(Debug, Clone)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct RuleBuilder {
     tokens: Vec<Token>,

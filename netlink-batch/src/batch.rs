@@ -34,7 +34,7 @@ impl Outcome {
 }
 
 /// The outcomes of a batch. Only requests that were not carried out are listed, so success takes no memory.
-#[derive(Debug, Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a batch reports failures only here"]
 pub struct BatchReport {
     /// Number of requests.

@@ -42,7 +42,7 @@ impl ports::World for FakeKernel {
     }
 
     fn saved_rules(&self, family: Family, table: &str) -> String {
-        let family = if family == Family::V4 { iptables::Family::Ipv4 } else { iptables::Family::Ipv6 };
+        let family = iptables::Family::from(family);
         let all = self.state().rules.remove(&(family, Backend::NfTables)).unwrap_or_default();
         let begin = all.find(&format!("*{table}\n")).unwrap_or(all.len());
         all[begin..].split_inclusive("COMMIT\n").next().unwrap_or_default().to_owned()

@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use netlink_batch::testing::{Reply, Responder, Simulated};
 use netlink_batch::{Message, Transport};
-use state::State;
 
 use crate::model::SetName;
+use state::State;
 
 /// A namespace's sets. Clones share them.
 #[derive(Clone, Debug, Default)]

@@ -4,7 +4,7 @@ use super::ChainKey;
 use crate::expr::Expression;
 
 /// A rule: expressions that are worked through for each packet until one does not match.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rule {
     /// Expressions, in order.

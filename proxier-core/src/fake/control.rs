@@ -1,8 +1,9 @@
 //! Arranged failures, and counts of writes.
 
+use ipvs::Operation;
+
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind};
-use ipvs::Operation;
 
 /// A method of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -48,9 +48,6 @@ use ipvs::fake::FakeIpvs;
 use ipvs::{RealServerKey, VirtualServerKey};
 use nftables::fake::FakeNftables;
 
-pub use conntrack::Flow;
-pub use control::{Call, Fault, Objection, Writes};
-
 use crate::ports::{PortErrorKind, Ports};
 use control::Control;
 use host::Host;
@@ -58,6 +55,9 @@ use links::Interfaces;
 use ports::FakePorts;
 use shared::Shared;
 use transport::{Watched, Written};
+
+pub use conntrack::Flow;
+pub use control::{Call, Fault, Objection, Writes};
 
 /// Everything a fake kernel holds, for comparison. Two kernels that hold the same are equal, however they came to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

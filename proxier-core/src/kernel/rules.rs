@@ -6,11 +6,11 @@ use std::panic::resume_unwind;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::net::Family;
 use iptables::{
     Backend, BackendChoice, Dump, Error, ErrorKind, Iptables, Limits, Runner, Survey, TableName, Transaction,
 };
 
+use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Rules};
 
 /// The port over the programs of both families.

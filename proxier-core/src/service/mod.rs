@@ -12,6 +12,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::config::LocalFallback;
+use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
+use crate::snapshot::{Created, EndpointSlice, FrontendSpec, ObjectKey, Service, ServicePort, Store, TrafficPolicy};
+use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
+
 pub use crate::snapshot::Roles;
 pub use desired::{Conflict, Desired, Follower};
 pub(crate) use facts::is_reachable;
@@ -19,11 +24,6 @@ pub use facts::{NodeFacts, OpenOn};
 pub use frontend::Frontend;
 pub use port::Port;
 pub use reserved::{Extent, Neighbour, Rejected, Reserved, ReservedPort, User};
-
-use crate::config::LocalFallback;
-use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
-use crate::snapshot::{Created, EndpointSlice, FrontendSpec, ObjectKey, Service, ServicePort, Store, TrafficPolicy};
-use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
 
 /// The port on which a node tells load balancers whether a Service has endpoints here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

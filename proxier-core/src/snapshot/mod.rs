@@ -11,17 +11,16 @@ mod store;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::objects::Metadata;
+
+pub(crate) use address::{is_usable, is_usable_by_service, parse_address, parse_network};
 pub use frontends::{FrontendSpec, Roles};
 pub use node::{HostAddresses, Node};
+pub(crate) use rejection::Reporter;
 pub use rejection::{ObjectKind, Rejection};
 pub use service::{Created, Service, ServicePort, ServiceType, SourceRanges, TrafficPolicy};
 pub use slice::{Endpoint, EndpointFlags, EndpointPort, EndpointSlice};
 pub use store::Store;
-
-pub(crate) use address::{is_usable, is_usable_by_service, parse_address, parse_network};
-pub(crate) use rejection::Reporter;
-
-use crate::objects::Metadata;
 
 /// Namespace and name of an object. Prints as `namespace/name`; cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

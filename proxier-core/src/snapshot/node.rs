@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use crate::net::Family;
-use crate::net::Network;
-
 use super::{ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network};
+use crate::net::{Family, Network};
 use crate::objects::NodeObject;
 
 /// What the Node object says.

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::net::Network;
-use crate::net::{Family, Protocol};
-
 use super::{
     ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable_by_service, parse_address, parse_network,
 };
+use crate::net::Network;
+use crate::net::{Family, Protocol};
 use crate::objects::{ServiceObject, ServicePortObject, ServiceSpec};
 
 /// How widely a Service is published. Headless and ExternalName Services have nothing to program and no value here.

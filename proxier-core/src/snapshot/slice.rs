@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
-use crate::net::{Family, Protocol};
 use bitflags::bitflags;
 
 use super::service::PROXY_NAME_LABEL;
 use super::{ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable, parse_address};
+use crate::net::{Family, Protocol};
 use crate::objects::{EndpointObject, EndpointPortObject, EndpointSliceObject};
 
 bitflags! {

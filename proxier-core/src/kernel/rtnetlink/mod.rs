@@ -8,13 +8,13 @@ mod monitor;
 mod port;
 mod route;
 
-pub use monitor::{Change, Changes, Monitor};
-pub use port::LinksPort;
-pub use route::LocalRoutes;
-
 use std::net::IpAddr;
 
 use netlink_batch::{Connection, Encoder, Error, Protocol, WireError};
+
+pub use monitor::{Change, Changes, Monitor};
+pub use port::LinksPort;
+pub use route::LocalRoutes;
 
 const AF_UNSPEC: u8 = 0;
 const AF_INET: u8 = 2;

@@ -23,6 +23,15 @@ impl From<Family> for ipvs::model::Family {
     }
 }
 
+impl From<Family> for ipset::Family {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::V4 => ipset::Family::Inet,
+            Family::V6 => ipset::Family::Inet6,
+        }
+    }
+}
+
 impl From<Family> for iptables::Family {
     fn from(family: Family) -> Self {
         match family {
