@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::sets::SetKey;
 
 use crate::namespace::{collect, tell};
@@ -75,7 +76,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     node.pass()?;
     let families = proxier_core::config::Config::default().families;
     let keys: Vec<SetKey> = families.iter().flat_map(SetKey::all).collect();
-    let names: Vec<String> = keys.iter().map(ToString::to_string).collect();
+    let names: Vec<String> = keys.iter().map(|key| key.named(NamePrefix::KUBE).name()).collect();
     for _ in 0..rounds {
         let (parts, entries) = dumps(&names)?;
         if entries != u64::from(services) * u64::from(endpoints + 1) {
@@ -122,7 +123,7 @@ fn time_parts(node: &mut Node, services: u32, keys: &[SetKey]) -> Result<(), Fai
     drop(snapshot);
     let start = Instant::now();
     for key in keys {
-        ports.sets.entries(*key)?;
+        ports.sets.entries(key.named(NamePrefix::KUBE))?;
     }
     tell("Sets", services, "ms", OURS, ms(start.elapsed()));
     let start = Instant::now();

@@ -174,7 +174,7 @@ proptest! {
         prop_assert!(observed.addresses.iter().copied().eq(wanted.addresses()));
         prop_assert_eq!(observed.sets.len(), 36);
         for (set, elements) in &observed.sets {
-            prop_assert!(elements.iter().eq(wanted.entries(*set)), "{set}");
+            prop_assert!(elements.iter().eq(wanted.entries(*set)), "{set:?}");
         }
     }
 

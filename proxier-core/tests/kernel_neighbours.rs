@@ -1,5 +1,5 @@
-//! What is not ours, on a real kernel: virtual servers of others on our node ports, and an address that goes and comes back
-//! under a connection.
+//! What is not ours, on a real kernel: virtual servers of others on our node ports, another proxy, and an address that goes
+//! and comes back under a connection.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_types, reason = "threads of a test share what they saw")]
 #![allow(clippy::disallowed_methods, reason = "real time and real sockets are what this is about")]
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use proxier_core::config::Config;
+use proxier_core::config::{Config, InterfaceName, KernelNames};
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::reconciler::report::Report;
@@ -236,5 +236,67 @@ fn an_agents_own_frontends_are_served() {
         full(&mut cluster);
         assert_eq!(ipvsadm(), Vec::<String>::new());
         assert!(!oracle::ip_json(&["address", "show", "dev", "kube-ipvs0"]).unwrap().contains("203.0.113."));
+    });
+}
+
+/// What the kernel has of the names of a proxy, and its virtual servers of the Service with this number.
+fn of_proxy(prefix: &str, device: &str, number: u16) -> Vec<String> {
+    let mut lines: Vec<String> = oracle::ipset_save().unwrap().lines().map(str::to_owned).collect();
+    for family in [oracle::Family::V4, oracle::Family::V6] {
+        let saved = oracle::iptables_save(oracle::Backend::Nft, family).unwrap();
+        lines.extend(saved.lines().map(|line| format!("{family:?} {line}")));
+    }
+    lines.retain(|line| line.contains(prefix));
+    let places = Family::ALL.into_iter().flat_map(|family| Vip::ALL.map(|vip| format!(" {} ", vip.of(number, family))));
+    let places: Vec<String> = places.collect();
+    lines.extend(ipvsadm().into_iter().filter(|line| places.iter().any(|place| line.contains(place))));
+    let bound = oracle::run("ip", &["-oneline", "address", "show", "dev", device], None);
+    let bound = bound.map(|listed| listed.stdout).unwrap_or_default();
+    lines.extend(bound.lines().filter_map(|line| line.split_whitespace().nth(3)).map(str::to_owned));
+    lines
+}
+
+/// Two proxies with different names in one network namespace: clients reach the Services of both, and a cleanup of one leaves
+/// the other as it was.
+#[test]
+fn another_proxy_with_other_names_is_left_alone() {
+    kernel_test(&NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        let mut names = KernelNames::default();
+        (names.device, names.prefix) = (InterfaceName::new("agent0").unwrap(), "AGENT-".parse().unwrap());
+        let mut how = options(&json!({}));
+        how.config.names.other_devices.insert(names.device.clone());
+        let config = how.config.clone();
+        let mut ours = Cluster::new(how);
+        let mut how = options(&json!({}));
+        how.config.names = names;
+        let mut agents = Cluster::new(how);
+        publish(&mut ours, &[10]);
+        publish(&mut agents, &[20]);
+        let is_reached = |number| {
+            for (family, vip) in Family::ALL.into_iter().flat_map(|family| Vip::ALL.map(|vip| (family, vip))) {
+                let (from, to) = (Some(CLIENT.of(family)), vip.of(number, family));
+                let answer = net.client.run_in(|| ask(Transport::Tcp, from, to, LIMIT)).unwrap();
+                assert_eq!(answer.unwrap_or_else(|error| panic!("{to}: {error}")).name, "a");
+            }
+        };
+        full(&mut ours);
+        full(&mut agents);
+        let (first, second) = (of_proxy("KUBE-", "kube-ipvs0", 10), of_proxy("AGENT-", "agent0", 20));
+        assert!(first.len() > 100 && first.len() == second.len(), "{first:#?}\n{second:#?}");
+        for _ in 0..2 {
+            assert_eq!((full(&mut ours).writes(), full(&mut agents).writes()), (0, 0));
+        }
+        is_reached(10);
+        is_reached(20);
+        drop(ours);
+        let mut ports = KernelPorts::open(&kernel::Options::default()).unwrap();
+        let cleaned = proxier_core::modes::ipvs::cleanup::cleanup(&config, &mut ports.ports());
+        assert!(cleaned.is_done(), "{cleaned:#?}");
+        assert_eq!(of_proxy("KUBE-", "kube-ipvs0", 10), Vec::<String>::new());
+        assert_eq!(of_proxy("AGENT-", "agent0", 20), second);
+        assert_eq!(full(&mut agents).writes(), 0);
+        is_reached(20);
     });
 }

@@ -11,6 +11,7 @@ mod rule_cases;
 mod world;
 
 use iptables::{Backend, Dump, Iptables, System};
+use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::rules::{RuleChanges, Rules, cleanup};
 use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::net::Family;
@@ -25,10 +26,10 @@ struct Kernel {
 
 impl Kernel {
     fn new(family: Family, backend: Backend) -> Self {
-        let named = if family == Family::V4 { iptables::Family::Ipv4 } else { iptables::Family::Ipv6 };
+        let named = iptables::Family::from(family);
         let mut sets = ipset::Client::open().unwrap();
         for set in SetKey::all(family) {
-            sets.create_set(&set.spec().unwrap()).unwrap();
+            sets.create_set(&set.named(NamePrefix::KUBE).spec().unwrap()).unwrap();
         }
         Kernel { family, programs: Iptables::open(System::new(), named, backend).unwrap() }
     }
@@ -80,8 +81,8 @@ impl Kernel {
 
     #[track_caller]
     fn clean_up(&self) {
-        self.restore(&cleanup(&self.dump()).unwrap());
-        assert!(cleanup(&self.dump()).unwrap().is_empty());
+        self.restore(&cleanup(&self.dump(), NamePrefix::KUBE).unwrap());
+        assert!(cleanup(&self.dump(), NamePrefix::KUBE).unwrap().is_empty());
     }
 }
 

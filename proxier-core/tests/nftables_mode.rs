@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use nftables::{Chain, Family, Name, Table, TableKey, Transaction};
+use nftables::{Chain, Family, Table, TableKey, Transaction};
 use proptest::prelude::*;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::{self, nftables as mode};
@@ -362,12 +362,12 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
     assert!(said.contains("ip proxier") && said.contains("somebody else"), "{said}");
     assert_eq!(node.tables(), before);
     // Nor by a cleanup.
-    let (applied, unread) = mode::cleanup(&mode::Options::default(), &mut node.kernel.ports());
+    let (applied, unread) = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
     assert!(applied.done.is_empty() && applied.failures.is_empty() && unread.is_empty(), "{applied:?} {unread:?}");
     assert_eq!(node.tables(), before);
     // With another name it is served.
     let mut options = options();
-    options.nftables.table = Name::new("kubernetes-services").unwrap();
+    options.config.names.table = "kubernetes-services".parse().unwrap();
     let mut node = Node::on(node.kernel.clone(), options);
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.settles();
@@ -383,7 +383,7 @@ fn a_cleanup_removes_our_tables_and_nothing_else() {
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.settles();
     for removed in [2, 0] {
-        let (applied, unread) = mode::cleanup(&mode::Options::default(), &mut node.kernel.ports());
+        let (applied, unread) = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
         assert_eq!(applied.done.values().sum::<u64>(), removed);
         assert!(applied.failures.is_empty() && unread.is_empty());
     }

@@ -13,6 +13,7 @@ use ipset::{Element, Entry};
 use iptables::{Rule, TableName};
 use ipvs::model::{Protocol, RealServerKey, Scheduler, SchedulerFlags};
 use ipvs::{VirtualServerKey, Weight};
+use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, compile};
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::modes::ipvs::wanted::Wanted;
@@ -115,7 +116,8 @@ fn expected(scenario: &Scenario) -> State {
             assert!(state.virtual_servers.insert(virtual_server_key(key), new).is_none());
         }
         state.addresses.extend(objects::<IpAddr>(&expect["dummy"]));
-        let sets: BTreeMap<&str, SetKey> = SetKey::all(family).map(|set| (set.name(), set)).collect();
+        let sets: BTreeMap<String, SetKey> =
+            SetKey::all(family).map(|set| (set.named(NamePrefix::KUBE).name(), set)).collect();
         for (name, entries) in expect["ipsets"].as_object().unwrap() {
             let set = sets[name.as_str()];
             let parsed = objects::<String>(entries).into_iter().map(|text| {
@@ -188,7 +190,7 @@ const DIFFERENCES: &[Difference] = &[
 ];
 
 fn return_for(family: Family, kind: SetKind) -> String {
-    canonical(&format!("-m set --match-set {} dst,dst -j RETURN", SetKey::new(family, kind)))
+    canonical(&format!("-m set --match-set {} dst,dst -j RETURN", SetKey::new(family, kind).named(NamePrefix::KUBE)))
 }
 
 /// Load balancers whose source ranges do not include the node's address, from the corpus's sets.
@@ -229,7 +231,7 @@ fn compare(scenario: &Scenario, ours: &State, theirs: &State, report: &mut Strin
     for set in sets {
         let (a, b) = (ours.sets.get(set), theirs.sets.get(set));
         if a != b {
-            writeln!(report, "  {set}\n    ours     {a:?}\n    expected {b:?}").unwrap();
+            writeln!(report, "  {set:?}\n    ours     {a:?}\n    expected {b:?}").unwrap();
         }
     }
     let chains: BTreeSet<_> = ours.rules.keys().chain(theirs.rules.keys()).collect();
@@ -292,7 +294,7 @@ fn the_corpus_is_varied() {
     assert!(schedulers.contains(&Scheduler::MaglevHashing.to_string()) && schedulers.len() >= 5, "{schedulers:?}");
     let all = SetKey::all(Family::V4).chain(SetKey::all(Family::V6)).filter(|set| set.kind.is_of_kube_proxy());
     let all: BTreeSet<SetKey> = all.collect();
-    let never: Vec<&str> = all.difference(&sets).map(|set| set.name()).collect();
+    let never: Vec<String> = all.difference(&sets).map(|set| set.named(NamePrefix::KUBE).name()).collect();
     // No IPv6 source range of the corpus includes the node's address; tests/services.rs has that case.
     assert_eq!(never, ["KUBE-6-LOAD-BALANCER-SOURCE-IP"]);
 }

@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use iptables::fake::FakeHost;
 use iptables::{Backend, Dump, Iptables, Rule, TableName};
 use proptest::prelude::*;
-use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit};
+use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NamePrefix};
 use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, MasqueradeSources, RuleChanges, Rules, cleanup};
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::net::Family;
@@ -38,8 +38,8 @@ struct Host {
 impl Host {
     fn new(family: Family, text: &str) -> Self {
         let host = FakeHost::new();
-        SetKey::all(family).for_each(|set| host.add_set(set.name()));
-        let family = if family == Family::V4 { iptables::Family::Ipv4 } else { iptables::Family::Ipv6 };
+        SetKey::all(family).for_each(|set| host.add_set(&set.named(NamePrefix::KUBE).name()));
+        let family = iptables::Family::from(family);
         let host = Host { host, family };
         host.write(text);
         host
@@ -113,9 +113,9 @@ fn rules_come_and_stay_and_go() {
                     assert!(there.iter().any(|line| line.starts_with(&format!(":{chain} "))), "{table} {chain}");
                 }
             }
-            host.restore(&cleanup(&host.dump()).unwrap());
+            host.restore(&cleanup(&host.dump(), NamePrefix::KUBE).unwrap());
             assert_eq!(host.text(), before, "{}", case.name);
-            assert!(cleanup(&host.dump()).unwrap().is_empty());
+            assert!(cleanup(&host.dump(), NamePrefix::KUBE).unwrap().is_empty());
         }
     }
 }
@@ -283,7 +283,7 @@ COMMIT
     let host = Host::new(Family::V4, foreign);
     let rules = cases()[0].rules(Family::V4);
     host.apply(&rules);
-    let changes = cleanup(&host.dump()).unwrap();
+    let changes = cleanup(&host.dump(), NamePrefix::KUBE).unwrap();
     host.restore(&changes);
     let text = host.text();
     let mut nat: Vec<&str> = lines(&text, "nat").into_iter().filter(|line| !line.contains("ACCEPT")).collect();
@@ -300,14 +300,14 @@ COMMIT
             ":KUBE-SERVICES - [0:0]",
         ]
     );
-    assert!(cleanup(&host.dump()).unwrap().is_empty(), "nothing more can go");
+    assert!(cleanup(&host.dump(), NamePrefix::KUBE).unwrap().is_empty(), "nothing more can go");
 }
 
 #[test]
 fn a_table_that_cannot_be_shown_is_left_alone() {
     let dump = Dump::parse("*filter\nCOMMIT\n# Table `nat' is incompatible, use 'nft' tool.\n").unwrap();
     let rules = cases()[0].rules(Family::V4);
-    for error in [rules.changes(&dump).unwrap_err(), cleanup(&dump).unwrap_err()] {
+    for error in [rules.changes(&dump).unwrap_err(), cleanup(&dump, NamePrefix::KUBE).unwrap_err()] {
         assert_eq!(error.table(), &TableName::NAT);
         assert!(error.to_string().contains("nft list ruleset"), "{error}");
     }
@@ -587,7 +587,7 @@ proptest! {
         prop_assume!(dump.is_ok());
         let dump = dump.unwrap();
         let rules = RULES.get_or_init(|| everything().rules(Family::V4));
-        for changes in [rules.changes(&dump).unwrap(), cleanup(&dump).unwrap()] {
+        for changes in [rules.changes(&dump).unwrap(), cleanup(&dump, NamePrefix::KUBE).unwrap()] {
             let text = changes.transaction().to_restore_text().unwrap();
             let mut table = "";
             for line in text.lines() {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 use proptest::prelude::*;
+use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::diff::{Changes, diff, diff_changed};
 use proxier_core::modes::ipvs::held::{hold, losing};
 use proxier_core::modes::ipvs::observed::Observed;
@@ -367,7 +368,11 @@ fn an_address_that_moves_in_and_out_stays_bound() {
     let changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
     assert_eq!((changes.add_addresses.len(), changes.delete_addresses.len()), (0, 0));
     // But its other ports are open again: programs on the node may use the address that it has.
-    let gone: Vec<_> = changes.delete_entries.iter().map(|(set, element)| format!("{set} {element}")).collect();
+    let gone: Vec<_> = changes
+        .delete_entries
+        .iter()
+        .map(|(set, element)| format!("{} {element}", set.named(NamePrefix::KUBE)))
+        .collect();
     assert_eq!(gone, ["KUBE-IPVS-IPS 192.0.2.1"]);
     observed.apply(&changes);
     world.host.interfaces.get_mut("eth0").unwrap().retain(|of| *of != vip);

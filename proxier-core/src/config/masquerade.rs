@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use crate::net::Family;
-use crate::net::Network;
-
+use super::InterfaceName;
+use crate::net::{Family, Network};
 use crate::objects::ConfigObject;
 use crate::snapshot::{Reporter, parse_network};
 
@@ -39,35 +38,6 @@ impl Default for MarkBit {
 impl fmt::Display for MarkBit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#010x}", self.mask())
-    }
-}
-
-/// The name of a network device: at most 15 bytes, no `/`, `:` or blank (`dev_valid_name` in `net/core/dev.c`), and no `+`
-/// at its end, which iptables reads as a wildcard.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct InterfaceName(Box<str>);
-
-impl InterfaceName {
-    /// The longest name, in bytes (`IFNAMSIZ` less the NUL).
-    pub const MAX_LEN: usize = 15;
-
-    /// This name; `None` if no device can have it, or iptables would read it as a pattern.
-    pub fn new(name: &str) -> Option<Self> {
-        let bad = |c: char| matches!(c, '/' | ':') || c.is_whitespace() || c.is_control();
-        let good =
-            !name.is_empty() && name.len() <= Self::MAX_LEN && !matches!(name, "." | "..") && !name.contains(bad);
-        (good && !name.ends_with('+')).then(|| InterfaceName(name.into()))
-    }
-
-    /// The name.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for InterfaceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
     }
 }
 

@@ -2,15 +2,16 @@
 
 mod ipvs;
 mod masquerade;
+mod names;
 
-pub use self::ipvs::IpvsConfig;
-use crate::net::Family;
-use crate::net::Network;
-pub use masquerade::{InterfaceName, LocalTraffic, MarkBit};
-
+use crate::net::{Family, Network};
 use crate::objects::ConfigObject;
 use crate::service::Reserved;
 use crate::snapshot::{ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
+
+pub use self::ipvs::IpvsConfig;
+pub use masquerade::{LocalTraffic, MarkBit};
+pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
 
 /// Families to program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,7 +39,7 @@ impl Families {
 /// On which of this host's addresses node ports are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodePortAddresses {
-    /// All but loopback, IPv6 link-local and the dummy device's. Default.
+    /// All but loopback, IPv6 link-local and those on devices of proxies ([`KernelNames`]). Default.
     #[default]
     All,
     /// Those of the Node object.
@@ -92,12 +93,11 @@ pub struct Config {
     pub masquerade_bit: MarkBit,
     /// How local pod traffic is detected (`detectLocalMode`). Default: not detected.
     pub local_traffic: LocalTraffic,
+    /// Names of what is made in the kernel. Default: kube-proxy's.
+    pub names: KernelNames,
 }
 
 impl Config {
-    /// The name of the device that addresses are bound to.
-    pub const DUMMY_DEVICE: &str = "kube-ipvs0";
-
     /// Checks a configuration. Leaves out impossible values and reports them; the caller decides whether to go on.
     ///
     /// A `nodePortAddresses` of which nothing could be read serves no node port at all. `iptables.localhostNodePorts` is

@@ -56,6 +56,16 @@ impl Interfaces {
         self.by_name.iter().map(|(name, interface)| (name.clone(), interface.addresses.clone())).collect()
     }
 
+    pub(super) fn has(&self, name: &str) -> Result<bool, PortError> {
+        match self.by_name.get(name) {
+            Some(Interface { dummy: false, .. }) => {
+                let message = format!("looking for dummy device {name}: something else has this name");
+                Err(PortError::new(PortErrorKind::Invalid, message))
+            }
+            there => Ok(there.is_some()),
+        }
+    }
+
     pub(super) fn create(&mut self, name: &str) -> Result<(), PortError> {
         if name.is_empty() || name.len() > LONGEST_NAME || name.contains(['/', ':', ' ']) || name == "." || name == ".."
         {

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::net::Family;
 use ipset::Element;
 use iptables::{BackendChoice, Dump, Limits, Transaction};
 use ipvs::fake::FakeIpvs;
@@ -20,7 +19,8 @@ use super::shared::Shared;
 use super::transport::{Watched, Written};
 use super::{Changed, Parts};
 use crate::kernel::{IpvsPort, RulesPort, SetsPort, TablesPort, check_sysctl};
-use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::sets::NamedSet;
+use crate::net::Family;
 use crate::ports::{
     Conntrack, Flows, Ipvs, ItemFailure, ItemFailures, Links, NotCommitted, PortError, PortErrorKind, Ports, Rules,
     Sets, Sysctls, Tables, UdpServices,
@@ -235,17 +235,17 @@ struct FakeSetsPort {
     counting: Shared<bool>,
     written: Shared<Written>,
     /// The last reading of each set, and its generation.
-    seen: BTreeMap<SetKey, Seen>,
+    seen: BTreeMap<NamedSet, Seen>,
 }
 
 /// The generation of a set, and its entries.
 type Seen = ((u64, u64), Option<BTreeSet<Element>>);
 
 impl Sets for FakeSetsPort {
-    fn entries(&mut self, set: SetKey) -> Result<Option<BTreeSet<Element>>, PortError> {
+    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
         let (port, written, seen) = (&mut self.port, &self.written, &mut self.seen);
-        self.gate.call(Call::SetsEntries, Some(set.family), || {
-            let generation = written.lock().generation(set.name());
+        self.gate.call(Call::SetsEntries, Some(set.key.family), || {
+            let generation = written.lock().generation(&set.name());
             if let Some((_, entries)) = seen.get(&set).filter(|(at, _)| *at == generation) {
                 return Ok(entries.clone());
             }
@@ -255,21 +255,21 @@ impl Sets for FakeSetsPort {
         })
     }
 
-    fn create(&mut self, set: SetKey, room: usize) -> Result<(), PortError> {
-        self.gate.call(Call::SetsCreate, Some(set.family), || self.port.create(set, room))
+    fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError> {
+        self.gate.call(Call::SetsCreate, Some(set.key.family), || self.port.create(set, room))
     }
 
-    fn add(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures {
-        self.gate.items(Call::SetsAdd, Some(set.family), elements, |elements| self.port.add(set, elements))
+    fn add(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
+        self.gate.items(Call::SetsAdd, Some(set.key.family), elements, |elements| self.port.add(set, elements))
     }
 
-    fn delete(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures {
-        self.gate.items(Call::SetsDelete, Some(set.family), elements, |elements| self.port.delete(set, elements))
+    fn delete(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
+        self.gate.items(Call::SetsDelete, Some(set.key.family), elements, |elements| self.port.delete(set, elements))
     }
 
-    fn replace(&mut self, set: SetKey, elements: &[&Element]) -> Result<(), PortError> {
+    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<(), PortError> {
         let counting = &self.counting;
-        self.gate.weighing(Call::SetsReplace, Some(set.family), elements.len().max(1), false, || {
+        self.gate.weighing(Call::SetsReplace, Some(set.key.family), elements.len().max(1), false, || {
             *counting.lock() = self.gate.0.lock().is_armed();
             let outcome = self.port.replace(set, elements);
             *counting.lock() = false;
@@ -277,12 +277,12 @@ impl Sets for FakeSetsPort {
         })
     }
 
-    fn has_unfinished(&mut self, set: SetKey) -> Result<bool, PortError> {
-        self.gate.call(Call::SetsEntries, Some(set.family), || self.port.has_unfinished(set))
+    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
+        self.gate.call(Call::SetsEntries, Some(set.key.family), || self.port.has_unfinished(set))
     }
 
-    fn destroy(&mut self, set: SetKey) -> Result<(), PortError> {
-        self.gate.call(Call::SetsDestroy, Some(set.family), || self.port.destroy(set))
+    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
+        self.gate.call(Call::SetsDestroy, Some(set.key.family), || self.port.destroy(set))
     }
 }
 
@@ -330,6 +330,10 @@ struct FakeLinksPort {
 }
 
 impl Links for FakeLinksPort {
+    fn has_device(&mut self, name: &str) -> Result<bool, PortError> {
+        self.links.lock().has(name)
+    }
+
     fn create_device(&mut self, name: &str) -> Result<(), PortError> {
         self.gate.call(Call::LinksCreateDevice, None, || self.links.lock().create(name))
     }

@@ -9,7 +9,7 @@ use ipset::{
 
 use super::error::{all, errno_kind, io_kind, skipped, unknown};
 use super::lazy::Lazy;
-use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::sets::NamedSet;
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Sets};
 
 /// The port over a client.
@@ -64,7 +64,7 @@ fn is_broken(error: &Error) -> bool {
 }
 
 /// How to create a set with room for so many entries.
-fn spec(set: SetKey, room: usize) -> Result<SetSpec, PortError> {
+fn spec(set: NamedSet, room: usize) -> Result<SetSpec, PortError> {
     let mut spec = set.spec().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
     if spec.set_type.is_hash() {
         let room = u32::try_from(room).unwrap_or(u32::MAX);
@@ -76,7 +76,7 @@ fn spec(set: SetKey, room: usize) -> Result<SetSpec, PortError> {
     Ok(spec)
 }
 
-fn foreign(set: SetKey, wanted: &SetSpec, found: &str) -> PortError {
+fn foreign(set: NamedSet, wanted: &SetSpec, found: &str) -> PortError {
     let family = match wanted.options.family {
         _ if !wanted.set_type.has_family() => "",
         Family::Inet6 => " family inet6",
@@ -121,7 +121,7 @@ impl SetsPort {
     }
 
     /// Whether the set exists, with our type and family.
-    fn exists(&mut self, set: SetKey, wanted: &SetSpec) -> Result<bool, PortError> {
+    fn exists(&mut self, set: NamedSet, wanted: &SetSpec) -> Result<bool, PortError> {
         let header = self.call(|client| match client.set_header(&wanted.name) {
             Err(error) if *error.kind() == ErrorKind::SetMissing => Ok(None),
             header => header.map(Some),
@@ -158,7 +158,7 @@ impl SetsPort {
 
     fn write(
         &mut self,
-        set: SetKey,
+        set: NamedSet,
         elements: &[&Element],
         write: impl FnOnce(&mut Client, &SetName, &[Entry]) -> EntryReport,
         doing: &str,
@@ -210,7 +210,7 @@ fn item_failures(report: &EntryReport, elements: &[&Element], doing: impl Fn(Cow
 }
 
 impl Sets for SetsPort {
-    fn entries(&mut self, set: SetKey) -> Result<Option<BTreeSet<Element>>, PortError> {
+    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
         let wanted = spec(set, 0)?;
         let found = self.call(|client| match client.get_set(&wanted.name) {
             Err(error) if *error.kind() == ErrorKind::SetMissing => Ok(None),
@@ -229,7 +229,7 @@ impl Sets for SetsPort {
         Ok(Some(found.entries.into_iter().map(|entry| entry.element).collect()))
     }
 
-    fn create(&mut self, set: SetKey, room: usize) -> Result<(), PortError> {
+    fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError> {
         let wanted = spec(set, room)?;
         // Twice: another program may create it meanwhile.
         for _ in 0..2 {
@@ -244,7 +244,7 @@ impl Sets for SetsPort {
         Err(PortError::new(PortErrorKind::Busy, format!("set {set} comes and goes while it is created")))
     }
 
-    fn add(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures {
+    fn add(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
         self.write(
             set,
             elements,
@@ -253,7 +253,7 @@ impl Sets for SetsPort {
         )
     }
 
-    fn delete(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures {
+    fn delete(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
         let mut failures = self.write(
             set,
             elements,
@@ -265,7 +265,7 @@ impl Sets for SetsPort {
         failures
     }
 
-    fn replace(&mut self, set: SetKey, elements: &[&Element]) -> Result<(), PortError> {
+    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<(), PortError> {
         let mut wanted = spec(set, elements.len())?;
         let entries: Vec<Entry> = elements.iter().map(|element| Entry::new((*element).clone())).collect();
         // Twice: another program may create it meanwhile.
@@ -283,12 +283,12 @@ impl Sets for SetsPort {
         self.call(|client| client.sync(&wanted, &entries)).map(drop)
     }
 
-    fn has_unfinished(&mut self, set: SetKey) -> Result<bool, PortError> {
+    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
         let wanted = spec(set, 0)?;
         Ok(self.call(Client::list_names)?.iter().any(|name| is_shadow(name, &wanted.name)))
     }
 
-    fn destroy(&mut self, set: SetKey) -> Result<(), PortError> {
+    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
         let wanted = spec(set, 0)?;
         if self.exists(set, &wanted)? {
             match self.call(|client| client.destroy_set(&wanted.name)) {

@@ -8,6 +8,12 @@ use crate::snapshot::HostAddresses;
 
 /// The dummy device, and the addresses and gateways of this host.
 pub trait Links {
+    /// Whether the dummy device exists.
+    ///
+    /// # Errors
+    /// [`Invalid`](super::PortErrorKind::Invalid) when something else has its name: its addresses are not ours.
+    fn has_device(&mut self, name: &str) -> Result<bool, PortError>;
+
     /// Creates the dummy device; done if it exists. It stays down: its addresses count all the same.
     ///
     /// # Errors

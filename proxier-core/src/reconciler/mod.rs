@@ -39,8 +39,6 @@ pub struct Options {
     pub mode: modes::Kind,
     /// Settings of IPVS mode.
     pub ipvs: ipvs::Options,
-    /// Settings of nftables mode.
-    pub nftables: nftables::Options,
     /// Settings of iptables mode; restricted further by what the iptables programs report.
     pub iptables: iptables::Options,
     /// How often passes run.
@@ -62,7 +60,6 @@ impl Default for Options {
             host: HostSettings::default(),
             mode: modes::Kind::default(),
             ipvs: ipvs::Options::default(),
-            nftables: nftables::Options::default(),
             iptables: iptables::Options::default(),
             limits: Limits::default(),
             mass_removal: MassRemoval::default(),
@@ -132,7 +129,7 @@ impl Reconciler {
                 modes::Kind::Ipvs => {
                     Mode::Ipvs(Box::new(ipvs::Mode::new(&options.config, &options.ipvs, options.seed)))
                 }
-                modes::Kind::Nftables => Mode::Nftables(Box::new(nftables::Mode::new(&options.nftables))),
+                modes::Kind::Nftables => Mode::Nftables(Box::new(nftables::Mode::new(&options.config))),
                 modes::Kind::Iptables => {
                     let mut allowed = options.iptables;
                     allowed.drop_invalid &= !options.host.tcp_be_liberal;
@@ -506,14 +503,15 @@ impl Reconciler {
         refreshed
     }
 
-    /// Takes the host's addresses; returns whether the dummy device differs from what is known.
+    /// Takes the host's addresses; returns whether the mode's device differs from what is known.
     fn take_host(&mut self, host: HostAddresses, now: Moment) -> bool {
         self.host_stale = false;
         let before = std::mem::replace(&mut self.host, host);
-        let there: BTreeSet<IpAddr> = host::other_addresses(&self.host).collect();
+        let names = &self.options.config.names;
+        let there: BTreeSet<IpAddr> = host::other_addresses(&self.host, names).collect();
         self.absent.retain(|address, _| !there.contains(address));
         let until = now.saturating_add(self.options.address_grace);
-        for lost in host::other_addresses(&before).filter(|address| !there.contains(address)) {
+        for lost in host::other_addresses(&before, names).filter(|address| !there.contains(address)) {
             if until > now && is_reachable(lost) {
                 self.absent.entry(lost).or_insert(until);
             }

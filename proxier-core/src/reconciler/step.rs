@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::config::Config;
+use crate::config::InterfaceName;
 use crate::modes::shared::sysctls::SysctlChange;
 use crate::ports::UdpServices;
 
@@ -143,12 +143,12 @@ impl Step {
         self
     }
 
-    pub(crate) fn device() -> Self {
-        Step::new(Action::Add, Part::Device, Config::DUMMY_DEVICE).with("type dummy")
+    pub(crate) fn device(name: &InterfaceName) -> Self {
+        Step::new(Action::Add, Part::Device, name).with("type dummy")
     }
 
-    pub(crate) fn delete_device() -> Self {
-        Step::new(Action::Delete, Part::Device, Config::DUMMY_DEVICE)
+    pub(crate) fn delete_device(name: &InterfaceName) -> Self {
+        Step::new(Action::Delete, Part::Device, name)
     }
 
     pub(crate) fn sysctl(change: &SysctlChange) -> Self {
@@ -156,8 +156,8 @@ impl Step {
         Step::new(Action::Change, Part::Sysctl, &change.path).with(format_args!("= {} (was {old})", change.to))
     }
 
-    pub(crate) fn address(action: Action, address: IpAddr) -> Self {
-        Step::new(action, Part::Address, address).with(format_args!("on {}", Config::DUMMY_DEVICE))
+    pub(crate) fn address(action: Action, address: IpAddr, device: &InterfaceName) -> Self {
+        Step::new(action, Part::Address, address).with(format_args!("on {device}"))
     }
 
     pub(crate) fn flows(services: &UdpServices) -> Self {

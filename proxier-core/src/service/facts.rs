@@ -3,10 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::net::Network;
-
 use crate::config::{Config, NodePortAddresses};
-use crate::net::Family;
+use crate::net::{Family, Network};
 use crate::snapshot::{HostAddresses, Node};
 
 /// On which addresses of a family a port is open to everybody who may use node ports.
@@ -55,7 +53,7 @@ impl NodeFacts {
         let on_interfaces: BTreeSet<IpAddr> = host
             .interfaces
             .iter()
-            .filter(|(interface, _)| *interface != Config::DUMMY_DEVICE)
+            .filter(|(interface, _)| !config.names.is_of_a_proxy(interface))
             .flat_map(|(_, addresses)| addresses)
             .map(IpAddr::to_canonical)
             .filter(|address| is_reachable(*address))
@@ -117,17 +115,17 @@ impl NodeFacts {
         self.pod_cidrs.iter().copied().find(|network| Family::of(network.addr()) == family)
     }
 
-    /// Whether an interface other than the dummy device has this address.
+    /// Whether an interface other than proxies' devices ([`KernelNames`](crate::config::KernelNames)) has this address.
     pub fn is_on_interface(&self, address: IpAddr) -> bool {
         self.on_interfaces.contains(&address)
     }
 
-    /// Whether an interface other than the dummy device has this address, or had it a moment ago.
+    /// Whether an interface other than proxies' devices has this address, or had it a moment ago.
     pub fn is_here(&self, address: IpAddr) -> bool {
         self.is_on_interface(address) || self.absent.contains(&address)
     }
 
-    /// Whether an address is this node's own: an interface other than the dummy device has it or had it a moment ago, or
+    /// Whether an address is this node's own: an interface other than proxies' devices has it or had it a moment ago, or
     /// the Node object has it.
     pub fn is_own_address(&self, address: IpAddr) -> bool {
         self.is_here(address) || self.node_addresses.contains(&address)

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ipset::{Element, Entry, IfAbsent, IfPresent, SetName};
 use iptables::{Backend, Family, Invocation, Runner as _};
 use ipvs::{Operation, VirtualServerKey};
+use proxier_core::config::NamePrefix;
 use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::modes::ipvs::wanted::Wanted;
@@ -100,7 +101,7 @@ pub(crate) fn damage(kernel: &FakeKernel, Damage(what, which): Damage) -> bool {
     let sets: Vec<SetKey> =
         [proxier_core::net::Family::V4, proxier_core::net::Family::V6].into_iter().flat_map(SetKey::all).collect();
     let set = sets[usize::from(which) % sets.len()];
-    let name: SetName = set.name().parse().unwrap();
+    let name: SetName = set.named(NamePrefix::KUBE).name().parse().unwrap();
     let mut ipset = kernel.ipset().unwrap();
     match what % 9 {
         0 => {

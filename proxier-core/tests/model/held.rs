@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use ipvs::model::{VirtualServerConfig, Weight};
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
+use proxier_core::config::NamePrefix;
 use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::modes::ipvs::wanted::Wanted;
@@ -50,7 +51,7 @@ impl Held {
 
     /// The entries of a set; `None` if there is no such set.
     pub(crate) fn entries(&self, set: SetKey) -> Option<&BTreeSet<String>> {
-        self.state.sets.get(set.name()).map(|(_, entries)| entries)
+        self.state.sets.get(&set.named(NamePrefix::KUBE).name()).map(|(_, entries)| entries)
     }
 
     /// How this differs from what is wanted; a draining real server is no difference.
@@ -91,7 +92,7 @@ impl Held {
         for set in [proxier_core::net::Family::V4, proxier_core::net::Family::V6].into_iter().flat_map(SetKey::all) {
             let wanted: BTreeSet<String> = wanted.entries(set).map(ToString::to_string).collect();
             if self.entries(set) != Some(&wanted) {
-                differences.push(format!("set {set} is {:?}, not {wanted:?}", self.entries(set)));
+                differences.push(format!("set {set:?} is {:?}, not {wanted:?}", self.entries(set)));
             }
         }
         differences

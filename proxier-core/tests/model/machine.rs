@@ -477,7 +477,7 @@ fn check_kept(before: &Held, after: &Held, wanted: &Wanted) {
         let elements = before.entries(set);
         let Some(elements) = elements.filter(|elements| Some(*elements) != after.entries(set)) else { continue };
         for element in wanted.entries(set).map(ToString::to_string).filter(|element| elements.contains(element)) {
-            assert!(after.entries(set).is_some_and(|after| after.contains(&element)), "{element} of {set} went");
+            assert!(after.entries(set).is_some_and(|after| after.contains(&element)), "{element} of {set:?} went");
         }
     }
 }

@@ -7,7 +7,7 @@ use ipset::Element;
 use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Operation, VirtualServerKey};
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::ipvs::sets::SetKey;
+use proxier_core::modes::ipvs::sets::{NamedSet, SetKey};
 use proxier_core::ports::{Ipvs, ItemFailures, Links, PortError, Ports, Sets};
 use proxier_core::snapshot::HostAddresses;
 
@@ -76,39 +76,43 @@ impl Ipvs for Watched<'_, dyn Ipvs + '_> {
 }
 
 impl Sets for Watched<'_, dyn Sets + '_> {
-    fn entries(&mut self, set: SetKey) -> Result<Option<BTreeSet<Element>>, PortError> {
+    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
         self.port.entries(set)
     }
 
-    fn create(&mut self, set: SetKey, room: usize) -> Result<(), PortError> {
+    fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError> {
         self.port.create(set, room)
     }
 
-    fn add(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures {
+    fn add(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
         self.port.add(set, elements)
     }
 
-    fn delete(&mut self, set: SetKey, elements: &[&Element]) -> ItemFailures {
-        self.log.extend(elements.iter().map(|element| Write::DeleteEntry(set, (*element).clone())));
+    fn delete(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
+        self.log.extend(elements.iter().map(|element| Write::DeleteEntry(set.key, (*element).clone())));
         self.port.delete(set, elements)
     }
 
-    fn replace(&mut self, set: SetKey, elements: &[&Element]) -> Result<(), PortError> {
-        self.log.push(Write::Replace(set, elements.iter().map(|element| (*element).clone()).collect()));
+    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<(), PortError> {
+        self.log.push(Write::Replace(set.key, elements.iter().map(|element| (*element).clone()).collect()));
         self.port.replace(set, elements)
     }
 
-    fn has_unfinished(&mut self, set: SetKey) -> Result<bool, PortError> {
+    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
         self.port.has_unfinished(set)
     }
 
-    fn destroy(&mut self, set: SetKey) -> Result<(), PortError> {
+    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
         self.log.push(Write::Destroy);
         self.port.destroy(set)
     }
 }
 
 impl Links for Watched<'_, dyn Links + '_> {
+    fn has_device(&mut self, name: &str) -> Result<bool, PortError> {
+        self.port.has_device(name)
+    }
+
     fn create_device(&mut self, name: &str) -> Result<(), PortError> {
         self.port.create_device(name)
     }

@@ -14,8 +14,10 @@ fn addresses(world: &impl World) -> BTreeSet<IpAddr> {
 pub(crate) fn the_device_is_created_and_deleted(world: &mut impl World) {
     let links = world.ports().links;
     links.delete_device(DEVICE).unwrap();
+    assert_eq!(links.has_device(DEVICE), Ok(false));
     links.create_device(DEVICE).unwrap();
     links.create_device(DEVICE).unwrap();
+    assert_eq!(links.has_device(DEVICE), Ok(true));
     assert_eq!(world.devices()[DEVICE], BTreeSet::new());
     assert_eq!(world.ports().links.bind(DEVICE, &ips(&["10.96.0.1"])), []);
     world.ports().links.delete_device(DEVICE).unwrap();
@@ -28,6 +30,7 @@ pub(crate) fn the_device_is_created_and_deleted(world: &mut impl World) {
 pub(crate) fn something_else_of_that_name_is_left_alone(world: &mut impl World) {
     world.add_interface(DEVICE, &ips(&["192.0.2.1"]));
     let links = world.ports().links;
+    assert_eq!(links.has_device(DEVICE).unwrap_err().kind(), PortErrorKind::Invalid);
     assert_eq!(links.create_device(DEVICE).unwrap_err().kind(), PortErrorKind::Invalid);
     assert_eq!(links.delete_device(DEVICE).unwrap_err().kind(), PortErrorKind::Invalid);
     assert_eq!(addresses(world), [ip("192.0.2.1")].into());

@@ -3,15 +3,16 @@
 use ipset::Element;
 use iptables::{ChainName, Rule, TableName, Transaction};
 use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
+use proxier_core::config::NamePrefix;
 use proxier_core::fake::{Call, FakeKernel, Fault};
-use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
+use proxier_core::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
 
 use super::ports::sets::service;
 use super::ports::{World, at, ips, kinds};
 
-const SET: SetKey = SetKey { family: Family::V4, kind: SetKind::ClusterIp };
+const SET: NamedSet = SetKey { family: Family::V4, kind: SetKind::ClusterIp }.named(NamePrefix::KUBE);
 
 fn servers(count: u16) -> Vec<Operation> {
     let key = |port| VirtualServerKey::tcp(format!("10.96.0.1:{port}").parse().unwrap());

@@ -253,7 +253,8 @@ fn one_missing_part_stops_no_other() {
         let set = proxier_core::modes::ipvs::sets::SetKey::new(
             proxier_core::net::Family::V4,
             proxier_core::modes::ipvs::sets::SetKind::ClusterIp,
-        );
+        )
+        .named(proxier_core::config::NamePrefix::KUBE);
         ports.sets.create(set, 1).unwrap();
         assert_eq!(ports.sysctls.get("net/ipv4/ip_forward").unwrap().len(), 1);
     });

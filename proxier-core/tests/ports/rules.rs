@@ -1,5 +1,6 @@
 use iptables::{ChainName, Edit, Rule, TableName, Transaction};
-use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
+use proxier_core::config::NamePrefix;
+use proxier_core::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use proxier_core::net::Family;
 use proxier_core::ports::{PortError, PortErrorKind};
 
@@ -17,7 +18,7 @@ fn filling(table: TableName, name: &str, rules: &[&str]) -> Transaction {
     change
 }
 
-fn matching(set: SetKey) -> Transaction {
+fn matching(set: NamedSet) -> Transaction {
     let rule = format!("-m set --match-set {set} dst,dst -j MARK --set-xmark 0x4000/0x4000");
     filling(TableName::NAT, "KUBE-SERVICES", &[&rule])
 }
@@ -113,22 +114,22 @@ pub(crate) fn rules_are_listed_while_other_work_is_done(world: &mut impl World) 
 
 pub(crate) fn a_rule_keeps_its_set(world: &mut impl World) {
     for family in FAMILIES {
-        let set = SetKey::new(family, SetKind::ClusterIp);
+        let set = SetKey::new(family, SetKind::ClusterIp).named(NamePrefix::KUBE);
         let ports = world.ports();
         ports.sets.create(set, 1).unwrap();
         ports.rules.restore(family, &matching(set)).unwrap();
         let error = ports.sets.destroy(set).unwrap_err();
         assert_eq!(error.kind(), PortErrorKind::Busy, "{error}");
-        assert!(world.saved_set(set.name()).is_some());
+        assert!(world.saved_set(&set.name()).is_some());
         let ports = world.ports();
         ports.rules.restore(family, &filling(TableName::NAT, "KUBE-SERVICES", &[])).unwrap();
         ports.sets.destroy(set).unwrap();
-        assert!(world.saved_set(set.name()).is_none());
+        assert!(world.saved_set(&set.name()).is_none());
     }
 }
 
 pub(crate) fn a_rule_needs_its_set(world: &mut impl World) {
-    let set = SetKey::new(Family::V4, SetKind::ClusterIp);
+    let set = SetKey::new(Family::V4, SetKind::ClusterIp).named(NamePrefix::KUBE);
     let ports = world.ports();
     assert_eq!(ports.rules.restore(Family::V4, &matching(set)).unwrap_err().kind(), PortErrorKind::NotFound);
     ports.sets.create(set, 1).unwrap();
@@ -141,7 +142,7 @@ pub(crate) fn a_rule_needs_its_set(world: &mut impl World) {
 }
 
 pub(crate) fn a_set_is_replaced_under_a_rule(world: &mut impl World) {
-    let set = SetKey::new(Family::V4, SetKind::ClusterIp);
+    let set = SetKey::new(Family::V4, SetKind::ClusterIp).named(NamePrefix::KUBE);
     world.create_set("create KUBE-CLUSTER-IP hash:ip,port maxelem 64");
     let elements: Vec<_> = (1..=100).map(|port| service("10.96.0.1", port)).collect();
     let ports = world.ports();

@@ -1,14 +1,15 @@
 use std::collections::BTreeSet;
 
 use ipset::{Element, IpSpan, PortRange, Ports, Protocol};
-use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
+use proxier_core::config::NamePrefix;
+use proxier_core::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
 
 use super::{FAMILIES, World, ip, kinds};
 
-fn cluster_ip(family: Family) -> SetKey {
-    SetKey::new(family, SetKind::ClusterIp)
+fn cluster_ip(family: Family) -> NamedSet {
+    SetKey::new(family, SetKind::ClusterIp).named(NamePrefix::KUBE)
 }
 
 /// An entry of a hash:ip,port set.
@@ -25,8 +26,8 @@ fn many(count: u32) -> Vec<Element> {
         .collect()
 }
 
-fn entries(world: &impl World, set: SetKey) -> BTreeSet<String> {
-    world.saved_set(set.name()).unwrap().1
+fn entries(world: &impl World, set: NamedSet) -> BTreeSet<String> {
+    world.saved_set(&set.name()).unwrap().1
 }
 
 pub(crate) fn a_set_is_created_filled_and_destroyed(world: &mut impl World) {
@@ -49,20 +50,20 @@ pub(crate) fn a_set_is_created_filled_and_destroyed(world: &mut impl World) {
         assert_eq!(entries(world, set), wanted);
         world.ports().sets.destroy(set).unwrap();
         world.ports().sets.destroy(set).unwrap();
-        assert_eq!(world.saved_set(set.name()), None);
+        assert_eq!(world.saved_set(&set.name()), None);
     }
 }
 
 pub(crate) fn every_set_is_created_as_kube_proxy_does(world: &mut impl World) {
-    for set in FAMILIES.into_iter().flat_map(SetKey::all) {
+    for set in FAMILIES.into_iter().flat_map(SetKey::all).map(|set| set.named(NamePrefix::KUBE)) {
         world.ports().sets.create(set, 0).unwrap();
-        let options = match (set.kind.set_type().is_bitmap(), set.family) {
+        let options = match (set.key.kind.set_type().is_bitmap(), set.key.family) {
             (true, _) => "range 0-65535",
             (false, Family::V4) => "family inet hashsize 1024 maxelem 65536",
             (false, Family::V6) => "family inet6 hashsize 1024 maxelem 65536",
         };
-        let (line, entries) = world.saved_set(set.name()).unwrap();
-        assert_eq!(line, format!("create {set} {} {options}", set.kind.set_type()));
+        let (line, entries) = world.saved_set(&set.name()).unwrap();
+        assert_eq!(line, format!("create {set} {} {options}", set.key.kind.set_type()));
         assert!(entries.is_empty());
     }
     // One entry of each form comes back as it went in.
@@ -84,7 +85,7 @@ pub(crate) fn every_set_is_created_as_kube_proxy_does(world: &mut impl World) {
         ),
         (SetKind::IpvsIps, Element::Ip(host("10.96.0.1")), "10.96.0.1"),
     ] {
-        let set = SetKey::new(Family::V4, kind);
+        let set = SetKey::new(Family::V4, kind).named(NamePrefix::KUBE);
         let ports = world.ports();
         assert_eq!(ports.sets.add(set, &[&element]), []);
         assert_eq!(ports.sets.entries(set).unwrap(), Some([element].into()));
@@ -96,10 +97,13 @@ pub(crate) fn a_set_of_another_type_is_not_ours(world: &mut impl World) {
     for (set, line) in [
         (cluster_ip(Family::V4), "create KUBE-CLUSTER-IP hash:ip"),
         (cluster_ip(Family::V6), "create KUBE-6-CLUSTER-IP hash:ip,port family inet"),
-        (SetKey::new(Family::V4, SetKind::NodePortTcp), "create KUBE-NODE-PORT-TCP hash:ip,port"),
+        (
+            SetKey::new(Family::V4, SetKind::NodePortTcp).named(NamePrefix::KUBE),
+            "create KUBE-NODE-PORT-TCP hash:ip,port",
+        ),
     ] {
         world.create_set(line);
-        let before = world.saved_set(set.name());
+        let before = world.saved_set(&set.name());
         let sets = world.ports().sets;
         for error in [
             sets.entries(set).unwrap_err(),
@@ -108,9 +112,9 @@ pub(crate) fn a_set_of_another_type_is_not_ours(world: &mut impl World) {
             sets.destroy(set).unwrap_err(),
         ] {
             assert_eq!(error.kind(), PortErrorKind::Invalid, "{error}");
-            assert!(error.to_string().contains(set.name()), "{error}");
+            assert!(error.to_string().contains(&set.name()), "{error}");
         }
-        assert_eq!(world.saved_set(set.name()), before);
+        assert_eq!(world.saved_set(&set.name()), before);
     }
 }
 
@@ -119,7 +123,7 @@ pub(crate) fn a_set_with_options_that_lose_entries_is_not_used(world: &mut impl 
     world.create_set("create KUBE-IPVS-IPS hash:ip netmask 24");
     world.create_set("create KUBE-NODE-PORT-TCP bitmap:port range 1-1000");
     for kind in [SetKind::ClusterIp, SetKind::IpvsIps, SetKind::NodePortTcp] {
-        let set = SetKey::new(Family::V4, kind);
+        let set = SetKey::new(Family::V4, kind).named(NamePrefix::KUBE);
         assert_eq!(world.ports().sets.entries(set).unwrap_err().kind(), PortErrorKind::Invalid);
         // Replacing repairs that.
         world.ports().sets.replace(set, &[]).unwrap();
@@ -154,7 +158,7 @@ pub(crate) fn a_full_set_is_replaced_by_a_roomier_one(world: &mut impl World) {
     assert_eq!(entries(world, set).len(), 64);
     world.ports().sets.replace(set, &wanted).unwrap();
     assert_eq!(world.ports().sets.entries(set).unwrap(), Some(elements.iter().cloned().collect()));
-    let (line, found) = world.saved_set(set.name()).unwrap();
+    let (line, found) = world.saved_set(&set.name()).unwrap();
     assert!(line.ends_with("maxelem 65536"), "{line}");
     assert_eq!(found.len(), 70);
 }
@@ -162,7 +166,7 @@ pub(crate) fn a_full_set_is_replaced_by_a_roomier_one(world: &mut impl World) {
 pub(crate) fn a_set_is_made_with_room(world: &mut impl World) {
     let set = cluster_ip(Family::V4);
     world.ports().sets.create(set, 70_000).unwrap();
-    let (line, _) = world.saved_set(set.name()).unwrap();
+    let (line, _) = world.saved_set(&set.name()).unwrap();
     assert!(line.ends_with("hashsize 65536 maxelem 131072"), "{line}");
     world.ports().sets.destroy(set).unwrap();
     // More than a set's default capacity.
@@ -176,7 +180,7 @@ pub(crate) fn a_set_is_made_with_room(world: &mut impl World) {
     assert!(failures.iter().all(|failure| failure.error.kind() == PortErrorKind::Full));
     sets.replace(set, &wanted).unwrap();
     assert_eq!(sets.entries(set).unwrap().unwrap().len(), 66_000);
-    assert_eq!(world.set_size(set.name()), 66_000);
+    assert_eq!(world.set_size(&set.name()), 66_000);
 }
 
 pub(crate) fn a_set_is_replaced_by_few_changes(world: &mut impl World) {
@@ -193,7 +197,7 @@ pub(crate) fn a_set_is_replaced_by_few_changes(world: &mut impl World) {
 
 pub(crate) fn a_missing_set_comes_complete(world: &mut impl World) {
     for family in FAMILIES {
-        let set = SetKey::new(family, SetKind::NodePortServed);
+        let set = SetKey::new(family, SetKind::NodePortServed).named(NamePrefix::KUBE);
         let address =
             |number: u16| if family == Family::V4 { format!("192.0.2.{number}") } else { format!("fd00::{number}") };
         let elements: Vec<Element> = (1..=200).map(|number| service(&address(number), 30_000)).collect();
@@ -207,13 +211,13 @@ pub(crate) fn a_missing_set_comes_complete(world: &mut impl World) {
         world.ports().sets.replace(set, &wanted).unwrap();
         assert_eq!(entries(world, set).len(), 200);
         assert!(world.saved_set(&left).is_none());
-        let (line, _) = world.saved_set(set.name()).unwrap();
+        let (line, _) = world.saved_set(&set.name()).unwrap();
         assert!(line.ends_with("hashsize 1024 maxelem 65536"), "{line}");
         // A set that cannot be filled is not created.
         world.ports().sets.destroy(set).unwrap();
         let odd = service(if family == Family::V4 { "fd00::1" } else { "192.0.2.1" }, 30_000);
         world.ports().sets.replace(set, &[&elements[0], &odd]).unwrap_err();
-        assert!(world.saved_set(set.name()).is_none() && world.saved_set(&left).is_none());
+        assert!(world.saved_set(&set.name()).is_none() && world.saved_set(&left).is_none());
     }
 }
 

@@ -283,7 +283,7 @@ pub fn clean(configured: &Configured) -> ExitCode {
     };
     let mut cleaned = cleanup(&configured.settings.core, &mut kernel.ports());
     let rules = iptables::remove(&mut kernel.ports());
-    let tables = nftables::cleanup(&nftables::Options::default(), &mut kernel.ports());
+    let tables = nftables::cleanup(&configured.settings.core, &mut kernel.ports());
     for (applied, unread) in [rules, tables] {
         cleaned.unread.extend(unread);
         cleaned.applied.failures.extend(applied.failures);

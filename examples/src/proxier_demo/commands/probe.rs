@@ -105,7 +105,8 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
             let set = proxier_core::modes::ipvs::sets::SetKey::new(
                 Family::V4,
                 proxier_core::modes::ipvs::sets::SetKind::ClusterIp,
-            );
+            )
+            .named(proxier_core::config::NamePrefix::KUBE);
             answer(ports.sets.entries(set).map(|_entries| "it answers".to_owned()))
         }
         _ => ActiveAnswer::Unknown("not asked".to_owned()),

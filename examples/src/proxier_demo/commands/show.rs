@@ -41,7 +41,9 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     }
     let (store, wanted) = services(configured, &host).await;
     let names = Names::new(&store, wanted.desired());
-    let bound: Vec<String> = reading::device_addresses(&host).map(|address| address.to_string()).collect();
+    let names_in_kernel = &configured.settings.core.names;
+    let bound: Vec<String> =
+        reading::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
     let printed = match output {
         Output::Text => text(&entries, &names, bound.len()),
         Output::Json => json::print(&json!({

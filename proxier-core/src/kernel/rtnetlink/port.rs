@@ -95,7 +95,22 @@ fn kind_of_adding(errno: Errno) -> Option<PortErrorKind> {
     }
 }
 
+/// Something that is no dummy device has the name of ours.
+fn taken(doing: &str, link: &Link) -> PortError {
+    let kind = link.kind.as_deref().unwrap_or("no virtual device");
+    let message = format!("{doing}: something else has this name ({kind}); rename or delete it");
+    PortError::new(PortErrorKind::Invalid, message)
+}
+
 impl Links for LinksPort {
+    fn has_device(&mut self, name: &str) -> Result<bool, PortError> {
+        match self.find(name)? {
+            Some(link) if link.is_dummy() => Ok(true),
+            Some(link) => Err(taken(&format!("looking for dummy device {name}"), &link)),
+            None => Ok(false),
+        }
+    }
+
     fn create_device(&mut self, name: &str) -> Result<(), PortError> {
         let doing = format!("creating dummy device {name}");
         match self.call(&doing, |connection| link::create_dummy(connection, name)) {
@@ -108,11 +123,7 @@ impl Links for LinksPort {
         }
         match self.find(name)? {
             Some(link) if link.is_dummy() => Ok(()),
-            Some(link) => {
-                let kind = link.kind.as_deref().unwrap_or("no virtual device");
-                let message = format!("{doing}: something else has this name ({kind}); rename or delete it");
-                Err(PortError::new(PortErrorKind::Invalid, message))
-            }
+            Some(link) => Err(taken(&doing, &link)),
             None => Err(PortError::new(PortErrorKind::Busy, format!("{doing}: it comes and goes"))),
         }
     }

@@ -2,12 +2,12 @@
 
 use ipvs::{Operation, VirtualServerKey};
 
-use crate::config::Config;
+use crate::config::{Config, NamePrefix};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::plan::RulesChange;
 use crate::modes::ipvs::reading;
 use crate::modes::ipvs::rules;
-use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::sets::{NamedSet, SetKey};
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::host::read_host;
 use crate::modes::shared::names::Names;
@@ -37,8 +37,8 @@ impl Cleaned {
 
 /// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: virtual servers that are
 /// ours ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs), the rules of both
-/// families, the sets, the dummy device with its addresses. It uses only `exclude_cidrs` of the configuration: both
-/// families are cleaned whatever is configured.
+/// families, the sets, the dummy device with its addresses. It uses only `exclude_cidrs` and the names of the
+/// configuration: both families are cleaned whatever is configured.
 ///
 /// Values below `/proc/sys` and timeouts stay: their earlier values are not known. What is gone already counts as done, so
 /// a cleanup can be repeated after a failure. A part that this kernel does not have holds nothing of ours.
@@ -51,13 +51,14 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     let served = clean_virtual_servers(&config, ports, &mut cleaned);
     for family in config.families.iter() {
-        clean_rules(family, ports, &mut cleaned);
+        clean_rules(family, config.names.prefix, ports, &mut cleaned);
     }
     if !served {
         // The next cleanup needs the sets and addresses to know which virtual servers are ours.
         return cleaned;
     }
     for set in config.families.iter().flat_map(SetKey::all) {
+        let set = set.named(config.names.prefix);
         match ports.sets.entries(set) {
             Ok(None) => match ports.sets.has_unfinished(set) {
                 Ok(false) => {}
@@ -69,9 +70,9 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
         }
     }
     match ports.links.addresses() {
-        Ok(host) if reading::has_device(&host) => {
-            let outcome = ports.links.delete_device(Config::DUMMY_DEVICE);
-            cleaned.applied.note(Step::delete_device, outcome);
+        Ok(host) if reading::has_device(&host, &config.names) => {
+            let outcome = ports.links.delete_device(config.names.device.as_str());
+            cleaned.applied.note(|| Step::delete_device(&config.names.device), outcome);
         }
         Ok(_) => {}
         Err(error) => cleaned.miss("addresses", error),
@@ -79,7 +80,7 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     cleaned
 }
 
-fn destroy(set: SetKey, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+fn destroy(set: NamedSet, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     let outcome = ports.sets.destroy(set);
     cleaned.applied.note(|| Step::destroy_set(set), outcome);
 }
@@ -96,6 +97,11 @@ impl Cleaned {
 /// Deletes our virtual servers; returns whether none is left.
 fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
     let wanted = Wanted::new(config);
+    // Addresses of another kind of device do not show that a virtual server is ours.
+    if let Err(error) = ports.links.has_device(config.names.device.as_str()) {
+        cleaned.unread.push(Unread::new(format_args!("device {}", config.names.device), error));
+        return false;
+    }
     let host = match read_host(ports.links) {
         Ok(host) => host,
         Err(error) => {
@@ -128,13 +134,13 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
     left == 0
 }
 
-fn clean_rules(family: crate::net::Family, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+fn clean_rules(family: crate::net::Family, prefix: NamePrefix, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     let what = format!("rules of {}", family.name());
     let dump = match ports.rules.dump(family) {
         Ok(dump) => dump,
         Err(error) => return cleaned.miss(what, error),
     };
-    match rules::cleanup(&dump) {
+    match rules::cleanup(&dump, prefix) {
         Ok(changes) if changes.is_empty() => {}
         Ok(changes) => {
             let outcome = ports.rules.restore(family, changes.transaction());

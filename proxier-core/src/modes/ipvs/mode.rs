@@ -15,7 +15,7 @@ use super::plan::{Plan, Planned, whole};
 use super::reading::{self, Readings};
 use super::rules;
 use super::wanted::{Changed, Wanted};
-use crate::config::{Config, Families};
+use crate::config::{Config, Families, KernelNames};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::retry::RulesRetry;
 use crate::modes::{Pass, Refreshed};
@@ -43,6 +43,8 @@ pub struct Options {
 /// IPVS mode of one node.
 #[derive(Debug)]
 pub(crate) struct Mode {
+    /// Names of the device, the sets and the chains.
+    pub(super) names: KernelNames,
     /// Timeouts of IPVS.
     pub(super) timeouts: TimeoutsUpdate,
     /// What iptables and the kernel can do, as far as known.
@@ -94,6 +96,7 @@ pub(super) struct Compared {
 impl Mode {
     pub(crate) fn new(config: &Config, options: &Options, seed: u64) -> Self {
         Mode {
+            names: config.names.clone(),
             timeouts: options.timeouts,
             capabilities: options.capabilities,
             seed,
@@ -184,8 +187,8 @@ impl Mode {
     /// Whether the dummy device has other addresses than known, or is gone.
     pub(crate) fn device_differs(&self, host: &HostAddresses) -> bool {
         let Some(observed) = &self.observed else { return true };
-        let there: BTreeSet<_> = reading::device_addresses(host).collect();
-        !reading::has_device(host) || there != observed.addresses
+        let there: BTreeSet<_> = reading::device_addresses(host, &self.names).collect();
+        !reading::has_device(host, &self.names) || there != observed.addresses
     }
 
     /// The addresses on which an earlier process served node ports, and this one as far as known.
@@ -204,13 +207,19 @@ impl Mode {
         config: &Config,
         ports: &mut Ports<'_>,
     ) -> Result<(), Vec<Unread>> {
-        let Ports { ipvs, sets, rules, .. } = ports;
+        let Ports { ipvs, sets, rules, links, .. } = ports;
         let families: Vec<Family> = config.families.iter().collect();
         let is_settled = self.observed.is_some() && self.leaving.is_empty();
         let mut read = Ok(Observed::new());
         rules.list_meanwhile(&families, &mut || {
             read = reading::read(*ipvs, *sets, host, config, &self.wanted, is_settled);
         });
+        // Addresses of another kind of device are not ours to remove.
+        if let Err(error) = links.has_device(self.names.device.as_str()) {
+            let mut errors = read.err().unwrap_or_default();
+            errors.push(Unread::new(format_args!("device {}", self.names.device), error));
+            read = Err(errors);
+        }
         match read {
             Ok(observed) => {
                 self.observed = Some(observed);

@@ -3,11 +3,13 @@
 
 use std::fmt;
 
-use crate::net::Family;
 use ipset::{InvalidValue, PortRange, Range, SetSpec, SetType};
 
+use crate::config::NamePrefix;
+use crate::net::Family;
+
 macro_rules! sets {
-    ($($(#[$doc:meta])* $kind:ident = $v4:literal, $v6:literal, $set_type:ident, $comment:literal;)*) => {
+    ($($(#[$doc:meta])* $kind:ident = $stem:literal, $set_type:ident, $comment:literal;)*) => {
         /// Which of the sets.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum SetKind {
@@ -38,74 +40,75 @@ macro_rules! sets {
                 }
             }
 
-            fn names(self) -> (&'static str, &'static str) {
+            /// Its name after the prefix.
+            fn stem(self) -> &'static str {
                 match self {
-                    $(SetKind::$kind => ($v4, $v6),)*
+                    $(SetKind::$kind => $stem,)*
                 }
             }
         }
     };
 }
 
-// The IPv6 names are the IPv4 ones with `KUBE-6-` in front, cut to the kernel's 31 bytes.
+// Each with its name after the prefix.
 sets! {
     /// Endpoints on this node with themselves as source: hairpin traffic, which has to be masqueraded.
-    LoopBack = "KUBE-LOOP-BACK", "KUBE-6-LOOP-BACK", HashIpPortIp,
+    LoopBack = "LOOP-BACK", HashIpPortIp,
         "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose";
     /// Cluster IPs with their ports.
-    ClusterIp = "KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", HashIpPort,
+    ClusterIp = "CLUSTER-IP", HashIpPort,
         "Kubernetes service cluster ip + port for masquerade purpose";
     /// External IPs of Services whose external traffic may go to any node.
-    ExternalIp = "KUBE-EXTERNAL-IP", "KUBE-6-EXTERNAL-IP", HashIpPort,
+    ExternalIp = "EXTERNAL-IP", HashIpPort,
         "Kubernetes service external ip + port for masquerade and filter purpose";
     /// External IPs of Services with `externalTrafficPolicy: Local`.
-    ExternalIpLocal = "KUBE-EXTERNAL-IP-LOCAL", "KUBE-6-EXTERNAL-IP-LOCAL", HashIpPort,
+    ExternalIpLocal = "EXTERNAL-IP-LOCAL", HashIpPort,
         "Kubernetes service external ip + port with externalTrafficPolicy=local";
     /// Addresses of load balancers.
-    LoadBalancer = "KUBE-LOAD-BALANCER", "KUBE-6-LOAD-BALANCER", HashIpPort, "Kubernetes service lb portal";
+    LoadBalancer = "LOAD-BALANCER", HashIpPort, "Kubernetes service lb portal";
     /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
-    LoadBalancerLocal = "KUBE-LOAD-BALANCER-LOCAL", "KUBE-6-LOAD-BALANCER-LOCAL", HashIpPort,
+    LoadBalancerLocal = "LOAD-BALANCER-LOCAL", HashIpPort,
         "Kubernetes service load balancer ip + port with externalTrafficPolicy=local";
     /// Those with source ranges.
-    LoadBalancerFirewall = "KUBE-LOAD-BALANCER-FW", "KUBE-6-LOAD-BALANCER-FW", HashIpPort,
+    LoadBalancerFirewall = "LOAD-BALANCER-FW", HashIpPort,
         "Kubernetes service load balancer ip + port for load balancer with sourceRange";
     /// Those that this node itself may use, with themselves as source.
-    LoadBalancerSourceIp = "KUBE-LOAD-BALANCER-SOURCE-IP", "KUBE-6-LOAD-BALANCER-SOURCE-IP", HashIpPortIp,
+    LoadBalancerSourceIp = "LOAD-BALANCER-SOURCE-IP", HashIpPortIp,
         "Kubernetes service load balancer ip + port + source IP for packet filter purpose";
     /// Those with the networks that may use them.
-    LoadBalancerSourceCidr = "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-LOAD-BALANCER-SOURCE-CID", HashIpPortNet,
+    LoadBalancerSourceCidr = "LOAD-BALANCER-SOURCE-CIDR", HashIpPortNet,
         "Kubernetes service load balancer ip + port + source cidr for packet filter purpose";
     /// TCP and UDP node ports with each address on which they are served. No rule refers to it: it shows which virtual
     /// servers are ours ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)), which a port alone does not. Stands before
     /// the bitmaps in the order of this type, so that a port is written here first.
-    NodePortServed = "KUBE-NODE-PORT-SERVED", "KUBE-6-NODE-PORT-SERVED", HashIpPort,
+    NodePortServed = "NODE-PORT-SERVED", HashIpPort,
         "node ports with the addresses on which this proxy serves them";
     /// TCP node ports.
-    NodePortTcp = "KUBE-NODE-PORT-TCP", "KUBE-6-NODE-PORT-TCP", BitmapPort,
+    NodePortTcp = "NODE-PORT-TCP", BitmapPort,
         "Kubernetes nodeport TCP port for masquerade purpose";
     /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
-    NodePortLocalTcp = "KUBE-NODE-PORT-LOCAL-TCP", "KUBE-6-NODE-PORT-LOCAL-TCP", BitmapPort,
+    NodePortLocalTcp = "NODE-PORT-LOCAL-TCP", BitmapPort,
         "Kubernetes nodeport TCP port with externalTrafficPolicy=local";
     /// UDP node ports.
-    NodePortUdp = "KUBE-NODE-PORT-UDP", "KUBE-6-NODE-PORT-UDP", BitmapPort,
+    NodePortUdp = "NODE-PORT-UDP", BitmapPort,
         "Kubernetes nodeport UDP port for masquerade purpose";
     /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
-    NodePortLocalUdp = "KUBE-NODE-PORT-LOCAL-UDP", "KUBE-6-NODE-PORT-LOCAL-UDP", BitmapPort,
+    NodePortLocalUdp = "NODE-PORT-LOCAL-UDP", BitmapPort,
         "Kubernetes nodeport UDP port with externalTrafficPolicy=local";
     /// SCTP node ports, with each node address: a bitmap of ports does not record protocols.
-    NodePortSctp = "KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH", HashIpPort,
+    NodePortSctp = "NODE-PORT-SCTP-HASH", HashIpPort,
         "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'";
     /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
-    NodePortLocalSctp = "KUBE-NODE-PORT-LOCAL-SCTP-HASH", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS", HashIpPort,
+    NodePortLocalSctp = "NODE-PORT-LOCAL-SCTP-HASH", HashIpPort,
         "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'";
     /// Ports on which nodes say whether they have local endpoints.
-    HealthCheckNodePort = "KUBE-HEALTH-CHECK-NODE-PORT", "KUBE-6-HEALTH-CHECK-NODE-PORT", BitmapPort,
+    HealthCheckNodePort = "HEALTH-CHECK-NODE-PORT", BitmapPort,
         "Kubernetes health check node port";
     /// The addresses bound to the dummy device.
-    IpvsIps = "KUBE-IPVS-IPS", "KUBE-6-IPVS-IPS", HashIp, "Addresses on the ipvs interface";
+    IpvsIps = "IPVS-IPS", HashIp, "Addresses on the ipvs interface";
 }
 
-/// One set: which, and of which family. Prints as its name.
+/// One set: which, and of which family. Whose it is, and so its name, says [`NamedSet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SetKey {
     /// Family of its addresses; the port bitmaps are kept for each family too.
@@ -125,29 +128,47 @@ impl SetKey {
         SetKind::ALL.into_iter().map(move |kind| SetKey { family, kind })
     }
 
-    /// The set's name in the kernel.
-    pub fn name(self) -> &'static str {
-        let (v4, v6) = self.kind.names();
-        match self.family {
-            Family::V4 => v4,
-            Family::V6 => v6,
-        }
+    /// The set of the proxy whose names begin so.
+    pub const fn named(self, prefix: NamePrefix) -> NamedSet {
+        NamedSet { key: self, prefix }
+    }
+}
+
+/// A set of one proxy, as the kernel knows it. Prints as its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NamedSet {
+    /// Which set, and of which family.
+    pub key: SetKey,
+    /// What its name begins with.
+    pub prefix: NamePrefix,
+}
+
+impl NamedSet {
+    /// The longest name that the kernel keeps, in bytes (`IPSET_MAXNAMELEN` less the NUL).
+    const MAX_LEN: usize = 31;
+
+    /// The set's name in the kernel: prefix and kind, with `6-` between for IPv6, cut to 31 bytes.
+    pub fn name(&self) -> String {
+        let of_family = match self.key.family {
+            Family::V4 => "",
+            Family::V6 => "6-",
+        };
+        let mut name = format!("{}{of_family}{}", self.prefix, self.key.kind.stem());
+        name.truncate(Self::MAX_LEN);
+        name
     }
 
     /// How to create it: as kube-proxy does, with 1,024 buckets and at most 65,536 entries; bitmaps for every port.
     ///
     /// # Errors
-    /// None in practice: every name in the table fits.
-    pub fn spec(self) -> Result<SetSpec, InvalidValue> {
-        let set_type = self.kind.set_type();
+    /// None in practice: the name of every set fits, whatever the prefix.
+    pub fn spec(&self) -> Result<SetSpec, InvalidValue> {
+        let set_type = self.key.kind.set_type();
         let mut spec = SetSpec::new(self.name().parse()?, set_type);
         if set_type.is_bitmap() {
             spec.options.range = Some(Range::Ports(PortRange::ALL));
         } else {
-            spec.options.family = match self.family {
-                Family::V4 => ipset::Family::Inet,
-                Family::V6 => ipset::Family::Inet6,
-            };
+            spec.options.family = self.key.family.into();
             spec.options.hashsize = Some(1024);
             spec.options.maxelem = Some(65_536);
         }
@@ -155,9 +176,9 @@ impl SetKey {
     }
 }
 
-impl fmt::Display for SetKey {
+impl fmt::Display for NamedSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        f.pad(&self.name())
     }
 }
 
@@ -167,22 +188,40 @@ mod tests {
 
     use super::*;
 
+    fn sets(prefix: NamePrefix) -> impl Iterator<Item = NamedSet> {
+        Family::ALL.into_iter().flat_map(SetKey::all).map(move |set| set.named(prefix))
+    }
+
     #[test]
-    fn names_follow_the_rule_and_fit() {
+    fn kube_proxys_names() {
+        let names: BTreeSet<String> = sets(NamePrefix::KUBE).map(|set| set.name()).collect();
+        assert_eq!(names.len(), 36);
+        // pkg/proxy/ipvs/ipset.go, where IPv6 names are cut by hand.
+        for name in [
+            "KUBE-CLUSTER-IP",
+            "KUBE-6-CLUSTER-IP",
+            "KUBE-LOAD-BALANCER-SOURCE-CIDR",
+            "KUBE-6-LOAD-BALANCER-SOURCE-CID",
+            "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
+            "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS",
+            "KUBE-6-HEALTH-CHECK-NODE-PORT",
+        ] {
+            assert!(names.contains(name), "{name}");
+        }
+        assert_eq!(SetKind::ALL.into_iter().filter(|kind| kind.is_of_kube_proxy()).count(), 17);
+    }
+
+    #[test]
+    fn names_fit_and_differ_whatever_the_prefix() {
         let mut seen = BTreeSet::new();
-        for kind in SetKind::ALL {
-            let v4 = SetKey::new(Family::V4, kind).name();
-            let v6 = SetKey::new(Family::V6, kind).name();
-            let expected: String = v4.replacen("KUBE-", "KUBE-6-", 1).chars().take(31).collect();
-            assert_eq!(v6, expected);
-            assert!(seen.insert(v4) && seen.insert(v6));
-            for family in [Family::V4, Family::V6] {
-                let spec = SetKey::new(family, kind).spec().unwrap();
+        for prefix in ["KUBE-", "A-", "A6-", "NODE1-", "NODE2-", "KUBE--", "N-"] {
+            for set in sets(prefix.parse().unwrap()) {
+                assert!(seen.insert(set.name()), "{set} is the name of two sets");
+                let spec = set.spec().unwrap();
                 spec.check().unwrap();
-                assert!(spec.to_string().starts_with(&format!("create {} ", SetKey::new(family, kind))));
+                assert!(spec.to_string().starts_with(&format!("create {set} ")));
             }
         }
-        assert_eq!(seen.len(), 36);
-        assert_eq!(SetKind::ALL.into_iter().filter(|kind| kind.is_of_kube_proxy()).count(), 17);
+        assert_eq!(seen.len(), 7 * 36);
     }
 }

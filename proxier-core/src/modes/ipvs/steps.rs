@@ -8,7 +8,8 @@ use ipvs::model::{Persistence, TimeoutsUpdate, VirtualServer, Weight};
 use ipvs::{Operation, RealServer, VirtualServerKey};
 
 use super::plan::{Plan, RulesChange};
-use super::sets::SetKey;
+use super::sets::{NamedSet, SetKey};
+use crate::config::KernelNames;
 use crate::modes::shared::names::Names;
 use crate::net::FrontendKey;
 use crate::reconciler::step::{Action, Part, Step};
@@ -30,15 +31,15 @@ impl Step {
         Step::new(Action::Change, Part::Timeouts, "ipvs").with(detail)
     }
 
-    pub(crate) fn create_set(set: SetKey) -> Self {
-        Step::new(Action::Add, Part::Set, set).with(set.kind.set_type())
+    pub(crate) fn create_set(set: NamedSet) -> Self {
+        Step::new(Action::Add, Part::Set, set).with(set.key.kind.set_type())
     }
 
-    pub(crate) fn destroy_set(set: SetKey) -> Self {
+    pub(crate) fn destroy_set(set: NamedSet) -> Self {
         Step::new(Action::Delete, Part::Set, set)
     }
 
-    pub(crate) fn entry(action: Action, set: SetKey, element: &Element) -> Self {
+    pub(crate) fn entry(action: Action, set: NamedSet, element: &Element) -> Self {
         Step::new(action, Part::Entry, set).with(element)
     }
 
@@ -96,17 +97,20 @@ impl fmt::Display for Shown<'_> {
 impl Plan {
     /// The operations, in the order in which they are carried out.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
-        let entries = |action, (set, elements): (&'a SetKey, &'a Vec<Element>)| {
-            elements.iter().map(move |of| Step::entry(action, *set, of))
+        let KernelNames { device, prefix, .. } = &self.names;
+        let named = |set: &SetKey| set.named(*prefix);
+        let entries = move |action, (set, elements): (&'a SetKey, &'a Vec<Element>)| {
+            elements.iter().map(move |of| Step::entry(action, named(set), of))
         };
-        let addresses = |action, of: &'a [IpAddr]| of.iter().map(move |address| Step::address(action, *address));
+        let addresses =
+            move |action, of: &'a [IpAddr]| of.iter().map(move |address| Step::address(action, *address, device));
         let operations = |of: &'a [Operation]| of.iter().map(move |operation| Step::operation(operation, names));
         self.create_device
-            .then(Step::device)
+            .then(|| Step::device(device))
             .into_iter()
             .chain(self.sysctls.iter().map(Step::sysctl))
             .chain(self.timeouts.iter().map(Step::timeouts))
-            .chain(self.create_sets.iter().copied().map(Step::create_set))
+            .chain(self.create_sets.iter().map(move |set| Step::create_set(named(set))))
             .chain(self.add_entries.iter().flat_map(move |of| entries(Action::Add, of)))
             .chain(operations(&self.serve_first))
             .chain(addresses(Action::Add, &self.bind_first))

@@ -2,20 +2,21 @@
 
 use nftables::Transaction;
 
-use super::layout::OWNED;
-use super::mode::Options;
+use super::layout::{self, OWNED};
+use crate::config::Config;
 use crate::net::Family;
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports};
 use crate::reconciler::report::{Applied, Unread};
 use crate::reconciler::step::{Action, Part, Step};
 
 /// Removes the tables of both families that this mode has made, and nothing else. Returns what was removed and what was not,
-/// and the tables that could not be read. What is gone already counts as done, and so does a kernel without nf_tables.
-pub fn cleanup(options: &Options, ports: &mut Ports<'_>) -> (Applied, Vec<Unread>) {
+/// and the tables that could not be read. It uses only the names of the configuration. What is gone already counts as done,
+/// and so does a kernel without nf_tables.
+pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> (Applied, Vec<Unread>) {
     let mut applied = Applied::default();
     let mut unread = Vec::new();
     for family in Family::ALL {
-        let table = super::layout::table(family, &options.table);
+        let table = layout::table(family, &layout::table_name(&config.names));
         match ports.tables.has_chain(&table, OWNED) {
             Ok(true) => {
                 let mut transaction = Transaction::new();

@@ -11,7 +11,7 @@ use nftables::{
 
 use super::lower::SetName;
 use super::pick::Slot;
-use crate::config::{Config, LocalTraffic};
+use crate::config::{Config, KernelNames, LocalTraffic};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
 
@@ -76,13 +76,23 @@ fn unnamed() -> Name {
     Name::new("unnamed").unwrap()
 }
 
+/// The name of the tables.
+pub(super) fn table_name(names: &KernelNames) -> Name {
+    chain(names.table.as_str())
+}
+
 /// The table of a family.
 pub(super) fn table(family: Family, name: &Name) -> TableKey {
-    let family = match family {
-        Family::V4 => NftFamily::Ip,
-        Family::V6 => NftFamily::Ip6,
-    };
-    TableKey { family, name: name.clone() }
+    TableKey { family: family.into(), name: name.clone() }
+}
+
+impl From<Family> for NftFamily {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::V4 => NftFamily::Ip,
+            Family::V6 => NftFamily::Ip6,
+        }
+    }
 }
 
 impl Layout {

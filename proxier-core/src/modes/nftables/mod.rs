@@ -51,7 +51,6 @@ mod wanted;
 pub use cleanup::cleanup;
 pub use layout::{Layout, MasqueradeRule};
 pub use lower::{Item, SetName, lower};
-pub use mode::Options;
 pub(crate) use mode::{Mode, Prepared};
 pub use pick::{Affinity, Marks, Pick, SharedChain, Slot, Split};
 pub use plan::Plan;

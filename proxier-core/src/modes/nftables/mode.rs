@@ -6,12 +6,13 @@ use std::net::SocketAddr;
 use nftables::Name;
 
 use super::apply::{Written, apply};
-use super::layout::Layout;
+use super::layout::{Layout, table_name};
 use super::lower::Treatment;
 use super::observed::Observed;
 use super::plan::{Fate, Plan, TablePlan};
 use super::slots::Slots;
 use super::wanted::{Changed, Wanted};
+use crate::config::Config;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::{flows, sysctls};
 use crate::modes::{Pass, Refreshed};
@@ -22,21 +23,6 @@ use crate::reconciler::safeguard::{Kernel, Safeguard, Stopped};
 use crate::reconciler::step::{Part, Step};
 use crate::service::{Frontend, NodeFacts};
 use crate::snapshot::{ObjectKey, Store};
-
-/// Settings of nftables mode.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Options {
-    /// Name of the tables, one of family `ip` and one of family `ip6`. Default `proxier`. A table of this name that somebody
-    /// else made is never touched; the family is then not served.
-    pub table: Name,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { table: super::layout::chain("proxier") }
-    }
-}
 
 /// nftables mode of one node.
 #[derive(Debug)]
@@ -88,9 +74,9 @@ pub(crate) struct Prepared {
 }
 
 impl Mode {
-    pub(crate) fn new(options: &Options) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         Mode {
-            table: options.table.clone(),
+            table: table_name(&config.names),
             wanted: Wanted::new(),
             changed: Changed::default(),
             known: None,

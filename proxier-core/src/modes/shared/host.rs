@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::config::Config;
+use crate::config::KernelNames;
 use crate::ports::Links;
 use crate::reconciler::report::Unread;
 use crate::snapshot::HostAddresses;
@@ -15,8 +15,8 @@ pub fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
     links.addresses().map_err(|error| Unread::new("addresses", error))
 }
 
-/// The addresses of interfaces other than the dummy device.
-pub fn other_addresses(host: &HostAddresses) -> impl Iterator<Item = IpAddr> {
-    let others = host.interfaces.iter().filter(|(interface, _)| *interface != Config::DUMMY_DEVICE);
+/// The addresses of interfaces other than proxies' devices.
+pub fn other_addresses<'a>(host: &'a HostAddresses, names: &'a KernelNames) -> impl Iterator<Item = IpAddr> + 'a {
+    let others = host.interfaces.iter().filter(|(interface, _)| !names.is_of_a_proxy(interface));
     others.flat_map(|(_, addresses)| addresses).map(IpAddr::to_canonical)
 }

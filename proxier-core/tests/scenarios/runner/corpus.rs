@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use ipset::Entry;
 use proxier_core::config::Config;
+use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::net::Family;
 use proxier_core::objects::ConfigObject;
@@ -85,7 +86,7 @@ fn expect(line: &Value) -> Value {
             addresses.push(format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 }));
         }
         for set in SetKey::all(family) {
-            let texts = state["ipsets"][set.name()].as_array().cloned().unwrap_or_default();
+            let texts = state["ipsets"][set.named(NamePrefix::KUBE).name()].as_array().cloned().unwrap_or_default();
             let parsed = texts.iter().map(|text| {
                 let text: String = text.as_str().unwrap().chars().filter(|c| !c.is_whitespace()).collect();
                 Entry::parse(set.kind.set_type(), &text).unwrap().to_string()
@@ -101,7 +102,7 @@ fn expect(line: &Value) -> Value {
     }
     let mut sets = String::new();
     for (set, entries) in entries {
-        sets.extend(entries.iter().map(|entry| format!("add {set} {entry}\n")));
+        sets.extend(entries.iter().map(|entry| format!("add {} {entry}\n", set.named(NamePrefix::KUBE))));
     }
     let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
     let mut expect = json!({"ipvsadm": or_none(servers), "ipset": or_none(sets), "addresses": addresses});
@@ -149,7 +150,9 @@ fn append(text: &mut String, new: fmt::Arguments<'_>) {
 /// The chains as text, with the rule that external IPs with policy Local are not rejected. The later chain
 /// `KUBE-IPVS-OUT-FILTER` is derived from the sets.
 fn chains(family: Family, tables: &Value, entries: &BTreeMap<SetKey, Vec<String>>) -> String {
-    let set = |end: &str| SetKey::all(family).find(|set| set.name().ends_with(end)).unwrap();
+    let set = |end: &str| {
+        SetKey::all(family).map(|set| set.named(NamePrefix::KUBE)).find(|set| set.name().ends_with(end)).unwrap()
+    };
     let external = format!("-m set --match-set {} dst,dst -j RETURN", set("-EXTERNAL-IP"));
     let mut text = String::new();
     for (table, chains) in tables.as_object().unwrap() {
@@ -166,7 +169,10 @@ fn chains(family: Family, tables: &Value, entries: &BTreeMap<SetKey, Vec<String>
         }
         if table == "filter" {
             text.push_str(":KUBE-IPVS-OUT-FILTER - [0:0]\n");
-            text.push_str(&barred(&entries[&set("-LOAD-BALANCER-FW")], &entries[&set("-LOAD-BALANCER-SOURCE-IP")]));
+            text.push_str(&barred(
+                &entries[&set("-LOAD-BALANCER-FW").key],
+                &entries[&set("-LOAD-BALANCER-SOURCE-IP").key],
+            ));
         }
     }
     text

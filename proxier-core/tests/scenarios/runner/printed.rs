@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use iptables::Rule;
+use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::rules::Rules;
 use proxier_core::modes::ipvs::wanted::Wanted;
-use proxier_core::net::Family;
 use proxier_core::snapshot::Rejection;
 
 /// The tools' output and the reports, each part sorted.
@@ -156,12 +156,9 @@ pub(crate) fn without_comments(rules: &[String]) -> Vec<String> {
 /// The wanted rules, as `iptables-save` prints them.
 pub(crate) fn wanted_rules(rules: &Rules) -> Vec<String> {
     let host = iptables::fake::FakeHost::new();
-    let family = match rules.family() {
-        Family::V4 => iptables::Family::Ipv4,
-        Family::V6 => iptables::Family::Ipv6,
-    };
+    let family = iptables::Family::from(rules.family());
     for set in proxier_core::modes::ipvs::sets::SetKey::all(rules.family()) {
-        host.add_set(set.name());
+        host.add_set(&set.named(NamePrefix::KUBE).name());
     }
     let iptables = iptables::Iptables::open(host, family, iptables::Backend::Legacy).unwrap();
     let changes = rules.changes(&iptables.dump().unwrap()).unwrap();

@@ -3,6 +3,7 @@
 use ipset::{Element, Entry};
 use ipvs::text::{Ruleset, Statement};
 use ipvs::{Operation, RealServer, VirtualServer, VirtualServerKey};
+use proxier_core::config::NamePrefix;
 use proxier_core::modes::ipvs::diff::{diff, diff_changed};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, compile};
@@ -79,7 +80,8 @@ impl Subject for Pure {
         }
         self.rejections = rejections;
         self.observed.host_addresses =
-            proxier_core::modes::shared::host::other_addresses(&change.world.host()).collect();
+            proxier_core::modes::shared::host::other_addresses(&change.world.host(), &self.facts.config().names)
+                .collect();
         let config = self.facts.config();
         let everything = diff(&self.wanted, &self.observed, config);
         let small = diff_changed(&self.wanted, &self.observed, &noted, config);
@@ -108,11 +110,9 @@ impl Subject for Pure {
                 real_servers: server.real_servers.to_vec(),
             });
         }
-        let entries = self
-            .observed
-            .sets
-            .iter()
-            .flat_map(|(set, elements)| elements.iter().map(move |element| format!("add {set} {element}")));
+        let entries = self.observed.sets.iter().flat_map(|(set, elements)| {
+            elements.iter().map(move |element| format!("add {} {element}", set.named(NamePrefix::KUBE)))
+        });
         let prefix = |address: &std::net::IpAddr| if address.is_ipv4() { 32 } else { 128 };
         let addresses = self.observed.addresses.iter().map(|address| format!("{address}/{}", prefix(address)));
         let wanted = |family: Family| {
@@ -150,7 +150,10 @@ fn edit(observed: &mut Observed, edit: &KernelEdit) -> bool {
     for line in edit.ipset.lines() {
         let mut words = line.split(' ');
         let (command, name) = (words.next().unwrap(), words.next().unwrap());
-        let set = *sets.iter().find(|set| set.name() == name).unwrap_or_else(|| panic!("{line}: not a set of ours"));
+        let set = *sets
+            .iter()
+            .find(|set| set.named(NamePrefix::KUBE).name() == name)
+            .unwrap_or_else(|| panic!("{line}: not a set of ours"));
         let rest = words.next();
         let element = || -> Element { Entry::parse(set.kind.set_type(), rest.unwrap()).unwrap().element };
         let elements = observed.sets.entry(set).or_default();

@@ -9,12 +9,12 @@ use std::net::IpAddr;
 use ipset::Element;
 use ipvs::{RealServerKey, VirtualServerKey};
 
-use crate::config::Config;
+use crate::config::KernelNames;
 use crate::modes::ipvs::held::Needs;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::{Plan, RulesChange};
 use crate::modes::ipvs::rules::Capabilities;
-use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::names::Names;
 use crate::net::Family;
@@ -48,7 +48,7 @@ pub struct Effects {
 /// A virtual server that cannot be deleted keeps its entries and its address: they show that it is ours, and guard it.
 /// Without them it would count as somebody else's and stay for ever, open to everybody.
 ///
-/// A virtual server with source ranges is made only once they hold: the kernel has its entry in `KUBE-LOAD-BALANCER-FW` and
+/// A virtual server with source ranges is made only once they hold: the kernel has its entry in [`SetKind::LoadBalancerFirewall`] and
 /// the rules it needs ([`Plan::guarded`]).
 ///
 /// After a failure or a surprise ([`Effects::surprises`]) `observed` may be out of date: read it again.
@@ -63,6 +63,7 @@ pub fn apply(
         wanted,
         observed,
         names,
+        kernel: &plan.names,
         applied: Applied::default(),
         effects: Effects::default(),
         missing: BTreeSet::new(),
@@ -71,8 +72,8 @@ pub fn apply(
     };
     let mut device = true;
     if plan.create_device {
-        let outcome = ports.links.create_device(Config::DUMMY_DEVICE);
-        device = run.applied.note(Step::device, outcome);
+        let outcome = ports.links.create_device(plan.names.device.as_str());
+        device = run.applied.note(|| Step::device(&plan.names.device), outcome);
     }
     for change in &plan.sysctls {
         let outcome = ports.sysctls.set(&change.path, &change.to);
@@ -131,6 +132,8 @@ struct Run<'a, 'n> {
     wanted: &'a Wanted,
     observed: &'a mut Observed,
     names: &'a Names<'n>,
+    /// Names of the device and the sets.
+    kernel: &'a KernelNames,
     applied: Applied,
     effects: Effects,
     /// Sets that could not be created.
@@ -156,6 +159,10 @@ fn split<T>(items: &[T], mut failures: ItemFailures) -> (Vec<&T>, Vec<(&T, PortE
 }
 
 impl Run<'_, '_> {
+    fn named(&self, set: SetKey) -> NamedSet {
+        set.named(self.kernel.prefix)
+    }
+
     /// Restores rules; returns the families whose rules could not be restored.
     fn restore(&mut self, rules: &[RulesChange], ports: &mut Ports<'_>) -> BTreeSet<Family> {
         let mut possible = Vec::with_capacity(rules.len());
@@ -163,7 +170,7 @@ impl Run<'_, '_> {
             // No rule refers to this proxy's own set.
             let referred = |set: &&SetKey| set.family == change.family && set.kind.is_of_kube_proxy();
             match self.missing.iter().find(referred) {
-                Some(set) => self.applied.fail(Step::rules(change), skipped::not_without_set(*set)),
+                Some(set) => self.applied.fail(Step::rules(change), skipped::not_without_set(self.named(*set))),
                 None => possible.push(change),
             }
         }
@@ -206,7 +213,8 @@ impl Run<'_, '_> {
         if self.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
             return Some(skipped::not_without_rules(key));
         }
-        (has_ranges && self.observed.firewall_entry(key).is_none()).then(|| skipped::not_without_entry(key))
+        (has_ranges && self.observed.firewall_entry(key).is_none())
+            .then(|| skipped::not_without_entry(key, self.kernel.prefix))
     }
 
     /// After the kernel refused rules, tries them without optional matches that it may lack.
@@ -231,8 +239,9 @@ impl Run<'_, '_> {
     }
 
     fn create_set(&mut self, set: SetKey, sets: &mut dyn Sets) {
-        let outcome = sets.create(set, self.wanted.entries(set).count());
-        if self.applied.note(|| Step::create_set(set), outcome) {
+        let named = self.named(set);
+        let outcome = sets.create(named, self.wanted.entries(set).count());
+        if self.applied.note(|| Step::create_set(named), outcome) {
             self.observed.sets.entry(set).or_default();
         } else {
             self.missing.insert(set);
@@ -244,8 +253,9 @@ impl Run<'_, '_> {
     fn create_filled(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
         let all: BTreeSet<&Element> = elements.iter().chain(self.wanted.entries(set)).collect();
         let refs: Vec<&Element> = all.iter().copied().collect();
-        let outcome = sets.replace(set, &refs);
-        if self.applied.note(|| Step::create_set(set), outcome) {
+        let named = self.named(set);
+        let outcome = sets.replace(named, &refs);
+        if self.applied.note(|| Step::create_set(named), outcome) {
             self.applied.count(Part::Entry, Action::Add, all.len());
             self.observed.sets.insert(set, all.into_iter().cloned().collect());
         } else {
@@ -254,20 +264,21 @@ impl Run<'_, '_> {
     }
 
     fn add_entries(&mut self, set: SetKey, elements: &[Element], sets: &mut dyn Sets) {
+        let named = self.named(set);
         if self.missing.contains(&set) {
             for element in elements {
-                self.applied.fail(Step::entry(Action::Add, set, element), skipped::not_without_set(set));
+                self.applied.fail(Step::entry(Action::Add, named, element), skipped::not_without_set(named));
             }
             return;
         }
         let refs: Vec<&Element> = elements.iter().collect();
-        let (done, mut failed) = split(&refs, sets.add(set, &refs));
+        let (done, mut failed) = split(&refs, sets.add(named, &refs));
         if failed.iter().any(|(_, error)| error.kind() == PortErrorKind::Full) {
             // Entries to delete stay for now: virtual servers may still need them.
             let there: BTreeSet<&Element> = self.observed.sets.get(&set).into_iter().flatten().collect();
             let all: Vec<&Element> =
                 there.into_iter().chain(self.wanted.entries(set)).collect::<BTreeSet<_>>().into_iter().collect();
-            match sets.replace(set, &all) {
+            match sets.replace(named, &all) {
                 Ok(()) => {
                     self.applied.count(Part::Entry, Action::Add, elements.len());
                     let all = all.into_iter().cloned().collect();
@@ -283,20 +294,21 @@ impl Run<'_, '_> {
             self.observed.sets.entry(set).or_default().extend(done);
         }
         for (element, error) in failed {
-            self.applied.fail(Step::entry(Action::Add, set, element), error);
+            self.applied.fail(Step::entry(Action::Add, named, element), error);
         }
     }
 
     fn delete_entries(&mut self, set: SetKey, elements: &[Element], needs: &Needs, sets: &mut dyn Sets) {
+        let named = self.named(set);
         let mut refs: Vec<&Element> = Vec::with_capacity(elements.len());
         for element in elements {
             if needs.entry(set, element) {
-                self.applied.fail(Step::entry(Action::Delete, set, element), skipped::needed());
+                self.applied.fail(Step::entry(Action::Delete, named, element), skipped::needed());
             } else {
                 refs.push(element);
             }
         }
-        let (done, failed) = split(&refs, sets.delete(set, &refs));
+        let (done, failed) = split(&refs, sets.delete(named, &refs));
         self.applied.count(Part::Entry, Action::Delete, done.len());
         if let Some(entries) = self.observed.sets.get_mut(&set) {
             for element in done {
@@ -304,7 +316,7 @@ impl Run<'_, '_> {
             }
         }
         for (element, error) in failed {
-            self.applied.fail(Step::entry(Action::Delete, set, element), error);
+            self.applied.fail(Step::entry(Action::Delete, named, element), error);
         }
     }
 
@@ -312,16 +324,20 @@ impl Run<'_, '_> {
         let (skipped, wanted): (Vec<IpAddr>, Vec<IpAddr>) =
             addresses.iter().partition(|address| !device || unserved.contains(address));
         if !wanted.is_empty() {
-            let (done, failed) = split(&wanted, ports.links.bind(Config::DUMMY_DEVICE, &wanted));
+            let (done, failed) = split(&wanted, ports.links.bind(self.kernel.device.as_str(), &wanted));
             self.applied.count(Part::Address, Action::Add, done.len());
             self.observed.addresses.extend(done);
             for (address, error) in failed {
-                self.applied.fail(Step::address(Action::Add, *address), error);
+                self.applied.fail(Step::address(Action::Add, *address, &self.kernel.device), error);
             }
         }
         for address in skipped {
-            let why = if device { skipped::bound_too_early(address) } else { skipped::not_without_device(address) };
-            self.applied.fail(Step::address(Action::Add, address), why);
+            let why = if device {
+                skipped::bound_too_early(address)
+            } else {
+                skipped::not_without_device(address, &self.kernel.device)
+            };
+            self.applied.fail(Step::address(Action::Add, address, &self.kernel.device), why);
         }
     }
 
@@ -329,7 +345,7 @@ impl Run<'_, '_> {
         let mut going: Vec<IpAddr> = Vec::with_capacity(addresses.len());
         for address in addresses {
             if needs.address(address) {
-                self.applied.fail(Step::address(Action::Delete, *address), skipped::needed());
+                self.applied.fail(Step::address(Action::Delete, *address, &self.kernel.device), skipped::needed());
             } else {
                 going.push(*address);
             }
@@ -337,13 +353,13 @@ impl Run<'_, '_> {
         if going.is_empty() {
             return;
         }
-        let (done, failed) = split(&going, ports.links.unbind(Config::DUMMY_DEVICE, &going));
+        let (done, failed) = split(&going, ports.links.unbind(self.kernel.device.as_str(), &going));
         self.applied.count(Part::Address, Action::Delete, done.len());
         for address in done {
             self.observed.addresses.remove(address);
         }
         for (address, error) in failed {
-            self.applied.fail(Step::address(Action::Delete, *address), error);
+            self.applied.fail(Step::address(Action::Delete, *address, &self.kernel.device), error);
         }
     }
 }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use ipvs::VirtualServerKey;
 
-use crate::config::Config;
-use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::config::{InterfaceName, NamePrefix};
+use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use crate::ports::{PortError, PortErrorKind};
 
 fn skipped(message: fmt::Arguments<'_>) -> PortError {
@@ -17,11 +17,11 @@ pub(super) fn bound_too_early(address: IpAddr) -> PortError {
     skipped(format_args!("{address} is not bound, because none of its virtual servers could be made"))
 }
 
-pub(super) fn not_without_device(address: IpAddr) -> PortError {
-    skipped(format_args!("{address} is not bound, because there is no device {}", Config::DUMMY_DEVICE))
+pub(super) fn not_without_device(address: IpAddr, device: &InterfaceName) -> PortError {
+    skipped(format_args!("{address} is not bound, because there is no device {device}"))
 }
 
-pub(super) fn not_without_set(set: SetKey) -> PortError {
+pub(super) fn not_without_set(set: NamedSet) -> PortError {
     skipped(format_args!("not tried, because set {set} could not be created"))
 }
 
@@ -43,7 +43,7 @@ pub(super) fn not_without_rules(key: &VirtualServerKey) -> PortError {
     skipped(format_args!("{key} is not served, because the rules for its loadBalancerSourceRanges are not in place"))
 }
 
-pub(super) fn not_without_entry(key: &VirtualServerKey) -> PortError {
-    let set = SetKey::new(key.family().into(), SetKind::LoadBalancerFirewall);
+pub(super) fn not_without_entry(key: &VirtualServerKey, prefix: NamePrefix) -> PortError {
+    let set = SetKey::new(key.family().into(), SetKind::LoadBalancerFirewall).named(prefix);
     skipped(format_args!("{key} is not served, because its loadBalancerSourceRanges could not be put into set {set}"))
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ipvs::Operation;
 
 use super::Plan;
+use crate::config::KernelNames;
 use crate::modes::Pass;
 use crate::modes::ipvs::mode::Mode;
 use crate::modes::ipvs::rules;
@@ -16,15 +17,16 @@ use crate::reconciler::step::{Action, Step};
 pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, inputs: &BTreeMap<Family, rules::Inputs>) -> Vec<Step> {
     let changed = &mode.changed;
     let names = Names::new(pass.store, mode.wanted.desired());
+    let KernelNames { device, prefix, .. } = &plan.names;
     let mut drift = Vec::new();
-    drift.extend(plan.create_device.then(Step::device));
+    drift.extend(plan.create_device.then(|| Step::device(device)));
     drift.extend(plan.sysctls.iter().map(Step::sysctl));
     drift.extend(plan.timeouts.iter().map(Step::timeouts));
-    drift.extend(plan.create_sets.iter().copied().map(Step::create_set));
+    drift.extend(plan.create_sets.iter().map(|set| Step::create_set(set.named(*prefix))));
     for (action, entries) in [(Action::Add, &plan.add_entries), (Action::Delete, &plan.delete_entries)] {
         for (set, elements) in entries {
             let others = elements.iter().filter(|element| !changed.entries.contains(&(*set, (*element).clone())));
-            drift.extend(others.map(|element| Step::entry(action, *set, element)));
+            drift.extend(others.map(|element| Step::entry(action, set.named(*prefix), element)));
         }
     }
     let unfinished = |step: &Step| mode.unfinished.contains(&(step.part, step.name.clone(), step.detail.clone()));
@@ -38,7 +40,7 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, inputs: &BTreeMap<
         let others = addresses
             .iter()
             .filter(|address| !changed.addresses.contains(address) && !changed.elsewhere.contains(address));
-        drift.extend(others.map(|address| Step::address(action, *address)));
+        drift.extend(others.map(|address| Step::address(action, *address, device)));
     }
     for operation in [&plan.serve_first, &plan.retire_first, &plan.serve, &plan.retire].into_iter().flatten() {
         let key = operation.virtual_server();

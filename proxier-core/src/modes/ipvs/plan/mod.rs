@@ -12,6 +12,7 @@ use ipset::Element;
 use ipvs::model::TimeoutsUpdate;
 use ipvs::{Operation, RealServerKey, VirtualServerKey};
 
+use crate::config::KernelNames;
 use crate::modes::ipvs::rules::{Capabilities, RuleChanges};
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::shared::sysctls::SysctlChange;
@@ -34,6 +35,8 @@ pub(super) use whole::{Planned, whole};
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Plan {
+    /// Names of the device and the sets.
+    pub names: KernelNames,
     /// Create the dummy device.
     pub create_device: bool,
     /// Values below `/proc/sys` to write.
@@ -101,6 +104,7 @@ impl Plan {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         let Plan {
+            names: _,
             create_device,
             sysctls,
             timeouts,

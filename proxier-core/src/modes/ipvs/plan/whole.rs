@@ -43,7 +43,8 @@ pub(crate) fn whole(
     let forget = flows_to_forget(mode, pass, &changes);
     let mut plan = plan(changes, &mode.wanted, observed, &mode.drains);
     plan.forget = forget;
-    plan.create_device = pass.full && !reading::has_device(pass.host);
+    plan.names.clone_from(&mode.names);
+    plan.create_device = pass.full && !reading::has_device(pass.host, &mode.names);
     plan.sysctls.clone_from(&readings.sysctls);
     plan.timeouts = readings.timeouts;
     plan.rules_put_off.clone_from(&readings.rules_put_off);

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use ipvs::model::{Snapshot, TimeoutsUpdate};
 use ipvs::{RealServer, VirtualServerKey};
 
-use crate::config::Config;
+use crate::config::{Config, KernelNames};
 use crate::modes::ipvs::diff::diff;
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
@@ -70,15 +70,16 @@ fn read_parts(
 ) -> (Observed, Vec<Unread>) {
     let mut unread = Vec::new();
     let mut observed = Observed::new();
-    observed.addresses = device_addresses(host).collect();
-    observed.host_addresses = other_addresses(host).collect();
+    observed.addresses = device_addresses(host, &config.names).collect();
+    observed.host_addresses = other_addresses(host, &config.names).collect();
     for set in config.families.iter().flat_map(SetKey::all) {
-        match sets.entries(set) {
+        let named = set.named(config.names.prefix);
+        match sets.entries(named) {
             Ok(Some(entries)) => {
                 observed.sets.insert(set, entries);
             }
             Ok(None) => {}
-            Err(error) => unread.push(Unread::new(format_args!("set {set}"), error)),
+            Err(error) => unread.push(Unread::new(format_args!("set {named}"), error)),
         }
     }
     if let Err(error) = read_virtual_servers(ipvs, config, wanted, is_settled, &mut observed) {
@@ -122,13 +123,13 @@ fn take(snapshot: &Snapshot, wanted: &Wanted) -> BTreeMap<VirtualServerKey, Obse
 }
 
 /// The addresses of the dummy device.
-pub fn device_addresses(host: &HostAddresses) -> impl Iterator<Item = IpAddr> {
-    host.interfaces.get(Config::DUMMY_DEVICE).into_iter().flatten().map(IpAddr::to_canonical)
+pub fn device_addresses<'a>(host: &'a HostAddresses, names: &KernelNames) -> impl Iterator<Item = IpAddr> + use<'a> {
+    host.interfaces.get(names.device.as_str()).into_iter().flatten().map(IpAddr::to_canonical)
 }
 
 /// Whether the dummy device exists.
-pub fn has_device(host: &HostAddresses) -> bool {
-    host.interfaces.contains_key(Config::DUMMY_DEVICE)
+pub fn has_device(host: &HostAddresses, names: &KernelNames) -> bool {
+    host.interfaces.contains_key(names.device.as_str())
 }
 
 /// The values below `/proc/sys` that differ: those to write, and optional ones that may not be written from here.

@@ -8,6 +8,7 @@ use ipvs::model::{ObservedRealServer, Scheduler, Timeouts, VirtualServer, Virtua
 use ipvs::{Operation, VirtualServerKey};
 
 use super::*;
+use crate::modes::ipvs::sets::NamedSet;
 use crate::ports::{ItemFailures, PortError};
 
 /// What the kernel holds, and what a disturbed reading shows of it.
@@ -63,31 +64,31 @@ impl Ipvs for Kernel {
 struct Entries(Option<(SetKey, Element)>);
 
 impl Sets for Entries {
-    fn entries(&mut self, set: SetKey) -> Result<Option<BTreeSet<Element>>, PortError> {
-        Ok(Some(self.0.iter().filter(|(of, _)| *of == set).map(|(_, element)| element.clone()).collect()))
+    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
+        Ok(Some(self.0.iter().filter(|(of, _)| *of == set.key).map(|(_, element)| element.clone()).collect()))
     }
 
-    fn create(&mut self, set: SetKey, _: usize) -> Result<(), PortError> {
+    fn create(&mut self, set: NamedSet, _: usize) -> Result<(), PortError> {
         panic!("{set}")
     }
 
-    fn add(&mut self, set: SetKey, _: &[&Element]) -> ItemFailures {
+    fn add(&mut self, set: NamedSet, _: &[&Element]) -> ItemFailures {
         panic!("{set}")
     }
 
-    fn delete(&mut self, set: SetKey, _: &[&Element]) -> ItemFailures {
+    fn delete(&mut self, set: NamedSet, _: &[&Element]) -> ItemFailures {
         panic!("{set}")
     }
 
-    fn replace(&mut self, set: SetKey, _: &[&Element]) -> Result<(), PortError> {
+    fn replace(&mut self, set: NamedSet, _: &[&Element]) -> Result<(), PortError> {
         panic!("{set}")
     }
 
-    fn has_unfinished(&mut self, set: SetKey) -> Result<bool, PortError> {
+    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
         panic!("{set}")
     }
 
-    fn destroy(&mut self, set: SetKey) -> Result<(), PortError> {
+    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
         panic!("{set}")
     }
 }

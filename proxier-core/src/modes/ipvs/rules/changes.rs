@@ -6,6 +6,7 @@ use iptables::{Chain, ChainName, Dump, Edit, Rule, Table, TableName, Transaction
 use serde::Serialize;
 
 use super::{Rules, names};
+use crate::config::NamePrefix;
 
 /// A table that `iptables-save` cannot show, because it holds what only `nft` can express. Our rules in it could not be
 /// found again, so nothing is written.
@@ -121,20 +122,28 @@ impl fmt::Display for RuleChanges {
     }
 }
 
-/// The changes that turn the dump into these rules, or into none.
-pub(super) fn compare(wanted: Option<&Rules>, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
+/// The changes that turn the dump into these rules, or into none with this prefix.
+pub(super) fn compare(
+    wanted: Option<&Rules>,
+    prefix: NamePrefix,
+    observed: &Dump,
+) -> Result<RuleChanges, UnreadableTable> {
     let unreadable = observed.incompatible_tables();
     let mut changes = RuleChanges::default();
     for table in names::TABLES {
         if unreadable.contains(&table.as_str()) {
             return Err(UnreadableTable { table });
         }
-        compare_table(&table, wanted, observed.table(&table), &mut changes);
+        compare_table((&table, prefix), wanted, observed.table(&table), &mut changes);
     }
     Ok(changes)
 }
 
-fn compare_table(name: &TableName, wanted: Option<&Rules>, observed: Option<&Table>, changes: &mut RuleChanges) {
+/// A table, and what the names of our chains in it begin with.
+type Ours<'a> = (&'a TableName, NamePrefix);
+
+fn compare_table(ours: Ours<'_>, wanted: Option<&Rules>, observed: Option<&Table>, changes: &mut RuleChanges) {
+    let (name, _) = ours;
     let chains = wanted.map_or(&[][..], |rules| rules.chains(name));
     for chain in chains {
         let there = observed.and_then(|table| table.chain(chain.name.as_str()));
@@ -151,7 +160,7 @@ fn compare_table(name: &TableName, wanted: Option<&Rules>, observed: Option<&Tab
     };
     for from in observed.chains().iter().filter(|chain| is_builtin(name, chain)) {
         let wanted = jumps(name, wanted, from.name.as_str());
-        place_jumps(name, from, &wanted, changes);
+        place_jumps(ours, from, &wanted, changes);
     }
     // The nft programs may not print a built-in chain that nobody has used.
     for from in name.builtin_chains() {
@@ -159,7 +168,7 @@ fn compare_table(name: &TableName, wanted: Option<&Rules>, observed: Option<&Tab
             insert_jumps(name, &jumps(name, wanted, from), changes);
         }
     }
-    remove_chains(name, chains, observed, changes);
+    remove_chains(ours, chains, observed, changes);
 }
 
 fn is_builtin(table: &TableName, chain: &Chain) -> bool {
@@ -179,8 +188,8 @@ fn place_all_jumps(table: &TableName, wanted: Option<&Rules>, changes: &mut Rule
 
 /// Keeps the jumps of a chain if all are there in order; otherwise removes those that are there, and inserts all as the
 /// chain's first rules.
-fn place_jumps(table: &TableName, from: &Chain, wanted: &[&super::Jump], changes: &mut RuleChanges) {
-    let there: Vec<&Rule> = from.rules.iter().filter(|rule| names::is_jump_of_ours(table, rule)).collect();
+fn place_jumps((table, prefix): Ours<'_>, from: &Chain, wanted: &[&super::Jump], changes: &mut RuleChanges) {
+    let there: Vec<&Rule> = from.rules.iter().filter(|rule| names::is_jump_of_ours(prefix, table, rule)).collect();
     if there.len() == wanted.len() && there.iter().zip(wanted).all(|(there, wanted)| there.same_as(&wanted.rule)) {
         return;
     }
@@ -200,14 +209,14 @@ fn insert_jumps(table: &TableName, wanted: &[&super::Jump], changes: &mut RuleCh
 }
 
 /// Removes our chains that are not wanted: all of them in a cleanup, otherwise those of older versions.
-fn remove_chains(name: &TableName, wanted: &[Chain], observed: &Table, changes: &mut RuleChanges) {
+fn remove_chains((name, prefix): Ours<'_>, wanted: &[Chain], observed: &Table, changes: &mut RuleChanges) {
     let is_wanted = |chain: &str| wanted.iter().any(|wanted| wanted.name == *chain);
-    let unwanted = |chain: &str| names::owned(name).contains(&chain) && !is_wanted(chain);
+    let unwanted = |chain: &str| names::is_ours(prefix, name, chain) && !is_wanted(chain);
     let going: Vec<&Chain> = observed.chains().iter().filter(|chain| unwanted(chain.name.as_str())).collect();
     // A rule of somebody else: not in one of our chains, which go or are replaced, and not one of our jumps, which go.
     let is_foreign = |chain: &Chain, rule: &Rule| {
-        let in_ours = names::owned(name).contains(&chain.name.as_str());
-        let is_jump = is_builtin(name, chain) && names::is_jump_of_ours(name, rule);
+        let in_ours = names::is_ours(prefix, name, chain.name.as_str());
+        let is_jump = is_builtin(name, chain) && names::is_jump_of_ours(prefix, name, rule);
         !in_ours && !is_jump
     };
     let is_used = |chain: &Chain| observed.references(chain.name.as_str()).any(|(from, rule)| is_foreign(from, rule));
@@ -216,7 +225,7 @@ fn remove_chains(name: &TableName, wanted: &[Chain], observed: &Table, changes: 
     let mut deleted = Vec::new();
     for chain in going {
         let used = is_used(chain);
-        if used && chain.name == *names::MARK_MASQ {
+        if used && chain.name == *names::chain(prefix, names::MARK_MASQ) {
             continue;
         }
         if !chain.rules.is_empty() {

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::net::Family;
-use crate::net::Network;
 use ipvs::VirtualServerKey;
 
-use crate::config::{InterfaceName, LocalTraffic, MarkBit};
+use super::names;
+use crate::config::{InterfaceName, LocalTraffic, MarkBit, NamePrefix};
 use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::{self, Wanted};
+use crate::net::{Family, Network};
 use crate::service::{Frontend, NodeFacts};
 
 /// What iptables and the kernel can do, as far as some rules need it. All of it by default.
@@ -114,6 +114,7 @@ impl MasqueradeSources {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inputs {
     family: Family,
+    prefix: NamePrefix,
     /// Sets with entries, sorted; only those that decide on rules.
     filled: Vec<SetKind>,
     barred: Vec<VirtualServerKey>,
@@ -128,6 +129,7 @@ impl Inputs {
         let of_family = wanted.sets().filter(|set| set.family == family).map(|set| set.kind);
         Inputs {
             family,
+            prefix: facts.config().names.prefix,
             filled: of_family.filter(|kind| decides(*kind)).collect(),
             barred: wanted.barred_from_node().filter(|key| Family::from(key.family()) == family).collect(),
             sources: MasqueradeSources::of(facts, family),
@@ -159,6 +161,16 @@ impl Inputs {
     /// The family.
     pub fn family(&self) -> Family {
         self.family
+    }
+
+    /// What the names of chains and sets begin with.
+    pub fn prefix(&self) -> NamePrefix {
+        self.prefix
+    }
+
+    /// A chain's name.
+    pub(super) fn chain(&self, name: &str) -> String {
+        names::chain(self.prefix, name)
     }
 
     /// Whether a set has entries. `false` for the two sets whose rules are always there.
@@ -261,7 +273,7 @@ impl fmt::Display for Inputs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: sets in use:", self.family)?;
         for kind in &self.filled {
-            write!(f, " {}", crate::modes::ipvs::sets::SetKey::new(self.family, *kind))?;
+            write!(f, " {}", SetKey::new(self.family, *kind).named(self.prefix))?;
         }
         write!(f, "; {} load balancers barred from this node; mark {}", self.barred.len(), self.bit)
     }

@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use proxier_core::service::NodeFacts;
-//! use proxier_core::config::Config;
+//! use proxier_core::config::{Config, NamePrefix};
 //! use proxier_core::net::Family;
 //! use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, cleanup, compile};
 //! use proxier_core::snapshot::{HostAddresses, Node};
@@ -20,17 +20,17 @@
 //! let text = changes.transaction().to_restore_text()?;
 //! assert!(text.contains("-I OUTPUT 1 -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n"));
 //! assert!(changes.to_string().starts_with("+ nat :KUBE-SERVICES\n"));
-//! assert!(cleanup(&observed)?.is_empty(), "nothing of ours is there");
+//! assert!(cleanup(&observed, NamePrefix::KUBE)?.is_empty(), "nothing of ours is there");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # What is ours
 //!
 //! The chains of kube-proxy's IPVS mode by name, in nat and filter, and in built-in chains the jumps to them that carry its
-//! comments. A chain of ours has exactly our rules. Nothing else is changed: no other chain or rule, and nothing of the
-//! kubelet's (`KUBE-FIREWALL`, `KUBE-MARK-DROP`, `KUBE-IPTABLES-HINT`, `KUBE-KUBELET-CANARY`). Chains that only
-//! kube-proxy's iptables mode has (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too: `kube-proxy --cleanup` removes
-//! them.
+//! comments. Names have the [configured prefix](crate::config::NamePrefix); here it is kube-proxy's. A chain of ours has
+//! exactly our rules. Nothing else is changed: no other chain or rule, and nothing of the kubelet's (`KUBE-FIREWALL`,
+//! `KUBE-MARK-DROP`, `KUBE-IPTABLES-HINT`, `KUBE-KUBELET-CANARY`). Chains that only kube-proxy's iptables mode has
+//! (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too: `kube-proxy --cleanup` removes them.
 //!
 //! # Where this differs from kube-proxy
 //!
@@ -54,8 +54,10 @@ mod inputs;
 mod names;
 mod tables;
 
-use crate::net::Family;
 use iptables::{Chain, ChainName, Dump, Error, Rule, TableName};
+
+use crate::config::NamePrefix;
+use crate::net::Family;
 
 pub use changes::{LineChange, RuleChanges, RuleLine, UnreadableTable};
 pub use inputs::{Capabilities, Inputs, Kept, MasqueradeSources};
@@ -78,6 +80,7 @@ pub struct Jump {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     family: Family,
+    prefix: NamePrefix,
     nat: Vec<Chain>,
     filter: Vec<Chain>,
     jumps: Vec<Jump>,
@@ -90,7 +93,7 @@ pub struct Rules {
 pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
     let chains = |rows: Vec<tables::Rows>| -> Result<Vec<Chain>, Error> {
         let made = rows.into_iter().map(|(name, rows)| {
-            let mut chain = Chain::new(ChainName::new(name)?);
+            let mut chain = Chain::new(ChainName::new(inputs.chain(name))?);
             chain.rules = tables::build(rows)?;
             Ok(chain)
         });
@@ -103,11 +106,12 @@ pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
             table: table.clone(),
             from: ChainName::new(*from)?,
             position: before.saturating_add(1),
-            rule: Rule::builder().comment(comment).target(to).build()?,
+            rule: Rule::builder().comment(comment).target(&inputs.chain(to)).build()?,
         });
     }
     Ok(Rules {
         family: inputs.family(),
+        prefix: inputs.prefix(),
         nat: chains(tables::nat(inputs))?,
         filter: chains(tables::filter(inputs))?,
         jumps,
@@ -141,18 +145,18 @@ impl Rules {
     /// # Errors
     /// [`UnreadableTable`] when a table could not be shown: writing would add the jumps anew each time.
     pub fn changes(&self, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
-        changes::compare(Some(self), observed)
+        changes::compare(Some(self), self.prefix, observed)
     }
 }
 
-/// What has to change for the kernel to have nothing of ours: chains and jumps of this proxy, or of a kube-proxy in IPVS
-/// mode, of either family.
+/// What has to change for the kernel to have nothing of ours: chains and jumps of a proxy with this prefix, or with
+/// [`NamePrefix::KUBE`] of a kube-proxy in IPVS mode, of either family.
 ///
 /// A chain to which somebody else's rule jumps cannot be deleted: it is emptied and stays, except `KUBE-MARK-MASQ`, which
 /// keeps its rules, since container runtimes use it. Sets can be destroyed after this, not before.
 ///
 /// # Errors
 /// [`UnreadableTable`] when a table could not be shown.
-pub fn cleanup(observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
-    changes::compare(None, observed)
+pub fn cleanup(observed: &Dump, prefix: NamePrefix) -> Result<RuleChanges, UnreadableTable> {
+    changes::compare(None, prefix, observed)
 }

@@ -1,35 +1,41 @@
-//! Names of chains, which other software knows, and which of them are ours.
+//! Names of chains after the prefix, which other software knows with kube-proxy's prefix, and which chains are ours.
 
 use iptables::{Rule, TableName};
 
-pub(super) const SERVICES: &str = "KUBE-SERVICES";
-pub(super) const POSTROUTING: &str = "KUBE-POSTROUTING";
-pub(super) const NODE_PORT: &str = "KUBE-NODE-PORT";
-pub(super) const LOAD_BALANCER: &str = "KUBE-LOAD-BALANCER";
-pub(super) const MARK_MASQ: &str = "KUBE-MARK-MASQ";
-pub(super) const FORWARD: &str = "KUBE-FORWARD";
-pub(super) const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
-pub(super) const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
-pub(super) const IPVS_FILTER: &str = "KUBE-IPVS-FILTER";
-pub(super) const IPVS_OUT_FILTER: &str = "KUBE-IPVS-OUT-FILTER";
+use crate::config::NamePrefix;
+
+pub(super) const SERVICES: &str = "SERVICES";
+pub(super) const POSTROUTING: &str = "POSTROUTING";
+pub(super) const NODE_PORT: &str = "NODE-PORT";
+pub(super) const LOAD_BALANCER: &str = "LOAD-BALANCER";
+pub(super) const MARK_MASQ: &str = "MARK-MASQ";
+pub(super) const FORWARD: &str = "FORWARD";
+pub(super) const PROXY_FIREWALL: &str = "PROXY-FIREWALL";
+pub(super) const SOURCE_RANGES: &str = "SOURCE-RANGES-FIREWALL";
+pub(super) const IPVS_FILTER: &str = "IPVS-FILTER";
+pub(super) const IPVS_OUT_FILTER: &str = "IPVS-OUT-FILTER";
 
 /// Chains of IPVS mode, present and past, in the order in which they are declared. `KUBE-FIRE-WALL` is kube-proxy's up to
 /// 1.25; not to be confused with the kubelet's `KUBE-FIREWALL`.
-const NAT: &[&str] = &[SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQ, "KUBE-FIRE-WALL"];
+const NAT: &[&str] = &[SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQ, "FIRE-WALL"];
 const FILTER: &[&str] = &[FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER];
 
 /// The tables in which there are rules of ours.
 pub(super) const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
-/// The names of a table that are ours.
-pub(super) fn owned(table: &TableName) -> &'static [&'static str] {
-    if *table == TableName::NAT {
-        NAT
-    } else if *table == TableName::FILTER {
-        FILTER
-    } else {
-        &[]
-    }
+/// The chain of the proxy whose names begin so.
+pub(super) fn chain(prefix: NamePrefix, name: &str) -> String {
+    format!("{prefix}{name}")
+}
+
+/// Whether a chain of a table is ours.
+pub(super) fn is_ours(prefix: NamePrefix, table: &TableName, chain: &str) -> bool {
+    let names = match table {
+        table if *table == TableName::NAT => NAT,
+        table if *table == TableName::FILTER => FILTER,
+        _ => &[],
+    };
+    chain.strip_prefix(prefix.as_str()).is_some_and(|name| names.contains(&name))
 }
 
 /// Table, chain, target and comment, in the order in which the jumps stand in the chain. Source ranges come before the rule
@@ -51,8 +57,8 @@ const IPTABLES_MODE: &str = "kubernetes load balancer firewall";
 
 /// Whether this proxy, or a kube-proxy before it, made a rule in a built-in chain: it jumps to a chain of ours with the
 /// comment of such a jump. A jump that somebody else made to a chain of ours has another comment.
-pub(super) fn is_jump_of_ours(table: &TableName, rule: &Rule) -> bool {
+pub(super) fn is_jump_of_ours(prefix: NamePrefix, table: &TableName, rule: &Rule) -> bool {
     let Some(comment) = rule.comment() else { return false };
     let known = JUMPS.iter().any(|(_, _, _, ours)| *ours == comment) || comment == IPTABLES_MODE;
-    known && rule.target().is_some_and(|target| owned(table).contains(&target))
+    known && rule.target().is_some_and(|target| is_ours(prefix, table, target))
 }

@@ -1,14 +1,14 @@
 //! The chains with their rules, in the order in which kube-proxy writes them. Comments give its reasons where they are not
 //! obvious.
 
-use crate::net::Family;
 use iptables::{Error, Rule, RuleBuilder};
 use ipvs::VirtualServerKey;
 
 use super::{Inputs, MasqueradeSources, names};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::net::Family;
 
-/// A chain and its rules.
+/// A chain, by its name after the prefix, and its rules.
 pub(super) type Rows = (&'static str, Vec<RuleBuilder>);
 
 pub(super) fn nat(inputs: &Inputs) -> Vec<Rows> {
@@ -27,7 +27,8 @@ pub(super) fn filter(inputs: &Inputs) -> Vec<Rows> {
         // There even while the set is empty, so that the first health check needs no new rule.
         (names::NODE_PORT, vec![noted(inputs, SetKind::HealthCheckNodePort, "dst").target("ACCEPT")]),
         (names::PROXY_FIREWALL, {
-            let row = noted(inputs, SetKind::LoadBalancerFirewall, "dst,dst").target(names::SOURCE_RANGES);
+            let row =
+                noted(inputs, SetKind::LoadBalancerFirewall, "dst,dst").target(&inputs.chain(names::SOURCE_RANGES));
             when(inputs, SetKind::LoadBalancerFirewall, [row])
         }),
         (names::SOURCE_RANGES, source_ranges(inputs)),
@@ -42,7 +43,7 @@ fn mark(inputs: &Inputs) -> String {
 
 /// Begins a rule that matches a set.
 fn matching(rule: RuleBuilder, inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
-    rule.match_set(SetKey::new(inputs.family(), kind).name(), directions)
+    rule.match_set(&SetKey::new(inputs.family(), kind).named(inputs.prefix()).name(), directions)
 }
 
 /// The same without the set's comment.
@@ -64,7 +65,7 @@ fn services(inputs: &Inputs) -> Vec<RuleBuilder> {
     let loopback = if inputs.family() == Family::V4 { "127.0.0.0/8" } else { "::1/128" };
     let balancer = || plain(inputs, SetKind::LoadBalancer, "dst,dst");
     let mut rows = vec![Rule::builder().args(["-s", loopback]).target("RETURN")];
-    let portal = noted(inputs, SetKind::LoadBalancer, "dst,dst").target(names::LOAD_BALANCER);
+    let portal = noted(inputs, SetKind::LoadBalancer, "dst,dst").target(&inputs.chain(names::LOAD_BALANCER));
     rows.extend(when(inputs, SetKind::LoadBalancer, [portal]));
     if inputs.is_filled(SetKind::ClusterIp) {
         rows.extend(cluster_ip_masquerade(inputs));
@@ -84,10 +85,14 @@ fn services(inputs: &Inputs) -> Vec<RuleBuilder> {
             external(kind).args(["-m", "addrtype", "--dst-type", "LOCAL"]).target("ACCEPT"),
         ]
     };
-    rows.extend(when(inputs, SetKind::ExternalIp, [external(SetKind::ExternalIp).target(names::MARK_MASQ)]));
+    rows.extend(when(
+        inputs,
+        SetKind::ExternalIp,
+        [external(SetKind::ExternalIp).target(&inputs.chain(names::MARK_MASQ))],
+    ));
     rows.extend(when(inputs, SetKind::ExternalIp, accepted(SetKind::ExternalIp)));
     rows.extend(when(inputs, SetKind::ExternalIpLocal, accepted(SetKind::ExternalIpLocal)));
-    rows.push(Rule::builder().args(["-m", "addrtype", "--dst-type", "LOCAL"]).target(names::NODE_PORT));
+    rows.push(Rule::builder().args(["-m", "addrtype", "--dst-type", "LOCAL"]).target(&inputs.chain(names::NODE_PORT)));
     let cluster = plain(inputs, SetKind::ClusterIp, "dst,dst").target("ACCEPT");
     rows.extend(when(inputs, SetKind::ClusterIp, [cluster]));
     rows.extend(when(inputs, SetKind::LoadBalancer, [balancer().target("ACCEPT")]));
@@ -109,7 +114,7 @@ fn cluster_ip_masquerade(inputs: &Inputs) -> Option<RuleBuilder> {
         MasqueradeSources::OutsidePrefix(name) => outside("-i", format!("{name}+")),
         MasqueradeSources::ClusterIps => noted(inputs, SetKind::ClusterIp, "src,dst"),
     };
-    Some(row.target(names::MARK_MASQ))
+    Some(row.target(&inputs.chain(names::MARK_MASQ)))
 }
 
 fn postrouting(inputs: &Inputs) -> Vec<RuleBuilder> {
@@ -140,7 +145,11 @@ fn node_port(inputs: &Inputs) -> Vec<RuleBuilder> {
     let mut rows = Vec::new();
     for (protocol, local, all, directions) in table {
         rows.extend(when(inputs, local, [of_protocol(protocol, local, directions).target("RETURN")]));
-        rows.extend(when(inputs, all, [of_protocol(protocol, all, directions).target(names::MARK_MASQ)]));
+        rows.extend(when(
+            inputs,
+            all,
+            [of_protocol(protocol, all, directions).target(&inputs.chain(names::MARK_MASQ))],
+        ));
     }
     rows
 }
@@ -148,7 +157,7 @@ fn node_port(inputs: &Inputs) -> Vec<RuleBuilder> {
 fn load_balancer(inputs: &Inputs) -> Vec<RuleBuilder> {
     let local = noted(inputs, SetKind::LoadBalancerLocal, "dst,dst").target("RETURN");
     let mut rows = when(inputs, SetKind::LoadBalancerLocal, [local]);
-    rows.push(Rule::builder().target(names::MARK_MASQ));
+    rows.push(Rule::builder().target(&inputs.chain(names::MARK_MASQ)));
     rows
 }
 
