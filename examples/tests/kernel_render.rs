@@ -130,7 +130,7 @@ fn in_ipvs_mode_it_is_what_a_pass_makes() {
     let output = render(&manifests, &["-o", "json"]);
     let rendered: Value = serde_json::from_str(&ok(&output)).unwrap();
     let part = |name: &str| rendered[name].as_str().unwrap_or_else(|| panic!("no {name}: {rendered:#}")).to_owned();
-    let wanted = vec![
+    let wanted = [
         lines(&part("ipvsadm"), "-"),
         lines(&part("ipset"), "add "),
         lines(&part("iptables"), "-A "),

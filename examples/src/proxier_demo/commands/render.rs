@@ -4,7 +4,6 @@
 //! one; then that kernel is saved in the formats of the field's tools.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -102,8 +101,7 @@ impl Rendered {
         }
         for (name, (_, entries)) in &after.sets {
             for entry in entries {
-                // Writing to a String cannot fail.
-                let _ = writeln!(rendered.ipset, "add {name} {entry}");
+                rendered.ipset.extend(["add ", name, " ", entry, "\n"]);
             }
         }
         for ((family, _backend), rules) in after.rules {
@@ -128,18 +126,18 @@ impl Rendered {
             if !content.is_empty() {
                 let line_end = if content.ends_with('\n') { "" } else { "\n" };
                 let between = if text.is_empty() { "" } else { "\n" };
-                let _ = write!(text, "{between}# {tool}\n{content}{line_end}");
+                text.extend([between, "# ", tool, "\n", content, line_end]);
             }
         };
-        let sysctls: String =
+        let sysctls: Vec<String> =
             self.sysctls.iter().map(|(path, value)| format!("{} = {value}\n", path.replace('/', "."))).collect();
-        part("sysctl", &sysctls);
-        let addresses: String = self
+        part("sysctl", &sysctls.concat());
+        let addresses: Vec<String> = self
             .addresses
             .iter()
             .flat_map(|(device, addresses)| addresses.iter().map(move |address| format!("{address} dev {device}\n")))
             .collect();
-        part("ip address", &addresses);
+        part("ip address", &addresses.concat());
         part("ipvsadm --restore", &self.ipvsadm);
         part("ipset restore", &self.ipset);
         for (family, rules) in &self.iptables {

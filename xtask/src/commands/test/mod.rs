@@ -42,16 +42,24 @@ the environment repeats a run's. PROXIER_SCENARIOS, PROXIER_KERNEL_MODEL_CASES a
 The last line is `N passed, N failed, N skipped`; skipped are those that ran nowhere. Exit code 1 if any failed.
 ";
 
+/// How much runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Extent {
+    /// What passed on one kernel is repeated on others by turns; scenarios are samples.
+    ByTurns,
+    /// Every test on every kernel.
+    Every,
+    /// That, and all scenarios.
+    Full,
+}
+
 /// The options of the command line.
 #[derive(Debug)]
 struct Options {
     kernels: Vec<Series>,
     /// Kernels on which only some crates' tests run.
     also: Vec<(Series, Vec<String>)>,
-    /// Every test on every kernel.
-    every: bool,
-    /// All scenarios, not a sample.
-    full: bool,
+    extent: Extent,
     filter: Option<String>,
     crates: Vec<String>,
     host_only: bool,
@@ -73,9 +81,10 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     }
 
     let root = repository()?;
-    let runs = Runs { filter: options.filter.clone(), seed: seed(), all_scenarios: options.full };
+    let runs = Runs { filter: options.filter.clone(), seed: seed(), all_scenarios: options.extent == Extent::Full };
     // Who names a test wants it wherever it can run.
-    let repeats = if options.every || options.filter.is_some() { Turns::ALL } else { Turns::of(&runs.seed) };
+    let repeats =
+        if options.extent >= Extent::Every || options.filter.is_some() { Turns::ALL } else { Turns::of(&runs.seed) };
     let binaries = binaries::build(&root, &options.crates)?.tests;
     for name in options.also.iter().flat_map(|(_, crates)| crates) {
         // A name that is mistyped must not look like tests that passed.
@@ -164,8 +173,7 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
     let mut options = Options {
         kernels: vec![Series::V6_1, Series::V6_12],
         also: Vec::new(),
-        every: false,
-        full: false,
+        extent: Extent::ByTurns,
         filter: None,
         crates: Vec::new(),
         host_only: false,
@@ -187,10 +195,9 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
                 };
             }
             Some("--also") => options.also.push(also(&value()?)?),
-            Some("--every") => options.every = true,
+            Some("--every") => options.extent = options.extent.max(Extent::Every),
             Some("--full") => {
-                options.full = true;
-                options.every = true;
+                options.extent = Extent::Full;
                 options.kernels = Series::ALL.to_vec();
             }
             Some("--filter") => options.filter = Some(value()?),
@@ -316,7 +323,7 @@ mod tests {
     use std::ffi::OsString;
     use std::path::PathBuf;
 
-    use super::{Binary, Runs, on_kernels, parse, stream};
+    use super::{Binary, Extent, Runs, on_kernels, parse, stream};
 
     fn words(line: &str) -> Vec<OsString> {
         line.split_whitespace().map(OsString::from).collect()
@@ -359,8 +366,8 @@ mod tests {
     fn the_whole_matrix_is_every_kernel_and_every_scenario() {
         let options = parse(&words("--full")).unwrap();
         assert_eq!(options.kernels.len(), 4);
-        assert!(options.every);
-        let runs = Runs { filter: None, seed: "7".into(), all_scenarios: options.full };
+        assert_eq!(options.extent, Extent::Full);
+        let runs = Runs { filter: None, seed: "7".into(), all_scenarios: options.extent == Extent::Full };
         let environment = runs.environment();
         assert!(environment.contains(&("PROXIER_SCENARIOS".into(), "all".into())));
         assert!(environment.contains(&("PROPTEST_RNG_SEED".into(), "7".into())));
