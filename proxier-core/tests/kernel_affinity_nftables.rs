@@ -270,7 +270,7 @@ fn a_client_keeps_its_endpoint_over_changes_and_restarts() {
             node.settle();
             memory.forget_all_but(endpoints);
             // Some are always there, others seldom.
-            let seen = |client: &u8| client % 2 == 0 || (client / 2 + round) % 4 == 0;
+            let seen = |client: &u8| client.is_multiple_of(2) || (client / 2 + round).is_multiple_of(4);
             memory.connect((1..=CLIENTS).filter(seen), endpoints);
             if round % 3 == 1 {
                 node.restart();
