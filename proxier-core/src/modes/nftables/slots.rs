@@ -108,12 +108,16 @@ pub(super) fn draws(slots: &BTreeSet<u32>) -> impl Iterator<Item = (u32, u32)> {
 mod tests {
     use super::*;
 
+    fn key(last: u8) -> EndpointKey {
+        EndpointKey::new([10, 0, 0, last].into(), 80)
+    }
+
     fn keys(last: &[u8]) -> Vec<EndpointKey> {
-        last.iter().map(|last| EndpointKey::new([10, 0, 0, *last].into(), 80)).collect()
+        last.iter().copied().map(key).collect()
     }
 
     fn held(slots: &[(u8, u32)]) -> BTreeMap<EndpointKey, u32> {
-        slots.iter().map(|(last, slot)| (keys(&[*last])[0], *slot)).collect()
+        slots.iter().map(|(last, slot)| (key(*last), *slot)).collect()
     }
 
     fn numbers(slots: &[(u8, u32)], endpoints: &[u8], bound: u32) -> Vec<u32> {
