@@ -70,16 +70,31 @@ fn a_device_without_ipv6() {
     });
 }
 
-/// Collects changes until no more come. The kernel tells of an IPv6 address a little later, from a work queue.
-fn heard(monitor: &mut Monitor) -> Changes {
+/// Collects changes until there are enough. The kernel tells of an IPv6 address a little later, from a work queue.
+fn heard(monitor: &mut Monitor, enough: impl Fn(&Changes) -> bool) -> Changes {
     let start = std::time::Instant::now();
-    let mut changes = monitor.drain().unwrap();
-    while changes.addresses.is_empty() && start.elapsed().as_secs() < 5 {
+    let mut changes = Changes::default();
+    loop {
+        let more = monitor.drain().unwrap();
+        changes.overflowed |= more.overflowed;
+        changes.default_routes |= more.default_routes;
+        changes.devices.extend(more.devices);
+        for (device, addresses) in more.addresses {
+            changes.addresses.entry(device).or_default().extend(addresses);
+        }
+        changes.came.extend(more.came);
+        if enough(&changes) || start.elapsed().as_secs() >= 10 {
+            break;
+        }
         std::thread::sleep(std::time::Duration::from_millis(20));
-        changes = monitor.drain().unwrap();
     }
     assert!(monitor.drain().unwrap().is_empty());
     changes
+}
+
+/// What is heard, up to the first change of an address.
+fn heard_addresses(monitor: &mut Monitor) -> BTreeMap<String, BTreeMap<IpAddr, Change>> {
+    heard(monitor, |changes| !changes.addresses.is_empty()).addresses
 }
 
 fn one(device: &str, address: &str, change: Change) -> BTreeMap<String, BTreeMap<IpAddr, Change>> {
@@ -96,23 +111,23 @@ fn changes_are_heard() {
         assert!(monitor.drain().unwrap().is_empty());
 
         run("ip", "address add 10.96.0.1/32 dev kube-ipvs0");
-        let changes = heard(&mut monitor);
-        assert_eq!(changes.addresses, one(DEVICE, "10.96.0.1", Change::Present));
+        assert_eq!(heard_addresses(&mut monitor), one(DEVICE, "10.96.0.1", Change::Present));
         run("ip", "address del 10.96.0.1/32 dev kube-ipvs0");
-        assert_eq!(heard(&mut monitor).addresses, one(DEVICE, "10.96.0.1", Change::Gone));
+        assert_eq!(heard_addresses(&mut monitor), one(DEVICE, "10.96.0.1", Change::Gone));
         run("ip", "address add fd00::1/128 dev other0 nodad");
-        assert_eq!(heard(&mut monitor).addresses, one("other0", "fd00::1", Change::Present));
+        assert_eq!(heard_addresses(&mut monitor), one("other0", "fd00::1", Change::Present));
         // The last of several changes counts.
         run("ip", "address add 10.96.0.2/32 dev kube-ipvs0");
         run("ip", "address del 10.96.0.2/32 dev kube-ipvs0");
-        let changes = heard(&mut monitor);
+        let changes = heard(&mut monitor, |changes| !changes.addresses.is_empty());
         assert_eq!(changes.addresses, one(DEVICE, "10.96.0.2", Change::Gone));
         assert_eq!(changes.came, [ip("10.96.0.2")].into());
 
         assert_eq!(world.ports().links.bind(DEVICE, &ips(&["10.96.0.3", "fd00::3"])), []);
-        assert_eq!(heard(&mut monitor).addresses[DEVICE].len(), 2);
+        let both = |changes: &Changes| changes.addresses.get(DEVICE).is_some_and(|addresses| addresses.len() == 2);
+        assert!(both(&heard(&mut monitor, both)));
         run("ip", "link del kube-ipvs0");
-        let changes = heard(&mut monitor);
+        let changes = heard(&mut monitor, |changes| both(changes) && changes.devices.contains_key(DEVICE));
         assert_eq!(changes.devices[DEVICE], Change::Gone);
         let gone: BTreeMap<IpAddr, Change> =
             ips(&["10.96.0.3", "fd00::3"]).into_iter().map(|address| (address, Change::Gone)).collect();
@@ -121,12 +136,12 @@ fn changes_are_heard() {
 
         // A device gets another name, and then an address.
         run("ip", "link set other0 name third0");
-        let changes = heard(&mut monitor);
+        let changes = heard(&mut monitor, |changes| changes.devices.len() == 2);
         assert_eq!((changes.devices["other0"], changes.devices["third0"]), (Change::Gone, Change::Present));
         run("ip", "address add 192.0.2.7/32 dev third0");
-        assert_eq!(heard(&mut monitor).addresses, one("third0", "192.0.2.7", Change::Present));
+        assert_eq!(heard_addresses(&mut monitor), one("third0", "192.0.2.7", Change::Present));
         world.ports().links.create_device(DEVICE).unwrap();
-        assert_eq!(heard(&mut monitor).devices[DEVICE], Change::Present);
+        assert_eq!(heard(&mut monitor, |changes| !changes.devices.is_empty()).devices[DEVICE], Change::Present);
     });
 }
 
@@ -145,7 +160,7 @@ fn too_many_changes_are_noticed() {
         }
         assert!(monitor.drain().unwrap().overflowed);
         run("ip", "address add 10.97.0.1/32 dev kube-ipvs0");
-        assert_eq!(heard(&mut monitor).addresses, one(DEVICE, "10.97.0.1", Change::Present));
+        assert_eq!(heard_addresses(&mut monitor), one(DEVICE, "10.97.0.1", Change::Present));
     });
 }
 
