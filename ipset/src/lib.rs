@@ -61,7 +61,7 @@ pub mod model;
 mod sync;
 mod text;
 pub mod uapi;
-#[cfg(test)]
+#[cfg(all(test, feature = "testing"))]
 #[allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -11,7 +11,7 @@ fn known() -> BTreeMap<String, i64> {
     let ipset =
         ["ip_set.h", "ip_set_hash.h", "ip_set_bitmap.h", "ip_set_list.h"].map(|name| format!("netfilter/ipset/{name}"));
     let headers: Vec<&str> = ["netfilter/nfnetlink.h"].into_iter().chain(ipset.iter().map(String::as_str)).collect();
-    testkit::header_numbers(&headers).unwrap()
+    netlink_batch::testing::header_numbers(&headers).unwrap()
 }
 
 macro_rules! check {

@@ -23,7 +23,7 @@ fn check_table(header: &BTreeMap<String, i64>, table: &AttrTable) {
 
 #[test]
 fn numbers_are_those_of_the_c_header() {
-    let header = testkit::header_numbers(&[HEADER]).unwrap();
+    let header = netlink_batch::testing::header_numbers(&[HEADER]).unwrap();
     check_table(&header, CmdAttr::TABLE);
     check_table(&header, SvcAttr::TABLE);
     check_table(&header, DestAttr::TABLE);

@@ -5,10 +5,12 @@
 //!
 //! # Example
 //!
-//! ```no_run
-//! use ipvs::{Client, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
+//! ```
+//! # #[cfg(feature = "testing")] {
+//! use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
 //!
-//! let mut ipvs = Client::open()?;
+//! // On a kernel: Client::open()?
+//! let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
 //!
 //! let key = VirtualServerKey::tcp("10.0.0.1:80".parse()?);
 //! ipvs.add_virtual_server(&VirtualServer::new(key, Scheduler::RoundRobin))?;
@@ -24,6 +26,12 @@
 //! if ipvs.get_real_server(&key, &real.key)?.active_connections == 0 {
 //!     ipvs.delete_real_server(&key, &real.key)?;
 //! }
+//! assert_eq!(ipvs.list_real_servers(&key)?, []);
+//!
+//! // What went wrong is told apart by kind.
+//! let error = ipvs.delete_real_server(&key, &real.key).unwrap_err();
+//! assert!(error.is_not_found());
+//! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -21,7 +21,8 @@ pub trait Transport: Send {
     /// What the system call says. `EINTR` is not an error: implementations try again.
     fn send(&mut self, datagram: &[u8]) -> io::Result<()>;
 
-    /// Takes one datagram and returns its full length, which is more than the buffer's when it was cut off.
+    /// Takes one datagram and returns its full length, which is more than the buffer's when it was cut off. Waits for it at most
+    /// `timeout`, and not at all when that is zero.
     ///
     /// # Errors
     /// `WouldBlock` or `TimedOut` when none came in time; `Interrupted`; else what the system call says.
@@ -313,36 +314,6 @@ impl Connection {
     /// Starts a group of requests that go to the kernel in one datagram, whatever its size.
     pub fn together(&mut self) -> TogetherWriter<'_> {
         TogetherWriter::new(self)
-    }
-
-    /// Waits for one multicast message: a datagram with sequence number 0 or not of ours.
-    ///
-    /// Returns `None` when none came within `timeout`. `read` sees each data message's type and what follows its header.
-    ///
-    /// # Errors
-    /// [`ErrorKind::StateUnknown`] when events were lost: read the state again.
-    pub fn events<T>(
-        &mut self,
-        timeout: Duration,
-        mut read: impl FnMut(u16, &[u8]) -> Result<T, WireError>,
-    ) -> Result<Option<Vec<T>>, Error> {
-        const CONTEXT: &str = "waiting for netlink events";
-        let deadline = after(timeout);
-        let Some(length) = self.receive_until(deadline, CONTEXT)? else {
-            return Ok(None);
-        };
-        let Some(datagram) = self.buffer.get(..length) else {
-            return Err(Error::new(ErrorKind::StateUnknown, CONTEXT));
-        };
-        let mut items = Vec::new();
-        for message in Messages::new(datagram) {
-            let malformed = |error| Error::new(ErrorKind::Malformed(error), CONTEXT);
-            let message = message.map_err(malformed)?;
-            if let Content::Data(payload) = message.content().map_err(malformed)? {
-                items.push(read(message.header.kind, payload).map_err(malformed)?);
-            }
-        }
-        Ok(Some(items))
     }
 
     fn start(

@@ -1,6 +1,6 @@
 //! Generic netlink: families by name (linux/genetlink.h; net/netlink/genetlink.c).
 
-use crate::attr::Attrs;
+use crate::attr::{Attrs, RawAttrs};
 use crate::batch::Outcome;
 use crate::connection::{Connection, Dump, Transport};
 use crate::encode::Encoder;
@@ -24,6 +24,19 @@ crate::attrs! {
         FAMILY_NAME = 2 => FamilyName(NulStr<'a>),
         /// Its version.
         VERSION = 3 => Version(u32),
+        /// A list of its multicast groups, each with the attributes of [`GroupAttr`].
+        MCAST_GROUPS = 7 => McastGroups(&'a [u8]),
+    }
+}
+
+crate::attrs! {
+    /// What the controller says of a multicast group.
+    "CTRL_ATTR_MCAST_GRP_",
+    pub enum GroupAttr<'a> {
+        /// Its name.
+        NAME = 1 => Name(NulStr<'a>),
+        /// Its number in this kernel.
+        ID = 2 => Id(u32),
     }
 }
 
@@ -84,6 +97,33 @@ impl Genl {
     /// The family as looked up last.
     pub fn family(&self) -> Family {
         self.family
+    }
+
+    /// The number of a multicast group of this family, for [`Listener::open`](crate::Listener::open) with [`Protocol::Generic`]; `None`
+    /// when the family has no group of this name. It is valid until the module is unloaded.
+    ///
+    /// ```
+    /// use netlink_batch::{Genl, Listener, Protocol};
+    ///
+    /// // Families that come and go.
+    /// let group = Genl::open("nlctrl")?.group("notify")?.ok_or("this kernel has no such group")?;
+    /// let listener = Listener::open(Protocol::Generic, &[group])?;
+    /// # drop(listener);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Connection::query`], and [`ErrorKind::FamilyMissing`] when the family has gone.
+    #[doc(alias = "CTRL_ATTR_MCAST_GROUPS")]
+    pub fn group(&mut self, name: &str) -> Result<Option<u32>, Error> {
+        ask(&mut self.connection, self.name, |attributes| {
+            for attribute in Attrs::<ControllerAttr<'_>>::new(attributes).iter() {
+                if let ControllerAttr::McastGroups(list) = attribute? {
+                    return find_group(list, name);
+                }
+            }
+            Ok(None)
+        })
     }
 
     /// The connection below.
@@ -227,11 +267,7 @@ fn split(payload: &[u8]) -> Result<(GenlHeader, &[u8]), WireError> {
 }
 
 fn lookup(connection: &mut Connection, name: &'static str) -> Result<Family, Error> {
-    const CONTEXT: &str = "looking up the generic-netlink family";
-    let header = GenlHeader { command: GET_FAMILY, version: 2 }.to_bytes();
-    let name_attribute = |out: &mut Encoder| out.attr(ControllerAttr::FAMILY_NAME, &NulStr::from(name));
-    let answer = connection.query(CONTROLLER, 0, &header, name_attribute, |payload| {
-        let (_, attributes) = split(payload)?;
+    ask(connection, name, |attributes| {
         let mut id = None;
         let mut version = 0;
         for attribute in Attrs::<ControllerAttr<'_>>::new(attributes).iter() {
@@ -243,10 +279,42 @@ fn lookup(connection: &mut Connection, name: &'static str) -> Result<Family, Err
         }
         let id = id.ok_or_else(|| WireError::Missing { attribute: "CTRL_ATTR_FAMILY_ID".to_owned() })?;
         Ok(Family { id, version })
-    });
+    })
+}
+
+/// The number of the group of this name in a list of groups.
+fn find_group(list: &[u8], name: &str) -> Result<Option<u32>, WireError> {
+    for entry in RawAttrs::new(list) {
+        let (mut id, mut is_wanted) = (None, false);
+        for attribute in Attrs::<GroupAttr<'_>>::new(entry?.payload).iter() {
+            match attribute? {
+                GroupAttr::Name(found) => is_wanted = found.as_bytes() == name.as_bytes(),
+                GroupAttr::Id(number) => id = Some(number),
+                GroupAttr::Unknown(_) => {}
+            }
+        }
+        if is_wanted {
+            let missing = || WireError::Missing { attribute: "CTRL_ATTR_MCAST_GRP_ID".to_owned() };
+            return id.ok_or_else(missing).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+/// Asks the controller for a family, and gives what `read` makes of its attributes.
+fn ask<T>(
+    connection: &mut Connection,
+    name: &'static str,
+    read: impl Fn(&[u8]) -> Result<T, WireError>,
+) -> Result<T, Error> {
+    const CONTEXT: &str = "looking up the generic-netlink family";
+    let header = GenlHeader { command: GET_FAMILY, version: 2 }.to_bytes();
+    let name_attribute = |out: &mut Encoder| out.attr(ControllerAttr::FAMILY_NAME, &NulStr::from(name));
+    let answer = connection
+        .query(CONTROLLER, 0, &header, name_attribute, |payload| split(payload).and_then(|(_, found)| read(found)));
     let missing = || Error::new(ErrorKind::FamilyMissing, CONTEXT);
     match answer {
-        Ok(families) => families.first().copied().ok_or_else(missing),
+        Ok(families) => families.into_iter().next().ok_or_else(missing),
         Err(error) if error.kernel().is_some_and(|kernel| kernel.errno == Errno::ENOENT) => Err(missing()),
         Err(error) => Err(error),
     }

@@ -1,7 +1,7 @@
 //! The real transport: one netlink socket. The only file with system calls.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 use neli::consts::socket::{Msg, NlFamily};
@@ -42,12 +42,15 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 /// What the kernel keeps free of the send buffer (net/netlink/af_netlink.c, `netlink_sendmsg`).
 const SEND_OVERHEAD: usize = 32;
 
-/// The largest send buffer to ask for: the kernel doubles it, and has 31 bits for it.
-const SEND_MOST: usize = (1 << 30) - 1;
+/// The largest buffer to ask for: the kernel doubles it, and has 31 bits for it.
+const BUFFER_MOST: usize = (1 << 30) - 1;
 
 /// What one queued error answer may take of the receive buffer: an `sk_buff` with the request's header and the kernel's
 /// words (net/netlink/af_netlink.c, `netlink_ack`), accounted by the memory it occupies, rounded up to a power of two.
 const ANSWER_COST: usize = 2048;
+
+/// The longest that the kernel is told to wait; who waits for longer waits again. Far more does not fit into its seconds.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A bound netlink socket with extended errors on, and answers that do not repeat the request.
 pub struct Socket {
@@ -81,9 +84,29 @@ impl Socket {
             .map_err(|error| Error::io("opening a netlink socket", error))?;
         configure(&socket).map_err(|error| Error::io("setting netlink socket options", error))?;
         let port = socket.pid().map_err(|error| Error::io("reading the netlink port id", error))?;
-        let size = getsockopt(&borrow(&socket), sockopt::RcvBuf)
-            .map_err(|error| Error::io("reading the receive buffer size", error.into()))?;
-        Ok(Socket { inner: socket, port, in_flight: (size / ANSWER_COST).max(1), timeout: Duration::ZERO })
+        let mut socket = Socket { inner: socket, port, in_flight: 1, timeout: Duration::ZERO };
+        socket.set_receive_buffer(RECEIVE_BUFFER)?;
+        Ok(socket)
+    }
+
+    /// Sets how many bytes the kernel keeps until they are read, at most 2^30; returns what it grants, which counts its own bookkeeping
+    /// too: about twice as much. Without `CAP_NET_ADMIN` in the initial user namespace it grants no more than for `net.core.rmem_max`.
+    ///
+    /// A socket starts with 1 MiB. Answers need little; events that come faster than they are read need more.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn set_receive_buffer(&mut self, bytes: usize) -> Result<usize, Error> {
+        let fd = borrow(&self.inner);
+        let bytes = bytes.min(BUFFER_MOST);
+        let failed = |error: nix::errno::Errno| Error::io("setting the size of the receive buffer", error.into());
+        if setsockopt(&fd, sockopt::RcvBufForce, &bytes).is_err() {
+            // Without CAP_NET_ADMIN the kernel clamps the size to net.core.rmem_max.
+            setsockopt(&fd, sockopt::RcvBuf, &bytes).map_err(failed)?;
+        }
+        let granted = getsockopt(&fd, sockopt::RcvBuf).map_err(failed)?;
+        self.in_flight = (granted / ANSWER_COST).max(1);
+        Ok(granted)
     }
 
     /// Opens a socket in another network namespace, given by an open file such as `/proc/<pid>/ns/net` or
@@ -92,12 +115,20 @@ impl Socket {
     /// # Errors
     /// `Io` when a namespace cannot be entered (it takes `CAP_SYS_ADMIN`) or the socket cannot be opened.
     pub fn open_in(protocol: Protocol, namespace: BorrowedFd<'_>) -> Result<Self, Error> {
+        Self::open_groups_in(protocol, &[], namespace)
+    }
+
+    /// Opens a socket in another network namespace that also receives these multicast groups.
+    ///
+    /// # Errors
+    /// As [`Socket::open_in`] and [`Socket::open_groups`].
+    pub fn open_groups_in(protocol: Protocol, groups: &[u32], namespace: BorrowedFd<'_>) -> Result<Self, Error> {
         // A thread of its own: if the way back failed, the caller would be left in the wrong namespace.
         std::thread::scope(|scope| {
             let opened = scope.spawn(|| {
                 setns(namespace, CloneFlags::CLONE_NEWNET)
                     .map_err(|error| Error::io("entering the network namespace", error.into()))?;
-                Self::open(protocol)
+                Self::open_groups(protocol, groups)
             });
             opened.join().unwrap_or_else(|_| {
                 Err(Error::io("opening a netlink socket", io::Error::other("the opening thread panicked")))
@@ -118,13 +149,7 @@ fn borrow(socket: &NlSocket) -> BorrowedFd<'_> {
 fn configure(socket: &NlSocket) -> io::Result<()> {
     socket.enable_ext_ack(true)?;
     // Since Linux 4.3; without it an answer repeats the request and only costs more room.
-    netlink_option(socket, libc::NETLINK_CAP_ACK)?;
-    let fd = borrow(socket);
-    if setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
-        // Without CAP_NET_ADMIN the kernel clamps the size to net.core.rmem_max; what it gave is read back by the caller.
-        setsockopt(&fd, sockopt::RcvBuf, &RECEIVE_BUFFER)?;
-    }
-    Ok(())
+    netlink_option(socket, libc::NETLINK_CAP_ACK)
 }
 
 fn netlink_option(socket: &NlSocket, option: libc::c_int) -> io::Result<()> {
@@ -136,6 +161,18 @@ fn netlink_option(socket: &NlSocket, option: libc::c_int) -> io::Result<()> {
         libc::setsockopt(socket.as_raw_fd(), libc::SOL_NETLINK, option, std::ptr::from_ref(&on).cast(), size)
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        borrow(&self.inner)
+    }
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.inner.as_raw_fd()
+    }
 }
 
 impl Transport for Socket {
@@ -152,14 +189,18 @@ impl Transport for Socket {
     }
 
     fn receive(&mut self, buffer: &mut [u8], timeout: Duration) -> io::Result<usize> {
-        if timeout != self.timeout {
+        // With MSG_TRUNC the length of the whole datagram comes back, however much of it fitted.
+        let mut flags = Msg::TRUNC;
+        let timeout = timeout.min(LONGEST_WAIT);
+        if timeout.is_zero() {
+            flags |= Msg::DONTWAIT;
+        } else if timeout != self.timeout {
             // Zero would mean "for ever".
             let micros = i64::try_from(timeout.as_micros().max(1)).unwrap_or(i64::MAX);
             setsockopt(&borrow(&self.inner), sockopt::ReceiveTimeout, &TimeVal::microseconds(micros))?;
             self.timeout = timeout;
         }
-        // With MSG_TRUNC the length of the whole datagram comes back, however much of it fitted.
-        self.inner.recv(buffer, Msg::TRUNC).map(|(length, _)| length)
+        self.inner.recv(buffer, flags).map(|(length, _)| length)
     }
 
     fn port(&self) -> u32 {
@@ -178,7 +219,7 @@ impl Transport for Socket {
             return Ok(size);
         }
         // The kernel doubles the size for its own bookkeeping and does not make the buffer until something is sent.
-        let wanted = bytes.saturating_add(SEND_OVERHEAD).min(SEND_MOST);
+        let wanted = bytes.saturating_add(SEND_OVERHEAD).min(BUFFER_MOST);
         if setsockopt(&fd, sockopt::SndBufForce, &wanted).is_err() {
             // Without CAP_NET_ADMIN the kernel clamps the size to net.core.wmem_max.
             setsockopt(&fd, sockopt::SndBuf, &wanted)?;

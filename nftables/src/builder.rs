@@ -405,21 +405,33 @@ impl RuleBuilder {
     /// Translates the destination to the address and port that a map has for the key: its data are an address and a
     /// port.
     pub fn dnat_to_map(self, family: Family, key: &[Operand], map: impl Into<SetReference>) -> Self {
-        self.nat_to_map(family, key, map.into(), true)
+        self.nat_to_map(NatKind::Destination, family, key, map.into(), true)
     }
 
     /// Translates the destination to the address that a map has; the port stays.
     pub fn dnat_to_address_map(self, family: Family, key: &[Operand], map: impl Into<SetReference>) -> Self {
-        self.nat_to_map(family, key, map.into(), false)
+        self.nat_to_map(NatKind::Destination, family, key, map.into(), false)
     }
 
-    fn nat_to_map(mut self, family: Family, key: &[Operand], set: SetReference, with_port: bool) -> Self {
+    /// Translates the source to the address that a map has; the port stays where it can.
+    pub fn snat_to_address_map(self, family: Family, key: &[Operand], map: impl Into<SetReference>) -> Self {
+        self.nat_to_map(NatKind::Source, family, key, map.into(), false)
+    }
+
+    fn nat_to_map(
+        mut self,
+        kind: NatKind,
+        family: Family,
+        key: &[Operand],
+        set: SetReference,
+        with_port: bool,
+    ) -> Self {
         self.load(key, Register::FIRST);
         let register = Register::FIRST;
         let port = register.behind(if family == Family::Ip6 { 16 } else { 4 }).filter(|_| with_port);
         self.expression(Expression::Lookup { set, source: register, register: Some(register), inverted: false })
             .expression(Expression::Nat {
-                kind: NatKind::Destination,
+                kind,
                 family,
                 address: Some(register.into()),
                 port: port.map(RegisterRange::from),

@@ -1,8 +1,9 @@
 //! Changes as they happen.
 
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
-use netlink_batch::{Attrs, Connection, NulStr, Protocol, Socket, Transport, WireError};
+use netlink_batch::{Attrs, Listener, NulStr, Protocol, Socket, Transport, WireError};
 
 use crate::attrs::ElemListAttr;
 use crate::error::{self, Error};
@@ -44,9 +45,16 @@ pub enum Event {
 }
 
 /// A socket that receives every change in one network namespace.
+///
+/// It can be waited for in an event loop or async runtime ([`AsFd`]): when its descriptor is readable, [`wait`](Events::wait) with a
+/// timeout of zero until that gives `None`. [`Listener`] shows how with tokio.
 #[derive(Debug)]
-pub struct Events {
-    connection: Connection,
+pub struct Events<T = Socket> {
+    listener: Listener<T>,
+}
+
+fn opening(error: netlink_batch::Error) -> Error {
+    error::opening(error, "listening for changes of nf_tables")
 }
 
 impl Events {
@@ -56,23 +64,54 @@ impl Events {
     /// # Errors
     /// As [`Client::open`](crate::Client::open).
     pub fn open() -> Result<Self, Error> {
-        let socket = Socket::open_groups(Protocol::Netfilter, &[uapi::NFNLGRP_NFTABLES])
-            .map_err(|error| error::opening(error, "listening for changes of nf_tables"))?;
-        Ok(Self::with_transport(socket))
+        let listener = Listener::open(Protocol::Netfilter, &[uapi::NFNLGRP_NFTABLES]).map_err(opening)?;
+        Ok(Events { listener })
     }
 
+    /// Starts listening in another network namespace, given by an open file such as `/run/netns/<name>`.
+    ///
+    /// # Errors
+    /// As [`Client::open_in`](crate::Client::open_in).
+    pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
+        let groups = [uapi::NFNLGRP_NFTABLES];
+        let listener = Listener::open_in(Protocol::Netfilter, &groups, namespace).map_err(opening)?;
+        Ok(Events { listener })
+    }
+
+    /// Sets how many bytes of events the kernel keeps until they are read; see [`Socket::set_receive_buffer`]. Default: 1 MiB.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io).
+    pub fn set_receive_buffer(&mut self, bytes: usize) -> Result<usize, Error> {
+        self.listener.set_receive_buffer(bytes).map_err(opening)
+    }
+}
+
+impl<T: Transport> Events<T> {
     /// Listens on any transport.
-    pub fn with_transport(transport: impl Transport + 'static) -> Self {
-        Events { connection: Connection::new(transport) }
+    pub fn with_transport(transport: T) -> Self {
+        Events { listener: Listener::with_transport(transport) }
     }
 
-    /// Waits for changes; `None` when none came within `timeout`.
+    /// Waits for changes; `None` when none came within `timeout`. With a timeout of zero it does not wait.
     ///
     /// # Errors
     /// [`ErrorKind::StateUnknown`](crate::ErrorKind::StateUnknown) when some were lost: read the state again.
     /// [`ErrorKind::Malformed`](crate::ErrorKind::Malformed).
     pub fn wait(&mut self, timeout: Duration) -> Result<Option<Vec<Event>>, Error> {
-        self.connection.events(timeout, read).map_err(|error| Error::netlink(error, "waiting for changes of nf_tables"))
+        self.listener.wait(timeout, read).map_err(|error| Error::netlink(error, "waiting for changes of nf_tables"))
+    }
+}
+
+impl<T: AsFd> AsFd for Events<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl<T: AsFd> AsRawFd for Events<T> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.listener.as_raw_fd()
     }
 }
 

@@ -99,7 +99,7 @@ mod text;
 mod transaction;
 mod typing;
 pub mod uapi;
-#[cfg(test)]
+#[cfg(all(test, feature = "testing"))]
 #[allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -8,7 +8,13 @@ use crate::attrs;
 use crate::uapi;
 
 fn known() -> BTreeMap<String, i64> {
-    testkit::header_numbers(&["netlink.h", "netfilter.h", "netfilter/nfnetlink.h", "netfilter/nf_tables.h"]).unwrap()
+    netlink_batch::testing::header_numbers(&[
+        "netlink.h",
+        "netfilter.h",
+        "netfilter/nfnetlink.h",
+        "netfilter/nf_tables.h",
+    ])
+    .unwrap()
 }
 
 macro_rules! check {

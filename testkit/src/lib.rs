@@ -26,7 +26,6 @@ mod capture;
 #[cfg(feature = "corpus")]
 mod corpus;
 mod executable;
-mod header;
 mod hexdiff;
 mod netns;
 pub mod oracle;
@@ -40,7 +39,6 @@ pub use capture::Capture;
 #[cfg(feature = "corpus")]
 pub use corpus::{corpus, replay};
 pub use executable::Executable;
-pub use header::header_numbers;
 pub use hexdiff::hexdiff;
 pub use netns::{Netns, NetnsGuard, veth_pair};
 pub use require::{Need, PROXY, kernel_test, missing};

@@ -2,6 +2,9 @@
 //!
 //! [`Simulated`] answers each message of a datagram from a function, with the kernel's own framing: errors for any message,
 //! acknowledgements where asked for, the end of a dump. [`Faults`] makes it behave as badly as a real socket can.
+//! [`header_numbers`] reads the numbers of C headers.
+
+mod headers;
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -19,6 +22,8 @@ use crate::header::{
     NLMSG_ERROR,
 };
 use crate::message::{Message, Messages};
+
+pub use headers::header_numbers;
 
 /// Attributes as lines, those in a nest indented below it, in order of their numbers: their order on the wire means nothing. Numbers
 /// of `but` are left out, at every depth. For comparing what two programs send.

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::{fs, io};
 
-/// Names and values of the enumerations of headers below `/usr/include/linux`, and of their macros that are plain numbers.
+/// To hold an attribute table against its header: names and values of the enumerations of headers below `/usr/include/linux`, and of their macros that are plain numbers.
 ///
 /// Values may be numbers, names that a header before gave, and these with `|`, `+`, `-` or `<<` between them; what is more than that
 /// is left out.
 ///
 /// ```no_run
-/// let numbers = testkit::header_numbers(&["netlink.h", "netfilter/nfnetlink.h"])?;
+/// let numbers = netlink_batch::testing::header_numbers(&["netlink.h", "netfilter/nfnetlink.h"])?;
 /// assert_eq!(numbers["NFNL_SUBSYS_IPSET"], 6);
 /// # Ok::<(), std::io::Error>(())
 /// ```
