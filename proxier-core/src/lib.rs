@@ -1,9 +1,9 @@
-//! Kubernetes Services in, IPVS virtual servers or elements of nf_tables maps out, at O(changed objects).
+//! Kubernetes Services in; state of IPVS, nf_tables or iptables out, at O(changed objects).
 //!
-//! Does what kube-proxy's IPVS mode does, and has an nftables mode. [`Reconciler`] is the reconciler of one node:
-//! objects go in as they change, and each [`pass`](reconciler::Reconciler::pass) brings the kernel behind seven small
-//! [`ports`] to what they ask for. It is a state machine without clock, thread or file, made of functions on values
-//! that are usable on their own:
+//! Does what kube-proxy's IPVS mode and iptables mode do, and has an nftables mode. [`Reconciler`] is the reconciler of
+//! one node: objects go in as they change, and each [`pass`](reconciler::Reconciler::pass) brings the kernel behind
+//! seven small [`ports`] to what they ask for. It is a state machine without clock, thread or file, made of functions
+//! on values that are usable on their own:
 //!
 //! ```text
 //!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──follow──▶ Wanted ──▶ Changed ┐
@@ -22,7 +22,8 @@
 //! device, and entries of the eighteen ipset sets of each family; [`rules`] makes the iptables rules;
 //! [`diff`](mod@modes::ipvs::diff) compares with what the kernel holds, [`plan`](mod@modes::ipvs::plan) orders the
 //! difference make before break, and [`apply`](mod@modes::ipvs::apply) carries it out with an outcome for every
-//! operation. [`modes::nftables`] lowers it to tables of nf_tables, one transaction a family and pass.
+//! operation. [`modes::nftables`] lowers it to tables of nf_tables, one transaction a family and pass;
+//! [`modes::iptables`] to kube-proxy's own chains.
 //!
 //! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: [`Changed`] names the virtual servers,
 //! addresses and entries that changed, and only these are compared. The kernel is read at the start, on a timer, and after

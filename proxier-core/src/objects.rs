@@ -273,6 +273,9 @@ objects! {
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
+        /// What annotations of Services may decide: `scheduler`, `persistence`, `one-packet`; everything when absent. Not in
+        /// kube-proxy.
+        allowed_annotations: Option<Vec<String>>,
         /// Overrides `iptables.masqueradeBit`. Not in kube-proxy.
         masquerade_bit: Option<i64>,
         /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.

@@ -362,8 +362,8 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
     assert!(said.contains("ip proxier") && said.contains("somebody else"), "{said}");
     assert_eq!(node.tables(), before);
     // Nor by a cleanup.
-    let (applied, unread) = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
-    assert!(applied.done.is_empty() && applied.failures.is_empty() && unread.is_empty(), "{applied:?} {unread:?}");
+    let cleaned = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
+    assert!(cleaned.removed() == 0 && cleaned.is_done(), "{cleaned:?}");
     assert_eq!(node.tables(), before);
     // With another name it is served.
     let mut options = options();
@@ -383,9 +383,9 @@ fn a_cleanup_removes_our_tables_and_nothing_else() {
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.settles();
     for removed in [2, 0] {
-        let (applied, unread) = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
-        assert_eq!(applied.done.values().sum::<u64>(), removed);
-        assert!(applied.failures.is_empty() && unread.is_empty());
+        let cleaned = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
+        assert_eq!(cleaned.removed(), removed);
+        assert!(cleaned.is_done(), "{cleaned:?}");
     }
     assert_eq!(node.tables().into_keys().collect::<Vec<_>>(), ["ip stranger"]);
 }

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use proxier_core::config::{Config, InterfaceName, KernelNames, NamePrefix, TableName};
 use proxier_core::fake::{FakeKernel, KernelState};
-use proxier_core::modes::ipvs::cleanup::{Cleaned, cleanup};
+use proxier_core::modes::ipvs::cleanup::cleanup;
+use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::modes::{Kind, nftables};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::report::Report;
@@ -131,9 +132,7 @@ impl Proxy {
         if self.mode == Kind::Ipvs {
             return cleanup(&self.config, &mut self.kernel.ports());
         }
-        let mut cleaned = Cleaned::default();
-        (cleaned.applied, cleaned.unread) = nftables::cleanup(&self.config, &mut self.kernel.ports());
-        cleaned
+        nftables::cleanup(&self.config, &mut self.kernel.ports())
     }
 }
 

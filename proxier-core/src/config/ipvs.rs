@@ -1,8 +1,34 @@
 //! Configuration of IPVS mode.
 
+use bitflags::bitflags;
 use ipvs::model::Scheduler;
 
 use crate::net::Network;
+
+bitflags! {
+    /// What Services may decide by annotations.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub struct MayAskFor: u8 {
+        /// `scheduler`: the scheduler and its flags.
+        const SCHEDULER = 1;
+        /// `persistence`: how long clients stay with their endpoints, and which count as one.
+        const PERSISTENCE = 2;
+        /// `one-packet`: scheduling of each UDP datagram for itself.
+        const ONE_PACKET = 4;
+    }
+}
+
+impl MayAskFor {
+    /// From its name in configuration files.
+    pub fn by_name(name: &str) -> Option<Self> {
+        match name {
+            "scheduler" => Some(MayAskFor::SCHEDULER),
+            "persistence" => Some(MayAskFor::PERSISTENCE),
+            "one-packet" => Some(MayAskFor::ONE_PACKET),
+            _ => None,
+        }
+    }
+}
 
 /// What only IPVS mode uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,12 +37,14 @@ pub struct IpvsConfig {
     /// Scheduler of every virtual server. Default `rr`. For `mh` the flags `mh-port` and `mh-fallback` are set; without
     /// `mh-fallback`, new connections are lost while a real server drains.
     pub scheduler: Scheduler,
+    /// What Services may decide by annotations ([`Balancing`](crate::snapshot::Balancing)). Default everything.
+    pub may_ask_for: MayAskFor,
     /// Networks in which no virtual server is ever deleted: another program made it. Default none.
     pub exclude_cidrs: Vec<Network>,
 }
 
 impl Default for IpvsConfig {
     fn default() -> Self {
-        IpvsConfig { scheduler: Scheduler::RoundRobin, exclude_cidrs: Vec::new() }
+        IpvsConfig { scheduler: Scheduler::RoundRobin, may_ask_for: MayAskFor::all(), exclude_cidrs: Vec::new() }
     }
 }

@@ -9,7 +9,7 @@ use crate::objects::ConfigObject;
 use crate::service::Reserved;
 use crate::snapshot::{ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
 
-pub use self::ipvs::IpvsConfig;
+pub use self::ipvs::{IpvsConfig, MayAskFor};
 pub use masquerade::{LocalTraffic, MarkBit};
 pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
 
@@ -112,6 +112,9 @@ impl Config {
                 Err(_) => report.reject("ipvs.scheduler", name, "not a scheduler's name; taken as rr"),
             }
         }
+        if let Some(names) = &object.ipvs.allowed_annotations {
+            config.ipvs.may_ask_for = check_allowed(names, report);
+        }
         config.node_port_addresses = check_node_port_addresses(&object.node_port_addresses, report);
         config.ipvs.exclude_cidrs = check_networks(&object.ipvs.exclude_cidrs, "ipvs.excludeCIDRs", report);
         config.masquerade_all = object.ipvs.masquerade_all.unwrap_or(object.iptables.masquerade_all);
@@ -119,6 +122,20 @@ impl Config {
         config.local_traffic = LocalTraffic::check(object, report);
         config
     }
+}
+
+/// What cannot be read is not allowed.
+fn check_allowed(names: &[String], report: &mut Reporter<'_>) -> MayAskFor {
+    let mut allowed = MayAskFor::empty();
+    for (index, name) in names.iter().enumerate() {
+        let what = MayAskFor::by_name(name);
+        if what.is_none() {
+            let field = format!("ipvs.allowedAnnotations[{index}]");
+            report.reject(field, name, "not scheduler, persistence or one-packet; left out");
+        }
+        allowed |= what.unwrap_or(MayAskFor::empty());
+    }
+    allowed
 }
 
 fn check_node_port_addresses(texts: &[String], report: &mut Reporter<'_>) -> NodePortAddresses {

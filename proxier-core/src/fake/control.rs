@@ -65,11 +65,21 @@ pub enum Call {
     TablesHasChain,
     /// [`Tables::commit`](crate::ports::Tables::commit).
     TablesCommit,
+    /// [`LocalNetworks::networks`](crate::ports::LocalNetworks::networks).
+    RoutesNetworks,
+    /// [`LocalNetworks::add`](crate::ports::LocalNetworks::add); its items are the networks.
+    RoutesAdd,
+    /// [`LocalNetworks::delete`](crate::ports::LocalNetworks::delete); its items are the networks.
+    RoutesDelete,
+    /// [`Relays::configure`](crate::ports::Relays::configure). Nothing outside the process is written.
+    RelaysConfigure,
+    /// [`Relays::serve`](crate::ports::Relays::serve).
+    RelaysServe,
 }
 
 impl Call {
     /// All of them.
-    pub const ALL: [Call; 28] = [
+    pub const ALL: [Call; 33] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
         Call::IpvsRun,
@@ -98,6 +108,11 @@ impl Call {
         Call::TablesRead,
         Call::TablesHasChain,
         Call::TablesCommit,
+        Call::RoutesNetworks,
+        Call::RoutesAdd,
+        Call::RoutesDelete,
+        Call::RelaysConfigure,
+        Call::RelaysServe,
     ];
 
     /// Whether it changes something.
@@ -117,6 +132,8 @@ impl Call {
                 | Call::TablesGeneration
                 | Call::TablesRead
                 | Call::TablesHasChain
+                | Call::RoutesNetworks
+                | Call::RelaysConfigure
         )
     }
 }
@@ -197,14 +214,18 @@ pub struct Writes {
     pub conntrack: u64,
     /// Transactions of nf_tables.
     pub tables: u64,
+    /// Local routes added and deleted.
+    pub routes: u64,
+    /// Listeners opened and changed.
+    pub relays: u64,
 }
 
 impl Writes {
     /// All ports together.
     pub fn total(&self) -> u64 {
-        [self.ipvs, self.sets, self.rules, self.links, self.sysctls, self.conntrack, self.tables]
-            .iter()
-            .fold(0, |sum, count| sum.saturating_add(*count))
+        let kernel = [self.ipvs, self.sets, self.rules, self.links, self.sysctls, self.conntrack, self.tables];
+        let counts = kernel.into_iter().chain([self.routes, self.relays]);
+        counts.fold(0, u64::saturating_add)
     }
 
     fn of(&mut self, call: Call) -> &mut u64 {
@@ -228,6 +249,8 @@ impl Writes {
             Call::SysctlsGet | Call::SysctlsSet => &mut self.sysctls,
             Call::ConntrackForgetUdp => &mut self.conntrack,
             Call::TablesGeneration | Call::TablesRead | Call::TablesHasChain | Call::TablesCommit => &mut self.tables,
+            Call::RoutesNetworks | Call::RoutesAdd | Call::RoutesDelete => &mut self.routes,
+            Call::RelaysConfigure | Call::RelaysServe => &mut self.relays,
         }
     }
 }

@@ -48,11 +48,13 @@ use ipvs::fake::FakeIpvs;
 use ipvs::{RealServerKey, VirtualServerKey};
 use nftables::fake::FakeNftables;
 
+use crate::modes::userspace::{Listener, Settings};
+use crate::net::{FrontendKey, Network};
 use crate::ports::{PortErrorKind, Ports};
 use control::Control;
 use host::Host;
 use links::Interfaces;
-use ports::FakePorts;
+use ports::{FakePorts, FakeRelays};
 use shared::Shared;
 use transport::{Watched, Written};
 
@@ -77,6 +79,8 @@ pub struct KernelState {
     pub sysctls: BTreeMap<String, String>,
     /// Tracked connections.
     pub flows: BTreeSet<Flow>,
+    /// Networks that are local by routes of our own.
+    pub routes: BTreeSet<Network>,
 }
 
 /// What all handles of one kernel share.
@@ -92,6 +96,8 @@ struct Parts {
     sysctls: Shared<BTreeMap<String, String>>,
     tables: FakeTables,
     flows: Shared<BTreeSet<Flow>>,
+    routes: Shared<BTreeSet<Network>>,
+    relays: Shared<FakeRelays>,
     control: Shared<Control>,
 }
 
@@ -190,6 +196,8 @@ impl FakeKernel {
             sysctls: Shared::new(sysctls),
             tables: FakeTables::default(),
             flows: Shared::default(),
+            routes: Shared::default(),
+            relays: Shared::default(),
             control,
         })
     }
@@ -213,6 +221,7 @@ impl FakeKernel {
             devices: self.parts.links.lock().all(),
             sysctls: self.parts.sysctls.lock().clone(),
             flows: self.parts.flows.lock().clone(),
+            routes: self.parts.routes.lock().clone(),
         }
     }
 
@@ -259,9 +268,10 @@ impl FakeKernel {
         self.parts.control.lock().has_crashed()
     }
 
-    /// A new process on the same kernel: calls work again.
+    /// A new process on the same kernel: calls work again, and nothing is listened on.
     pub fn restart(&self) {
         self.parts.control.lock().restart();
+        self.parts.relays.lock().listeners.clear();
     }
 
     /// Virtual and real servers, to be changed behind the ports' back.
@@ -332,6 +342,36 @@ impl FakeKernel {
         match value {
             Some(value) => sysctls.insert(path.to_owned(), value.to_owned()),
             None => sysctls.remove(path),
+        };
+    }
+
+    /// What the process listens on for Services.
+    pub fn listeners(&self) -> BTreeMap<FrontendKey, Listener> {
+        self.parts.relays.lock().listeners.clone()
+    }
+
+    /// What holds for all listeners.
+    pub fn relay_settings(&self) -> Settings {
+        self.parts.relays.lock().settings.clone()
+    }
+
+    /// Gives a port to another program, or takes it from that.
+    pub fn set_port_taken(&self, key: FrontendKey, taken: bool) {
+        let mut relays = self.parts.relays.lock();
+        if taken {
+            relays.taken.insert(key)
+        } else {
+            relays.taken.remove(&key)
+        };
+    }
+
+    /// Begins or ends a connection to an address that this process relays.
+    pub fn set_connected(&self, address: IpAddr, connected: bool) {
+        let mut relays = self.parts.relays.lock();
+        if connected {
+            relays.connected.insert(address)
+        } else {
+            relays.connected.remove(&address)
         };
     }
 

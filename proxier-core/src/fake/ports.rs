@@ -20,10 +20,11 @@ use super::transport::{Watched, Written};
 use super::{Changed, Parts};
 use crate::kernel::{IpvsPort, RulesPort, SetsPort, TablesPort, check_sysctl};
 use crate::modes::ipvs::sets::NamedSet;
-use crate::net::Family;
+use crate::modes::userspace::{Listener, Settings};
+use crate::net::{Family, FrontendKey, Network};
 use crate::ports::{
-    Conntrack, Flows, Ipvs, ItemFailure, ItemFailures, Links, NotCommitted, PortError, PortErrorKind, Ports, Rules,
-    Sets, Sysctls, Tables, UdpServices,
+    Conntrack, Flows, Ipvs, ItemFailure, ItemFailures, Links, LocalNetworks, NotCommitted, PortError, PortErrorKind,
+    Ports, Relays, Rules, Sets, Sysctls, Tables, UdpServices,
 };
 use crate::snapshot::HostAddresses;
 
@@ -35,6 +36,8 @@ pub(super) struct FakePorts {
     sysctls: FakeSysctlsPort,
     tables: FakeTablesPort,
     conntrack: FakeConntrackPort,
+    routes: FakeRoutesPort,
+    relays: FakeRelaysPort,
 }
 
 impl FakePorts {
@@ -73,6 +76,8 @@ impl FakePorts {
             sysctls: FakeSysctlsPort { gate: gate(), values: parts.sysctls.clone() },
             tables: FakeTablesPort { gate: gate(), port: TablesPort::new(move || Ok(tables.client())) },
             conntrack: FakeConntrackPort { gate: gate(), flows: parts.flows.clone() },
+            routes: FakeRoutesPort { gate: gate(), routes: parts.routes.clone() },
+            relays: FakeRelaysPort { gate: gate(), relays: parts.relays.clone() },
         }
     }
 
@@ -85,6 +90,8 @@ impl FakePorts {
             sysctls: &mut self.sysctls,
             tables: &mut self.tables,
             conntrack: &mut self.conntrack,
+            routes: &mut self.routes,
+            relays: &mut self.relays,
         }
     }
 }
@@ -437,6 +444,91 @@ impl Tables for FakeTablesPort {
             })
         });
         outcome.map_err(|error| NotCommitted { error, refused })
+    }
+}
+
+struct FakeRoutesPort {
+    gate: Gate,
+    routes: Shared<BTreeSet<Network>>,
+}
+
+impl LocalNetworks for FakeRoutesPort {
+    fn networks(&mut self) -> Result<BTreeSet<Network>, PortError> {
+        self.gate.call(Call::RoutesNetworks, None, || Ok(self.routes.lock().clone()))
+    }
+
+    fn add(&mut self, networks: &[Network]) -> ItemFailures {
+        self.gate.items(Call::RoutesAdd, None, networks, |networks| {
+            self.routes.lock().extend(networks.iter().map(Network::trunc));
+            Vec::new()
+        })
+    }
+
+    fn delete(&mut self, networks: &[Network]) -> ItemFailures {
+        self.gate.items(Call::RoutesDelete, None, networks, |networks| {
+            self.routes.lock().retain(|network| !networks.contains(network));
+            Vec::new()
+        })
+    }
+}
+
+/// What a process listens on. It ends with the process.
+#[derive(Debug, Default)]
+pub(super) struct FakeRelays {
+    pub(super) listeners: BTreeMap<FrontendKey, Listener>,
+    pub(super) settings: Settings,
+    /// Ports that other programs have.
+    pub(super) taken: BTreeSet<FrontendKey>,
+    /// Addresses at which a connection goes on, whatever is listened on.
+    pub(super) connected: BTreeSet<IpAddr>,
+}
+
+struct FakeRelaysPort {
+    gate: Gate,
+    relays: Shared<FakeRelays>,
+}
+
+impl Relays for FakeRelaysPort {
+    fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener> {
+        self.relays.lock().listeners.clone()
+    }
+
+    fn configure(&mut self, settings: &Settings) -> Result<(), PortError> {
+        self.gate.call(Call::RelaysConfigure, None, || {
+            self.relays.lock().settings = settings.clone();
+            Ok(())
+        })
+    }
+
+    fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
+        self.gate.call(Call::RelaysServe, None, || {
+            let mut relays = self.relays.lock();
+            if relays.taken.contains(&listener.key) {
+                relays.listeners.remove(&listener.key);
+                let message = format!("listening on {}: another program has the port", listener.key);
+                return Err(PortError::new(PortErrorKind::AlreadyExists, message));
+            }
+            relays.listeners.insert(listener.key, listener.clone());
+            Ok(())
+        })
+    }
+
+    fn close(&mut self, key: &FrontendKey) {
+        self.relays.lock().listeners.remove(key);
+    }
+
+    fn busy(&mut self) -> BTreeSet<IpAddr> {
+        let relays = self.relays.lock();
+        let is_served = |address: &IpAddr| relays.listeners.keys().any(|key| key.address == *address);
+        relays.connected.iter().copied().filter(|address| !is_served(address)).collect()
+    }
+
+    fn leaving(&mut self) -> usize {
+        0
+    }
+
+    fn notices(&mut self) -> Vec<String> {
+        Vec::new()
     }
 }
 

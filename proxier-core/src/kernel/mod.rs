@@ -5,7 +5,9 @@
 //! * [`LinksPort`], devices and addresses over rtnetlink, many addresses in a send;
 //! * [`SysctlsPort`], files below `/proc/sys`;
 //! * [`TablesPort`] over `nftables`;
-//! * [`ConntrackPort`], tracked connections over nfnetlink.
+//! * [`ConntrackPort`], tracked connections over nfnetlink;
+//! * [`RoutesPort`], networks that are local as a whole, over rtnetlink;
+//! * [`RelaysPort`], listening within this process, on threads that it starts at first use.
 //!
 //! Errors become [`PortErrorKind`](crate::ports::PortErrorKind)s by the kinds that the clients report, never by their
 //! words.
@@ -29,6 +31,7 @@ mod conntrack;
 mod error;
 mod ipvs;
 mod lazy;
+mod relays;
 mod rtnetlink;
 mod rules;
 mod sets;
@@ -42,8 +45,10 @@ use iptables::{Backend, BackendChoice, Limits, System};
 use crate::ports::{PortError, Ports};
 
 pub use conntrack::ConntrackPort;
+pub(crate) use error::errno_kind;
 pub use ipvs::IpvsPort;
-pub use rtnetlink::{Change, Changes, LinksPort, LocalRoutes, Monitor};
+pub use relays::RelaysPort;
+pub use rtnetlink::{Change, Changes, LinksPort, LocalRoutes, Monitor, RoutesPort};
 pub use rules::RulesPort;
 pub use sets::SetsPort;
 pub use sysctl::SysctlsPort;
@@ -89,6 +94,8 @@ pub struct KernelPorts {
     sysctls: SysctlsPort,
     tables: TablesPort,
     conntrack: ConntrackPort,
+    routes: RoutesPort,
+    relays: RelaysPort,
 }
 
 impl KernelPorts {
@@ -111,6 +118,8 @@ impl KernelPorts {
             sysctls: SysctlsPort::new(&options.sysctl_root),
             tables: TablesPort::new(nftables::Client::open),
             conntrack: ConntrackPort::new(),
+            routes: RoutesPort::new(),
+            relays: RelaysPort::new(),
         })
     }
 
@@ -124,7 +133,14 @@ impl KernelPorts {
             sysctls: &mut self.sysctls,
             tables: &mut self.tables,
             conntrack: &mut self.conntrack,
+            routes: &mut self.routes,
+            relays: &mut self.relays,
         }
+    }
+
+    /// What this process listens on, to let connections end before it does.
+    pub fn relays(&mut self) -> &mut RelaysPort {
+        &mut self.relays
     }
 
     /// The back end of iptables in use, once rules were read or written.

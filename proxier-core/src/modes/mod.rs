@@ -3,10 +3,13 @@
 //! A mode lowers the Frontends to its kernel's words, reads what the kernel holds, compares the two, and carries out
 //! the difference. Modes do not know each other; what several need is in [`shared`].
 
+pub mod cleanup;
 pub mod iptables;
 pub mod ipvs;
 pub mod nftables;
+pub mod select;
 pub mod shared;
+pub mod userspace;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -34,15 +37,21 @@ pub enum Kind {
     Nftables,
     /// Chains and rules of iptables.
     Iptables,
+    /// Nothing: this process listens itself.
+    Userspace,
 }
 
 impl Kind {
-    /// The name in configuration files: `ipvs`, `nftables`, `iptables`.
+    /// All, best first.
+    pub const ALL: [Kind; 4] = [Kind::Ipvs, Kind::Nftables, Kind::Iptables, Kind::Userspace];
+
+    /// The name in configuration files: `ipvs`, `nftables`, `iptables`, `userspace`.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Ipvs => "ipvs",
             Kind::Nftables => "nftables",
             Kind::Iptables => "iptables",
+            Kind::Userspace => "userspace",
         }
     }
 }
@@ -108,6 +117,8 @@ pub enum Plan {
     Nftables(Box<nftables::Plan>),
     /// In iptables mode.
     Iptables(Box<iptables::Plan>),
+    /// In userspace mode.
+    Userspace(Box<userspace::Plan>),
 }
 
 impl Plan {
@@ -117,6 +128,7 @@ impl Plan {
             Plan::Ipvs(plan) => plan.is_empty(),
             Plan::Nftables(plan) => plan.is_empty(),
             Plan::Iptables(plan) => plan.is_empty(),
+            Plan::Userspace(plan) => plan.is_empty(),
         }
     }
 
@@ -126,6 +138,7 @@ impl Plan {
             Plan::Ipvs(plan) => Box::new(plan.steps(names)),
             Plan::Nftables(plan) => Box::new(plan.steps(names)),
             Plan::Iptables(plan) => Box::new(plan.steps(names)),
+            Plan::Userspace(plan) => Box::new(plan.steps(names)),
         }
     }
 }
@@ -142,6 +155,7 @@ pub(crate) enum Mode {
     Ipvs(Box<ipvs::Mode>),
     Nftables(Box<nftables::Mode>),
     Iptables(Box<iptables::Mode>),
+    Userspace(Box<userspace::Mode>),
 }
 
 /// A plan, and what follows from carrying it out.
@@ -150,6 +164,7 @@ pub(crate) enum Prepared {
     Ipvs(Box<ipvs::Prepared>),
     Nftables(Box<nftables::Prepared>),
     Iptables(Box<iptables::Prepared>),
+    Userspace(Box<userspace::Prepared>),
 }
 
 impl Prepared {
@@ -158,24 +173,35 @@ impl Prepared {
             Prepared::Ipvs(prepared) => Plan::Ipvs(Box::new(prepared.plan)),
             Prepared::Nftables(prepared) => Plan::Nftables(Box::new(prepared.plan)),
             Prepared::Iptables(prepared) => Plan::Iptables(Box::new(prepared.plan)),
+            Prepared::Userspace(prepared) => Plan::Userspace(Box::new(prepared.plan)),
         }
     }
 }
 
 impl Mode {
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Mode::Ipvs(_) => Kind::Ipvs,
+            Mode::Nftables(_) => Kind::Nftables,
+            Mode::Iptables(_) => Kind::Iptables,
+            Mode::Userspace(_) => Kind::Userspace,
+        }
+    }
+
     pub(crate) fn desired(&self) -> &Desired {
         match self {
             Mode::Ipvs(mode) => mode.wanted().desired(),
             Mode::Nftables(mode) => mode.wanted().desired(),
             Mode::Iptables(mode) => mode.wanted().desired(),
+            Mode::Userspace(mode) => mode.wanted().desired(),
         }
     }
 
     pub(crate) fn facts_changed(&mut self) {
         match self {
             Mode::Ipvs(mode) => mode.facts_changed(),
-            // Its layout is compared by each pass.
-            Mode::Nftables(_) => {}
+            // Each pass compares the layout of the one, the settings of the other.
+            Mode::Nftables(_) | Mode::Userspace(_) => {}
             Mode::Iptables(mode) => mode.facts_changed(),
         }
     }
@@ -186,6 +212,7 @@ impl Mode {
             Mode::Ipvs(mode) => mode.observed().is_some(),
             Mode::Nftables(mode) => mode.knows_kernel(),
             Mode::Iptables(mode) => mode.knows_kernel(),
+            Mode::Userspace(mode) => mode.knows_kernel(),
         }
     }
 
@@ -195,6 +222,7 @@ impl Mode {
             Mode::Ipvs(mode) => mode.forget_kernel(),
             Mode::Nftables(mode) => mode.forget_kernel(),
             Mode::Iptables(mode) => mode.forget_kernel(),
+            Mode::Userspace(mode) => mode.forget_kernel(),
         }
     }
 
@@ -203,6 +231,7 @@ impl Mode {
             Mode::Ipvs(mode) => mode.compact(),
             Mode::Nftables(mode) => mode.compact(),
             Mode::Iptables(mode) => mode.compact(),
+            Mode::Userspace(mode) => mode.compact(),
         }
     }
 
@@ -212,6 +241,7 @@ impl Mode {
             Mode::Ipvs(mode) => mode.next_wake(),
             Mode::Nftables(_) => None,
             Mode::Iptables(mode) => mode.next_wake(),
+            Mode::Userspace(mode) => mode.next_wake(),
         }
     }
 
@@ -220,6 +250,7 @@ impl Mode {
             Mode::Ipvs(mode) => mode.refresh(store, facts, services),
             Mode::Nftables(mode) => mode.refresh(store, facts, services),
             Mode::Iptables(mode) => mode.refresh(store, facts, services),
+            Mode::Userspace(mode) => mode.refresh(store, facts, services),
         }
     }
 
@@ -227,7 +258,7 @@ impl Mode {
     pub(crate) fn device_differs(&self, host: &HostAddresses) -> bool {
         match self {
             Mode::Ipvs(mode) => mode.device_differs(host),
-            Mode::Nftables(_) | Mode::Iptables(_) => false,
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => false,
         }
     }
 
@@ -236,8 +267,8 @@ impl Mode {
     pub(crate) fn served_node_addresses(&self, families: Families) -> Vec<IpAddr> {
         match self {
             Mode::Ipvs(mode) => mode.served_node_addresses(families).collect(),
-            // Connection tracking keeps them.
-            Mode::Nftables(_) | Mode::Iptables(_) => Vec::new(),
+            // Connection tracking keeps them, or they ended with that process.
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => Vec::new(),
         }
     }
 
@@ -253,6 +284,7 @@ impl Mode {
             Mode::Nftables(mode) => mode.read(facts, ports),
             // It reads each family when it prepares a plan for it.
             Mode::Iptables(_) => Ok(()),
+            Mode::Userspace(mode) => mode.read(ports),
         }
     }
 
@@ -268,6 +300,7 @@ impl Mode {
             Mode::Ipvs(mode) => Prepared::Ipvs(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
             Mode::Nftables(mode) => Prepared::Nftables(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
             Mode::Iptables(mode) => Prepared::Iptables(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
+            Mode::Userspace(mode) => Prepared::Userspace(Box::new(mode.prepare(pass, safeguard, report, ports)?)),
         })
     }
 
@@ -275,7 +308,7 @@ impl Mode {
     pub(crate) fn before_preview(&self) -> Option<ipvs::drain::Drains> {
         match self {
             Mode::Ipvs(mode) => Some(mode.drains().clone()),
-            Mode::Nftables(_) | Mode::Iptables(_) => None,
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
         }
     }
 
@@ -303,6 +336,10 @@ impl Mode {
             (Mode::Nftables(mode), Prepared::Nftables(prepared)) => mode.carry_out(*prepared, store, report, ports),
             (Mode::Iptables(mode), Prepared::Iptables(prepared)) => {
                 mode.carry_out(*prepared, store, report, clock, ports)
+            }
+            (Mode::Userspace(mode), Prepared::Userspace(prepared)) => {
+                mode.carry_out(*prepared, store, report, ports);
+                false
             }
             // A plan is carried out by the mode that made it.
             _ => true,

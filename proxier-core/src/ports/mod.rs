@@ -8,6 +8,8 @@ mod conntrack;
 mod error;
 mod ipvs;
 mod links;
+mod relays;
+mod routes;
 mod rules;
 mod sets;
 mod sysctls;
@@ -19,6 +21,8 @@ pub use conntrack::{Conntrack, Flows, UdpServices};
 pub use error::{ItemFailure, ItemFailures, PortError, PortErrorKind};
 pub use ipvs::Ipvs;
 pub use links::Links;
+pub use relays::Relays;
+pub use routes::LocalNetworks;
 pub use rules::Rules;
 pub use sets::Sets;
 pub use sysctls::Sysctls;
@@ -40,6 +44,10 @@ pub struct Ports<'a> {
     pub tables: &'a mut dyn Tables,
     /// Tracked connections.
     pub conntrack: &'a mut dyn Conntrack,
+    /// Networks that are local as a whole.
+    pub routes: &'a mut dyn LocalNetworks,
+    /// Listening within this process.
+    pub relays: &'a mut dyn Relays,
 }
 
 impl fmt::Debug for Ports<'_> {

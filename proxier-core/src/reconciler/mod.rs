@@ -17,7 +17,7 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::host;
 use crate::modes::shared::sysctls::HostSettings;
-use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables};
+use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables, userspace};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::{Links, Ports};
 use crate::reconciler::report::{Refused, Report, Unread};
@@ -41,6 +41,8 @@ pub struct Options {
     pub ipvs: ipvs::Options,
     /// Settings of iptables mode; restricted further by what the iptables programs report.
     pub iptables: iptables::Options,
+    /// Settings of userspace mode.
+    pub userspace: userspace::Options,
     /// How often passes run.
     pub limits: Limits,
     /// When deletions are held back.
@@ -61,6 +63,7 @@ impl Default for Options {
             mode: modes::Kind::default(),
             ipvs: ipvs::Options::default(),
             iptables: iptables::Options::default(),
+            userspace: userspace::Options::default(),
             limits: Limits::default(),
             mass_removal: MassRemoval::default(),
             address_grace: Duration::from_secs(10),
@@ -135,6 +138,7 @@ impl Reconciler {
                     allowed.drop_invalid &= !options.host.tcp_be_liberal;
                     Mode::Iptables(Box::new(iptables::Mode::new(&facts, allowed, options.seed)))
                 }
+                modes::Kind::Userspace => Mode::Userspace(Box::new(userspace::Mode::new(&options.userspace))),
             },
             facts,
             safeguard: Safeguard::new(options.mass_removal),
@@ -610,7 +614,7 @@ impl Reconciler {
     pub fn wanted(&self) -> Option<&Wanted> {
         match &self.mode {
             Mode::Ipvs(mode) => Some(mode.wanted()),
-            Mode::Nftables(_) | Mode::Iptables(_) => None,
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
         }
     }
 
@@ -618,13 +622,18 @@ impl Reconciler {
     pub fn observed(&self) -> Option<&Observed> {
         match &self.mode {
             Mode::Ipvs(mode) => mode.observed(),
-            Mode::Nftables(_) | Mode::Iptables(_) => None,
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
         }
     }
 
     /// The node facts: what compiling needs besides the Services.
     pub fn facts(&self) -> &NodeFacts {
         &self.facts
+    }
+
+    /// Which part of the kernel serves.
+    pub fn mode(&self) -> modes::Kind {
+        self.mode.kind()
     }
 
     /// The safeguard: holds deletions back when there are too many at once.
@@ -636,7 +645,7 @@ impl Reconciler {
     pub fn drains(&self) -> Option<&Drains> {
         match &self.mode {
             Mode::Ipvs(mode) => Some(mode.drains()),
-            Mode::Nftables(_) | Mode::Iptables(_) => None,
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
         }
     }
 

@@ -30,7 +30,13 @@ impl Failure {
     pub fn is_of_one_object(&self) -> bool {
         let of_an_object = matches!(
             self.step.part,
-            Part::VirtualServer | Part::RealServer | Part::Address | Part::Entry | Part::Frontend
+            Part::VirtualServer
+                | Part::RealServer
+                | Part::Address
+                | Part::Entry
+                | Part::Frontend
+                | Part::Listener
+                | Part::Route
         );
         let because_of_it = matches!(
             self.error.kind(),
@@ -170,6 +176,9 @@ pub struct Report {
     pub stopped: Option<Arc<str>>,
     /// Real servers that drain now.
     pub draining: usize,
+    /// What this process, which serves Services itself, has to tell: limits that were reached, endpoints that do not answer. Each
+    /// is told once in a minute at most, with its number.
+    pub notices: Vec<String>,
     /// Health checks of Services may have changed ([`Desired::health_checks`](crate::service::Desired::health_checks)).
     pub health_checks_changed: bool,
 }

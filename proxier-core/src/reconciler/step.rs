@@ -70,6 +70,10 @@ pub enum Part {
     Table,
     /// A Frontend in a table of nf_tables, or in rules of iptables mode.
     Frontend,
+    /// An address and port on which this process listens.
+    Listener,
+    /// A local route.
+    Route,
     /// Tracked UDP flows.
     Flows,
 }
@@ -89,6 +93,8 @@ impl Part {
             Part::Address => "address",
             Part::Table => "table",
             Part::Frontend => "frontend",
+            Part::Listener => "listener",
+            Part::Route => "route",
             Part::Flows => "flows",
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Port;
 use crate::net::Network;
 use crate::net::{EndpointKey, FrontendKey};
-use crate::snapshot::{Roles, TrafficPolicy};
+use crate::snapshot::{Balancing, Roles, TrafficPolicy};
 
 /// One protocol, address and port on which a Service answers, and who answers there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct Frontend {
     pub falls_back: bool,
     /// How long a client stays with its endpoint, in seconds; `None`: each connection is for itself.
     pub affinity_secs: Option<u32>,
+    /// How its connections are shared out, where that differs from the configuration.
+    pub balancing: Option<Arc<Balancing>>,
     /// Whether an interface of this host, other than the dummy device, has the address.
     pub on_interface: bool,
     /// The networks that may connect; `None` for everybody. Load-balancer addresses only.

@@ -1,8 +1,10 @@
 //! Frontends that an agent asks for by itself, without Kubernetes objects.
 
+use std::sync::Arc;
+
 use bitflags::bitflags;
 
-use super::{ObjectKey, ObjectKind, Rejection, Reporter, TrafficPolicy, is_usable, is_usable_by_service};
+use super::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, TrafficPolicy, is_usable, is_usable_by_service};
 use crate::net::{EndpointKey, Family, FrontendKey, Network};
 
 bitflags! {
@@ -37,6 +39,8 @@ pub struct FrontendSpec {
     pub local: Vec<EndpointKey>,
     /// How long a client stays with its endpoint, in seconds, 1 to 86,400. Default `None`: each connection is for itself.
     pub affinity_secs: Option<u32>,
+    /// How connections are shared out, where that differs from the configuration. Default `None`: nowhere.
+    pub balancing: Option<Arc<Balancing>>,
     /// The networks that may connect; default `None` for everybody. For addresses of load balancers only.
     pub source_ranges: Option<Vec<Network>>,
 }
@@ -51,6 +55,7 @@ impl FrontendSpec {
             cluster: endpoints.into_iter().collect(),
             local: Vec::new(),
             affinity_secs: None,
+            balancing: None,
             source_ranges: None,
         }
     }

@@ -1,6 +1,7 @@
 //! The checked input: Services and EndpointSlices, the [`Store`] that keeps them, and the node.
 
 mod address;
+mod balancing;
 mod frontends;
 mod node;
 mod rejection;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use crate::objects::Metadata;
 
 pub(crate) use address::{is_usable, is_usable_by_service, parse_address, parse_network};
+pub use balancing::Balancing;
 pub use frontends::{FrontendSpec, Roles};
 pub use node::{HostAddresses, Node};
 pub(crate) use rejection::Reporter;

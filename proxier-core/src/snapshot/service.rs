@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{
-    ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable_by_service, parse_address, parse_network,
+    Balancing, ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable_by_service, parse_address,
+    parse_network,
 };
 use crate::net::Network;
 use crate::net::{Family, Protocol};
@@ -144,6 +145,8 @@ pub struct Service {
     pub source_ranges: SourceRanges,
     /// Port on which this node says whether it has local endpoints: type LoadBalancer with external policy `Local`.
     pub health_check_node_port: Option<u16>,
+    /// How its connections are shared out, where that differs from the configuration.
+    pub balancing: Option<Arc<Balancing>>,
     /// Annotated with `service.kubernetes.io/topology-mode` or its predecessor; see
     /// [`Topology::AnnotatedHints`](crate::config::Topology).
     pub topology_annotation: bool,
@@ -176,6 +179,10 @@ impl Service {
         let publishes = service_type != ServiceType::ClusterIp || !external_ips.is_empty();
         let asked = check_policy(spec.external_traffic_policy.as_deref(), "spec.externalTrafficPolicy", report);
         let external_policy = if publishes { asked } else { TrafficPolicy::Cluster };
+        let ports = check_ports(&spec.ports, report);
+        let affinity_secs = check_affinity(spec, report);
+        let protocols = ports.iter().map(|port| port.protocol);
+        let balancing = Balancing::check(&object.metadata.annotations, protocols, affinity_secs.is_some(), report);
         Some(Service {
             key,
             created: check_created(object, report),
@@ -183,8 +190,9 @@ impl Service {
             cluster_ips,
             external_ips,
             load_balancer_ips: check_ingress(object, report),
-            ports: check_ports(&spec.ports, report),
-            affinity_secs: check_affinity(spec, report),
+            ports,
+            affinity_secs,
+            balancing,
             external_policy,
             internal_policy: check_policy(
                 spec.internal_traffic_policy.as_deref(),

@@ -15,6 +15,7 @@ pub(crate) struct Programmed<P, K> {
     program: P,
     explain: Explain,
     kept: Option<K>,
+    ends_connections: bool,
 }
 
 impl<P, K> Programmed<P, K>
@@ -22,7 +23,12 @@ where
     P: FnMut(&Netns, &Objects) -> Result<K, Box<dyn Error>>,
 {
     pub(crate) fn new(program: P, explain: Explain) -> Self {
-        Programmed { program, explain, kept: None }
+        Programmed { program, explain, kept: None, ends_connections: false }
+    }
+
+    /// TCP connections end on the node, and others go on to endpoints.
+    pub(crate) fn ending_connections(self) -> Self {
+        Programmed { ends_connections: true, ..self }
     }
 }
 
@@ -33,6 +39,10 @@ where
     fn program(&mut self, node: &Netns, scenario: &Scenario) -> Result<(), Box<dyn Error>> {
         self.kept = Some((self.program)(node, &objects(scenario))?);
         Ok(())
+    }
+
+    fn ends_connections(&self) -> bool {
+        self.ends_connections
     }
 
     fn end(&mut self) {

@@ -38,6 +38,8 @@ impl Log {
             sysctls: ports.sysctls,
             tables: ports.tables,
             conntrack: ports.conntrack,
+            routes: ports.routes,
+            relays: ports.relays,
         });
         self.0 = ipvs.into_iter().chain(sets).chain(links).collect();
         answer

@@ -5,6 +5,7 @@
 mod address;
 mod link;
 mod monitor;
+mod networks;
 mod port;
 mod route;
 
@@ -13,6 +14,7 @@ use std::net::IpAddr;
 use netlink_batch::{Connection, Encoder, Error, Protocol, WireError};
 
 pub use monitor::{Change, Changes, Monitor};
+pub use networks::RoutesPort;
 pub use port::LinksPort;
 pub use route::LocalRoutes;
 

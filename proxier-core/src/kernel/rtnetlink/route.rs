@@ -54,11 +54,13 @@ attrs! {
 /// route also takes packets to other hosts' addresses in its network, so the network must be the Services' alone.
 pub struct LocalRoutes {
     connection: Lazy<Connection, Error>,
+    /// Who makes them: `RTPROT_*`.
+    protocol: u8,
 }
 
 impl fmt::Debug for LocalRoutes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocalRoutes").field("connection", &self.connection).finish()
+        f.debug_struct("LocalRoutes").field("connection", &self.connection).finish_non_exhaustive()
     }
 }
 
@@ -69,15 +71,15 @@ impl Default for LocalRoutes {
 }
 
 /// `struct rtmsg`.
-fn header(family: u8, length: u8) -> [u8; 12] {
-    [family, length, 0, 0, TABLE_LOCAL, STATIC, SCOPE_HOST, LOCAL, 0, 0, 0, 0]
+fn header(family: u8, length: u8, protocol: u8) -> [u8; 12] {
+    [family, length, 0, 0, TABLE_LOCAL, protocol, SCOPE_HOST, LOCAL, 0, 0, 0, 0]
 }
 
-/// A route of the local table that an administrator made.
-fn read(payload: &[u8]) -> Result<Option<(u32, IpSpan)>, WireError> {
+/// A route of the local table with its device, if it was made by `maker`.
+fn read(payload: &[u8], maker: u8) -> Result<Option<(u32, IpSpan)>, WireError> {
     let (header, attributes) = split::<12>(payload)?;
     let &[family, length, _, _, table, protocol, _, kind, ..] = header;
-    if (table, protocol, kind) != (TABLE_LOCAL, STATIC, LOCAL) {
+    if (table, protocol, kind) != (TABLE_LOCAL, maker, LOCAL) {
         return Ok(None);
     }
     let (mut device, mut destination) = (0, None);
@@ -139,15 +141,22 @@ pub(super) fn gateways(connection: &mut Connection) -> Result<BTreeSet<IpAddr>, 
     Ok(dump.items.into_iter().flatten().collect())
 }
 
-fn list(connection: &mut Connection) -> Result<Vec<(u32, IpSpan)>, Error> {
-    let dump = connection.dump(RTM_GETROUTE, 0, &header(AF_UNSPEC, 0), |_| {}, read)?;
+fn list(connection: &mut Connection, protocol: u8) -> Result<Vec<(u32, IpSpan)>, Error> {
+    let asked = header(AF_UNSPEC, 0, protocol);
+    let dump = connection.dump(RTM_GETROUTE, 0, &asked, |_| {}, |payload| read(payload, protocol))?;
     Ok(dump.items.into_iter().flatten().collect())
 }
 
 impl LocalRoutes {
     /// Opens a socket when it is first needed, in the network namespace of the calling thread.
     pub fn new() -> Self {
-        LocalRoutes { connection: Lazy::new(open) }
+        LocalRoutes { connection: Lazy::new(open), protocol: STATIC }
+    }
+
+    /// As [`LocalRoutes::new`], for routes with a number of their own (`proto` of `ip route`; `RTPROT_*` above 4): others'
+    /// routes are neither listed nor deleted.
+    pub fn of_protocol(protocol: u8) -> Self {
+        LocalRoutes { connection: Lazy::new(open), protocol }
     }
 
     fn call<T>(&mut self, doing: &str, ask: impl FnOnce(&mut Connection) -> Result<T, Error>) -> Result<T, PortError> {
@@ -196,7 +205,7 @@ impl LocalRoutes {
             }
         }
         let report = match self.connection.get() {
-            Ok(connection) => send(connection, kind, index, &possible),
+            Ok(connection) => send(connection, (kind, self.protocol), index, &possible),
             Err(error) => return all(networks.len(), &netlink(&error, doing).0),
         };
         if report.stopped.is_some() {
@@ -227,22 +236,24 @@ impl LocalRoutes {
         })
     }
 
-    /// The networks that an administrator or this port made local on a device; not the addresses bound to it.
+    /// The networks that were made local on a device by routes of this kind; not the addresses bound to it.
     ///
     /// # Errors
     /// [`PortErrorKind::NotFound`] without the device; when the routes could not be read as a whole.
     pub fn list(&mut self, device: &str) -> Result<Vec<IpSpan>, PortError> {
         let index = self.index(device)?;
-        let routes = self.call("listing local routes", list)?;
+        let protocol = self.protocol;
+        let routes = self.call("listing local routes", |connection| list(connection, protocol))?;
         Ok(routes.into_iter().filter(|(device, _)| *device == index).map(|(_, network)| network).collect())
     }
 }
 
-fn send(connection: &mut Connection, kind: u16, device: u32, networks: &[(IpAddr, u8)]) -> BatchReport {
+fn send(connection: &mut Connection, what: (u16, u8), device: u32, networks: &[(IpAddr, u8)]) -> BatchReport {
+    let (kind, protocol) = what;
     let flags = if kind == RTM_NEWROUTE { NLM_F_CREATE | NLM_F_EXCL } else { 0 };
     let mut batch = connection.batch();
     for &(address, length) in networks {
-        batch.push(kind, flags, &header(family_of(address), length), |out| {
+        batch.push(kind, flags, &header(family_of(address), length, protocol), |out| {
             put_address(out, RouteAttr::DST, address);
             out.attr(RouteAttr::OIF, &device);
         });

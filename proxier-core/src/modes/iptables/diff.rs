@@ -11,6 +11,7 @@ use super::observed::{self, Keep};
 use super::spelling;
 use super::tables;
 use super::wanted::Wanted;
+use crate::modes::shared::cleaned::IsKept;
 use crate::net::{Family, Protocol};
 use crate::snapshot::ObjectKey;
 
@@ -76,7 +77,7 @@ pub(super) struct Compared {
 /// As [`changes`].
 pub(super) fn compare(wanted: &Wanted, observed: &Dump, family: Family, keep: &Keep) -> Result<Compared, Incomparable> {
     check_readable(observed)?;
-    let mut comparison = Comparison::new(observed);
+    let mut comparison = Comparison::new(observed, &|_table, _chain| false);
     let mut kept = keep.lines(observed, family);
     let reached = observed::reached(observed, &kept);
     for (table, mut chain) in wanted.shared_chains(family, keep)? {
@@ -113,8 +114,13 @@ pub(super) fn compare(wanted: &Wanted, observed: &Dump, family: Family, keep: &K
 /// # Errors
 /// [`Incomparable::Unreadable`] when a table could not be shown.
 pub fn cleanup(observed: &Dump) -> Result<Transaction, Incomparable> {
+    cleanup_but(observed, &|_table, _chain| false)
+}
+
+/// As [`cleanup`], but for the chains that are kept, and the jumps to them.
+pub(crate) fn cleanup_but(observed: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incomparable> {
     check_readable(observed)?;
-    let mut comparison = Comparison::new(observed);
+    let mut comparison = Comparison::new(observed, is_kept);
     comparison.jumps(&[])?;
     comparison.remove_others();
     Ok(comparison.transaction)
@@ -128,18 +134,20 @@ fn check_readable(observed: &Dump) -> Result<(), Incomparable> {
 
 struct Comparison<'a> {
     observed: &'a Dump,
+    /// Chains of these names are another mode's.
+    is_kept: IsKept<'a>,
     wanted: BTreeSet<(TableName, ChainName)>,
     transaction: Transaction,
 }
 
 impl<'a> Comparison<'a> {
-    fn new(observed: &'a Dump) -> Self {
+    fn new(observed: &'a Dump, is_kept: IsKept<'a>) -> Self {
         let mut transaction = Transaction::new();
         // Names the tables in the order in which they are written.
         for table in names::TABLES {
             transaction.table(table);
         }
-        Comparison { observed, wanted: BTreeSet::new(), transaction }
+        Comparison { observed, is_kept, wanted: BTreeSet::new(), transaction }
     }
 
     fn observed(&self, table: &TableName, chain: &str) -> Option<&'a Chain> {
@@ -209,7 +217,7 @@ impl<'a> Comparison<'a> {
         let edits = self.transaction.table(table.clone());
         let (kubelets, ours): (Vec<&Jump>, Vec<&Jump>) = wanted.iter().partition(|jump| jump.comment.is_none());
         let ours = ours.into_iter().map(Jump::rule).collect::<Result<Vec<_>, _>>()?;
-        let old: Vec<&Rule> = there.iter().filter(|rule| names::is_jump_of_ours(table, rule)).collect();
+        let old: Vec<&Rule> = there.iter().filter(|rule| is_our_jump(self.is_kept, table, rule)).collect();
         let in_order =
             old.len() == ours.len() && old.iter().zip(&ours).all(|(old, new)| spelling::same(old, new, true));
         if !in_order {
@@ -234,10 +242,10 @@ impl<'a> Comparison<'a> {
         for table in names::TABLES {
             let Some(observed) = self.observed.table(&table) else { continue };
             let unwanted = |chain: &&Chain| {
-                names::is_ours(&table, chain.name.as_str())
+                is_ours(self.is_kept, &table, chain.name.as_str())
                     && !self.wanted.contains(&(table.clone(), chain.name.clone()))
             };
-            let used = used_by_others(&table, observed);
+            let used = used_by_others(self.is_kept, &table, observed);
             let mut going: Vec<&Chain> = observed.chains().iter().filter(unwanted).collect();
             going.retain(|chain| chain.name != *names::MARK_MASQ || !used.contains(chain.name.as_str()));
             let edits = self.transaction.table(table);
@@ -253,12 +261,20 @@ impl<'a> Comparison<'a> {
     }
 }
 
+fn is_ours(is_kept: IsKept<'_>, table: &TableName, chain: &str) -> bool {
+    names::is_ours(table, chain) && !is_kept(table, chain)
+}
+
+fn is_our_jump(is_kept: IsKept<'_>, table: &TableName, rule: &Rule) -> bool {
+    names::is_jump_of_ours(table, rule) && !rule.target().is_some_and(|target| is_kept(table, target))
+}
+
 /// The chains to which rules of others jump: rules that are neither in a chain of ours nor a jump of ours.
-fn used_by_others<'t>(table: &TableName, observed: &'t Table) -> BTreeSet<&'t str> {
-    let others = observed.chains().iter().filter(|chain| !names::is_ours(table, chain.name.as_str()));
+fn used_by_others<'t>(is_kept: IsKept<'_>, table: &TableName, observed: &'t Table) -> BTreeSet<&'t str> {
+    let others = observed.chains().iter().filter(|chain| !is_ours(is_kept, table, chain.name.as_str()));
     let is_builtin = |chain: &Chain| table.builtin_chains().contains(&chain.name.as_str());
     let rules = others.flat_map(|chain| chain.rules.iter().map(move |rule| (chain, rule)));
-    let foreign = rules.filter(|(chain, rule)| !(is_builtin(chain) && names::is_jump_of_ours(table, rule)));
+    let foreign = rules.filter(|(chain, rule)| !(is_builtin(chain) && is_our_jump(is_kept, table, rule)));
     foreign.filter_map(|(_, rule)| rule.target()).collect()
 }
 

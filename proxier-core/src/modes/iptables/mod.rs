@@ -95,6 +95,7 @@ pub use diff::{Incomparable, changes, cleanup};
 pub(crate) use mode::{Mode, Prepared};
 pub use plan::Plan;
 pub use remove::remove;
+pub(crate) use remove::remove_but;
 pub use render::update;
 pub use settings::{Options, Settings};
 pub use trial::{Tried, trial};

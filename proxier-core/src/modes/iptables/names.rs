@@ -43,7 +43,7 @@ pub(super) fn is_firewall(table: &TableName, chain: &str) -> bool {
 }
 
 /// Whether a chain is ours: it has exactly our rules, and goes when it is not wanted.
-pub(super) fn is_ours(table: &TableName, chain: &str) -> bool {
+pub(crate) fn is_ours(table: &TableName, chain: &str) -> bool {
     let shared = match table {
         table if *table == TableName::NAT => NAT,
         table if *table == TableName::FILTER => FILTER,

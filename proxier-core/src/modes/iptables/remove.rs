@@ -3,45 +3,49 @@
 use iptables::{ChainName, Dump, Edit, Transaction};
 
 use super::apply::incomparable;
-use super::diff::{Incomparable, cleanup};
+use super::diff::{Incomparable, cleanup_but};
 use super::names;
+use crate::modes::shared::cleaned::{Cleaned, IsKept};
 use crate::net::Family;
-use crate::ports::{PortErrorKind, Ports};
-use crate::reconciler::report::{Applied, Unread};
+use crate::ports::Ports;
+use crate::reconciler::report::Unread;
 use crate::reconciler::step::{Action, Part, Step};
 
 /// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables mode, has made, and nothing else
-/// ([`cleanup`]). Returns what was removed and what was not, and the families that could not be read. A family without programs
+/// ([`cleanup`](super::cleanup)). A family without programs
 /// or tables has nothing of ours.
 ///
 /// `net.ipv4.conf.all.route_localnet` stays: its earlier value is not known.
-pub fn remove(ports: &mut Ports<'_>) -> (Applied, Vec<Unread>) {
-    let mut applied = Applied::default();
-    let mut unread = Vec::new();
+pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
+    remove_but(&|_table, _chain| false, ports)
+}
+
+/// As [`remove`], but for the chains that are kept.
+pub(crate) fn remove_but(is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned {
+    let mut cleaned = Cleaned::default();
     for family in Family::ALL {
         let what = format!("rules of {}", family.name());
         let dump = match ports.rules.dump(family) {
             Ok(dump) => dump,
-            Err(error) if error.kind() == PortErrorKind::Unavailable => continue,
             Err(error) => {
-                unread.push(Unread::new(what, error));
+                cleaned.miss(what, error);
                 continue;
             }
         };
-        match everything(&dump) {
+        match everything(&dump, is_kept) {
             Ok(transaction) if transaction.is_empty() => {}
             Ok(transaction) => {
                 let outcome = ports.rules.restore(family, &transaction);
-                applied.note(|| Step::new(Action::Delete, Part::Rules, family.name()), outcome);
+                cleaned.applied.note(|| Step::new(Action::Delete, Part::Rules, family.name()), outcome);
             }
-            Err(error) => unread.push(Unread::new(what, incomparable(&error))),
+            Err(error) => cleaned.unread.push(Unread::new(what, incomparable(&error))),
         }
     }
-    (applied, unread)
+    cleaned
 }
 
-fn everything(dump: &Dump) -> Result<Transaction, Incomparable> {
-    let mut transaction = cleanup(dump)?;
+fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incomparable> {
+    let mut transaction = cleanup_but(dump, is_kept)?;
     let canary = ChainName::new(names::CANARY)?;
     for table in names::TABLES {
         let Some(there) = dump.table(&table).filter(|there| there.chain(names::CANARY).is_some()) else { continue };

@@ -1,6 +1,6 @@
 //! Removes everything that is ours.
 
-use ipvs::{Operation, VirtualServerKey};
+use ipvs::Operation;
 
 use crate::config::{Config, NamePrefix};
 use crate::modes::ipvs::diff::foreign;
@@ -9,31 +9,14 @@ use crate::modes::ipvs::reading;
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::sets::{NamedSet, SetKey};
 use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::shared::cleaned::{Cleaned, IsKept};
 use crate::modes::shared::host::read_host;
 use crate::modes::shared::names::Names;
+use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Ports};
-use crate::reconciler::report::{Applied, Unread};
+use crate::reconciler::report::Unread;
 use crate::reconciler::step::{Action, Part, Step};
 use crate::snapshot::Store;
-
-/// What a cleanup did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Cleaned {
-    /// What was removed and what was not.
-    pub applied: Applied,
-    /// Parts that could not be read; nothing of them was removed.
-    pub unread: Vec<Unread>,
-    /// Virtual servers of somebody else, which stay.
-    pub foreign: Vec<VirtualServerKey>,
-}
-
-impl Cleaned {
-    /// Whether nothing of ours is left.
-    pub fn is_done(&self) -> bool {
-        self.unread.is_empty() && self.applied.failures.is_empty()
-    }
-}
 
 /// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: virtual servers that are
 /// ours ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs), the rules of both
@@ -46,12 +29,17 @@ impl Cleaned {
 /// The order is that of deletion: virtual servers, rules, sets, addresses. When a part fails, what shows that it is ours
 /// stays, and the other parts go on.
 pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
+    cleanup_but(config, &|_table, _chain| false, ports)
+}
+
+/// As [`cleanup`], but for the chains that are kept.
+pub(crate) fn cleanup_but(config: &Config, is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned {
     let mut config = config.clone();
     config.families = crate::config::Families::Dual;
     let mut cleaned = Cleaned::default();
     let served = clean_virtual_servers(&config, ports, &mut cleaned);
     for family in config.families.iter() {
-        clean_rules(family, config.names.prefix, ports, &mut cleaned);
+        clean_rules((family, config.names.prefix, is_kept), ports, &mut cleaned);
     }
     if !served {
         // The next cleanup needs the sets and addresses to know which virtual servers are ours.
@@ -83,15 +71,6 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
 fn destroy(set: NamedSet, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     let outcome = ports.sets.destroy(set);
     cleaned.applied.note(|| Step::destroy_set(set), outcome);
-}
-
-impl Cleaned {
-    /// Notes what could not be read, unless this kernel does not have it at all.
-    fn miss(&mut self, what: impl std::fmt::Display, error: PortError) {
-        if error.kind() != PortErrorKind::Unavailable {
-            self.unread.push(Unread::new(what, error));
-        }
-    }
 }
 
 /// Deletes our virtual servers; returns whether none is left.
@@ -134,13 +113,15 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
     left == 0
 }
 
-fn clean_rules(family: crate::net::Family, prefix: NamePrefix, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+type Whose<'a> = (Family, NamePrefix, IsKept<'a>);
+
+fn clean_rules((family, prefix, is_kept): Whose<'_>, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     let what = format!("rules of {}", family.name());
     let dump = match ports.rules.dump(family) {
         Ok(dump) => dump,
         Err(error) => return cleaned.miss(what, error),
     };
-    match rules::cleanup(&dump, prefix) {
+    match rules::cleanup_but(&dump, prefix, is_kept) {
         Ok(changes) if changes.is_empty() => {}
         Ok(changes) => {
             let outcome = ports.rules.restore(family, changes.transaction());

@@ -4,11 +4,12 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipset::Element;
-use ipvs::model::{Persistence, TimeoutsUpdate, VirtualServer, Weight};
+use ipvs::model::{Granularity, Persistence, TimeoutsUpdate, VirtualServer, Weight};
 use ipvs::{Operation, RealServer, VirtualServerKey};
 
 use super::plan::{Plan, RulesChange};
 use super::sets::{NamedSet, SetKey};
+use super::wanted::usual_flags;
 use crate::config::KernelNames;
 use crate::modes::shared::names::Names;
 use crate::net::FrontendKey;
@@ -87,8 +88,18 @@ impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let config = &self.0.config;
         write!(f, "{}", config.scheduler)?;
-        if let Some(Persistence { timeout_secs, .. }) = config.persistence {
+        // The usual ones say nothing new.
+        if config.scheduler_flags != usual_flags(config.scheduler) {
+            write!(f, " ({})", config.scheduler_flags.names(config.scheduler).join(","))?;
+        }
+        if config.one_packet {
+            f.write_str(" one-packet")?;
+        }
+        if let Some(Persistence { timeout_secs, granularity, .. }) = config.persistence {
             write!(f, " persistent {timeout_secs} s")?;
+            if let Granularity::Prefix(prefix) = granularity {
+                write!(f, " by /{prefix}")?;
+            }
         }
         Ok(())
     }

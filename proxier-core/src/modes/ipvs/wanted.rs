@@ -8,7 +8,7 @@ use ipset::{Element, IpSpan, Ports};
 use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
 
-use crate::config::Config;
+use crate::config::{Config, MayAskFor};
 use crate::modes::ipvs::lower;
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
@@ -33,8 +33,7 @@ pub struct Wanted {
 /// What Frontends and Services have in common, counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Index {
-    /// Configuration of a virtual server without affinity.
-    defaults: VirtualServerConfig,
+    defaults: Defaults,
     addresses: BTreeMap<IpAddr, usize>,
     elsewhere: BTreeMap<IpAddr, usize>,
     sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
@@ -166,7 +165,8 @@ impl Follower for Following<'_> {
     fn frontend(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
         let Some(key) = after.or(before).map(|frontend| VirtualServerKey::from(frontend.key)) else { return };
         let Following { index, notes } = self;
-        let programmed = |frontend: &Frontend| (frontend.affinity_secs, frontend.endpoints().clone());
+        let programmed =
+            |frontend: &Frontend| (frontend.affinity_secs, frontend.balancing.clone(), frontend.endpoints().clone());
         if before.map(programmed) != after.map(programmed) {
             notes.virtual_server(key);
         }
@@ -289,27 +289,66 @@ impl Index {
         }
     }
 
-    fn config(&self, affinity_secs: Option<u32>) -> VirtualServerConfig {
-        let mut config = self.defaults;
-        config.persistence = affinity_secs.map(Persistence::new);
+    fn config(&self, frontend: &Frontend) -> VirtualServerConfig {
+        let mut config = self.defaults.server;
+        config.persistence = frontend.affinity_secs.map(Persistence::new);
+        let Some(asked) = &frontend.balancing else { return config };
+        let may = |what| self.defaults.may_ask_for.contains(what);
+        if let Some(scheduler) = asked.scheduler.filter(|_| may(MayAskFor::SCHEDULER)) {
+            config.scheduler = scheduler;
+            config.scheduler_flags = usual_flags(scheduler);
+        }
+        if let Some(flags) = asked.scheduler_flags.filter(|_| may(MayAskFor::SCHEDULER)) {
+            // Without its fallback, this scheduler loses new connections while a real server drains.
+            let needed = usual_flags(config.scheduler) & SchedulerFlags::MH_FALLBACK;
+            config.scheduler_flags = flags | needed;
+        }
+        if may(MayAskFor::PERSISTENCE) {
+            config.persistence = asked.persistence_secs.map(Persistence::new).or(config.persistence);
+            let granularity = match frontend.key.family() {
+                Family::V4 => asked.granularity_v4,
+                Family::V6 => asked.granularity_v6,
+            };
+            if let (Some(persistence), Some(granularity)) = (&mut config.persistence, granularity) {
+                persistence.granularity = granularity;
+            }
+        }
+        config.one_packet = asked.one_packet && frontend.key.protocol == Protocol::Udp && may(MayAskFor::ONE_PACKET);
         config
     }
 }
 
-/// Configuration of a virtual server without affinity.
-fn defaults(config: &Config) -> VirtualServerConfig {
-    let mut defaults = VirtualServerConfig::new(config.ipvs.scheduler);
-    if defaults.scheduler == Scheduler::MaglevHashing {
-        defaults.scheduler_flags = SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK;
+/// What all virtual servers have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Defaults {
+    /// A virtual server without affinity.
+    server: VirtualServerConfig,
+    may_ask_for: MayAskFor,
+}
+
+impl Defaults {
+    fn new(config: &Config) -> Self {
+        let server = VirtualServerConfig::new(config.ipvs.scheduler);
+        Defaults {
+            server: server.with_scheduler_flags(usual_flags(config.ipvs.scheduler)),
+            may_ask_for: config.ipvs.may_ask_for,
+        }
     }
-    defaults
+}
+
+/// The flags of a scheduler when nobody asks for others.
+pub(super) fn usual_flags(scheduler: Scheduler) -> SchedulerFlags {
+    match scheduler {
+        Scheduler::MaglevHashing => SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK,
+        _ => SchedulerFlags::empty(),
+    }
 }
 
 impl Wanted {
     /// Nothing.
     pub fn new(config: &Config) -> Self {
         let index = Index {
-            defaults: defaults(config),
+            defaults: Defaults::new(config),
             addresses: BTreeMap::new(),
             elsewhere: BTreeMap::new(),
             sets: BTreeMap::new(),
@@ -335,7 +374,7 @@ impl Wanted {
         services: impl IntoIterator<Item = &'a ObjectKey>,
     ) -> Changed {
         let mut changed = Changed::default();
-        let defaults = defaults(facts.config());
+        let defaults = Defaults::new(facts.config());
         if defaults != self.index.defaults {
             self.index.defaults = defaults;
             changed
@@ -399,7 +438,7 @@ impl Wanted {
     fn lower(&self, frontend: &Frontend) -> WantedServer {
         WantedServer {
             key: frontend.key.into(),
-            config: self.index.config(frontend.affinity_secs),
+            config: self.index.config(frontend),
             real_servers: RealServers::usual(frontend.endpoints().clone()),
         }
     }

@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::net::IpAddr;
 
 use iptables::{Backend, BackendChoice, System};
-use proxier_core::kernel::{ConntrackPort, IpvsPort, LinksPort, Options, RulesPort, SetsPort, SysctlsPort, TablesPort};
+use proxier_core::kernel::{
+    ConntrackPort, IpvsPort, LinksPort, Options, RelaysPort, RoutesPort, RulesPort, SetsPort, SysctlsPort, TablesPort,
+};
 use proxier_core::ports::{Links as _, Ports};
 use proxier_core::snapshot::HostAddresses;
 use serde_json::Value;
@@ -24,6 +26,8 @@ pub(crate) struct Real {
     sysctls: SysctlsPort,
     tables: TablesPort,
     conntrack: ConntrackPort,
+    routes: RoutesPort,
+    relays: RelaysPort,
     interfaces: Vec<String>,
 }
 
@@ -46,6 +50,8 @@ impl Real {
             sysctls: SysctlsPort::new(&options.sysctl_root),
             tables: TablesPort::new(nftables::Client::open),
             conntrack: ConntrackPort::new(),
+            routes: RoutesPort::new(),
+            relays: RelaysPort::new(),
             interfaces: Vec::new(),
         };
         Engine::boxed(world, machine)
@@ -87,6 +93,8 @@ impl Machine for Real {
             sysctls: &mut self.sysctls,
             tables: &mut self.tables,
             conntrack: &mut self.conntrack,
+            routes: &mut self.routes,
+            relays: &mut self.relays,
         }
     }
 

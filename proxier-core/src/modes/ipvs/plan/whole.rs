@@ -1,6 +1,6 @@
 //! The whole plan of a pass.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipvs::model::Weight;
 use ipvs::{Operation, VirtualServerKey};
@@ -169,7 +169,13 @@ fn order_by_rules(
             (family, (new, before))
         })
         .collect();
+    // Taken over from iptables mode: these rules stand in until they are replaced, so everything has to be there before.
+    let taken_over: BTreeSet<Family> =
+        plan.rules.iter().filter(|change| change.changes.replace_iptables_mode()).map(|change| change.family).collect();
     let needs = |key: &VirtualServerKey| {
+        if taken_over.contains(&key.family().into()) {
+            return false;
+        }
         let (Some(frontend), Some((new, before))) = (mode.wanted.frontend(key), compared.get(&key.family().into()))
         else {
             return false;

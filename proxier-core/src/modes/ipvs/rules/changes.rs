@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::{Rules, names};
 use crate::config::NamePrefix;
+use crate::modes::shared::cleaned::IsKept;
 
 /// A table that `iptables-save` cannot show, because it holds what only `nft` can express. Our rules in it could not be
 /// found again, so nothing is written.
@@ -87,6 +88,13 @@ impl RuleChanges {
         (!self.transaction.is_empty()).then_some(self.transaction)
     }
 
+    /// Whether rules of iptables mode are replaced: until then they lead connections to endpoints, and guard load balancers.
+    pub(crate) fn replace_iptables_mode(&self) -> bool {
+        let leads_on = |line: &str| line.ends_with(" -j KUBE-NODEPORTS");
+        let of_nat = |line: &&RuleLine| line.change == LineChange::Removed && line.table == "nat";
+        self.lines.iter().filter(of_nat).any(|line| leads_on(&line.line))
+    }
+
     /// The lines that come and go.
     pub fn lines(&self) -> &[RuleLine] {
         &self.lines
@@ -122,27 +130,43 @@ impl fmt::Display for RuleChanges {
     }
 }
 
-/// The changes that turn the dump into these rules, or into none with this prefix.
-pub(super) fn compare(
-    wanted: Option<&Rules>,
-    prefix: NamePrefix,
-    observed: &Dump,
-) -> Result<RuleChanges, UnreadableTable> {
+/// Which chains and jumps are ours.
+#[derive(Clone, Copy)]
+pub(super) struct Ours<'a> {
+    /// What the names of our chains begin with.
+    pub(super) prefix: NamePrefix,
+    /// Chains of these names are another mode's.
+    pub(super) is_kept: IsKept<'a>,
+}
+
+impl Ours<'_> {
+    fn has_chain(&self, table: &TableName, chain: &str) -> bool {
+        names::is_ours(self.prefix, table, chain) && !(self.is_kept)(table, chain)
+    }
+
+    fn has_jump(&self, table: &TableName, rule: &Rule) -> bool {
+        let is_kept = rule.target().is_some_and(|target| (self.is_kept)(table, target));
+        names::is_jump_of_ours(self.prefix, table, rule) && !is_kept
+    }
+}
+
+/// The changes that turn the dump into these rules, or into none that are ours.
+pub(super) fn compare(wanted: Option<&Rules>, ours: Ours<'_>, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
     let unreadable = observed.incompatible_tables();
     let mut changes = RuleChanges::default();
     for table in names::TABLES {
         if unreadable.contains(&table.as_str()) {
             return Err(UnreadableTable { table });
         }
-        compare_table((&table, prefix), wanted, observed.table(&table), &mut changes);
+        compare_table((&table, ours), wanted, observed.table(&table), &mut changes);
     }
     Ok(changes)
 }
 
-/// A table, and what the names of our chains in it begin with.
-type Ours<'a> = (&'a TableName, NamePrefix);
+/// A table, and what is ours in it.
+type InTable<'a> = (&'a TableName, Ours<'a>);
 
-fn compare_table(ours: Ours<'_>, wanted: Option<&Rules>, observed: Option<&Table>, changes: &mut RuleChanges) {
+fn compare_table(ours: InTable<'_>, wanted: Option<&Rules>, observed: Option<&Table>, changes: &mut RuleChanges) {
     let (name, _) = ours;
     let chains = wanted.map_or(&[][..], |rules| rules.chains(name));
     for chain in chains {
@@ -188,8 +212,8 @@ fn place_all_jumps(table: &TableName, wanted: Option<&Rules>, changes: &mut Rule
 
 /// Keeps the jumps of a chain if all are there in order; otherwise removes those that are there, and inserts all as the
 /// chain's first rules.
-fn place_jumps((table, prefix): Ours<'_>, from: &Chain, wanted: &[&super::Jump], changes: &mut RuleChanges) {
-    let there: Vec<&Rule> = from.rules.iter().filter(|rule| names::is_jump_of_ours(prefix, table, rule)).collect();
+fn place_jumps((table, ours): InTable<'_>, from: &Chain, wanted: &[&super::Jump], changes: &mut RuleChanges) {
+    let there: Vec<&Rule> = from.rules.iter().filter(|rule| ours.has_jump(table, rule)).collect();
     if there.len() == wanted.len() && there.iter().zip(wanted).all(|(there, wanted)| there.same_as(&wanted.rule)) {
         return;
     }
@@ -209,14 +233,14 @@ fn insert_jumps(table: &TableName, wanted: &[&super::Jump], changes: &mut RuleCh
 }
 
 /// Removes our chains that are not wanted: all of them in a cleanup, otherwise those of older versions.
-fn remove_chains((name, prefix): Ours<'_>, wanted: &[Chain], observed: &Table, changes: &mut RuleChanges) {
+fn remove_chains((name, ours): InTable<'_>, wanted: &[Chain], observed: &Table, changes: &mut RuleChanges) {
     let is_wanted = |chain: &str| wanted.iter().any(|wanted| wanted.name == *chain);
-    let unwanted = |chain: &str| names::is_ours(prefix, name, chain) && !is_wanted(chain);
+    let unwanted = |chain: &str| ours.has_chain(name, chain) && !is_wanted(chain);
     let going: Vec<&Chain> = observed.chains().iter().filter(|chain| unwanted(chain.name.as_str())).collect();
     // A rule of somebody else: not in one of our chains, which go or are replaced, and not one of our jumps, which go.
     let is_foreign = |chain: &Chain, rule: &Rule| {
-        let in_ours = names::is_ours(prefix, name, chain.name.as_str());
-        let is_jump = is_builtin(name, chain) && names::is_jump_of_ours(prefix, name, rule);
+        let in_ours = ours.has_chain(name, chain.name.as_str());
+        let is_jump = is_builtin(name, chain) && ours.has_jump(name, rule);
         !in_ours && !is_jump
     };
     let is_used = |chain: &Chain| observed.references(chain.name.as_str()).any(|(from, rule)| is_foreign(from, rule));
@@ -225,7 +249,7 @@ fn remove_chains((name, prefix): Ours<'_>, wanted: &[Chain], observed: &Table, c
     let mut deleted = Vec::new();
     for chain in going {
         let used = is_used(chain);
-        if used && chain.name == *names::chain(prefix, names::MARK_MASQ) {
+        if used && chain.name == *names::chain(ours.prefix, names::MARK_MASQ) {
             continue;
         }
         if !chain.rules.is_empty() {

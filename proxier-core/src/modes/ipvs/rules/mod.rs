@@ -57,7 +57,9 @@ mod tables;
 use iptables::{Chain, ChainName, Dump, Error, Rule, TableName};
 
 use crate::config::NamePrefix;
+use crate::modes::shared::cleaned::IsKept;
 use crate::net::Family;
+use changes::Ours;
 
 pub use changes::{LineChange, RuleChanges, RuleLine, UnreadableTable};
 pub use inputs::{Capabilities, Inputs, Kept, MasqueradeSources};
@@ -145,7 +147,7 @@ impl Rules {
     /// # Errors
     /// [`UnreadableTable`] when a table could not be shown: writing would add the jumps anew each time.
     pub fn changes(&self, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
-        changes::compare(Some(self), self.prefix, observed)
+        changes::compare(Some(self), Ours { prefix: self.prefix, is_kept: &|_table, _chain| false }, observed)
     }
 }
 
@@ -158,5 +160,19 @@ impl Rules {
 /// # Errors
 /// [`UnreadableTable`] when a table could not be shown.
 pub fn cleanup(observed: &Dump, prefix: NamePrefix) -> Result<RuleChanges, UnreadableTable> {
-    changes::compare(None, prefix, observed)
+    cleanup_but(observed, prefix, &|_table, _chain| false)
+}
+
+/// As [`cleanup`], but for the chains that are kept, and the jumps to them.
+pub(crate) fn cleanup_but(
+    observed: &Dump,
+    prefix: NamePrefix,
+    is_kept: IsKept<'_>,
+) -> Result<RuleChanges, UnreadableTable> {
+    changes::compare(None, Ours { prefix, is_kept }, observed)
+}
+
+/// Whether IPVS mode has a chain of this name.
+pub(crate) fn has_chain(prefix: NamePrefix, table: &TableName, chain: &str) -> bool {
+    names::is_ours(prefix, table, chain)
 }

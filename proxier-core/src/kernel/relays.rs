@@ -1,0 +1,77 @@
+//! Listening within this process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::modes::userspace::{Counts, Listener, Relay, Settings};
+use crate::net::FrontendKey;
+use crate::ports::{PortError, Relays};
+
+/// A [`Relay`] that starts when it is first needed. Connections end when this is dropped; [`RelaysPort::finish`] lets them
+/// come to their own end.
+#[derive(Debug, Default)]
+pub struct RelaysPort {
+    settings: Settings,
+    relay: Option<Relay>,
+}
+
+impl RelaysPort {
+    /// Starts nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn relay(&mut self) -> Result<&mut Relay, PortError> {
+        let relay = match self.relay.take() {
+            Some(relay) => relay,
+            None => Relay::start(self.settings.clone())?,
+        };
+        Ok(self.relay.insert(relay))
+    }
+
+    /// What it has done and does.
+    pub fn counts(&self) -> Counts {
+        self.relay.as_ref().map(Relay::counts).unwrap_or_default()
+    }
+
+    /// Stops listening, and waits until all connections have ended, but no longer than `patience`. Returns how many are left.
+    pub fn finish(&mut self, patience: Duration) -> usize {
+        self.relay.as_mut().map_or(0, |relay| relay.finish(patience))
+    }
+}
+
+impl Relays for RelaysPort {
+    fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener> {
+        let listeners = self.relay.iter().flat_map(Relay::listeners);
+        listeners.map(|listener| (listener.key, listener.clone())).collect()
+    }
+
+    fn configure(&mut self, settings: &Settings) -> Result<(), PortError> {
+        self.settings = settings.clone();
+        self.relay()?.configure(settings.clone());
+        Ok(())
+    }
+
+    fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
+        self.relay()?.serve(listener)
+    }
+
+    fn close(&mut self, key: &FrontendKey) {
+        if let Some(relay) = &mut self.relay {
+            relay.close(key);
+        }
+    }
+
+    fn busy(&mut self) -> BTreeSet<IpAddr> {
+        self.relay.as_mut().map(Relay::busy).unwrap_or_default()
+    }
+
+    fn leaving(&mut self) -> usize {
+        self.relay.as_mut().map_or(0, Relay::leaving)
+    }
+
+    fn notices(&mut self) -> Vec<String> {
+        self.relay.as_ref().map(Relay::notices).unwrap_or_default()
+    }
+}

@@ -1,0 +1,44 @@
+//! Removes what modes have made: all of them, or those that do not serve any more.
+
+use super::{Kind, iptables, ipvs, nftables, userspace};
+use crate::config::{Config, KernelNames};
+use crate::modes::shared::cleaned::Cleaned;
+use crate::ports::Ports;
+
+/// Removes everything that this proxy, or a kube-proxy in any of its modes, has made, and nothing else: both families, whatever
+/// is configured. With `kept`, what that mode uses stays, so that a node can change its mode: the new mode serves before the
+/// old one goes.
+///
+/// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and others): those of `kept` stay with
+/// the jumps to them. Chains of iptables mode and routes of userspace mode have no [names of their own](KernelNames): a proxy with
+/// names other than kube-proxy's leaves them alone.
+///
+/// Connections through virtual servers end with these, and those that a process passed on ended with it; all others go on, since
+/// connection tracking knows their endpoints, unless the last chain of type nat goes: Linux translates no packet then
+/// (`nf_nat_unregister_fn`). Values below `/proc/sys` stay: their earlier values are not known.
+///
+/// A part that cannot be read or removed stays, and the others go on; repeat the cleanup then. What is gone already counts as
+/// done, and so does a kernel that has no such part.
+pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned {
+    let prefix = config.names.prefix;
+    let is_kept = |table: &::iptables::TableName, chain: &str| match kept {
+        Some(Kind::Ipvs) => ipvs::rules::has_chain(prefix, table, chain),
+        Some(Kind::Iptables) => iptables::names::is_ours(table, chain),
+        _ => false,
+    };
+    let mut cleaned = Cleaned::default();
+    if kept != Some(Kind::Ipvs) {
+        cleaned.extend(ipvs::cleanup::cleanup_but(config, &is_kept, ports));
+    }
+    if kept != Some(Kind::Nftables) {
+        cleaned.extend(nftables::cleanup(config, ports));
+    }
+    let is_alone = config.names == KernelNames::default();
+    if kept != Some(Kind::Iptables) && is_alone {
+        cleaned.extend(iptables::remove_but(&is_kept, ports));
+    }
+    if kept != Some(Kind::Userspace) && is_alone {
+        cleaned.extend(userspace::cleanup(ports));
+    }
+    cleaned
+}

@@ -1,0 +1,104 @@
+//! Which mode serves: the one that is asked for, or the best that this machine can do.
+
+use std::fmt;
+
+use super::Kind;
+
+/// Which mode is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Asked {
+    /// The best that this machine can do. Default.
+    #[default]
+    Auto,
+    /// This one.
+    Mode(Kind),
+}
+
+/// As in configuration files: `auto`, or the mode's name.
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Asked::Auto => f.pad("auto"),
+            Asked::Mode(kind) => kind.fmt(f),
+        }
+    }
+}
+
+/// What the iptables programs of this machine write to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RulePrograms {
+    /// There are none, or none that works.
+    Missing,
+    /// nf_tables, translated by the programs: nftables mode needs no more of the kernel, and less work.
+    NfTables,
+    /// Their own tables in the kernel.
+    Legacy,
+}
+
+/// The modes to try, best first: the first that this machine can do serves.
+///
+/// * [`Asked::Auto`]: IPVS, nftables, iptables, userspace.
+/// * A mode that is asked for stands alone without `may_fall_back`. Otherwise those follow that kube-proxy fell back to, in the
+///   order IPVS, iptables, userspace. nftables stands before iptables where iptables has no tables of its own, and nftables itself
+///   falls back to iptables. Nothing follows userspace.
+pub fn candidates(asked: Asked, may_fall_back: bool, programs: RulePrograms) -> Vec<Kind> {
+    let by_rules = match programs {
+        RulePrograms::Legacy => [Kind::Iptables].as_slice(),
+        RulePrograms::NfTables | RulePrograms::Missing => &[Kind::Nftables, Kind::Iptables],
+    };
+    let (first, rest) = match asked {
+        Asked::Auto => (Kind::Ipvs, [Kind::Nftables, Kind::Iptables].as_slice()),
+        Asked::Mode(kind) if !may_fall_back => return vec![kind],
+        Asked::Mode(Kind::Ipvs) => (Kind::Ipvs, by_rules),
+        Asked::Mode(Kind::Nftables) => (Kind::Nftables, [Kind::Iptables].as_slice()),
+        Asked::Mode(Kind::Iptables) => (Kind::Iptables, by_rules),
+        Asked::Mode(Kind::Userspace) => return vec![Kind::Userspace],
+    };
+    let mut all = vec![first];
+    all.extend(rest.iter().chain(&[Kind::Userspace]).filter(|kind| **kind != first));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(asked: Asked, may_fall_back: bool, programs: RulePrograms) -> String {
+        let all = candidates(asked, may_fall_back, programs);
+        all.into_iter().map(Kind::name).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn the_best_comes_first() {
+        for programs in [RulePrograms::Missing, RulePrograms::NfTables, RulePrograms::Legacy] {
+            for may_fall_back in [false, true] {
+                assert_eq!(names(Asked::Auto, may_fall_back, programs), "ipvs nftables iptables userspace");
+            }
+        }
+    }
+
+    #[test]
+    fn a_mode_that_is_asked_for_falls_back_as_in_kube_proxy() {
+        let of = |kind| names(Asked::Mode(kind), true, RulePrograms::Legacy);
+        assert_eq!(of(Kind::Ipvs), "ipvs iptables userspace");
+        assert_eq!(of(Kind::Iptables), "iptables userspace");
+        assert_eq!(of(Kind::Nftables), "nftables iptables userspace");
+        assert_eq!(of(Kind::Userspace), "userspace");
+    }
+
+    #[test]
+    fn nftables_comes_before_iptables_without_tables_of_its_own() {
+        for programs in [RulePrograms::Missing, RulePrograms::NfTables] {
+            let of = |kind| names(Asked::Mode(kind), true, programs);
+            assert_eq!(of(Kind::Ipvs), "ipvs nftables iptables userspace");
+            assert_eq!(of(Kind::Iptables), "iptables nftables userspace");
+        }
+    }
+
+    #[test]
+    fn without_fallback_there_is_one() {
+        for kind in Kind::ALL {
+            assert_eq!(names(Asked::Mode(kind), false, RulePrograms::Missing), kind.name());
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What is listened on, and where it leads: values only.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::net::{EndpointKey, FrontendKey, Network};
+
+/// One protocol, address and port on which this process listens, and where connections and datagrams go from there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listener {
+    /// Protocol, address and port. TCP or UDP.
+    pub key: FrontendKey,
+    /// The port of a Service that it belongs to, such as `shop/web:http`. Listeners of one group take turns together, and a
+    /// client with affinity stays with its endpoint on all of them.
+    pub group: Arc<str>,
+    /// The endpoints for this node and its pods, sorted.
+    pub inside: Arc<[EndpointKey]>,
+    /// The endpoints for everybody else, sorted.
+    pub outside: Arc<[EndpointKey]>,
+    /// There are endpoints, though a policy keeps them from some or all clients. UDP datagrams that have nowhere to go are
+    /// dropped then; without it they are refused.
+    pub has_endpoints: bool,
+    /// How long a client stays with its endpoint after its last connection or flow began; `None`: each is for itself.
+    pub affinity: Option<Duration>,
+    /// The networks that may connect; `None` for everybody.
+    pub sources: Option<Arc<[Network]>>,
+    /// Whether this node itself may connect where there are `sources`: its source is the listener's address then.
+    pub node_may_use: bool,
+    /// Endpoints are told the client's address by a header of the PROXY protocol, version 2, in front of each connection's
+    /// data. TCP only. Default no.
+    pub proxy_protocol: bool,
+}
+
+/// Why a client gets no endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turned {
+    /// Its address is not in the networks that may connect, or a policy keeps the endpoints from it.
+    Away,
+    /// There is no endpoint.
+    Empty,
+}
+
+impl Listener {
+    /// A listener without endpoints, for everybody.
+    pub fn new(key: FrontendKey, group: impl Into<Arc<str>>) -> Self {
+        Listener {
+            key,
+            group: group.into(),
+            inside: Arc::new([]),
+            outside: Arc::new([]),
+            has_endpoints: false,
+            affinity: None,
+            sources: None,
+            node_may_use: false,
+            proxy_protocol: false,
+        }
+    }
+
+    /// With these endpoints for everybody, in any order.
+    #[must_use]
+    pub fn with_endpoints(mut self, endpoints: impl IntoIterator<Item = EndpointKey>) -> Self {
+        let sorted: BTreeSet<EndpointKey> = endpoints.into_iter().collect();
+        self.inside = sorted.into_iter().collect();
+        self.outside = Arc::clone(&self.inside);
+        self.has_endpoints = !self.inside.is_empty();
+        self
+    }
+
+    /// Whether any client gets an endpoint.
+    pub fn serves_anybody(&self) -> bool {
+        !self.inside.is_empty() || !self.outside.is_empty()
+    }
+
+    /// Whether an endpoint may still be used by some client.
+    pub fn has(&self, endpoint: &EndpointKey) -> bool {
+        [&self.inside, &self.outside].into_iter().any(|list| list.binary_search(endpoint).is_ok())
+    }
+
+    /// The endpoints for a client; not empty.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub fn endpoints_for(&self, client: IpAddr, settings: &Settings) -> Result<&Arc<[EndpointKey]>, Turned> {
+        let list = if settings.is_inside(client, self.key.address) { &self.inside } else { &self.outside };
+        if !self.has_endpoints {
+            return Err(Turned::Empty);
+        }
+        if list.is_empty() || !self.admits(client) {
+            return Err(Turned::Away);
+        }
+        Ok(list)
+    }
+
+    fn admits(&self, client: IpAddr) -> bool {
+        let Some(sources) = &self.sources else { return true };
+        if client == self.key.address {
+            return self.node_may_use;
+        }
+        sources.iter().any(|network| network.contains(&client))
+    }
+}
+
+/// What holds for all listeners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// This host's own addresses: clients with such an address are this node.
+    pub own: Arc<BTreeSet<IpAddr>>,
+    /// The networks of pods that count as this node's.
+    pub pods: Arc<[Network]>,
+    /// How long a UDP flow lives without a datagram in either direction. Default 250 ms.
+    pub udp_idle: Duration,
+    /// How long connections to an endpoint that is gone may go on; `None`: until they end. Default 15 min.
+    pub drain: Option<Duration>,
+    /// How many connections and UDP flows one Service port may have at once. Default: no limit of its own.
+    pub max_of_service: Option<usize>,
+    /// How many file descriptors connections and flows may use: two for a connection, one for a flow. Default: three
+    /// quarters of what the process may have open when the relay starts.
+    pub max_descriptors: Option<usize>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            own: Arc::default(),
+            pods: Arc::new([]),
+            udp_idle: Duration::from_millis(250),
+            drain: Some(Duration::from_secs(15 * 60)),
+            max_of_service: None,
+            max_descriptors: None,
+        }
+    }
+}
+
+impl Settings {
+    /// Whether a client of a listener at `address` is this node or one of its pods.
+    fn is_inside(&self, client: IpAddr, address: IpAddr) -> bool {
+        // A connection of this node to one of its own addresses has that address as its source.
+        client == address
+            || client.is_loopback()
+            || self.own.contains(&client)
+            || self.pods.iter().any(|network| network.contains(&client))
+    }
+}
+
+/// What a relay has done and does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// TCP connections that are open now, those to be connected included.
+    pub connections: usize,
+    /// UDP flows that live now.
+    pub flows: usize,
+    /// Connections and flows that were begun.
+    pub begun: u64,
+    /// Connections and datagrams that were turned away: by source ranges, by a policy, or for want of endpoints.
+    pub turned_away: u64,
+    /// Connections and flows that were refused for a limit.
+    pub limited: u64,
+    /// Attempts to connect to an endpoint that failed.
+    pub failed_dials: u64,
+    /// Connections that were reset since no endpoint answered.
+    pub unanswered: u64,
+    /// Connections that were ended since their endpoint had been gone for [`Settings::drain`].
+    pub drained: u64,
+}

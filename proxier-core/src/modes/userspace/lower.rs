@@ -1,0 +1,44 @@
+//! A Frontend as a listener.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::listener::Listener;
+use crate::net::Protocol;
+use crate::service::{Frontend, Roles};
+use crate::snapshot::TrafficPolicy;
+
+/// Why SCTP is not served.
+pub const NO_SCTP: &str = "userspace mode serves TCP and UDP; SCTP needs a mode of the kernel (ipvs, nftables)";
+
+/// What to listen on for a Frontend, and where it leads. `None` for SCTP, see [`NO_SCTP`].
+///
+/// A policy `Local` means what it means in the iptables mode of kube-proxy: for cluster IPs, only endpoints on this node; for
+/// all else, endpoints on this node for clients outside, and any for this node and its pods.
+pub fn lower(frontend: &Frontend) -> Option<Listener> {
+    if frontend.key.protocol == Protocol::Sctp {
+        return None;
+    }
+    let is_local = frontend.policy == TrafficPolicy::Local;
+    let is_internal = frontend.roles.contains(Roles::CLUSTER_IP);
+    let outside = if is_local { &frontend.local } else { &frontend.cluster };
+    let inside = if is_internal { outside } else { &frontend.cluster };
+    let port = frontend.port.as_ref();
+    let group = port.map_or_else(|| Arc::from(frontend.key.to_string()), |port| group_of(&port.name, frontend));
+    Some(Listener {
+        key: frontend.key,
+        group,
+        inside: Arc::clone(inside),
+        outside: Arc::clone(outside),
+        has_endpoints: !frontend.cluster.is_empty() || !outside.is_empty(),
+        affinity: frontend.affinity_secs.map(|secs| Duration::from_secs(secs.into())),
+        sources: frontend.source_ranges.clone(),
+        node_may_use: frontend.node_may_use,
+        proxy_protocol: false,
+    })
+}
+
+/// A port has one name in both families, and endpoints of its own in each.
+fn group_of(name: &str, frontend: &Frontend) -> Arc<str> {
+    format!("{name} {} {}", frontend.key.protocol, frontend.key.family()).into()
+}

@@ -1,0 +1,54 @@
+//! Userspace mode: this process listens for Services itself, and passes on what comes. For kernels that have nothing else: no
+//! IPVS, no netfilter.
+//!
+//! The addresses of Services are made local by routes ("AnyIP": `ip route add local 10.96.0.0/12 dev lo`), one for each network of
+//! [`Options::service_cidrs`] and one for each address outside of them. Node ports are listened on at the node's addresses.
+//!
+//! ```text
+//!  Desired ──follow──▶ Wanted ──▶ Changed ┐
+//!    │ lower                              ├─plan─▶ Plan ─▶ Relay (threads, sockets), routes
+//!    ▼                                    │
+//!  Listeners        listeners, routes ────┘
+//! ```
+//!
+//! What clients and endpoints get:
+//!
+//! * Endpoints see this node's address as the client's. [`Listener::proxy_protocol`] tells them the client's.
+//! * Endpoints take turns; a client with affinity stays with its own. An endpoint that refuses, or does not answer within 250 ms, is
+//!   passed over; those that did not answer are tried again, for 500 ms, 1 s and 2 s. Then the connection is reset.
+//! * A connection half closed stays half open; a reset is passed on. What a slow reader leaves is left with the sender.
+//! * Connections to an endpoint that is gone, and those of a Service that is gone, may go on for [`Options::drain`]. UDP clients move
+//!   to another endpoint at once.
+//! * A UDP flow is a client's address and port at a listener. It ends after [`Options::udp_idle`] without a datagram, or when the
+//!   endpoint refuses.
+//!
+//! What differs from kube-proxy's modes of the kernel:
+//!
+//! * Services end with the process: connections break when it is killed. When it ends in order, they get time.
+//! * A client that may not connect (source ranges; policy `Local` without a local endpoint) has its TCP connection accepted and
+//!   reset, where there are others that may; without endpoints for anybody it is refused. UDP datagrams are dropped.
+//! * A port of a Service's address that no Service has leads to what listens on all of this node's addresses, if anything does.
+//! * Pods are recognized by their networks ([`LocalTraffic::ClusterCidrs`](crate::config::LocalTraffic::ClusterCidrs),
+//!   [`NodeCidr`](crate::config::LocalTraffic::NodeCidr)), not by devices.
+//! * [`LocalFallback`](crate::config::LocalFallback) does not matter: as in kube-proxy's iptables mode, the node and its pods get the
+//!   cluster's endpoints.
+//! * SCTP is not served.
+
+mod cleanup;
+mod listener;
+mod lower;
+mod mode;
+mod plan;
+#[cfg(feature = "kernel")]
+mod relay;
+mod wanted;
+
+pub use cleanup::cleanup;
+pub use listener::{Counts, Listener, Settings, Turned};
+pub use lower::{NO_SCTP, lower};
+pub use mode::Options;
+pub(crate) use mode::{Mode, Prepared};
+pub use plan::Plan;
+#[cfg(feature = "kernel")]
+pub use relay::Relay;
+pub use wanted::Wanted;

@@ -1,0 +1,365 @@
+//! Userspace mode from pass to pass.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::listener::Settings;
+use super::lower::NO_SCTP;
+use super::plan::{Plan, route_step, serve_step};
+use super::wanted::{Changed, Wanted, network_of};
+use crate::config::LocalTraffic;
+use crate::modes::shared::host;
+use crate::modes::shared::names::Names;
+use crate::modes::shared::sysctls::{self, HostSettings};
+use crate::modes::{Pass, Refreshed};
+use crate::net::{Family, FrontendKey, Network};
+use crate::ports::Ports;
+use crate::reconciler::report::{Applied, Refused, Report, Unread};
+use crate::reconciler::safeguard::{Kernel, Loss, Safeguard};
+use crate::reconciler::schedule::Moment;
+use crate::reconciler::step::{Action, Part, Step};
+use crate::service::NodeFacts;
+use crate::snapshot::{ObjectKey, Store};
+
+/// Settings of userspace mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// The networks of cluster IPs: each is made local as a whole, by one route. Addresses outside of them get a route each.
+    /// The networks must be the Services' alone. Default none.
+    pub service_cidrs: Vec<Network>,
+    /// [`Settings::udp_idle`]. Default 250 ms.
+    pub udp_idle: Duration,
+    /// [`Settings::drain`]. Default 15 min.
+    pub drain: Option<Duration>,
+    /// [`Settings::max_of_service`]. Default none.
+    pub max_of_service: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let Settings { udp_idle, drain, max_of_service, .. } = Settings::default();
+        Options { service_cidrs: Vec::new(), udp_idle, drain, max_of_service }
+    }
+}
+
+/// While a route is kept for connections only: pause until the next look.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Userspace mode of one node.
+#[derive(Debug)]
+pub(crate) struct Mode {
+    options: Options,
+    wanted: Wanted,
+    changed: Changed,
+    /// What there is; `None` before it was read.
+    known: Option<Known>,
+    /// The settings that hold.
+    settings: Option<Settings>,
+    /// What is kept although no Service wants it.
+    held: BTreeSet<FrontendKey>,
+    /// Routes that nobody wants and connections still need, and when to look again.
+    kept: BTreeSet<Network>,
+    look_at: Option<Moment>,
+}
+
+/// What there is.
+#[derive(Debug, Default)]
+struct Known {
+    /// The listeners, with whether there are endpoints.
+    listeners: BTreeMap<FrontendKey, bool>,
+    /// Our routes.
+    routes: BTreeSet<Network>,
+}
+
+impl Kernel for Known {
+    fn serves(&self, key: &FrontendKey) -> Option<bool> {
+        self.listeners.get(key).copied()
+    }
+}
+
+/// A plan, and what follows from carrying it out.
+#[derive(Debug, Default)]
+pub(crate) struct Prepared {
+    pub(crate) plan: Plan,
+    held: BTreeSet<FrontendKey>,
+    now: Moment,
+}
+
+impl Mode {
+    pub(crate) fn new(options: &Options) -> Self {
+        Mode {
+            options: options.clone(),
+            wanted: Wanted::new(),
+            changed: Changed::default(),
+            known: None,
+            settings: None,
+            held: BTreeSet::new(),
+            kept: BTreeSet::new(),
+            look_at: None,
+        }
+    }
+
+    pub(crate) fn wanted(&self) -> &Wanted {
+        &self.wanted
+    }
+
+    /// Whether a pass for changes is enough.
+    pub(crate) fn knows_kernel(&self) -> bool {
+        self.known.is_some() && self.held.is_empty()
+    }
+
+    /// The next pass reads what there is.
+    pub(crate) fn forget_kernel(&mut self) {
+        self.known = None;
+    }
+
+    pub(crate) fn compact(&mut self) {
+        self.wanted.compact();
+    }
+
+    /// When to look whether routes that nobody wants are still needed.
+    pub(crate) fn next_wake(&self) -> Option<Moment> {
+        self.look_at
+    }
+
+    /// Compiles Services again.
+    pub(crate) fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
+        let refreshed = self.wanted.refresh(store, facts, services, &mut self.changed);
+        Refreshed { frontends: refreshed.frontends, health_checks: refreshed.health_checks }
+    }
+
+    /// Reads the routes, and what this process listens on.
+    ///
+    /// # Errors
+    /// What could not be read.
+    pub(crate) fn read(&mut self, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
+        let routes = ports.routes.networks().map_err(|error| vec![Unread::new("local routes", error)])?;
+        let listeners = ports.relays.listeners();
+        let listeners = listeners.into_iter().map(|(key, listener)| (key, listener.has_endpoints)).collect();
+        self.known = Some(Known { listeners, routes });
+        Ok(())
+    }
+
+    /// Compares and makes the plan. `None` when it is not known what there is, or this process cannot relay.
+    pub(crate) fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        safeguard: &mut Safeguard,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<Prepared> {
+        let mut plan = Plan::default();
+        let settings = self.settings(&pass);
+        if self.settings.as_ref() != Some(&settings) {
+            if let Err(error) = ports.relays.configure(&settings) {
+                report.unread.push(Unread::new("the relay of this process", error));
+                return None;
+            }
+            self.settings = Some(settings);
+        }
+        if pass.full {
+            (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted_sysctls(pass.settings));
+            report.refused.extend(self.unserved());
+        }
+        let known = self.known.as_ref()?;
+        if pass.full {
+            self.compare(&mut plan, known, &pass, ports);
+        } else {
+            self.follow(&mut plan, known);
+        }
+        let lost_endpoints =
+            plan.serve.iter().filter(|(key, (_, listener))| !listener.has_endpoints && known.serves(key) == Some(true));
+        let losing: Vec<(FrontendKey, Loss)> = plan
+            .close
+            .iter()
+            .map(|key| (*key, Loss::Everything))
+            .chain(lost_endpoints.map(|(key, _)| (*key, Loss::Endpoints)))
+            .collect();
+        let mut held = BTreeSet::new();
+        if let Some(stopped) = safeguard.check(losing, known, pass.store, self.wanted.desired(), pass.now) {
+            held = stopped.inherited().collect();
+            plan.close.retain(|key| !held.contains(key));
+            plan.serve.retain(|key, _| !held.contains(key));
+            let is_held = |network: &Network| held.iter().any(|key| network.contains(&key.address));
+            plan.delete_routes.retain(|network| !is_held(network));
+            report.stopped = Some(stopped.to_string().into());
+        }
+        if pass.full && pass.settled && !pass.failing {
+            report.drift = self.drift(&plan);
+        }
+        report.notices = ports.relays.notices();
+        report.draining = ports.relays.leaving();
+        Some(Prepared { plan, held, now: pass.now })
+    }
+
+    fn settings(&self, pass: &Pass<'_>) -> Settings {
+        let mut own: BTreeSet<IpAddr> = host::other_addresses(pass.host, &pass.config().names).collect();
+        own.extend(Family::ALL.into_iter().filter_map(|family| pass.facts.node_address(family)));
+        let pods = Family::ALL.into_iter().filter_map(|family| match &pass.config().local_traffic {
+            LocalTraffic::ClusterCidrs(networks) => {
+                networks.iter().copied().find(|network| Family::of(network.addr()) == family)
+            }
+            LocalTraffic::NodeCidr => pass.facts.pod_cidr(family),
+            // A socket does not tell the device.
+            LocalTraffic::BridgeInterface(_) | LocalTraffic::InterfaceNamePrefix(_) => None,
+        });
+        Settings {
+            own: Arc::new(own),
+            pods: pods.collect(),
+            udp_idle: self.options.udp_idle,
+            drain: self.options.drain,
+            max_of_service: self.options.max_of_service,
+            max_descriptors: None,
+        }
+    }
+
+    /// Frontends that are not served, and why.
+    fn unserved(&self) -> impl Iterator<Item = Refused> {
+        let desired = self.wanted.desired();
+        self.wanted.unserved().map(move |frontend| Refused {
+            service: desired.owner(&frontend.key).map(ToString::to_string).unwrap_or_default(),
+            key: frontend.key,
+            reason: NO_SCTP.to_owned(),
+        })
+    }
+
+    /// Compares everything.
+    fn compare(&self, plan: &mut Plan, known: &Known, pass: &Pass<'_>, ports: &mut Ports<'_>) {
+        let mut there = ports.relays.listeners();
+        for listener in self.wanted.listeners() {
+            let action = match there.remove(&listener.key) {
+                Some(same) if same == listener => continue,
+                Some(_) => Action::Change,
+                None => Action::Add,
+            };
+            plan.serve.insert(listener.key, (action, listener));
+        }
+        plan.close = there.into_keys().collect();
+        let is_served = |network: &&Network| pass.families().any(|family| Family::of(network.addr()) == family);
+        let whole: Vec<Network> = self.options.service_cidrs.iter().filter(is_served).copied().collect();
+        let networks = self.wanted.networks(&whole);
+        plan.add_routes = networks.difference(&known.routes).copied().collect();
+        plan.delete_routes = known.routes.difference(&networks).copied().collect();
+    }
+
+    /// Looks at what changed only.
+    fn follow(&self, plan: &mut Plan, known: &Known) {
+        for key in &self.changed.frontends {
+            match self.wanted.listener(key) {
+                Some(listener) => {
+                    let is_there = known.listeners.contains_key(key);
+                    let action = if is_there { Action::Change } else { Action::Add };
+                    plan.serve.insert(*key, (action, listener));
+                }
+                None if known.listeners.contains_key(key) => {
+                    plan.close.insert(*key);
+                }
+                None => {}
+            }
+        }
+        for address in &self.changed.addresses {
+            let Some(network) = network_of(*address, &self.options.service_cidrs) else { continue };
+            match (self.wanted.needs(*address), known.routes.contains(&network)) {
+                (true, false) => plan.add_routes.push(network),
+                (false, true) => plan.delete_routes.push(network),
+                _ => {}
+            }
+        }
+        let is_unwanted = |network: &&Network| !self.wanted.needs(network.addr());
+        plan.delete_routes.extend(self.kept.iter().filter(is_unwanted));
+        plan.delete_routes.sort_unstable();
+        plan.delete_routes.dedup();
+    }
+
+    /// What somebody else changed.
+    fn drift(&self, plan: &Plan) -> Vec<Step> {
+        let is_input =
+            |network: &&Network| self.changed.addresses.contains(&network.addr()) || self.kept.contains(*network);
+        let sysctls = plan.sysctls.iter().map(Step::sysctl);
+        let added = plan.add_routes.iter().filter(|network| !is_input(network));
+        let deleted = plan.delete_routes.iter().filter(|network| !is_input(network));
+        sysctls
+            .chain(added.map(|network| route_step(Action::Add, network)))
+            .chain(deleted.map(|network| route_step(Action::Delete, network)))
+            .collect()
+    }
+
+    /// Carries out a plan.
+    pub(crate) fn carry_out(&mut self, prepared: Prepared, store: &Store, report: &mut Report, ports: &mut Ports<'_>) {
+        let Prepared { plan, held, now } = prepared;
+        let names = Names::new(store, self.wanted.desired());
+        let mut applied = Applied::default();
+        let mut known = self.known.take().unwrap_or_default();
+        let mut again = Changed::default();
+        for change in &plan.sysctls {
+            let outcome = ports.sysctls.set(&change.path, &change.to);
+            applied.note(|| Step::sysctl(change), outcome);
+        }
+        for (key, (action, listener)) in &plan.serve {
+            let outcome = ports.relays.serve(listener);
+            if applied.note(|| serve_step(*action, listener, &names), outcome) {
+                known.listeners.insert(*key, listener.has_endpoints);
+            } else {
+                known.listeners.remove(key);
+                again.frontends.insert(*key);
+            }
+        }
+        let failed = write_routes(Action::Add, &plan.add_routes, ports, &mut applied);
+        known.routes.extend(plan.add_routes.iter().filter(|network| !failed.contains(*network)));
+        for key in &plan.close {
+            ports.relays.close(key);
+            known.listeners.remove(key);
+            applied.count(Part::Listener, Action::Delete, 1);
+        }
+        let busy = ports.relays.busy();
+        let is_busy = |network: &Network| busy.iter().any(|address| network.contains(address));
+        let (kept, idle): (Vec<Network>, Vec<Network>) = plan.delete_routes.iter().copied().partition(is_busy);
+        let undeleted = write_routes(Action::Delete, &idle, ports, &mut applied);
+        known.routes.retain(|network| !idle.contains(network) || undeleted.contains(network));
+        again.addresses.extend(failed.iter().chain(&undeleted).map(Network::addr));
+        self.look_at = (!kept.is_empty()).then(|| now.saturating_add(LOOK_AGAIN));
+        self.kept = kept.into_iter().collect();
+        self.changed = again;
+        self.held = held;
+        let mut wanted = self.wanted.desired().frontends().peekable();
+        let has_some = wanted.peek().is_some();
+        report.serves_nothing = !applied.failures.is_empty()
+            && has_some
+            && !wanted.any(|frontend| known.listeners.contains_key(&frontend.key));
+        report.applied = applied;
+        self.known = Some(known);
+    }
+}
+
+/// The settings of the host that listening needs: packets are not forwarded, and not tracked.
+fn wanted_sysctls(settings: &HostSettings) -> Vec<sysctls::Wanted> {
+    let of_arp = HostSettings { strict_arp: settings.strict_arp, ..HostSettings::default() };
+    let mut wanted = sysctls::of_every_mode(&of_arp);
+    wanted.retain(|wanted| wanted.path.starts_with("net/ipv4/conf/"));
+    wanted
+}
+
+/// Adds or deletes routes. Returns those that failed.
+fn write_routes(
+    action: Action,
+    networks: &[Network],
+    ports: &mut Ports<'_>,
+    applied: &mut Applied,
+) -> BTreeSet<Network> {
+    if networks.is_empty() {
+        return BTreeSet::new();
+    }
+    let failures = if action == Action::Add { ports.routes.add(networks) } else { ports.routes.delete(networks) };
+    applied.count(Part::Route, action, networks.len().saturating_sub(failures.len()));
+    let mut failed = BTreeSet::new();
+    for failure in failures {
+        if let Some(network) = networks.get(failure.index) {
+            applied.fail(route_step(action, network), failure.error);
+            failed.insert(*network);
+        }
+    }
+    failed
+}

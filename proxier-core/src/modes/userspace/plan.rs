@@ -1,0 +1,58 @@
+//! A plan: what to listen on, and what to make local.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::listener::Listener;
+use crate::modes::shared::names::Names;
+use crate::modes::shared::sysctls::SysctlChange;
+use crate::net::{FrontendKey, Network};
+use crate::reconciler::step::{Action, Part, Step};
+
+/// What a pass does.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Plan {
+    /// Values below `/proc/sys`.
+    pub(super) sysctls: Vec<SysctlChange>,
+    /// Listeners that are opened or changed.
+    pub(super) serve: BTreeMap<FrontendKey, (Action, Listener)>,
+    /// Listeners that are closed.
+    pub(super) close: BTreeSet<FrontendKey>,
+    /// Networks that become local.
+    pub(super) add_routes: Vec<Network>,
+    /// Networks that are local no more, once no connection needs them.
+    pub(super) delete_routes: Vec<Network>,
+}
+
+impl Plan {
+    /// Whether nothing is to be done.
+    pub fn is_empty(&self) -> bool {
+        self.sysctls.is_empty()
+            && self.serve.is_empty()
+            && self.close.is_empty()
+            && self.add_routes.is_empty()
+            && self.delete_routes.is_empty()
+    }
+
+    /// The operations, in the order in which they are carried out: a port is listened on before its address leads here.
+    pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
+        let sysctls = self.sysctls.iter().map(Step::sysctl);
+        let serve = self.serve.values().map(move |(action, listener)| serve_step(*action, listener, names));
+        let add = self.add_routes.iter().map(|network| route_step(Action::Add, network));
+        let close = self.close.iter().map(|key| Step::new(Action::Delete, Part::Listener, key));
+        let delete = self.delete_routes.iter().map(|network| route_step(Action::Delete, network));
+        sysctls.chain(serve).chain(add).chain(close).chain(delete)
+    }
+}
+
+pub(super) fn serve_step(action: Action, listener: &Listener, names: &Names<'_>) -> Step {
+    let everybody = listener.inside.iter().chain(listener.outside.iter());
+    let endpoints = everybody.collect::<BTreeSet<_>>().len();
+    Step::new(action, Part::Listener, listener.key)
+        .with(format_args!("{endpoints} endpoints"))
+        .of(names.service_of(&listener.key))
+}
+
+pub(super) fn route_step(action: Action, network: &Network) -> Step {
+    Step::new(action, Part::Route, format_args!("local {network}")).with("dev lo")
+}

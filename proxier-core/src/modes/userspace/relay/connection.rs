@@ -1,0 +1,215 @@
+//! A TCP connection of a client, from the choice of an endpoint to its end.
+
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use nix::sys::epoll::EpollFlags;
+
+use super::header::header;
+use super::server::{Refusal, Shared, Ticket};
+use super::socket::{dial, is_exhausted, reset};
+use super::stream::{End, Progress, Relayed, Tools};
+use crate::net::{EndpointKey, FrontendKey};
+use crate::reconciler::schedule::Moment;
+
+/// How long one endpoint after the other is waited for, as kube-proxy's userspace mode does.
+const PATIENCE: [Duration; 4] =
+    [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    ticket: Ticket,
+    client: End,
+    client_address: SocketAddr,
+    stage: Stage,
+    /// When an attempt to connect is given up.
+    pub(super) timer: Option<Moment>,
+    is_queued: bool,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Dialling(Dialling),
+    Relaying { endpoint: EndpointKey, end: End, relayed: Relayed },
+}
+
+/// Attempts to reach an endpoint.
+#[derive(Debug, Default)]
+struct Dialling {
+    current: Option<(EndpointKey, TcpStream)>,
+    /// Those that cannot be reached.
+    refused: Vec<EndpointKey>,
+    /// Those that did not answer in time. They may get another chance, with more time.
+    slow: Vec<EndpointKey>,
+    timeouts: usize,
+}
+
+/// What came of an attempt to connect to an endpoint.
+pub(super) enum Dialled {
+    /// Begun, with the time that it has.
+    Begun(Duration),
+    Refused(Refusal),
+    /// There is no socket for it.
+    Exhausted,
+}
+
+/// What follows from an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Wait,
+    /// The endpoint has answered.
+    Connected,
+    /// It has not: try the next.
+    Failed,
+    /// The client has reset the connection before an endpoint answered.
+    Abandoned,
+    /// Data may be moved.
+    Move,
+}
+
+impl Connection {
+    pub(super) fn new(ticket: Ticket, stream: TcpStream, client_address: SocketAddr) -> Self {
+        let stage = Stage::Dialling(Dialling::default());
+        Connection { ticket, client: End::new(stream), client_address, stage, timer: None, is_queued: false }
+    }
+
+    pub(super) fn key(&self) -> FrontendKey {
+        self.ticket.server.key
+    }
+
+    /// The socket of the endpoint that is being dialled.
+    pub(super) fn endpoint_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.stage {
+            Stage::Dialling(dialling) => dialling.current.as_ref().map(|(_, stream)| stream.as_fd()),
+            Stage::Relaying { end, .. } => Some(end.stream.as_fd()),
+        }
+    }
+
+    /// Begins to connect to the endpoint whose turn it is.
+    pub(super) fn dial(&mut self, shared: &Shared, now: Moment) -> Dialled {
+        let Stage::Dialling(dialling) = &mut self.stage else { return Dialled::Refused(Refusal::NobodyLeft) };
+        let settings = shared.settings();
+        let client = self.client_address.ip().to_canonical();
+        loop {
+            let Some(patience) = PATIENCE.get(dialling.timeouts) else {
+                return Dialled::Refused(Refusal::NobodyLeft);
+            };
+            let choose = |avoid: &[EndpointKey]| self.ticket.server.choose(client, avoid, &settings, now);
+            let fresh = choose(&[dialling.refused.as_slice(), dialling.slow.as_slice()].concat());
+            let chosen = match fresh {
+                Err(Refusal::NobodyLeft) if !dialling.slow.is_empty() => choose(&dialling.refused),
+                chosen => chosen,
+            };
+            let endpoint = match chosen {
+                Ok(endpoint) => endpoint,
+                Err(refusal) => return Dialled::Refused(refusal),
+            };
+            match dial(endpoint.into()) {
+                Ok(stream) => {
+                    dialling.current = Some((endpoint, stream));
+                    return Dialled::Begun(*patience);
+                }
+                Err(error) if is_exhausted(&error) => return Dialled::Exhausted,
+                Err(_) => {
+                    shared.failed_dials.fetch_add(1, Relaxed);
+                    dialling.refused.push(endpoint);
+                }
+            }
+        }
+    }
+
+    /// The endpoint has not answered in time.
+    pub(super) fn give_up_dialling(&mut self) -> Step {
+        let Stage::Dialling(dialling) = &mut self.stage else { return Step::Wait };
+        let Some((endpoint, _)) = dialling.current.take() else { return Step::Wait };
+        dialling.timeouts = dialling.timeouts.saturating_add(1);
+        dialling.slow.push(endpoint);
+        Step::Failed
+    }
+
+    /// Takes what the kernel says of one end.
+    pub(super) fn note(&mut self, is_client: bool, events: EpollFlags) -> Step {
+        let failed = EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP;
+        match (&mut self.stage, is_client) {
+            (Stage::Relaying { end, .. }, false) => {
+                end.note(events);
+                Step::Move
+            }
+            (Stage::Relaying { .. }, true) => {
+                self.client.note(events);
+                Step::Move
+            }
+            (Stage::Dialling(_), true) => {
+                self.client.note(events);
+                if events.intersects(failed) { Step::Abandoned } else { Step::Wait }
+            }
+            (Stage::Dialling(_), false) => self.answered(events),
+        }
+    }
+
+    fn answered(&mut self, events: EpollFlags) -> Step {
+        let Stage::Dialling(dialling) = &mut self.stage else { return Step::Wait };
+        let Some((endpoint, mut stream)) = dialling.current.take() else { return Step::Wait };
+        let has_failed = events.contains(EpollFlags::EPOLLHUP) || !matches!(stream.take_error(), Ok(None));
+        if !has_failed && stream.peer_addr().is_err() {
+            dialling.current = Some((endpoint, stream));
+            return Step::Wait;
+        }
+        if has_failed || !tell(&self.ticket, self.client_address, &mut stream) {
+            dialling.refused.push(endpoint);
+            return Step::Failed;
+        }
+        let mut end = End::new(stream);
+        end.note(events);
+        self.stage = Stage::Relaying { endpoint, end, relayed: Relayed::default() };
+        Step::Connected
+    }
+
+    /// Moves what can be moved.
+    pub(super) fn go_on(&mut self, tools: &mut Tools) -> Progress {
+        match &mut self.stage {
+            Stage::Dialling(_) => Progress::Waiting,
+            Stage::Relaying { end, relayed, .. } => relayed.go_on(&mut self.client, end, tools),
+        }
+    }
+
+    /// It has more to move. Returns whether that is new.
+    pub(super) fn queue(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_queued, true)
+    }
+
+    /// Its turn has come.
+    pub(super) fn unqueue(&mut self) {
+        self.is_queued = false;
+    }
+
+    /// Whether its endpoint has been gone for long enough.
+    pub(super) fn is_over(&self, now: Moment) -> bool {
+        match &self.stage {
+            Stage::Dialling(_) => false,
+            Stage::Relaying { endpoint, .. } => self.ticket.server.is_over(endpoint, now),
+        }
+    }
+
+    /// Closes both ends so that they see a reset.
+    pub(super) fn reset(self) {
+        reset(self.client.stream);
+        match self.stage {
+            Stage::Dialling(Dialling { current, .. }) => drop(current),
+            Stage::Relaying { end, .. } => reset(end.stream),
+        }
+    }
+}
+
+/// Tells an endpoint who connects, where it wants to know. Returns whether that was possible.
+fn tell(ticket: &Ticket, client: SocketAddr, stream: &mut TcpStream) -> bool {
+    if !ticket.server.listener().proxy_protocol {
+        return true;
+    }
+    let header = header(client, ticket.server.address());
+    // It fits into the buffer of a new connection.
+    stream.write(&header).is_ok_and(|written| written == header.len())
+}

@@ -1,0 +1,158 @@
+//! UDP: one socket for each client of a listener, through which its endpoint answers.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::server::{Kind, Server, Shared, Ticket};
+use super::socket::{is_exhausted, talk_to};
+use crate::net::EndpointKey;
+use crate::reconciler::schedule::Moment;
+
+/// A UDP listener and the flows of its clients.
+#[derive(Debug)]
+pub(super) struct UdpServer {
+    server: Arc<Server>,
+    socket: Arc<UdpSocket>,
+    flows: BTreeMap<SocketAddr, u64>,
+}
+
+impl UdpServer {
+    pub(super) fn new(server: Arc<Server>, socket: Arc<UdpSocket>) -> Self {
+        UdpServer { server, socket, flows: BTreeMap::new() }
+    }
+
+    pub(super) fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    pub(super) fn socket(&self) -> &UdpSocket {
+        &self.socket
+    }
+
+    pub(super) fn flow(&self, client: SocketAddr) -> Option<u64> {
+        self.flows.get(&client).copied()
+    }
+
+    pub(super) fn flows(&self) -> impl Iterator<Item = u64> {
+        self.flows.values().copied()
+    }
+
+    pub(super) fn insert(&mut self, client: SocketAddr, flow: u64) {
+        self.flows.insert(client, flow);
+    }
+
+    pub(super) fn remove(&mut self, client: SocketAddr) {
+        self.flows.remove(&client);
+    }
+
+    /// Takes the flows out that are to end.
+    pub(super) fn take_flows(&mut self, ends: impl Fn(u64) -> bool) -> Vec<u64> {
+        let mut taken = Vec::new();
+        self.flows.retain(|_, flow| {
+            let stays = !ends(*flow);
+            if !stays {
+                taken.push(*flow);
+            }
+            stays
+        });
+        taken
+    }
+}
+
+/// The datagrams of one client to one endpoint and back.
+#[derive(Debug)]
+pub(super) struct Flow {
+    ticket: Ticket,
+    /// Answers leave from the listener's address and port.
+    listener: Arc<UdpSocket>,
+    socket: UdpSocket,
+    client: SocketAddr,
+    endpoint: EndpointKey,
+    used: Moment,
+    pub(super) timer: Option<Moment>,
+}
+
+impl Flow {
+    /// A flow to the endpoint whose turn it is. `Err(None)`: there is none for this client.
+    pub(super) fn begin(
+        ticket: Ticket,
+        server: &UdpServer,
+        client: SocketAddr,
+        shared: &Shared,
+        now: Moment,
+    ) -> Result<Self, Option<Kind>> {
+        let settings = shared.settings();
+        let mut avoid = Vec::new();
+        loop {
+            let chosen = ticket.server.choose(client.ip().to_canonical(), &avoid, &settings, now);
+            let Ok(endpoint) = chosen else {
+                return Err((!avoid.is_empty()).then_some(Kind::Unanswered));
+            };
+            match talk_to(endpoint.into()) {
+                Ok(socket) => {
+                    let listener = Arc::clone(&server.socket);
+                    return Ok(Flow { ticket, listener, socket, client, endpoint, used: now, timer: None });
+                }
+                Err(error) if is_exhausted(&error) => return Err(Some(Kind::Exhausted)),
+                // There is no route to it.
+                Err(_) => {
+                    shared.failed_dials.fetch_add(1, Relaxed);
+                    avoid.push(endpoint);
+                }
+            }
+        }
+    }
+
+    pub(super) fn socket(&self) -> &UdpSocket {
+        &self.socket
+    }
+
+    pub(super) fn client(&self) -> SocketAddr {
+        self.client
+    }
+
+    pub(super) fn endpoint(&self) -> EndpointKey {
+        self.endpoint
+    }
+
+    pub(super) fn server_id(&self) -> u64 {
+        self.ticket.server.id
+    }
+
+    /// When it ends if nothing more comes.
+    pub(super) fn end(&self, idle: Duration) -> Moment {
+        self.used.saturating_add(idle)
+    }
+
+    /// The endpoint has refused, or cannot be reached: a client with affinity gets another one.
+    pub(super) fn failed(&self) {
+        self.ticket.server.leave(self.client.ip().to_canonical(), self.endpoint);
+    }
+
+    /// # Errors
+    /// When the endpoint has refused an earlier datagram, or there is no way to it. A datagram for which there is no room is
+    /// dropped, as a network does.
+    pub(super) fn send(&mut self, datagram: &[u8], now: Moment) -> io::Result<()> {
+        self.used = now;
+        match self.socket.send(datagram) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock && !is_exhausted(&error) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends one datagram of the endpoint to the client.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none; else the endpoint has refused.
+    pub(super) fn answer(&mut self, buffer: &mut [u8], now: Moment) -> io::Result<()> {
+        let length = self.socket.recv(buffer)?;
+        self.used = now;
+        // What the client does not take is lost, as in a network.
+        drop(self.listener.send_to(buffer.get(..length).unwrap_or_default(), self.client));
+        Ok(())
+    }
+}

@@ -1,0 +1,373 @@
+//! The relay: listens for Services on sockets of this process, and passes on what comes.
+//!
+//! A few threads, each of which waits for all of its sockets at once. A connection belongs to the thread that accepted it, a UDP
+//! listener with its flows to one thread. TCP data goes through pipes ([`splice(2)`]) without being copied once a direction has
+//! carried more than 16 KiB; what a slow reader has not taken stays with the sender, but for one pipe.
+//!
+//! [`splice(2)`]: https://man7.org/linux/man-pages/man2/splice.2.html
+
+mod balance;
+mod connection;
+mod flow;
+mod header;
+mod server;
+mod socket;
+mod stream;
+mod worker;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::sync::mpsc::{channel, sync_channel};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit};
+
+use super::listener::{Counts, Listener, Settings};
+use crate::kernel::errno_kind;
+use crate::net::{FrontendKey, Protocol};
+use crate::ports::{PortError, PortErrorKind};
+use crate::reconciler::schedule::Moment;
+use server::{Group, Server, Shared};
+use worker::{Command, Handle, Worker};
+
+/// Threads at most. One moves several gigabytes a second.
+const MOST_THREADS: usize = 4;
+/// How long a thread may take to leave a listener alone.
+const LEAVING: Duration = Duration::from_secs(5);
+
+/// Listens on addresses and ports, and passes connections and datagrams on to endpoints, until it is dropped.
+///
+/// Sockets are opened in the network namespace of the thread that calls [`Relay::start`] and [`Relay::serve`]; it has to be the
+/// same.
+///
+/// ```
+/// use std::io::{Read, Write};
+/// use std::net::{TcpListener, TcpStream};
+/// use proxier_core::modes::userspace::{Listener, Relay, Settings};
+/// use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
+///
+/// let server = TcpListener::bind("127.0.0.1:0")?;
+/// let endpoint = EndpointKey::new(server.local_addr()?.ip(), server.local_addr()?.port());
+/// let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+///
+/// let mut relay = Relay::start(Settings::default())?;
+/// let key = FrontendKey::new(Protocol::Tcp, [127, 0, 0, 1].into(), port);
+/// relay.serve(&Listener::new(key, "shop/web").with_endpoints([endpoint]))?;
+///
+/// let mut client = TcpStream::connect(("127.0.0.1", port))?;
+/// client.write_all(b"hello")?;
+/// let (mut served, _) = server.accept()?;
+/// let mut greeting = [0; 5];
+/// served.read_exact(&mut greeting)?;
+/// assert_eq!((&greeting, relay.counts().connections), (b"hello", 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Relay {
+    shared: Arc<Shared>,
+    threads: Vec<(Handle, JoinHandle<()>)>,
+    held: BTreeMap<FrontendKey, Held>,
+    groups: BTreeMap<Arc<str>, Weak<Group>>,
+    /// With so many groups, those without listeners are forgotten.
+    sweep_at: usize,
+    /// Listeners that are gone and had connections.
+    closed: Vec<Arc<Server>>,
+    next_id: u64,
+}
+
+/// A listener, and its socket.
+struct Held {
+    listener: Listener,
+    server: Arc<Server>,
+    socket: Socket,
+}
+
+enum Socket {
+    /// Has the port always; listens while there is an endpoint.
+    Tcp { socket: Arc<TcpListener>, listens: bool },
+    /// Has the port while there is an endpoint on some node.
+    Udp { is_open: bool },
+}
+
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relay")
+            .field("listeners", &self.held.keys())
+            .field("counts", &self.counts())
+            .finish_non_exhaustive()
+    }
+}
+
+fn failed(doing: impl fmt::Display, error: &io::Error) -> PortError {
+    let errno = error.raw_os_error().unwrap_or_default();
+    if error.kind() == io::ErrorKind::AddrInUse {
+        let why =
+            "another program on this node has the port: end it, or give the Service another one; it is tried again";
+        return PortError::new(PortErrorKind::AlreadyExists, format!("{doing}: {error}: {why}"));
+    }
+    PortError::new(errno_kind(errno), format!("{doing}: {error}"))
+}
+
+impl Relay {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// When the kernel gives no thread or no descriptor for waiting.
+    pub fn start(settings: Settings) -> Result<Self, PortError> {
+        let doing = "starting the relay";
+        let (open_files, _) = getrlimit(Resource::RLIMIT_NOFILE).map_err(|errno| failed(doing, &errno.into()))?;
+        let open_files = usize::try_from(open_files).unwrap_or(usize::MAX);
+        let shared = Arc::new(Shared::new(settings, open_files.saturating_sub(open_files.wrapping_div(4))));
+        let mut relay = Relay {
+            shared,
+            threads: Vec::new(),
+            held: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            sweep_at: 64,
+            closed: Vec::new(),
+            next_id: 1,
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+        for number in 0..threads {
+            relay.start_thread(number).map_err(|error| failed(doing, &error))?;
+        }
+        Ok(relay)
+    }
+
+    fn start_thread(&mut self, number: usize) -> io::Result<()> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
+        let (commands, receiver) = channel();
+        let worker = Worker::new(Arc::clone(&self.shared), epoll, Arc::clone(&wake), receiver)?;
+        let thread = std::thread::Builder::new().name(format!("relay-{number}")).spawn(move || worker.run())?;
+        self.threads.push((Handle { commands, wake }, thread));
+        Ok(())
+    }
+
+    /// What is listened on now, and where it leads.
+    pub fn listeners(&self) -> impl Iterator<Item = &Listener> {
+        self.held.values().map(|held| &held.listener)
+    }
+
+    /// Changes what holds for all listeners. Connections that exist stay, and flows.
+    pub fn configure(&mut self, settings: Settings) {
+        self.shared.set_settings(settings);
+    }
+
+    /// Listens, or changes where a listener leads. Connections to endpoints that are gone may go on for [`Settings::drain`]; UDP
+    /// flows to them end, and their clients get other endpoints.
+    ///
+    /// Without endpoints the kernel refuses connections and datagrams: TCP keeps the port without listening, UDP has no socket.
+    ///
+    /// # Errors
+    /// [`AlreadyExists`](PortErrorKind::AlreadyExists) when another program has the port, [`Permission`](PortErrorKind::Permission)
+    /// without `CAP_NET_BIND_SERVICE`, [`Unavailable`](PortErrorKind::Unavailable) for SCTP and for a family that this kernel lacks,
+    /// [`Busy`](PortErrorKind::Busy) without descriptors. There is no such listener then.
+    pub fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
+        let key = listener.key;
+        let outcome = match self.held.remove(&key) {
+            Some(held) => self.change(held, listener),
+            None => self.open(listener),
+        };
+        let held = outcome.map_err(|error| failed(format_args!("listening on {key}"), &error))?;
+        self.held.insert(key, held);
+        Ok(())
+    }
+
+    fn group(&mut self, listener: &Listener) -> Arc<Group> {
+        if let Some(group) = self.groups.get(&listener.group).and_then(Weak::upgrade) {
+            return group;
+        }
+        if self.groups.len() >= self.sweep_at {
+            self.groups.retain(|_, group| group.strong_count() > 0);
+            self.sweep_at = self.groups.len().saturating_mul(2).max(64);
+        }
+        let group = Arc::new(Group::default());
+        self.groups.insert(Arc::clone(&listener.group), Arc::downgrade(&group));
+        group
+    }
+
+    fn open(&mut self, listener: &Listener) -> io::Result<Held> {
+        let address = SocketAddr::new(listener.key.address, listener.key.port);
+        let socket = match listener.key.protocol {
+            Protocol::Tcp => Socket::Tcp { socket: Arc::new(socket::take_tcp(address)?), listens: false },
+            Protocol::Udp => Socket::Udp { is_open: false },
+            Protocol::Sctp => return Err(Errno::EPROTONOSUPPORT.into()),
+        };
+        let group = self.group(listener);
+        let id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        let server = Arc::new(Server::new(id, listener.clone(), group));
+        let mut held = Held { listener: listener.clone(), server, socket };
+        self.adapt(&mut held)?;
+        Ok(held)
+    }
+
+    fn change(&mut self, mut held: Held, listener: &Listener) -> io::Result<Held> {
+        let group = self.group(listener);
+        self.update(&held.server, listener.clone(), group);
+        held.listener = listener.clone();
+        if let Err(error) = self.adapt(&mut held) {
+            self.leave(held.server.id);
+            self.closed.push(held.server);
+            return Err(error);
+        }
+        Ok(held)
+    }
+
+    /// Gives a server other endpoints, and says so to the threads.
+    fn update(&self, server: &Arc<Server>, listener: Listener, group: Arc<Group>) {
+        let drain = self.shared.settings().drain;
+        let until = drain.map(|drain| self.shared.now().saturating_add(drain));
+        let is_gone = server.update(listener, group, until);
+        match (server.key.protocol, until) {
+            (Protocol::Udp, _) if is_gone => self.tell_all(|| Command::Moved(server.id)),
+            (Protocol::Tcp, Some(until)) if is_gone => self.tell_all(|| Command::LookAt(until)),
+            _ => {}
+        }
+    }
+
+    /// Brings the socket to what the listener asks for.
+    fn adapt(&self, held: &mut Held) -> io::Result<()> {
+        let Held { listener, server, socket } = held;
+        match socket {
+            Socket::Tcp { socket, listens } => match (*listens, listener.serves_anybody()) {
+                (false, true) => {
+                    socket::start_listening(socket)?;
+                    *listens = true;
+                    self.tell_all(|| Command::Accept(Arc::clone(server), Arc::clone(socket)));
+                }
+                (true, false) => {
+                    *listens = false;
+                    self.leave(server.id);
+                    socket::stop_listening(socket)?;
+                }
+                _ => {}
+            },
+            Socket::Udp { is_open } => match (*is_open, listener.has_endpoints) {
+                (false, true) => {
+                    let taken: Arc<UdpSocket> = Arc::new(socket::take_udp(server.address())?);
+                    *is_open = true;
+                    self.tell_one(server.id, Command::Receive(Arc::clone(server), taken));
+                }
+                (true, false) => {
+                    *is_open = false;
+                    self.leave(server.id);
+                }
+                _ => {}
+            },
+        }
+        Ok(())
+    }
+
+    fn tell_all(&self, command: impl Fn() -> Command) {
+        for (handle, _) in &self.threads {
+            handle.tell(command());
+        }
+    }
+
+    fn tell_one(&self, id: u64, command: Command) {
+        let number = usize::try_from(id).unwrap_or_default().checked_rem(self.threads.len()).unwrap_or_default();
+        if let Some((handle, _)) = self.threads.get(number) {
+            handle.tell(command);
+        }
+    }
+
+    /// Takes a listener from all threads, and returns when they have closed its socket.
+    fn leave(&self, id: u64) {
+        let (done, answers) = sync_channel(self.threads.len());
+        self.tell_all(|| Command::Leave(id, done.clone()));
+        drop(done);
+        // A thread that has ended gives no answer, and holds no socket.
+        for _ in &self.threads {
+            if answers.recv_timeout(LEAVING).is_err() {
+                break;
+            }
+        }
+    }
+
+    /// Stops listening; done if it does not listen there. Connections may go on for [`Settings::drain`], UDP flows end.
+    pub fn close(&mut self, key: &FrontendKey) {
+        let Some(held) = self.held.remove(key) else { return };
+        self.leave(held.server.id);
+        let group = self.group(&held.listener);
+        self.update(&held.server, Listener::new(*key, Arc::clone(&held.listener.group)), group);
+        if let Socket::Tcp { socket, listens: true } = &held.socket {
+            // The socket goes with `held`; who waits to be accepted is reset either way.
+            drop(socket::stop_listening(socket));
+        }
+        self.closed.push(held.server);
+    }
+
+    /// Addresses of listeners that are closed and still have connections: these need the address to be local.
+    pub fn busy(&mut self) -> BTreeSet<IpAddr> {
+        self.closed.retain(|server| server.open() > 0);
+        self.closed.iter().map(|server| server.key.address).collect()
+    }
+
+    /// Endpoints that are gone and may still have connections, counted for each listener.
+    pub fn leaving(&mut self) -> usize {
+        let now = self.shared.now();
+        let servers = self.held.values().map(|held| &held.server).chain(&self.closed);
+        let leaving = servers.map(|server| {
+            if server.open() == 0 {
+                server.forget(Moment::MAX);
+            }
+            server.forget(now.saturating_sub(LEAVING));
+            server.leaving()
+        });
+        leaving.sum()
+    }
+
+    /// What it has done and does.
+    pub fn counts(&self) -> Counts {
+        self.shared.counts()
+    }
+
+    /// What people should know: limits that were reached, Services whose endpoints do not answer. One line for each listener and
+    /// reason in a minute at most, with the number of connections.
+    pub fn notices(&self) -> Vec<String> {
+        self.shared.take_notices(self.shared.now())
+    }
+
+    /// Stops listening, and waits until all connections have ended, but no longer than `patience`. Returns how many are left; they
+    /// end when the relay is dropped.
+    #[expect(clippy::disallowed_methods, reason = "a relay waits in real time")]
+    pub fn finish(&mut self, patience: Duration) -> usize {
+        let until = self.shared.now().saturating_add(patience);
+        let keys: Vec<FrontendKey> = self.held.keys().copied().collect();
+        for key in &keys {
+            self.close(key);
+        }
+        loop {
+            let left = self.counts().connections;
+            let rest = until.saturating_sub(self.shared.now());
+            if left == 0 || rest.is_zero() {
+                return left;
+            }
+            std::thread::sleep(rest.min(Duration::from_millis(20)));
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        for held in self.held.values() {
+            if let Socket::Tcp { socket, listens: true } = &held.socket {
+                drop(socket::stop_listening(socket));
+            }
+        }
+        self.tell_all(|| Command::End);
+        for (_, thread) in self.threads.drain(..) {
+            // A thread that panicked has said so.
+            drop(thread.join());
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Data of one TCP connection: from the client to the endpoint and back, each direction by itself.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+
+use nix::sys::epoll::EpollFlags;
+
+use super::socket::Pipe;
+
+/// Pipes that are kept for later use.
+const KEPT_PIPES: usize = 256;
+/// What is read at once until a direction has shown that it carries more: up to this much is copied, since that takes two system
+/// calls where a pipe takes three.
+const FIRST: usize = 16 << 10;
+/// Rounds of one direction before others get their turn.
+const ROUNDS: usize = 16;
+
+/// What all connections of a thread share.
+#[derive(Debug)]
+pub(super) struct Tools {
+    pipes: Vec<Pipe>,
+    buffer: Box<[u8]>,
+}
+
+impl Tools {
+    pub(super) fn new() -> Self {
+        Tools { pipes: Vec::new(), buffer: vec![0; 64 << 10].into() }
+    }
+
+    /// Room for a datagram, or for some data.
+    pub(super) fn buffer(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    fn take_pipe(&mut self) -> Option<Pipe> {
+        // Without a descriptor for it, data is copied.
+        self.pipes.pop().or_else(|| Pipe::new().ok())
+    }
+
+    fn give_back(&mut self, pipe: Pipe) {
+        if self.pipes.len() < KEPT_PIPES {
+            self.pipes.push(pipe);
+        }
+    }
+}
+
+/// One end of a connection, and what the kernel last said of it.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) stream: TcpStream,
+    readable: bool,
+    writable: bool,
+    /// The other side has closed or failed: read until the kernel says so, since it does not tell again.
+    ends: bool,
+}
+
+impl End {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        End { stream, readable: false, writable: false, ends: false }
+    }
+
+    pub(super) fn note(&mut self, events: EpollFlags) {
+        let over = EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP;
+        self.ends |= events.intersects(over | EpollFlags::EPOLLRDHUP);
+        self.readable |= events.intersects(over | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLIN);
+        self.writable |= events.intersects(over | EpollFlags::EPOLLOUT);
+    }
+}
+
+/// What was read and not written yet.
+#[derive(Debug, Default)]
+enum Held {
+    #[default]
+    Nothing,
+    /// So many bytes in a pipe.
+    Piped(Pipe, usize),
+    /// Bytes from an index on.
+    Copied(Vec<u8>, usize),
+}
+
+/// How far a direction has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Open,
+    /// The source has ended; what is held goes on.
+    Ending,
+    /// The source was reset; what is held goes on, then the other end is reset too.
+    Resetting,
+    /// Over, and the other end knows.
+    Done,
+    /// The destination takes no more.
+    Dead,
+}
+
+#[derive(Debug, Default)]
+struct Direction {
+    held: Held,
+    state: State,
+    /// It has carried more than fits into one small read.
+    is_bulk: bool,
+}
+
+/// What is left to do after data was moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Nothing until the kernel reports a change.
+    Waiting,
+    /// More at once, but others come first.
+    Busy,
+    /// Both directions have ended.
+    Finished,
+    /// The connection was reset by one end, and has to be reset at the other.
+    Broken,
+}
+
+/// Both directions of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Relayed {
+    up: Direction,
+    down: Direction,
+    was_reset: bool,
+}
+
+impl Relayed {
+    /// Moves what can be moved.
+    pub(super) fn go_on(&mut self, client: &mut End, endpoint: &mut End, tools: &mut Tools) -> Progress {
+        let mut up = self.up.go_on(client, endpoint, tools);
+        let down = self.down.go_on(endpoint, client, tools);
+        if self.down.state == State::Dead && self.up.is_open() {
+            // What the client still had to say before it failed is read now.
+            up = self.up.go_on(client, endpoint, tools);
+        }
+        self.was_reset |= [&self.up, &self.down].iter().any(|of| of.state == State::Dead || of.is_reset());
+        let over = |of: &Direction| !of.is_open();
+        // A reset in one direction is one in both, once what came before it is through.
+        if self.up.is_reset() || self.down.is_reset() {
+            return Progress::Broken;
+        }
+        match (over(&self.up) && over(&self.down), self.was_reset) {
+            (true, true) => Progress::Broken,
+            (true, false) => Progress::Finished,
+            (false, _) if up || down => Progress::Busy,
+            (false, _) => Progress::Waiting,
+        }
+    }
+}
+
+impl Direction {
+    fn is_open(&self) -> bool {
+        matches!(self.state, State::Open | State::Ending | State::Resetting)
+    }
+
+    /// Whether the source was reset and everything before that has gone on.
+    fn is_reset(&self) -> bool {
+        self.state == State::Resetting && matches!(self.held, Held::Nothing)
+    }
+
+    /// Moves what can be moved. Returns whether there is more to move at once.
+    fn go_on(&mut self, from: &mut End, to: &mut End, tools: &mut Tools) -> bool {
+        for _ in 0..ROUNDS {
+            if !matches!(self.held, Held::Nothing) {
+                if !to.writable {
+                    return false;
+                }
+                if let Err(error) = self.write(to, tools) {
+                    match error.kind() {
+                        io::ErrorKind::WouldBlock => to.writable = false,
+                        io::ErrorKind::Interrupted => {}
+                        _ => self.die(to),
+                    }
+                }
+                continue;
+            }
+            match self.state {
+                State::Open => {}
+                State::Ending => {
+                    // It fails only where the other end has failed already, which reading from it tells.
+                    drop(to.stream.shutdown(Shutdown::Write));
+                    self.state = State::Done;
+                    return false;
+                }
+                State::Resetting | State::Done | State::Dead => return false,
+            }
+            if !from.readable {
+                return false;
+            }
+            match self.read(from, to, tools) {
+                Ok(0) => self.state = State::Ending,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => from.readable = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => self.state = State::Resetting,
+            }
+        }
+        true
+    }
+
+    /// Nobody takes what comes: what the destination has sent before it failed is still read.
+    fn die(&mut self, to: &mut End) {
+        self.held = Held::Nothing;
+        self.state = State::Dead;
+        to.readable = true;
+        to.ends = true;
+    }
+
+    /// Reads once, and writes at once what was copied. 0: the source has ended.
+    fn read(&mut self, from: &mut End, to: &mut End, tools: &mut Tools) -> io::Result<usize> {
+        if self.is_bulk
+            && let Some(pipe) = tools.take_pipe()
+        {
+            let filled = pipe.fill(&from.stream);
+            match filled {
+                Ok(length) if length > 0 => self.held = Held::Piped(pipe, length),
+                _ => tools.give_back(pipe),
+            }
+            return filled;
+        }
+        let buffer = tools.buffer.get_mut(..FIRST).unwrap_or_default();
+        let length = from.stream.read(buffer)?;
+        self.is_bulk |= length == FIRST;
+        // Less than asked for: there is no more, and the kernel reports what comes later, but not a second time the end.
+        if length < FIRST && !from.ends {
+            from.readable = false;
+        }
+        let bytes = buffer.get(..length).unwrap_or_default();
+        let written = if to.writable && length > 0 { to.stream.write(bytes) } else { Ok(0) };
+        let written = match written {
+            Ok(written) => written,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                to.writable = false;
+                0
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(_) => {
+                self.die(to);
+                return Ok(length.max(1));
+            }
+        };
+        if let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
+            self.held = Held::Copied(rest.to_vec(), 0);
+        }
+        Ok(length)
+    }
+
+    /// Writes some of what is held.
+    fn write(&mut self, to: &End, tools: &mut Tools) -> io::Result<()> {
+        let nothing = || io::Error::from(io::ErrorKind::WriteZero);
+        match &mut self.held {
+            Held::Nothing => {}
+            Held::Piped(pipe, length) => {
+                let written = pipe.empty(&to.stream, *length)?;
+                *length = length.checked_sub(written).filter(|_| written > 0).ok_or_else(nothing)?;
+                if *length == 0
+                    && let Held::Piped(pipe, _) = std::mem::take(&mut self.held)
+                {
+                    tools.give_back(pipe);
+                }
+            }
+            Held::Copied(bytes, from) => {
+                let written = (&to.stream).write(bytes.get(*from..).unwrap_or_default())?;
+                if written == 0 {
+                    return Err(nothing());
+                }
+                *from = from.saturating_add(written);
+                if *from >= bytes.len() {
+                    self.held = Held::Nothing;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,539 @@
+//! A thread of a relay: waits for all its sockets at once, and moves what they have.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::File;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::EventFd;
+
+use super::connection::{Connection, Dialled, Step};
+use super::flow::{Flow, UdpServer};
+use super::server::{Kind, Refusal, Server, Shared, Ticket};
+use super::socket::{is_exhausted, reset};
+use super::stream::{Progress, Tools};
+use crate::reconciler::schedule::Moment;
+
+/// Events taken at once.
+const EVENTS: usize = 256;
+/// Connections accepted at one listener, and datagrams taken from one socket, before others get their turn.
+const IN_A_ROW: usize = 64;
+
+/// What a thread is told.
+pub(super) enum Command {
+    /// Accept connections.
+    Accept(Arc<Server>, Arc<TcpListener>),
+    /// Take datagrams.
+    Receive(Arc<Server>, Arc<UdpSocket>),
+    /// Leave a listener alone; the answer says that its socket is closed here.
+    Leave(u64, SyncSender<()>),
+    /// The endpoints of a UDP listener have changed: flows to those that are gone end.
+    Moved(u64),
+    /// Look then for connections to endpoints that have been gone for long enough.
+    LookAt(Moment),
+    /// End all connections and the thread.
+    End,
+}
+
+/// How others reach a thread.
+#[derive(Debug)]
+pub(super) struct Handle {
+    pub(super) commands: Sender<Command>,
+    pub(super) wake: Arc<EventFd>,
+}
+
+impl Handle {
+    /// Sends a command. A thread that has ended takes none, and serves nothing either.
+    pub(super) fn tell(&self, command: Command) {
+        if self.commands.send(command).is_ok() {
+            // It fails only when the thread has not taken 2⁶⁴ of them.
+            let _is_awake = self.wake.write(1);
+        }
+    }
+}
+
+/// What an event is about: two bits beside the number of the listener, connection or flow. No number is used twice, so that a
+/// late event about one that is closed finds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    TcpListener,
+    UdpListener,
+    ClientOrFlow,
+    Endpoint,
+}
+
+fn token(id: u64, about: About) -> u64 {
+    let bits = match about {
+        About::TcpListener => 0,
+        About::UdpListener => 1,
+        About::ClientOrFlow => 2,
+        About::Endpoint => 3,
+    };
+    id.wrapping_mul(4) | bits
+}
+
+fn meaning(token: u64) -> (u64, About) {
+    let about = match token & 3 {
+        0 => About::TcpListener,
+        1 => About::UdpListener,
+        2 => About::ClientOrFlow,
+        _ => About::Endpoint,
+    };
+    (token.wrapping_div(4), about)
+}
+
+/// The number of no listener: its event says that there are commands.
+const COMMANDS: u64 = 0;
+
+fn whenever_it_changes() -> EpollFlags {
+    EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET
+}
+
+enum Slot {
+    Tcp(Box<Connection>),
+    Udp(Flow),
+}
+
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    epoll: Epoll,
+    commands: Receiver<Command>,
+    wake: Arc<EventFd>,
+    listeners: BTreeMap<u64, (Arc<Server>, Arc<TcpListener>)>,
+    udp: BTreeMap<u64, UdpServer>,
+    slots: BTreeMap<u64, Slot>,
+    next_id: u64,
+    /// When which connection or flow wants to be looked at.
+    timers: BTreeSet<(Moment, u64)>,
+    looks: BTreeSet<Moment>,
+    /// Connections with more to move at once.
+    busy: VecDeque<u64>,
+    tools: Tools,
+    /// Kept open, so that a connection can be accepted and reset when there is no descriptor left: it would stay in the queue,
+    /// and be reported, for ever.
+    spare: Option<File>,
+}
+
+#[expect(clippy::disallowed_methods, reason = "any file that is always there")]
+fn spare() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+impl Worker {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        epoll: Epoll,
+        wake: Arc<EventFd>,
+        commands: Receiver<Command>,
+    ) -> io::Result<Self> {
+        epoll.add(&*wake, EpollEvent::new(EpollFlags::EPOLLIN, token(COMMANDS, About::TcpListener)))?;
+        Ok(Worker {
+            shared,
+            epoll,
+            commands,
+            wake,
+            listeners: BTreeMap::new(),
+            udp: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            next_id: 1,
+            timers: BTreeSet::new(),
+            looks: BTreeSet::new(),
+            busy: VecDeque::new(),
+            tools: Tools::new(),
+            spare: spare(),
+        })
+    }
+
+    /// Serves until it is told to end.
+    pub(super) fn run(mut self) {
+        let mut events = [EpollEvent::empty(); EVENTS];
+        loop {
+            let count = match self.epoll.wait(&mut events, self.patience()) {
+                Ok(count) => count,
+                Err(Errno::EINTR) => 0,
+                // Only a descriptor that is none gives another error.
+                Err(_) => return,
+            };
+            let now = self.shared.now();
+            let events = events.get(..count).unwrap_or_default();
+            if events.iter().any(|event| meaning(event.data()).0 == COMMANDS) && self.obey() {
+                return;
+            }
+            for event in events {
+                self.handle(*event, now);
+            }
+            for _ in 0..self.busy.len() {
+                if let Some(id) = self.busy.pop_front() {
+                    if let Some(Slot::Tcp(connection)) = self.slots.get_mut(&id) {
+                        connection.unqueue();
+                    }
+                    self.go_on(id);
+                }
+            }
+            self.look(now);
+        }
+    }
+
+    fn patience(&self) -> EpollTimeout {
+        if !self.busy.is_empty() {
+            return EpollTimeout::ZERO;
+        }
+        let next = self.timers.first().map(|(at, _)| *at).into_iter().chain(self.looks.first().copied()).min();
+        let Some(at) = next else { return EpollTimeout::NONE };
+        // Rounded up: a look a moment too early finds nothing to do.
+        let wait = at.saturating_sub(self.shared.now()).saturating_add(Duration::from_micros(999));
+        EpollTimeout::try_from(wait).unwrap_or(EpollTimeout::MAX)
+    }
+
+    /// Carries out commands. Returns whether to end.
+    fn obey(&mut self) -> bool {
+        // Commands that come after this wake the thread again.
+        let _how_often = self.wake.read();
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Accept(server, socket) => {
+                    // One of the threads that wait is woken, not all.
+                    let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLEXCLUSIVE;
+                    let event = EpollEvent::new(flags, token(server.id, About::TcpListener));
+                    if self.epoll.add(&*socket, event).is_err() {
+                        self.shared.notice(server.key, Kind::Exhausted);
+                    }
+                    self.listeners.insert(server.id, (server, socket));
+                }
+                Command::Receive(server, socket) => {
+                    let event = EpollEvent::new(EpollFlags::EPOLLIN, token(server.id, About::UdpListener));
+                    if self.epoll.add(&*socket, event).is_err() {
+                        self.shared.notice(server.key, Kind::Exhausted);
+                    }
+                    self.udp.insert(server.id, UdpServer::new(server, socket));
+                }
+                Command::Leave(id, done) => {
+                    self.leave(id);
+                    let _nobody_waits = done.send(());
+                }
+                Command::Moved(id) => self.move_flows(id),
+                Command::LookAt(at) => {
+                    self.looks.insert(at);
+                }
+                Command::End => return true,
+            }
+        }
+        false
+    }
+
+    fn leave(&mut self, id: u64) {
+        if let Some((_, socket)) = self.listeners.remove(&id) {
+            // It fails where it was not added.
+            let _was_added = self.epoll.delete(&*socket);
+        }
+        if let Some(server) = self.udp.remove(&id) {
+            let _was_added = self.epoll.delete(server.socket());
+            for flow in server.flows() {
+                self.remove(flow);
+            }
+        }
+    }
+
+    fn move_flows(&mut self, id: u64) {
+        let Some(server) = self.udp.get_mut(&id) else { return };
+        let listener = server.server().listener();
+        let slots = &self.slots;
+        let is_gone = |flow: u64| match slots.get(&flow) {
+            Some(Slot::Udp(flow)) => !listener.has(&flow.endpoint()),
+            _ => true,
+        };
+        for flow in server.take_flows(is_gone) {
+            self.remove(flow);
+        }
+    }
+
+    fn handle(&mut self, event: EpollEvent, now: Moment) {
+        let (id, about) = meaning(event.data());
+        match about {
+            About::TcpListener if id == COMMANDS => {}
+            About::TcpListener => self.accept(id, now),
+            About::UdpListener => self.receive(id, now),
+            About::ClientOrFlow | About::Endpoint => match self.slots.get_mut(&id) {
+                Some(Slot::Tcp(connection)) => {
+                    let is_client = about == About::ClientOrFlow;
+                    let step = connection.note(is_client, event.events());
+                    self.step(id, step, now);
+                }
+                Some(Slot::Udp(_)) => self.answer(id, now),
+                None => {}
+            },
+        }
+    }
+
+    fn accept(&mut self, id: u64, now: Moment) {
+        let Some((server, socket)) = self.listeners.get(&id).cloned() else { return };
+        for _ in 0..IN_A_ROW {
+            match socket.accept() {
+                Ok((stream, client)) => self.serve(&server, stream, client, now),
+                Err(error) if is_exhausted(&error) => {
+                    self.spare = None;
+                    if let Ok((stream, _)) = socket.accept() {
+                        reset(stream);
+                        self.shared.limited.fetch_add(1, Relaxed);
+                        self.shared.notice(server.key, Kind::Exhausted);
+                    }
+                    self.spare = spare();
+                    return;
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                // Nobody is waiting any more, or it does not listen any more.
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn serve(&mut self, server: &Arc<Server>, stream: TcpStream, client: SocketAddr, now: Moment) {
+        let ticket = match Ticket::take(&self.shared, server, false) {
+            Ok(ticket) => ticket,
+            Err(limit) => {
+                self.shared.limited.fetch_add(1, Relaxed);
+                self.shared.notice(server.key, limit);
+                return reset(stream);
+            }
+        };
+        let id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        let event = EpollEvent::new(whenever_it_changes(), token(id, About::ClientOrFlow));
+        if stream.set_nonblocking(true).is_err() || self.epoll.add(stream.as_fd(), event).is_err() {
+            self.shared.limited.fetch_add(1, Relaxed);
+            self.shared.notice(server.key, Kind::Exhausted);
+            return reset(stream);
+        }
+        self.slots.insert(id, Slot::Tcp(Box::new(Connection::new(ticket, stream, client))));
+        self.dial(id, now);
+    }
+
+    /// Begins to connect to the next endpoint.
+    fn dial(&mut self, id: u64, now: Moment) {
+        let Some(Slot::Tcp(connection)) = self.slots.get_mut(&id) else { return };
+        match connection.dial(&self.shared, now) {
+            Dialled::Begun(timeout) => {
+                let event = EpollEvent::new(whenever_it_changes(), token(id, About::Endpoint));
+                let added = connection.endpoint_fd().is_some_and(|fd| self.epoll.add(fd, event).is_ok());
+                if added {
+                    self.set_timer(id, Some(now.saturating_add(timeout)));
+                } else {
+                    self.shared.notice(connection.key(), Kind::Exhausted);
+                    self.reset(id);
+                }
+            }
+            Dialled::Refused(refusal) => {
+                let (counter, key) = match refusal {
+                    Refusal::Turned(_) => (&self.shared.turned_away, None),
+                    Refusal::NobodyLeft => (&self.shared.unanswered, Some(connection.key())),
+                };
+                counter.fetch_add(1, Relaxed);
+                if let Some(key) = key {
+                    self.shared.notice(key, Kind::Unanswered);
+                }
+                self.reset(id);
+            }
+            Dialled::Exhausted => {
+                self.shared.limited.fetch_add(1, Relaxed);
+                self.shared.notice(connection.key(), Kind::Exhausted);
+                self.reset(id);
+            }
+        }
+    }
+
+    fn step(&mut self, id: u64, step: Step, now: Moment) {
+        match step {
+            Step::Wait => {}
+            Step::Connected => {
+                self.set_timer(id, None);
+                self.go_on(id);
+            }
+            Step::Failed => {
+                self.shared.failed_dials.fetch_add(1, Relaxed);
+                self.set_timer(id, None);
+                self.dial(id, now);
+            }
+            Step::Abandoned => self.reset(id),
+            Step::Move => self.go_on(id),
+        }
+    }
+
+    /// Moves data of a connection.
+    fn go_on(&mut self, id: u64) {
+        let Some(Slot::Tcp(connection)) = self.slots.get_mut(&id) else { return };
+        match connection.go_on(&mut self.tools) {
+            Progress::Waiting => {}
+            Progress::Busy => {
+                if connection.queue() {
+                    self.busy.push_back(id);
+                }
+            }
+            Progress::Finished => drop(self.remove(id)),
+            Progress::Broken => self.reset(id),
+        }
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Slot> {
+        let slot = self.slots.remove(&id)?;
+        let timer = match &slot {
+            Slot::Tcp(connection) => connection.timer,
+            Slot::Udp(flow) => flow.timer,
+        };
+        if let Some(at) = timer {
+            self.timers.remove(&(at, id));
+        }
+        Some(slot)
+    }
+
+    fn reset(&mut self, id: u64) {
+        if let Some(Slot::Tcp(connection)) = self.remove(id) {
+            connection.reset();
+        }
+    }
+
+    fn set_timer(&mut self, id: u64, at: Option<Moment>) {
+        let timer = match self.slots.get_mut(&id) {
+            Some(Slot::Tcp(connection)) => &mut connection.timer,
+            Some(Slot::Udp(flow)) => &mut flow.timer,
+            None => return,
+        };
+        let before = std::mem::replace(timer, at);
+        if let Some(before) = before {
+            self.timers.remove(&(before, id));
+        }
+        self.timers.extend(at.map(|at| (at, id)));
+    }
+
+    /// Does what is due.
+    fn look(&mut self, now: Moment) {
+        while let Some((at, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, id));
+            match self.slots.get_mut(&id) {
+                Some(Slot::Tcp(connection)) => {
+                    connection.timer = None;
+                    let step = connection.give_up_dialling();
+                    self.step(id, step, now);
+                }
+                Some(Slot::Udp(flow)) => {
+                    flow.timer = None;
+                    let end = flow.end(self.shared.settings().udp_idle);
+                    if end <= now { self.end_flow(id) } else { self.set_timer(id, Some(end)) }
+                }
+                None => {}
+            }
+        }
+        if self.looks.first().is_some_and(|at| *at <= now) {
+            self.looks.retain(|at| *at > now);
+            self.end_drained(now);
+        }
+    }
+
+    /// Ends connections to endpoints that have been gone for long enough.
+    fn end_drained(&mut self, now: Moment) {
+        let is_over = |slot: &Slot| matches!(slot, Slot::Tcp(connection) if connection.is_over(now));
+        let over: Vec<u64> = self.slots.iter().filter(|(_, slot)| is_over(slot)).map(|(id, _)| *id).collect();
+        for id in over {
+            self.shared.drained.fetch_add(1, Relaxed);
+            self.reset(id);
+        }
+    }
+
+    /// Takes datagrams of clients.
+    fn receive(&mut self, id: u64, now: Moment) {
+        for _ in 0..IN_A_ROW {
+            let Some(server) = self.udp.get(&id) else { return };
+            let (length, client) = match server.socket().recv_from(self.tools.buffer()) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // An answer of ours did not arrive: the client has gone.
+                Err(_) => continue,
+            };
+            self.forward(id, client, length, now);
+        }
+    }
+
+    /// Sends a client's datagram on. A flow whose endpoint has refused an earlier one ends, and another begins.
+    fn forward(&mut self, id: u64, client: SocketAddr, length: usize, now: Moment) {
+        for _ in 0..2 {
+            let Some(flow_id) = self.flow(id, client, now) else { return };
+            let Some(Slot::Udp(flow)) = self.slots.get_mut(&flow_id) else { return };
+            let datagram = self.tools.buffer().get(..length).unwrap_or_default();
+            if flow.send(datagram, now).is_ok() {
+                return;
+            }
+            flow.failed();
+            self.end_flow(flow_id);
+        }
+    }
+
+    /// The flow of a client, begun if need be.
+    fn flow(&mut self, id: u64, client: SocketAddr, now: Moment) -> Option<u64> {
+        let udp = self.udp.get(&id)?;
+        if let Some(flow) = udp.flow(client) {
+            return Some(flow);
+        }
+        let server = Arc::clone(udp.server());
+        let ticket = match Ticket::take(&self.shared, &server, true) {
+            Ok(ticket) => ticket,
+            Err(limit) => {
+                self.shared.limited.fetch_add(1, Relaxed);
+                self.shared.notice(server.key, limit);
+                return None;
+            }
+        };
+        let flow = match Flow::begin(ticket, udp, client, &self.shared, now) {
+            Ok(flow) => flow,
+            Err(Some(kind)) => {
+                self.shared.limited.fetch_add(1, Relaxed);
+                self.shared.notice(server.key, kind);
+                return None;
+            }
+            Err(None) => {
+                self.shared.turned_away.fetch_add(1, Relaxed);
+                return None;
+            }
+        };
+        let flow_id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, token(flow_id, About::ClientOrFlow));
+        if self.epoll.add(flow.socket(), event).is_err() {
+            self.shared.notice(server.key, Kind::Exhausted);
+            return None;
+        }
+        let end = flow.end(self.shared.settings().udp_idle);
+        self.slots.insert(flow_id, Slot::Udp(flow));
+        self.set_timer(flow_id, Some(end));
+        self.udp.get_mut(&id)?.insert(client, flow_id);
+        Some(flow_id)
+    }
+
+    /// Sends an endpoint's datagrams to the client.
+    fn answer(&mut self, id: u64, now: Moment) {
+        for _ in 0..IN_A_ROW {
+            let Some(Slot::Udp(flow)) = self.slots.get_mut(&id) else { return };
+            match flow.answer(self.tools.buffer(), now) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    flow.failed();
+                    return self.end_flow(id);
+                }
+            }
+        }
+    }
+
+    fn end_flow(&mut self, id: u64) {
+        if let Some(Slot::Udp(flow)) = self.remove(id)
+            && let Some(server) = self.udp.get_mut(&flow.server_id())
+        {
+            server.remove(flow.client());
+        }
+    }
+}

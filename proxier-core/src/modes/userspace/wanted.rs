@@ -1,0 +1,145 @@
+//! What has to be listened on for [`Desired`], and what changed since the last pass.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::listener::Listener;
+use super::lower::lower;
+use crate::net::{FrontendKey, Network, Protocol};
+use crate::pack::pack;
+use crate::service::{Compiled, Desired, Follower, Frontend, NodeFacts};
+use crate::snapshot::{ObjectKey, Store};
+
+/// What has to be listened on, kept up to date at O(changed Services).
+///
+/// Listeners are not kept: each follows from its Frontend ([`lower`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    desired: Desired,
+    /// Addresses that have to be local, and how many Frontends need each.
+    addresses: BTreeMap<IpAddr, usize>,
+}
+
+/// What differs from what was done last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Changed {
+    pub(super) frontends: BTreeSet<FrontendKey>,
+    /// Addresses that have to be local now and had not, or the other way round.
+    pub(super) addresses: BTreeSet<IpAddr>,
+}
+
+/// What a refresh changed, for those who are no mode.
+#[derive(Debug, Default)]
+pub(super) struct Refreshed {
+    pub(super) frontends: Vec<FrontendKey>,
+    pub(super) health_checks: bool,
+}
+
+struct Following<'a> {
+    addresses: &'a mut BTreeMap<IpAddr, usize>,
+    changed: &'a mut Changed,
+    refreshed: Refreshed,
+}
+
+/// The address that has to be made local for a Frontend.
+fn virtual_address(frontend: &Frontend) -> Option<IpAddr> {
+    let is_served = frontend.key.protocol != Protocol::Sctp;
+    (is_served && frontend.is_virtual()).then_some(frontend.key.address)
+}
+
+impl Follower for Following<'_> {
+    /// Listeners of one port take turns together, and share clients with affinity.
+    fn needs_ports(&self) -> bool {
+        true
+    }
+
+    fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
+        self.refreshed.health_checks |=
+            before.and_then(|old| old.health_check) != after.and_then(|new| new.health_check);
+    }
+
+    fn frontend(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
+        let Some(key) = after.or(before).map(|frontend| frontend.key) else { return };
+        self.refreshed.frontends.push(key);
+        self.changed.frontends.insert(key);
+        // Add first, then remove, so that the count of what stays never reaches zero.
+        if let Some(address) = after.and_then(virtual_address) {
+            let count = self.addresses.entry(address).or_default();
+            *count = count.saturating_add(1);
+            self.changed.addresses.insert(address);
+        }
+        if let Some(address) = before.and_then(virtual_address)
+            && let Entry::Occupied(mut count) = self.addresses.entry(address)
+        {
+            *count.get_mut() = count.get().saturating_sub(1);
+            if *count.get() == 0 {
+                count.remove();
+            }
+            self.changed.addresses.insert(address);
+        }
+    }
+}
+
+impl Wanted {
+    /// Nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What the Services mean.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// Compiles these Services again, and records what differs.
+    pub(super) fn refresh<'a>(
+        &mut self,
+        store: &Store,
+        facts: &NodeFacts,
+        services: impl IntoIterator<Item = &'a ObjectKey>,
+        changed: &mut Changed,
+    ) -> Refreshed {
+        let mut following = Following { addresses: &mut self.addresses, changed, refreshed: Refreshed::default() };
+        self.desired.refresh(store, facts, services, &mut following);
+        following.refreshed
+    }
+
+    /// What is to be listened on at a Frontend's address and port.
+    pub fn listener(&self, key: &FrontendKey) -> Option<Listener> {
+        self.desired.frontend(key).and_then(lower)
+    }
+
+    /// Everything that is to be listened on, sorted by key.
+    pub fn listeners(&self) -> impl Iterator<Item = Listener> {
+        self.desired.frontends().filter_map(lower)
+    }
+
+    /// Frontends that are not served, since this mode has no SCTP.
+    pub fn unserved(&self) -> impl Iterator<Item = &Frontend> {
+        self.desired.frontends().filter(|frontend| frontend.key.protocol == Protocol::Sctp)
+    }
+
+    /// Whether an address has to be local.
+    pub(super) fn needs(&self, address: IpAddr) -> bool {
+        self.addresses.contains_key(&address)
+    }
+
+    /// The networks that have to be local: those of the configuration, and addresses outside of them one by one.
+    pub(super) fn networks(&self, service_cidrs: &[Network]) -> BTreeSet<Network> {
+        let alone = self.addresses.keys().filter_map(|address| network_of(*address, service_cidrs));
+        service_cidrs.iter().map(Network::trunc).chain(alone).collect()
+    }
+
+    /// Reduces memory by rebuilding everything; call it after a large change.
+    pub(super) fn compact(&mut self) {
+        self.desired.compact();
+        pack(&mut self.addresses);
+    }
+}
+
+/// The route that an address needs of its own: none within the networks that are local as a whole.
+pub(super) fn network_of(address: IpAddr, service_cidrs: &[Network]) -> Option<Network> {
+    let is_covered = service_cidrs.iter().any(|network| network.contains(&address));
+    (!is_covered).then(|| Network::from(address))
+}

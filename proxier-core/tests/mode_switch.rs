@@ -1,0 +1,271 @@
+//! A node changes its mode, in every direction, on a kernel in memory: the new mode has everything before the old one goes, and
+//! then the node is as if it had never had another.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::arithmetic_side_effects,
+    reason = "tests stop at the first surprise"
+)]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use iptables::{ChainName, Edit, Rule, TableName, Transaction};
+use proxier_core::config::Config;
+use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::modes::Kind;
+use proxier_core::modes::cleanup::cleanup;
+use proxier_core::net::Family;
+use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::{Options, Reconciler};
+use serde_json::json;
+
+const NODE: &str = "192.0.2.10";
+
+fn kernel() -> FakeKernel {
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &[NODE.parse().unwrap(), "2001:db8::10".parse().unwrap()]);
+    kernel
+}
+
+/// What others have on the node, in all parts of the kernel.
+fn with_strangers(kernel: &FakeKernel) {
+    kernel.ipvs().load(&format!("-A -t {NODE}:7777 -s rr\n-a -t {NODE}:7777 -r 10.9.9.9:80 -m -w 1\n")).unwrap();
+    let mut rules = Transaction::new();
+    let nat = rules.table(TableName::NAT);
+    let theirs = ChainName::new("THEIRS").unwrap();
+    nat.edit(Edit::Append(ChainName::new("PREROUTING").unwrap(), Rule::builder().target("THEIRS").build().unwrap()));
+    nat.replace_chain(&theirs, vec![Rule::builder().args(["-p", "tcp"]).target("RETURN").build().unwrap()]);
+    kernel.clone().ports().rules.restore(Family::V4, &rules).unwrap();
+    let mut tables = nftables::Transaction::new();
+    tables.add_table(nftables::Table::new(nftables::TableKey::new(nftables::Family::Ip, "theirs").unwrap()));
+    kernel.nftables().commit(&tables).unwrap();
+}
+
+struct Proxy {
+    kernel: FakeKernel,
+    mode: Kind,
+    proxier: Reconciler,
+    now: Duration,
+}
+
+fn config() -> Config {
+    Options::default().config
+}
+
+impl Proxy {
+    /// A new process in this mode. What an earlier one served itself has ended with it.
+    fn new(kernel: &FakeKernel, mode: Kind) -> Self {
+        kernel.restart();
+        let mut options = Options::default();
+        options.mode = mode;
+        let now = Duration::ZERO;
+        let mut proxy = Proxy { kernel: kernel.clone(), mode, proxier: Reconciler::new("node-a", options, now), now };
+        for number in 1..=3 {
+            proxy.serve(number);
+        }
+        proxy.proxier.start(now);
+        proxy
+    }
+
+    /// A Service with every kind of address; the third has no endpoints.
+    fn serve(&mut self, number: u16) {
+        let name = format!("web-{number}");
+        let service = json!({
+            "metadata": {"namespace": "demo", "name": name},
+            "spec": {
+                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000 + number,
+                "clusterIP": format!("10.96.0.{number}"), "clusterIPs": [format!("10.96.0.{number}"), format!("fd00::{number}")],
+                "ipFamilies": ["IPv4", "IPv6"],
+                "externalIPs": [format!("203.0.113.{number}")],
+                "loadBalancerSourceRanges": ["192.0.2.0/24"],
+                "sessionAffinity": if number == 2 { "ClientIP" } else { "None" },
+                "ports": [
+                    {"name": "p", "port": 80, "nodePort": 30000 + number},
+                    {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31000 + number},
+                ],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
+        });
+        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
+        if number == 3 {
+            return;
+        }
+        for (kind, prefix) in [("IPv4", "10.244.0."), ("IPv6", "fd01::")] {
+            let slice = json!({
+                "metadata": {
+                    "namespace": "demo", "name": format!("{name}-{kind}"),
+                    "labels": {"kubernetes.io/service-name": name},
+                },
+                "addressType": kind,
+                "ports": [{"name": "p", "port": 8080}, {"name": "u", "port": 5353, "protocol": "UDP"}],
+                "endpoints": [
+                    {"addresses": [format!("{prefix}{number}")], "nodeName": "node-a"},
+                    {"addresses": [format!("{prefix}1{number}")], "nodeName": "node-b"},
+                ],
+            });
+            self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+        }
+    }
+
+    /// Does all that is due within a minute, which has full passes in it; returns the last one.
+    fn settle(&mut self) -> Report {
+        let end = self.now + Duration::from_secs(60);
+        let mut full = None;
+        while let Some(at) = self.proxier.next_wake().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            let now = self.now;
+            let Some(report) = self.proxier.pass(&|| now, &mut self.kernel.ports()) else { continue };
+            assert!(report.is_done(), "{:?}: {report:#?}", self.mode);
+            full = Some(report).filter(|report| report.full).or(full);
+        }
+        self.now = end;
+        full.unwrap()
+    }
+}
+
+/// What was written. Finding flows to forget counts as a write, though there may be none.
+fn writes(kernel: &FakeKernel) -> u64 {
+    let writes = kernel.writes();
+    writes.total() - writes.conntrack
+}
+
+/// What the kernel holds, in lines; a line of rules with its table. The kubelet's chain is not ours, though we may add to it.
+fn held(kernel: &FakeKernel) -> BTreeSet<String> {
+    let state = kernel.state();
+    let mut lines = BTreeSet::new();
+    lines.extend(state.ipvs.lines().map(|line| line.trim_end().to_owned()));
+    for (name, (create, entries)) in &state.sets {
+        lines.insert(create.clone());
+        lines.extend(entries.iter().map(|entry| format!("add {name} {entry}")));
+    }
+    for (which, text) in &state.rules {
+        let mut table = "";
+        for line in text.lines().filter(|line| !line.contains("KUBE-FIREWALL")) {
+            if line.starts_with('*') {
+                table = line;
+            } else if ["KUBE-", "THEIRS"].iter().any(|of| line.contains(of)) {
+                lines.insert(format!("{which:?} {table} {line}"));
+            }
+        }
+    }
+    lines.extend(state.tables.iter().map(|(name, text)| format!("{name}: {text}")));
+    for (name, addresses) in state.devices.iter().filter(|(name, _)| *name != "lo" && *name != "eth0") {
+        lines.insert(format!("device {name}"));
+        lines.extend(addresses.iter().map(|address| format!("{address} dev {name}")));
+    }
+    lines.extend(state.routes.iter().map(|network| format!("route {network}")));
+    lines.extend(kernel.listeners().keys().map(|key| format!("listens on {key}")));
+    lines
+}
+
+#[track_caller]
+fn same(of: (Kind, Kind), kernel: &FakeKernel, wanted: &BTreeSet<String>) {
+    let found = held(kernel);
+    let missing: Vec<_> = wanted.difference(&found).collect();
+    let more: Vec<_> = found.difference(wanted).collect();
+    assert!(missing.is_empty() && more.is_empty(), "{of:?}: missing {missing:#?}\nmore {more:#?}");
+}
+
+/// A node that has had only this mode.
+fn alone(mode: Kind) -> BTreeSet<String> {
+    let kernel = kernel();
+    with_strangers(&kernel);
+    Proxy::new(&kernel, mode).settle();
+    held(&kernel)
+}
+
+fn directions() -> impl Iterator<Item = (Kind, Kind)> {
+    let from = Kind::ALL.into_iter();
+    from.flat_map(|from| Kind::ALL.into_iter().filter(move |to| *to != from).map(move |to| (from, to)))
+}
+
+#[test]
+fn in_every_direction() {
+    let strangers = {
+        let kernel = kernel();
+        with_strangers(&kernel);
+        held(&kernel)
+    };
+    for (from, to) in directions() {
+        let kernel = kernel();
+        with_strangers(&kernel);
+        Proxy::new(&kernel, from).settle();
+        let mut node = Proxy::new(&kernel, to);
+        node.settle();
+        let wanted = alone(to);
+        // The new mode has everything while the old one still has what it served with.
+        let lacks: Vec<_> = wanted.difference(&held(&kernel)).cloned().collect();
+        assert_eq!(lacks, [""; 0], "{from} to {to}");
+
+        let cleaned = cleanup(&config(), Some(to), &mut node.kernel.ports());
+        assert!(
+            cleaned.is_done() && (from == Kind::Userspace || cleaned.removed() > 0),
+            "{from} to {to}: {cleaned:#?}"
+        );
+        same((from, to), &kernel, &wanted);
+        // The mode that serves has lost nothing.
+        let before = writes(&kernel);
+        let report = node.settle();
+        assert!(report.drift.is_empty(), "{from} to {to}: {:#?}", report.drift);
+        assert_eq!(writes(&kernel), before, "{from} to {to}");
+        // Nothing is left to remove.
+        let again = cleanup(&config(), Some(to), &mut node.kernel.ports());
+        assert!(again.is_done() && again.removed() == 0, "{from} to {to}: {again:#?}");
+
+        let cleaned = cleanup(&config(), None, &mut node.kernel.ports());
+        assert!(cleaned.is_done(), "{from} to {to}: {cleaned:#?}");
+        kernel.restart();
+        same((from, to), &kernel, &strangers);
+    }
+}
+
+/// Programs without tables of their own, a kernel without a part: the others are still removed.
+#[test]
+fn what_cannot_be_removed_stays_and_is_told() {
+    for (from, call) in
+        [(Kind::Ipvs, Call::RulesRestore), (Kind::Iptables, Call::RulesRestore), (Kind::Nftables, Call::TablesCommit)]
+    {
+        let kernel = kernel();
+        Proxy::new(&kernel, from).settle();
+        let mut node = Proxy::new(&kernel, Kind::Userspace);
+        node.settle();
+        kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
+        let cleaned = cleanup(&config(), Some(Kind::Userspace), &mut node.kernel.ports());
+        assert!(!cleaned.is_done() && !cleaned.applied.failures.is_empty(), "{from}: {cleaned:#?}");
+        kernel.clear_faults();
+        let cleaned = cleanup(&config(), Some(Kind::Userspace), &mut node.kernel.ports());
+        assert!(cleaned.is_done() && cleaned.removed() > 0, "{from}: {cleaned:#?}");
+    }
+}
+
+/// Rules of iptables mode lead connections on until they are replaced: what stands in for them has to be there before.
+#[test]
+fn virtual_servers_are_there_before_rules_of_iptables_mode_go() {
+    let kernel = kernel();
+    Proxy::new(&kernel, Kind::Iptables).settle();
+    let before = kernel.state().rules;
+    let mut node = Proxy::new(&kernel, Kind::Ipvs);
+    kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
+    let now = node.proxier.next_wake().unwrap();
+    let report = node.proxier.pass(&|| now, &mut node.kernel.ports()).unwrap();
+    assert!(!report.is_done(), "{report:#?}");
+    let state = kernel.state();
+    assert_eq!(state.rules, before);
+    for server in ["10.96.0.1:80", "203.0.113.1:80", "198.51.100.1:80", "192.0.2.10:30001"] {
+        assert!(state.ipvs.contains(&format!("-a -t {server} -r 10.244.0.1:8080")), "{server}: {}", state.ipvs);
+    }
+    let bound = &state.devices["kube-ipvs0"];
+    assert!(
+        bound.contains(&"10.96.0.1".parse().unwrap()) && bound.contains(&"198.51.100.1".parse().unwrap()),
+        "{bound:?}"
+    );
+    // Without such rules, a load balancer with source ranges waits for its own.
+    let kernel = self::kernel();
+    let mut node = Proxy::new(&kernel, Kind::Ipvs);
+    kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
+    let now = node.proxier.next_wake().unwrap();
+    node.proxier.pass(&|| now, &mut node.kernel.ports()).unwrap();
+    assert!(!kernel.state().ipvs.contains("198.51.100.1"), "{}", kernel.state().ipvs);
+}

@@ -1,0 +1,330 @@
+//! Userspace mode on a kernel in memory: what it listens on, what it makes local, strangers, restarts.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::modes::{self, userspace};
+use proxier_core::net::{FrontendKey, Network};
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::step::{Action, Part};
+use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::snapshot::ObjectKey;
+use serde_json::{Value, json};
+
+struct Node {
+    kernel: FakeKernel,
+    proxier: Reconciler,
+    now: Duration,
+}
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.mode = modes::Kind::Userspace;
+    options
+}
+
+fn key(text: &str) -> FrontendKey {
+    text.parse().unwrap()
+}
+
+fn networks(texts: &[&str]) -> BTreeSet<Network> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+impl Node {
+    fn on(kernel: FakeKernel, options: Options) -> Self {
+        kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
+        let mut node =
+            Node { kernel, proxier: Reconciler::new("node-a", options, Duration::ZERO), now: Duration::ZERO };
+        node.proxier.start(node.now);
+        node
+    }
+
+    fn new() -> Self {
+        Node::on(FakeKernel::new(), options())
+    }
+
+    fn service(&mut self, name: &str, spec: Value) {
+        let mut spec = spec;
+        if spec.get("ports").is_none() {
+            spec["ports"] = json!([{"name": "p", "port": 80}]);
+        }
+        let status = spec.as_object_mut().unwrap().remove("status").unwrap_or_default();
+        let object = json!({"metadata": {"namespace": "demo", "name": name}, "spec": spec, "status": status});
+        let object: ServiceObject = serde_json::from_value(object).unwrap();
+        self.proxier.upsert_service(&object, self.now);
+    }
+
+    /// Endpoints of a Service, each `address@node`.
+    fn slice(&mut self, service: &str, endpoints: &[&str]) {
+        let one = |text: &&str| {
+            let (address, node) = text.split_once('@').unwrap_or((text, "elsewhere"));
+            json!({"addresses": [address], "nodeName": node})
+        };
+        let v6 = endpoints.first().is_some_and(|text| text.contains(':'));
+        let name = format!("{service}-1");
+        let object: EndpointSliceObject = serde_json::from_value(json!({
+            "metadata": {"namespace": "demo", "name": name, "labels": {"kubernetes.io/service-name": service}},
+            "addressType": if v6 { "IPv6" } else { "IPv4" },
+            "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}, {"name": "u", "port": 53, "protocol": "UDP"}],
+            "endpoints": endpoints.iter().map(one).collect::<Vec<_>>(),
+        }))
+        .unwrap();
+        self.proxier.upsert_slice(&object, self.now);
+    }
+
+    fn delete(&mut self, name: &str) {
+        self.proxier.delete_service(&ObjectKey::new("demo", name), self.now);
+    }
+
+    /// The next pass, whatever comes of it.
+    fn pass(&mut self) -> Report {
+        self.now = self.now.max(self.proxier.next_wake().unwrap());
+        let now = self.now;
+        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
+    }
+
+    /// The next pass, which has to do all that is wanted.
+    fn settles(&mut self) -> Report {
+        let report = self.pass();
+        assert!(report.is_done(), "{report:#?}");
+        report
+    }
+
+    fn full(&mut self) -> Report {
+        self.proxier.request_full(self.now);
+        self.pass()
+    }
+
+    /// Where is listened, and how many endpoints outsiders and insiders get.
+    fn listeners(&self) -> Vec<String> {
+        let listeners = self.kernel.listeners();
+        listeners.values().map(|of| format!("{} {} {}", of.key, of.outside.len(), of.inside.len())).collect()
+    }
+
+    fn routes(&self) -> BTreeSet<Network> {
+        self.kernel.state().routes
+    }
+}
+
+fn done(report: &Report, part: Part, action: Action) -> u64 {
+    report.applied.done.get(&(part, action)).copied().unwrap_or_default()
+}
+
+#[test]
+fn a_service_is_listened_for_on_all_its_addresses() {
+    let mut node = Node::new();
+    node.service(
+        "web",
+        json!({
+            "type": "LoadBalancer", "clusterIP": "10.96.0.10", "externalIPs": ["198.51.100.7", "192.0.2.10"],
+            "ports": [{"name": "p", "port": 80, "nodePort": 30080}, {"name": "u", "port": 53, "protocol": "UDP"}],
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.9"}]}},
+        }),
+    );
+    node.slice("web", &["10.244.1.7", "10.244.0.8@node-a"]);
+    let report = node.settles();
+    let expected = [
+        "TCP 10.96.0.10:80 2 2",
+        "TCP 192.0.2.10:80 2 2",
+        "TCP 192.0.2.10:30080 2 2",
+        "TCP 198.51.100.7:80 2 2",
+        "TCP 203.0.113.9:80 2 2",
+        "UDP 10.96.0.10:53 2 2",
+        "UDP 192.0.2.10:53 2 2",
+        "UDP 198.51.100.7:53 2 2",
+        "UDP 203.0.113.9:53 2 2",
+    ];
+    assert_eq!(node.listeners(), expected);
+    assert_eq!(node.routes(), networks(&["10.96.0.10/32", "198.51.100.7/32", "203.0.113.9/32"]));
+    assert_eq!(done(&report, Part::Listener, Action::Add), 9);
+    assert_eq!(done(&report, Part::Route, Action::Add), 3);
+    let groups: BTreeSet<_> = node.kernel.listeners().into_values().map(|of| of.group).collect();
+    assert_eq!(groups.len(), 2, "the addresses of a port belong together: {groups:?}");
+    assert_eq!(node.full().writes(), 0, "nothing differs");
+    // One slice changes: its listeners, and nothing else.
+    node.slice("web", &["10.244.1.7"]);
+    let report = node.settles();
+    assert_eq!((report.full, done(&report, Part::Listener, Action::Change), report.writes()), (false, 9, 9));
+    assert_eq!(node.listeners()[0], "TCP 10.96.0.10:80 1 1");
+    node.delete("web");
+    let report = node.settles();
+    assert_eq!((node.listeners(), node.routes()), (vec![], networks(&[])));
+    assert_eq!((done(&report, Part::Listener, Action::Delete), done(&report, Part::Route, Action::Delete)), (9, 3));
+}
+
+#[test]
+fn policies_decide_who_gets_which_endpoints() {
+    let mut node = Node::new();
+    let external = json!({
+        "type": "NodePort", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
+        "ports": [{"name": "p", "port": 80, "nodePort": 30001}],
+    });
+    node.service("external", external);
+    node.slice("external", &["10.244.1.1", "10.244.0.1@node-a"]);
+    node.service("internal", json!({"clusterIP": "10.96.0.2", "internalTrafficPolicy": "Local"}));
+    node.slice("internal", &["10.244.1.1", "10.244.1.2"]);
+    node.service("empty", json!({"clusterIP": "10.96.0.3"}));
+    node.settles();
+    let expected = ["TCP 10.96.0.1:80 2 2", "TCP 10.96.0.2:80 0 0", "TCP 10.96.0.3:80 0 0", "TCP 192.0.2.10:30001 1 2"];
+    assert_eq!(node.listeners(), expected);
+    let listeners = node.kernel.listeners();
+    assert!(listeners[&key("TCP 10.96.0.2:80")].has_endpoints, "on other nodes");
+    assert!(!listeners[&key("TCP 10.96.0.3:80")].has_endpoints);
+}
+
+#[test]
+fn networks_of_services_take_one_route_each() {
+    let mut options = options();
+    options.userspace.service_cidrs = vec!["10.96.0.0/12".parse().unwrap(), "fd00:10::/112".parse().unwrap()];
+    let mut node = Node::on(FakeKernel::new(), options);
+    let families = json!(["IPv4", "IPv6"]);
+    let ips = json!(["10.96.0.10", "fd00:10::10"]);
+    node.service(
+        "web",
+        json!({"clusterIP": "10.96.0.10", "clusterIPs": ips, "ipFamilies": families, "externalIPs": ["198.51.100.7"]}),
+    );
+    node.slice("web", &["10.244.1.7"]);
+    node.settles();
+    let all = networks(&["10.96.0.0/12", "198.51.100.7/32", "fd00:10::/112"]);
+    assert_eq!(node.routes(), all);
+    node.service("other", json!({"clusterIP": "10.96.0.11"}));
+    assert_eq!(done(&node.settles(), Part::Route, Action::Add), 0);
+    node.delete("web");
+    node.settles();
+    assert_eq!(node.routes(), networks(&["10.96.0.0/12", "fd00:10::/112"]));
+}
+
+#[test]
+fn sctp_is_refused_with_the_reason() {
+    let mut node = Node::new();
+    let ports = json!([{"name": "s", "port": 132, "protocol": "SCTP"}]);
+    node.service("signals", json!({"clusterIP": "10.96.0.10", "ports": ports}));
+    let report = node.settles();
+    assert_eq!((node.listeners(), node.routes()), (vec![], networks(&[])));
+    assert_eq!(report.refused.len(), 1);
+    assert_eq!((&*report.refused[0].service, &*report.refused[0].reason), ("demo/signals", userspace::NO_SCTP));
+}
+
+#[test]
+fn a_route_stays_while_connections_need_it() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.slice("web", &["10.244.1.7"]);
+    node.settles();
+    let address: IpAddr = "10.96.0.10".parse().unwrap();
+    node.kernel.set_connected(address, true);
+    node.delete("web");
+    node.settles();
+    assert_eq!((node.listeners(), node.routes()), (vec![], networks(&["10.96.0.10/32"])));
+    for _ in 0..3 {
+        assert_eq!(node.settles().writes(), 0);
+        assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
+    }
+    node.kernel.set_connected(address, false);
+    let report = node.settles();
+    assert_eq!((report.full, node.routes()), (false, networks(&[])));
+    // Another Service gets the address meanwhile.
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.settles();
+    node.kernel.set_connected(address, true);
+    node.delete("web");
+    node.settles();
+    node.service("next", json!({"clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 81}]}));
+    node.settles();
+    node.kernel.set_connected(address, false);
+    node.full();
+    assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
+}
+
+#[test]
+fn a_port_of_another_program_is_told_and_tried_again() {
+    let mut node = Node::new();
+    for (name, address) in [("web", "10.96.0.10"), ("other", "10.96.0.11")] {
+        node.service(name, json!({"clusterIP": address}));
+        node.slice(name, &["10.244.1.7"]);
+    }
+    node.kernel.set_port_taken(key("TCP 10.96.0.10:80"), true);
+    let report = node.pass();
+    assert_eq!(node.listeners(), ["TCP 10.96.0.11:80 1 1"], "all else goes on");
+    assert!(!report.has_failed(), "the node is not at fault");
+    let failures: Vec<String> = report.applied.failures.iter().map(ToString::to_string).collect();
+    assert_eq!(failures.len(), 1);
+    assert!(failures[0].contains("TCP 10.96.0.10:80") && failures[0].contains("demo/web:p"), "{failures:?}");
+    let before = node.now;
+    assert_eq!(node.pass().applied.failures.len(), 1, "it is tried again");
+    assert!(node.now > before, "after a pause");
+    node.kernel.set_port_taken(key("TCP 10.96.0.10:80"), false);
+    node.settles();
+    assert_eq!(node.listeners().len(), 2);
+}
+
+#[test]
+fn a_new_process_listens_anew_and_deletes_routes_nobody_wants() {
+    let mut node = Node::new();
+    for (name, address) in [("web", "10.96.0.10"), ("old", "10.96.0.11")] {
+        node.service(name, json!({"clusterIP": address}));
+        node.slice(name, &["10.244.1.7"]);
+    }
+    node.settles();
+    let kernel = node.kernel.clone();
+    kernel.restart();
+    let mut node = Node::on(kernel, options());
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.slice("web", &["10.244.1.7"]);
+    let report = node.settles();
+    assert_eq!(
+        (node.listeners(), node.routes()),
+        (vec!["TCP 10.96.0.10:80 1 1".to_owned()], networks(&["10.96.0.10/32"]))
+    );
+    assert_eq!(done(&report, Part::Route, Action::Add), 0);
+    let cleaned = userspace::cleanup(&mut node.kernel.ports());
+    assert!(cleaned.is_done(), "{cleaned:#?}");
+    assert_eq!(node.routes(), networks(&[]));
+    // Somebody else deletes a route: a full pass finds it.
+    let report = node.full();
+    assert_eq!(
+        report.drift.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["+ route local 10.96.0.10/32 dev lo"]
+    );
+    assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
+}
+
+#[test]
+fn failures_are_reported_and_mended() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.slice("web", &["10.244.1.7"]);
+    node.kernel.fail(Fault::new(Call::RelaysConfigure, PortErrorKind::Busy));
+    assert!(node.pass().has_failed());
+    node.kernel.fail(Fault::new(Call::RoutesNetworks, PortErrorKind::Busy));
+    assert!(node.pass().has_failed());
+    node.kernel.fail(Fault::new(Call::RoutesAdd, PortErrorKind::Permission).item(0));
+    let report = node.pass();
+    assert!(report.has_failed() && report.applied.failures.len() == 1, "{report:#?}");
+    node.settles();
+    assert_eq!((node.listeners().len(), node.routes().len()), (1, 1));
+}
+
+#[test]
+fn settings_follow_the_host() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.settles();
+    node.kernel.set_interface("eth1", &["192.0.2.77".parse().unwrap()]);
+    node.proxier.host_changed(node.now);
+    node.settles();
+    let own: Vec<String> = node.kernel.relay_settings().own.iter().map(ToString::to_string).collect();
+    assert!(own.contains(&"192.0.2.10".to_owned()) && own.contains(&"192.0.2.77".to_owned()), "{own:?}");
+    let listener = node.kernel.listeners().remove(&key("TCP 10.96.0.10:80")).unwrap();
+    assert_eq!(listener.affinity, None);
+    node.service("web", json!({"clusterIP": "10.96.0.10", "sessionAffinity": "ClientIP"}));
+    node.settles();
+    let listener = node.kernel.listeners().remove(&key("TCP 10.96.0.10:80")).unwrap();
+    assert_eq!(listener.affinity, Some(Duration::from_secs(10_800)));
+}
