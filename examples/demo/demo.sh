@@ -1,21 +1,29 @@
 #!/bin/sh
-# What IPVS mode does, on a real kernel: network namespaces for a client, a node and pods, the proxy on the node, and
-# traffic. `cargo xtask demo` starts this in a virtual machine. It changes nothing outside of its namespaces but kernel
-# modules, needs root, and can also be started by hand on a machine with IPVS:
+# What a mode does, on a real kernel: network namespaces for a client, a node and pods, the proxy on the node, and traffic.
+# `cargo xtask demo` starts this in a virtual machine, with IPVS; `cargo xtask demo --mode MODE` on this machine's own kernel. It
+# changes nothing outside of its namespaces but kernel modules, needs root, and can also be started by hand:
 #
-#   demo.sh PROXIER-DEMO [--check | --shell]
+#   demo.sh PROXIER-DEMO [--mode ipvs|nftables|iptables|userspace|auto] [--check | --shell]
 #
 # Every step is checked. Exit code: 0 all is as it says, 1 something is not, 2 bad usage.
 set -u
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
 here=$(dirname "$0")
 proxy=${1:-}
-mode=${2:-}
+[ $# -eq 0 ] || shift
+kind=ipvs
+if [ "${1:-}" = --mode ]; then
+    kind=${2:-}
+    shift 2 || proxy=
+fi
+mode=${1:-}
 case "$mode" in '' | --check | --shell) ;; *) proxy= ;; esac
-if [ ! -x "$proxy" ]; then
-    echo "usage: demo.sh PROXIER-DEMO [--check | --shell]" >&2
+case "$kind" in ipvs | nftables | iptables | userspace | auto) ;; *) proxy= ;; esac
+if [ ! -x "$proxy" ] || [ $# -gt 1 ]; then
+    echo "usage: demo.sh PROXIER-DEMO [--mode ipvs|nftables|iptables|userspace|auto] [--check | --shell]" >&2
     exit 2
 fi
+asked=$kind
 
 work=$(mktemp -d /run/proxier-demo.XXXXXX) || exit 1
 manifests=$work/manifests
@@ -45,8 +53,8 @@ indent() { if [ "$mode" = --check ]; then cat >/dev/null; else sed 's/^/   | /';
 fail() {
     echo "FAILED in step $number: $1" >&2
     if [ -n "$proxy_pid" ]; then
-        echo "--- ipvsadm -Ln" >&2
-        on_node ipvsadm -Ln >&2
+        echo "--- what the kernel has" >&2
+        held >&2
         echo "--- the proxy's log" >&2
         tail -n 30 "$work/log" >&2
     fi
@@ -83,8 +91,10 @@ trap cleanup EXIT
 trap 'exit 1' HUP INT TERM
 
 network() {
-    modprobe ip_vs 2>/dev/null
-    modprobe dummy 2>/dev/null
+    if [ "$kind" = ipvs ]; then
+        modprobe ip_vs 2>/dev/null
+        modprobe dummy 2>/dev/null
+    fi
     for namespace in client node pods; do
         ip netns add "$namespace" || fail "no namespace $namespace (is another demo running?)"
         ip -n "$namespace" link set lo up || fail "lo of $namespace"
@@ -123,12 +133,45 @@ bars() {
          { bar = ""; count = $NF; sub(/ [0-9]+$/, "")
            for (i = 0; i < count; i++) bar = bar "#"; printf "%-8s %-14s %d\n", $0, bar, count }'
 }
-# shared NAME...: these and nobody else have answered, and none more than once oftener than another.
+# many COUNT: how often to ask for COUNT answers in turn. Where the kernel draws lots, often enough for everybody's.
+many() { case "$kind" in nftables | iptables) echo 60 ;; *) echo "$1" ;; esac; }
+# shared NAME...: these and nobody else have answered; where they take turns, none more than once oftener than another.
 shared() {
     said=$(awk '{ print $1 }' "$work/answers" | sort | tr '\n' ' ')
     [ "$said" = "$* " ] || fail "answered have: ${said:-nobody }but should have: $*"
+    case "$kind" in nftables | iptables) return ;; esac
     awk 'NR == 1 { least = most = $NF } $NF < least { least = $NF } $NF > most { most = $NF }
          END { exit most - least > 1 }' "$work/answers" || fail "the shares differ: $(tr '\n' ' ' <"$work/answers")"
+}
+
+# What the kernel, or the process, has of the proxy's, as the field's tools print it.
+held() {
+    case "$kind" in
+    ipvs) on_node ipvsadm -Ln ;;
+    nftables) on_node nft list table ip proxier ;;
+    iptables) on_node iptables-save -t nat ;;
+    userspace) on_node ip route show table local proto 118 && on_node ss -Hltunp ;;
+    esac
+}
+# holds WORD COUNT: that many lines of it have this word.
+holds() { [ "$(held | grep -c -e "$1")" -ge "$2" ]; }
+# reaches ADDRESS PORT PROTOCOL POD...: these pods and no other answer.
+reaches() {
+    place="$3 $1 $2"
+    shift 3
+    on_client $python "$here/talk.py" ask $place "$(many $(($# * 2)))" >"$work/reached" || return 1
+    [ "$(awk '{ print $1 }' "$work/reached" | sort | tr '\n' ' ')" = "$* " ]
+}
+# serves ADDRESS PORT PROTOCOL POD...: the kernel has these pods: as ipvsadm tells it, or by who answers.
+serves() {
+    if [ "$kind" = ipvs ]; then
+        flag=-t address=$1 port=$2
+        [ "$3" = tcp ] || flag=-u
+        shift 3
+        has_servers $flag "$address:$port" $#
+    else
+        reaches "$@"
+    fi
 }
 
 # weight ADDRESS: the weight of web's real server, as ipvsadm tells it.
@@ -139,6 +182,23 @@ has_servers() { [ "$(on_node ipvsadm -Ln "$1" "$2" | grep -c -e '->.*Masq')" -eq
 open_connections() { on_node ipvsadm -Ln -t $web:80 | awk -v real="$1:8080" '$2 == real { print $5 }'; }
 healthy() { on_node busybox wget -q -O - http://127.0.0.1:10256/healthz | grep -q '"healthy":true'; }
 table() {
+    case "$kind" in
+    nftables)
+        typed "nft list map ip proxier endpoints"
+        on_node nft list map ip proxier endpoints >"$work/table" || fail "nft failed"
+        indent <"$work/table"
+        return ;;
+    iptables)
+        typed "iptables-save -t nat | grep shop/web"
+        on_node iptables-save -t nat | grep shop/web >"$work/table" || fail "no rules of shop/web"
+        indent <"$work/table"
+        return ;;
+    userspace)
+        typed "ip route show table local proto 118"
+        on_node ip route show table local proto 118 >"$work/table" || fail "ip failed"
+        indent <"$work/table"
+        return ;;
+    esac
     typed "proxier-demo show"
     on_node "$proxy" show --manifests "$manifests" --hostname-override demo-node >"$work/table" || fail "show failed"
     indent <"$work/table"
@@ -154,36 +214,62 @@ edit() {
 
 # --- the story ---
 
-say "IPVS mode on Linux $(uname -r): a client, a node and eight pods, each side in a network namespace of its own." \
+title=$(case "$kind" in ipvs) echo IPVS ;; auto) echo "The best" ;; *) echo "$kind" ;; esac)
+say "$title mode on Linux $(uname -r): a client, a node and eight pods, each side in a network namespace of its own." \
     "" \
     "   client                        node                          pods" \
     "   192.168.50.2 ---------------- 192.168.50.1" \
     "                                 10.244.0.1 ------------------ 10.244.0.11 to .14  web" \
     "                                 proxier-demo runs here        10.244.0.21, .22    cart" \
     "                                                               10.244.0.31, .32    dns"
+case "$kind" in
+ipvs) who="the kernel's load balancer, IPVS, to" ;;
+userspace) who="nobody: it listens there itself, to" ;;
+*) who="the kernel's packet filter to" ;;
+esac
 step "The proxy starts" \
-    "A Kubernetes Service has an address that no machine owns. The proxy tells the kernel's load balancer, IPVS, to" \
+    "A Kubernetes Service has an address that no machine owns. The proxy tells $who" \
     "take what is sent there and to send it on to a pod. It reads Services and their endpoints; here from files." ""
 cp -r "$here/manifests" "$manifests" || fail "cannot copy the manifests"
 network
-typed "proxier-demo run --manifests $manifests --hostname-override demo-node --cluster-cidr 10.244.0.0/16"
-ip netns exec node "$proxy" run --manifests "$manifests" --hostname-override demo-node --cluster-cidr 10.244.0.0/16 \
-    --conntrack-max-per-core 0 --oom-score-adj 0 >"$work/log" 2>&1 &
+typed "proxier-demo run --proxy-mode $asked --manifests $manifests --hostname-override demo-node --cluster-cidr 10.244.0.0/16"
+fallback=--no-fallback
+[ "$asked" != auto ] || fallback=
+ip netns exec node "$proxy" run --proxy-mode "$asked" $fallback --manifests "$manifests" --hostname-override demo-node \
+    --cluster-cidr 10.244.0.0/16 --conntrack-max-per-core 0 --oom-score-adj 0 >"$work/log" 2>&1 &
 proxy_pid=$!
 until_so 60 "/healthz says that the proxy is well" healthy
-until_so 60 "the kernel has the virtual server of web, with its three pods" has_servers -t $web:80 3
-until_so 10 "the kernel has that of cart" has_servers -t $cart:80 2
-until_so 10 "the kernel has that of kube-dns" has_servers -u $dns:53 2
-on_node ip -4 -brief address show dev kube-ipvs0 | grep -q "$web/32" || fail "$web is not on kube-ipvs0"
-ok "the Services' addresses are on the device kube-ipvs0, so the kernel takes their packets"
-say "" "   One virtual server for each address and port; below it its real servers, the pods:"
+if [ "$asked" = auto ]; then
+    kind=$(on_node busybox wget -q -O - http://127.0.0.1:10249/proxyMode) || fail "no /proxyMode"
+    ok "the best mode that this machine can do is $kind"
+    say "   the proxy's log: $(sed -n 's/.* \(mode [a-z]*: \)/\1/p' "$work/log" | head -n 1)"
+fi
+until_so 60 "the kernel has web, with its three pods" serves $web 80 tcp web-1 web-2 web-3
+if [ "$kind" = ipvs ]; then
+    until_so 10 "the kernel has cart" has_servers -t $cart:80 2
+fi
+until_so 10 "the kernel has kube-dns" serves $dns 53 udp dns-1 dns-2
+case "$kind" in
+ipvs)
+    on_node ip -4 -brief address show dev kube-ipvs0 | grep -q "$web/32" || fail "$web is not on kube-ipvs0"
+    ok "the Services' addresses are on the device kube-ipvs0, so the kernel takes their packets"
+    say "" "   One virtual server for each address and port; below it its real servers, the pods:" ;;
+nftables) say "" "   Services are elements of maps, and so are their endpoints:" ;;
+iptables) say "" "   One chain for each Service, and one for each endpoint:" ;;
+userspace) say "" "   The Services' addresses are local by routes, so that this process can listen there:" ;;
+esac
 table
-grep -q "$web:80.*shop/web" "$work/table" || fail "show does not name the Service of $web:80"
-ok "the table names the Services"
+case "$kind" in
+ipvs) grep -q "$web:80.*shop/web" "$work/table" || fail "show does not name the Service of $web:80" ;;
+nftables) grep -q "10.244.0.11" "$work/table" || fail "nft does not show web-1" ;;
+iptables) grep -q "10.244.0.11:8080" "$work/table" || fail "iptables-save does not show web-1" ;;
+userspace) grep -q "$web" "$work/table" || fail "ip does not show $web" ;;
+esac
+ok "the table has them"
 
 if [ "$mode" = --shell ]; then
     say "" "You are on the node. Try:" \
-        "   ipvsadm -Ln                                            what the kernel has" \
+        "   ipvsadm -Ln; nft list ruleset; iptables-save            what the kernel has" \
         "   \$proxy show --manifests \$manifests --hostname-override demo-node" \
         "   ip netns exec client curl http://$web/                 a request of the client" \
         "   vi \$manifests/web.yaml                                 the proxy follows" \
@@ -193,18 +279,22 @@ if [ "$mode" = --shell ]; then
     exit 0
 fi
 
-step "Traffic" \
-    "IPVS hands each new connection to the next pod, in turn (scheduler rr). The kernel does it: no packet and no" \
-    "connection passes through the proxy's process."
-answers tcp $web 80 12
+case "$kind" in
+ipvs) how="IPVS hands each new connection to the next pod, in turn (scheduler rr)." ;;
+userspace) how="The proxy hands each new connection to the next pod, in turn." ;;
+*) how="The kernel draws lots for each new connection." ;;
+esac
+step "Traffic" "$how"
+[ "$kind" = userspace ] || say "   The kernel does it: no packet and no connection passes through the proxy's process."
+answers tcp $web 80 "$(many 12)"
 shared web-1 web-2 web-3
-ok "twelve connections, four for each pod"
+ok "each pod has its part of the connections"
 say "" "   From outside of the cluster: the same pods, at port 30080 of the node itself."
-answers tcp $node_address 30080 6
+answers tcp $node_address 30080 "$(many 6)"
 shared web-1 web-2 web-3
 ok "the node port leads to the same pods"
 say "" "   UDP, as for DNS:"
-answers udp $dns 53 6
+answers udp $dns 53 "$(many 6)"
 shared dns-1 dns-2
 ok "datagrams are shared out too"
 say "" "   Session affinity: Service cart wants each client to stay with one pod."
@@ -215,88 +305,118 @@ ok "one pod has answered all six"
 step "Scaling" \
     "A fourth pod is added to the endpoints. The proxy sends the kernel just that change."
 edit '/# web-3$/a - {addresses: [10.244.0.14], conditions: {ready: true}, nodeName: demo-node} # web-4'
-until_so 30 "the kernel has web-4" has_servers -t $web:80 4
+until_so 30 "the kernel has web-4" serves $web 80 tcp web-1 web-2 web-3 web-4
 say "   the proxy's log: $(last_pass)"
-answers tcp $web 80 12
+answers tcp $web 80 "$(many 12)"
 shared web-1 web-2 web-3 web-4
 ok "the new pod has its share"
 
 step "Draining under load" \
     "A client keeps a connection to web-1 and uses it ten times a second. Then web-1 is taken out of the endpoints." \
-    "The proxy must not cut that connection: it gives web-1 the weight 0, so that nothing new goes there."
+    "The proxy must not cut that connection, but nothing new may go there."
 touch "$work/held"
 ip netns exec client $python "$here/talk.py" hold $web 80 web-1 "$work/held" 2>"$work/held.error" &
 holder=$!
 jobs="$jobs $holder"
 until_so 30 "the connection to web-1 is open and answers" test -s "$work/held.answers"
 edit '/# web-1$/d'
-until_so 30 "web-1 has weight 0 in the kernel" weight_is 10.244.0.11 0
+if [ "$kind" = ipvs ]; then
+    until_so 30 "web-1 has weight 0 in the kernel" weight_is 10.244.0.11 0
+else
+    until_so 30 "web-1 is out of the rotation" reaches $web 80 tcp web-2 web-3 web-4
+fi
 before=$(cat "$work/held.answers")
-answers tcp $web 80 12
+answers tcp $web 80 "$(many 12)"
 shared web-2 web-3 web-4
 ok "no new connection goes to web-1"
 more_answers() { [ "$(cat "$work/held.answers")" -gt $((before + 5)) ]; }
 until_so 30 "the old connection still answers" more_answers
-[ "$(open_connections 10.244.0.11)" -ge 1 ] || fail "ipvsadm shows no open connection of web-1"
-ok "ipvsadm counts it: $(open_connections 10.244.0.11) open at web-1"
-say "" "   WEIGHT 0 and still ACTIVE: that is a pod which drains."
-table
+if [ "$kind" = ipvs ]; then
+    [ "$(open_connections 10.244.0.11)" -ge 1 ] || fail "ipvsadm shows no open connection of web-1"
+    ok "ipvsadm counts it: $(open_connections 10.244.0.11) open at web-1"
+    say "" "   WEIGHT 0 and still ACTIVE: that is a pod which drains."
+    table
+fi
 rm "$work/held"
 wait "$holder" || fail "the held connection broke: $(cat "$work/held.error")"
 jobs=${jobs% *}
-ok "the client has closed it itself, after $(cat "$work/held.answers") answers. The kernel forgets it in 10 s; more then."
+ok "the client has closed it itself, after $(cat "$work/held.answers") answers"
 
 step "Failover" \
     "web-2 fails its readiness probe: its endpoint says ready: false. It is not gone, but gets nothing new."
 edit '/# web-2$/s/ready: true/ready: false/'
 no_new_for() { is_gone "$1" || weight_is "$1" 0; }
-until_so 30 "web-2 is out of the rotation" no_new_for 10.244.0.12
+if [ "$kind" = ipvs ]; then
+    until_so 30 "web-2 is out of the rotation" no_new_for 10.244.0.12
+else
+    until_so 30 "web-2 is out of the rotation" reaches $web 80 tcp web-3 web-4
+fi
 say "   the proxy's log: $(last_pass)"
-answers tcp $web 80 12
+answers tcp $web 80 "$(many 12)"
 shared web-3 web-4
 ok "the others have taken over, and no request was lost"
-until_so 90 "web-1, drained, is deleted from the kernel now that it has no connection left" is_gone 10.244.0.11
+if [ "$kind" = ipvs ]; then
+    until_so 90 "web-1, drained, is deleted from the kernel now that it has no connection left" is_gone 10.244.0.11
+fi
 edit '/# web-2$/s/ready: false/ready: true/'
-until_so 30 "web-2 is ready again and back in the rotation" weight_is 10.244.0.12 1
-answers tcp $web 80 12
+until_so 30 "web-2 is ready again and back in the rotation" serves $web 80 tcp web-2 web-3 web-4
+answers tcp $web 80 "$(many 12)"
 shared web-2 web-3 web-4
 ok "it has its share again"
 table
 
-step "The proxy ends, the traffic does not" \
-    "What the proxy has told the kernel stays when the process ends, so that it can be replaced on a live node."
-kill -TERM "$proxy_pid"
-wait "$proxy_pid" || fail "the proxy ended with code $?"
-ok "the proxy has ended"
-answers tcp $web 80 6
-shared web-2 web-3 web-4
-ok "the Service still works"
+if [ "$kind" = userspace ]; then
+    step "The proxy ends" "In this mode, Services end with the process. Open connections get 20 s."
+    kill -TERM "$proxy_pid"
+    wait "$proxy_pid" || fail "the proxy ended with code $?"
+    ok "the proxy has ended"
+    answers tcp $web 80 1
+    ! grep -q web "$work/answers" || fail "a pod has answered"
+    ok "nobody answers any more"
+else
+    step "The proxy ends, the traffic does not" \
+        "What the proxy has told the kernel stays when the process ends, so that it can be replaced on a live node."
+    kill -TERM "$proxy_pid"
+    wait "$proxy_pid" || fail "the proxy ended with code $?"
+    ok "the proxy has ended"
+    answers tcp $web 80 "$(many 6)"
+    shared web-2 web-3 web-4
+    ok "the Service still works"
+fi
 
 step "Clean-up" \
-    "One command takes everything away that the proxy has made: virtual servers, addresses, sets and rules."
+    "One command takes everything away that the proxy has made, in whatever mode."
 # traces KIND: what of the proxy's work the tool for that kind still shows.
 traces() {
     case "$1" in
     servers) on_node ipvsadm -Sn ;;
     devices) on_node ip -brief link show type dummy ;;
     sets) on_node ipset list -name ;;
-    rules) on_node iptables-save | grep KUBE ;;
-    rules6) on_node ip6tables-save | grep KUBE ;;
+    # KUBE-FIREWALL is the kubelet's.
+    rules) on_node iptables-save | grep KUBE | grep -v KUBE-FIREWALL ;;
+    rules6) on_node ip6tables-save | grep KUBE | grep -v KUBE-FIREWALL ;;
+    tables) on_node nft list tables | grep proxier ;;
+    routes) on_node ip route show table local proto 118 ;;
     esac 2>/dev/null
 }
-kinds="servers devices sets rules rules6"
+case "$kind" in
+ipvs) kinds="servers devices sets rules rules6" ;;
+nftables) kinds=tables ;;
+iptables) kinds="rules rules6" ;;
+userspace) kinds=routes ;;
+esac
 # A tool that shows nothing now would show nothing afterwards either.
-for kind in $kinds; do
-    [ -n "$(traces "$kind")" ] || fail "no $kind to be seen before the clean-up"
+for what in $kinds; do
+    [ -n "$(traces "$what")" ] || fail "no $what to be seen before the clean-up"
 done
 typed "proxier-demo cleanup"
 on_node "$proxy" cleanup >"$work/cleaned" 2>&1 || fail "cleanup: $(cat "$work/cleaned")"
 indent <"$work/cleaned"
-for kind in $kinds; do
-    left=$(traces "$kind")
-    [ -z "$left" ] || fail "$kind are left: $left"
+for what in $kinds; do
+    left=$(traces "$what")
+    [ -z "$left" ] || fail "$what are left: $left"
 done
-ok "nothing left: ipvsadm, ip, ipset, iptables-save and ip6tables-save show none of it"
+ok "nothing is left of it ($kinds)"
 proxy_pid=
 answers tcp $web 80 1
 ! grep -q web "$work/answers" || fail "a pod has answered"

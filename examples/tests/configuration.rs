@@ -92,7 +92,6 @@ fn the_effective_configuration_is_written_and_reads_back_the_same() {
     for line in [
         "kind: KubeProxyConfiguration",
         "clusterCIDR: 10.244.0.0/16",
-        "mode: ipvs",
         "  scheduler: rr",
         "  tcpEstablishedTimeout: 24h0m0s",
         "oomScoreAdj: -999",

@@ -253,6 +253,38 @@ fn a_match_that_turns_out_to_be_missing() {
     }
 }
 
+/// Without `--no-fallback`, and where no mode is asked for.
+fn serves_in_another_mode(report: &Value, manifests: &str) {
+    for (asked, says) in
+        [("ipvs", " in place of ipvs, which this machine cannot do: not ipvs: "), ("auto", "not ipvs: ")]
+    {
+        let words = ["--proxy-mode", asked, "--manifests", manifests];
+        let once = demo(&[&["run", "--once"], &words[..]].concat());
+        let said = text(&once.stderr);
+        assert!(
+            once.status.success() && said.contains(says) && said.contains("IPVS cannot be used"),
+            "{asked}: {said}"
+        );
+        let running = Running::start(&words);
+        running.until("it is healthy", || {
+            let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
+            curl.status.success()
+        });
+        let serves = tool("curl -s -f http://127.0.0.1:10249/proxyMode");
+        assert!(["nftables", "iptables"].contains(&serves.as_str()), "{serves}");
+        if asked == "auto" {
+            assert_eq!(report["modes"][1]["serves"], true, "{report:#}");
+            assert_eq!((report["serves"].as_str(), serves.as_str()), (Some("nftables"), "nftables"));
+        }
+        let held = if serves == "nftables" { tool("nft list ruleset") } else { tool("iptables-save") };
+        assert!(held.contains("10.96.0.10") && held.contains("10.244.0.5"), "{held}");
+        let metrics = tool("curl -s -f http://127.0.0.1:10249/metrics");
+        let info = format!("kubeproxy_mode_info{{asked=\"{asked}\",mode=\"{serves}\"}} 1");
+        assert!(metrics.contains(&info), "{metrics}");
+        assert!(running.end().success());
+    }
+}
+
 /// Required parts: not served, with the reason that `probe` gives.
 #[test]
 fn what_is_required_is_an_obstacle() {
@@ -277,19 +309,24 @@ fn what_is_required_is_an_obstacle() {
         without(module, |manifests| {
             let (output, report) = probe();
             assert_eq!(finding(&report, module), ("missing", "required"), "{report:#}");
+            assert_eq!((&report["modes"][0]["mode"], &report["modes"][0]["serves"]), (&"ipvs".into(), &false.into()));
             assert_eq!((output.status.code(), &report["verdict"]["answer"]), (Some(1), &Value::from("no")));
             let reason = report["verdict"]["reasons"][0].as_str().unwrap().to_owned();
             assert!(reason.contains(POLICY) && reason.contains(module), "{reason}");
-            let once = demo(&["run", "--once", "--manifests", manifests]);
+            let only_ipvs = ["--proxy-mode", "ipvs", "--no-fallback", "--manifests", manifests];
+            let once = demo(&[&["run", "--once"], &only_ipvs[..]].concat());
             let mut ends = vec![(once.status.code(), text(&once.stderr))];
             // The same code for all of them, and seconds each: three are enough.
             if ["ip_vs", "ip_vs_rr", "xt_set"].contains(&module) {
-                let (status, log) = Running::start(&["--manifests", manifests]).wait();
+                let (status, log) = Running::start(&only_ipvs).wait();
                 ends.push((status.code(), log));
             }
             for (code, said) in ends {
                 assert_eq!(code, Some(1), "{module}: {said}");
                 assert!(said.contains(&reason), "{module}: {reason}\n{said}");
+            }
+            if module == "ip_vs" {
+                serves_in_another_mode(&report, manifests);
             }
         });
     }

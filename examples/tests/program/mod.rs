@@ -126,7 +126,7 @@ impl Running {
     pub(crate) fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let start = Instant::now();
         while !holds() {
-            assert!(start.elapsed() < Duration::from_secs(60), "waited for: {what}\n{:#?}\n{}", ipvsadm(), self.log());
+            assert!(start.elapsed() < Duration::from_secs(120), "waited for: {what}\n{:#?}\n{}", ipvsadm(), self.log());
             std::thread::sleep(Duration::from_millis(50));
         }
     }

@@ -1,5 +1,6 @@
-//! The commands: `run`, `run --once`, `plan`, `cleanup`, `probe`, `show`.
+//! The commands: `run`, `run --once`, `plan`, `render`, `cleanup`, `probe`, `show`.
 
+pub(crate) mod modes;
 pub mod once;
 pub mod probe;
 pub mod render;

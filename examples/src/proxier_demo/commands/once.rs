@@ -6,19 +6,21 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::ipvs::cleanup::cleanup;
+use proxier_core::modes::cleanup::cleanup;
 use proxier_core::modes::ipvs::reading::sysctl_changes;
+use proxier_core::modes::select::Asked;
+use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::modes::shared::names::Names;
-use proxier_core::modes::{Plan, iptables, nftables};
+use proxier_core::modes::{Kind, Plan};
 use proxier_core::reconciler::Reconciler;
 use proxier_core::reconciler::report::Report;
 use serde_json::{Value, json};
 
-use crate::proxier_demo::commands::probe;
+use crate::proxier_demo::engine::choose::{Chosen, Preparing, choose};
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::engine::lock::Lock;
 use crate::proxier_demo::engine::privileges;
-use crate::proxier_demo::engine::{Engine, Kernel, Opened};
+use crate::proxier_demo::engine::{Engine, Kernel};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Output};
 use crate::proxier_demo::sources::change::Snapshot;
@@ -65,14 +67,14 @@ pub(crate) fn feed<K: Kernel>(engine: &mut Engine<K>, snapshot: Snapshot) {
 /// An engine with the initial list, ready to write; or the exit code.
 async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, Vec<Problem>), ExitCode> {
     let (snapshot, unreadable) = input(configured, progress).await?;
-    let mut kernel = kernel::open().map_err(|problem| complain(&[problem], FAILED))?;
-    probe::require(&configured.settings, &mut kernel).map_err(|problems| complain(&problems, FAILED))?;
-    let Opened { mut engine, notes, obstacles } =
-        Engine::open(configured).await.map_err(|problem| complain(&[problem], FAILED))?;
-    notes.iter().for_each(say);
-    if !obstacles.is_empty() {
-        return Err(complain(&obstacles, FAILED));
+    let chosen = choose(configured, Preparing::LoadModules, |mode| mode != Kind::Userspace)
+        .await
+        .map_err(|problems| complain(&problems, FAILED))?;
+    if let Some(reason) = chosen.reason() {
+        say(reason);
     }
+    let Chosen { mut engine, notes, .. } = chosen;
+    notes.iter().for_each(say);
     feed(&mut engine, snapshot);
     Ok((engine, unreadable))
 }
@@ -80,6 +82,10 @@ async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, 
 /// One full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: it is as required by the
 /// readable input, but some could not be read.
 pub async fn run_once(configured: &Configured) -> ExitCode {
+    if configured.settings.asked == Asked::Mode(Kind::Userspace) {
+        let reason = "userspace mode serves only while the program runs: leave --once out";
+        return complain(&[Problem::new("", reason)], BAD_INPUT);
+    }
     let _lock = match privileges::require().and_then(|()| Lock::take()) {
         Ok(lock) => lock,
         Err(problem) => return complain(&[problem], FAILED),
@@ -107,9 +113,18 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
         eprintln!("proxier-demo: {rejection}");
     }
     tell(&report);
+    let mut is_done = report.is_done();
+    if is_done {
+        let cleaned = engine.clean_up_after_others();
+        complain_of(&cleaned);
+        is_done = cleaned.is_done();
+        if cleaned.removed() > 0 {
+            eprintln!("proxier-demo: {} things of other modes removed", cleaned.removed());
+        }
+    }
     let desired = engine.proxier().desired();
     println!("{} virtual servers, {} changes made", desired.frontends().count(), report.writes());
-    match (report.is_done(), unreadable.is_empty()) {
+    match (is_done, unreadable.is_empty()) {
         (false, _) => ExitCode::from(FAILED),
         (true, false) => ExitCode::from(BAD_INPUT),
         (true, true) => ExitCode::SUCCESS,
@@ -180,14 +195,22 @@ pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
     if let Err(problem) = privileges::require() {
         return complain(&[problem], FAILED);
     }
-    let obstacles = match Engine::open(configured).await {
-        Ok(Opened { mut engine, notes, obstacles }) if obstacles.is_empty() => {
+    let chosen = if configured.settings.asked == Asked::Auto {
+        choose(configured, Preparing::Nothing, |_mode| true).await
+    } else {
+        choose(&configured.without_fallback(), Preparing::Nothing, |_mode| true).await
+    };
+    let obstacles = match chosen {
+        Ok(chosen) => {
+            if let Some(reason) = chosen.reason() {
+                say(reason);
+            }
+            let Chosen { mut engine, notes, .. } = chosen;
             notes.iter().for_each(say);
             feed(&mut engine, snapshot);
             return preview(&mut engine, &unreadable, output, &progress);
         }
-        Ok(opened) => opened.obstacles,
-        Err(problem) => vec![problem],
+        Err(problems) => problems,
     };
     obstacles.iter().for_each(say);
     say(format_args!(
@@ -271,7 +294,17 @@ fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[P
     })
 }
 
-/// Removes everything that is ours.
+/// Prints what could not be removed.
+fn complain_of(cleaned: &Cleaned) {
+    for unread in &cleaned.unread {
+        eprintln!("proxier-demo: {unread}");
+    }
+    for failure in &cleaned.applied.failures {
+        eprintln!("proxier-demo: {failure}");
+    }
+}
+
+/// Removes everything that is ours, of all modes.
 pub fn clean(configured: &Configured) -> ExitCode {
     let opened = privileges::require()
         .and_then(|()| privileges::require_rules())
@@ -281,24 +314,9 @@ pub fn clean(configured: &Configured) -> ExitCode {
         Ok(opened) => opened,
         Err(problem) => return complain(&[problem], FAILED),
     };
-    let mut cleaned = cleanup(&configured.settings.core, &mut kernel.ports());
-    let rules = iptables::remove(&mut kernel.ports());
-    let tables = nftables::cleanup(&configured.settings.core, &mut kernel.ports());
-    for (applied, unread) in [rules, tables] {
-        cleaned.unread.extend(unread);
-        cleaned.applied.failures.extend(applied.failures);
-        for (what, count) in applied.done {
-            *cleaned.applied.done.entry(what).or_default() += count;
-        }
-    }
-    for unread in &cleaned.unread {
-        eprintln!("proxier-demo: {unread}");
-    }
-    for failure in &cleaned.applied.failures {
-        eprintln!("proxier-demo: {failure}");
-    }
-    let removed: u64 = cleaned.applied.done.values().sum();
-    println!("{removed} things removed");
+    let cleaned = cleanup(&configured.settings.core, None, &mut kernel.ports());
+    complain_of(&cleaned);
+    println!("{} things removed", cleaned.removed());
     for key in &cleaned.foreign {
         println!("virtual server {key} is somebody else's and stays");
     }

@@ -1,4 +1,4 @@
-//! `probe`: can this machine run the configured mode?
+//! `probe`: can this machine run the configured mode, and the others?
 
 use std::process::ExitCode;
 
@@ -11,9 +11,10 @@ use proxier_core::net::Family;
 use proxier_core::ports::{PortError, PortErrorKind};
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::proxier_demo::engine::{self, kernel, neighbours};
+use crate::proxier_demo::commands::modes::Modes;
+use crate::proxier_demo::engine::{self, kernel, neighbours, userspace};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Output};
@@ -121,9 +122,8 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
 pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
     match settings.mode {
         Kind::Nftables => return nftables_families(settings, kernel).map(drop).map_err(|problem| vec![problem]),
-        Kind::Iptables => {
-            return engine::families(kernel, settings.core.families).map(drop).map_err(|problem| vec![problem]);
-        }
+        Kind::Iptables => return require_iptables(settings, kernel),
+        Kind::Userspace => return userspace::families(settings, kernel).map(drop).map_err(|problem| vec![problem]),
         _ => {}
     }
     let Err(error) = kernel.ports().ipvs.timeouts() else { return Ok(()) };
@@ -137,6 +137,22 @@ pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<
     let Err(error) = kernel.ports().ipvs.timeouts() else { return Ok(()) };
     let mut problems = vec![Problem::new("", format!("IPVS cannot be used: {error}"))];
     problems.extend(report.verdict.reasons.iter().map(|reason| Problem::new("", reason.clone())));
+    Err(problems)
+}
+
+/// Whether iptables mode can serve one family, by what the programs and the kernel say to its rules. What may pass, such as a lock
+/// that is held, is no obstacle.
+fn require_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
+    engine::families(kernel, settings.core.families).map_err(|problem| vec![problem])?;
+    let mut problems = Vec::new();
+    for (family, all) in try_iptables(settings, kernel) {
+        let needed = all.into_iter().filter(|tried| tried.is_needed_by_all);
+        let refused: Vec<PortError> = needed.filter_map(|tried| tried.outcome.err()).collect();
+        if refused.iter().all(|error| matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Unknown)) {
+            return Ok(());
+        }
+        problems.extend(refused.iter().map(|error| Problem::new("", format!("{family}: {error}"))));
+    }
     Err(problems)
 }
 
@@ -169,104 +185,117 @@ fn try_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, R
     settings.core.families.iter().map(|family| (family, nftables::trial(family, &facts, ports.tables))).collect()
 }
 
-/// Prints whether nftables mode can serve each family. Exit code 0: one of them. 1: none.
-fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts, output: Output) -> ExitCode {
+/// Whether a mode can serve here, in words and for programs.
+pub(crate) struct Found {
+    works: bool,
+    text: String,
+    json: Value,
+}
+
+impl Found {
+    pub(crate) fn new(works: bool, lines: &[String], json: Value) -> Self {
+        Found { works, text: lines.join("\n") + "\n", json }
+    }
+}
+
+/// Whether nftables mode can serve each family.
+fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
     let tried = try_nftables(settings, kernel);
     let works = tried.iter().any(|(_, outcome)| outcome.is_ok());
-    let printed = match output {
-        Output::Text => {
-            println!("nftables mode: {}", if works { "yes" } else { "no" });
-            for (family, outcome) in &tried {
-                match outcome {
-                    Ok(()) => println!("  {family}: the kernel takes all chains, sets and rules"),
-                    Err(error) => println!("  {family}: {error}"),
-                }
-            }
-            Ok(())
-        }
-        Output::Json => {
-            let family = |(family, outcome): &(Family, Result<(), PortError>)| {
-                let reason = outcome.as_ref().err().map(ToString::to_string);
-                json!({"family": family.name(), "works": outcome.is_ok(), "reason": reason})
-            };
-            let families: Vec<_> = tried.iter().map(family).collect();
-            json::print(&json!({"mode": "nftables", "works": works, "families": families}))
-        }
+    let mut lines = vec![format!("nftables mode: {}", if works { "yes" } else { "no" })];
+    for (family, outcome) in &tried {
+        lines.push(match outcome {
+            Ok(()) => format!("  {family}: the kernel takes all chains, sets and rules"),
+            Err(error) => format!("  {family}: {error}"),
+        });
+    }
+    let family = |(family, outcome): &(Family, Result<(), PortError>)| {
+        let reason = outcome.as_ref().err().map(ToString::to_string);
+        json!({"family": family.name(), "works": outcome.is_ok(), "reason": reason})
     };
-    ExitCode::from(u8::from(!works || printed.is_err()))
+    let families: Vec<_> = tried.iter().map(family).collect();
+    Found::new(works, &lines, json!({"mode": "nftables", "works": works, "families": families}))
 }
 
-/// Prints whether iptables mode can serve each family, and what it cannot serve. Exit code 0: one of them. 1: none.
-fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts, output: Output) -> ExitCode {
+type TriedRules = Vec<(Family, Vec<iptables::Tried>)>;
+
+/// What the programs and the kernel said to the rules of iptables mode, by family.
+fn try_iptables(settings: &Settings, kernel: &mut KernelPorts) -> TriedRules {
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
     let ports = kernel.ports();
-    let families = settings.core.families.iter();
-    let tried: Vec<_> = families.map(|family| (family, iptables::trial(family, &facts, ports.rules))).collect();
-    let serves = |all: &[iptables::Tried]| all.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
-    let works = tried.iter().any(|(_, all)| serves(all));
-    let printed = match output {
-        Output::Text => {
-            println!("iptables mode: {}", if works { "yes" } else { "no" });
-            for (family, all) in &tried {
-                for tried in all {
-                    match &tried.outcome {
-                        Ok(()) => {
-                            println!("  {family}: {}: program and kernel have all matches and targets", tried.what);
-                        }
-                        Err(error) => println!("  {family}: {}: {error}", tried.what),
-                    }
-                }
-            }
-            Ok(())
-        }
-        Output::Json => {
-            let kind = |tried: &iptables::Tried| {
-                let reason = tried.outcome.as_ref().err().map(ToString::to_string);
-                json!({"what": tried.what, "works": tried.outcome.is_ok(), "reason": reason})
-            };
-            let family = |(family, all): &(Family, Vec<iptables::Tried>)| {
-                let rules: Vec<_> = all.iter().map(kind).collect();
-                json!({"family": family.name(), "works": serves(all), "rules": rules})
-            };
-            let families: Vec<_> = tried.iter().map(family).collect();
-            json::print(&json!({"mode": "iptables", "works": works, "families": families}))
-        }
-    };
-    ExitCode::from(u8::from(!works || printed.is_err()))
+    settings.core.families.iter().map(|family| (family, iptables::trial(family, &facts, ports.rules))).collect()
 }
 
-/// Prints the table, and what no Service gets on this node; or JSON. Exit code 0: yes. 1: no, or unknown.
+/// Whether iptables mode can serve each family, and what it cannot serve.
+fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
+    let tried = try_iptables(settings, kernel);
+    let serves = |all: &[iptables::Tried]| all.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
+    let works = tried.iter().any(|(_, all)| serves(all));
+    let mut lines = vec![format!("iptables mode: {}", if works { "yes" } else { "no" })];
+    for (family, all) in &tried {
+        for tried in all {
+            lines.push(match &tried.outcome {
+                Ok(()) => format!("  {family}: {}: program and kernel have all matches and targets", tried.what),
+                Err(error) => format!("  {family}: {}: {error}", tried.what),
+            });
+        }
+    }
+    let kind = |tried: &iptables::Tried| {
+        let reason = tried.outcome.as_ref().err().map(ToString::to_string);
+        json!({"what": tried.what, "works": tried.outcome.is_ok(), "reason": reason})
+    };
+    let family = |(family, all): &(Family, Vec<iptables::Tried>)| {
+        let rules: Vec<_> = all.iter().map(kind).collect();
+        json!({"family": family.name(), "works": serves(all), "rules": rules})
+    };
+    let families: Vec<_> = tried.iter().map(family).collect();
+    Found::new(works, &lines, json!({"mode": "iptables", "works": works, "families": families}))
+}
+
+/// Whether IPVS mode can serve, with each requirement, and what no Service gets on this node.
+async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result<Found, Problem> {
+    let report = look(&configured.settings, kernel)?;
+    let reserved = neighbours::reserved(configured, kernel).await;
+    let text = format!("{report}{}", neighbours::text(&reserved));
+    let mut json = json!(report);
+    json["reserved"] = neighbours::json(&reserved);
+    Ok(Found { works: report.verdict.answer == Answer::Yes, text, json })
+}
+
+/// Prints what the mode needs that is asked for, or else IPVS mode, and a table of all modes; or JSON. Exit code 0: that mode can
+/// serve here; for `auto`, one can. 1: no, or unknown.
 pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
     let settings = &configured.settings;
-    if settings.mode != Kind::Ipvs {
-        return match kernel::open_to_look() {
-            Ok(mut kernel) if settings.mode == Kind::Iptables => probe_iptables(settings, &mut kernel, output),
-            Ok(mut kernel) => probe_nftables(settings, &mut kernel, output),
-            Err(problem) => {
-                eprintln!("proxier-demo: {problem}");
-                ExitCode::FAILURE
+    let looked = async {
+        let mut kernel = kernel::open_to_look()?;
+        let found = match settings.mode {
+            Kind::Nftables => probe_nftables(settings, &mut kernel),
+            Kind::Iptables => probe_iptables(settings, &mut kernel),
+            Kind::Userspace => {
+                userspace::probe(settings, &mut kernel).map_err(|error| Problem::new("", error.to_string()))?
             }
+            _ => probe_ipvs(configured, &mut kernel).await?,
         };
-    }
-    let looked = kernel::open_to_look().and_then(|mut kernel| Ok((look(settings, &mut kernel)?, kernel)));
-    let (report, mut kernel) = match looked {
+        let modes = Modes::look(configured, &mut kernel);
+        Ok((found, modes))
+    };
+    let (Found { works, text, mut json }, modes) = match looked.await {
         Ok(looked) => looked,
-        Err(problem) => {
+        Err::<_, Problem>(problem) => {
             eprintln!("proxier-demo: {problem}");
             return ExitCode::FAILURE;
         }
     };
-    let reserved = neighbours::reserved(configured, &mut kernel).await;
     let printed = match output {
         Output::Text => {
-            print!("{report}{}", neighbours::text(&reserved));
+            print!("{text}{}", modes.text());
             Ok(())
         }
         Output::Json => {
-            let mut report = json!(report);
-            report["reserved"] = neighbours::json(&reserved);
-            json::print(&report)
+            (json["modes"], json["serves"]) = (modes.json(), modes.chosen().into());
+            json::print(&json)
         }
     };
-    ExitCode::from(u8::from(report.verdict.answer != Answer::Yes || printed.is_err()))
+    let works = if settings.object.mode == "auto" { modes.serve() } else { works };
+    ExitCode::from(u8::from(!works || printed.is_err()))
 }

@@ -4,19 +4,19 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use proxier_core::modes::Kind;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::proxier_demo::commands::probe;
+use crate::proxier_demo::engine::choose::{Chosen, Preparing, choose};
 use crate::proxier_demo::engine::host;
-use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::engine::lock::Lock;
 use crate::proxier_demo::engine::message::{Control, Message, to_kernel};
 use crate::proxier_demo::engine::neighbours;
 use crate::proxier_demo::engine::privileges;
 use crate::proxier_demo::engine::signals::Signals;
+use crate::proxier_demo::engine::userspace;
 use crate::proxier_demo::engine::worker::{Passed, Worker};
-use crate::proxier_demo::engine::{Engine, Opened};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Source};
 use crate::proxier_demo::sources::cluster::Connection;
@@ -41,7 +41,6 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     for warning in &configured.warnings {
         tracing::warn!("{warning}");
     }
-    let settings = &configured.settings;
     // First of all, so that a signal during the start gets the right exit code.
     let mut signals = match Signals::listen() {
         Ok(signals) => signals,
@@ -64,8 +63,8 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
             return ExitCode::from(2);
         }
     };
-    let engine = match open(configured).await {
-        Ok(engine) => engine,
+    let chosen = match choose(configured, Preparing::LoadModules, |_mode| true).await {
+        Ok(chosen) => chosen,
         Err(problems) => {
             let code = fail(&problems);
             // Report bad input too; it decides the exit code.
@@ -78,12 +77,32 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
             };
         }
     };
+    let (reason, fell_back) = (chosen.reason(), chosen.fell_back());
+    let Chosen { configured, engine, notes, passed_over } = chosen;
+    let (configured, settings) = (&configured, &configured.settings);
+    for note in notes {
+        tracing::warn!("{note}");
+    }
+    match reason {
+        Some(reason) if fell_back => tracing::warn!("{reason}"),
+        Some(reason) => tracing::info!("{reason}"),
+        None => {}
+    }
     adjust_oom_score(settings.oom_score_adj);
+    if settings.mode == Kind::Userspace {
+        tracing::debug!("{} files may be open", userspace::raise_open_files());
+    }
     let families = engine.proxier().facts().config().families;
     let health = Health::new(settings.sync_period, families);
     let mut tasks = JoinSet::new();
     let recorder = recorder(configured, &api);
     recorder.tell(Regarding::Node, Reason::Starting, "");
+    if fell_back {
+        for passed_over in &passed_over {
+            recorder.tell(Regarding::Node, Reason::ModeUnavailable, passed_over.to_string());
+        }
+    }
+    health.metrics(|metrics| metrics.mode = Some((settings.asked, settings.mode)));
     if let Err(problem) = serve(configured, &health, &recorder, &mut tasks).await {
         fail(&[problem]);
         return ExitCode::from(2);
@@ -111,7 +130,9 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     };
     tracing::info!("node {}: serving in {} mode, {}", settings.node_name, settings.mode, source.describe());
     let service_health = ServiceHealth::new(health);
-    Attending { messages, outcomes, recorder, service_health, tasks }.attend(config_file, signals).await
+    Attending { messages, outcomes, recorder, service_health, tasks, mode: settings.mode }
+        .attend(config_file, signals)
+        .await
 }
 
 /// What runs beside the kernel's thread.
@@ -121,6 +142,7 @@ struct Attending {
     recorder: Recorder,
     service_health: ServiceHealth,
     tasks: JoinSet<Result<(), Problem>>,
+    mode: Kind,
 }
 
 impl Attending {
@@ -174,6 +196,16 @@ impl Attending {
                 }
             }
         }
+        if self.mode == Kind::Userspace {
+            let second = async {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+            };
+            userspace::finish(&self.messages, second).await;
+            return ExitCode::SUCCESS;
+        }
         tracing::info!("ending; everything in the kernel stays as it is");
         ExitCode::SUCCESS
     }
@@ -202,17 +234,6 @@ fn recorder(configured: &Configured, api: &Api) -> Recorder {
     let Source::Cluster { kubeconfig, master } = &configured.source else { return Recorder::default() };
     let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
     Recorder::start(&api.handle(), connection, &configured.settings.node_name)
-}
-
-async fn open(configured: &Configured) -> Result<Engine, Vec<Problem>> {
-    let mut kernel = kernel::open().map_err(|problem| vec![problem])?;
-    probe::require(&configured.settings, &mut kernel)?;
-    drop(kernel);
-    let Opened { engine, notes, obstacles } = Engine::open(configured).await.map_err(|problem| vec![problem])?;
-    for note in notes {
-        tracing::warn!("{note}");
-    }
-    if obstacles.is_empty() { Ok(engine) } else { Err(obstacles) }
 }
 
 /// Makes the kernel kill other processes first when memory is short.

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proxier_core::service::{Neighbour, User};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::proxier_demo::sources::change::Change;
 
@@ -32,6 +32,8 @@ pub(crate) enum Control {
     ConfirmRemoval,
     /// The neighbours, which this node has to reach, have changed.
     Neighbours(Found),
+    /// Stop serving what this process serves itself; connections get so much time. The answer: how many are left.
+    Finish(Duration, oneshot::Sender<usize>),
 }
 
 /// A message to the kernel's thread.

@@ -1,5 +1,6 @@
 //! The reconciler on the running kernel, fed with changes.
 
+pub(crate) mod choose;
 pub(crate) mod host;
 pub(crate) mod kernel;
 pub mod lock;
@@ -8,6 +9,7 @@ pub mod message;
 pub(crate) mod neighbours;
 pub mod privileges;
 pub(crate) mod signals;
+pub(crate) mod userspace;
 pub(crate) mod worker;
 
 use std::net::IpAddr;
@@ -19,7 +21,9 @@ use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::Families;
 use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::{Kind, Plan};
+use proxier_core::modes::cleanup::cleanup;
+use proxier_core::modes::shared::cleaned::Cleaned;
+use proxier_core::modes::{Kind, Plan, userspace as userspace_mode};
 use proxier_core::ports::{PortErrorKind, Ports};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::safeguard::MassRemoval;
@@ -38,11 +42,21 @@ use crate::proxier_demo::sources::change::Change;
 pub trait Kernel: Send + 'static {
     /// The ports to it.
     fn ports(&mut self) -> Ports<'_>;
+
+    /// Stops serving what this process serves itself, and waits for connections to end, but no longer than `patience`. Returns
+    /// how many are left: 0 where the kernel serves.
+    fn finish(&mut self, _patience: Duration) -> usize {
+        0
+    }
 }
 
 impl Kernel for KernelPorts {
     fn ports(&mut self) -> Ports<'_> {
         KernelPorts::ports(self)
+    }
+
+    fn finish(&mut self, patience: Duration) -> usize {
+        self.relays().finish(patience)
     }
 }
 
@@ -74,12 +88,13 @@ impl Engine {
     pub async fn open(configured: &Configured) -> Result<Opened, Problem> {
         let settings = &configured.settings;
         let mut kernel = kernel::open()?;
-        if settings.mode != Kind::Nftables {
+        if !matches!(settings.mode, Kind::Nftables | Kind::Userspace) {
             privileges::require_rules()?;
         }
         let modules = if settings.mode == Kind::Ipvs { look_at_modules(settings) } else { None };
         let (families, mut notes) = match settings.mode {
             Kind::Nftables => probe::nftables_families(settings, &mut kernel)?,
+            Kind::Userspace => userspace::families(settings, &mut kernel)?,
             _ => families(&mut kernel, settings.core.families)?,
         };
         let mut options = options(settings, &configured.source, families);
@@ -178,6 +193,21 @@ impl<K: Kernel> Engine<K> {
     /// Reduces memory.
     pub fn compact(&mut self) {
         self.proxier.compact();
+    }
+
+    /// Removes what a process in userspace mode has left, which serves nobody.
+    pub fn clean_up_after_processes(&mut self) -> Cleaned {
+        if self.proxier.mode() == Kind::Userspace {
+            Cleaned::default()
+        } else {
+            userspace_mode::cleanup(&mut self.kernel.ports())
+        }
+    }
+
+    /// Removes what other modes have made here, once this one serves.
+    pub fn clean_up_after_others(&mut self) -> Cleaned {
+        let (config, mode) = (self.proxier.facts().config(), self.proxier.mode());
+        cleanup(config, Some(mode), &mut self.kernel.ports())
     }
 
     /// What a full pass would do.
@@ -319,6 +349,7 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.config.reserved = settings.reserved();
     options.host = settings.host();
     options.iptables.localhost_node_ports = settings.object.iptables.localhost_node_ports.unwrap_or(true);
+    options.userspace = settings.userspace.clone();
     options.ipvs.timeouts.tcp_secs = settings.timeouts.tcp_secs;
     options.ipvs.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;
     options.ipvs.timeouts.udp_secs = settings.timeouts.udp_secs;

@@ -84,7 +84,7 @@ objects! {
         logging: Logging,
         /// `/metrics`. Default port 10249 on the loopback address.
         metrics_bind_address: String,
-        /// `ipvs`, `nftables` or `iptables`; other modes are read as `ipvs`, with a warning.
+        /// `ipvs`, `nftables`, `iptables`, `userspace`, or `auto`: the best that the machine can do. Default `auto`.
         mode: String,
         /// Settings of nftables mode, used in that mode only.
         nftables: Option<Nftables>,
@@ -96,6 +96,9 @@ objects! {
         port_range: String,
         /// Unused.
         show_hidden_metrics_for_version: String,
+        /// Settings of userspace mode. Not in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        userspace: Option<Userspace>,
         /// Settings for Windows; unused.
         winkernel: Option<Value>,
         /// Unused.
@@ -171,8 +174,22 @@ objects! {
         sync_period: GoDuration,
     }
 
+    /// `userspace`. Not in kube-proxy.
+    Userspace {
+        /// The networks of cluster IPs, made local as a whole; other addresses one by one. The networks must be the Services'
+        /// alone. Default none.
+        #[serde(rename = "serviceCIDRs")]
+        service_cidrs: Vec<String>,
+        /// How long a flow of UDP lives without a datagram. Default 250 milliseconds.
+        udp_idle_timeout: GoDuration,
+    }
+
     /// `ipvs`.
     Ipvs {
+        /// What annotations of Services may decide: `scheduler`, `persistence`, `one-packet`. Default everything. Not in
+        /// kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        allowed_annotations: Option<Vec<String>>,
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
@@ -292,6 +309,11 @@ impl KubeProxyConfiguration {
         if let Some(nftables) = &mut self.nftables {
             or_secs(&mut nftables.sync_period, 30);
         }
+        if let Some(userspace) = &mut self.userspace
+            && userspace.udp_idle_timeout.0.is_zero()
+        {
+            userspace.udp_idle_timeout.0 = std::time::Duration::from_millis(250);
+        }
         or(&mut self.ipvs.scheduler, "rr");
         let conntrack = &mut self.conntrack;
         conntrack.max_per_core.get_or_insert(32 * 1024);
@@ -300,7 +322,6 @@ impl KubeProxyConfiguration {
         conntrack.tcp_established_timeout.get_or_insert(hours(24));
         conntrack.tcp_close_wait_timeout.get_or_insert(hours(1));
         or(&mut self.detect_local_mode, "ClusterCIDR");
-        or(&mut self.mode, "ipvs");
         or(&mut self.logging.format, "text");
     }
 

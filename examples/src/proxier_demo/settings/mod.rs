@@ -9,8 +9,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proxier_core::config::{Config, LocalTraffic};
-use proxier_core::modes::Kind;
+use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::sysctls::HostSettings;
+use proxier_core::modes::{Kind, userspace};
+use proxier_core::net::Network;
 use proxier_core::objects::ConfigObject;
 use proxier_core::service::{Reserved, ReservedPort, User};
 
@@ -25,7 +27,9 @@ use crate::proxier_demo::sources::cluster;
 pub struct Settings {
     /// How Services are compiled.
     pub core: Config,
-    /// Which part of the kernel serves them.
+    /// The mode that is asked for.
+    pub asked: Asked,
+    /// Which part of the kernel serves them: the mode that is asked for, or the one that was chosen.
     pub mode: Kind,
     /// Its family is the primary one.
     pub bind_address: IpAddr,
@@ -43,6 +47,8 @@ pub struct Settings {
     pub sync_period: Duration,
     /// Shortest time between two passes; at most `sync_period`.
     pub min_sync_period: Duration,
+    /// Settings of userspace mode.
+    pub userspace: userspace::Options,
     /// Whether ARP is answered only for addresses of the interface that was asked.
     pub strict_arp: bool,
     /// Timeouts of IPVS.
@@ -98,6 +104,8 @@ pub struct Given {
     pub no_healthz: bool,
     /// Asks for no metrics server.
     pub no_metrics: bool,
+    /// The mode that was chosen, whatever the configuration asks for.
+    pub mode: Option<Kind>,
     /// The command needs no Node: any host name is accepted.
     pub nameless: bool,
     /// The name of the flag behind a field, when fields were set by flags.
@@ -131,16 +139,16 @@ impl Settings {
         reserved
     }
 
-    /// Fills in defaults and checks. The second part are warnings.
+    /// Fills in defaults and checks.
     ///
     /// # Errors
     ///
     /// All problems at once.
-    pub fn check(mut object: KubeProxyConfiguration, given: &Given) -> Result<(Self, Vec<Problem>), Vec<Problem>> {
+    pub fn check(mut object: KubeProxyConfiguration, given: &Given) -> Result<Self, Vec<Problem>> {
         object.set_defaults();
-        let mut check = Check { given, errors: Vec::new(), warnings: Vec::new() };
+        let mut check = Check { given, errors: Vec::new() };
         let settings = check.all(object);
-        if check.errors.is_empty() { Ok((settings, check.warnings)) } else { Err(check.errors) }
+        if check.errors.is_empty() { Ok(settings) } else { Err(check.errors) }
     }
 
     /// How to watch a cluster with these settings.
@@ -163,7 +171,6 @@ impl Settings {
 struct Check<'a> {
     given: &'a Given,
     errors: Vec<Problem>,
-    warnings: Vec<Problem>,
 }
 
 const UNSPECIFIED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
@@ -181,17 +188,17 @@ impl Check<'_> {
         self.errors.push(problem);
     }
 
-    fn warn(&mut self, field: &str, reason: impl Into<String>) {
-        let problem = self.problem(field, reason.into());
-        self.warnings.push(problem);
-    }
-
     fn all(&mut self, object: KubeProxyConfiguration) -> Settings {
         let bind_address = object.bind_address.parse().unwrap_or_else(|_not_an_address| {
             self.error("bindAddress", format!("{:?} is not an IP address", object.bind_address));
             UNSPECIFIED
         });
-        let mode = self.mode(&object.mode);
+        let asked = self.asked(&object.mode);
+        let mode = match (self.given.mode, asked) {
+            (Some(chosen), _) => chosen,
+            (None, Asked::Mode(mode)) => mode,
+            (None, Asked::Auto) => Kind::Ipvs,
+        };
         let (section, least, most) = match &object.nftables {
             Some(nftables) if mode == Kind::Nftables => ("nftables", nftables.min_sync_period, nftables.sync_period),
             _ if mode == Kind::Iptables => ("iptables", object.iptables.min_sync_period, object.iptables.sync_period),
@@ -203,6 +210,7 @@ impl Check<'_> {
         }
         let oom_score_adj = object.oom_score_adj.unwrap_or(-999);
         Settings {
+            asked,
             mode,
             core: self.core(&object, mode),
             bind_address,
@@ -213,6 +221,7 @@ impl Check<'_> {
             kubeconfig: Some(&object.client_connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from),
             sync_period,
             min_sync_period,
+            userspace: crate::proxier_demo::engine::userspace::options(&object, self.service_cidrs(&object)),
             strict_arp: object.ipvs.strict_arp,
             timeouts: self.timeouts(&object),
             conntrack: self.conntrack(&object),
@@ -223,21 +232,16 @@ impl Check<'_> {
         }
     }
 
-    fn mode(&mut self, mode: &str) -> Kind {
-        match mode {
-            "ipvs" => Kind::Ipvs,
-            "nftables" => Kind::Nftables,
-            "iptables" => Kind::Iptables,
-            "kernelspace" => {
-                let has = "this program has ipvs, nftables and iptables; it serves by ipvs now";
-                self.warn("mode", format!("{mode:?}: {has}"));
-                Kind::Ipvs
-            }
-            other => {
-                self.error("mode", format!("{other:?} is not a mode; write ipvs, nftables or iptables"));
-                Kind::Ipvs
-            }
+    fn asked(&mut self, mode: &str) -> Asked {
+        if matches!(mode, "" | "auto") {
+            return Asked::Auto;
         }
+        if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == mode) {
+            return Asked::Mode(kind);
+        }
+        let reason = if mode == "kernelspace" { "is for Windows only" } else { "is not a mode" };
+        self.error("mode", format!("{mode:?} {reason}; write auto, ipvs, nftables, iptables or userspace"));
+        Asked::Auto
     }
 
     /// proxier-core reads its part from the same object and reports what is wrong.
@@ -268,6 +272,22 @@ impl Check<'_> {
             self.error(&rejection.field, format!("{:?} is {reason}", rejection.value));
         }
         config
+    }
+
+    /// The networks of userspace mode.
+    fn service_cidrs(&mut self, object: &KubeProxyConfiguration) -> Vec<Network> {
+        let texts = object.userspace.iter().flat_map(|section| &section.service_cidrs);
+        let mut networks = Vec::new();
+        for (index, text) in texts.enumerate() {
+            match text.trim().parse::<Network>() {
+                Ok(network) if network.prefix_len() > 0 => networks.push(network.trunc()),
+                _ => {
+                    let reason = format!("{text:?} is not a network of Services (ADDRESS/PREFIX, not all addresses)");
+                    self.error(&format!("userspace.serviceCIDRs[{index}]"), reason);
+                }
+            }
+        }
+        networks
     }
 
     fn listen(&mut self, field: &str, text: &str, off: bool) -> Option<SocketAddr> {
@@ -359,7 +379,7 @@ impl Check<'_> {
 mod tests {
     use super::*;
 
-    fn check(body: &str) -> Result<(Settings, Vec<Problem>), Vec<String>> {
+    fn check(body: &str) -> Result<Settings, Vec<String>> {
         let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{body}");
         let (object, _) = KubeProxyConfiguration::parse(&text, "c").map_err(|problem| vec![problem.to_string()])?;
         Settings::check(object, &Given { origin: "c".into(), ..Given::default() })
@@ -369,7 +389,8 @@ mod tests {
     #[test]
     fn every_impossible_value_is_named() {
         for (body, expected) in [
-            ("mode: ipvss", "c: mode: \"ipvss\" is not a mode; write ipvs, nftables or iptables"),
+            ("mode: ipvss", "c: mode: \"ipvss\" is not a mode; write auto, ipvs, nftables, iptables or userspace"),
+            ("mode: kernelspace", "c: mode: \"kernelspace\" is for Windows only; write auto, "),
             ("bindAddress: localhost", "c: bindAddress: \"localhost\" is not an IP address"),
             ("healthzBindAddress: '10256'", "c: healthzBindAddress: \"10256\" is not ADDRESS:PORT"),
             ("metricsBindAddress: 127.0.0.1:70000", "c: metricsBindAddress: "),
@@ -406,17 +427,16 @@ mod tests {
 
     #[test]
     fn zero_leaves_the_kernels_timeouts_alone() {
-        let (settings, warnings) = check("ipvs: {tcpTimeout: 900.9s}\nconntrack: {maxPerCore: 0}\nmode: ipvs").unwrap();
+        let settings = check("ipvs: {tcpTimeout: 900.9s}\nconntrack: {maxPerCore: 0}\nmode: ipvs").unwrap();
         assert_eq!(settings.timeouts, Timeouts { tcp_secs: Some(900), ..Timeouts::default() });
         assert_eq!(settings.conntrack.max_per_core, None);
         assert_eq!(settings.conntrack.tcp_established_secs, Some(86_400));
-        assert_eq!(warnings, []);
     }
 
     #[test]
     fn names_of_nodes_are_in_lower_case() {
-        assert_eq!(check("hostnameOverride: ' Node-A.example '").unwrap().0.node_name, "node-a.example");
-        assert!(!check("").unwrap().0.node_name.is_empty());
+        assert_eq!(check("hostnameOverride: ' Node-A.example '").unwrap().node_name, "node-a.example");
+        assert!(!check("").unwrap().node_name.is_empty());
     }
 
     /// Hosts may have names that no Node has.
@@ -430,17 +450,34 @@ mod tests {
     }
 
     #[test]
-    fn other_modes_are_warned_about() {
-        let (_, warnings) = check("mode: kernelspace").unwrap();
-        assert!(warnings[0].to_string().contains("serves by ipvs now"), "{warnings:?}");
+    fn a_mode_that_is_not_named_is_chosen() {
+        for body in ["", "mode: ''", "mode: auto"] {
+            let settings = check(body).unwrap();
+            assert_eq!((settings.asked, settings.mode), (Asked::Auto, Kind::Ipvs), "{body}");
+        }
+        let settings = check("mode: iptables").unwrap();
+        assert_eq!((settings.asked, settings.mode), (Asked::Mode(Kind::Iptables), Kind::Iptables));
+    }
+
+    /// What several modes have in their sections is read from the section of the mode that serves.
+    #[test]
+    fn the_mode_that_is_chosen_has_its_own_section() {
+        let text = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nhostnameOverride: n\n\
+                    mode: ipvs\nipvs: {syncPeriod: 9s}\niptables: {masqueradeAll: true, syncPeriod: 1m}";
+        let (object, _) = KubeProxyConfiguration::parse(text, "c").unwrap();
+        let given = Given { mode: Some(Kind::Iptables), ..Given::default() };
+        let settings = Settings::check(object, &given).unwrap();
+        assert_eq!((settings.asked, settings.mode), (Asked::Mode(Kind::Ipvs), Kind::Iptables));
+        assert_eq!((settings.sync_period, settings.core.masquerade_all), (Duration::from_secs(60), true));
+        assert_eq!(settings.object.mode, "ipvs");
     }
 
     #[test]
     fn iptables_mode_has_a_section_of_its_own() {
         let text = "mode: iptables\niptables: {masqueradeAll: true, masqueradeBit: 5, localhostNodePorts: false, \
                     minSyncPeriod: 3s, syncPeriod: 1m}\nipvs: {masqueradeAll: false, masqueradeBit: 6, syncPeriod: 9s}";
-        let (settings, warnings) = check(text).unwrap();
-        assert_eq!((settings.mode, warnings), (Kind::Iptables, vec![]));
+        let settings = check(text).unwrap();
+        assert_eq!(settings.mode, Kind::Iptables);
         assert_eq!(
             (settings.core.masquerade_all, settings.core.masquerade_bit.to_string()),
             (true, "0x00000020".to_owned())
@@ -448,7 +485,7 @@ mod tests {
         assert_eq!(settings.object.iptables.localhost_node_ports, Some(false));
         let periods = (settings.min_sync_period, settings.sync_period);
         assert_eq!(periods, (Duration::from_secs(3), Duration::from_secs(60)));
-        let (settings, _) = check("mode: iptables").unwrap();
+        let settings = check("mode: iptables").unwrap();
         assert_eq!(settings.object.iptables.localhost_node_ports, Some(true));
         let periods = (settings.min_sync_period, settings.sync_period);
         assert_eq!(periods, (Duration::from_secs(1), Duration::from_secs(30)));

@@ -46,6 +46,8 @@ pub enum Reason {
     AddressConflict,
     /// The kernel refuses what a Service needs. Not in kube-proxy.
     FailedToProgram,
+    /// The node cannot do the mode that it was asked for, and serves in another. Not in kube-proxy.
+    ModeUnavailable,
 }
 
 impl Reason {
@@ -60,6 +62,7 @@ impl Reason {
             Reason::InvalidField => ("InvalidField", "ReadService", true),
             Reason::AddressConflict => ("AddressConflict", "ProgramService", true),
             Reason::FailedToProgram => ("FailedToProgram", "ProgramService", true),
+            Reason::ModeUnavailable => ("ModeUnavailable", "StartKubeProxy", true),
         }
     }
 }

@@ -10,6 +10,8 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use proxier_core::modes::Kind;
+use proxier_core::modes::select::Asked;
 use proxier_core::ports::Flows;
 
 /// Observations by size.
@@ -123,6 +125,8 @@ pub struct Metrics {
     pub refused_objects: u64,
     /// Real servers that drain. Not in kube-proxy.
     pub draining: u64,
+    /// The mode that was asked for, and the one that serves. Not in kube-proxy.
+    pub mode: Option<(Asked, Kind)>,
     /// Wanted things that are not available here: settings that may not be written, parts that the kernel lacks. Serving
     /// works without them. Not in kube-proxy.
     pub unmet: u64,
@@ -156,6 +160,7 @@ impl Default for Metrics {
             held_back: 0,
             refused_objects: 0,
             draining: 0,
+            mode: None,
             unmet: 0,
         }
     }
@@ -234,6 +239,10 @@ impl Metrics {
             "Settings and parts of the kernel that are not available here; serving works without them",
             self.unmet,
         );
+        if let Some((asked, mode)) = self.mode {
+            let labels = format!("asked=\"{asked}\",mode=\"{mode}\"");
+            p.family("mode_info", "gauge", "The mode that was asked for, and the one that serves", &[(labels, 1)]);
+        }
         process(p);
         page.0
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::modes::ipvs::diff;
 use proxier_core::modes::ipvs::drain::Drains;
+use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::reconciler::report::Report;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
@@ -43,8 +44,18 @@ pub(crate) struct Worker {
     progress: Option<Progress>,
     /// What the kernel turned out to lack.
     lacks: BTreeSet<String>,
+    /// When what other modes have made here is removed; `None`: no full pass has succeeded yet.
+    clean_at: Option<Instant>,
+    /// What other modes have made here is gone.
+    is_alone: bool,
+    /// Nothing is served any more.
+    is_finished: bool,
 }
 
+/// How long what another mode has made still serves beside this one: connections that began there get their first answers.
+const OVERLAP: Duration = Duration::from_secs(2);
+/// Pause before removing again what could not be removed.
+const CLEAN_AGAIN: Duration = Duration::from_secs(30);
 /// After a pass with this many changes, memory is worth returning.
 const MANY: u64 = 1000;
 
@@ -72,6 +83,9 @@ impl Worker {
                 listening: None,
                 progress: Some(Progress::of_run()),
                 lacks: BTreeSet::new(),
+                clean_at: None,
+                is_alone: false,
+                is_finished: false,
             };
             worker.work(&mut engine, inbox, &clock);
         };
@@ -82,7 +96,12 @@ impl Worker {
     /// Takes messages and does what is due, until all senders are gone.
     fn work(&mut self, engine: &mut Engine<impl Kernel>, mut inbox: mpsc::Receiver<Message>, clock: &Runtime) {
         loop {
-            let idle = engine.idle();
+            let clean_in =
+                self.clean_at.filter(|_| !self.is_alone).map(|at| at.saturating_duration_since(Instant::now()));
+            if clean_in == Some(Duration::ZERO) {
+                self.clean_up_after_others(engine);
+            }
+            let idle = [engine.idle(), clean_in].into_iter().flatten().min();
             let message = match idle {
                 Some(Duration::ZERO) => {
                     inbox.try_recv().map_err(|error| error == mpsc::error::TryRecvError::Disconnected)
@@ -104,6 +123,9 @@ impl Worker {
                 Err(true) => return,
                 Err(false) => {}
             }
+            if self.is_finished {
+                return;
+            }
             let start = Instant::now();
             let mut pending = engine.pending_since();
             if engine.idle() == Some(Duration::ZERO) {
@@ -115,6 +137,11 @@ impl Worker {
             if let Some(report) = engine.pass() {
                 let is_first = self.progress.take().is_some();
                 self.tell(engine, &report, start);
+                if report.full && !report.has_failed() && self.clean_at.is_none() {
+                    let cleaned = engine.clean_up_after_processes();
+                    self.tell_cleaned(&cleaned);
+                    self.clean_at = Some(Instant::now() + OVERLAP);
+                }
                 if is_first {
                     engine.compact();
                 }
@@ -126,11 +153,40 @@ impl Worker {
         }
     }
 
+    /// Removes what other modes have made here. What fails is tried again after a while.
+    fn clean_up_after_others(&mut self, engine: &mut Engine<impl Kernel>) {
+        let cleaned = engine.clean_up_after_others();
+        self.tell_cleaned(&cleaned);
+        self.is_alone = cleaned.is_done();
+        self.clean_at = Some(Instant::now() + CLEAN_AGAIN);
+    }
+
+    fn tell_cleaned(&mut self, cleaned: &Cleaned) {
+        let now = Instant::now();
+        for unread in &cleaned.unread {
+            if self.limiter.pass(&unread.what, now).is_some() {
+                tracing::error!("what other modes have made cannot be removed yet: {unread}");
+            }
+        }
+        for failure in &cleaned.applied.failures {
+            if self.limiter.pass(&format!("{} {}", failure.step.name, failure.step.detail), now).is_some() {
+                tracing::error!("what other modes have made cannot be removed yet: {failure}");
+            }
+        }
+        if cleaned.removed() > 0 {
+            tracing::info!("{} things of other modes removed", cleaned.removed());
+        }
+    }
+
     fn take(&mut self, engine: &mut Engine<impl Kernel>, message: Message) {
         match message {
             Message::Control(Control::Resync) => engine.request_full(),
             Message::Control(Control::HostChanged(came)) => engine.host_changed(came),
             Message::Control(Control::Neighbours(found)) => engine.set_neighbours(found),
+            Message::Control(Control::Finish(patience, done)) => {
+                let _main_has_ended = done.send(engine.kernel().finish(patience));
+                self.is_finished = true;
+            }
             Message::Control(Control::ConfirmRemoval) => match engine.confirm_removal() {
                 0 => tracing::info!("SIGUSR1: nothing is held back"),
                 count => tracing::warn!("SIGUSR1: {count} virtual servers that were held back are deleted now"),
@@ -286,6 +342,9 @@ impl Worker {
                     unmet.from.as_deref().unwrap_or("unknown")
                 );
             }
+        }
+        for notice in &report.notices {
+            tracing::warn!("{notice}");
         }
         for step in &report.drift {
             tracing::warn!("somebody else changed it, repaired: {step}");

@@ -100,7 +100,12 @@ const FLAGS: &[Flag] = &[
         "For --detect-local-mode=InterfaceNamePrefix",
     ),
     Flag("profiling", Bool, "enableProfiling", "Accepted; there is nothing to profile with"),
-    Flag("proxy-mode", Text, "mode", "ipvs, nftables or iptables [ipvs]"),
+    Flag(
+        "proxy-mode",
+        Text,
+        "mode",
+        "auto, ipvs, nftables, iptables or userspace; auto: the best that this machine can do [auto]",
+    ),
     Flag("proxy-port-range", Text, "portRange", "Accepted; unused in kube-proxy too"),
     Flag("show-hidden-metrics-for-version", Text, "showHiddenMetricsForVersion", "Accepted; nothing is hidden"),
 ];

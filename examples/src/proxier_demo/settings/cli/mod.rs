@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
+use proxier_core::modes::Kind;
 
 use crate::proxier_demo::problem::{OneLine, Problem};
 use crate::proxier_demo::settings::duration::GoDuration;
@@ -124,11 +125,35 @@ pub struct Configured {
     pub settings: Settings,
     /// `--allow-mass-removal`: most of the Services may go at once.
     pub allow_mass_removal: bool,
+    /// `--no-fallback`: the mode that is asked for, or none.
+    pub no_fallback: bool,
+    given: Given,
     /// `--input-timeout`: how long `plan`, `render`, `show` and `run --once` wait for an API server that sends nothing new; `None`:
     /// for ever.
     pub input_timeout: Option<Duration>,
     /// What to log: one line each.
     pub warnings: Vec<String>,
+}
+
+impl Configured {
+    /// The same, but for nothing else than the mode that is asked for.
+    pub(crate) fn without_fallback(&self) -> Configured {
+        Configured { no_fallback: true, ..self.clone() }
+    }
+
+    /// The same for this mode: each has its own section for what several have.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong in this mode's section.
+    pub(crate) fn in_mode(&self, mode: Kind) -> Result<Configured, Vec<Problem>> {
+        if mode == self.settings.mode {
+            return Ok(self.clone());
+        }
+        let given = Given { mode: Some(mode), ..self.given.clone() };
+        let settings = Settings::check(self.settings.object.clone(), &given)?;
+        Ok(Configured { settings, ..self.clone() })
+    }
 }
 
 /// How long `plan`, `render`, `show` and `run --once` wait for an API server that sends nothing new.
@@ -210,13 +235,13 @@ impl Invocation {
             object.hostname_override.clone_from(name);
         }
         given.nameless = !self.command.needs_node();
-        let (settings, more) = Settings::check(object, &given).map_err(|problems| Ending::bad_input(&problems))?;
-        warnings.extend(more.iter().map(ToString::to_string));
+        let settings = Settings::check(object, &given).map_err(|problems| Ending::bad_input(&problems))?;
         let source = self.source(&settings);
         let input_timeout = matches.get_one::<GoDuration>("input-timeout").map_or(INPUT_TIMEOUT, |given| given.0);
         let input_timeout = Some(input_timeout).filter(|limit| !limit.is_zero());
         let allow_mass_removal = matches.get_flag("allow-mass-removal");
-        Ok(Configured { source, settings, allow_mass_removal, input_timeout, warnings })
+        let no_fallback = matches.get_flag("no-fallback");
+        Ok(Configured { source, settings, allow_mass_removal, no_fallback, given, input_timeout, warnings })
     }
 
     fn by_flags(&self) -> Result<(KubeProxyConfiguration, Given), Problem> {
@@ -270,6 +295,11 @@ fn clap() -> Clap {
              waits for five minutes. To a running proxy, SIGUSR1 says that once",
         );
         let command = command.arg(mass_removal.hide(!matches!(name, "run" | "plan")));
+        let no_fallback = Arg::new("no-fallback").long("no-fallback").action(ArgAction::SetTrue);
+        let no_fallback = no_fallback.help(
+            "Fail when this machine cannot do the mode that is asked for, instead of serving in the next best one",
+        );
+        let command = command.arg(no_fallback.hide(!matches!(name, "run" | "plan")));
         let input_timeout = Arg::new("input-timeout")
             .long("input-timeout")
             .value_name("DURATION")

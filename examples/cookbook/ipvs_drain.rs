@@ -1,4 +1,6 @@
-//! Adds a real server to a virtual server, or drains and deletes one.
+//! Adds a real server to a virtual server, or drains and deletes one: what a server does before it shuts down.
+//!
+//! As `ExecStartPost=` and `ExecStop=` of systemd, or where a pod has its `preStop` hook:
 //!
 //! ```text
 //! cargo run -p examples --example ipvs_drain -- add   "TCP 10.0.0.1:80" 10.1.0.1:8080
@@ -6,7 +8,10 @@
 //! ```
 //!
 //! `add` creates the virtual server when there is none, and gives a draining real server its weight back. `drain` sets weight 0,
-//! waits until no connection is left, at most a minute, and deletes the real server.
+//! waits until no connection is left, at most a minute, and deletes the real server. With persistence, clients that are remembered
+//! come back all the same: `Weight::DRAIN` says what to do about it.
+//!
+//! Needs IPVS and `CAP_NET_ADMIN`.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};

@@ -1,0 +1,159 @@
+//! An agent on tokio: a client of the kernel as an actor, and the kernel's events as streams.
+//!
+//! `cargo run -p examples --example tokio_agent`
+//!
+//! It keeps a table of nf_tables as it should be, and says which addresses come and go, until Ctrl-C. The libraries know no runtime:
+//! * Requests block for microseconds, but another program may hold the kernel's locks, and a long listing takes time. So the client lives
+//!   on a thread of its own, [`Actor`], and tasks send it closures.
+//! * Events come over a descriptor ([`AsFd`](std::os::fd::AsFd)): `Events` of `nftables`, `Monitor` of `proxier-core` (addresses,
+//!   devices), and `Listener` of `netlink-batch` for all others (connections: see `follow_connections.rs`) go into tokio's `AsyncFd`.
+//!   ipset has no events in the kernel.
+//!
+//! Needs nf_tables and `CAP_NET_ADMIN`.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use examples::Failure;
+use nftables::{Change, Client, ErrorKind, Event, Events, Family, Table, TableKey, Transaction};
+use proxier_core::kernel::Monitor;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot};
+
+type Job<C> = Box<dyn FnOnce(&mut C) + Send>;
+
+/// A client on a thread of its own. The thread ends when the actor is dropped and its jobs are done.
+pub(crate) struct Actor<C> {
+    jobs: mpsc::Sender<Job<C>>,
+}
+
+impl<C: Send + 'static> Actor<C> {
+    /// Jobs that may wait; more wait in their tasks.
+    const QUEUE: usize = 64;
+
+    /// Takes the client over.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub(crate) fn start(mut client: C) -> io::Result<Self> {
+        let (jobs, mut queue) = mpsc::channel::<Job<C>>(Self::QUEUE);
+        thread::Builder::new().name("kernel".to_owned()).spawn(move || {
+            while let Some(job) = queue.blocking_recv() {
+                job(&mut client);
+            }
+        })?;
+        Ok(Actor { jobs })
+    }
+
+    /// Does this with the client. A job that was sent is carried out, also when nobody waits for its result any more.
+    ///
+    /// # Errors
+    /// When the thread has ended, because a job panicked.
+    pub(crate) async fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut C) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (answer, result) = oneshot::channel();
+        let job: Job<C> = Box::new(move |client| drop(answer.send(work(client))));
+        self.jobs.send(job).await.map_err(|_ended| "the kernel's thread has ended")?;
+        Ok(result.await.map_err(|_ended| "the kernel's thread has ended")?)
+    }
+}
+
+/// Puts what hears events into the runtime.
+#[allow(
+    deprecated,
+    reason = "its successor of tokio 1.54 is unsafe; what that asks for holds here: the descriptor stays open and the same"
+)]
+fn readable<T: AsRawFd>(source: T) -> io::Result<AsyncFd<T>> {
+    AsyncFd::with_interest(source, Interest::READABLE)
+}
+
+/// Changes of nf_tables, as a stream.
+pub(crate) struct Changes(AsyncFd<Events>);
+
+impl Changes {
+    /// Puts a socket into the runtime.
+    ///
+    /// # Errors
+    /// When the runtime does not take it.
+    pub(crate) fn new(events: Events) -> io::Result<Self> {
+        readable(events).map(Changes)
+    }
+
+    /// The next changes. Nothing is lost when the future is dropped.
+    ///
+    /// # Errors
+    /// Outside, when the runtime ends. Inside, of the kind `StateUnknown` when events were lost: read the state again, and go on.
+    pub(crate) async fn next(&mut self) -> io::Result<Result<Vec<Event>, nftables::Error>> {
+        loop {
+            let mut ready = self.0.readable_mut().await?;
+            match ready.get_inner_mut().wait(Duration::ZERO) {
+                Ok(None) => ready.clear_ready(),
+                Ok(Some(events)) => return Ok(Ok(events)),
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    examples::end(run().await)
+}
+
+async fn run() -> Result<(), Failure> {
+    // Listening comes before reading, so that nothing is missed between.
+    let mut changes = Changes::new(Events::open()?)?;
+    let mut addresses = readable(Monitor::open()?)?;
+    let kernel = Actor::start(Client::open()?)?;
+    let table = TableKey::new(Family::Inet, "cookbook-tokio")?;
+    let mut wanted = Transaction::new();
+    wanted.add_table(Table::new(table.clone()));
+    wanted.add_chain(nftables::Chain::regular(table.chain("kept")?));
+    let put = |wanted: Transaction| kernel.call(move |client: &mut Client| client.commit(&wanted));
+    put(wanted.clone()).await??;
+    println!("{table} is there");
+    loop {
+        tokio::select! {
+            found = changes.next() => {
+                let deleted = |event: &Event| match event {
+                    Event::Table(Change::Deleted, found) => found.table.key == table,
+                    Event::Chain(Change::Deleted, found) => found.chain.key.table == table,
+                    _ => false,
+                };
+                match found? {
+                    Ok(events) if !events.iter().any(deleted) => continue,
+                    Ok(_) => println!("somebody deleted a part of {table}"),
+                    Err(error) if error.kind() == ErrorKind::StateUnknown => println!("missed something: {error}"),
+                    Err(error) => return Err(error.into()),
+                }
+                // What exists is added again without harm.
+                put(wanted.clone()).await??;
+                println!("{table} is there again");
+            }
+            ready = addresses.readable_mut() => {
+                let mut ready = ready?;
+                // Takes all there is, so the descriptor is not readable any more.
+                let found = ready.get_inner_mut().drain()?;
+                ready.clear_ready();
+                for (device, addresses) in found.addresses {
+                    for (address, change) in addresses {
+                        println!("{address} on {device}: {change:?}");
+                    }
+                }
+            }
+            stop = tokio::signal::ctrl_c() => {
+                stop?;
+                let mut removal = Transaction::new();
+                removal.remove_table(&table);
+                put(removal).await??;
+                return Ok(());
+            }
+        }
+    }
+}

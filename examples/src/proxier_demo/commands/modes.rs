@@ -1,0 +1,180 @@
+//! What each mode needs, whether this machine has it, and what to do if not: the table of `probe`.
+
+use std::fmt::Write as _;
+
+use kmod_probe::Answer;
+use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::select::{Asked, candidates};
+use proxier_core::modes::{Kind, iptables, nftables};
+use proxier_core::service::NodeFacts;
+use proxier_core::snapshot::{HostAddresses, Node};
+use serde_json::{Value, json};
+
+use crate::proxier_demo::commands::probe;
+use crate::proxier_demo::engine::{choose, userspace};
+use crate::proxier_demo::settings::cli::Configured;
+use crate::proxier_demo::status::table::wrapped;
+
+/// What a mode needs.
+struct Requirement {
+    /// In words.
+    what: String,
+    /// `None`: not known.
+    is_met: Option<bool>,
+    /// Why not, and what to do.
+    fix: String,
+}
+
+impl Requirement {
+    fn of(what: String, outcome: Result<(), String>) -> Self {
+        let fix = outcome.err();
+        Requirement { what, is_met: Some(fix.is_none()), fix: fix.unwrap_or_default() }
+    }
+
+    fn verdict(&self) -> &'static str {
+        match self.is_met {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "unknown",
+        }
+    }
+}
+
+/// A mode, and whether it serves here.
+struct Looked {
+    mode: Kind,
+    /// One family is enough.
+    serves: bool,
+    requirements: Vec<Requirement>,
+}
+
+/// All modes, best first.
+pub(crate) struct Modes {
+    all: Vec<Looked>,
+    /// The mode in which `run` would serve.
+    chosen: Option<Kind>,
+    asked: Asked,
+}
+
+impl Modes {
+    /// Tries all modes. Nothing is changed, but the kernel may load the modules it is asked about.
+    pub(crate) fn look(configured: &Configured, kernel: &mut KernelPorts) -> Self {
+        let all: Vec<Looked> = Kind::ALL.into_iter().map(|mode| look(mode, configured, kernel)).collect();
+        let asked = configured.settings.asked;
+        let candidates = candidates(asked, !configured.no_fallback, choose::programs());
+        let serves = |mode: &Kind| all.iter().any(|looked| looked.mode == *mode && looked.serves);
+        Modes { chosen: candidates.into_iter().find(serves), asked, all }
+    }
+
+    /// Whether `run` would serve.
+    pub(crate) fn serve(&self) -> bool {
+        self.chosen.is_some()
+    }
+
+    /// The table.
+    pub(crate) fn text(&self) -> String {
+        let mut text = format!("\n{:<10} {:<36} {:<8} {}\n", "MODE", "REQUIREMENT", "VERDICT", "FIX");
+        for looked in &self.all {
+            for requirement in &looked.requirements {
+                let Requirement { what, fix, .. } = requirement;
+                let line = format!("{:<10} {what:<36} {:<8} {fix}", looked.mode, requirement.verdict());
+                for piece in wrapped(line.trim_end()) {
+                    // Writing to a String cannot fail.
+                    let _cannot_fail = writeln!(text, "{piece}");
+                }
+            }
+        }
+        let serves = match self.chosen {
+            Some(mode) => format!("run serves in mode {mode}"),
+            None => "run cannot serve".to_owned(),
+        };
+        let _cannot_fail = writeln!(text, "mode {} is asked for: {serves}", self.asked);
+        text
+    }
+
+    /// The same for programs.
+    pub(crate) fn json(&self) -> Value {
+        let requirement = |of: &Requirement| json!({"what": of.what, "verdict": of.verdict(), "fix": of.fix});
+        let mode = |looked: &Looked| {
+            let requirements: Vec<_> = looked.requirements.iter().map(requirement).collect();
+            json!({"mode": looked.mode.name(), "serves": looked.serves, "requirements": requirements})
+        };
+        json!(self.all.iter().map(mode).collect::<Vec<_>>())
+    }
+
+    /// The mode in which `run` would serve.
+    pub(crate) fn chosen(&self) -> Option<&'static str> {
+        self.chosen.map(Kind::name)
+    }
+}
+
+fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked {
+    let configured = match configured.in_mode(mode) {
+        Ok(configured) => configured,
+        Err(problems) => {
+            let of = |problem| Requirement::of("its configuration".to_owned(), Err(format!("{problem}")));
+            return Looked { mode, serves: false, requirements: problems.into_iter().map(of).collect() };
+        }
+    };
+    let settings = &configured.settings;
+    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
+    let families = settings.core.families.iter();
+    match mode {
+        Kind::Nftables => {
+            let ports = kernel.ports();
+            let of = |family| {
+                let outcome = nftables::trial(family, &facts, ports.tables).map_err(|error| error.to_string());
+                Requirement::of(format!("{family}: chains, sets and rules"), outcome)
+            };
+            any(mode, families.map(of).collect())
+        }
+        Kind::Iptables => {
+            let ports = kernel.ports();
+            let mut requirements = Vec::new();
+            let mut serves = false;
+            for family in families {
+                let tried = iptables::trial(family, &facts, ports.rules);
+                serves |= tried.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
+                requirements.extend(tried.into_iter().map(|tried| {
+                    let what = format!("{family}: rules of {}", tried.what);
+                    Requirement::of(what, tried.outcome.map_err(|error| error.to_string()))
+                }));
+            }
+            Looked { mode, serves, requirements }
+        }
+        Kind::Userspace => any(
+            mode,
+            match userspace::attempt(settings, kernel) {
+                Ok(tried) => tried
+                    .into_iter()
+                    .map(|(family, outcome)| {
+                        let outcome = outcome.map_err(|error| error.to_string());
+                        Requirement::of(format!("{family}: sockets and routes"), outcome)
+                    })
+                    .collect(),
+                Err(error) => vec![Requirement::of("sockets and routes".to_owned(), Err(error.to_string()))],
+            },
+        ),
+        _ => match probe::look(settings, kernel) {
+            Ok(report) => {
+                let is_met = match report.verdict.answer {
+                    Answer::Yes => Some(true),
+                    Answer::No => Some(false),
+                    Answer::Unknown => None,
+                };
+                let what = || "modules, sets, iptables programs".to_owned();
+                let missing = |fix: &String| Requirement { what: what(), is_met, fix: fix.clone() };
+                let mut requirements: Vec<Requirement> = report.verdict.reasons.iter().map(missing).collect();
+                if requirements.is_empty() {
+                    requirements.push(Requirement { what: what(), is_met, fix: String::new() });
+                }
+                Looked { mode, serves: is_met == Some(true), requirements }
+            }
+            Err(problem) => any(mode, vec![Requirement::of("its scheduler".to_owned(), Err(problem.to_string()))]),
+        },
+    }
+}
+
+fn any(mode: Kind, requirements: Vec<Requirement>) -> Looked {
+    Looked { mode, serves: requirements.iter().any(|requirement| requirement.is_met == Some(true)), requirements }
+}

@@ -1,0 +1,136 @@
+//! Chooses the mode: the one that is asked for, or the best that this machine can do. Each is tried in full: it serves if its
+//! engine opens.
+
+use std::fmt;
+
+use iptables::Backend;
+use proxier_core::modes::Kind;
+use proxier_core::modes::select::{Asked, RulePrograms, candidates};
+use proxier_core::net::Family;
+
+use crate::proxier_demo::commands::probe;
+use crate::proxier_demo::engine::kernel;
+use crate::proxier_demo::engine::privileges;
+use crate::proxier_demo::engine::{Engine, Opened};
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::cli::Configured;
+
+/// A mode that this machine cannot do, and why.
+#[derive(Clone, Debug)]
+pub(crate) struct PassedOver {
+    pub(crate) mode: Kind,
+    pub(crate) problems: Vec<Problem>,
+}
+
+/// As `ipvs: IPVS cannot be used: …; …`.
+impl fmt::Display for PassedOver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.mode)?;
+        for (number, problem) in self.problems.iter().enumerate() {
+            write!(f, "{}{problem}", if number == 0 { "" } else { "; " })?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the machine may be prepared for a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Preparing {
+    /// Modules that are not loaded yet are.
+    LoadModules,
+    /// Nothing is loaded by us.
+    Nothing,
+}
+
+/// The mode that serves.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    /// The configuration for this mode.
+    pub(crate) configured: Configured,
+    pub(crate) engine: Engine,
+    /// What this mode cannot do here.
+    pub(crate) notes: Vec<String>,
+    /// Those that would have been better, or were asked for.
+    pub(crate) passed_over: Vec<PassedOver>,
+}
+
+impl Chosen {
+    /// Why this mode serves, if it is not simply the one that was asked for.
+    pub(crate) fn reason(&self) -> Option<String> {
+        let mode = self.configured.settings.mode;
+        let others: Vec<String> = self.passed_over.iter().map(ToString::to_string).collect();
+        match (self.configured.settings.asked, others.is_empty()) {
+            (Asked::Mode(_), true) => None,
+            (Asked::Auto, true) => Some(format!("mode {mode}: the best that this machine can do")),
+            (Asked::Auto, false) => {
+                Some(format!("mode {mode}: the best that this machine can do; not {}", others.join("; not ")))
+            }
+            (Asked::Mode(asked), false) => {
+                let others = others.join("; not ");
+                Some(format!("mode {mode} in place of {asked}, which this machine cannot do: not {others}"))
+            }
+        }
+    }
+
+    /// Whether another mode was asked for.
+    pub(crate) fn fell_back(&self) -> bool {
+        matches!(self.configured.settings.asked, Asked::Mode(asked) if asked != self.configured.settings.mode)
+    }
+}
+
+/// Opens the engine of the first mode that this machine can do, of those that `serves` allows.
+///
+/// # Errors
+///
+/// None can be had: everything that is missing, by mode if several were tried.
+pub(crate) async fn choose(
+    configured: &Configured,
+    preparing: Preparing,
+    serves: impl Fn(Kind) -> bool,
+) -> Result<Chosen, Vec<Problem>> {
+    privileges::require().map_err(|problem| vec![problem])?;
+    let asked = configured.settings.asked;
+    // A capability that is missing is no reason to serve in another way.
+    if !matches!(asked, Asked::Mode(Kind::Nftables | Kind::Userspace)) {
+        privileges::require_rules().map_err(|problem| vec![problem])?;
+    }
+    let may_fall_back = !configured.no_fallback;
+    let programs = if may_fall_back { programs() } else { RulePrograms::Legacy };
+    let mut passed_over: Vec<PassedOver> = Vec::new();
+    for mode in candidates(asked, may_fall_back, programs).into_iter().filter(|mode| serves(*mode)) {
+        let problems = match configured.in_mode(mode) {
+            Ok(configured) => match open(&configured, preparing).await {
+                Ok((engine, notes)) => return Ok(Chosen { configured, engine, notes, passed_over }),
+                Err(problems) => problems,
+            },
+            Err(problems) => problems,
+        };
+        passed_over.push(PassedOver { mode, problems });
+    }
+    match <[PassedOver; 1]>::try_from(passed_over) {
+        Ok([only]) => Err(only.problems),
+        Err(all) => Err(all.iter().map(|of| Problem::new("", format!("mode {of}"))).collect()),
+    }
+}
+
+async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, Vec<String>), Vec<Problem>> {
+    if preparing == Preparing::LoadModules || configured.settings.mode != Kind::Ipvs {
+        let mut kernel = kernel::open().map_err(|problem| vec![problem])?;
+        probe::require(&configured.settings, &mut kernel)?;
+    }
+    let Opened { engine, notes, obstacles } = Engine::open(configured).await.map_err(|problem| vec![problem])?;
+    if obstacles.is_empty() { Ok((engine, notes)) } else { Err(obstacles) }
+}
+
+/// What the iptables programs of this machine write to.
+pub(crate) fn programs() -> RulePrograms {
+    let Ok(mut kernel) = kernel::open_to_look() else { return RulePrograms::Missing };
+    for family in Family::ALL {
+        let _known_by_the_back_end = kernel.ports().rules.has_random_fully(family);
+    }
+    match kernel.iptables_backend() {
+        Some(Backend::Legacy) => RulePrograms::Legacy,
+        Some(Backend::NfTables) => RulePrograms::NfTables,
+        _ => RulePrograms::Missing,
+    }
+}

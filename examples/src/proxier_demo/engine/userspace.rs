@@ -1,0 +1,128 @@
+//! Userspace mode: what this process needs for it, and how it ends.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use proxier_core::config::Families;
+use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::userspace::{Listener, Options, Relay, Settings as RelaySettings};
+use proxier_core::net::{Family, FrontendKey, Protocol};
+use proxier_core::ports::PortError;
+use serde_json::json;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::proxier_demo::commands::probe::Found;
+use crate::proxier_demo::engine::message::{Control, Message};
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::Settings;
+use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
+
+/// Settings of the section `userspace`. `networks` are its `serviceCIDRs`, checked.
+pub(crate) fn options(object: &KubeProxyConfiguration, networks: Vec<proxier_core::net::Network>) -> Options {
+    let mut options = Options::default();
+    options.service_cidrs = networks;
+    if let Some(section) = &object.userspace {
+        options.udp_idle = section.udp_idle_timeout.0;
+    }
+    options
+}
+
+/// How long connections get when the process ends: 20 s, less than the 30 s that Kubernetes gives a pod.
+pub(crate) const END_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Lets this process open as many files as it may: two for each connection. Returns how many.
+pub(crate) fn raise_open_files() -> u64 {
+    let Ok((now, most)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
+    match setrlimit(Resource::RLIMIT_NOFILE, most, most) {
+        Ok(()) => most,
+        Err(_) => now,
+    }
+}
+
+/// What was said to a mode's needs, by family.
+type Attempts = Vec<(Family, Result<(), PortError>)>;
+
+/// Whether this process can listen and make addresses local, by family.
+pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<Attempts, PortError> {
+    kernel.ports().routes.networks()?;
+    let mut relay = Relay::start(RelaySettings::default())?;
+    let try_family = |family: Family| {
+        let loopback = match family {
+            Family::V4 => IpAddr::from(Ipv4Addr::LOCALHOST),
+            Family::V6 => IpAddr::from(Ipv6Addr::LOCALHOST),
+        };
+        // Port 0: any that is free.
+        let key = FrontendKey::new(Protocol::Tcp, loopback, 0);
+        let outcome = relay.serve(&Listener::new(key, "trial"));
+        relay.close(&key);
+        (family, outcome)
+    };
+    Ok(settings.core.families.iter().map(try_family).collect())
+}
+
+/// The families that this mode can serve here, of those that are configured, and what is said of the others.
+///
+/// # Errors
+///
+/// It can serve none.
+pub(crate) fn families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Families, Vec<String>), Problem> {
+    let cannot = |reason: String| Problem::new("", format!("userspace mode cannot be used: {reason}"));
+    let (mut served, mut notes) = (Vec::new(), Vec::new());
+    for (family, outcome) in attempt(settings, kernel).map_err(|error| cannot(error.to_string()))? {
+        match outcome {
+            Ok(()) => served.push(family),
+            Err(error) => notes.push(format!("{family} is not served: {error}")),
+        }
+    }
+    let families = match served.as_slice() {
+        [] => return Err(cannot(notes.join("; "))),
+        [Family::V4] => Families::V4,
+        [Family::V6] => Families::V6,
+        _ => Families::Dual,
+    };
+    Ok((families, notes))
+}
+
+/// Whether this mode can serve each family, in words and for programs.
+///
+/// # Errors
+///
+/// This process has no sockets or cannot read routes.
+pub(crate) fn probe(settings: &Settings, kernel: &mut KernelPorts) -> Result<Found, PortError> {
+    let tried = attempt(settings, kernel)?;
+    let works = tried.iter().any(|(_, outcome)| outcome.is_ok());
+    let open_files = raise_open_files();
+    let mut lines = vec![format!("userspace mode: {}", if works { "yes" } else { "no" })];
+    for (family, outcome) in &tried {
+        lines.push(match outcome {
+            Ok(()) => format!("  {family}: this process can listen"),
+            Err(error) => format!("  {family}: {error}"),
+        });
+    }
+    lines.push(format!("  {open_files} files may be open: two for each connection, one for each flow of UDP"));
+    let family = |(family, outcome): &(Family, Result<(), PortError>)| {
+        let reason = outcome.as_ref().err().map(ToString::to_string);
+        json!({"family": family.name(), "works": outcome.is_ok(), "reason": reason})
+    };
+    let families: Vec<_> = tried.iter().map(family).collect();
+    let json = json!({"mode": "userspace", "works": works, "families": families, "openFiles": open_files});
+    Ok(Found::new(works, &lines, json))
+}
+
+/// Stops listening, and lets connections come to their end for a while, or until `hurry`.
+pub(crate) async fn finish(messages: &mpsc::Sender<Message>, hurry: impl Future<Output = ()>) {
+    let (done, left) = oneshot::channel();
+    tracing::info!("ending: connections get {} s", END_TIMEOUT.as_secs());
+    if messages.send(Message::Control(Control::Finish(END_TIMEOUT, done))).await.is_err() {
+        return;
+    }
+    tokio::select! {
+        left = left => match left {
+            Ok(0) => tracing::info!("all connections have ended; routes stay"),
+            Ok(left) => tracing::warn!("{left} connections are cut; routes stay"),
+            Err(_gone) => tracing::error!("the kernel's thread has ended"),
+        },
+        () = hurry => tracing::warn!("a second signal: open connections are cut"),
+    }
+}

@@ -1,0 +1,264 @@
+//! A live node changes its mode, in every direction, while clients connect: nobody is refused where the kernel serves before and
+//! after, long connections go on where the kernel lets them, and nothing of the old mode is left.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_methods, reason = "connections and time-outs are real")]
+
+mod program;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use program::{Folder, Running, command, demo, ok, text, tool};
+use testkit::traffic::{Connection, NameServer, connect_and_ask};
+use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
+
+const WEB: &str = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: demo}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: demo, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+const SERVICE: &str = "10.96.0.10:80";
+const NODE_PORT: &str = "192.0.2.1:30080";
+
+/// A node with a pod, and a client on another host.
+struct World {
+    client: Netns,
+    _pod: Netns,
+    _server: NameServer,
+    manifests: Folder,
+}
+
+impl World {
+    fn new() -> Self {
+        let (node, client, pod) = (Netns::current().unwrap(), Netns::new().unwrap(), Netns::new().unwrap());
+        veth_pair((&node, "eth9"), (&client, "eth0")).unwrap();
+        veth_pair((&node, "pod9"), (&pod, "eth0")).unwrap();
+        for (of, address, device) in [
+            (&node, "192.0.2.1/24", "eth9"),
+            (&client, "192.0.2.2/24", "eth0"),
+            (&node, "10.244.0.1/24", "pod9"),
+            (&pod, "10.244.0.5/24", "eth0"),
+        ] {
+            of.add_address(address, device).unwrap();
+            of.link_up(device).unwrap();
+        }
+        node.link_up("lo").unwrap();
+        client.add_route("10.96.0.0/12", "192.0.2.1").unwrap();
+        pod.add_route("default", "10.244.0.1").unwrap();
+        // As a node has it: without a route, programs of the node could not send to a Service's address.
+        node.add_route("default", "192.0.2.2").unwrap();
+        node.write_sysctl("net/ipv4/ip_forward", "1").unwrap();
+        let server = NameServer::tcp(&pod, "10.244.0.5:8080".parse().unwrap(), "pod").unwrap();
+        let manifests = Folder::new("modes");
+        manifests.put("web.yaml", WEB);
+        World { client, _pod: pod, _server: server, manifests }
+    }
+
+    fn arguments(&self, mode: &str) -> Vec<String> {
+        let manifests = self.manifests.0.display().to_string();
+        ["--manifests", &manifests, "--proxy-mode", mode, "--no-fallback", "--cluster-cidr", "10.244.0.0/16"]
+            .map(str::to_owned)
+            .to_vec()
+    }
+
+    fn start(&self, mode: &str) -> Running {
+        let arguments = self.arguments(mode);
+        let running = Running::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        running.until_logged(&format!("serving in {mode} mode"));
+        running
+    }
+
+    fn asks(&self, address: &str) -> bool {
+        let to: SocketAddr = address.parse().unwrap();
+        self.client.run_in(|| connect_and_ask(to).is_ok()).unwrap()
+    }
+}
+
+/// Somebody who connects again and again, and keeps what went wrong.
+struct Client {
+    stop: Arc<AtomicBool>,
+    failed: Arc<Mutex<Vec<(Instant, String)>>>,
+    thread: JoinHandle<u32>,
+}
+
+impl Client {
+    fn start(from: &Netns, to: &'static str) -> Self {
+        let (stop, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let (until, failures) = (stop.clone(), failed.clone());
+        let work = move || {
+            let address: SocketAddr = to.parse().unwrap();
+            let mut made = 0;
+            while !until.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                match connect_and_ask(address) {
+                    Ok(_) => made += 1,
+                    Err(error) => failures.lock().unwrap().push((start, format!("{to}: {error}"))),
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            made
+        };
+        Client { stop, failed, thread: from.spawn(work).unwrap() }
+    }
+
+    /// How many connections went well, and what went wrong outside of this time.
+    fn end(self, since: Instant, but: Option<(Instant, Instant)>) -> (u32, Vec<String>) {
+        self.stop.store(true, Ordering::Relaxed);
+        let made = self.thread.join().unwrap();
+        let excused = |at: &Instant| but.is_some_and(|(from, until)| (from..=until).contains(at));
+        let failed = self.failed.lock().unwrap();
+        let told = |(at, error): &(Instant, String)| format!("at {:?}: {error}", at.saturating_duration_since(since));
+        (made, failed.iter().filter(|(at, _)| !excused(at)).map(told).collect())
+    }
+}
+
+/// What the tools show of a mode's.
+fn held(mode: &str) -> Vec<String> {
+    let lines = |tool_line: &str, of: &[&str]| {
+        let printed = tool(tool_line);
+        let ours = printed.lines().filter(|line| of.iter().any(|of| line.contains(of)));
+        ours.map(str::to_owned).collect::<Vec<_>>()
+    };
+    match mode {
+        "ipvs" => {
+            let mut all = lines("ipvsadm -Sn", &["-A "]);
+            all.extend(lines("ipset list -n", &["KUBE-"]));
+            all.extend(lines("ip -o link", &["kube-ipvs0"]));
+            all.extend(lines("iptables-save", &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-IPVS"]));
+            all
+        }
+        "iptables" => {
+            let own = ["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "CANARY"];
+            lines("iptables-save", &own)
+        }
+        "nftables" => lines("nft list tables", &["proxier"]),
+        _ => lines("ip route show table local proto 118", &[""]),
+    }
+}
+
+fn change(from: &str, to: &str) {
+    println!("from {from} to {to}");
+    let world = World::new();
+    // Loads what any mode needs: on a machine that has just booted, that takes longer than all the rest.
+    let _some_modes_may_be_lacking = demo(&["probe", "--proxy-mode", "auto"]);
+    let old = world.start(from);
+    old.until("it serves", || world.asks(SERVICE) && world.asks(NODE_PORT));
+    assert_ne!(held(from), [""; 0], "{from}");
+    // Those of IPVS end with its virtual servers, those that a process passes on with the process, and Linux translates addresses
+    // only as long as there is a nat chain.
+    let goes_on = from == "iptables" || (from, to) == ("nftables", "iptables") || (from, to) == ("nftables", "ipvs");
+    let address: SocketAddr = SERVICE.parse().unwrap();
+    let mut long = goes_on.then(|| world.client.run_in(|| Connection::open(address).unwrap()).unwrap());
+    if let Some(long) = &mut long {
+        long.ask().unwrap();
+    }
+    let here = Netns::current().unwrap();
+    let clients =
+        [Client::start(&world.client, SERVICE), Client::start(&world.client, NODE_PORT), Client::start(&here, SERVICE)];
+    let of_node = clients.len() - 1;
+    std::thread::sleep(Duration::from_millis(500));
+
+    let ends = Instant::now();
+    assert!(old.end().success());
+    let new = world.start(to);
+    new.until("it serves", || held(to) != [""; 0] && world.asks(SERVICE) && world.asks(NODE_PORT));
+    let serves = Instant::now();
+    new.until("nothing is left of the old mode", || held(from).is_empty());
+    let gone = Instant::now();
+    if from != "userspace" {
+        new.until_logged("things of other modes removed");
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let but = match (from, to) {
+        // A process takes its Services with it.
+        ("userspace", _) => Some((ends, serves)),
+        // As above: sockets get nobody's packets before the old mode has gone.
+        ("ipvs" | "nftables", "userspace") => Some((serves, gone)),
+        _ => None,
+    };
+    for (number, client) in clients.into_iter().enumerate() {
+        // A program of the node has the Service's address as its own where that is local, until it is not any more.
+        let local = number == of_node && matches!(from, "ipvs" | "userspace");
+        let (made, failed) = client.end(ends, if local { Some((ends, gone)) } else { but });
+        // Seen on 6.1: a SYN on its way while the kernel takes the table away gets neither its endpoint nor a virtual server.
+        let at_the_moment = usize::from((from, to) == ("nftables", "ipvs"));
+        assert!(
+            made > 5 && failed.len() <= at_the_moment,
+            "{from} to {to}, client {number}, serves at {:?}, gone at {:?}: {made} connections; failed: {failed:?}\n{}",
+            serves - ends,
+            gone - ends,
+            new.log()
+        );
+    }
+    if let Some(mut long) = long {
+        assert_eq!(long.ask().unwrap(), "pod", "{from} to {to}: a long connection");
+    }
+    // The new mode has lost nothing.
+    if to != "userspace" {
+        let arguments = world.arguments(to);
+        let plan = demo(&["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>());
+        assert!(ok(&plan).starts_with("nothing to do"), "{from} to {to}: {}", text(&plan.stdout));
+    }
+    assert!(new.end().success());
+    ok(&command(&["cleanup"]).output().unwrap());
+    assert_eq!((held(from), held(to)), (vec![], vec![]), "{from} to {to}");
+}
+
+#[test]
+fn between_modes_that_need_no_ipvs() {
+    const MODES: [&str; 3] = ["nftables", "iptables", "userspace"];
+    for from in MODES {
+        for to in MODES.into_iter().filter(|to| *to != from) {
+            kernel_test(NEEDS, || change(from, to));
+        }
+    }
+}
+
+#[test]
+fn from_and_to_ipvs() {
+    let needs = [PROXY, NEEDS].concat();
+    for other in ["nftables", "iptables", "userspace"] {
+        kernel_test(&needs, || change("ipvs", other));
+        kernel_test(&needs, || change(other, "ipvs"));
+    }
+}
+
+/// One pass changes the mode too.
+#[test]
+fn run_once_changes_the_mode() {
+    kernel_test(NEEDS, || {
+        let world = World::new();
+        let once = |mode: &str| {
+            let arguments = world.arguments(mode);
+            let words = ["run", "--once"].into_iter().chain(arguments.iter().map(String::as_str));
+            ok(&demo(&words.collect::<Vec<_>>()))
+        };
+        once("iptables");
+        assert!(world.asks(SERVICE) && held("nftables").is_empty());
+        once("nftables");
+        assert!(world.asks(SERVICE) && held("iptables").is_empty() && held("nftables") != [""; 0]);
+        once("iptables");
+        assert!(world.asks(SERVICE) && held("nftables").is_empty() && held("iptables") != [""; 0]);
+        ok(&command(&["cleanup"]).output().unwrap());
+        assert_eq!((held("iptables"), held("nftables")), (vec![], vec![]));
+    });
+}

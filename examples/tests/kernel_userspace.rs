@@ -1,0 +1,156 @@
+//! `proxier-demo` in userspace mode, as a user starts it: what clients get, what the tool `ip` shows, and exit codes.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+mod program;
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use program::{Folder, Running, command, demo, ok, text, tool};
+use testkit::{Need, kernel_test};
+
+const WEB: &str = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: demo}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  ports:
+  - {name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}
+  - {name: signals, port: 132, protocol: SCTP, targetPort: 8132}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: demo, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints:
+- {addresses: [10.244.0.5]}
+";
+
+/// Answers each connection with a greeting, then echoes.
+fn serve() {
+    let server = TcpListener::bind("10.244.0.5:8080").unwrap();
+    std::thread::spawn(move || {
+        for stream in server.incoming() {
+            let mut stream = stream.unwrap();
+            std::thread::spawn(move || {
+                let mut buffer = [0; 100];
+                if stream.write_all(b"hello").is_err() {
+                    return;
+                }
+                while let Ok(length @ 1..) = stream.read(&mut buffer) {
+                    if stream.write_all(&buffer[..length]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// A connection on which the server has said hello.
+fn greeted(to: &str) -> Option<TcpStream> {
+    let to: SocketAddr = to.parse().unwrap();
+    let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut greeting = [0; 5];
+    stream.read_exact(&mut greeting).ok()?;
+    (greeting == *b"hello").then_some(stream)
+}
+
+fn routes() -> String {
+    tool("ip route show table local proto 118")
+}
+
+fn set_up() {
+    for address in ["192.0.2.1/32", "10.244.0.5/32"] {
+        tool(&format!("ip address add {address} dev lo"));
+    }
+    serve();
+}
+
+fn userspace(manifests: &Folder) -> Vec<String> {
+    ["--manifests", &manifests.0.display().to_string(), "--proxy-mode", "userspace"].map(str::to_owned).to_vec()
+}
+
+fn start(manifests: &Folder) -> Running {
+    let arguments = userspace(manifests);
+    Running::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn run_serves_survives_a_kill_lets_connections_end_and_cleanup_leaves_nothing() {
+    kernel_test(&[Need::Root], || {
+        set_up();
+        tool("ip route add local 198.51.100.0/24 dev lo");
+        let manifests = Folder::new("userspace");
+        manifests.put("web.yaml", WEB);
+        let running = start(&manifests);
+        for place in ["10.96.0.10:80", "192.0.2.1:30080"] {
+            running.until(place, || greeted(place).is_some());
+        }
+        running.until_logged("SCTP 10.96.0.10:132 of demo/web is not served: userspace mode serves TCP and UDP");
+        assert!(routes().contains("local 10.96.0.10 dev lo"), "{}", routes());
+
+        running.end_with("KILL");
+        assert!(routes().contains("10.96.0.10"), "a route outlives the process");
+        assert!(greeted("10.96.0.10:80").is_none());
+        let running = start(&manifests);
+        running.until("it is served again", || greeted("10.96.0.10:80").is_some());
+
+        let mut open = greeted("192.0.2.1:30080").unwrap();
+        running.signal("TERM");
+        running.until_logged("ending: connections get 20 s");
+        running.until("nobody else is served", || greeted("10.96.0.10:80").is_none());
+        open.write_all(b"still").unwrap();
+        let mut answer = [0; 5];
+        open.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"still");
+        drop(open);
+        let (status, log) = running.wait();
+        assert!(status.success() && log.contains("all connections have ended"), "{log}");
+
+        ok(&command(&["cleanup"]).output().unwrap());
+        assert_eq!(routes(), "");
+        assert!(tool("ip route show table local").contains("198.51.100.0/24"), "what is somebody else's stays");
+    });
+}
+
+#[test]
+fn plan_and_probe_say_what_run_would_do() {
+    kernel_test(&[Need::Root], || {
+        set_up();
+        let manifests = Folder::new("userspace-plan");
+        manifests.put("web.yaml", WEB);
+        let with = |subcommand: &[&str]| {
+            let more = userspace(&manifests);
+            let all: Vec<&str> = subcommand.iter().copied().chain(more.iter().map(String::as_str)).collect();
+            demo(&all)
+        };
+        let plan = ok(&with(&["plan"]));
+        for line in
+            ["+ listener TCP 10.96.0.10:80 1 endpoints  (demo/web:http)\n", "+ route local 10.96.0.10/32 dev lo\n"]
+        {
+            assert!(plan.contains(line), "{plan}");
+        }
+        assert_eq!(routes(), "", "a plan writes nothing");
+        let probe = ok(&demo(&["probe", "--proxy-mode", "userspace"]));
+        assert!(probe.starts_with("userspace mode: yes\n  IPv4: this process can listen\n"), "{probe}");
+        let once = with(&["run", "--once"]);
+        assert_eq!(once.status.code(), Some(2), "{}", text(&once.stderr));
+        assert!(text(&once.stderr).contains("serves only while the program runs"), "{}", text(&once.stderr));
+        let bad = manifests.put(
+            "config",
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: userspace\n\
+             userspace: {serviceCIDRs: [10.96.0.0/12, 0.0.0.0/0], udpIdleTimeout: 5s}\n",
+        );
+        let refused = demo(&["probe", "--config", &bad.display().to_string()]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(text(&refused.stderr).contains("userspace.serviceCIDRs[1]"), "{}", text(&refused.stderr));
+    });
+}
