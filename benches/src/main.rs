@@ -12,6 +12,7 @@ mod curve;
 mod drift;
 mod end_to_end;
 mod ipset_fill;
+mod iptables_services;
 mod ipvs_program;
 mod kube_rules;
 mod library;
@@ -30,6 +31,7 @@ mod sets;
 mod snapshot;
 mod soak;
 mod tape;
+mod userspace;
 mod versus;
 mod world;
 
@@ -49,12 +51,14 @@ benches:
   ipset-fill        20,000 entries into a set: the ipset crate, ipset restore  (P3)
   nftables-fill     100,000 elements into a map: a C program, the nftables crate, nft -f
   nftables-services Services in nftables mode: all from nothing, one change, connecting; nft -f, iptables  (P10, P11, P12)
+  iptables-services Services in iptables mode: all from nothing, one change; iptables-restore of the same text  (P13)
   host-library      sets, rules and connection lists on this machine's own kernel
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
   end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
   passes            the reconciler on a kernel: a rolling update of 1,000 endpoints, binding 1,000 to 20,000 addresses
   reconcile         compile, diff and plan, in instructions; up to 50,000 Services  (P8)
   memory            what Store, Desired and Observed take  (P6)
+  userspace         userspace mode: one stream, connections; against a loop of splice(2) and HAProxy
   versus-iptables   Services by IPVS and by iptables, legacy and nft  (P9)
 
 --out: results go to STEM.json, STEM.md and STEM-*.svg";
@@ -106,12 +110,14 @@ fn main() -> ExitCode {
         "ipset-fill" => end(ipset_fill::run(&options)),
         "nftables-fill" => end(nftables_fill::run(&options)),
         "nftables-services" => end(nftables_services::run(&options)),
+        "iptables-services" => end(iptables_services::run(&options)),
         "host-library" => end(sets::run(&options)),
         "drift" => end(drift::run(&options)),
         "end-to-end" => end(end_to_end::run(&options)),
         "passes" => end(passes::run(&options)),
         "reconcile" => end(reconcile::run(&options)),
         "memory" => end(memory::run(&options)),
+        "userspace" => end(userspace::run(&options)),
         "versus-iptables" => end(versus::run(&options)),
         other => usage(format!("there is no bench {other:?}")),
     }

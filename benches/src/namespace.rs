@@ -10,8 +10,8 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::report::Report;
 use crate::{
-    Failure, drift, end_to_end, ipset_fill, ipvs_program, library, machine, network, nftables_fill, nftables_services,
-    passes, sets, snapshot, versus,
+    Failure, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, library, machine, network, nftables_fill,
+    nftables_services, passes, sets, snapshot, userspace, versus,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
@@ -94,10 +94,12 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
         ["ipset-fill", rest @ ..] => ipset_fill::side(rest)?,
         ["nftables-fill", rest @ ..] => nftables_fill::side(rest)?,
         ["ipvs-snapshot", rest @ ..] => snapshot::side(rest)?,
+        ["userspace", rest @ ..] => userspace::side(rest)?,
         // These tell several figures each.
         ["drift", rest @ ..] => return drift::side(rest),
         ["end-to-end", rest @ ..] => return end_to_end::side(rest),
         ["library", rest @ ..] => return library::side(rest),
+        ["iptables-services", rest @ ..] => return iptables_services::side(rest),
         ["nftables-services", rest @ ..] => return nftables_services::side(rest),
         ["passes", rest @ ..] => return passes::side(rest),
         ["sets", rest @ ..] => return sets::side(rest),

@@ -1,0 +1,227 @@
+//! The relay of userspace mode: one stream of TCP, and connections one after the other, against doing without and against other
+//! ways to relay. Client, relay and server share this machine's processors.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{OFlag, SpliceFFlags, splice};
+use nix::sys::socket::{Backlog, listen};
+use nix::unistd::pipe2;
+use proxier_core::modes::userspace::{Listener, Relay, Settings};
+use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
+
+use crate::compare::{Side, compare};
+use crate::report::{Goal, Report};
+use crate::{Failure, Options, namespace};
+
+const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)), 8080);
+const SERVICE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)), 80);
+
+const DIRECT: &str = "without a relay";
+const LOOP: &str = "a loop of splice(2)";
+const OURS: &str = "userspace mode";
+const HAPROXY: &str = "HAProxy";
+
+/// Connections that are open at the same time.
+const CLIENTS: usize = 8;
+/// What is written and read at once by client and server.
+const PIECE: usize = 256 << 10;
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let mebibytes = if options.smoke { "64" } else { "4096" };
+    let connections = if options.smoke { "400" } else { "20000" };
+    let side = |work: &'static str, way: &'static str, size: &'static str| {
+        move || namespace::measure(&["userspace", work, way, size])
+    };
+    let has_haproxy =
+        Command::new("haproxy").arg("-v").stdout(Stdio::null()).status().is_ok_and(|status| status.success());
+    let mut report = Report::new("userspace", options);
+    report.note(format!("A stream: {mebibytes} MiB from a server. Connections: {connections}, {CLIENTS} at a time, one byte there and back."));
+    if !has_haproxy {
+        report.note("HAProxy is not installed.");
+    }
+    let stream = ("One stream", None);
+    let mut sides = vec![
+        Side::new(DIRECT, side("stream", "direct", mebibytes)),
+        Side::new(LOOP, side("stream", "loop", mebibytes)),
+        Side::new(OURS, side("stream", "ours", mebibytes)),
+    ];
+    if has_haproxy {
+        sides.push(Side::new(HAPROXY, side("stream", "haproxy", mebibytes)));
+    }
+    compare(&mut report, options, stream, sides)?;
+    let many = ("Connections", None);
+    let mut sides = vec![
+        Side::new(DIRECT, side("connections", "direct", connections)),
+        Side::new(OURS, side("connections", "ours", connections)),
+    ];
+    if has_haproxy {
+        sides.push(Side::new(HAPROXY, side("connections", "haproxy", connections)));
+    }
+    compare(&mut report, options, many, sides)?;
+    report.ratio("U1: a loop of splice(2) / userspace mode", stream, LOOP, OURS, Goal::AtLeast(">= 0.8", 0.8));
+    if has_haproxy {
+        report.ratio("U2: HAProxy / userspace mode", many, HAPROXY, OURS, Goal::AtLeast(">= 0.8", 0.8));
+    }
+    report.finish()
+}
+
+pub(crate) fn side(arguments: &[&str]) -> Result<Duration, Failure> {
+    let [work, way, size] = arguments else { return Err("WORK WAY SIZE".into()) };
+    let size: usize = size.parse()?;
+    let server = TcpListener::bind(SERVER)?;
+    listen(&server, Backlog::MAXALLOWABLE)?;
+    match *work {
+        "stream" => {
+            thread::spawn(move || send(&server, size));
+            let _relay = Way::start(way)?;
+            receive(Way::address(way), size)
+        }
+        "connections" => {
+            thread::spawn(move || echo(&server));
+            let _relay = Way::start(way)?;
+            connect(Way::address(way), size)
+        }
+        other => Err(format!("no such work: {other}").into()),
+    }
+}
+
+/// What relays. It ends when dropped.
+enum Way {
+    Nothing,
+    Ours { _relay: Relay },
+    Haproxy(Child),
+}
+
+impl Way {
+    fn address(way: &str) -> SocketAddr {
+        if way == "direct" { SERVER } else { SERVICE }
+    }
+
+    fn start(way: &str) -> Result<Self, Failure> {
+        Ok(match way {
+            "direct" => Way::Nothing,
+            "loop" => {
+                let listener = TcpListener::bind(SERVICE)?;
+                thread::spawn(move || {
+                    for client in listener.incoming().flatten() {
+                        // What is missing is seen by who counts.
+                        thread::spawn(move || drop(splice_all(&client)));
+                    }
+                });
+                Way::Nothing
+            }
+            "ours" => {
+                let mut relay = Relay::start(Settings::default())?;
+                let key = FrontendKey::new(Protocol::Tcp, SERVICE.ip(), SERVICE.port());
+                let endpoint = EndpointKey::new(SERVER.ip(), SERVER.port());
+                relay.serve(&Listener::new(key, "bench").with_endpoints([endpoint]))?;
+                Way::Ours { _relay: relay }
+            }
+            "haproxy" => Way::Haproxy(haproxy()?),
+            other => return Err(format!("no such way: {other}").into()),
+        })
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        if let Way::Haproxy(child) = self {
+            let _has_ended = child.kill();
+            let _status = child.wait();
+        }
+    }
+}
+
+fn haproxy() -> Result<Child, Failure> {
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let configuration = format!(
+        "global\n nbthread {threads}\n maxconn 2000\ndefaults\n mode tcp\n timeout connect 5s\n timeout client 1m\n timeout server 1m\n \
+         option splice-auto\nlisten bench\n bind {SERVICE}\n server one {SERVER}\n"
+    );
+    let path = std::env::temp_dir().join(format!("bench-haproxy-{}.cfg", std::process::id()));
+    std::fs::write(&path, configuration)?;
+    let child = Command::new("haproxy").arg("-db").arg("-f").arg(&path).stderr(Stdio::null()).spawn()?;
+    let start = Instant::now();
+    while TcpStream::connect(SERVICE).is_err() {
+        if start.elapsed() > Duration::from_secs(10) {
+            return Err("HAProxy does not listen".into());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    std::fs::remove_file(&path)?;
+    Ok(child)
+}
+
+/// From the server to the client, by one thread and one pipe.
+fn splice_all(client: &TcpStream) -> Result<(), Failure> {
+    let server = TcpStream::connect(SERVER)?;
+    let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
+    loop {
+        let mut length = splice(&server, None, &write, None, 1 << 20, SpliceFFlags::SPLICE_F_MOVE)?;
+        if length == 0 {
+            return Ok(client.shutdown(Shutdown::Write)?);
+        }
+        while length > 0 {
+            length -= splice(&read, None, client, None, length, SpliceFFlags::SPLICE_F_MOVE)?;
+        }
+    }
+}
+
+fn send(server: &TcpListener, mebibytes: usize) {
+    let piece = vec![7; PIECE];
+    for mut stream in server.incoming().flatten() {
+        for _ in 0..mebibytes * ((1 << 20) / PIECE) {
+            if stream.write_all(&piece).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+fn receive(from: SocketAddr, mebibytes: usize) -> Result<Duration, Failure> {
+    let mut stream = TcpStream::connect(from)?;
+    let start = Instant::now();
+    let (mut piece, mut received) = (vec![0; PIECE], 0);
+    loop {
+        match stream.read(&mut piece)? {
+            0 => break,
+            length => received += length,
+        }
+    }
+    let took = start.elapsed();
+    if received != mebibytes << 20 {
+        return Err(format!("{received} bytes have arrived").into());
+    }
+    Ok(took)
+}
+
+fn echo(server: &TcpListener) {
+    for mut stream in server.incoming().flatten() {
+        thread::spawn(move || {
+            let mut byte = [0];
+            if stream.read_exact(&mut byte).is_ok() {
+                // Who does not wait for the answer counts it as missing.
+                let _is_sent = stream.write_all(&byte);
+            }
+        });
+    }
+}
+
+fn connect(to: SocketAddr, connections: usize) -> Result<Duration, Failure> {
+    let one = move || -> std::io::Result<()> {
+        let mut stream = TcpStream::connect(to)?;
+        stream.write_all(&[7])?;
+        stream.read_exact(&mut [0])
+    };
+    let start = Instant::now();
+    let clients: Vec<_> =
+        (0..CLIENTS).map(|_| thread::spawn(move || (0..connections / CLIENTS).try_for_each(|_| one()))).collect();
+    for client in clients {
+        client.join().map_err(|_panic| "a client has panicked")??;
+    }
+    Ok(start.elapsed())
+}
