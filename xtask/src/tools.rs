@@ -41,6 +41,8 @@ pub(crate) const DEMO: &[Tool] = &[
     ("ipvsadm", "ipvsadm"),
     ("ipset", "ipset"),
     ("iptables", "iptables"),
+    ("nft", "nftables"),
+    ("busybox", "busybox-static"),
     ("/usr/bin/python3", "python3-minimal"),
 ];
 

@@ -50,9 +50,19 @@ fn every_step_runs_and_the_last_line_is_that_of_the_tests() {
     let (printed, good) = ci("good", "80", TESTS);
     assert!(good, "{printed}");
     assert_eq!(printed.trim_end().lines().next_back(), Some("5 passed, 0 failed, 1 skipped"), "{printed}");
-    for step in
-        ["format", "tests", "lints", "documentation", "api", "demo", "counts", "figures", "benches", "each-crate-alone"]
-    {
+    for step in [
+        "format",
+        "tests",
+        "lints",
+        "documentation",
+        "api",
+        "package",
+        "demo",
+        "counts",
+        "figures",
+        "benches",
+        "each-crate-alone",
+    ] {
         assert!(row(&printed, step).ends_with("  ok"), "{step}: {printed}");
     }
     assert!(printed.contains("PROPTEST_RNG_SEED="), "{printed}");
@@ -65,7 +75,7 @@ fn without_time_only_the_essential_steps_run_and_the_others_are_named() {
     for step in ["format", "tests", "lints", "documentation"] {
         assert!(row(&printed, step).ends_with("  ok"), "{step}: {printed}");
     }
-    for step in ["api", "demo", "counts", "figures", "benches", "each-crate-alone"] {
+    for step in ["api", "package", "demo", "counts", "figures", "benches", "each-crate-alone"] {
         assert!(row(&printed, step).contains("not run: TIME: 0 of 0 minutes left"), "{step}: {printed}");
     }
 }

@@ -25,7 +25,7 @@ A list is only held against the compiler that its first line names; with another
 ";
 
 /// The libraries whose API is kept, from below.
-const CRATES: [&str; 8] =
+pub(crate) const CRATES: [&str; 8] =
     ["netlink-batch", "ipvs-sys", "ipvs", "ipset", "iptables", "nftables", "kmod-probe", "proxier-core"];
 
 /// A list's name in its crate's folder.

@@ -1,8 +1,8 @@
-//! `cargo xtask demo`: what IPVS mode does, on a real kernel, with real traffic.
+//! `cargo xtask demo`: what a mode does, on a real kernel, with real traffic.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::cargo;
@@ -18,6 +18,10 @@ Boots a Debian kernel in QEMU and shows there what IPVS mode does: a client, a n
 pod more, one that drains under load, one that fails, the proxy's end and clean-up. Each step checks itself. No cluster
 and no root needed; programs that are missing are installed with apt when this is root, else named.
 
+With --mode nftables, iptables, userspace or auto, the same on this machine's own kernel, in network namespaces: no
+machine is booted, and root is needed.
+
+  --mode MODE      ipvs (default; in QEMU), nftables, iptables, userspace, auto
   --shell          leaves you in a shell on the node, with the proxy running (exit leaves, Ctrl-A X switches off)
   --check          prints one line, or what is not as it should be
   --kernel KERNEL  5.10, 6.1 (default), 6.12 or 7.x; fetched when it is not in the cache yet
@@ -42,17 +46,27 @@ struct Options {
     mode: Mode,
     kernel: Series,
     proxy: Option<PathBuf>,
+    /// The mode to show on this machine's own kernel; `None`: IPVS, in QEMU.
+    here: Option<String>,
 }
+
+/// The modes that the demo shows on this machine's own kernel.
+const HERE: [&str; 4] = ["nftables", "iptables", "userspace", "auto"];
 
 pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let options = parse(arguments)?;
     let root = super::test::repository()?;
-    tools::ensure(tools::MACHINE)?;
+    if options.here.is_none() {
+        tools::ensure(tools::MACHINE)?;
+    }
     tools::ensure(tools::DEMO)?;
     let proxy = match &options.proxy {
         Some(path) => path.canonicalize().context(|| format!("--proxy {}: no such file", path.display()))?,
         None => build(&root)?,
     };
+    if let Some(mode) = &options.here {
+        return here(&root, &proxy, mode, options.mode);
+    }
     let mut vm = Vm::new(Kernel::get(options.kernel)?)?;
     vm.timeout = LIMIT;
     let mut command: Vec<OsString> = vec!["sh".into(), root.join("examples/demo/demo.sh").into(), proxy.into()];
@@ -75,6 +89,26 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         println!("{} s from power-on to power-off", start.elapsed().as_secs());
     }
     Ok(ExitCode::from(u8::from(outcome.exit != Some(0))))
+}
+
+/// The demo on this machine's own kernel.
+fn here(root: &Path, proxy: &Path, shown: &str, mode: Mode) -> Result<ExitCode> {
+    if !tools::is_root() {
+        return Err(Error::new(format!("demo --mode {shown} needs root: it makes network namespaces (try sudo)")));
+    }
+    let mut command = Command::new("sh");
+    command.arg(root.join("examples/demo/demo.sh")).arg(proxy).args(["--mode", shown]);
+    match mode {
+        Mode::Told => {}
+        Mode::Check => _ = command.arg("--check"),
+        Mode::Shell => _ = command.arg("--shell"),
+    }
+    let start = Instant::now();
+    let status = command.status().context(|| "cannot start sh".to_owned())?;
+    if mode == Mode::Told {
+        println!("{} s", start.elapsed().as_secs());
+    }
+    Ok(ExitCode::from(u8::from(!status.success())))
 }
 
 /// Builds `proxier-demo`, optimised: an emulated machine makes the difference felt.
@@ -101,7 +135,7 @@ fn executable(line: &str) -> Option<PathBuf> {
 }
 
 fn parse(arguments: &[OsString]) -> Result<Options> {
-    let mut options = Options { mode: Mode::Told, kernel: Series::V6_1, proxy: None };
+    let mut options = Options { mode: Mode::Told, kernel: Series::V6_1, proxy: None, here: None };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value =
@@ -111,6 +145,15 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
             Some("--shell") => Mode::Shell,
             Some("--kernel") => {
                 options.kernel = Series::parse(&value()?.to_string_lossy())?;
+                continue;
+            }
+            Some("--mode") => {
+                let mode = value()?.to_string_lossy().into_owned();
+                options.here = match mode.as_str() {
+                    "ipvs" => None,
+                    known if HERE.contains(&known) => Some(mode),
+                    _ => return Err(Error::usage(format!("demo: --mode {mode}: ipvs, {}", HERE.join(", ")))),
+                };
                 continue;
             }
             Some("--proxy") => {
@@ -145,7 +188,11 @@ mod tests {
         assert_eq!(options.proxy.as_deref(), Some(Path::new("/p")));
         assert_eq!(parse(&words("--shell")).unwrap().mode, Mode::Shell);
         assert_eq!(parse(&[]).unwrap().mode, Mode::Told);
-        for line in ["--shell --check", "--proxy", "--kernel", "--kernel 2.6", "--quiet", "web"] {
+        let of = |line: &str| parse(&words(line)).unwrap().here;
+        assert_eq!((of("--mode ipvs"), of("--mode auto --check").as_deref()), (None, Some("auto")));
+        for line in
+            ["--mode", "--mode kernelspace", "--shell --check", "--proxy", "--kernel", "--kernel 2.6", "--quiet", "web"]
+        {
             let error = parse(&words(line)).unwrap_err();
             assert_eq!(format!("{:?}", error.exit_code()), format!("{:?}", std::process::ExitCode::from(2)), "{line}");
         }

@@ -27,7 +27,9 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   reconcile         compile, diff and plan, in instructions counted by callgrind; on this machine
   memory            what the reconciler keeps in memory; on this machine
   nftables-fill     100,000 elements into a map; on this machine
+  iptables-services Services in iptables mode: all from nothing, one change, against iptables-restore; on this machine
   nftables-services Services in nftables mode: all from nothing, one change, connecting; on this machine
+  userspace         userspace mode: one stream, connections; on this machine
   ipset-fill        20,000 entries into a set; on this machine and in the virtual machine
   host-library      sets, rules and connection lists; on this machine
   ipvs-program      programming 1,000 virtual servers with 10 real servers each; in the virtual machine
@@ -59,12 +61,14 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 13] = [
+const BENCHES: [(&str, Place); 15] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
     ("ipset-fill", Place::Both),
     ("nftables-fill", Place::Host),
     ("nftables-services", Place::Host),
+    ("iptables-services", Place::Host),
+    ("userspace", Place::Host),
     ("host-library", Place::Host),
     ("ipvs-program", Place::Machine),
     ("ipvs-snapshot", Place::Machine),
