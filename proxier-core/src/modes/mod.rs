@@ -262,6 +262,21 @@ impl Mode {
         }
     }
 
+    /// Whether the kernel holds anything of an earlier process, as far as known.
+    pub(crate) fn serves_something(&self, host: &HostAddresses) -> bool {
+        match self {
+            Mode::Ipvs(mode) => mode.serves_something(host),
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => true,
+        }
+    }
+
+    /// The next pass tries again what waits for a pause to end.
+    pub(crate) fn retry_at_once(&mut self) {
+        if let Mode::Ipvs(mode) = self {
+            mode.rules_retry.clear();
+        }
+    }
+
     /// The addresses on which an earlier process served node ports, if connections end when such an address is given
     /// up.
     pub(crate) fn served_node_addresses(&self, families: Families) -> Vec<IpAddr> {

@@ -1,11 +1,14 @@
 //! The reconciler: takes objects, and brings the kernel to serve them.
 
 pub mod backoff;
+mod first;
 pub mod report;
 pub mod safeguard;
 pub mod schedule;
 pub mod step;
 pub mod totals;
+
+pub use first::ServedFirst;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -102,6 +105,8 @@ pub struct Reconciler {
     safeguard: Safeguard,
     schedule: Schedule,
     started: bool,
+    /// The first stage of a cold start has been tried.
+    tried_first: bool,
     /// A full pass has succeeded.
     settled: bool,
     totals: Totals,
@@ -144,6 +149,7 @@ impl Reconciler {
             safeguard: Safeguard::new(options.mass_removal),
             schedule: Schedule::new(options.limits, options.seed, now),
             started: false,
+            tried_first: false,
             settled: false,
             totals: Totals::default(),
             options,
@@ -408,12 +414,17 @@ impl Reconciler {
         }
         let pass = self.schedule.start(now)?;
         let mut report = Report::default();
+        let first = self.serve_first(now, clock, ports);
         if let Some(prepared) = self.prepare(pass, now, &mut report, ports) {
             // A running process retries soon, and must not delay anything else meanwhile.
             ports.rules.set_lock_wait(if self.settled { Self::SHORT_LOCK_WAIT } else { Self::FIRST_LOCK_WAIT });
             if self.mode.carry_out(prepared, &self.store, &mut report, clock, ports) {
                 self.schedule.request_full(now);
             }
+        }
+        if let Some((first, before)) = first {
+            report.applied.add(before.applied);
+            report.served_first = Some(first);
         }
         let end = clock();
         self.settled |= report.full && !report.has_failed() && report.stopped.is_none();

@@ -8,6 +8,7 @@ use crate::modes::shared::sysctls::SysctlChange;
 use crate::net::Family;
 use crate::net::FrontendKey;
 use crate::ports::{Flows, PortError, PortErrorKind};
+use crate::reconciler::first::ServedFirst;
 use crate::reconciler::step::{Action, Part, Step};
 
 /// How many operations of each kind.
@@ -133,6 +134,19 @@ impl Applied {
         self.failures.push(Failure { step, error });
     }
 
+    /// Adds what was done before, in the same pass.
+    pub(crate) fn add(&mut self, before: Applied) {
+        for (what, number) in before.done {
+            let count = self.done.entry(what).or_default();
+            *count = count.saturating_add(number);
+        }
+        self.failures.extend(before.failures);
+        self.lacks.extend(before.lacks);
+        self.restored.extend(before.restored);
+        self.flows.v4 = self.flows.v4.saturating_add(before.flows.v4);
+        self.flows.v6 = self.flows.v6.saturating_add(before.flows.v6);
+    }
+
     /// Records the outcome of one call for one operation.
     pub(crate) fn note(&mut self, step: impl FnOnce() -> Step, outcome: Result<(), PortError>) -> bool {
         match outcome {
@@ -179,6 +193,8 @@ pub struct Report {
     /// What this process, which serves Services itself, has to tell: limits that were reached, endpoints that do not answer. Each
     /// is told once in a minute at most, with its number.
     pub notices: Vec<String>,
+    /// What was served before everything else, at a cold start of IPVS mode with thousands of Services.
+    pub served_first: Option<ServedFirst>,
     /// Health checks of Services may have changed ([`Desired::health_checks`](crate::service::Desired::health_checks)).
     pub health_checks_changed: bool,
 }

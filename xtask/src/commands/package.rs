@@ -19,8 +19,8 @@ use crate::error::{Context as _, Error, Result};
 pub(crate) const HELP: &str = "\
 Usage: cargo xtask package
 
-Packs each library, unpacks the packages in a temporary folder and builds and runs their unit tests there, each package on the
-other packages. Then builds a crate outside this repository that depends on all libraries by path. Fails when a crate could be
+Packs each library, unpacks the packages in a temporary folder and checks them and their unit tests there, each package on the
+other packages. Then checks a crate outside this repository that depends on all libraries by path. Fails when a crate could be
 published, when a package lacks a file, or when a name leads to a crate of somebody else. Needs no network.
 ";
 
@@ -81,10 +81,11 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let agent = scratch.0.join("agent");
     write(&agent.join("Cargo.toml"), &manifest_of_agent(&root))?;
     write(&agent.join("src/lib.rs"), AGENT)?;
-    for (folder, command) in [(&unpacked, ["test", "--lib"]), (&agent, ["check", "--lib"])] {
+    for (folder, command) in [(&unpacked, &["check", "--lib", "--tests"][..]), (&agent, &["check", "--lib"])] {
         // The versions of everything else are those of this repository: only those are at hand without a network.
         fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context(|| "cannot copy Cargo.lock".to_owned())?;
-        cargo_in(folder, &target.join("packages"), &command)?;
+        // The same folder for what is built: crates of others are there already.
+        cargo_in(folder, &target, command)?;
         let lock = fs::read_to_string(folder.join("Cargo.lock")).context(|| "cannot read Cargo.lock".to_owned())?;
         let foreign = foreign(&lock);
         if !foreign.is_empty() {
@@ -92,7 +93,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
     }
-    println!("packed, unpacked, tested; used from outside: {}", CRATES.join(", "));
+    println!("packed, unpacked, checked; used from outside: {}", CRATES.join(", "));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -71,7 +71,7 @@ pub(crate) struct Mode {
     /// The inputs of the rules that the kernel holds.
     pub(super) rules: BTreeMap<Family, rules::Inputs>,
     /// Families whose rules could not be restored.
-    pub(super) rules_retry: BTreeMap<Family, RulesRetry>,
+    pub(in crate::modes) rules_retry: BTreeMap<Family, RulesRetry>,
     /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
     pub(super) unfinished: BTreeSet<(Part, String, String)>,
     /// Real servers that drain.
@@ -189,6 +189,12 @@ impl Mode {
         let Some(observed) = &self.observed else { return true };
         let there: BTreeSet<_> = reading::device_addresses(host, &self.names).collect();
         !reading::has_device(host, &self.names) || there != observed.addresses
+    }
+
+    /// Whether anything of an earlier process is there: addresses of the device, entries of sets.
+    pub(crate) fn serves_something(&self, host: &HostAddresses) -> bool {
+        let entries = self.observed.iter().flat_map(|observed| observed.sets.values());
+        reading::device_addresses(host, &self.names).next().is_some() || entries.into_iter().any(|set| !set.is_empty())
     }
 
     /// The addresses on which an earlier process served node ports, and this one as far as known.

@@ -236,6 +236,10 @@ impl Worker {
         let end = Instant::now();
         let took = end.saturating_duration_since(start);
         let kind = if report.full { "full pass" } else { "pass" };
+        if let Some(first) = &report.served_first {
+            let names: Vec<String> = first.services.iter().map(ToString::to_string).collect();
+            tracing::info!("{} served first, after {:.1} ms", names.join(", "), first.after.as_secs_f64() * 1e3);
+        }
         if report.writes() > 0 {
             tracing::info!("{kind}: {} changes in {:.1} ms", report.writes(), took.as_secs_f64() * 1e3);
         }

@@ -1,0 +1,102 @@
+//! A cold start with thousands of Services on a real kernel: cluster DNS answers long before the rest.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_methods, reason = "connections are real")]
+
+mod program;
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use program::{Folder, Running, demo, ipvsadm, ok, set_up, tool};
+use testkit::traffic::{NameServer, ask_udp, connect_and_ask};
+use testkit::{Netns, PROXY, kernel_test};
+
+const SERVICES: u16 = 3000;
+const DNS: &str = "10.96.0.10:53";
+
+fn address(number: u16) -> String {
+    let [high, low] = number.to_be_bytes();
+    format!("10.97.{high}.{low}")
+}
+
+fn service(namespace: &str, name: &str, address: &str, (port, protocol, target): (u16, &str, u16)) -> String {
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: {namespace}}}
+spec: {{clusterIP: {address}, clusterIPs: [{address}], ports: [{{name: p, port: {port}, protocol: {protocol}}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {name}-1, namespace: {namespace}, labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: IPv4
+ports: [{{name: p, port: {target}, protocol: {protocol}}}]
+endpoints: [{{addresses: [10.244.0.5]}}]
+---
+"
+    )
+}
+
+/// When somebody answers first; the address is nobody's before.
+fn first_answer(ask: impl Fn() -> std::io::Result<String> + Send + 'static) -> thread::JoinHandle<Instant> {
+    thread::spawn(move || {
+        let end = Instant::now() + Duration::from_secs(300);
+        while ask().is_err() {
+            assert!(Instant::now() < end, "nobody answers");
+            thread::sleep(Duration::from_millis(10));
+        }
+        Instant::now()
+    })
+}
+
+/// The milliseconds in the line of the log that has these words.
+fn milliseconds(log: &str, words: &str) -> f64 {
+    let line = log.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{words}: {log}"));
+    line.trim_end().strip_suffix(" ms").unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn dns_answers_long_before_the_rest() {
+    kernel_test(PROXY, || {
+        set_up();
+        tool("ip address add 10.244.0.5/32 dev lo");
+        // What is sent to an address that is not served goes nowhere, and is answered at once.
+        tool("ip route add unreachable 10.96.0.0/15");
+        let here = Netns::current().unwrap();
+        let at = |port| SocketAddr::new([10, 244, 0, 5].into(), port);
+        let _servers = [
+            NameServer::udp(&here, at(5353), "dns").unwrap(),
+            NameServer::tcp(&here, at(8080), "web").unwrap(),
+        ];
+        let folder = Folder::new("start");
+        let mut manifests = String::new();
+        for number in 0..SERVICES {
+            let one = service("demo", &format!("web-{number}"), &address(number), (80, "TCP", 8080));
+            manifests.write_str(&one).unwrap();
+        }
+        manifests += &service("kube-system", "kube-dns", "10.96.0.10", (53, "UDP", 5353));
+        manifests += &service("default", "kubernetes", "10.96.0.1", (443, "TCP", 8080));
+        folder.put("all.yaml", &manifests);
+
+        let dns = first_answer(|| ask_udp(DNS.parse().unwrap()));
+        let last = format!("{}:80", address(SERVICES - 1)).parse().unwrap();
+        let web = first_answer(move || connect_and_ask(last));
+        let folder = folder.0.display().to_string();
+        let running = Running::start(&["--proxy-mode", "ipvs", "--no-fallback", "--manifests", &folder]);
+        let (dns, web) = (dns.join().unwrap(), web.join().unwrap());
+        running.until_logged("full pass:");
+        let log = running.log();
+        let all = milliseconds(&log, "full pass:");
+        let first = milliseconds(&log, "default/kubernetes, kube-system/kube-dns served first");
+        println!("first after {first} ms, everything after {all} ms; clients saw {:?} between", web - dns);
+        assert!(first < all / 2.0, "{first} ms of {all} ms");
+        let between = web.checked_duration_since(dns).unwrap_or_default();
+        assert!(between.as_secs_f64() * 1e3 > (all - first) / 2.0, "{between:?} of {all} ms");
+        assert_eq!(ipvsadm().iter().filter(|line| line.starts_with("-A ")).count(), usize::from(SERVICES) + 2);
+        drop(running);
+        ok(&demo(&["cleanup"]));
+    });
+}

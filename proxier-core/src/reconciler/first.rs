@@ -1,0 +1,116 @@
+//! The first stage of a cold start: what everything else on the node needs is served before the rest is compiled.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::{Reconciler, Report};
+use crate::modes::shared::host;
+use crate::modes::{Mode, Pass, Prepared};
+use crate::net::Protocol;
+use crate::ports::Ports;
+use crate::reconciler::schedule::Moment;
+use crate::snapshot::{ObjectKey, Store};
+
+/// With fewer Services the first pass takes about as long as reading the rules twice.
+const WORTHWHILE: usize = 2000;
+
+/// What was served before everything else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServedFirst {
+    /// The Services.
+    pub services: BTreeSet<ObjectKey>,
+    /// How long that took, from the start of the pass.
+    pub after: Duration,
+}
+
+impl Reconciler {
+    /// At a cold start in IPVS mode serves `default/kubernetes` and cluster DNS alone, with all rules that guard them. `None`
+    /// when there is nothing to gain, or anything to lose: earlier passes, virtual servers or addresses of an earlier process,
+    /// or rules of another mode that serve until everything is there.
+    ///
+    /// Nothing of it has to succeed: the pass that follows reads the kernel and does all of it that is not there.
+    pub(super) fn serve_first(
+        &mut self,
+        now: Moment,
+        clock: &dyn Fn() -> Moment,
+        ports: &mut Ports<'_>,
+    ) -> Option<(ServedFirst, Report)> {
+        let is_first = !std::mem::replace(&mut self.tried_first, true);
+        if !is_first || self.pending.len() < WORTHWHILE || !matches!(self.mode, Mode::Ipvs(_)) {
+            return None;
+        }
+        let first = services(&self.store);
+        if first.is_empty() {
+            return None;
+        }
+        let host = host::read_host(ports.links).ok()?;
+        self.take_host(host, now);
+        if self.mode.serves_something(&self.host) || self.read_gateways(ports.links).is_some() {
+            return None;
+        }
+        self.find_api_servers();
+        self.pending.retain(|service| !first.contains(service));
+        self.mode.refresh(&self.store, &self.facts, &first);
+        let served = self.serve_alone(now, clock, ports);
+        // Compiled again with the others, whose claims may be older.
+        self.pending.extend(first.iter().cloned());
+        self.mode.forget_kernel();
+        let report = served?;
+        Some((ServedFirst { services: first, after: clock().saturating_sub(now) }, report))
+    }
+
+    /// Serves what has been compiled, on a kernel that serves nothing.
+    fn serve_alone(
+        &mut self,
+        now: Moment,
+        clock: &dyn Fn() -> Moment,
+        ports: &mut Ports<'_>,
+    ) -> Option<Report> {
+        self.mode.read(&self.host, &self.facts, ports).ok()?;
+        if self.mode.serves_something(&self.host) {
+            return None;
+        }
+        let mut report = Report { full: true, ..Report::default() };
+        // What it knows of the kernel begins with the whole pass.
+        let safeguard = self.safeguard.clone();
+        let pass = Pass {
+            store: &self.store,
+            facts: &self.facts,
+            host: &self.host,
+            settings: &self.options.host,
+            full: true,
+            settled: false,
+            failing: false,
+            now,
+        };
+        let prepared = self.mode.prepare(pass, &mut self.safeguard, &mut report, ports);
+        self.safeguard = safeguard;
+        let prepared = prepared.filter(|_| report.unread.is_empty()).filter(|prepared| !takes_over(prepared))?;
+        ports.rules.set_lock_wait(Self::SHORT_LOCK_WAIT);
+        self.mode.carry_out(prepared, &self.store, &mut report, clock, ports);
+        self.mode.retry_at_once();
+        report.applied.failures.is_empty().then_some(report)
+    }
+}
+
+/// Whether rules of iptables mode, which serve all Services, would go.
+fn takes_over(prepared: &Prepared) -> bool {
+    match prepared {
+        Prepared::Ipvs(prepared) => prepared.plan.rules.iter().any(|change| change.changes.replace_iptables_mode()),
+        Prepared::Nftables(_) | Prepared::Iptables(_) | Prepared::Userspace(_) => false,
+    }
+}
+
+/// The API server's own Service, and those of cluster DNS.
+fn services(store: &Store) -> BTreeSet<ObjectKey> {
+    let is_first = |key: &ObjectKey| match &*key.namespace {
+        "default" => &*key.name == "kubernetes",
+        "kube-system" => store.service(key).is_some_and(|service| {
+            let mut ports = service.ports.iter();
+            ports.any(|port| port.port == 53 && matches!(port.protocol, Protocol::Tcp | Protocol::Udp))
+        }),
+        _ => false,
+    };
+    store.services().map(|service| service.key.clone()).filter(is_first).collect()
+}
