@@ -706,3 +706,63 @@ async fn a_limit_that_says_what_it_is() {
     assert_eq!(snapshot.services.len(), 21);
     assert!(start.elapsed() > Duration::from_secs(3), "longer than the limit, all in all");
 }
+
+#[tokio::test]
+async fn what_annotations_may_decide_arrives_and_all_nodes_are_watched_only_for_weights() {
+    let server = shop();
+    let mut web = service("web", 80);
+    let asked = json!({"proxier/forwarding": "ipip", "kube-router.io/service.dsr": "tunnel"});
+    web["metadata"]["annotations"] = asked.clone();
+    web["metadata"]["annotations"]["example.com/long"] = "x".into();
+    server.put(&web);
+    let weights = json!({"proxier/weights": "10.244.0.1=3"});
+    let labels = json!({"kubernetes.io/service-name": "web"});
+    server.put(&json!({
+        "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
+        "metadata": {"namespace": "default", "name": "web-1", "labels": labels, "annotations": weights},
+    }));
+    let node = |weight: &str| {
+        let labels = json!({"proxier/weight": weight, "example.com/long": "x"});
+        json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n7", "labels": labels}})
+    };
+    server.put(&node("3"));
+    let mut watching = watch(&server, quick()).await;
+    let snapshot = watching.snapshot().await;
+    assert!(snapshot.node_weights.is_empty());
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let kept =
+        |value: &Value| value.as_object().unwrap().iter().map(|(name, value)| (name.clone(), text(value))).collect();
+    let annotations = |name: &str| {
+        snapshot.services.values().find(|of| of.metadata.name == name).unwrap().metadata.annotations.clone()
+    };
+    assert_eq!(annotations("web"), kept(&asked));
+    let slice = snapshot.slices.values().find(|of| of.metadata.name == "web-1").unwrap();
+    assert_eq!(slice.metadata.annotations, kept(&weights));
+
+    let mut options = quick();
+    options.node_weights = true;
+    let mut watching = watch(&server, options).await;
+    let snapshot = watching.snapshot().await;
+    assert!(snapshot.node_weights.len() > 1 && snapshot.node.is_some());
+    assert_eq!(snapshot.node_weights["n7"].metadata.labels, kept(&json!({"proxier/weight": "3"})));
+    server.put(&node("4"));
+    let weight = |change: &Change| match change {
+        Change::NodeWeight(object) => object.metadata.labels.get("proxier/weight").cloned(),
+        Change::NodeWeightGone(name) => Some(format!("-{name}")),
+        _ => None,
+    };
+    assert_eq!(weight(&watching.next().await).unwrap(), "4");
+    server.delete("nodes", "", "n7");
+    assert_eq!(weight(&watching.next().await).unwrap(), "-n7");
+}
+
+#[tokio::test]
+async fn without_rights_to_nodes_services_are_served_without_weights() {
+    let server = shop();
+    server.forbid("nodes", true);
+    let mut options = quick();
+    options.node_weights = true;
+    let mut watching = watch(&server, options).await;
+    let snapshot = watching.snapshot().await;
+    assert!(snapshot.node.is_none() && snapshot.node_weights.is_empty() && !snapshot.services.is_empty());
+}

@@ -5,19 +5,20 @@
 
 mod program;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
 use program::{Folder, demo, ipvsadm, ok, set_up, text, tool};
 use testkit::traffic::NameServer;
-use testkit::{Need, Netns, PROXY, kernel_test};
+use testkit::witness::{Transport, Witness, ask};
+use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
 
 const SERVICE: &str = "10.96.0.10:80";
 
-/// A Service with these annotations and two endpoints, which are addresses of this node.
-fn manifest(annotations: &str) -> String {
+/// A Service with these annotations and two endpoints, which are addresses of this node. The slice has annotations too.
+fn manifest(annotations: &str, of_slice: &str) -> String {
     format!(
         "apiVersion: v1
 kind: Service
@@ -30,10 +31,10 @@ spec:
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {{name: web-1, namespace: demo, labels: {{kubernetes.io/service-name: web}}}}
+metadata: {{name: web-1, namespace: demo, labels: {{kubernetes.io/service-name: web}}, annotations: {{{of_slice}}}}}
 addressType: IPv4
 ports: [{{name: http, port: 8080, protocol: TCP}}]
-endpoints: [{{addresses: [10.244.0.5]}}, {{addresses: [10.244.0.6]}}]
+endpoints: [{{addresses: [10.244.0.5], zone: a}}, {{addresses: [10.244.0.6], zone: b}}]
 "
     )
 }
@@ -57,12 +58,21 @@ impl Node {
     }
 
     fn once(&self, annotations: &str) -> String {
-        self.manifests.put("web.yaml", &manifest(annotations));
-        let folder = self.manifests.0.display().to_string();
-        let done = demo(&["run", "--once", "--proxy-mode", "ipvs", "--no-fallback", "--manifests", &folder]);
-        ok(&done);
-        text(&done.stderr)
+        self.once_with(annotations, "")
     }
+
+    fn once_with(&self, annotations: &str, of_slice: &str) -> String {
+        self.manifests.put("web.yaml", &manifest(annotations, of_slice));
+        once(&self.manifests)
+    }
+}
+
+/// One full sync with these manifests; returns what it says.
+fn once(manifests: &Folder) -> String {
+    let folder = manifests.0.display().to_string();
+    let done = demo(&["run", "--once", "--proxy-mode", "ipvs", "--no-fallback", "--manifests", &folder]);
+    ok(&done);
+    text(&done.stderr)
 }
 
 /// The options of the one virtual server.
@@ -137,6 +147,169 @@ fn a_policy_is_changed_in_place() {
         let said = node.once("proxier/scheduler: fastest");
         assert!(said.contains("metadata.annotations[proxier/scheduler] fastest: not a scheduler of IPVS"), "{said}");
         assert_eq!(server(), "-s rr");
+        ok(&demo(&["cleanup"]));
+    });
+}
+
+/// How many of these many connections each endpoint gets.
+fn shares(connections: usize) -> BTreeMap<String, usize> {
+    let mut shares = BTreeMap::new();
+    for _ in 0..connections {
+        *shares.entry(answers("198.51.100.1")).or_default() += 1;
+    }
+    shares
+}
+
+/// The weights of the two endpoints, as the kernel has them.
+fn weights() -> [String; 2] {
+    ["5", "6"].map(|last| {
+        let line = ipvsadm().into_iter().find(|line| line.contains(&format!("-r 10.244.0.{last}:8080 "))).unwrap();
+        line.split_once("-w ").unwrap().1.trim().to_owned()
+    })
+}
+
+/// The numbers that `ipvsadm -Ln --thresholds` has for an endpoint: upper and lower threshold.
+fn thresholds(endpoint: &str) -> [u32; 2] {
+    let table = tool("ipvsadm -Ln --thresholds");
+    let line = table.lines().find(|line| line.contains(endpoint)).unwrap_or_else(|| panic!("{table}"));
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let place = words.iter().position(|word| *word == endpoint).unwrap();
+    [1, 2].map(|behind| words[place + behind].parse().unwrap_or_else(|_| panic!("{line}")))
+}
+
+#[test]
+fn endpoints_get_connections_by_their_weights() {
+    let needs = [PROXY, &[Need::Scheduler("wrr")]].concat();
+    kernel_test(&needs, || {
+        let node = Node::new();
+        let wrr = "proxier/scheduler: wrr";
+        node.once(wrr);
+        assert_eq!(weights(), ["1", "1"]);
+        assert_eq!(shares(8), BTreeMap::from([("5".to_owned(), 4), ("6".to_owned(), 4)]));
+
+        let said = node.once_with(wrr, "proxier/weights: '10.244.0.5=3'");
+        assert!(!said.contains("annotations"), "{said}");
+        assert_eq!(weights(), ["3", "1"]);
+        assert_eq!(shares(8), BTreeMap::from([("5".to_owned(), 6), ("6".to_owned(), 2)]));
+
+        // Weight 0 by wish: no new connections, and it stays a real server.
+        node.once_with(wrr, "proxier/weights: '10.244.0.5=0'");
+        assert_eq!(weights(), ["0", "1"]);
+        assert_eq!(shares(4), BTreeMap::from([("6".to_owned(), 4)]));
+        node.once_with(wrr, "proxier/weights: '10.244.0.5=0'");
+        assert_eq!(weights(), ["0", "1"]);
+
+        node.once_with(&format!("{wrr}, proxier/zone-weights: 'a=1,b=3'"), "");
+        assert_eq!(weights(), ["1", "3"]);
+        assert_eq!(shares(8), BTreeMap::from([("5".to_owned(), 2), ("6".to_owned(), 6)]));
+
+        node.once("proxier/max-connections: '100', proxier/min-connections: '20'");
+        assert_eq!((thresholds("10.244.0.5:8080"), thresholds("10.244.0.6:8080")), ([100, 20], [100, 20]));
+        node.once("");
+        assert_eq!(thresholds("10.244.0.5:8080"), [0, 0]);
+        ok(&demo(&["cleanup"]));
+    });
+}
+
+const EXTERNAL: &str = "203.0.113.80:80";
+
+/// ```text
+///  client ── front ── the node ── back ── endpoint
+///      └───────────── side ──────────────────┘
+/// ```
+///
+/// The endpoint has the external address too, and its only way to the client is the link between the two, so that only answers that
+/// do not pass the node arrive. When the node puts its own address in place of the client's, answers come back to it.
+struct Triangle {
+    manifests: Folder,
+    client: Netns,
+    _endpoint: Netns,
+    _server: Witness,
+}
+
+impl Triangle {
+    fn new() -> Self {
+        set_up();
+        tool("modprobe ipip");
+        let (here, client, endpoint) = (Netns::current().unwrap(), Netns::new().unwrap(), Netns::new().unwrap());
+        veth_pair((&here, "front"), (&client, "front")).unwrap();
+        veth_pair((&here, "back"), (&endpoint, "back")).unwrap();
+        veth_pair((&client, "side"), (&endpoint, "side")).unwrap();
+        here.add_address("198.51.100.1/24", "front").unwrap();
+        here.add_address("10.244.9.1/24", "back").unwrap();
+        client.add_address("198.51.100.10/24", "front").unwrap();
+        client.add_route("203.0.113.0/24", "198.51.100.1").unwrap();
+        endpoint.add_address("10.244.9.5/24", "back").unwrap();
+        endpoint.add_address("203.0.113.80/32", "lo").unwrap();
+        endpoint.ip(&["link", "set", "tunl0", "up"]).unwrap();
+        endpoint.ip(&["route", "add", "198.51.100.10/32", "dev", "side"]).unwrap();
+        // Packets come by one way and answers go by another.
+        for (namespace, devices) in [(&client, ["all", "front", "side"]), (&endpoint, ["all", "back", "tunl0"])] {
+            for device in devices {
+                namespace.write_sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "0").unwrap();
+            }
+        }
+        let server = Witness::start(&endpoint, "endpoint", &[(Transport::Tcp, "0.0.0.0:80".parse().unwrap())]).unwrap();
+        // Counts what comes back from the endpoint.
+        tool("iptables -t raw -A PREROUTING -i back -p tcp");
+        Triangle { manifests: Folder::new("triangle"), client, _endpoint: endpoint, _server: server }
+    }
+
+    fn once(&self, annotations: &str) -> String {
+        let endpoints = "[{addresses: [10.244.0.5], zone: a}, {addresses: [10.244.0.6], zone: b}]";
+        let manifest = manifest(annotations, "")
+            .replace("  ports: [", "  externalIPs: [203.0.113.80]\n  ports: [")
+            .replace("targetPort: 8080", "targetPort: 80")
+            .replace("port: 8080", "port: 80")
+            .replace(endpoints, "[{addresses: [10.244.9.5]}]");
+        self.manifests.put("web.yaml", &manifest);
+        once(&self.manifests)
+    }
+
+    /// The address of the client that the endpoint sees, and how many packets of TCP came from the endpoint to the node meanwhile.
+    fn ask(&self) -> (String, u64) {
+        tool("iptables -t raw -Z PREROUTING");
+        let limit = Duration::from_secs(20);
+        let answer = self.client.run_in(|| ask(Transport::Tcp, None, EXTERNAL.parse().unwrap(), limit)).unwrap();
+        let peer = answer.unwrap_or_else(|error| panic!("{error}\n{:#?}", ipvsadm())).peer.ip().to_string();
+        let listed = tool("iptables -t raw -nvxL PREROUTING");
+        let counted = listed.lines().find(|line| line.contains("back")).unwrap_or_else(|| panic!("{listed}"));
+        (peer, counted.split_whitespace().next().unwrap().parse().unwrap())
+    }
+}
+
+/// The options of the endpoint behind an address and port.
+fn endpoint_of(server: &str) -> String {
+    let all = ipvsadm();
+    let line = all.iter().find_map(|line| line.strip_prefix(&format!("-a -t {server} -r 10.244.9.5:80 ")));
+    line.unwrap_or_else(|| panic!("{all:#?}")).trim_end().to_owned()
+}
+
+#[test]
+fn endpoints_answer_clients_by_themselves() {
+    kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
+        let net = Triangle::new();
+        net.once("");
+        assert_eq!(endpoint_of(EXTERNAL), "-m -w 1");
+        let (peer, back) = net.ask();
+        assert_eq!(peer, "10.244.9.1", "masqueraded");
+        assert!(back > 0);
+        for (annotations, option) in [
+            ("proxier/forwarding: direct-route", "-g"),
+            ("proxier/forwarding: ipip", "-i"),
+            ("proxier/forwarding: direct-route", "-g"),
+            ("kube-router.io/service.dsr: tunnel", "-i"),
+        ] {
+            let said = net.once(annotations);
+            assert!(!said.contains("annotations"), "{said}");
+            let external = endpoint_of(EXTERNAL);
+            assert!(external.starts_with(option) && external.contains("-w 1"), "{annotations}: {external}");
+            assert_eq!(endpoint_of(SERVICE), "-m -w 1", "{annotations}");
+            assert_eq!(net.ask(), ("198.51.100.10".to_owned(), 0), "{annotations}");
+        }
+        net.once("");
+        assert_eq!(endpoint_of(EXTERNAL), "-m -w 1");
+        assert_eq!(net.ask().0, "10.244.9.1");
         ok(&demo(&["cleanup"]));
     });
 }

@@ -169,6 +169,8 @@ objects! {
         conditions: EndpointConditions,
         /// The node it runs on.
         node_name: Option<String>,
+        /// The zone it is in.
+        zone: Option<String>,
         /// Which zones and nodes should use it.
         hints: Option<EndpointHints>,
     }
@@ -273,8 +275,8 @@ objects! {
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
-        /// What annotations of Services may decide: `scheduler`, `persistence`, `one-packet`; everything when absent. Not in
-        /// kube-proxy.
+        /// What annotations may decide: `scheduler`, `persistence`, `one-packet`, `weights`, `node-weights`, `forwarding`,
+        /// `thresholds`, `drain`; all but `node-weights` when absent. Not in kube-proxy.
         allowed_annotations: Option<Vec<String>>,
         /// Overrides `iptables.masqueradeBit`. Not in kube-proxy.
         masquerade_bit: Option<i64>,

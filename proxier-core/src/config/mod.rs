@@ -98,6 +98,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether annotations may decide this.
+    pub(crate) fn lets(&self, what: MayAskFor) -> bool {
+        self.ipvs.may_ask_for.contains(what)
+    }
+
     /// Checks a configuration. Leaves out impossible values and reports them; the caller decides whether to go on.
     ///
     /// A `nodePortAddresses` of which nothing could be read serves no node port at all. `iptables.localhostNodePorts` is
@@ -131,7 +136,8 @@ fn check_allowed(names: &[String], report: &mut Reporter<'_>) -> MayAskFor {
         let what = MayAskFor::by_name(name);
         if what.is_none() {
             let field = format!("ipvs.allowedAnnotations[{index}]");
-            report.reject(field, name, "not scheduler, persistence or one-packet; left out");
+            let reason = "not scheduler, persistence, one-packet, weights, node-weights, forwarding, thresholds or drain; left out";
+            report.reject(field, name, reason);
         }
         allowed |= what.unwrap_or(MayAskFor::empty());
     }

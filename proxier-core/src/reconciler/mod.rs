@@ -2,6 +2,7 @@
 
 pub mod backoff;
 mod first;
+mod node_weights;
 pub mod report;
 pub mod safeguard;
 pub mod schedule;
@@ -14,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::config::Config;
+use crate::config::{Config, MayAskFor};
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::wanted::Wanted;
@@ -23,6 +24,7 @@ use crate::modes::shared::sysctls::HostSettings;
 use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables, userspace};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::{Links, Ports};
+use crate::reconciler::node_weights::NodeWeights;
 use crate::reconciler::report::{Refused, Report, Unread};
 use crate::reconciler::safeguard::{MassRemoval, Safeguard};
 use crate::reconciler::schedule::{Limits, Moment, Schedule};
@@ -89,6 +91,7 @@ pub struct Reconciler {
     store: Store,
     node: Node,
     node_rejections: Vec<Rejection>,
+    node_weights: NodeWeights,
     host: HostAddresses,
     facts: NodeFacts,
     /// Services to compile again.
@@ -123,9 +126,14 @@ impl Reconciler {
         let node = Node::new(node_name);
         let host = HostAddresses::default();
         let facts = NodeFacts::new(&options.config, &node, &host);
+        let mut store = Store::new(node_name);
+        if options.config.lets(MayAskFor::NODE_WEIGHTS) {
+            store = store.keep_nodes();
+        }
         Reconciler {
-            store: Store::new(node_name),
+            store,
             node_rejections: Vec::new(),
+            node_weights: NodeWeights::default(),
             node,
             host,
             pending: BTreeSet::new(),
@@ -323,6 +331,22 @@ impl Reconciler {
         }
     }
 
+    /// Takes a Node of the cluster, for the weight that its endpoints have by it ([`Node::weight`]). Ignored unless the configuration
+    /// lets annotations decide it ([`MayAskFor::NODE_WEIGHTS`](crate::config::MayAskFor::NODE_WEIGHTS)). When a weight changed, the
+    /// next pass compiles every Service again.
+    pub fn upsert_node_weight(&mut self, object: &NodeObject, now: Moment) {
+        if self.options.config.lets(MayAskFor::NODE_WEIGHTS) && self.node_weights.upsert(object) {
+            self.schedule.request(now);
+        }
+    }
+
+    /// Forgets a Node of the cluster: its endpoints have weight 1 by it.
+    pub fn delete_node_weight(&mut self, name: &str, now: Moment) {
+        if self.node_weights.delete(name) {
+            self.schedule.request(now);
+        }
+    }
+
     /// The lists are complete: passes may begin, and a full one is due. Earlier requests count as made now.
     pub fn start(&mut self, now: Moment) {
         if !self.started {
@@ -378,7 +402,8 @@ impl Reconciler {
     /// Computes the node facts again, and compiles every Service if they differ.
     fn refresh_facts(&mut self) {
         let absent = self.absent.keys().copied();
-        let facts = NodeFacts::with_absent(&self.options.config, &self.node, &self.host, absent);
+        let mut facts = NodeFacts::with_absent(&self.options.config, &self.node, &self.host, absent);
+        facts.set_node_weights(self.node_weights.all().clone());
         if facts != self.facts {
             self.facts = facts;
             self.mode.facts_changed();
@@ -466,6 +491,9 @@ impl Reconciler {
         }
         self.give_up_absent(now);
         self.find_api_servers();
+        if self.node_weights.take_changed() {
+            self.refresh_facts();
+        }
         let refreshed = self.refresh_desired(now);
         report.health_checks_changed = report.full || refreshed.health_checks;
         // The safeguard has judged missing objects; everything else that goes was deleted by events. Before the first
@@ -676,9 +704,11 @@ impl Reconciler {
         &self.totals
     }
 
-    /// What was left out of the current objects: of Services and slices, then of the Node.
+    /// What was left out of the current objects: of Services and slices, then of Nodes, then what annotations ask for that
+    /// cannot be with the endpoints there are.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
-        self.store.rejections().chain(&self.node_rejections)
+        let of_nodes = self.node_rejections.iter().chain(self.node_weights.rejections());
+        self.store.rejections().chain(of_nodes).chain(self.desired().refused())
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Compiled, Frontend, HealthCheck, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile_from};
 use crate::net::FrontendKey;
 use crate::pack::pack;
-use crate::snapshot::{Created, ObjectKey, Store};
+use crate::snapshot::{Created, ObjectKey, Rejection, Store};
 
 /// Every Frontend with its owner, kept up to date at O(changed Services).
 ///
@@ -23,6 +23,8 @@ pub struct Desired {
     /// Boxed, since a map keeps room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Compiled>>,
     claims: BTreeMap<FrontendKey, Claims>,
+    /// Services that ask for what cannot be.
+    refusing: BTreeSet<ObjectKey>,
 }
 
 /// Keeps its own view of [`Desired`]: it is called for every change, in order, and for nothing else, even if the
@@ -107,6 +109,11 @@ impl Desired {
             self.services.extend(old.map(|old| (key.clone(), old)));
             return;
         }
+        if compiled.as_ref().is_some_and(|new| !new.refused.is_empty()) {
+            self.refusing.insert(key.clone());
+        } else {
+            self.refusing.remove(key);
+        }
         follower.service(old.as_deref(), compiled.as_deref());
         let claim_of = |of: &Option<Box<Compiled>>, frontend: &FrontendKey| {
             let compiled = of.as_ref()?;
@@ -187,6 +194,11 @@ impl Desired {
     /// Frontends that are not served because their address or port is reserved, with the Services that ask for them.
     pub fn rejected(&self) -> impl Iterator<Item = (&ObjectKey, &Rejected)> {
         self.services.iter().flat_map(|(key, compiled)| compiled.rejected.iter().map(move |refusal| (key, refusal)))
+    }
+
+    /// What annotations ask for that cannot be with the endpoints there are. Costs O(such Services).
+    pub fn refused(&self) -> impl Iterator<Item = &Rejection> {
+        self.refusing.iter().filter_map(|key| self.services.get(key)).flat_map(|compiled| &compiled.refused)
     }
 
     /// Claims of Services that do not own the Frontend.

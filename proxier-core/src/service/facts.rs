@@ -1,9 +1,10 @@
 //! Node facts: what is the same for every Service, such as addresses of this host; computed once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use crate::config::{Config, NodePortAddresses};
+use crate::config::{Config, MayAskFor, NodePortAddresses};
 use crate::net::{Family, Network};
 use crate::snapshot::{HostAddresses, Node};
 
@@ -34,6 +35,7 @@ pub struct NodeFacts {
     absent: BTreeSet<IpAddr>,
     node_port_addresses: BTreeSet<IpAddr>,
     pod_cidrs: Vec<Network>,
+    node_weights: Arc<BTreeMap<Box<str>, u16>>,
 }
 
 impl NodeFacts {
@@ -81,7 +83,21 @@ impl NodeFacts {
             absent,
             node_port_addresses,
             pod_cidrs: node.pod_cidrs.clone(),
+            node_weights: Arc::default(),
         }
+    }
+
+    /// Sets the weights of nodes by name: their endpoints have them, if the configuration lets annotations decide it
+    /// ([`MayAskFor::NODE_WEIGHTS`]) and the store keeps nodes ([`Store::keep_nodes`](crate::snapshot::Store::keep_nodes)).
+    pub fn set_node_weights(&mut self, weights: Arc<BTreeMap<Box<str>, u16>>) {
+        if self.config.lets(MayAskFor::NODE_WEIGHTS) {
+            self.node_weights = weights;
+        }
+    }
+
+    /// The weights of nodes other than 1, by name.
+    pub fn node_weights(&self) -> &BTreeMap<Box<str>, u16> {
+        &self.node_weights
     }
 
     /// The configuration.

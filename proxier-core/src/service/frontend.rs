@@ -27,6 +27,11 @@ pub struct Frontend {
     pub affinity_secs: Option<u32>,
     /// How its connections are shared out, where that differs from the configuration.
     pub balancing: Option<Arc<Balancing>>,
+    /// The weights of endpoints where any are asked for, sorted by endpoint; 1 for those that are not here. Used by IPVS mode.
+    pub weights: Option<Arc<[(EndpointKey, u16)]>>,
+    /// Whether endpoints answer clients by themselves, as [`Balancing::forwarding`] asks: their packets are not masqueraded. Used by
+    /// IPVS mode.
+    pub returns_directly: bool,
     /// Whether an interface of this host, other than the dummy device, has the address.
     pub on_interface: bool,
     /// The networks that may connect; `None` for everybody. Load-balancer addresses only.

@@ -6,16 +6,21 @@ mod facts;
 mod frontend;
 mod port;
 mod reserved;
+mod weights;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::config::LocalFallback;
+use crate::config::{LocalFallback, MayAskFor};
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
-use crate::snapshot::{Created, EndpointSlice, FrontendSpec, ObjectKey, Service, ServicePort, Store, TrafficPolicy};
+use crate::snapshot::{
+    Created, EndpointSlice, FrontendSpec, OTHER_PORT, ObjectKey, ObjectKind, Rejection, Reporter, Service, ServicePort,
+    Spelled, Store, TrafficPolicy,
+};
 use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
+use weights::weigh;
 
 pub use crate::snapshot::Roles;
 pub use desired::{Conflict, Desired, Follower};
@@ -69,6 +74,8 @@ pub struct Compiled {
     pub no_local_endpoints: NoLocalEndpoints,
     /// Frontends it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
     pub rejected: BTreeSet<Rejected>,
+    /// What its annotations ask for that cannot be with its endpoints.
+    pub refused: Vec<Rejection>,
 }
 
 impl Compiled {
@@ -83,6 +90,7 @@ impl Compiled {
             health_check_open_in: Vec::new(),
             no_local_endpoints: NoLocalEndpoints::default(),
             rejected: BTreeSet::new(),
+            refused: Vec::new(),
         }
     }
 
@@ -129,8 +137,12 @@ fn compile_service<'a>(
                 row.note_missing(&mut compiled.no_local_endpoints);
             }
             let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
+            let asked = Asked {
+                weights: weigh(&slices, service, port, family, facts),
+                returns_directly: context.returns_directly(&rows, &choice, &mut compiled.refused),
+            };
             for row in &rows {
-                row.add_to(&mut frontends, &choice, common.as_ref(), &context);
+                row.add_to(&mut frontends, &choice, &asked, common.as_ref(), &context);
             }
             compiled.ports.extend(common);
         }
@@ -178,6 +190,10 @@ pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFa
             falls_back: false,
             affinity_secs: spec.affinity_secs,
             balancing: spec.balancing.clone(),
+            weights: (!spec.weights.is_empty() && facts.config.lets(MayAskFor::WEIGHTS))
+                .then(|| spec.weights.as_slice().into()),
+            returns_directly: spec.balancing.as_ref().is_some_and(|balancing| balancing.forwarding.is_some())
+                && facts.config.lets(MayAskFor::FORWARDING),
             on_interface: facts.is_on_interface(spec.key.address),
             source_ranges: ranges.map(Into::into),
             node_may_use: node.is_some_and(in_ranges),
@@ -207,6 +223,36 @@ struct Context<'a> {
     service: &'a Service,
     port: &'a ServicePort,
     facts: &'a NodeFacts,
+}
+
+impl Context<'_> {
+    /// Whether endpoints answer clients of external addresses by themselves. Notes why not, if the Service asks for it.
+    fn returns_directly(&self, rows: &[Row], choice: &Choice, refused: &mut Vec<Rejection>) -> bool {
+        let asked = self.service.balancing.as_ref().filter(|_| self.facts.config.lets(MayAskFor::FORWARDING));
+        let Some((method, name)) = asked.and_then(|asked| Some((asked.forwarding?, asked.forwarding_asked_by))) else {
+            return false;
+        };
+        if !rows.iter().any(|row| row.is_external() && !row.addresses.is_empty()) {
+            return false;
+        }
+        let ServicePort { protocol, port, .. } = *self.port;
+        let Some(other) = choice.cluster.iter().chain(&*choice.local).find(|endpoint| endpoint.port != port) else {
+            return true;
+        };
+        let value = format_args!("{} for {protocol} {port}, endpoint {other}", Spelled(method));
+        Reporter::new(ObjectKind::Service, self.service.key.clone(), refused).reject(
+            format!("metadata.annotations[{name}]"),
+            value,
+            OTHER_PORT,
+        );
+        false
+    }
+}
+
+/// What annotations ask for a Service port in one family.
+struct Asked {
+    weights: Option<Arc<[(EndpointKey, u16)]>>,
+    returns_directly: bool,
 }
 
 /// The one table that says on which addresses and port a Service port is served in a family, and by which policy.
@@ -251,15 +297,21 @@ impl Row {
         }
     }
 
+    /// Whether its addresses are neither cluster IPs nor this host's.
+    fn is_external(&self) -> bool {
+        self.role == Roles::EXTERNAL_IP || self.role == Roles::LOAD_BALANCER
+    }
+
     fn add_to(
         &self,
         frontends: &mut BTreeMap<FrontendKey, Frontend>,
         choice: &Choice,
+        asked: &Asked,
         common: Option<&Arc<Port>>,
         context: &Context<'_>,
     ) {
         for address in &self.addresses {
-            let new = self.frontend(*address, choice, common, context);
+            let new = self.frontend(*address, choice, asked, common, context);
             match frontends.entry(new.key) {
                 // Listed twice, say as external IP and as load-balancer address.
                 Entry::Occupied(mut known) => merge(known.get_mut(), &new),
@@ -274,6 +326,7 @@ impl Row {
         &self,
         address: IpAddr,
         choice: &Choice,
+        asked: &Asked,
         common: Option<&Arc<Port>>,
         context: &Context<'_>,
     ) -> Frontend {
@@ -291,6 +344,8 @@ impl Row {
             falls_back: self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster,
             affinity_secs: service.affinity_secs,
             balancing: service.balancing.clone(),
+            weights: asked.weights.clone(),
+            returns_directly: asked.returns_directly && self.is_external(),
             on_interface: facts.is_on_interface(address),
             source_ranges: ranges.cloned(),
             node_may_use: node.is_some_and(in_ranges),
@@ -303,6 +358,7 @@ impl Row {
 /// come from either.
 fn merge(known: &mut Frontend, new: &Frontend) {
     known.roles |= new.roles;
+    known.returns_directly &= new.returns_directly;
     if known.source_ranges.is_none() {
         known.source_ranges.clone_from(&new.source_ranges);
         known.node_may_use = new.node_may_use;

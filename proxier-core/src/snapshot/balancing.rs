@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ipvs::model::{Family as KernelFamily, Granularity, Scheduler, SchedulerFlags};
+use ipvs::model::{Family as KernelFamily, ForwardingMethod, Granularity, Scheduler, SchedulerFlags, Thresholds};
 
-use super::Reporter;
+use super::{Reporter, ZoneWeights, forwarding};
 use crate::net::Protocol;
 
 /// How a Service's connections are shared out among its endpoints, where that differs from the configuration. Used by IPVS mode;
@@ -18,8 +18,30 @@ use crate::net::Protocol;
 /// | `proxier/persistence-seconds` | 1 to 2678400: a client stays with its endpoint, whatever `sessionAffinity` says | |
 /// | `proxier/persistence-prefix-ipv4`, `-ipv6` | 0 to 32, 1 to 128: clients of one network count as one | |
 /// | `proxier/one-packet` | `true`: each datagram for itself, for ports of UDP | |
+/// | `proxier/zone-weights` | `zone-a=3, zone-b=1, *=0`: weights of endpoints by zone, 0 to 65535; 1 for zones that are not named | |
+/// | `proxier/forwarding` | `masquerade`, `direct-route`, `ipip`, `gre`, `gue:PORT`: how packets for external addresses reach endpoints | `kube-router.io/service.dsr` |
+/// | `proxier/max-connections` | connections above which an endpoint gets no new ones, at each address of the Service | |
+/// | `proxier/min-connections` | connections below which it gets new ones again, less than the above; three quarters of it by default | |
+/// | `proxier/drain-seconds` | 0 to 2678400: how long an endpoint that leaves keeps its connections of TCP | |
 ///
 /// The first column counts when both are there. What cannot be is reported, and the configuration counts.
+///
+/// # Weights
+///
+/// The annotation `proxier/weights` of an EndpointSlice gives weights by address: `10.0.0.1=3, 10.0.0.2=0`. An endpoint's weight is
+/// the product of this, of its zone's and of its node's
+/// ([`Node::weight`](super::Node::weight)), each 1 where nothing is said; at most
+/// 65535. With 0 it takes no new connections and keeps those that it has, for as long as it is an endpoint. Scheduler `rr` knows only
+/// 0; `wrr` and `wlc` share out by weight.
+///
+/// # Forwarding
+///
+/// All methods but masquerading leave packets as they are, and the endpoint answers the client by itself: it has the external address
+/// too, on a device that does not answer for it (`lo`, `tunl0`), and its port is the Service's. So cluster IPs and node ports are
+/// masqueraded in any case, external addresses where an endpoint's port is another, and clients' addresses are kept: no source is
+/// rewritten, whatever `externalTrafficPolicy` says. Programs on nodes have to use the cluster IP, since the external address is the
+/// node's own. An endpoint whose answers pass a node that has the address needs `accept_local` 1 and `rp_filter` 0 of the device
+/// by which they come. GRE and GUE need Linux 5.3; older kernels take IP in IP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Balancing {
@@ -35,6 +57,16 @@ pub struct Balancing {
     pub granularity_v6: Option<Granularity>,
     /// Whether each UDP datagram is scheduled for itself.
     pub one_packet: bool,
+    /// The weights of endpoints by zone. `None`: all the same.
+    pub zone_weights: Option<ZoneWeights>,
+    /// How packets for external addresses reach endpoints. `None`: by masquerading.
+    pub forwarding: Option<ForwardingMethod>,
+    /// Limits of connections for each endpoint at each address.
+    pub thresholds: Thresholds,
+    /// How long an endpoint that leaves may keep connections, in seconds; 0: it loses them at once.
+    pub drain_secs: Option<u32>,
+    /// The annotation that asks for `forwarding`.
+    pub(crate) forwarding_asked_by: &'static str,
 }
 
 const SCHEDULER: &str = "proxier/scheduler";
@@ -43,12 +75,20 @@ const PERSISTENCE: &str = "proxier/persistence-seconds";
 const PREFIX_V4: &str = "proxier/persistence-prefix-ipv4";
 const PREFIX_V6: &str = "proxier/persistence-prefix-ipv6";
 const ONE_PACKET: &str = "proxier/one-packet";
+const ZONE_WEIGHTS: &str = "proxier/zone-weights";
+const FORWARDING: &str = "proxier/forwarding";
+const MAX_CONNECTIONS: &str = "proxier/max-connections";
+const MIN_CONNECTIONS: &str = "proxier/min-connections";
+const DRAIN: &str = "proxier/drain-seconds";
 
 /// Names of kube-router.
-const ALIASES: [(&str, &str); 2] =
-    [(SCHEDULER, "kube-router.io/service.scheduler"), (FLAGS, "kube-router.io/service.schedflags")];
+const ALIASES: [(&str, &str); 3] = [
+    (SCHEDULER, "kube-router.io/service.scheduler"),
+    (FLAGS, "kube-router.io/service.schedflags"),
+    (FORWARDING, "kube-router.io/service.dsr"),
+];
 
-/// The longest persistence that ipvsadm accepts: 31 days.
+/// The longest persistence that ipvsadm accepts: 31 days. An endpoint drains no longer either.
 const MAX_PERSISTENCE_SECS: u32 = 31 * 86_400;
 
 /// The annotations of one Service.
@@ -77,6 +117,32 @@ impl<'a> Annotations<'a, '_> {
     fn reject(&mut self, name: &str, value: &str, reason: &'static str) {
         self.report.reject(format!("metadata.annotations[{name}]"), value, reason);
     }
+
+    fn zone_weights(&mut self) -> Option<ZoneWeights> {
+        let (name, value) = self.get(ZONE_WEIGHTS)?;
+        ZoneWeights::check(name, value, self.report)
+    }
+
+    /// The method, unless it is masquerading, and the annotation that asks for it.
+    fn forwarding(&mut self) -> Option<(&'static str, ForwardingMethod)> {
+        let (name, value) = self.get(FORWARDING)?;
+        match forwarding::parse(value) {
+            Ok(method) => Some((name, method)).filter(|(_, method)| *method != ForwardingMethod::Masquerade),
+            Err(reason) => {
+                self.reject(name, value, reason);
+                None
+            }
+        }
+    }
+
+    fn thresholds(&mut self) -> Thresholds {
+        let number = |text: &str| text.parse().ok().filter(|number| *number > 0);
+        let upper = self.read(MAX_CONNECTIONS, "not a number from 1; no limit", number).unwrap_or(0);
+        let below = |text: &str| number(text).filter(|lower| *lower < upper);
+        let reason = "not a number from 1 to one less than max-connections; three quarters of that count";
+        let lower = self.read(MIN_CONNECTIONS, reason, below).unwrap_or(0);
+        Thresholds::new(upper, lower).unwrap_or_default()
+    }
 }
 
 fn flags(text: &str) -> Option<SchedulerFlags> {
@@ -85,6 +151,11 @@ fn flags(text: &str) -> Option<SchedulerFlags> {
 }
 
 impl Balancing {
+    /// Whether an annotation of this name, of a Service, is one of these.
+    pub fn is_annotation(name: &str) -> bool {
+        name.starts_with("proxier/") || ALIASES.iter().any(|(_, theirs)| name == *theirs)
+    }
+
     /// Reads the annotations of a Service with ports of these protocols. `None`: nothing differs from the configuration.
     pub(super) fn check(
         annotations: &BTreeMap<String, String>,
@@ -93,8 +164,7 @@ impl Balancing {
         report: &mut Reporter<'_>,
     ) -> Option<Arc<Self>> {
         // Most Services have none.
-        let is_one = |name: &String| name.starts_with("proxier/") || ALIASES.iter().any(|(_, theirs)| name == theirs);
-        if !annotations.keys().any(is_one) {
+        if !annotations.keys().any(|name| Balancing::is_annotation(name)) {
             return None;
         }
         let mut given = Annotations { all: annotations, report };
@@ -128,8 +198,25 @@ impl Balancing {
             given.reject(ONE_PACKET, "true", "needs a port of UDP; ignored");
             one_packet = false;
         }
-        let balancing =
-            Balancing { scheduler, scheduler_flags, persistence_secs, granularity_v4, granularity_v6, one_packet };
+        let zone_weights = given.zone_weights();
+        let (forwarding_asked_by, forwarding) = given.forwarding().unzip();
+        let thresholds = given.thresholds();
+        let drain_secs = given.read(DRAIN, "not 0 to 2678400 seconds; the configured time counts", |text| {
+            text.parse().ok().filter(|secs| *secs <= MAX_PERSISTENCE_SECS)
+        });
+        let balancing = Balancing {
+            scheduler,
+            scheduler_flags,
+            persistence_secs,
+            granularity_v4,
+            granularity_v6,
+            one_packet,
+            zone_weights,
+            forwarding,
+            thresholds,
+            drain_secs,
+            forwarding_asked_by: forwarding_asked_by.unwrap_or_default(),
+        };
         (balancing != Balancing::default()).then(|| Arc::new(balancing))
     }
 }

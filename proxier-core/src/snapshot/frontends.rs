@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use bitflags::bitflags;
 
-use super::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, TrafficPolicy, is_usable, is_usable_by_service};
+use super::{
+    Balancing, ObjectKey, ObjectKind, Rejection, Reporter, Spelled, TrafficPolicy, is_usable, is_usable_by_service,
+};
 use crate::net::{EndpointKey, Family, FrontendKey, Network};
 
 bitflags! {
@@ -21,6 +23,10 @@ bitflags! {
         const NODE_PORT = 8;
     }
 }
+
+/// Why direct return is refused where only masquerading can rewrite ports.
+pub(crate) const OTHER_PORT: &str =
+    "an endpoint's port differs from the Service's, which only masquerading rewrites; masquerade counts";
 
 /// A Frontend with its endpoints, from an agent with a source of truth of its own
 /// ([`Reconciler::upsert_frontends`](crate::reconciler::Reconciler::upsert_frontends)).
@@ -41,6 +47,8 @@ pub struct FrontendSpec {
     pub affinity_secs: Option<u32>,
     /// How connections are shared out, where that differs from the configuration. Default `None`: nowhere.
     pub balancing: Option<Arc<Balancing>>,
+    /// Weights of endpoints, 0 to 65535, by address and port; 1 for those that are not here. Default none.
+    pub weights: Vec<(EndpointKey, u16)>,
     /// The networks that may connect; default `None` for everybody. For addresses of load balancers only.
     pub source_ranges: Option<Vec<Network>>,
 }
@@ -56,7 +64,20 @@ impl FrontendSpec {
             local: Vec::new(),
             affinity_secs: None,
             balancing: None,
+            weights: Vec::new(),
             source_ranges: None,
+        }
+    }
+
+    /// Why its packets cannot be forwarded in any other way than by masquerading; see [`Balancing`].
+    fn why_only_masqueraded(&self) -> Option<&'static str> {
+        let has_other_port = |endpoint: &EndpointKey| endpoint.port != self.key.port;
+        if self.roles.intersects(Roles::CLUSTER_IP | Roles::NODE_PORT) {
+            Some("for external and load-balancer addresses only; masquerade counts")
+        } else if self.cluster.iter().chain(&self.local).any(has_other_port) {
+            Some(OTHER_PORT)
+        } else {
+            None
         }
     }
 
@@ -92,6 +113,8 @@ impl FrontendSpec {
                 report.reject(format!("{field}.affinity_secs"), secs, "not 1 to 86400 seconds; no affinity");
                 spec.affinity_secs = None;
             }
+            spec.weights.sort_by_key(|(endpoint, _)| *endpoint);
+            spec.weights.dedup_by_key(|(endpoint, _)| *endpoint);
             let family = spec.key.family();
             for (list, name) in [(&mut spec.cluster, "cluster"), (&mut spec.local, "local")] {
                 list.retain(|endpoint| {
@@ -105,6 +128,12 @@ impl FrontendSpec {
                 });
                 list.sort_unstable();
                 list.dedup();
+            }
+            if let Some(method) = spec.balancing.as_ref().and_then(|balancing| balancing.forwarding)
+                && let Some(reason) = spec.why_only_masqueraded()
+            {
+                report.reject(format!("{field}.balancing.forwarding"), Spelled(method), reason);
+                Arc::make_mut(spec.balancing.get_or_insert_default()).forwarding = None;
             }
             checked.push(spec);
         }

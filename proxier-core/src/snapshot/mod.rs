@@ -2,12 +2,14 @@
 
 mod address;
 mod balancing;
+mod forwarding;
 mod frontends;
 mod node;
 mod rejection;
 mod service;
 mod slice;
 mod store;
+mod weights;
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,6 +18,8 @@ use crate::objects::Metadata;
 
 pub(crate) use address::{is_usable, is_usable_by_service, parse_address, parse_network};
 pub use balancing::Balancing;
+pub(crate) use forwarding::Spelled;
+pub(crate) use frontends::OTHER_PORT;
 pub use frontends::{FrontendSpec, Roles};
 pub use node::{HostAddresses, Node};
 pub(crate) use rejection::Reporter;
@@ -23,6 +27,7 @@ pub use rejection::{ObjectKind, Rejection};
 pub use service::{Created, Service, ServicePort, ServiceType, SourceRanges, TrafficPolicy};
 pub use slice::{Endpoint, EndpointFlags, EndpointPort, EndpointSlice};
 pub use store::Store;
+pub use weights::ZoneWeights;
 
 /// Namespace and name of an object. Prints as `namespace/name`; cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

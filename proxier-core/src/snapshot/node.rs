@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::{ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network};
+use super::{ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network, weights};
 use crate::net::{Family, Network};
-use crate::objects::NodeObject;
+use crate::objects::{Metadata, NodeObject};
 
 /// What the Node object says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,23 @@ pub struct Node {
 }
 
 impl Node {
+    /// The annotation, else label, of a Node with the weight of its endpoints.
+    pub const WEIGHT: &str = "proxier/weight";
+
+    /// The weight that the endpoints of a node have, by annotation or label `proxier/weight`, 0 to 65535. `None` when it says none,
+    /// or what is not a weight, which is reported.
+    pub fn weight(object: &NodeObject, rejections: &mut Vec<Rejection>) -> Option<u16> {
+        let Metadata { name, labels, annotations, .. } = &object.metadata;
+        let annotated = annotations.get(Self::WEIGHT).map(|text| ("annotations", text));
+        let (place, text) = annotated.or_else(|| Some(("labels", labels.get(Self::WEIGHT)?)))?;
+        let weight = weights::parse(text);
+        if weight.is_none() {
+            let report = &mut Reporter::new(ObjectKind::Node, ObjectKey::new("", name), rejections);
+            report.reject(format!("metadata.{place}[{}]", Self::WEIGHT), text, "not a weight, 0 to 65535; 1 counts");
+        }
+        weight
+    }
+
     /// A node of which only the name is known.
     pub fn new(name: &str) -> Self {
         Node { name: name.to_owned(), ..Node::default() }

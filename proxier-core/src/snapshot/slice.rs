@@ -2,10 +2,12 @@
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
+use std::sync::Arc;
 
 use bitflags::bitflags;
 
 use super::service::PROXY_NAME_LABEL;
+use super::weights;
 use super::{ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable, parse_address};
 use crate::net::{Family, Protocol};
 use crate::objects::{EndpointObject, EndpointPortObject, EndpointSliceObject};
@@ -49,8 +51,8 @@ pub struct Endpoint {
     pub address: IpAddr,
     /// Its properties.
     pub flags: EndpointFlags,
-    /// Index of its zones in those of the slice, from 1; see [`EndpointSlice::zones_of`].
-    zones: Option<NonZeroU16>,
+    /// Index of its place in those of the slice, from 1; see [`EndpointSlice::zones_of`].
+    place: Option<NonZeroU16>,
 }
 
 /// An EndpointSlice: endpoints of one Service and one family.
@@ -67,8 +69,10 @@ pub struct EndpointSlice {
     pub ports: Vec<EndpointPort>,
     /// Endpoints, in the order of the object.
     pub endpoints: Vec<Endpoint>,
-    /// Lists of zones that endpoints are meant for.
-    zones: Zones,
+    /// Where endpoints are, and for whom they are meant.
+    pub(super) places: Arc<Places>,
+    /// Weights by address, sorted.
+    weights: Box<[(IpAddr, u16)]>,
 }
 
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -80,6 +84,16 @@ impl EndpointSlice {
     ///
     /// Leaves out impossible values and reports them; the rest counts.
     pub fn check(object: &EndpointSliceObject, node_name: &str, rejections: &mut Vec<Rejection>) -> Option<Self> {
+        EndpointSlice::check_with(object, node_name, false, rejections)
+    }
+
+    /// As [`EndpointSlice::check`]; `keeps_nodes`: remembers on which nodes endpoints are, which takes memory.
+    pub(super) fn check_with(
+        object: &EndpointSliceObject,
+        node_name: &str,
+        keeps_nodes: bool,
+        rejections: &mut Vec<Rejection>,
+    ) -> Option<Self> {
         let key = ObjectKey::of(&object.metadata);
         let report = &mut Reporter::new(ObjectKind::EndpointSlice, key.clone(), rejections);
         let labels = &object.metadata.labels;
@@ -99,7 +113,7 @@ impl EndpointSlice {
         };
         let ports = check_ports(&object.ports, report);
         let mut endpoints = Vec::with_capacity(object.endpoints.len());
-        let mut zones = Zones::default();
+        let mut places = Places::default();
         for (index, endpoint) in object.endpoints.iter().enumerate() {
             let field = || format!("endpoints[{index}].addresses[0]");
             let Some(text) = endpoint.addresses.first() else {
@@ -114,15 +128,45 @@ impl EndpointSlice {
                 report.reject(field(), text, "not of the slice's addressType; the endpoint is left out");
                 continue;
             }
-            endpoints.push(Endpoint { address, flags: flags_of(endpoint, node_name), zones: zones.of(endpoint) });
+            let place = places.of(endpoint, keeps_nodes);
+            endpoints.push(Endpoint { address, flags: flags_of(endpoint, node_name), place });
         }
-        Some(EndpointSlice { key, service, family, ports, endpoints, zones })
+        let asked = object.metadata.annotations.get(weights::OF_ADDRESSES);
+        let weights = asked.map(|text| weights::of_addresses(text, report)).unwrap_or_default();
+        Some(EndpointSlice { key, service, family, ports, endpoints, places: Arc::new(places), weights })
     }
+
+    /// The annotation with the weights of its endpoints.
+    pub const WEIGHTS: &str = weights::OF_ADDRESSES;
 
     /// The zones that an endpoint of this slice is meant for; `None` when it has no zone hints.
     pub fn zones_of(&self, endpoint: &Endpoint) -> Option<&[Box<str>]> {
-        let place = usize::from(endpoint.zones?.get()).checked_sub(1)?;
-        self.zones.0.get(place).map(Box::as_ref)
+        self.place_of(endpoint).map(|place| &*place.hints).filter(|zones| !zones.is_empty())
+    }
+
+    /// The zone that an endpoint of this slice is in.
+    pub fn zone_of(&self, endpoint: &Endpoint) -> Option<&str> {
+        self.place_of(endpoint)?.zone.as_deref()
+    }
+
+    /// The node that an endpoint of this slice is on, if that is kept ([`Store::keep_nodes`](super::Store::keep_nodes)).
+    pub fn node_of(&self, endpoint: &Endpoint) -> Option<&str> {
+        self.place_of(endpoint)?.node.as_deref()
+    }
+
+    /// Whether endpoints have weights of their own.
+    pub fn has_weights(&self) -> bool {
+        !self.weights.is_empty()
+    }
+
+    /// The weight of its own that an endpoint of this slice has.
+    pub fn weight_of(&self, endpoint: &Endpoint) -> Option<u16> {
+        let found = self.weights.binary_search_by_key(&endpoint.address, |(address, _)| *address).ok()?;
+        self.weights.get(found).map(|(_, weight)| *weight)
+    }
+
+    fn place_of(&self, endpoint: &Endpoint) -> Option<&Place> {
+        self.places.0.get(usize::from(endpoint.place?.get()).checked_sub(1)?)
     }
 }
 
@@ -158,22 +202,42 @@ fn flags_of(endpoint: &EndpointObject, node_name: &str) -> EndpointFlags {
     flags
 }
 
-/// The zone lists seen in a slice: most endpoints share one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Zones(Vec<Box<[Box<str>]>>);
+/// Where an endpoint is, and which zones it is meant for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    hints: Box<[Box<str>]>,
+    zone: Option<Box<str>>,
+    node: Option<Box<str>>,
+}
 
-impl Zones {
-    /// The index of an endpoint's zones, from 1. Beyond 65,535 lists an endpoint counts as having no hints.
-    fn of(&mut self, endpoint: &EndpointObject) -> Option<NonZeroU16> {
-        let asked = endpoint.hints.as_ref().map(|hints| &hints.for_zones).filter(|zones| !zones.is_empty())?;
-        let same = |zones: &[Box<str>]| zones.iter().map(|zone| &**zone).eq(asked.iter().map(|zone| &*zone.name));
+/// The places seen in a slice: most endpoints share one, and most slices have the same few.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Places(Vec<Place>);
+
+impl Places {
+    /// The index of an endpoint's place, from 1. Beyond 65,535 places an endpoint counts as having none.
+    fn of(&mut self, endpoint: &EndpointObject, keeps_nodes: bool) -> Option<NonZeroU16> {
+        let hints = endpoint.hints.as_ref().map_or(&[][..], |hints| &hints.for_zones);
+        let zone = endpoint.zone.as_deref().filter(|zone| !zone.is_empty());
+        let node = endpoint.node_name.as_deref().filter(|node| keeps_nodes && !node.is_empty());
+        if hints.is_empty() && zone.is_none() && node.is_none() {
+            return None;
+        }
+        let same = |place: &Place| {
+            let hinted = place.hints.iter().map(|zone| &**zone).eq(hints.iter().map(|zone| &*zone.name));
+            hinted && place.zone.as_deref() == zone && place.node.as_deref() == node
+        };
         let number = |place: usize| u16::try_from(place.checked_add(1)?).ok().and_then(NonZeroU16::new);
-        // Search only the first few; a duplicate list only costs memory.
-        if let Some(known) = self.0.iter().take(16).position(|zones| same(zones)) {
+        // Search only the first few; a duplicate only costs memory.
+        if let Some(known) = self.0.iter().take(16).position(same) {
             return number(known);
         }
         let number = number(self.0.len())?;
-        self.0.push(asked.iter().map(|zone| zone.name.as_str().into()).collect());
+        self.0.push(Place {
+            hints: hints.iter().map(|zone| zone.name.as_str().into()).collect(),
+            zone: zone.map(Box::from),
+            node: node.map(Box::from),
+        });
         Some(number)
     }
 }

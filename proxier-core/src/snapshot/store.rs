@@ -1,7 +1,9 @@
 //! Services and slices, and which Service each slice belongs to.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use super::slice::Places;
 use super::{EndpointSlice, FrontendSpec, ObjectKey, ObjectKind, Rejection, Service};
 use crate::objects::{EndpointSliceObject, ServiceObject};
 use crate::pack::pack;
@@ -26,6 +28,9 @@ use crate::pack::pack;
 #[derive(Clone, Debug, Default)]
 pub struct Store {
     node_name: String,
+    keeps_nodes: bool,
+    /// The places of slices, each kept once: most slices have the same few.
+    places: BTreeSet<Arc<Places>>,
     /// Boxed, since a map keeps room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Service>>,
     /// Slices by Service, each list sorted by the slice's key. Most Services have one.
@@ -43,11 +48,20 @@ impl Store {
         Store { node_name: node_name.to_owned(), ..Store::default() }
     }
 
+    /// The same, remembering on which nodes endpoints are, for nodes' weights
+    /// ([`NodeFacts::set_node_weights`](crate::service::NodeFacts::set_node_weights)). This takes memory for each slice.
+    #[must_use]
+    pub fn keep_nodes(mut self) -> Self {
+        self.keeps_nodes = true;
+        self
+    }
+
     /// Reduces memory; see [`Desired::compact`](crate::service::Desired::compact).
     pub fn compact(&mut self) {
         pack(&mut self.services);
         pack(&mut self.slices);
         pack(&mut self.owners);
+        self.places.retain(|places| Arc::strong_count(places) > 1);
     }
 
     /// Takes a new or changed Service. One that has nothing to program any more is removed.
@@ -101,9 +115,10 @@ impl Store {
     pub fn upsert_slice(&mut self, object: &EndpointSliceObject) -> Vec<ObjectKey> {
         let mut rejections = Vec::new();
         let key = ObjectKey::of(&object.metadata);
-        let checked = EndpointSlice::check(object, &self.node_name, &mut rejections);
+        let checked = EndpointSlice::check_with(object, &self.node_name, self.keeps_nodes, &mut rejections);
         self.note(ObjectKind::EndpointSlice, &key, rejections);
         let Some(mut slice) = checked else { return self.remove_slice(&key) };
+        self.share_places(&mut slice);
         let mut changed = Vec::new();
         let known = self.owners.get_key_value(&key);
         if let Some((key, service)) = known.filter(|(_, service)| **service == slice.service) {
@@ -164,6 +179,17 @@ impl Store {
         ];
         let akin = neighbours.into_iter().flatten().find(|known| known.namespace == key.namespace);
         ObjectKey { namespace: akin.map_or(key.namespace, |akin| akin.namespace.clone()), name: key.name }
+    }
+
+    /// Lets a slice share its places with others. With nodes in them, no two slices have the same.
+    fn share_places(&mut self, slice: &mut EndpointSlice) {
+        if self.keeps_nodes {
+            return;
+        }
+        match self.places.get(&slice.places) {
+            Some(known) => slice.places = known.clone(),
+            None => drop(self.places.insert(slice.places.clone())),
+        }
     }
 
     fn note(&mut self, kind: ObjectKind, key: &ObjectKey, rejections: Vec<Rejection>) {

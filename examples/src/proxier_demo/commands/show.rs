@@ -119,8 +119,13 @@ fn table(entries: &[SnapshotEntry], names: &Names<'_>) -> Vec<String> {
     const HEADS: [&str; 4] = ["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE"];
     let cells = |entry: &SnapshotEntry| -> Vec<[String; 4]> {
         let cells = |real: &ipvs::model::ObservedRealServer| {
+            let method = match real.server.config.forwarding_method {
+                ForwardingMethod::Masquerade => String::new(),
+                // The usual one says nothing new.
+                other => format!(" ({other})"),
+            };
             [
-                format!("  -> {}", real.server.key),
+                format!("  -> {}{method}", real.server.key),
                 real.server.config.weight.to_string(),
                 real.active_connections.to_string(),
                 real.inactive_connections.to_string(),
@@ -188,6 +193,7 @@ fn entry_json(entry: &SnapshotEntry, names: &Names<'_>) -> Value {
             "address": real.server.key.to_string(),
             "weight": real.server.config.weight.get(),
             "forwarding": forwarding(real.server.config.forwarding_method),
+            "maxConnections": Some(real.server.config.thresholds.upper()).filter(|upper| *upper > 0),
             "activeConnections": real.active_connections,
             "inactiveConnections": real.inactive_connections,
         })).collect::<Vec<_>>(),

@@ -166,6 +166,8 @@ impl<K: Kernel> Engine<K> {
                 return false;
             }
             Change::Node(node) => self.proxier.set_node(&node.object, now),
+            Change::NodeWeight(object) => self.proxier.upsert_node_weight(&object, now),
+            Change::NodeWeightGone(name) => self.proxier.delete_node_weight(&name, now),
             Change::Synced => self.proxier.start(now),
             // Keep the Node's last state: nothing better is known.
             Change::NodeGone | Change::Unreadable(_) => return false,

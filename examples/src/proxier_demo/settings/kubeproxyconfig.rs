@@ -186,8 +186,8 @@ objects! {
 
     /// `ipvs`.
     Ipvs {
-        /// What annotations of Services may decide: `scheduler`, `persistence`, `one-packet`. Default everything. Not in
-        /// kube-proxy.
+        /// What annotations may decide: `scheduler`, `persistence`, `one-packet`, `weights`, `node-weights`, `forwarding`,
+        /// `thresholds`, `drain`; all but `node-weights` by default. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         allowed_annotations: Option<Vec<String>>,
         /// Networks in which no virtual server is deleted.

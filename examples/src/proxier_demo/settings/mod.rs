@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use proxier_core::config::{Config, LocalTraffic};
+use proxier_core::config::{Config, LocalTraffic, MayAskFor};
 use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::sysctls::HostSettings;
 use proxier_core::modes::{Kind, userspace};
@@ -154,7 +154,8 @@ impl Settings {
     /// How to watch a cluster with these settings.
     pub fn watching(&self) -> cluster::Options {
         let needs_pod_cidr = self.core.local_traffic == LocalTraffic::NodeCidr;
-        cluster::Options { needs_pod_cidr, ..cluster::Options::default() }
+        let node_weights = self.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
+        cluster::Options { needs_pod_cidr, node_weights, ..cluster::Options::default() }
     }
 
     /// Writes the effective configuration to a file, as YAML.

@@ -36,6 +36,10 @@ pub enum Change {
     Node(Box<NodeState>),
     /// This node's Node was deleted.
     NodeGone,
+    /// A Node of the cluster, new or changed, for its weight: only what says that is in it.
+    NodeWeight(Box<NodeObject>),
+    /// A Node of the cluster, by name, was deleted.
+    NodeWeightGone(String),
     /// The initial list is complete. Comes once.
     Synced,
     /// An object, or a file, cannot be read: its last readable content stays. To be logged and counted.
@@ -77,6 +81,8 @@ pub struct Snapshot {
     pub slices: BTreeMap<ObjectKey, EndpointSliceObject>,
     /// This node's Node, if there is one.
     pub node: Option<NodeState>,
+    /// Nodes of the cluster by name, for their weights.
+    pub node_weights: BTreeMap<String, NodeObject>,
     /// What could not be read.
     pub unreadable: Vec<Problem>,
 }
@@ -97,6 +103,10 @@ impl Snapshot {
             Change::LostSlices(keys) => keys.iter().for_each(|key| drop(self.slices.remove(key))),
             Change::Node(node) => self.node = Some(*node),
             Change::NodeGone => self.node = None,
+            Change::NodeWeight(object) => {
+                self.node_weights.insert(object.metadata.name.clone(), *object);
+            }
+            Change::NodeWeightGone(name) => drop(self.node_weights.remove(&name)),
             Change::Unreadable(problem) => self.unreadable.push(problem),
             Change::Listing(_) | Change::Listed(_) | Change::Synced => {}
         }

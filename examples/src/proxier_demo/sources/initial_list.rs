@@ -112,5 +112,6 @@ pub fn changes(snapshot: Snapshot) -> impl Iterator<Item = Change> {
     let services = snapshot.services.into_values().map(|object| Change::UpsertService(Box::new(object)));
     let slices = snapshot.slices.into_values().map(|object| Change::UpsertSlice(Box::new(object)));
     let node = snapshot.node.into_iter().map(|node| Change::Node(Box::new(node)));
-    node.chain(services).chain(slices).chain([Change::Synced])
+    let weights = snapshot.node_weights.into_values().map(|object| Change::NodeWeight(Box::new(object)));
+    node.chain(weights).chain(services).chain(slices).chain([Change::Synced])
 }

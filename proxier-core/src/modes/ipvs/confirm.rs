@@ -47,7 +47,8 @@ impl Mode {
     /// Notes which real servers drain from now on, and which do not any more.
     pub(super) fn note_drains(&mut self, plan: &Plan, effects: &Effects, now: Moment) {
         for (key, real) in effects.drained.iter().chain(&plan.adopt_drains) {
-            self.drains.begin(*key, *real, now);
+            let deadline = self.wanted.drain_time(key).or(self.drains.policy().deadline);
+            self.drains.begin_within(*key, *real, deadline, now);
         }
         for (key, real) in &effects.settled {
             self.drains.deleted(key, real);

@@ -48,8 +48,13 @@ impl Policy {
 
     /// Whether real servers of this virtual server drain. Those of firewall marks never do.
     pub fn drains(&self, key: &VirtualServerKey) -> bool {
+        self.drains_for(key, self.deadline)
+    }
+
+    /// As [`Policy::drains`], with a deadline of the virtual server's own.
+    pub fn drains_for(&self, key: &VirtualServerKey, deadline: Option<Duration>) -> bool {
         let VirtualServerKey::Address { protocol, .. } = key else { return false };
-        self.protocols.contains(protocol) && self.deadline != Some(Duration::ZERO)
+        self.protocols.contains(protocol) && deadline != Some(Duration::ZERO)
     }
 
     fn first_pause(&self) -> Duration {
@@ -220,10 +225,21 @@ impl Drains {
     ///
     /// The caller decides whether real servers of this virtual server drain at all ([`Policy::drains`]).
     pub fn begin(&mut self, key: VirtualServerKey, real: RealServerKey, now: Moment) -> bool {
+        self.begin_within(key, real, self.policy.deadline, now)
+    }
+
+    /// As [`Drains::begin`], with a deadline of the virtual server's own; `None` to wait for ever.
+    pub fn begin_within(
+        &mut self,
+        key: VirtualServerKey,
+        real: RealServerKey,
+        deadline: Option<Duration>,
+        now: Moment,
+    ) -> bool {
         if self.is_draining(&key, &real) {
             return false;
         }
-        let deadline = self.policy.deadline.and_then(|deadline| now.checked_add(deadline));
+        let deadline = deadline.and_then(|deadline| now.checked_add(deadline));
         let pause = self.policy.first_pause();
         let check_at = now.saturating_add(pause);
         let watch = self.watches.entry(key).or_insert_with(|| {

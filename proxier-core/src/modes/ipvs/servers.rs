@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ipvs::model::RealServerConfig;
+use ipvs::model::{RealServerConfig, Weight};
 use ipvs::{RealServer, RealServerKey};
 
 use crate::net::EndpointKey;
@@ -22,6 +22,21 @@ impl RealServers {
     /// These endpoints, sorted, all with the usual configuration.
     pub fn usual(keys: Arc<[EndpointKey]>) -> Self {
         RealServers { keys, unusual: Box::default() }
+    }
+
+    /// These endpoints, sorted, each with this configuration and the weight that `weights`, sorted, has for it.
+    pub fn weighted(keys: Arc<[EndpointKey]>, config: RealServerConfig, weights: &[(EndpointKey, u16)]) -> Self {
+        if weights.is_empty() && config == RealServerConfig::default() {
+            return RealServers::usual(keys);
+        }
+        let weight_of = |key: &EndpointKey| {
+            let place = weights.binary_search_by_key(key, |(endpoint, _)| *endpoint).ok()?;
+            Weight::new(weights.get(place)?.1.into()).ok()
+        };
+        let configured =
+            keys.iter().map(|key| (*key, weight_of(key).map_or(config, |weight| config.with_weight(weight))));
+        let unusual = configured.filter(|(_, config)| *config != RealServerConfig::default()).collect();
+        RealServers { keys, unusual }
     }
 
     /// These real servers, in any order. Takes no room for the list of `wanted` when both are equal.

@@ -4,7 +4,9 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipset::Element;
-use ipvs::model::{Granularity, Persistence, TimeoutsUpdate, VirtualServer, Weight};
+use ipvs::model::{
+    ForwardingMethod, Granularity, Persistence, RealServerConfig, TimeoutsUpdate, VirtualServer, Weight,
+};
 use ipvs::{Operation, RealServer, VirtualServerKey};
 
 use super::plan::{Plan, RulesChange};
@@ -18,6 +20,10 @@ use crate::reconciler::step::{Action, Part, Step};
 /// The Service and port that want a virtual server.
 fn service_of(names: &Names<'_>, key: &VirtualServerKey) -> Option<String> {
     names.service_of(&FrontendKey::try_from(*key).ok()?)
+}
+
+fn is_wanted(names: &Names<'_>, key: &VirtualServerKey, server: &RealServer) -> bool {
+    FrontendKey::try_from(*key).is_ok_and(|key| names.has_endpoint(&key, &server.key.into()))
 }
 
 impl Step {
@@ -56,7 +62,7 @@ impl Step {
     pub(crate) fn operation(operation: &Operation, names: &Names<'_>) -> Self {
         let real = |action, key: &VirtualServerKey, server: &RealServer| {
             let step = Step::new(action, Part::RealServer, format_args!("{key} -> {}", server.key));
-            step.with(format_args!("weight {}", server.config.weight)).of(service_of(names, key))
+            step.with(ShownReal(server)).of(service_of(names, key))
         };
         let virtual_server = |action, server: &VirtualServer| {
             Step::new(action, Part::VirtualServer, server.key).with(Shown(server)).of(service_of(names, &server.key))
@@ -68,7 +74,10 @@ impl Step {
                 Step::new(Action::Delete, Part::VirtualServer, key).of(service_of(names, key))
             }
             Operation::AddRealServer(key, server) => real(Action::Add, key, server),
-            Operation::UpdateRealServer(key, server) if server.config.weight == Weight::DRAIN => {
+            // One that is wanted may have weight 0 by wish.
+            Operation::UpdateRealServer(key, server)
+                if server.config.weight == Weight::DRAIN && !is_wanted(names, key, server) =>
+            {
                 real(Action::Drain, key, server)
             }
             Operation::UpdateRealServer(key, server) => real(Action::Change, key, server),
@@ -102,6 +111,25 @@ impl fmt::Display for Shown<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// A real server's configuration: `weight 1`, `weight 3, tunnel, at most 100 connections`.
+struct ShownReal<'a>(&'a RealServer);
+
+impl fmt::Display for ShownReal<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RealServerConfig { weight, forwarding_method, thresholds, .. } = &self.0.config;
+        write!(f, "weight {weight}")?;
+        // The usual ones say nothing new.
+        if *forwarding_method != ForwardingMethod::Masquerade {
+            write!(f, ", {forwarding_method}")?;
+        }
+        match (thresholds.upper(), thresholds.lower()) {
+            (0, _) => Ok(()),
+            (upper, 0) => write!(f, ", at most {upper} connections"),
+            (upper, lower) => write!(f, ", at most {upper} connections, again below {lower}"),
+        }
     }
 }
 

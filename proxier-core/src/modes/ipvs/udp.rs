@@ -59,7 +59,8 @@ pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices
             VirtualServerChange::Add { .. } => {}
             VirtualServerChange::Delete => answering.clear(),
             VirtualServerChange::Update { add, set, remove, .. } => {
-                let stay = if drains.policy().drains(key) { remove.as_slice() } else { &[] };
+                let deadline = wanted.drain_time(key).or(drains.policy().deadline);
+                let stay = if drains.policy().drains_for(key, deadline) { remove.as_slice() } else { &[] };
                 let all = wanted.frontend(key).map_or(0, |frontend| frontend.endpoints().len());
                 let new = add.len().saturating_add(set.len());
                 let first = new > 0 && new == all;

@@ -3,20 +3,21 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipset::{Element, IpSpan, Ports};
-use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
+use ipvs::model::{Persistence, RealServerConfig, Scheduler, SchedulerFlags, VirtualServerConfig};
 use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::config::{Config, MayAskFor};
 use crate::modes::ipvs::lower;
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
-use crate::net::{Family, FrontendKey, Protocol};
+use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::pack::pack;
 use crate::service::{Compiled, Frontend, NodeFacts, Roles};
 use crate::service::{Desired, Follower};
-use crate::snapshot::{ObjectKey, Store, TrafficPolicy};
+use crate::snapshot::{Balancing, ObjectKey, Store, TrafficPolicy};
 
 /// What IPVS has to hold, kept up to date at O(changed Services).
 ///
@@ -165,9 +166,7 @@ impl Follower for Following<'_> {
     fn frontend(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
         let Some(key) = after.or(before).map(|frontend| VirtualServerKey::from(frontend.key)) else { return };
         let Following { index, notes } = self;
-        let programmed =
-            |frontend: &Frontend| (frontend.affinity_secs, frontend.balancing.clone(), frontend.endpoints().clone());
-        if before.map(programmed) != after.map(programmed) {
+        if before.map(Programmed::of) != after.map(Programmed::of) {
             notes.virtual_server(key);
         }
         let is_barred = |frontend: Option<&Frontend>| frontend.is_some_and(Frontend::is_barred_from_node);
@@ -204,6 +203,28 @@ impl Follower for Following<'_> {
     }
 }
 
+/// What a virtual server and its real servers follow from.
+#[derive(PartialEq, Eq)]
+struct Programmed<'a> {
+    affinity_secs: Option<u32>,
+    balancing: Option<&'a Balancing>,
+    returns_directly: bool,
+    endpoints: &'a [EndpointKey],
+    weights: Option<&'a [(EndpointKey, u16)]>,
+}
+
+impl<'a> Programmed<'a> {
+    fn of(frontend: &'a Frontend) -> Self {
+        Programmed {
+            affinity_secs: frontend.affinity_secs,
+            balancing: frontend.balancing.as_deref(),
+            returns_directly: frontend.returns_directly,
+            endpoints: frontend.endpoints(),
+            weights: frontend.weights.as_deref(),
+        }
+    }
+}
+
 /// Entries of a Service that belong to no Frontend: hairpins and the health check.
 fn service_entries(compiled: &Compiled) -> BTreeSet<(SetKey, Element)> {
     let hairpins = compiled.hairpins.iter().map(|(protocol, endpoint)| {
@@ -224,6 +245,8 @@ pub(crate) fn frontend_entries(frontend: &Frontend) -> Vec<(SetKey, Element)> {
     let ports = Ports::port(protocol.into(), port);
     let at = Element::IpPort(host, ports);
     let local = frontend.policy == TrafficPolicy::Local;
+    // The source stays: the endpoint is on this node, or answers the client by itself.
+    let keeps_source = local || frontend.returns_directly;
     let family = Family::of(address);
     let mut list = Vec::new();
     let mut add = |kind, element| list.push((SetKey::new(family, kind), element));
@@ -231,11 +254,11 @@ pub(crate) fn frontend_entries(frontend: &Frontend) -> Vec<(SetKey, Element)> {
         add(SetKind::ClusterIp, at.clone());
     }
     if frontend.roles.contains(Roles::EXTERNAL_IP) {
-        add(if local { SetKind::ExternalIpLocal } else { SetKind::ExternalIp }, at.clone());
+        add(if keeps_source { SetKind::ExternalIpLocal } else { SetKind::ExternalIp }, at.clone());
     }
     if frontend.roles.contains(Roles::LOAD_BALANCER) {
         add(SetKind::LoadBalancer, at.clone());
-        if local {
+        if keeps_source {
             add(SetKind::LoadBalancerLocal, at.clone());
         }
         if let Some(ranges) = &frontend.source_ranges {
@@ -315,6 +338,18 @@ impl Index {
         }
         config.one_packet = asked.one_packet && frontend.key.protocol == Protocol::Udp && may(MayAskFor::ONE_PACKET);
         config
+    }
+
+    fn real_servers(&self, frontend: &Frontend) -> RealServers {
+        let keys = frontend.endpoints().clone();
+        let mut config = RealServerConfig::default();
+        if let Some(asked) = &frontend.balancing {
+            config.forwarding_method = asked.forwarding.filter(|_| frontend.returns_directly).unwrap_or_default();
+            if self.defaults.may_ask_for.contains(MayAskFor::THRESHOLDS) {
+                config.thresholds = asked.thresholds;
+            }
+        }
+        RealServers::weighted(keys, config, frontend.weights.as_deref().unwrap_or_default())
     }
 }
 
@@ -430,6 +465,13 @@ impl Wanted {
         self.frontend(key).is_some_and(|frontend| frontend.has_endpoint(&(*real).into()))
     }
 
+    /// How long a real server of this virtual server drains, where its Service says so.
+    pub fn drain_time(&self, key: &VirtualServerKey) -> Option<Duration> {
+        let asked = self.frontend(key)?.balancing.as_ref()?.drain_secs?;
+        let may = self.index.defaults.may_ask_for.contains(MayAskFor::DRAIN);
+        may.then(|| Duration::from_secs(asked.into()))
+    }
+
     /// The Service a virtual server belongs to.
     pub fn owner(&self, key: &VirtualServerKey) -> Option<&ObjectKey> {
         self.desired.owner(&FrontendKey::try_from(*key).ok()?)
@@ -439,7 +481,7 @@ impl Wanted {
         WantedServer {
             key: frontend.key.into(),
             config: self.index.config(frontend),
-            real_servers: RealServers::usual(frontend.endpoints().clone()),
+            real_servers: self.index.real_servers(frontend),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Looks up the names of Services for people.
 
-use crate::net::FrontendKey;
+use crate::net::{EndpointKey, FrontendKey};
 use crate::service::{Desired, Roles};
 use crate::snapshot::Store;
 
@@ -35,5 +35,10 @@ impl<'a> Names<'a> {
             None | Some("") => owner.to_string(),
             Some(name) => format!("{owner}:{name}"),
         })
+    }
+
+    /// Whether a Frontend is wanted with this endpoint.
+    pub fn has_endpoint(&self, key: &FrontendKey, endpoint: &EndpointKey) -> bool {
+        self.desired.frontend(key).is_some_and(|frontend| frontend.has_endpoint(endpoint))
     }
 }

@@ -248,8 +248,13 @@ impl Worker {
             let object = format!("{} {} {}", rejection.kind, rejection.key, rejection.field);
             if self.limiter.pass(&object, end).is_some() {
                 tracing::warn!("{rejection}");
-                if rejection.kind == ObjectKind::Service {
-                    let service = Regarding::Service(rejection.key.clone());
+                let service = match rejection.kind {
+                    ObjectKind::Service => Some(&rejection.key),
+                    ObjectKind::EndpointSlice => engine.proxier().store().service_of_slice(&rejection.key),
+                    _ => None,
+                };
+                if let Some(service) = service {
+                    let service = Regarding::Service(service.clone());
                     self.recorder.tell(service, Reason::InvalidField, rejection.to_string());
                 }
             }

@@ -162,9 +162,9 @@ pub(super) struct Answer {
 const FAILURE_BYTES: usize = 64 * 1024;
 
 /// Sends a GET and waits for the head of the answer.
-pub(super) async fn get(client: &Client, target: &str, patience: Duration) -> Result<Answer, Failure> {
+pub(super) async fn get(client: &Client, target: &str, accepts: &str, patience: Duration) -> Result<Answer, Failure> {
     let request = Request::get(target)
-        .header(header::ACCEPT, "application/json")
+        .header(header::ACCEPT, accepts)
         .header(header::USER_AGENT, concat!("proxier-demo/", env!("CARGO_PKG_VERSION")))
         .body(Body::empty())
         .map_err(|error| Failure::other(error.to_string()))?;

@@ -55,6 +55,8 @@ pub struct Options {
     pub needs_pod_cidr: bool,
     /// How long it waits for that, before it gives up. Default 5 minutes, as with kube-proxy.
     pub pod_cidr_patience: Duration,
+    /// Whether all Nodes are watched, for their weights; the initial list waits for them as for the Node. Default no.
+    pub node_weights: bool,
 }
 
 impl Default for Options {
@@ -70,6 +72,7 @@ impl Default for Options {
             node_patience: Duration::from_secs(10),
             needs_pod_cidr: false,
             pod_cidr_patience: Duration::from_secs(300),
+            node_weights: false,
         }
     }
 }
@@ -119,11 +122,13 @@ impl Cluster {
     ) -> Result<Self, Problem> {
         let client = connection.client().await?;
         let counters = Arc::new(Counters::default());
-        let gate = Arc::new(Gate::new(changes.clone(), options.needs_pod_cidr));
+        let gate = Arc::new(Gate::new(changes.clone(), &options));
         let connection = Arc::new(connection);
         let options = Arc::new(options);
         let mut tasks = JoinSet::new();
-        for resource in [Resource::Services, Resource::EndpointSlices, Resource::Node(node_name.to_owned())] {
+        let weights = options.node_weights.then_some(Resource::NodeWeights);
+        let resources = [Resource::Services, Resource::EndpointSlices, Resource::Node(node_name.to_owned())];
+        for resource in resources.into_iter().chain(weights) {
             let watcher = Watcher {
                 resource,
                 connection: connection.clone(),
@@ -164,7 +169,8 @@ impl Cluster {
         &self.counters
     }
 
-    /// The kinds that the initial list still waits for; `podCIDR` stands for the Node's network of pods.
+    /// The kinds that the initial list still waits for; `podCIDR` stands for the Node's network of pods, `node weights` for all
+    /// Nodes.
     pub fn outstanding(&self) -> Vec<&'static str> {
         self.gate.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -186,15 +192,18 @@ struct Gate {
 }
 
 const NODES: &str = "nodes";
+/// All Nodes, for their weights.
+const NODE_WEIGHTS: &str = "node weights";
 /// Not a kind, but awaited like one: the Node's network of pods.
 const POD_CIDR: &str = "podCIDR";
 /// How often it logs that it waits.
 const REMINDER: Duration = Duration::from_secs(30);
 
 impl Gate {
-    fn new(changes: Changes, needs_pod_cidr: bool) -> Self {
+    fn new(changes: Changes, options: &Options) -> Self {
         let mut outstanding = vec!["services", "endpointslices", NODES];
-        outstanding.extend(needs_pod_cidr.then_some(POD_CIDR));
+        outstanding.extend(options.node_weights.then_some(NODE_WEIGHTS));
+        outstanding.extend(options.needs_pod_cidr.then_some(POD_CIDR));
         Gate {
             outstanding: Mutex::new(outstanding),
             only_node: tokio::sync::Notify::new(),
@@ -235,7 +244,7 @@ impl Gate {
             let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
             let before = outstanding.len();
             outstanding.retain(|other| *other != plural);
-            if outstanding[..] == [NODES] {
+            if outstanding.iter().all(|other| [NODES, NODE_WEIGHTS].contains(other)) {
                 self.only_node.notify_one();
             }
             before == 1 && outstanding.is_empty()
@@ -243,15 +252,19 @@ impl Gate {
         if complete { self.changes.send(Change::Synced).await } else { Ok(()) }
     }
 
-    /// Services can be served without the Node, only less well: node ports on all addresses, no zone.
+    /// Services can be served without Nodes, only less well: node ports on all addresses, no zone, no weights.
     async fn do_without_node(&self, patience: Duration) {
         self.only_node.notified().await;
         tokio::time::sleep(patience).await;
         let waiting = !self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
         if waiting {
-            tracing::warn!("the Node could not be read in {} s; going on without it", patience.as_secs());
-            if self.listed(NODES).await == Err(Closed) {
-                tracing::debug!("nobody takes changes any more");
+            let missing = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let what = if missing == [NODE_WEIGHTS] { "all Nodes" } else { "the Node" };
+            tracing::warn!("{what} could not be read in {} s; going on without", patience.as_secs());
+            for plural in missing {
+                if self.listed(plural).await == Err(Closed) {
+                    tracing::debug!("nobody takes changes any more");
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
-use proxier_core::snapshot::{ObjectKey, ObjectKind};
+use proxier_core::snapshot::{Balancing, EndpointSlice, Node, ObjectKey, ObjectKind};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
@@ -18,6 +18,8 @@ pub(super) enum Resource {
     EndpointSlices,
     /// The Node of this name.
     Node(String),
+    /// All Nodes, for their weights.
+    NodeWeights,
 }
 
 impl Resource {
@@ -26,7 +28,24 @@ impl Resource {
         match self {
             Resource::Services => "services",
             Resource::EndpointSlices => "endpointslices",
-            Resource::Node(_) => "nodes",
+            Resource::Node(_) | Resource::NodeWeights => "nodes",
+        }
+    }
+
+    /// What the initial list waits for.
+    pub(super) fn awaited(&self) -> &'static str {
+        if *self == Resource::NodeWeights { super::NODE_WEIGHTS } else { self.plural() }
+    }
+
+    /// The form in which objects are asked for: of all Nodes only metadata, if the server can
+    /// (`PartialObjectMetadata`, Kubernetes 1.15).
+    pub(super) fn accepts(&self) -> &'static str {
+        match self {
+            Resource::NodeWeights => {
+                "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, \
+                 application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1, application/json"
+            }
+            _ => "application/json",
         }
     }
 
@@ -34,16 +53,16 @@ impl Resource {
         match self {
             Resource::Services => "Service",
             Resource::EndpointSlices => "EndpointSlice",
-            Resource::Node(_) => "Node",
+            Resource::Node(_) | Resource::NodeWeights => "Node",
         }
     }
 
-    /// The kind that the reconciler knows; `None` for the Node, of which it has one.
+    /// The kind that the reconciler has a store for; `None` for Nodes.
     pub(super) fn object_kind(&self) -> Option<ObjectKind> {
         match self {
             Resource::Services => Some(ObjectKind::Service),
             Resource::EndpointSlices => Some(ObjectKind::EndpointSlice),
-            Resource::Node(_) => None,
+            Resource::Node(_) | Resource::NodeWeights => None,
         }
     }
 
@@ -57,6 +76,7 @@ impl Resource {
                 let path = "/apis/discovery.k8s.io/v1/endpointslices";
                 format!("{path}?{NOT_ANOTHERS}%2C%21service.kubernetes.io%2Fheadless")
             }
+            Resource::NodeWeights => "/api/v1/nodes?pretty=false".to_owned(),
             Resource::Node(name) => format!("/api/v1/nodes?fieldSelector=metadata.name%3D{name}"),
         }
     }
@@ -67,18 +87,29 @@ impl Resource {
             Resource::Services => {
                 let mut object: Box<ServiceObject> = yaml::read_json(text)?;
                 // Do not keep what kubectl has noted in annotations.
-                object.metadata.annotations.retain(|name, _| name.starts_with("service.kubernetes.io/"));
+                let counts = |name: &str| name.starts_with("service.kubernetes.io/") || Balancing::is_annotation(name);
+                object.metadata.annotations.retain(|name, _| counts(name));
                 Change::UpsertService(object)
             }
             Resource::EndpointSlices => {
                 let mut object: Box<EndpointSliceObject> = yaml::read_json(text)?;
-                object.metadata.annotations.retain(|name, _| name == triggers::ANNOTATION);
+                object
+                    .metadata
+                    .annotations
+                    .retain(|name, _| name == triggers::ANNOTATION || name == EndpointSlice::WEIGHTS);
                 Change::UpsertSlice(object)
             }
             Resource::Node(_) => {
                 let mut object: NodeObject = yaml::read_json(text)?;
                 object.metadata.annotations.clear();
                 Change::Node(Box::new(NodeState { object, leaving: is_leaving(text) }))
+            }
+            Resource::NodeWeights => {
+                let mut object =
+                    NodeObject { metadata: yaml::read_json::<NodeObject>(text)?.metadata, ..NodeObject::default() };
+                object.metadata.labels.retain(|name, _| name == Node::WEIGHT);
+                object.metadata.annotations.retain(|name, _| name == Node::WEIGHT);
+                Change::NodeWeight(Box::new(object))
             }
         })
     }
@@ -90,6 +121,7 @@ impl Resource {
             Resource::Services => Change::DeleteService(ObjectKey::new(namespace, name)),
             Resource::EndpointSlices => Change::DeleteSlice(ObjectKey::new(namespace, name)),
             Resource::Node(_) => Change::NodeGone,
+            Resource::NodeWeights => Change::NodeWeightGone(name.to_owned()),
         }
     }
 }

@@ -170,7 +170,10 @@ impl Watcher {
                 target.push_str("&continue=");
                 target.extend(token.bytes().map(encoded));
             }
-            let body = get(&self.client, &target, self.options.patience).await?.whole(self.options.page_bytes).await?;
+            let body = get(&self.client, &target, self.resource.accepts(), self.options.patience)
+                .await?
+                .whole(self.options.page_bytes)
+                .await?;
             let page: Page<'_> = serde_json::from_slice(&body).map_err(|error| {
                 Failure::other(format!("the list of {} is not one: {error}", self.resource.plural()))
             })?;
@@ -205,7 +208,7 @@ impl Watcher {
         // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is
         // just starting, or from something else at its address: a process that believes its first list would then compare the
         // kernel with whatever part of the next one has arrived. So an empty list counts once its version can be watched.
-        place.unconfirmed = is_empty && !matches!(self.resource, Resource::Node(_));
+        place.unconfirmed = is_empty && !matches!(self.resource, Resource::Node(_) | Resource::NodeWeights);
         if !place.unconfirmed {
             self.listed().await?;
         }
@@ -217,7 +220,7 @@ impl Watcher {
         if let Some(kind) = self.resource.object_kind() {
             self.changes.send(Change::Listed(kind)).await?;
         }
-        self.gate.listed(self.resource.plural()).await
+        self.gate.listed(self.resource.awaited()).await
     }
 
     /// A watch from the version of the list was accepted.
@@ -276,7 +279,7 @@ impl Watcher {
     }
 
     async fn follow(&self, target: &str, place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
-        let mut answer = get(&self.client, target, self.options.patience).await?;
+        let mut answer = get(&self.client, target, self.resource.accepts(), self.options.patience).await?;
         Counters::count(&self.counters.watches);
         loop {
             let piece = answer.piece(self.options.silence);

@@ -68,7 +68,7 @@ impl Trial {
                 }
                 (Operation::DeleteVirtualServer(_) | Operation::DeleteRealServer(..), PortErrorKind::NotFound) => {}
                 (Operation::UpdateRealServer(_, server), PortErrorKind::NotFound)
-                    if server.config.weight == Weight::DRAIN =>
+                    if is_drained(&key, &server, wanted) =>
                 {
                     self.gone.insert(place);
                 }
@@ -131,6 +131,11 @@ impl Trial {
         }
         trial
     }
+}
+
+/// Whether an update lets a real server drain. One that is wanted may have weight 0 by wish.
+fn is_drained(key: &VirtualServerKey, server: &RealServer, wanted: &Wanted) -> bool {
+    server.config.weight == Weight::DRAIN && !wanted.has_real_server(key, &server.key)
 }
 
 impl Run<'_, '_> {
@@ -235,7 +240,7 @@ impl Run<'_, '_> {
                 (Part::VirtualServer, Action::Delete)
             }
             Operation::AddRealServer(..) => (Part::RealServer, Action::Add),
-            Operation::UpdateRealServer(key, server) if server.config.weight == Weight::DRAIN => {
+            Operation::UpdateRealServer(key, server) if is_drained(key, server, self.wanted) => {
                 let list = if gone { &mut self.effects.settled } else { &mut self.effects.drained };
                 list.push((*key, server.key));
                 (Part::RealServer, Action::Drain)

@@ -50,6 +50,8 @@ pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Dra
                 serve.extend(update);
                 serve.extend(add.into_iter().map(|server| Operation::AddRealServer(key, server)));
                 serve.extend(set.into_iter().map(|server| Operation::UpdateRealServer(key, server)));
+                let deadline = wanted.drain_time(&key).or(drains.policy().deadline);
+                let drains = Some(drains).filter(|drains| drains.policy().drains_for(&key, deadline));
                 for real in remove {
                     retire(&mut plan, key, real, observed, drains);
                 }
@@ -72,12 +74,12 @@ pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Dra
     plan
 }
 
-/// A real server that is not wanted any more.
-fn retire(plan: &mut Plan, key: VirtualServerKey, real: RealServerKey, observed: &Observed, drains: &Drains) {
-    if !drains.policy().drains(&key) {
+/// A real server that is not wanted any more. `drains`: those that drain, if this one may.
+fn retire(plan: &mut Plan, key: VirtualServerKey, real: RealServerKey, observed: &Observed, drains: Option<&Drains>) {
+    let Some(drains) = drains else {
         plan.retire.push(Operation::DeleteRealServer(key, real));
         return;
-    }
+    };
     let there = observed.virtual_servers.get(&key).and_then(|server| server.real_server(&real));
     match there {
         Some(server) if server.config.weight == Weight::DRAIN => {

@@ -1,0 +1,47 @@
+//! Weights of endpoints, where Services, slices or nodes ask for any.
+
+use std::sync::Arc;
+
+use super::NodeFacts;
+use crate::config::MayAskFor;
+use crate::net::{EndpointKey, Family};
+use crate::snapshot::{EndpointSlice, Service, ServicePort};
+
+/// The weights that are asked for the endpoints of a Service port, sorted by endpoint; `None` when nobody asks, which costs nothing
+/// for each endpoint.
+///
+/// A weight is the product of the endpoint's own, its zone's and its node's, at most 65,535. An endpoint that is in two slices has
+/// the larger one.
+pub(super) fn weigh(
+    slices: &[&EndpointSlice],
+    service: &Service,
+    port: &ServicePort,
+    family: Family,
+    facts: &NodeFacts,
+) -> Option<Arc<[(EndpointKey, u16)]>> {
+    let lets = facts.config.lets(MayAskFor::WEIGHTS);
+    let by_zone = service.balancing.as_ref().and_then(|balancing| balancing.zone_weights.as_ref()).filter(|_| lets);
+    let by_slice = lets && slices.iter().any(|slice| slice.has_weights());
+    let by_node = facts.node_weights();
+    if by_zone.is_none() && !by_slice && by_node.is_empty() {
+        return None;
+    }
+    let mut weights = Vec::new();
+    for slice in slices.iter().filter(|slice| slice.family == family) {
+        let ports = slice.ports.iter().filter(|of| *of.name == *port.name && of.protocol == port.protocol);
+        for number in ports.map(|of| of.port) {
+            weights.extend(slice.endpoints.iter().filter_map(|endpoint| {
+                let own = slice.weight_of(endpoint).filter(|_| by_slice);
+                let zone = by_zone.map(|zones| zones.of(slice.zone_of(endpoint)));
+                let node = slice.node_of(endpoint).and_then(|node| by_node.get(node).copied());
+                let asked = [own, zone, node].into_iter().flatten();
+                let weight = asked.reduce(u16::saturating_mul)?;
+                Some((EndpointKey::new(endpoint.address, number), weight))
+            }));
+        }
+    }
+    // The largest weight of an endpoint comes first, and stays.
+    weights.sort_unstable_by(|(a, less), (b, more)| a.cmp(b).then(more.cmp(less)));
+    weights.dedup_by_key(|(endpoint, _)| *endpoint);
+    (!weights.is_empty()).then(|| weights.into())
+}

@@ -1,0 +1,81 @@
+//! Weights of endpoints, as annotations have them: `zone-a=3, zone-b=1, *=0`.
+
+use std::net::IpAddr;
+
+use super::{Reporter, parse_address};
+
+/// The annotation of an EndpointSlice with the weights of its endpoints: `10.0.0.1=3, 10.0.0.2=0`, each 0 to 65535.
+pub(super) const OF_ADDRESSES: &str = "proxier/weights";
+
+/// What stands for the zones that are not named.
+const OTHERS: &str = "*";
+
+/// The weights of endpoints by zone. In an annotation: `zone-a=3, zone-b=1, *=0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ZoneWeights {
+    /// Sorted by zone.
+    zones: Vec<(Box<str>, u16)>,
+    others: u16,
+}
+
+impl ZoneWeights {
+    /// These zones with these weights, of which the first counts for a zone that is named twice; `others` for all other zones,
+    /// and for endpoints that say no zone.
+    pub fn new<'a>(zones: impl IntoIterator<Item = (&'a str, u16)>, others: u16) -> Self {
+        let mut zones: Vec<(Box<str>, u16)> = zones.into_iter().map(|(zone, weight)| (zone.into(), weight)).collect();
+        // The sort is stable: the first stays first.
+        zones.sort_by(|a, b| a.0.cmp(&b.0));
+        zones.dedup_by(|later, first| later.0 == first.0);
+        ZoneWeights { zones, others }
+    }
+
+    /// The weight of an endpoint in this zone.
+    pub fn of(&self, zone: Option<&str>) -> u16 {
+        let found = zone.and_then(|zone| self.zones.binary_search_by(|(known, _)| (**known).cmp(zone)).ok());
+        found.and_then(|place| self.zones.get(place)).map_or(self.others, |(_, weight)| *weight)
+    }
+
+    /// Reads an annotation. Leaves out items that cannot be read, and reports them; `None` when nothing is left.
+    pub(super) fn check(name: &str, text: &str, report: &mut Reporter<'_>) -> Option<Self> {
+        let reason = "not a zone (or *) and its weight, 0 to 65535: zone-a=3; left out";
+        let items = items(text, name, reason, report, |zone| (!zone.is_empty()).then_some(zone));
+        let (named, others): (Vec<_>, Vec<_>) = items.into_iter().partition(|(zone, _)| *zone != OTHERS);
+        if named.is_empty() && others.is_empty() {
+            return None;
+        }
+        Some(ZoneWeights::new(named, others.first().map_or(1, |(_, weight)| *weight)))
+    }
+}
+
+/// Reads the weights of a slice's endpoints, sorted by address. Leaves out items that cannot be read, and reports them.
+pub(super) fn of_addresses(text: &str, report: &mut Reporter<'_>) -> Box<[(IpAddr, u16)]> {
+    let reason = "not an address and its weight, 0 to 65535: 10.0.0.1=3; left out";
+    let mut weights = items(text, OF_ADDRESSES, reason, report, parse_address);
+    weights.sort_by_key(|(address, _)| *address);
+    weights.dedup_by_key(|(address, _)| *address);
+    weights.into()
+}
+
+/// A weight as annotations and labels have it: 0 to 65535, the numbers that ipvsadm takes.
+pub(super) fn parse(text: &str) -> Option<u16> {
+    text.trim().parse().ok()
+}
+
+/// The items `KEY=WEIGHT` between commas.
+fn items<'a, K>(
+    text: &'a str,
+    name: &str,
+    reason: &'static str,
+    report: &mut Reporter<'_>,
+    key: impl Fn(&'a str) -> Option<K>,
+) -> Vec<(K, u16)> {
+    let mut items = Vec::new();
+    for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+        let read = item.split_once('=').and_then(|(left, right)| Some((key(left.trim())?, parse(right)?)));
+        if read.is_none() {
+            report.reject(format!("metadata.annotations[{name}]"), item, reason);
+        }
+        items.extend(read);
+    }
+    items
+}
