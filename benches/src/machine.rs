@@ -6,6 +6,8 @@ use std::process::Command;
 
 use serde::Serialize;
 
+use crate::Failure;
+
 /// The machine, as far as it matters to figures.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
@@ -123,4 +125,11 @@ impl Machine {
         }
         text + "."
     }
+}
+
+/// KiB of this process's memory that are resident.
+pub(crate) fn resident_kib() -> Result<f64, Failure> {
+    let text = std::fs::read_to_string("/proc/self/status")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+    Ok(line.split_whitespace().next().unwrap_or_default().parse()?)
 }

@@ -18,6 +18,7 @@ mod kube_rules;
 mod library;
 mod machine;
 mod memory;
+mod modes;
 mod namespace;
 mod network;
 mod nftables_fill;
@@ -52,6 +53,7 @@ benches:
   nftables-fill     100,000 elements into a map: a C program, the nftables crate, nft -f
   nftables-services Services in nftables mode: all from nothing, one change, connecting; nft -f, iptables  (P10, P11, P12)
   iptables-services Services in iptables mode: all from nothing, one change; iptables-restore of the same text  (P13)
+  modes             the modes of this machine's kernel on the same axes: all from nothing, one change, connecting, memory
   host-library      sets, rules and connection lists on this machine's own kernel
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
   end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
@@ -117,6 +119,7 @@ fn main() -> ExitCode {
         "passes" => end(passes::run(&options)),
         "reconcile" => end(reconcile::run(&options)),
         "memory" => end(memory::run(&options)),
+        "modes" => end(modes::run(&options)),
         "userspace" => end(userspace::run(&options)),
         "versus-iptables" => end(versus::run(&options)),
         other => usage(format!("there is no bench {other:?}")),

@@ -9,6 +9,7 @@ use proxier_core::service::Frontend;
 use proxier_core::snapshot::{Endpoint, EndpointSlice, ObjectKey, Service};
 
 use crate::cases::World;
+use crate::machine::resident_kib;
 use crate::report::{Goal, Report};
 use crate::world::{service, slice};
 use crate::{Failure, Options};
@@ -64,12 +65,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         report.record(TYPES, None, "bytes", name, f64::from(u32::try_from(bytes)?));
     }
     report.finish()
-}
-
-fn resident_kib() -> Result<f64, Failure> {
-    let text = std::fs::read_to_string("/proc/self/status")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
-    Ok(line.split_whitespace().next().unwrap_or_default().parse()?)
 }
 
 /// Fills a world step by step and prints what each step took.

@@ -10,8 +10,8 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::report::Report;
 use crate::{
-    Failure, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, library, machine, network, nftables_fill,
-    nftables_services, passes, sets, snapshot, userspace, versus,
+    Failure, drift, end_to_end, ipset_fill, iptables_services, ipvs_program, library, machine, modes, network,
+    nftables_fill, nftables_services, passes, sets, snapshot, userspace, versus,
 };
 
 /// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
@@ -99,6 +99,7 @@ pub(crate) fn side(arguments: &[String]) -> Result<(), Failure> {
         ["drift", rest @ ..] => return drift::side(rest),
         ["end-to-end", rest @ ..] => return end_to_end::side(rest),
         ["library", rest @ ..] => return library::side(rest),
+        ["modes", rest @ ..] => return modes::side(rest),
         ["iptables-services", rest @ ..] => return iptables_services::side(rest),
         ["nftables-services", rest @ ..] => return nftables_services::side(rest),
         ["passes", rest @ ..] => return passes::side(rest),

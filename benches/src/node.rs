@@ -26,6 +26,10 @@ impl Node {
     pub(crate) fn in_mode(mode: Kind) -> Result<Self, Failure> {
         let mut options = Options::default();
         options.mode = mode;
+        Node::with(options)
+    }
+
+    pub(crate) fn with(mut options: Options) -> Result<Self, Failure> {
         // A pass a second: a full one comes when a bench asks for it.
         options.limits.max_interval = Duration::from_secs(3600);
         let proxier = Reconciler::new("node-a", options, Duration::ZERO);

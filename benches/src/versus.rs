@@ -12,13 +12,13 @@ use crate::report::{Goal, Report, float, ms};
 use crate::world::cluster_ip;
 use crate::{Failure, Options, kube_rules};
 
-const PROGRAM: &str = "All Services from nothing";
-const CHANGE: &str = "One changed Service";
+pub(crate) const PROGRAM: &str = "All Services from nothing";
+pub(crate) const CHANGE: &str = "One changed Service";
 pub(crate) const LATENCY: &str = "Connecting";
-const RATE: &str = "Connections one after the other";
+pub(crate) const RATE: &str = "Connections one after the other";
 const CPU: &str = "Processor time of a connection, client and backend included";
 const SOFT: &str = "Of it in soft interrupts";
-const MEMORY: &str = "Kernel memory (Slab, VmallocUsed, Percpu)";
+pub(crate) const MEMORY: &str = "Kernel memory (Slab, VmallocUsed, Percpu)";
 const LIST: &str = "Reading the real connection list";
 const ENDPOINTS: u32 = 2;
 /// What took longer than this altogether, at one size, is not repeated.
@@ -103,7 +103,7 @@ fn goals(report: &mut Report, sizes: &[u32]) {
 }
 
 /// KiB of kernel memory that grow with tables.
-fn kernel_memory() -> Result<f64, Failure> {
+pub(crate) fn kernel_memory() -> Result<f64, Failure> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let mut sum = 0.0;
     for line in text.lines() {

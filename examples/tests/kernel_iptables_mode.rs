@@ -4,6 +4,8 @@
 
 mod program;
 
+use std::collections::BTreeMap;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use program::{Folder, Running, command, ok, tool};
@@ -113,6 +115,77 @@ fn probe_says_what_works() {
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!((&json["works"], &json["families"][0]["works"]), (&true.into(), &true.into()), "{json}");
         assert!(!tool("iptables-save").contains("KUBE-"), "a probe writes nothing");
+    });
+}
+
+/// Rules in chains of ours, as `iptables-save` prints them; the kubelet's chain is not ours.
+fn rules_of(program: &str, table: &str) -> u64 {
+    let saved = tool(&format!("{program}-save -t {table}"));
+    let ours = saved.lines().filter(|line| line.starts_with("-A KUBE-") && !line.starts_with("-A KUBE-FIREWALL"));
+    u64::try_from(ours.count()).unwrap()
+}
+
+/// What `/metrics` says, as Prometheus would read it.
+fn metrics() -> BTreeMap<String, f64> {
+    let output = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10249/metrics"]).output().unwrap();
+    program::page::read(&ok(&output))
+}
+
+#[test]
+fn metrics_count_the_rules_that_are_there() {
+    kernel_test(NEEDS, || {
+        set_up();
+        let (folder, arguments) = manifests("iptables-metrics", &["10.244.0.5"]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let running = Running::start(&[&arguments[..], &["--iptables-sync-period", "2s"]].concat());
+        let has = |endpoint: &str| nat().contains(&format!("--to-destination {endpoint}:8080"));
+        let number = |name: &str, table: &str, family: &str| {
+            let key = format!("kubeproxy_sync_proxy_rules_iptables_{name}{{table=\"{table}\",ip_family=\"{family}\"}}");
+            metrics().get(&key).map(|number| format!("{number:.0}").parse::<u64>().unwrap())
+        };
+        let is_true = || {
+            ["filter", "nat"].into_iter().all(|table| {
+                number("total", table, "IPv4") == Some(rules_of("iptables", table))
+                    && number("total", table, "IPv6") == Some(rules_of("ip6tables", table))
+            })
+        };
+        until(&running, "the first endpoint", || has("10.244.0.5"));
+        until(&running, "the numbers", &is_true);
+        let first = rules_of("iptables", "nat");
+        folder.put("web.yaml", &web(&["10.244.0.5", "10.244.0.6", "10.244.0.7"]));
+        until(&running, "more endpoints", || has("10.244.0.7"));
+        until(&running, "the next numbers", &is_true);
+        assert_eq!(rules_of("iptables", "nat"), first + 2 * 3, "a chain of two, and a line that leads there");
+        until(&running, "a pass that writes nothing", || number("last", "nat", "IPv4") == Some(0));
+        let all = metrics();
+        for name in ["iptables_restore_failures_total", "iptables_partial_restore_failures_total"] {
+            assert_eq!(all[&format!("kubeproxy_sync_proxy_rules_{name}")], 0.0);
+        }
+        assert!(all["kubeproxy_sync_proxy_rules_last_timestamp_seconds"] > 1e9);
+        let passes = |kind: &str| all[&format!("kubeproxy_sync_{kind}_proxy_rules_duration_seconds_count")];
+        assert!(passes("full") >= 1.0 && passes("partial") >= 1.0);
+        assert!(!all.keys().any(|name| name.contains("nftables")), "those are another mode's");
+        assert!(running.end().success());
+    });
+}
+
+#[test]
+fn masqueraded_connections_keep_their_ports_if_asked() {
+    kernel_test(NEEDS, || {
+        set_up();
+        let (folder, _) = manifests("iptables-ports", &["10.244.0.5"]);
+        for (asked, has) in [("auto", true), ("false", false), ("true", true)] {
+            let text = format!(
+                "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nhostnameOverride: n1\nmode: iptables\n\
+                 iptables: {{randomFully: {asked}}}\n"
+            );
+            let config = Folder::new("iptables-ports-config");
+            let config = config.put("config.yaml", &text).display().to_string();
+            let manifests = folder.0.display().to_string();
+            ok(&demo(&["run", "--once", "--config", &config, "--manifests", &manifests], &[]));
+            assert!(nat().contains("-j MASQUERADE"), "{}", nat());
+            assert_eq!(nat().contains("--random-fully"), has, "{asked}");
+        }
     });
 }
 

@@ -7,129 +7,14 @@
 mod program;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use program::{Folder, Running, command, demo, ok, text, tool};
-use testkit::traffic::{Connection, NameServer, connect_and_ask};
-use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
+use program::world::{Client, NODE_PORT, SERVICE, World};
+use program::{command, demo, ok, text, tool};
+use testkit::traffic::Connection;
+use testkit::{Need, Netns, PROXY, kernel_test};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
-
-const WEB: &str = "apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: demo}
-spec:
-  type: NodePort
-  clusterIP: 10.96.0.10
-  clusterIPs: [10.96.0.10]
-  ipFamilies: [IPv4]
-  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, namespace: demo, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{name: http, port: 8080, protocol: TCP}]
-endpoints: [{addresses: [10.244.0.5]}]
-";
-
-const SERVICE: &str = "10.96.0.10:80";
-const NODE_PORT: &str = "192.0.2.1:30080";
-
-/// A node with a pod, and a client on another host.
-struct World {
-    client: Netns,
-    _pod: Netns,
-    _server: NameServer,
-    manifests: Folder,
-}
-
-impl World {
-    fn new() -> Self {
-        let (node, client, pod) = (Netns::current().unwrap(), Netns::new().unwrap(), Netns::new().unwrap());
-        veth_pair((&node, "eth9"), (&client, "eth0")).unwrap();
-        veth_pair((&node, "pod9"), (&pod, "eth0")).unwrap();
-        for (of, address, device) in [
-            (&node, "192.0.2.1/24", "eth9"),
-            (&client, "192.0.2.2/24", "eth0"),
-            (&node, "10.244.0.1/24", "pod9"),
-            (&pod, "10.244.0.5/24", "eth0"),
-        ] {
-            of.add_address(address, device).unwrap();
-            of.link_up(device).unwrap();
-        }
-        node.link_up("lo").unwrap();
-        client.add_route("10.96.0.0/12", "192.0.2.1").unwrap();
-        pod.add_route("default", "10.244.0.1").unwrap();
-        // As a node has it: without a route, programs of the node could not send to a Service's address.
-        node.add_route("default", "192.0.2.2").unwrap();
-        node.write_sysctl("net/ipv4/ip_forward", "1").unwrap();
-        let server = NameServer::tcp(&pod, "10.244.0.5:8080".parse().unwrap(), "pod").unwrap();
-        let manifests = Folder::new("modes");
-        manifests.put("web.yaml", WEB);
-        World { client, _pod: pod, _server: server, manifests }
-    }
-
-    fn arguments(&self, mode: &str) -> Vec<String> {
-        let manifests = self.manifests.0.display().to_string();
-        ["--manifests", &manifests, "--proxy-mode", mode, "--no-fallback", "--cluster-cidr", "10.244.0.0/16"]
-            .map(str::to_owned)
-            .to_vec()
-    }
-
-    fn start(&self, mode: &str) -> Running {
-        let arguments = self.arguments(mode);
-        let running = Running::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        running.until_logged(&format!("serving in {mode} mode"));
-        running
-    }
-
-    fn asks(&self, address: &str) -> bool {
-        let to: SocketAddr = address.parse().unwrap();
-        self.client.run_in(|| connect_and_ask(to).is_ok()).unwrap()
-    }
-}
-
-/// Somebody who connects again and again, and keeps what went wrong.
-struct Client {
-    stop: Arc<AtomicBool>,
-    failed: Arc<Mutex<Vec<(Instant, String)>>>,
-    thread: JoinHandle<u32>,
-}
-
-impl Client {
-    fn start(from: &Netns, to: &'static str) -> Self {
-        let (stop, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
-        let (until, failures) = (stop.clone(), failed.clone());
-        let work = move || {
-            let address: SocketAddr = to.parse().unwrap();
-            let mut made = 0;
-            while !until.load(Ordering::Relaxed) {
-                let start = Instant::now();
-                match connect_and_ask(address) {
-                    Ok(_) => made += 1,
-                    Err(error) => failures.lock().unwrap().push((start, format!("{to}: {error}"))),
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            made
-        };
-        Client { stop, failed, thread: from.spawn(work).unwrap() }
-    }
-
-    /// How many connections went well, and what went wrong outside of this time.
-    fn end(self, since: Instant, but: Option<(Instant, Instant)>) -> (u32, Vec<String>) {
-        self.stop.store(true, Ordering::Relaxed);
-        let made = self.thread.join().unwrap();
-        let excused = |at: &Instant| but.is_some_and(|(from, until)| (from..=until).contains(at));
-        let failed = self.failed.lock().unwrap();
-        let told = |(at, error): &(Instant, String)| format!("at {:?}: {error}", at.saturating_duration_since(since));
-        (made, failed.iter().filter(|(at, _)| !excused(at)).map(told).collect())
-    }
-}
 
 /// What the tools show of a mode's.
 fn held(mode: &str) -> Vec<String> {

@@ -5,7 +5,7 @@
 mod program;
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use program::{Folder, Running, command, demo, ok, text, tool};
@@ -118,6 +118,81 @@ fn run_serves_survives_a_kill_lets_connections_end_and_cleanup_leaves_nothing() 
         ok(&command(&["cleanup"]).output().unwrap());
         assert_eq!(routes(), "");
         assert!(tool("ip route show table local").contains("198.51.100.0/24"), "what is somebody else's stays");
+    });
+}
+
+/// Answers each connection with what the header of the PROXY protocol in front of it says, and the two bytes behind it.
+fn serve_told(at: &str) {
+    let server = TcpListener::bind(at).unwrap();
+    std::thread::spawn(move || {
+        for stream in server.incoming() {
+            // Who only looks whether somebody answers says nothing.
+            drop(answer_told(&mut stream.unwrap()));
+        }
+    });
+}
+
+fn answer_told(stream: &mut TcpStream) -> std::io::Result<()> {
+    let mut head = [0; 16];
+    stream.read_exact(&mut head)?;
+    let mut rest = vec![0; usize::from(u16::from_be_bytes([head[14], head[15]]))];
+    stream.read_exact(&mut rest)?;
+    let mut said = [0; 2];
+    stream.read_exact(&mut said)?;
+    let address = |from: usize| match head[13] {
+        0x11 => IpAddr::from(<[u8; 4]>::try_from(&rest[from * 4..][..4]).unwrap()),
+        _ => IpAddr::from(<[u8; 16]>::try_from(&rest[from * 16..][..16]).unwrap()),
+    };
+    let ports = &rest[rest.len() - 4..];
+    let client = SocketAddr::new(address(0), u16::from_be_bytes([ports[0], ports[1]]));
+    let service = SocketAddr::new(address(1), u16::from_be_bytes([ports[2], ports[3]]));
+    let is_v2 = head[..13] == *b"\r\n\r\n\0\r\nQUIT\n\x21";
+    write!(stream, "{is_v2} {client} {service} {}", String::from_utf8_lossy(&said))
+}
+
+#[test]
+fn endpoints_are_told_the_client_where_a_service_asks_for_it() {
+    kernel_test(&[Need::Root], || {
+        set_up();
+        tool("ip -6 address add fd00:244::5/128 dev lo nodad");
+        serve_told("10.244.0.5:9090");
+        serve_told("[fd00:244::5]:9090");
+        let manifests = Folder::new("userspace-told");
+        let told = "apiVersion: v1
+kind: Service
+metadata:
+  {name: told, namespace: demo, annotations: {proxier/proxy-protocol: v2, proxier/proxy-protocol-ports: 'http,dns'}}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.20
+  clusterIPs: [10.96.0.20, 'fd00:10::20']
+  ipFamilies: [IPv4, IPv6]
+  ports:
+  - {name: http, port: 80, protocol: TCP, nodePort: 30090}
+  - {name: plain, port: 81, protocol: TCP}
+  - {name: dns, port: 53, protocol: UDP}
+";
+        let slice = |family: &str, address: &str| {
+            format!(
+                "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+                 metadata: {{name: told-{}, namespace: demo, labels: {{kubernetes.io/service-name: told}}}}\n\
+                 addressType: {family}\nports: [{{name: http, port: 9090}}, {{name: plain, port: 8080}}]\n\
+                 endpoints:\n- {{addresses: ['{address}']}}\n",
+                family.to_lowercase()
+            )
+        };
+        manifests.put("told.yaml", &[told, &slice("IPv4", "10.244.0.5"), &slice("IPv6", "fd00:244::5")].concat());
+        let running = start(&manifests);
+        for service in ["10.96.0.20:80", "192.0.2.1:30090", "[fd00:10::20]:80"] {
+            running.until(service, || TcpStream::connect(service).is_ok());
+            let mut stream = TcpStream::connect(service).unwrap();
+            stream.write_all(b"hi").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert_eq!(answer, format!("true {} {service} hi", stream.local_addr().unwrap()));
+        }
+        running.until("the other port has no header", || greeted("10.96.0.20:81").is_some());
+        running.until_logged("metadata.annotations[proxier/proxy-protocol-ports] dns: not a port of TCP");
     });
 }
 

@@ -109,6 +109,16 @@ impl TableEdit {
         &self.name
     }
 
+    /// The chains that are declared, in the order in which they were.
+    pub fn chains(&self) -> &[ChainName] {
+        &self.declared
+    }
+
+    /// The edits, in the order in which they are done.
+    pub fn edits(&self) -> &[Edit] {
+        &self.edits
+    }
+
     fn is_empty(&self) -> bool {
         self.declared.is_empty() && self.edits.is_empty()
     }
@@ -160,6 +170,11 @@ impl Transaction {
         });
         #[expect(clippy::indexing_slicing, reason = "position of an element just found or pushed")]
         &mut self.tables[at]
+    }
+
+    /// What is edited, in the order in which tables were first named; some may have no edits.
+    pub fn tables(&self) -> &[TableEdit] {
+        &self.tables
     }
 
     /// Whether nothing would change.

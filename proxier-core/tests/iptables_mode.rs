@@ -13,7 +13,7 @@ use proxier_core::modes::{self, iptables as mode};
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::report::{Report, RuleCount};
 use proxier_core::reconciler::schedule::Limits;
 use proxier_core::reconciler::step::{Action, Part};
 use proxier_core::reconciler::{Options, Reconciler};
@@ -123,7 +123,22 @@ impl Node {
     fn settles(&mut self) -> Report {
         let report = self.pass();
         assert!(report.is_done(), "{report:#?}");
+        self.counts_are_true(&report);
         report
+    }
+
+    /// The numbers of rules that a pass reports are those that `iptables-save` prints.
+    #[track_caller]
+    fn counts_are_true(&self, report: &Report) {
+        assert!(!report.rule_counts.is_empty(), "{report:#?}");
+        for count in &report.rule_counts {
+            let side = if count.family == Family::V4 { Side::Ipv4 } else { Side::Ipv6 };
+            let text = self.rules(side);
+            let table = text.split_once(&format!("*{}\n", count.table)).map_or("", |(_, rest)| rest);
+            let table = table.split("COMMIT").next().unwrap();
+            let ours = table.lines().filter(|line| line.contains("-A KUBE-") && !line.contains("-A KUBE-FIREWALL"));
+            assert_eq!(count.total, ours.count(), "{count:?}: {table}");
+        }
     }
 
     fn full(&mut self) -> Report {
@@ -729,12 +744,61 @@ fn rules_fit_the_programs_and_the_host() {
     node.has_not("--random-fully");
     node.has("--ctstate INVALID -j DROP");
     assert_eq!(node.full().writes(), 0);
+    // Programs that do not know it are made to say so.
+    let mut always = options();
+    always.iptables.random_fully = mode::RandomFully::Always;
+    node = node.next(always);
+    let report = node.pass();
+    assert!(report.has_failed() || node.v4().contains("--random-fully"), "{report:#?}");
+    for (asked, has) in [(mode::RandomFully::Always, true), (mode::RandomFully::Never, false)] {
+        let mut options = options();
+        options.iptables.random_fully = asked;
+        let mut node = Node::new();
+        node.settles();
+        node = node.next(options);
+        node.settles();
+        assert_eq!(node.v4().contains("--random-fully"), has, "{asked:?}");
+        assert_eq!(node.full().writes(), 0);
+    }
     let mut liberal = options();
     liberal.host.tcp_be_liberal = true;
     let mut node = Node::on(kernel(), liberal);
     node.settles();
     node.has("--random-fully");
     node.has_not("INVALID");
+}
+
+#[test]
+fn rules_are_counted_as_they_come_and_go() {
+    let mut node = Node::new();
+    let of_nat = |report: &Report| {
+        let of = |count: &&RuleCount| (count.family, count.table) == (Family::V4, "nat");
+        report.rule_counts.iter().find(of).map(|count| (count.total, count.written)).unwrap()
+    };
+    node.services(3);
+    let (all, written) = of_nat(&node.settles());
+    assert_eq!(all, written, "everything was written");
+    // A line, and a chain of two; each endpoint has a chain of two and a line that leads there.
+    node.service("web", json!({"clusterIP": "10.96.1.1"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    assert_eq!(of_nat(&node.settles()), (all + 1 + 2 * 3, 1 + 2 * 3));
+    node.slice("web", &["10.244.0.1"]);
+    let (total, written) = of_nat(&node.settles());
+    assert_eq!(total, all + 1 + 3);
+    assert!((1..=4).contains(&written), "{written}");
+    node.no_service("web");
+    assert_eq!(of_nat(&node.settles()), (all, 0));
+    let report = node.full();
+    assert_eq!(of_nat(&report), (all, 0));
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::NotFound));
+    node.slice("s1", &["10.244.0.9"]);
+    assert!(node.pass().has_failed());
+    assert_eq!((node.proxier.totals().restore_failures, node.proxier.totals().partial_restore_failures), (1, 1));
+    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Permission));
+    assert!(node.full().has_failed());
+    assert_eq!((node.proxier.totals().restore_failures, node.proxier.totals().partial_restore_failures), (2, 1));
+    node.now += Duration::from_secs(10);
+    node.settles();
 }
 
 #[test]
@@ -912,6 +976,8 @@ proptest! {
         let backend = if legacy { Backend::Legacy } else { Backend::NfTables };
         let mut node = Node { backend, ..Node::on(make(), options.clone()) };
         let mut objects = Objects::default();
+        // Somebody has flushed rules, and no pass has read them since.
+        let mut disturbed = false;
         for step in steps {
             match step {
                 Step::Service(name, spec) => {
@@ -930,8 +996,13 @@ proptest! {
                     node.proxier.delete_slice(&ObjectKey::new("demo", &format!("s{name}-1")), node.now);
                     objects.slices.remove(&name);
                 }
-                Step::Pass => drop(node.pass()),
-                Step::Full => drop(node.full()),
+                Step::Pass | Step::Full => {
+                    let report = if matches!(step, Step::Full) { node.full() } else { node.pass() };
+                    disturbed &= !(report.full && report.is_done());
+                    if report.is_done() && !disturbed {
+                        node.counts_are_true(&report);
+                    }
+                }
                 Step::Restart => {
                     node = node.next(options.clone());
                     objects.give(&mut node);
@@ -941,6 +1012,7 @@ proptest! {
                     node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
                 }
                 Step::Flush(v4) => {
+                    disturbed = true;
                     let side = if v4 { Side::Ipv4 } else { Side::Ipv6 };
                     node.kernel.with_host(|host| host.flush(side, backend));
                 }

@@ -10,7 +10,7 @@ use iptables::{Dump, TableName};
 use iptables_model::tables::Tables;
 use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NodePortAddresses};
 use proxier_core::modes::iptables::settings::NodePorts;
-use proxier_core::modes::iptables::{Incomparable, Options, Wanted, changes, cleanup, update};
+use proxier_core::modes::iptables::{Incomparable, Options, RandomFully, Wanted, changes, cleanup, update};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::service::{NodeFacts, Reserved, ReservedPort, User};
 use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store, TrafficPolicy};
@@ -144,7 +144,7 @@ fn what_settings_change() {
 
     config.masquerade_bit = MarkBit::new(3).unwrap();
     let mut options = Options::default();
-    (options.random_fully, options.drop_invalid, options.localhost_node_ports) = (false, false, false);
+    (options.random_fully, options.drop_invalid, options.localhost_node_ports) = (RandomFully::Never, false, false);
     let text = lines(&Wanted::build(&store, &facts(&config), options)).join("\n");
     assert!(text.contains("-m mark --mark 0x00000008/0x00000008 -j ACCEPT"), "{text}");
     assert!(text.contains("--dst-type LOCAL ! -d 127.0.0.0/8 -j KUBE-NODEPORTS"), "{text}");

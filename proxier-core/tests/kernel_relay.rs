@@ -498,7 +498,8 @@ fn the_next_endpoint_answers_where_one_refuses_or_is_silent() {
         let begin = Instant::now();
         assert_turned_away(attempt("10.96.0.3:80"));
         let refused_after = begin.elapsed();
-        relay.serve(&listener("TCP 10.96.0.4:80", &[silent])).unwrap();
+        // One that was not asked for yet: the kernel gives up 3 s after its first question, whoever put it.
+        relay.serve(&listener("TCP 10.96.0.4:80", &[at("192.0.2.98:8080")])).unwrap();
         let begin = Instant::now();
         assert_turned_away(attempt("10.96.0.4:80"));
         assert!(begin.elapsed() >= Duration::from_millis(2500), "{:?}", begin.elapsed());
@@ -754,14 +755,19 @@ fn a_port_of_another_program_is_named_and_all_else_goes_on() {
     });
 }
 
+/// A listener whose endpoints are told the client.
+fn telling(at: &str, endpoints: &[SocketAddr]) -> Listener {
+    let mut listener = listener(at, endpoints);
+    listener.proxy_protocol = true;
+    listener
+}
+
 #[test]
 fn endpoints_are_told_the_client_if_they_want_to_know() {
     test(|| {
         let server = server_at("10.244.0.1:0");
         let mut relay = relay();
-        let mut listener = listener("TCP 10.96.0.1:80", &[server.local_addr().unwrap()]);
-        listener.proxy_protocol = true;
-        relay.serve(&listener).unwrap();
+        relay.serve(&telling("TCP 10.96.0.1:80", &[server.local_addr().unwrap()])).unwrap();
         let mut mine = client_from("10.244.0.5", at("10.96.0.1:80"));
         mine.write_all(b"hello").unwrap();
         let mut theirs = accept(&server);
@@ -771,6 +777,99 @@ fn endpoints_are_told_the_client_if_they_want_to_know() {
         assert_eq!(head[16..24], [10, 244, 0, 5, 10, 96, 0, 1]);
         assert_eq!(u16::from_be_bytes([head[24], head[25]]), mine.local_addr().unwrap().port());
         assert_eq!(head[26..], *b"\x00\x50hello");
+    });
+}
+
+#[test]
+fn endpoints_are_told_the_client_of_ipv6_before_it_says_anything() {
+    test(|| {
+        let (refuses, server) = (at("[fd00:244::1]:1"), server_at("[fd00:244::1]:0"));
+        let mut relay = relay();
+        relay.serve(&telling("TCP [fd00:10::1]:80", &[refuses, server.local_addr().unwrap()])).unwrap();
+        let mine = client_from("fd00:244::2", at("[fd00:10::1]:80"));
+        let mut theirs = accept(&server);
+        let mut head = [0; 52];
+        theirs.read_exact(&mut head).unwrap();
+        assert_eq!(head[..16], *b"\r\n\r\n\0\r\nQUIT\n\x21\x21\x00\x24");
+        assert_eq!(head[16..32], "fd00:244::2".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        assert_eq!(head[32..48], "fd00:10::1".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        assert_eq!(u16::from_be_bytes([head[48], head[49]]), mine.local_addr().unwrap().port());
+        assert_eq!(head[50..], *b"\x00\x50");
+        drop(mine);
+        assert_eq!(read_all(&mut theirs), b"", "nothing else was said");
+    });
+}
+
+#[test]
+fn connections_from_a_change_on_have_the_header() {
+    test(|| {
+        let server = server_at("10.244.0.1:0");
+        let address = server.local_addr().unwrap();
+        let mut relay = relay();
+        relay.serve(&listener("TCP 10.96.0.1:80", &[address])).unwrap();
+        let mut earlier = client(at("10.96.0.1:80"));
+        let mut earlier_theirs = accept(&server);
+        relay.serve(&telling("TCP 10.96.0.1:80", &[address])).unwrap();
+        let mut later = client(at("10.96.0.1:80"));
+        let mut later_theirs = accept(&server);
+        for stream in [&mut earlier, &mut later] {
+            stream.write_all(b"hello").unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+        }
+        assert_eq!(read_all(&mut earlier_theirs), b"hello");
+        let said = read_all(&mut later_theirs);
+        assert_eq!((said.len(), &said[28..]), (28 + 5, &b"hello"[..]));
+    });
+}
+
+/// HAProxy as the endpoint: it says whom it takes for client and server.
+struct Haproxy {
+    child: std::process::Child,
+    configuration: std::path::PathBuf,
+}
+
+impl Haproxy {
+    fn start(endpoints: &[&str]) -> Self {
+        let binds: String = endpoints.iter().map(|endpoint| format!(" bind {endpoint} accept-proxy\n")).collect();
+        let text = format!(
+            "global\n nbthread 1\ndefaults\n mode http\n timeout client 1m\n timeout connect 1m\n timeout server 1m\n\
+             frontend one\n{binds} http-request return status 200 content-type text/plain lf-string \
+             \"%[src] %[src_port] %[dst] %[dst_port] %[req.fhdr(x-note)]\"\n"
+        );
+        let configuration = std::env::temp_dir().join(format!("relay-haproxy-{}.cfg", std::process::id()));
+        std::fs::write(&configuration, text).unwrap();
+        let mut command = std::process::Command::new("haproxy");
+        let child =
+            command.arg("-db").arg("-f").arg(&configuration).env("PATH", oracle::search_path()).spawn().unwrap();
+        Haproxy { child, configuration }
+    }
+}
+
+impl Drop for Haproxy {
+    fn drop(&mut self) {
+        drop((self.child.kill(), self.child.wait(), std::fs::remove_file(&self.configuration)));
+    }
+}
+
+#[test]
+fn haproxy_reads_the_header() {
+    kernel_test(&[Need::Root, Need::Tool("haproxy")], || {
+        node();
+        let endpoints = ["10.244.0.1:8080", "[fd00:244::1]:8080"];
+        let _haproxy = Haproxy::start(&endpoints);
+        let mut relay = relay();
+        for (service, endpoint, from) in
+            [("10.96.0.1:80", endpoints[0], "10.244.0.5"), ("[fd00:10::1]:80", endpoints[1], "fd00:244::2")]
+        {
+            until("HAProxy listens", || TcpStream::connect(endpoint).is_ok());
+            relay.serve(&telling(&format!("TCP {service}"), &[at(endpoint)])).unwrap();
+            let mut stream = client_from(from, at(service));
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nX-Note: kept\r\nConnection: close\r\n\r\n").unwrap();
+            let answer = String::from_utf8(read_all(&mut stream)).unwrap();
+            let (mine, service) = (stream.local_addr().unwrap(), at(service));
+            let expected = format!("{} {} {} {} kept", mine.ip(), mine.port(), service.ip(), service.port());
+            assert_eq!(answer.lines().last(), Some(expected.as_str()), "{answer}");
+        }
     });
 }
 

@@ -221,6 +221,55 @@ fn in_every_direction() {
     }
 }
 
+/// The table that a kube-proxy in nftables mode keeps in a family, as far as it is known by: without `but`.
+fn kube_proxys(kernel: &FakeKernel, family: nftables::Family, comment: &str, but: &str) {
+    let key = nftables::TableKey::new(family, "kube-proxy").unwrap();
+    let mut tables = nftables::Transaction::new();
+    tables.add_table(nftables::Table::new(key.clone()).comment(comment));
+    for name in ["nat-prerouting", "nat-output", "nat-postrouting", "services", "mark-for-masquerade", "masquerading"] {
+        if name != but {
+            tables.add_chain(nftables::Chain::regular(key.chain(name).unwrap()));
+        }
+    }
+    kernel.nftables().commit(&tables).unwrap();
+}
+
+#[test]
+fn tables_of_kube_proxy_go_whatever_the_mode() {
+    const COMMENT: &str = "rules for kube-proxy";
+    for mode in Kind::ALL {
+        let kernel = kernel();
+        with_strangers(&kernel);
+        kube_proxys(&kernel, nftables::Family::Ip, COMMENT, "");
+        kube_proxys(&kernel, nftables::Family::Ip6, COMMENT, "");
+        let mut node = Proxy::new(&kernel, mode);
+        node.settle();
+        // Without the right to write it stays, and is told.
+        kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
+        let cleaned = cleanup(&config(), Some(mode), &mut node.kernel.ports());
+        assert_eq!(cleaned.applied.failures.len(), 2, "{mode}: {cleaned:#?}");
+        kernel.clear_faults();
+        let cleaned = cleanup(&config(), Some(mode), &mut node.kernel.ports());
+        assert!(cleaned.is_done() && cleaned.removed() == 2, "{mode}: {cleaned:#?}");
+        same((mode, mode), &kernel, &alone(mode));
+    }
+    for (comment, but) in [("rules for somebody", ""), (COMMENT, "nat-postrouting")] {
+        let kernel = kernel();
+        kube_proxys(&kernel, nftables::Family::Ip, comment, but);
+        let before = held(&kernel);
+        let cleaned = cleanup(&config(), None, &mut kernel.clone().ports());
+        assert!(cleaned.is_done() && cleaned.removed() == 0, "{cleaned:#?}");
+        assert_eq!(held(&kernel), before);
+    }
+    // Another proxy in this namespace may be the one that took over.
+    let kernel = kernel();
+    kube_proxys(&kernel, nftables::Family::Ip, COMMENT, "");
+    let mut config = config();
+    config.names.table = "mine".parse().unwrap();
+    let cleaned = cleanup(&config, None, &mut kernel.clone().ports());
+    assert!(cleaned.is_done() && cleaned.removed() == 0, "{cleaned:#?}");
+}
+
 /// Programs without tables of their own, a kernel without a part: the others are still removed.
 #[test]
 fn what_cannot_be_removed_stays_and_is_told() {

@@ -127,7 +127,7 @@ pub fn run(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Out
 }
 
 /// `PATH` with the folders of system programs, which an ordinary user's lacks.
-pub(crate) fn search_path() -> OsString {
+pub fn search_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     if !path.is_empty() {
         path.push(":");

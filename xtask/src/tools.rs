@@ -33,6 +33,7 @@ pub(crate) const ORACLES: &[Tool] = &[
     ("conntrack", "conntrack"),
     ("nft", "nftables"),
     ("strace", "strace"),
+    ("haproxy", "haproxy"),
 ];
 
 /// What the demo asks and compares with.

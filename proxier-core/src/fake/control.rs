@@ -61,6 +61,8 @@ pub enum Call {
     TablesGeneration,
     /// [`Tables::read`](crate::ports::Tables::read).
     TablesRead,
+    /// [`Tables::table`](crate::ports::Tables::table).
+    TablesTable,
     /// [`Tables::has_chain`](crate::ports::Tables::has_chain).
     TablesHasChain,
     /// [`Tables::commit`](crate::ports::Tables::commit).
@@ -79,7 +81,7 @@ pub enum Call {
 
 impl Call {
     /// All of them.
-    pub const ALL: [Call; 33] = [
+    pub const ALL: [Call; 34] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
         Call::IpvsRun,
@@ -106,6 +108,7 @@ impl Call {
         Call::ConntrackForgetUdp,
         Call::TablesGeneration,
         Call::TablesRead,
+        Call::TablesTable,
         Call::TablesHasChain,
         Call::TablesCommit,
         Call::RoutesNetworks,
@@ -131,6 +134,7 @@ impl Call {
                 | Call::SysctlsGet
                 | Call::TablesGeneration
                 | Call::TablesRead
+                | Call::TablesTable
                 | Call::TablesHasChain
                 | Call::RoutesNetworks
                 | Call::RelaysConfigure
@@ -248,7 +252,11 @@ impl Writes {
             | Call::LinksUnbind => &mut self.links,
             Call::SysctlsGet | Call::SysctlsSet => &mut self.sysctls,
             Call::ConntrackForgetUdp => &mut self.conntrack,
-            Call::TablesGeneration | Call::TablesRead | Call::TablesHasChain | Call::TablesCommit => &mut self.tables,
+            Call::TablesGeneration
+            | Call::TablesRead
+            | Call::TablesTable
+            | Call::TablesHasChain
+            | Call::TablesCommit => &mut self.tables,
             Call::RoutesNetworks | Call::RoutesAdd | Call::RoutesDelete => &mut self.routes,
             Call::RelaysConfigure | Call::RelaysServe => &mut self.relays,
         }

@@ -427,6 +427,10 @@ impl Tables for FakeTablesPort {
         self.gate.call(Call::TablesRead, family_of(table), || self.port.read(table))
     }
 
+    fn table(&mut self, table: &TableKey) -> Result<Option<nftables::Table>, PortError> {
+        self.gate.call(Call::TablesTable, family_of(table), || self.port.table(table))
+    }
+
     fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
         self.gate.call(Call::TablesHasChain, family_of(table), || self.port.has_chain(table, chain))
     }

@@ -1,6 +1,6 @@
 //! Tables of nf_tables over [`nftables::Client`].
 
-use nftables::{Client, Error, ErrorKind, InvalidValue, Part, TableKey, TableSnapshot, Transaction};
+use nftables::{Client, Error, ErrorKind, InvalidValue, Part, Table, TableKey, TableSnapshot, Transaction};
 
 use super::error::io_kind;
 use super::lazy::Lazy;
@@ -62,6 +62,14 @@ impl Tables for TablesPort {
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
         match self.call(|client| client.snapshot(table)) {
             Ok(snapshot) => Ok(Some(snapshot)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(port_error(&error)),
+        }
+    }
+
+    fn table(&mut self, table: &TableKey) -> Result<Option<Table>, PortError> {
+        match self.call(|client| client.get_table(table)) {
+            Ok(found) => Ok(Some(found.table)),
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(port_error(&error)),
         }

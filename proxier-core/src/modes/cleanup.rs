@@ -9,9 +9,13 @@ use crate::ports::Ports;
 /// is configured. With `kept`, what that mode uses stays, so that a node can change its mode: the new mode serves before the
 /// old one goes.
 ///
+/// The tables of kube-proxy's nftables mode (`ip kube-proxy`, `ip6 kube-proxy`) go whatever is kept: no mode of this proxy uses them,
+/// and what they choose would be out of date soon. They are known by their comment and chains. While a kube-proxy runs it makes
+/// them again: stop it first.
+///
 /// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and others): those of `kept` stay with
-/// the jumps to them. Chains of iptables mode and routes of userspace mode have no [names of their own](KernelNames): a proxy with
-/// names other than kube-proxy's leaves them alone.
+/// the jumps to them. Chains of iptables mode, routes of userspace mode and kube-proxy's tables have no [names of their own](KernelNames): a
+/// proxy with names other than kube-proxy's leaves them alone.
 ///
 /// Connections through virtual servers end with these, and those that a process passed on ended with it; all others go on, since
 /// connection tracking knows their endpoints, unless the last chain of type nat goes: Linux translates no packet then
@@ -34,6 +38,9 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
         cleaned.extend(nftables::cleanup(config, ports));
     }
     let is_alone = config.names == KernelNames::default();
+    if is_alone {
+        cleaned.extend(nftables::cleanup_kube_proxy(ports));
+    }
     if kept != Some(Kind::Iptables) && is_alone {
         cleaned.extend(iptables::remove_but(&is_kept, ports));
     }

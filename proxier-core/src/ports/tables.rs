@@ -1,6 +1,6 @@
 //! Tables of nf_tables.
 
-use nftables::{TableKey, TableSnapshot, Transaction};
+use nftables::{Table, TableKey, TableSnapshot, Transaction};
 
 use super::PortError;
 
@@ -26,6 +26,12 @@ pub trait Tables {
     /// # Errors
     /// When it could not be read as a whole.
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError>;
+
+    /// A table without what is in it; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the kernel could not be asked.
+    fn table(&mut self, table: &TableKey) -> Result<Option<Table>, PortError>;
 
     /// Whether there is a chain of this name in a table. Without the table there is none.
     ///

@@ -126,7 +126,7 @@ impl Reconciler {
         let node = Node::new(node_name);
         let host = HostAddresses::default();
         let facts = NodeFacts::new(&options.config, &node, &host);
-        let mut store = Store::new(node_name);
+        let mut store = Store::new(node_name).with_relays(options.mode == modes::Kind::Userspace);
         if options.config.lets(MayAskFor::NODE_WEIGHTS) {
             store = store.keep_nodes();
         }

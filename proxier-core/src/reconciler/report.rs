@@ -120,6 +120,8 @@ pub struct Applied {
     pub flows: Flows,
     /// Families whose rules were restored.
     pub restored: Vec<Family>,
+    /// Writes of changes only to rules of iptables that failed, so that the rules are read before the next.
+    pub partial_restore_failures: usize,
 }
 
 impl Applied {
@@ -163,6 +165,21 @@ impl Applied {
     }
 }
 
+/// Rules of iptables mode in a table of a family: those in its own chains, as kube-proxy counts them, without the jumps from
+/// built-in chains and without the kubelet's chain.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub struct RuleCount {
+    /// The family.
+    pub family: Family,
+    /// `filter` or `nat`.
+    pub table: &'static str,
+    /// Rules that the kernel has (`kubeproxy_sync_proxy_rules_iptables_total`).
+    pub total: usize,
+    /// Rules that this pass has written (`kubeproxy_sync_proxy_rules_iptables_last`).
+    pub written: usize,
+}
+
 /// What a pass found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -195,6 +212,8 @@ pub struct Report {
     pub notices: Vec<String>,
     /// What was served before everything else, at a cold start of IPVS mode with thousands of Services.
     pub served_first: Option<ServedFirst>,
+    /// How many rules each table has; in iptables mode, once they were read.
+    pub rule_counts: Vec<RuleCount>,
     /// Health checks of Services may have changed ([`Desired::health_checks`](crate::service::Desired::health_checks)).
     pub health_checks_changed: bool,
 }

@@ -34,6 +34,10 @@ pub struct Totals {
     pub drift: u64,
     /// Restores of iptables that failed (`kubeproxy_sync_proxy_rules_iptables_restore_failures_total`).
     pub restore_failures: u64,
+    /// Those of changes only (`kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total`).
+    pub partial_restore_failures: u64,
+    /// Transactions of tables of nf_tables that failed (`kubeproxy_sync_proxy_rules_nftables_sync_failures_total`).
+    pub table_failures: u64,
     /// UDP flows that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
     pub flows: Flows,
     /// End of the last pass that did not fail ([`Report::has_failed`])
@@ -59,7 +63,9 @@ impl Totals {
             let what = (failure.step.part, failure.step.action, failure.error.kind());
             add(self.failed.entry(what).or_default(), 1);
             add(&mut self.restore_failures, usize::from(failure.step.part == Part::Rules));
+            add(&mut self.table_failures, usize::from(failure.step.part == Part::Table));
         }
+        add(&mut self.partial_restore_failures, report.applied.partial_restore_failures);
         add(&mut self.unread, report.unread.len());
         add(&mut self.drift, report.drift.len());
         self.flows.add(report.applied.flows);

@@ -38,6 +38,8 @@ pub struct Frontend {
     pub source_ranges: Option<Arc<[Network]>>,
     /// Whether this node itself is in the source ranges.
     pub node_may_use: bool,
+    /// Whether endpoints are told the client's address ([`ServicePort::proxy_protocol`](crate::snapshot::ServicePort::proxy_protocol)).
+    pub proxy_protocol: bool,
     /// The port of the Service that it belongs to, the first one that names it; if ports were asked for
     /// ([`Follower::needs_ports`](super::Follower::needs_ports)).
     pub port: Option<Arc<Port>>,

@@ -197,6 +197,7 @@ pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFa
             on_interface: facts.is_on_interface(spec.key.address),
             source_ranges: ranges.map(Into::into),
             node_may_use: node.is_some_and(in_ranges),
+            proxy_protocol: spec.proxy_protocol,
             port,
         }));
     }
@@ -349,6 +350,7 @@ impl Row {
             on_interface: facts.is_on_interface(address),
             source_ranges: ranges.cloned(),
             node_may_use: node.is_some_and(in_ranges),
+            proxy_protocol: context.port.proxy_protocol,
             port: common.cloned(),
         }
     }

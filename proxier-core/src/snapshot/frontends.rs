@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use super::{
     Balancing, ObjectKey, ObjectKind, Rejection, Reporter, Spelled, TrafficPolicy, is_usable, is_usable_by_service,
 };
-use crate::net::{EndpointKey, Family, FrontendKey, Network};
+use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 
 bitflags! {
     /// What kind of address of its Service a Frontend has.
@@ -51,6 +51,8 @@ pub struct FrontendSpec {
     pub weights: Vec<(EndpointKey, u16)>,
     /// The networks that may connect; default `None` for everybody. For addresses of load balancers only.
     pub source_ranges: Option<Vec<Network>>,
+    /// [`ServicePort::proxy_protocol`](super::ServicePort::proxy_protocol). Default no; other modes ignore it.
+    pub proxy_protocol: bool,
 }
 
 impl FrontendSpec {
@@ -66,6 +68,7 @@ impl FrontendSpec {
             balancing: None,
             weights: Vec::new(),
             source_ranges: None,
+            proxy_protocol: false,
         }
     }
 
@@ -115,6 +118,11 @@ impl FrontendSpec {
             }
             spec.weights.sort_by_key(|(endpoint, _)| *endpoint);
             spec.weights.dedup_by_key(|(endpoint, _)| *endpoint);
+            if spec.proxy_protocol && spec.key.protocol != Protocol::Tcp {
+                let reason = "not TCP: datagrams carry no header; ignored";
+                report.reject(format!("{field}.proxy_protocol"), spec.key.protocol, reason);
+                spec.proxy_protocol = false;
+            }
             let family = spec.key.family();
             for (list, name) in [(&mut spec.cluster, "cluster"), (&mut spec.local, "local")] {
                 list.retain(|endpoint| {

@@ -6,6 +6,7 @@ mod forwarding;
 mod frontends;
 mod node;
 mod rejection;
+mod relaying;
 mod service;
 mod slice;
 mod store;

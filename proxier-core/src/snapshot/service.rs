@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{
     Balancing, ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable_by_service, parse_address,
-    parse_network,
+    parse_network, relaying,
 };
 use crate::net::Network;
 use crate::net::{Family, Protocol};
@@ -46,6 +46,10 @@ pub struct ServicePort {
     pub port: u16,
     /// Port on the nodes' addresses.
     pub node_port: Option<u16>,
+    /// Whether endpoints are told the client's address by a header of the PROXY protocol, version 2, in front of each connection's
+    /// data: annotations `proxier/proxy-protocol: v2` and, for some ports only, `proxier/proxy-protocol-ports` with numbers or names.
+    /// TCP in userspace mode only; all else is reported.
+    pub proxy_protocol: bool,
 }
 
 /// When an object was created; orders Services that claim one address and port. Two without a date are equal.
@@ -163,7 +167,9 @@ impl Service {
     /// has no usable cluster IP.
     ///
     /// Leaves out impossible values and reports them; the rest counts.
-    pub fn check(object: &ServiceObject, rejections: &mut Vec<Rejection>) -> Option<Self> {
+    ///
+    /// `is_relayed`: a process relays connections, so what annotations ask of it has an effect.
+    pub fn check(object: &ServiceObject, is_relayed: bool, rejections: &mut Vec<Rejection>) -> Option<Self> {
         let key = ObjectKey::of(&object.metadata);
         let report = &mut Reporter::new(ObjectKind::Service, key.clone(), rejections);
         let spec = &object.spec;
@@ -179,7 +185,8 @@ impl Service {
         let publishes = service_type != ServiceType::ClusterIp || !external_ips.is_empty();
         let asked = check_policy(spec.external_traffic_policy.as_deref(), "spec.externalTrafficPolicy", report);
         let external_policy = if publishes { asked } else { TrafficPolicy::Cluster };
-        let ports = check_ports(&spec.ports, report);
+        let mut ports = check_ports(&spec.ports, report);
+        relaying::mark(&object.metadata.annotations, &mut ports, is_relayed, report);
         let affinity_secs = check_affinity(spec, report);
         let protocols = ports.iter().map(|port| port.protocol);
         let balancing = Balancing::check(&object.metadata.annotations, protocols, affinity_secs.is_some(), report);
@@ -312,7 +319,7 @@ fn check_ports(objects: &[ServicePortObject], report: &mut Reporter<'_>) -> Vec<
             report.reject(field("nodePort"), number, "not a port (1 to 65535); the node port is left out");
         }
         let name = object.name.as_deref().unwrap_or_default();
-        let new = ServicePort { name: name.into(), protocol, port, node_port: checked };
+        let new = ServicePort { name: name.into(), protocol, port, node_port: checked, proxy_protocol: false };
         let named = names.get(&(protocol, name)).copied();
         let numbered = numbers.get(&(protocol, port)).copied();
         if numbered.is_some() && numbered != named {

@@ -31,6 +31,8 @@ pub struct Store {
     keeps_nodes: bool,
     /// The places of slices, each kept once: most slices have the same few.
     places: BTreeSet<Arc<Places>>,
+    /// A process relays connections.
+    relays: bool,
     /// Boxed, since a map keeps room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Service>>,
     /// Slices by Service, each list sorted by the slice's key. Most Services have one.
@@ -56,6 +58,13 @@ impl Store {
         self
     }
 
+    /// For a process that relays connections (userspace mode), or not (default): without, what annotations ask of it is reported.
+    #[must_use]
+    pub fn with_relays(mut self, relays: bool) -> Self {
+        self.relays = relays;
+        self
+    }
+
     /// Reduces memory; see [`Desired::compact`](crate::service::Desired::compact).
     pub fn compact(&mut self) {
         pack(&mut self.services);
@@ -68,7 +77,7 @@ impl Store {
     pub fn upsert_service(&mut self, object: &ServiceObject) -> Vec<ObjectKey> {
         let mut rejections = Vec::new();
         let key = self.shared(ObjectKey::of(&object.metadata));
-        let checked = Service::check(object, &mut rejections);
+        let checked = Service::check(object, self.relays, &mut rejections);
         self.note(ObjectKind::Service, &key, rejections);
         let changed = match checked {
             Some(service) if self.service(&key) == Some(&service) => false,

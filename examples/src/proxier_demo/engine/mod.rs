@@ -22,6 +22,7 @@ use proxier_core::config::Families;
 use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::cleanup::cleanup;
+use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::modes::{Kind, Plan, userspace as userspace_mode};
 use proxier_core::ports::{PortErrorKind, Ports};
@@ -351,6 +352,8 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.config.reserved = settings.reserved();
     options.host = settings.host();
     options.iptables.localhost_node_ports = settings.object.iptables.localhost_node_ports.unwrap_or(true);
+    options.iptables.random_fully = settings.random_fully;
+    options.ipvs.capabilities.random_fully = settings.random_fully != RandomFully::Never;
     options.userspace = settings.userspace.clone();
     options.ipvs.timeouts.tcp_secs = settings.timeouts.tcp_secs;
     options.ipvs.timeouts.tcp_fin_secs = settings.timeouts.tcp_fin_secs;

@@ -158,6 +158,10 @@ objects! {
         masquerade_bit: Option<i64>,
         /// Shortest time between two passes, in iptables mode. Default 1 second.
         min_sync_period: GoDuration,
+        /// Whether masqueraded connections get random ports, in iptables mode: `true`, `false`, or `auto`: if the programs of
+        /// iptables know how. Default `auto`. `false` counts in IPVS mode too. Not in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        random_fully: Option<Value>,
         /// How often the kernel is compared with what it should hold, in iptables mode. Default 30 seconds.
         sync_period: GoDuration,
     }

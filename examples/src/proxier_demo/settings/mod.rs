@@ -9,12 +9,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use proxier_core::config::{Config, LocalTraffic, MayAskFor};
+use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::sysctls::HostSettings;
 use proxier_core::modes::{Kind, userspace};
 use proxier_core::net::Network;
 use proxier_core::objects::ConfigObject;
 use proxier_core::service::{Reserved, ReservedPort, User};
+use serde_json::Value;
 
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::duration::GoDuration;
@@ -49,6 +51,8 @@ pub struct Settings {
     pub min_sync_period: Duration,
     /// Settings of userspace mode.
     pub userspace: userspace::Options,
+    /// Whether masqueraded connections get random ports: iptables mode; in IPVS mode only `Never` counts.
+    pub random_fully: RandomFully,
     /// Whether ARP is answered only for addresses of the interface that was asked.
     pub strict_arp: bool,
     /// Timeouts of IPVS.
@@ -223,6 +227,7 @@ impl Check<'_> {
             sync_period,
             min_sync_period,
             userspace: crate::proxier_demo::engine::userspace::options(&object, self.service_cidrs(&object)),
+            random_fully: self.random_fully(&object),
             strict_arp: object.ipvs.strict_arp,
             timeouts: self.timeouts(&object),
             conntrack: self.conntrack(&object),
@@ -273,6 +278,19 @@ impl Check<'_> {
             self.error(&rejection.field, format!("{:?} is {reason}", rejection.value));
         }
         config
+    }
+
+    fn random_fully(&mut self, object: &KubeProxyConfiguration) -> RandomFully {
+        match &object.iptables.random_fully {
+            None => RandomFully::Auto,
+            Some(Value::String(text)) if text == "auto" => RandomFully::Auto,
+            Some(Value::Bool(true)) => RandomFully::Always,
+            Some(Value::Bool(false)) => RandomFully::Never,
+            Some(other) => {
+                self.error("iptables.randomFully", format!("{other} is neither auto, true nor false"));
+                RandomFully::Auto
+            }
+        }
     }
 
     /// The networks of userspace mode.
@@ -484,6 +502,17 @@ mod tests {
             (true, "0x00000020".to_owned())
         );
         assert_eq!(settings.object.iptables.localhost_node_ports, Some(false));
+        for (text, expected) in [
+            ("auto", RandomFully::Auto),
+            ("null", RandomFully::Auto),
+            ("true", RandomFully::Always),
+            ("false", RandomFully::Never),
+        ] {
+            let settings = check(&format!("mode: iptables\niptables: {{randomFully: {text}}}")).unwrap();
+            assert_eq!(settings.random_fully, expected, "{text}");
+        }
+        let problems = check("iptables: {randomFully: sometimes}").unwrap_err();
+        assert_eq!(problems, ["c: iptables.randomFully: \"sometimes\" is neither auto, true nor false"]);
         let periods = (settings.min_sync_period, settings.sync_period);
         assert_eq!(periods, (Duration::from_secs(3), Duration::from_secs(60)));
         let settings = check("mode: iptables").unwrap();

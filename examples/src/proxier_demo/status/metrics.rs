@@ -4,8 +4,9 @@
 //! `kubeproxy_proxy_healthz_total` would be of a family `kubeproxy_proxy_healthz`, and a gauge could not end in `_total`.
 //!
 //! kube-proxy has one gauge whose name ends in `_total`. It has no type here (`untyped`): that does not affect queries, and
-//! `promtool check metrics` accepts it. `sync_proxy_rules_iptables_total` is missing, as in kube-proxy's IPVS mode: the
-//! number of rules is the same for any number of Services.
+//! `promtool check metrics` accepts it. So has `sync_proxy_rules_iptables_total`, which iptables mode has, and not IPVS mode, as with
+//! kube-proxy: its number of rules is the same for any number of Services. As kube-proxy has from 1.33 on, numbers of rules are told
+//! for each family; `sum by (table)` adds them up.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use proxier_core::modes::Kind;
 use proxier_core::modes::select::Asked;
 use proxier_core::ports::Flows;
+use proxier_core::reconciler::report::RuleCount;
 
 /// Observations by size.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,6 +99,12 @@ pub struct Metrics {
     pub service_changes: u64,
     /// Failed runs of iptables-restore.
     pub iptables_restore_failures: u64,
+    /// Those that wrote only what had changed.
+    pub iptables_partial_restore_failures: u64,
+    /// Rules of iptables mode by table and family.
+    pub iptables_rules: Vec<RuleCount>,
+    /// Transactions of nf_tables that failed.
+    pub nftables_sync_failures: u64,
     /// Services without the local endpoints that a policy requires: internal, external.
     pub no_local_endpoints: [u64; 2],
     /// Answers of /healthz: 200, 503.
@@ -146,6 +154,9 @@ impl Default for Metrics {
             service_changes_pending: 0,
             service_changes: 0,
             iptables_restore_failures: 0,
+            iptables_partial_restore_failures: 0,
+            iptables_rules: Vec::new(),
+            nftables_sync_failures: 0,
             no_local_endpoints: [0; 2],
             healthz: [0; 2],
             livez: [0; 2],
@@ -197,7 +208,12 @@ impl Metrics {
         p.counter("sync_proxy_rules_service_changes_total", "Changes of Services", self.service_changes);
         let failures = self.iptables_restore_failures;
         p.counter("sync_proxy_rules_iptables_restore_failures_total", "Failed runs of iptables-restore", failures);
-        p.counter("sync_proxy_rules_iptables_partial_restore_failures_total", "Always 0: there are no partial ones", 0);
+        p.counter(
+            "sync_proxy_rules_iptables_partial_restore_failures_total",
+            "Failed runs of iptables-restore that wrote only what had changed",
+            self.iptables_partial_restore_failures,
+        );
+        self.of_mode(p);
         let [internal, external] = self.no_local_endpoints;
         p.family(
             "sync_proxy_rules_no_local_endpoints_total",
@@ -245,6 +261,34 @@ impl Metrics {
         }
         process(p);
         page.0
+    }
+}
+
+impl Metrics {
+    /// What kube-proxy has in one mode only.
+    fn of_mode(&self, page: &mut Page) {
+        match self.mode.map(|(_asked, mode)| mode) {
+            // A family without samples is no family.
+            Some(Kind::Iptables) if self.iptables_rules.is_empty() => {}
+            Some(Kind::Iptables) => {
+                let rows = |number: fn(&RuleCount) -> usize| -> Vec<(String, u64)> {
+                    let labels = |of: &RuleCount| format!("table=\"{}\",ip_family=\"{}\"", of.table, of.family.name());
+                    let number = |of: &RuleCount| u64::try_from(number(of)).unwrap_or(u64::MAX);
+                    self.iptables_rules.iter().map(|of| (labels(of), number(of))).collect()
+                };
+                let all = "Rules of iptables in chains of this proxy";
+                page.family("sync_proxy_rules_iptables_total", "untyped", all, &rows(|of| of.total));
+                let last = "Rules of iptables that the last pass has written";
+                page.family("sync_proxy_rules_iptables_last", "gauge", last, &rows(|of| of.written));
+            }
+            Some(Kind::Nftables) => {
+                let failures = self.nftables_sync_failures;
+                page.counter("sync_proxy_rules_nftables_sync_failures_total", "Transactions that failed", failures);
+                let cleanup = "Always 0: what nobody needs goes in the transaction of its pass";
+                page.counter("sync_proxy_rules_nftables_cleanup_failures_total", cleanup, 0);
+            }
+            _ => {}
+        }
     }
 }
 
@@ -344,6 +388,22 @@ mod tests {
         ] {
             assert!(text.lines().any(|printed| printed == line), "{line}\n{text}");
         }
+    }
+
+    #[test]
+    fn modes_have_metrics_of_their_own() {
+        let own = |mode| {
+            let metrics = Metrics { mode: Some((Asked::Auto, mode)), nftables_sync_failures: 3, ..Metrics::default() };
+            let text = metrics.render();
+            let lines = text.lines().filter(|line| line.contains("_nftables_") || line.contains("_iptables_last"));
+            lines.filter(|line| !line.starts_with('#')).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let expected = [
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total 3",
+            "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total 0",
+        ];
+        assert_eq!(own(Kind::Nftables), expected);
+        assert_eq!((own(Kind::Iptables), own(Kind::Ipvs)), (vec![], vec![]), "no rules are known yet");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::count::{Outcome, Tally};
 use super::diff::Incomparable;
 use super::plan::{Basis, FamilyPlan, Plan, without};
 use super::wanted::Wanted;
@@ -30,6 +31,10 @@ pub(super) struct Written {
     pub(super) accepted: BTreeSet<ObjectKey>,
     /// The kernel has something else than was thought.
     pub(super) is_surprise: bool,
+    /// What became of the number of rules, if everything is done.
+    pub(super) rules: Outcome,
+    /// Rules that were written.
+    pub(super) lines: Tally,
 }
 
 /// Carries out a plan, with an outcome for everything in it.
@@ -100,11 +105,23 @@ fn finish(
         refused: None,
         accepted: BTreeSet::new(),
         is_surprise: false,
+        rules: plan.rules,
+        lines: if outcome.is_ok() { Tally::written(&plan.transaction) } else { Tally::default() },
     };
     let mut outcome = outcome;
     if let Basis::Read { services, refused, held } = &plan.basis {
         let left = &refused.left;
-        let mut search = Search { wanted, plan, held, left, rules, refused: BTreeMap::new(), attempts: 0 };
+        let mut search = Search {
+            wanted,
+            plan,
+            held,
+            left,
+            rules,
+            refused: BTreeMap::new(),
+            attempts: 0,
+            total: None,
+            lines: Tally::default(),
+        };
         let again: Vec<ObjectKey> = refused.tried.iter().cloned().collect();
         outcome = match outcome {
             Ok(()) => search.run(vec![again]),
@@ -119,6 +136,10 @@ fn finish(
                 applied.fail(step, error.clone());
             }
         }
+        if let Some(total) = search.total {
+            written.rules = Outcome::Total(total);
+        }
+        written.lines = written.lines.and(search.lines);
         let mut now: BTreeSet<ObjectKey> = search.refused.into_keys().collect();
         if outcome.is_ok() {
             written.accepted = refused.tried.difference(&now).cloned().collect();
@@ -145,7 +166,10 @@ fn finish(
         }
         Err(error) => {
             let is_state = !matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Permission);
-            written.is_surprise = matches!(plan.basis, Basis::Known) && is_state;
+            let is_partial = matches!(plan.basis, Basis::Known);
+            written.is_surprise = is_partial && is_state;
+            let failures = &mut applied.partial_restore_failures;
+            *failures = failures.saturating_add(usize::from(is_partial));
             let step = plan.rules_step().with(format_args!("{} frontends", plan.frontends.len()));
             applied.fail(step, error);
         }
@@ -185,6 +209,10 @@ struct Search<'a, 'p> {
     rules: &'p mut dyn Rules,
     refused: BTreeMap<ObjectKey, PortError>,
     attempts: usize,
+    /// How many rules there are after the last attempt that succeeded.
+    total: Option<Tally>,
+    /// Rules that were written.
+    lines: Tally,
 }
 
 /// Why an attempt failed.
@@ -242,11 +270,13 @@ impl Search<'_, '_> {
         let out = waiting.iter().flatten().chain(self.refused.keys()).chain(self.left);
         let compared = without(self.wanted, &dump, family, self.held, out);
         let compared = compared.map_err(|error| Failed::Always(incomparable(&error)))?;
-        if compared.transaction.is_empty() {
-            return Ok(());
-        }
         let refused = |error| if is_of_an_object(&error) { Failed::Refused(error) } else { Failed::Always(error) };
-        self.rules.restore(family, &compared.transaction).map_err(refused)
+        if !compared.transaction.is_empty() {
+            self.rules.restore(family, &compared.transaction).map_err(refused)?;
+        }
+        self.total = Some(Tally::after(&dump, &compared.transaction));
+        self.lines = self.lines.and(Tally::written(&compared.transaction));
+        Ok(())
     }
 }
 

@@ -76,6 +76,7 @@
 //! cluster goes to any node.
 
 mod apply;
+mod count;
 pub mod diff;
 mod lines;
 mod mode;
@@ -97,6 +98,6 @@ pub use plan::Plan;
 pub use remove::remove;
 pub(crate) use remove::remove_but;
 pub use render::update;
-pub use settings::{Options, Settings};
+pub use settings::{Options, RandomFully, Settings};
 pub use trial::{Tried, trial};
 pub use wanted::{Changed, Wanted};

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use iptables::Dump;
 
 use super::apply::{Written, apply, incomparable};
+use super::count::Tally;
 use super::lines;
 use super::observed::served;
 use super::plan::{Basis, FamilyPlan, Plan, Refused};
@@ -17,7 +18,7 @@ use crate::modes::shared::{flows, sysctls};
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules, UdpServices};
-use crate::reconciler::report::{Report, Unread};
+use crate::reconciler::report::{Report, RuleCount, Unread};
 use crate::reconciler::safeguard::{Kernel, Loss, Safeguard};
 use crate::reconciler::schedule::Moment;
 use crate::reconciler::step::{Part, Step};
@@ -59,6 +60,8 @@ struct State {
     refused: BTreeSet<ObjectKey>,
     /// When to try again what failed.
     retry: Option<RulesRetry>,
+    /// How many rules there are, once it is known.
+    rules: Option<Tally>,
 }
 
 /// What the kernel serves: Frontends, with whether there are endpoints.
@@ -146,7 +149,7 @@ impl Mode {
 
     /// What is configured, and the programs can do.
     fn allowed(&self) -> Options {
-        Options { random_fully: self.options.random_fully && self.random_fully, ..self.options }
+        Options { random_fully: self.options.random_fully.on(self.random_fully), ..self.options }
     }
 
     /// Finds out what the programs can do. Without those of a family its rules cannot be read either, which is told there.
@@ -367,7 +370,18 @@ impl Mode {
         }
         report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
         report.applied = applied;
+        report.rule_counts = self.rule_counts(&written);
         surprised
+    }
+
+    /// How many rules there are, and were written.
+    fn rule_counts(&self, written: &[Written]) -> Vec<RuleCount> {
+        let of = |family: Family| {
+            let total = self.state(family)?.rules?;
+            let written = written.iter().find(|written| written.family == family).map(|written| written.lines);
+            Some(total.told(written.unwrap_or_default(), family))
+        };
+        self.wanted.families().filter_map(of).flatten().collect()
     }
 
     /// Records what the kernel holds now.
@@ -388,6 +402,7 @@ impl Mode {
         if !written.is_done {
             return;
         }
+        state.rules = written.rules.from(state.rules);
         state.is_known = true;
         state.retry = None;
         let changed = std::mem::take(&mut state.changed);

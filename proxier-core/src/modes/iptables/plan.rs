@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use iptables::{ChainName, Dump, Transaction};
 
+use super::count::{Outcome, Tally};
 use super::diff::{Compared, Incomparable, compare};
 use super::lines;
 use super::names;
@@ -40,6 +41,8 @@ pub(super) struct FamilyPlan {
     /// What becomes of each Frontend that changes, with the number of its endpoints.
     pub(super) frontends: BTreeMap<FrontendKey, (Action, usize)>,
     pub(super) basis: Basis,
+    /// What becomes of the number of rules.
+    pub(super) rules: Outcome,
 }
 
 /// What a plan starts from.
@@ -151,7 +154,8 @@ impl FamilyPlan {
         }
         services.retain(|service| !refused.contains(service));
         let basis = Basis::Read { services, refused, held: held.clone() };
-        Ok(FamilyPlan { family, transaction, frontends, basis })
+        let rules = Outcome::Total(Tally::after(dump, &transaction));
+        Ok(FamilyPlan { family, transaction, frontends, basis, rules })
     }
 
     /// What changed since the last write.
@@ -159,7 +163,7 @@ impl FamilyPlan {
     /// # Errors
     /// None in practice: every name and argument fits into what iptables reads.
     pub(super) fn changed(family: Family, wanted: &Wanted, changed: &Changed) -> Result<Self, iptables::Error> {
-        let transaction = watchful_update(wanted, changed, family)?;
+        let (transaction, rules) = watchful_update(wanted, changed, family)?;
         let mut frontends = BTreeMap::new();
         for (key, before) in changed.frontends_before().filter(|(key, _)| key.family() == family) {
             let (action, endpoints) = match (before, wanted.desired().frontend(key)) {
@@ -171,7 +175,7 @@ impl FamilyPlan {
             };
             frontends.insert(*key, (action, endpoints));
         }
-        Ok(FamilyPlan { family, transaction, frontends, basis: Basis::Known })
+        Ok(FamilyPlan { family, transaction, frontends, basis: Basis::Known, rules })
     }
 
     /// What it would take away.

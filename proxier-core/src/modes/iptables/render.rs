@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use iptables::{ChainName, Edit, Error, Rule, TableName, Transaction};
 
+use super::count::{Outcome, Tally};
 use super::lines::{Line, Shared};
 use super::wanted::{Changed, Wanted};
 use crate::net::Family;
@@ -20,26 +21,38 @@ use crate::net::Family;
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.
 pub fn update(wanted: &Wanted, changed: &Changed, family: Family) -> Result<Transaction, Error> {
-    written(wanted, changed, family).map(|(transaction, _)| transaction)
+    written(wanted, changed, family).map(|(transaction, ..)| transaction)
 }
 
 /// As [`update`], and each table fails as a whole if the canary is gone from it: somebody deleted the chains, and what is
-/// written would lie among nothing.
+/// written would lie among nothing. Returns too what becomes of the number of rules.
 ///
 /// # Errors
 /// As [`update`].
-pub(super) fn watchful_update(wanted: &Wanted, changed: &Changed, family: Family) -> Result<Transaction, Error> {
-    let (mut transaction, tables) = written(wanted, changed, family)?;
+pub(super) fn watchful_update(
+    wanted: &Wanted,
+    changed: &Changed,
+    family: Family,
+) -> Result<(Transaction, Outcome), Error> {
+    let (mut transaction, tables, rules) = written(wanted, changed, family)?;
     let canary = ChainName::new(super::names::CANARY)?;
     for table in tables {
         transaction.table(table).edit(Edit::Flush(canary.clone()));
     }
-    Ok(transaction)
+    Ok((transaction, rules))
 }
 
-/// The transaction of [`update`], and the tables that it changes.
-fn written(wanted: &Wanted, changed: &Changed, family: Family) -> Result<(Transaction, BTreeSet<TableName>), Error> {
+/// The transaction of [`update`], the tables that it changes, and what becomes of the number of rules.
+fn written(
+    wanted: &Wanted,
+    changed: &Changed,
+    family: Family,
+) -> Result<(Transaction, BTreeSet<TableName>, Outcome), Error> {
     let steps = wanted.steps(changed, family)?;
+    let rules = Outcome::Difference {
+        gone: Tally::of_lines(&steps.lines_before, &steps.chains_before),
+        new: Tally::of_lines(&steps.lines, &steps.chains),
+    };
     let mut transaction = Transaction::new();
     let edits = line_edits(steps.lines_before, steps.lines)?;
     // Filter first: what is to be refused is, before its way to endpoints goes.
@@ -57,7 +70,7 @@ fn written(wanted: &Wanted, changed: &Changed, family: Family) -> Result<(Transa
     let gone: Vec<&ChainName> = before.keys().copied().filter(|name| !now.contains(name)).collect();
     let mut changed = changed.peekable();
     if changed.peek().is_none() && gone.is_empty() {
-        return Ok((transaction, tables));
+        return Ok((transaction, tables, rules));
     }
     tables.insert(TableName::NAT);
     let nat = transaction.table(TableName::NAT);
@@ -70,7 +83,7 @@ fn written(wanted: &Wanted, changed: &Changed, family: Family) -> Result<(Transa
     for name in gone {
         nat.edit(Edit::DeleteChain(name.clone()));
     }
-    Ok((transaction, tables))
+    Ok((transaction, tables, rules))
 }
 
 /// Deletes lines that are not wanted any more and inserts new ones. Lines that are equal count one by one.

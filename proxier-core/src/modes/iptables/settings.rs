@@ -12,8 +12,8 @@ use crate::service::NodeFacts;
 pub struct Options {
     /// Node ports on 127.0.0.1 (`iptables.localhostNodePorts`); they need `route_localnet`. Never on `::1`.
     pub localhost_node_ports: bool,
-    /// `MASQUERADE --random-fully`: iptables from 1.6.2 (`iptables::ProgramVersion::has_random_fully`).
-    pub random_fully: bool,
+    /// Whether masqueraded connections get random ports.
+    pub random_fully: RandomFully,
     /// Whether packets that belong to no known connection are dropped when forwarded; otherwise an endpoint's late answer
     /// may reach the client with the endpoint's address and end its connection. kube-proxy from 1.30 leaves the rule out
     /// where `nf_conntrack_tcp_be_liberal` is set.
@@ -22,7 +22,31 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { localhost_node_ports: true, random_fully: true, drop_invalid: true }
+        Options { localhost_node_ports: true, random_fully: RandomFully::Auto, drop_invalid: true }
+    }
+}
+
+/// Whether masqueraded connections get random ports (`MASQUERADE --random-fully`; `iptables.randomFully`).
+///
+/// Without them the kernel keeps the client's port where it is free: two connections that are masqueraded at the same moment may
+/// get the same one, and then one is lost (`insert_failed` of `conntrack -S`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum RandomFully {
+    /// If the programs know how: iptables from 1.6.2 (`iptables::ProgramVersion::has_random_fully`), as kube-proxy does. Default.
+    #[default]
+    Auto,
+    /// Always. Programs that do not know it refuse the rules.
+    Always,
+    /// Never: for servers that look at the client's port (NFS and RPC with ports below 1,024), and for logs and firewalls that
+    /// compare ports on both sides of this node.
+    Never,
+}
+
+impl RandomFully {
+    /// With programs that know it, or do not.
+    pub(super) fn on(self, programs: bool) -> Self {
+        if self == RandomFully::Auto && !programs { RandomFully::Never } else { self }
     }
 }
 

@@ -3,7 +3,7 @@
 use iptables::{Chain, ChainName, Error, Rule, RuleBuilder, TableName};
 
 use super::names;
-use super::settings::{NodePorts, Settings};
+use super::settings::{NodePorts, RandomFully, Settings};
 use crate::net::Family;
 
 /// A chain of a table.
@@ -55,7 +55,7 @@ fn postrouting(settings: &Settings) -> Vec<RuleBuilder> {
         Rule::builder().args(["-m", "mark", "!", "--mark", &format!("{mark}/{mark}")]).target("RETURN"),
         // Remove the mark, so that it has no effect when the packet passes here again inside a tunnel.
         Rule::builder().target("MARK").args(["--xor-mark", &mark]),
-        masquerade.args(settings.options.random_fully.then_some("--random-fully")),
+        masquerade.args((settings.options.random_fully != RandomFully::Never).then_some("--random-fully")),
     ]
 }
 

@@ -6,7 +6,7 @@ use iptables::Dump;
 
 use super::apply::incomparable;
 use super::diff::changes;
-use super::settings::Options;
+use super::settings::{Options, RandomFully};
 use super::wanted::Wanted;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::ports::{PortError, Rules};
@@ -28,7 +28,8 @@ pub struct Tried {
 /// Has `iptables-restore` check every kind of rule that this mode may write in a family, and writes none
 /// ([`Rules::check`]).
 pub fn trial(family: Family, facts: &NodeFacts, rules: &mut dyn Rules) -> Vec<Tried> {
-    let options = Options { random_fully: rules.has_random_fully(family).unwrap_or(true), ..Options::default() };
+    let random_fully = RandomFully::Auto.on(rules.has_random_fully(family).unwrap_or(true));
+    let options = Options { random_fully, ..Options::default() };
     let mut ask = |what, is_needed_by_all, specs: Vec<FrontendSpec>| {
         let mut store = Store::new("");
         store.upsert_frontends(&ObjectKey::new("trial", "trial"), specs);

@@ -34,6 +34,6 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     cleaned
 }
 
-fn is_absent(error: &PortError) -> bool {
+pub(super) fn is_absent(error: &PortError) -> bool {
     matches!(error.kind(), PortErrorKind::Unavailable | PortErrorKind::NotFound)
 }

@@ -38,6 +38,7 @@
 
 mod apply;
 mod cleanup;
+mod kube_proxy;
 mod layout;
 mod lower;
 mod mode;
@@ -49,6 +50,7 @@ mod trial;
 mod wanted;
 
 pub use cleanup::cleanup;
+pub(crate) use kube_proxy::cleanup_kube_proxy;
 pub use layout::{Layout, MasqueradeRule};
 pub use lower::{Item, SetName, lower};
 pub(crate) use mode::{Mode, Prepared};

@@ -34,7 +34,7 @@ pub fn lower(frontend: &Frontend) -> Option<Listener> {
         affinity: frontend.affinity_secs.map(|secs| Duration::from_secs(secs.into())),
         sources: frontend.source_ranges.clone(),
         node_may_use: frontend.node_may_use,
-        proxy_protocol: false,
+        proxy_protocol: frontend.proxy_protocol,
     })
 }
 

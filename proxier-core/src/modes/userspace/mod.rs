@@ -13,7 +13,10 @@
 //!
 //! What clients and endpoints get:
 //!
-//! * Endpoints see this node's address as the client's. [`Listener::proxy_protocol`] tells them the client's.
+//! * Endpoints see this node's address as the client's. Where a Service asks for it, TCP endpoints are told the client's by a header
+//!   ([`Listener::proxy_protocol`]): the addresses and ports of the client and of the Service, as the client saw them. It is written
+//!   once the endpoint has answered, before anything of the client. A change counts for connections that are made afterwards.
+//!   UDP has no such header.
 //! * Endpoints take turns; a client with affinity stays with its own. An endpoint that refuses, or does not answer within 250 ms, is
 //!   passed over; those that did not answer are tried again, for 500 ms, 1 s and 2 s. Then the connection is reset.
 //! * A connection half closed stays half open; a reset is passed on. What a slow reader leaves is left with the sender.

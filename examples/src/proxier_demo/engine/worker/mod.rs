@@ -280,6 +280,12 @@ impl Worker {
             metrics.service_changes = totals.service_changes;
             metrics.endpoint_changes = totals.endpoint_changes;
             metrics.iptables_restore_failures = totals.restore_failures;
+            metrics.iptables_partial_restore_failures = totals.partial_restore_failures;
+            metrics.nftables_sync_failures = totals.table_failures;
+            // A pass that could not read the rules knows nothing of them.
+            if !report.rule_counts.is_empty() {
+                metrics.iptables_rules.clone_from(&report.rule_counts);
+            }
             metrics.conntrack_deleted = totals.flows;
             metrics.sync_failures = totals.failed_passes;
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);

@@ -1,0 +1,101 @@
+//! The modes that this machine's own kernel has, on the same axes: all Services from nothing, one change, connecting, memory.
+//! IPVS, on the same network and Services, is in `versus-iptables`.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use proxier_core::modes::Kind;
+use proxier_core::reconciler::Options as ReconcilerOptions;
+
+use crate::machine::resident_kib;
+use crate::namespace::{collect, tell, warm_up};
+use crate::network::Network;
+use crate::node::Node;
+use crate::report::{Report, ms};
+use crate::versus::{CHANGE, LATENCY, MEMORY, PROGRAM, RATE, connect, kernel_memory};
+use crate::{Failure, Options};
+
+const RESIDENT: &str = "Resident memory of the process beyond an empty one";
+const ENDPOINTS: u32 = 2;
+/// Changes in a run; the first one of a process is the slowest.
+const CHANGES: u32 = 3;
+/// The networks of cluster IPs.
+const SERVICE_CIDR: &str = "10.96.0.0/12";
+
+const WAYS: [(Kind, &str); 3] = [
+    (Kind::Nftables, "nftables mode (Proxier)"),
+    (Kind::Iptables, "iptables mode (Proxier)"),
+    (Kind::Userspace, "userspace mode (Proxier)"),
+];
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let mut report = Report::new("modes", options);
+    report.note(format!("Services with {ENDPOINTS} endpoints each, in a fresh set of network namespaces every time."));
+    report.note(
+        "A whole pass of the reconciler each, from checked objects to both families' tables, or to sockets and routes. One change: a \
+         Service loses an endpoint, or gets it back.",
+    );
+    report.note(
+        "Connecting: from a client namespace over veth to the node, from SYN to ACK. In userspace mode the node's own socket answers, and \
+         the endpoint is reached afterwards, in this process; its processor time is in that of a connection.",
+    );
+    let sizes: &[u32] = match (options.smoke, options.quick) {
+        (true, _) => &[10, 30],
+        (_, true) => &[10, 1_000],
+        _ => &[10, 100, 1_000, 5_000, 10_000],
+    };
+    let connections = if options.smoke { "20" } else { "150" };
+    for (mode, _) in WAYS {
+        warm_up(&["modes", mode.name(), "3", "5"])?;
+    }
+    for round in 0..options.rounds {
+        for services in sizes {
+            for (mode, _) in WAYS {
+                collect(&mut report, &["modes", mode.name(), &services.to_string(), connections])?;
+            }
+        }
+        eprintln!("round {round}: done");
+    }
+    report.curve("program", PROGRAM, "Services");
+    report.curve("change", CHANGE, "Services");
+    let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");
+    report.curve_of("connect", "Connecting through the last Service", LATENCY, "Services", last_or_none);
+    report.curve("rate", RATE, "Services");
+    report.curve("memory", MEMORY, "Services");
+    report.curve("resident", RESIDENT, "Services");
+    report.finish()
+}
+
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
+    let [way, services, connections] = arguments else { return Err("MODE SERVICES CONNECTIONS".into()) };
+    let (services, connections): (u32, usize) = (services.parse()?, connections.parse()?);
+    let (mode, name) = WAYS.into_iter().find(|(mode, _)| mode.name() == *way).ok_or("no such mode")?;
+    // Userspace mode has a socket for each Service.
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    let network = Network::new()?;
+    let (kernel, resident) = (kernel_memory()?, resident_kib()?);
+    let mut options = ReconcilerOptions::default();
+    options.mode = mode;
+    options.userspace.service_cidrs = vec![SERVICE_CIDR.parse()?];
+    let mut node = Node::with(options)?;
+    node.load(services, ENDPOINTS);
+    let start = Instant::now();
+    node.pass()?;
+    tell(PROGRAM, services, "ms", name, ms(start.elapsed()));
+    for change in 0..CHANGES {
+        let start = Instant::now();
+        node.change(services / 2, if change.is_multiple_of(2) { ENDPOINTS - 1 } else { ENDPOINTS });
+        let report = node.pass()?;
+        tell(CHANGE, services, "ms", name, ms(start.elapsed()));
+        if report.full || report.writes() == 0 {
+            return Err("a change was not taken as one".into());
+        }
+    }
+    node.proxier.compact();
+    // What was in use until the last moment is given back after a grace period.
+    std::thread::sleep(Duration::from_millis(300));
+    tell(MEMORY, services, "KiB", name, kernel_memory()? - kernel);
+    tell(RESIDENT, services, "KiB", name, resident_kib()? - resident);
+    connect(&network, services, connections, name)
+}

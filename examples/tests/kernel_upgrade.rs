@@ -1,0 +1,268 @@
+//! A node changes from kube-proxy to `proxier-demo` while clients connect: in the mode that kube-proxy had, nothing is written; in
+//! another, nothing of kube-proxy's is left. What kube-proxy left is in `fixtures/kube-proxy`, written by hand.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_methods, reason = "connections and time-outs are real")]
+
+mod program;
+
+use std::time::{Duration, Instant};
+
+use program::world::{Client, NODE_PORT, SERVICE, World};
+use program::{Running, command, demo, ok, text, tool};
+use testkit::traffic::Connection;
+use testkit::{Need, Netns, PROXY, kernel_test, oracle};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft, Need::IptablesLegacy];
+
+/// Beside `demo/web`: no endpoints; two endpoints, and clients that stay.
+const MORE: &str = "apiVersion: v1
+kind: Service
+metadata: {name: empty, namespace: demo}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.20
+  clusterIPs: [10.96.0.20]
+  ipFamilies: [IPv4]
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30081}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: sticky, namespace: demo}
+spec:
+  clusterIP: 10.96.0.30
+  clusterIPs: [10.96.0.30]
+  ipFamilies: [IPv4]
+  sessionAffinity: ClientIP
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: sticky-1, namespace: demo, labels: {kubernetes.io/service-name: sticky}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.0.6]}]
+";
+
+const RULES: [(&str, &str); 2] = [
+    ("iptables", include_str!("fixtures/kube-proxy/iptables.rules")),
+    ("ip6tables", include_str!("fixtures/kube-proxy/ip6tables.rules")),
+];
+
+const TABLES: &str = include_str!("fixtures/kube-proxy/tables.nft");
+
+/// What a kube-proxy has left.
+#[derive(Clone, Copy, Debug)]
+enum Left {
+    /// Rules of its iptables mode, by this back end.
+    Rules(&'static str),
+    /// Tables of its nftables mode.
+    Tables,
+}
+
+impl Left {
+    fn put(self) {
+        match self {
+            Left::Rules(back_end) => {
+                for (family, rules) in RULES {
+                    oracle::run(&format!("{family}-{back_end}-restore"), &[], Some(rules)).unwrap();
+                }
+                // Node ports on 127.0.0.1 need it.
+                tool("sysctl -w net.ipv4.conf.all.route_localnet=1");
+            }
+            Left::Tables => drop(oracle::run("nft", &["-f", "-"], Some(TABLES)).unwrap()),
+        }
+    }
+
+    /// Lines of it that are there. The kubelet's are not kube-proxy's; and an empty chain stays in
+    /// mangle, as after kube-proxy's own cleanup.
+    fn lines(self) -> Vec<String> {
+        match self {
+            Left::Rules(back_end) => {
+                let programs = RULES.map(|(family, _)| format!("{family}-{back_end}-save"));
+                let saved =
+                    programs.map(|program| ["nat", "filter"].map(|table| tool(&format!("{program} -t {table}"))));
+                let of_kubelet = ["KUBE-FIREWALL", "KUBE-KUBELET-CANARY"];
+                let is_kube_proxys =
+                    |line: &&str| line.contains("KUBE-") && !of_kubelet.iter().any(|of| line.contains(of));
+                let lines = saved.iter().flatten().flat_map(|text| text.lines());
+                lines.filter(is_kube_proxys).map(str::to_owned).collect()
+            }
+            Left::Tables => {
+                let tables = tool("nft list tables");
+                tables.lines().filter(|line| line.contains("kube-proxy")).map(str::to_owned).collect()
+            }
+        }
+    }
+}
+
+/// Chains and rules as the program prints them, each with its packets and bytes.
+fn save(family: &str, back_end: &str) -> Vec<((u64, u64), String)> {
+    let printed = tool(&format!("{family}-{back_end}-save -c"));
+    let lines = printed.lines().filter(|line| !line.starts_with('#'));
+    let counted = lines.map(|line| {
+        let Some((before, rest)) = line.split_once('[') else { return ((0, 0), line.to_owned()) };
+        let (counts, after) = rest.split_once(']').unwrap();
+        let (packets, bytes) = counts.split_once(':').unwrap();
+        ((packets.parse().unwrap(), bytes.parse().unwrap()), format!("{before}{after}"))
+    });
+    counted.collect()
+}
+
+/// A node that a kube-proxy serves, or has served until a moment ago.
+fn world(left: Left) -> World {
+    let world = World::new();
+    world.manifests.put("more.yaml", MORE);
+    // Loads what any mode needs: on a machine that has just booted, that takes longer than all the rest.
+    let _some_modes_may_be_lacking = demo(&["probe", "--proxy-mode", "auto"]);
+    left.put();
+    assert!(world.asks(SERVICE) && world.asks(NODE_PORT), "{left:?}");
+    world
+}
+
+fn plan(world: &World, mode: &str) -> String {
+    let arguments = world.arguments(mode);
+    ok(&demo(&["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>()))
+}
+
+fn clients(world: &World) -> [Client; 3] {
+    let here = Netns::current().unwrap();
+    [Client::start(&world.client, SERVICE), Client::start(&world.client, NODE_PORT), Client::start(&here, SERVICE)]
+}
+
+#[track_caller]
+fn end(clients: [Client; 3], since: Instant, but: Option<(Instant, Instant)>, running: &Running, what: &str) {
+    for (number, client) in clients.into_iter().enumerate() {
+        let (made, failed) = client.end(since, but);
+        assert!(
+            made > 5 && failed.is_empty(),
+            "{what}, client {number}: {made} connections; failed: {failed:?}\n{}",
+            running.log()
+        );
+    }
+}
+
+fn has_passed(running: &Running) {
+    running.until_logged("serving in iptables mode");
+    // The first pass, and what follows two seconds after it.
+    std::thread::sleep(Duration::from_secs(5));
+}
+
+/// Rules of the same mode are taken over without a write: counters go on, and no connection is lost.
+#[test]
+fn rules_of_kube_proxys_iptables_mode_are_taken_over_as_they_are() {
+    for back_end in ["nft", "legacy"] {
+        kernel_test(NEEDS, || {
+            let world = world(Left::Rules(back_end));
+            let planned = plan(&world, "iptables");
+            for part in ["frontend ", " rules ", "iptables-restore"] {
+                assert!(!planned.contains(part), "{back_end}: {planned}");
+            }
+            let before = RULES.map(|(family, _)| save(family, back_end));
+            assert!(before[0].iter().any(|((packets, _), line)| line.contains("KUBE-SEP-") && *packets > 0));
+            let mut long = world.client.run_in(|| Connection::open(SERVICE.parse().unwrap()).unwrap()).unwrap();
+            let (since, clients) = (Instant::now(), clients(&world));
+            let running = world.start("iptables");
+            has_passed(&running);
+            let after = RULES.map(|(family, _)| save(family, back_end));
+            end(clients, since, None, &running, back_end);
+            assert_eq!(long.ask().unwrap(), "pod");
+            for (before, after) in before.iter().zip(&after) {
+                let rules = |of: &[((u64, u64), String)]| of.iter().map(|(_, line)| line.clone()).collect::<Vec<_>>();
+                assert_eq!(rules(after), rules(before), "{back_end}");
+                for ((before, line), (after, _)) in before.iter().zip(after) {
+                    assert!(after >= before, "{back_end}: {line} counted {before:?}, then {after:?}");
+                }
+            }
+            assert!(running.end().success());
+        });
+    }
+}
+
+/// What serves in the mode that came.
+fn serves(mode: &str) -> bool {
+    match mode {
+        "nftables" => tool("nft list tables").contains("table ip proxier"),
+        "iptables" => tool("iptables-save").contains("KUBE-SVC-"),
+        "userspace" => tool("ip route show table local proto 118").contains("10.96.0.10"),
+        _ => tool("ipvsadm -Sn").contains("10.96.0.10:80"),
+    }
+}
+
+fn takes_over(left: Left, mode: &str) {
+    let what = format!("from {left:?} to {mode}");
+    println!("{what}");
+    let world = world(left);
+    assert_ne!(left.lines(), [""; 0], "{what}");
+    // Linux translates addresses only as long as there is a nat chain.
+    let goes_on = mode != "userspace";
+    let mut long =
+        goes_on.then(|| world.client.run_in(|| Connection::open(SERVICE.parse().unwrap()).unwrap()).unwrap());
+    let clients = clients(&world);
+    std::thread::sleep(Duration::from_millis(300));
+    let since = Instant::now();
+    let running = world.start(mode);
+    running.until("it serves", || serves(mode));
+    let came = Instant::now();
+    running.until("nothing is left of kube-proxy's", || left.lines().is_empty());
+    let gone = Instant::now();
+    running.until_logged("things of other modes removed");
+    std::thread::sleep(Duration::from_secs(1));
+    // Sockets get nobody's packets before the old mode has gone.
+    let but = (mode == "userspace").then_some((came, gone));
+    end(clients, since, but, &running, &what);
+    if let Some(long) = &mut long {
+        assert_eq!(long.ask().unwrap(), "pod", "{what}");
+    }
+    assert!(world.asks(SERVICE) && world.asks(NODE_PORT), "{what}");
+    if mode != "userspace" {
+        assert!(plan(&world, mode).starts_with("nothing to do"), "{what}: {}", plan(&world, mode));
+    }
+    assert!(running.end().success());
+    ok(&command(&["cleanup"]).output().unwrap());
+    assert_eq!(left.lines(), [""; 0], "{what}");
+}
+
+#[test]
+fn other_modes_take_over_from_kube_proxys_iptables_mode() {
+    for back_end in ["nft", "legacy"] {
+        for mode in ["nftables", "userspace"] {
+            kernel_test(NEEDS, || takes_over(Left::Rules(back_end), mode));
+        }
+    }
+}
+
+#[test]
+fn every_mode_takes_over_from_kube_proxys_nftables_mode() {
+    for mode in ["nftables", "iptables", "userspace"] {
+        kernel_test(NEEDS, || takes_over(Left::Tables, mode));
+    }
+}
+
+#[test]
+fn ipvs_mode_takes_over_from_every_mode_of_kube_proxy() {
+    let needs = [PROXY, NEEDS].concat();
+    for left in [Left::Rules("nft"), Left::Tables] {
+        kernel_test(&needs, || takes_over(left, "ipvs"));
+    }
+}
+
+/// What merely has the name is somebody else's.
+#[test]
+fn tables_that_are_not_kube_proxys_stay() {
+    kernel_test(NEEDS, || {
+        let uncommented = TABLES.replace("\tcomment \"rules for kube-proxy\"\n", "");
+        let incomplete = "table ip kube-proxy {\n\tcomment \"rules for kube-proxy\"\n\tchain services {\n\t}\n}\n";
+        for theirs in [uncommented.as_str(), incomplete] {
+            oracle::run("nft", &["-f", "-"], Some(theirs)).unwrap();
+            let before = tool("nft list ruleset");
+            ok(&command(&["cleanup"]).output().unwrap());
+            assert_eq!(tool("nft list ruleset"), before);
+            tool("nft flush ruleset");
+        }
+        oracle::run("nft", &["-f", "-"], Some(TABLES)).unwrap();
+        let cleaned = command(&["cleanup"]).output().unwrap();
+        assert!(ok(&cleaned).contains("2 things removed"), "{}", text(&cleaned.stdout));
+        assert_eq!(tool("nft list tables"), "");
+    });
+}

@@ -1,0 +1,177 @@
+//! How many rules tables have in chains of ours. Computes only: nothing is read for it.
+
+use std::collections::BTreeMap;
+
+use iptables::{Dump, Edit, TableName, Transaction};
+
+use super::lines::Line;
+use super::names;
+use crate::net::Family;
+use crate::reconciler::report::RuleCount;
+
+/// A number for each table, in the order of [`names::TABLES`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally([usize; 2]);
+
+/// What a write makes of the number of rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// There are so many then.
+    Total(Tally),
+    /// So many go, and so many come.
+    Difference { gone: Tally, new: Tally },
+}
+
+fn place(table: &TableName) -> Option<usize> {
+    names::TABLES.iter().position(|known| known == table)
+}
+
+impl Tally {
+    fn add(&mut self, table: &TableName, number: usize) {
+        if let Some(count) = place(table).and_then(|place| self.0.get_mut(place)) {
+            *count = count.saturating_add(number);
+        }
+    }
+
+    /// The number of a table.
+    fn of(&self, table: &TableName) -> usize {
+        place(table).and_then(|place| self.0.get(place)).copied().unwrap_or_default()
+    }
+
+    /// Both together.
+    pub(super) fn and(self, other: Tally) -> Tally {
+        let mut sum = self;
+        for table in names::TABLES {
+            sum.add(&table, other.of(&table));
+        }
+        sum
+    }
+
+    fn less(self, other: Tally) -> Tally {
+        let mut rest = self;
+        for (rest, gone) in rest.0.iter_mut().zip(other.0) {
+            *rest = rest.saturating_sub(gone);
+        }
+        rest
+    }
+
+    /// The rules that a transaction writes into chains of ours.
+    pub(super) fn written(transaction: &Transaction) -> Tally {
+        let mut written = Tally::default();
+        for table in transaction.tables() {
+            let adds = |edit: &&Edit| {
+                let (Edit::Append(chain, _) | Edit::Insert(chain, ..)) = edit else { return false };
+                names::is_ours(table.name(), chain.as_str())
+            };
+            written.add(table.name(), table.edits().iter().filter(adds).count());
+        }
+        written
+    }
+
+    /// The rules in chains of ours when a transaction is carried out on these.
+    pub(super) fn after(dump: &Dump, transaction: &Transaction) -> Tally {
+        let mut tally = Tally::default();
+        for table in names::TABLES {
+            let there = dump.table(&table).into_iter().flat_map(|there| there.chains());
+            let mut counts: BTreeMap<&str, usize> =
+                there.map(|chain| (chain.name.as_str(), chain.rules.len())).collect();
+            for change in transaction.tables().iter().filter(|change| *change.name() == table) {
+                // Declaring a chain empties it.
+                counts.extend(change.chains().iter().map(|chain| (chain.as_str(), 0)));
+                for edit in change.edits() {
+                    match edit {
+                        Edit::Append(chain, _) | Edit::Insert(chain, ..) => {
+                            let count = counts.entry(chain.as_str()).or_default();
+                            *count = count.saturating_add(1);
+                        }
+                        Edit::Delete(chain, _) => {
+                            let count = counts.entry(chain.as_str()).or_default();
+                            *count = count.saturating_sub(1);
+                        }
+                        Edit::Flush(chain) | Edit::DeleteChain(chain) => drop(counts.insert(chain.as_str(), 0)),
+                        _ => {}
+                    }
+                }
+            }
+            let ours = counts.into_iter().filter(|(chain, _)| names::is_ours(&table, chain));
+            tally.add(&table, ours.fold(0, |sum, (_, count)| sum.saturating_add(count)));
+        }
+        tally
+    }
+
+    /// Lines of shared chains, and the rules of chains of Services.
+    pub(super) fn of_lines(lines: &[Line], chains: &[iptables::Chain]) -> Tally {
+        let mut tally = Tally::default();
+        for line in lines {
+            tally.add(&line.chain.table(), 1);
+        }
+        for chain in chains {
+            tally.add(&TableName::NAT, chain.rules.len());
+        }
+        tally
+    }
+
+    /// As it is told.
+    pub(super) fn told(self, written: Tally, family: Family) -> impl Iterator<Item = RuleCount> {
+        [("filter", TableName::FILTER), ("nat", TableName::NAT)].into_iter().map(move |(name, table)| RuleCount {
+            family,
+            table: name,
+            total: self.of(&table),
+            written: written.of(&table),
+        })
+    }
+}
+
+impl Outcome {
+    /// What there is then, if it is known what there was.
+    pub(super) fn from(self, before: Option<Tally>) -> Option<Tally> {
+        match self {
+            Outcome::Total(total) => Some(total),
+            Outcome::Difference { gone, new } => Some(before?.and(new).less(gone)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use iptables::{ChainName, Rule};
+
+    use super::*;
+
+    fn chain(name: &str) -> ChainName {
+        ChainName::new(name).unwrap()
+    }
+
+    fn rule() -> Rule {
+        Rule::parse("-j ACCEPT").unwrap()
+    }
+
+    #[test]
+    fn edits_are_counted_where_they_are_ours() {
+        let dump = "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-A - [0:0]\n:KUBE-SVC-B - [0:0]\n:MINE - [0:0]\n\
+                    -A PREROUTING -j KUBE-SERVICES\n-A KUBE-SERVICES -j KUBE-SVC-A\n-A KUBE-SERVICES -j KUBE-SVC-B\n\
+                    -A KUBE-SVC-A -j ACCEPT\n-A KUBE-SVC-B -j ACCEPT\n-A MINE -j ACCEPT\nCOMMIT\n";
+        let dump = Dump::parse(dump).unwrap();
+        let mut transaction = Transaction::new();
+        assert_eq!(Tally::after(&dump, &transaction), Tally([0, 4]));
+        transaction
+            .table(TableName::NAT)
+            .replace_chain(&chain("KUBE-SVC-A"), [rule(), rule()])
+            .replace_chain(&chain("KUBE-SEP-C"), [rule()])
+            .edit(Edit::Delete(chain("KUBE-SERVICES"), Rule::parse("-j KUBE-SVC-B").unwrap()))
+            .edit(Edit::Insert(chain("KUBE-SERVICES"), 1, rule()))
+            .edit(Edit::Insert(chain("PREROUTING"), 1, rule()))
+            .delete_chain(chain("KUBE-SVC-B"));
+        transaction.table(TableName::FILTER).replace_chain(&chain("KUBE-FORWARD"), [rule()]);
+        assert_eq!(Tally::after(&dump, &transaction), Tally([1, 2 + 2 + 1]));
+        assert_eq!(Tally::written(&transaction), Tally([1, 2 + 1 + 1]));
+    }
+
+    #[test]
+    fn a_difference_needs_what_was_before() {
+        let difference = Outcome::Difference { gone: Tally([1, 2]), new: Tally([0, 5]) };
+        assert_eq!(difference.from(None), None);
+        assert_eq!(difference.from(Some(Tally([3, 10]))), Some(Tally([2, 13])));
+        assert_eq!(Outcome::Total(Tally([7, 8])).from(None), Some(Tally([7, 8])));
+    }
+}
