@@ -114,7 +114,7 @@ async fn the_metrics_server() {
     let health = Health::new(Duration::from_secs(30), Families::V4);
     health.metrics(|metrics| metrics.service_changes = 5);
     let (listener, address) = local().await;
-    tokio::spawn(serve_metrics(listener, health, Kind::Ipvs, json!({"mode": "ipvs"})));
+    tokio::spawn(serve_metrics(listener, health, Kind::Ipvs, json!({"mode": "ipvs"}), None));
     let got = get(address, "/metrics").await;
     assert_eq!(got.status, 200);
     assert!(got.headers.contains("content-type: text/plain; version=0.0.4"), "{}", got.headers);

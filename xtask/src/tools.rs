@@ -36,6 +36,9 @@ pub(crate) const ORACLES: &[Tool] = &[
     ("haproxy", "haproxy"),
 ];
 
+/// What shows the status page to one test, which is skipped without it.
+pub(crate) const BROWSER: &[Tool] = &[("chromium", "chromium")];
+
 /// What the demo asks and compares with.
 pub(crate) const DEMO: &[Tool] = &[
     ("ip", "iproute2"),

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use examples::proxier_demo::commands::{once, probe, render, run, show};
+use examples::proxier_demo::commands::{explain, once, probe, render, run, show, trace};
 use examples::proxier_demo::engine::memory;
 use examples::proxier_demo::settings::cli::{self, Command, Configured};
 use examples::proxier_demo::status::logging;
@@ -33,6 +33,12 @@ fn main() -> ExitCode {
         Command::Run { once: false, .. } => runtime.block_on(run::run(&configured, invocation.config.as_deref())),
         Command::Plan(output) => runtime.block_on(once::plan(&warned(configured), *output)),
         Command::Render(output, addresses) => runtime.block_on(render::render(&warned(configured), *output, addresses)),
+        Command::Explain(output, what, addresses) => {
+            runtime.block_on(explain::explain(&warned(configured), *output, what, addresses))
+        }
+        Command::Trace(output, asked, addresses) => {
+            runtime.block_on(trace::trace_packet(&warned(configured), *output, asked, addresses))
+        }
         Command::Show(output) => runtime.block_on(show::show(&warned(configured), *output)),
         Command::Probe(output) => runtime.block_on(probe::probe(&warned(configured), *output)),
         Command::Cleanup => once::clean(&warned(configured)),

@@ -9,6 +9,7 @@ pub mod ipvs;
 pub mod nftables;
 pub mod select;
 pub mod shared;
+pub mod trace;
 pub mod userspace;
 
 use std::collections::BTreeSet;

@@ -514,7 +514,7 @@ impl Reconciler {
             self.refresh_desired(now);
         }
         if report.full {
-            report.refused = refused(self.desired());
+            report.refused = self.refused().collect();
         }
         let pass = Pass {
             store: &self.store,
@@ -704,25 +704,26 @@ impl Reconciler {
         &self.totals
     }
 
+    /// Frontends that Services ask for and do not get: their address or port is reserved, or another Service owns it.
+    pub fn refused(&self) -> impl Iterator<Item = Refused> {
+        let desired = self.desired();
+        let reserved = desired.rejected().map(|(service, refusal)| Refused {
+            service: service.to_string(),
+            key: refusal.key,
+            reason: refusal.reason(),
+        });
+        let claimed = desired.conflicts().map(|conflict| Refused {
+            service: conflict.refused.to_string(),
+            key: conflict.key,
+            reason: format!("{} had it first", conflict.owner),
+        });
+        reserved.chain(claimed)
+    }
+
     /// What was left out of the current objects: of Services and slices, then of Nodes, then what annotations ask for that
     /// cannot be with the endpoints there are.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         let of_nodes = self.node_rejections.iter().chain(self.node_weights.rejections());
         self.store.rejections().chain(of_nodes).chain(self.desired().refused())
     }
-}
-
-/// Virtual servers that Services ask for and do not get.
-fn refused(desired: &Desired) -> Vec<Refused> {
-    let reserved = desired.rejected().map(|(service, refusal)| Refused {
-        service: service.to_string(),
-        key: refusal.key,
-        reason: refusal.reason(),
-    });
-    let claimed = desired.conflicts().map(|conflict| Refused {
-        service: conflict.refused.to_string(),
-        key: conflict.key,
-        reason: format!("{} had it first", conflict.owner),
-    });
-    reserved.chain(claimed).collect()
 }

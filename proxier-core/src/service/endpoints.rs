@@ -14,8 +14,8 @@ use crate::snapshot::{EndpointFlags, EndpointSlice, Service, ServicePort};
 pub(super) struct Candidate<'a> {
     pub(super) address: IpAddr,
     pub(super) port: u16,
-    flags: EndpointFlags,
-    zones: Option<&'a [Box<str>]>,
+    pub(super) flags: EndpointFlags,
+    pub(super) zones: Option<&'a [Box<str>]>,
 }
 
 impl Candidate<'_> {

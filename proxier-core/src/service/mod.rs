@@ -1,5 +1,6 @@
 //! What Services mean on this node, without the words of any kernel: Frontends with their endpoints, and who owns them.
 
+mod consider;
 mod desired;
 mod endpoints;
 mod facts;
@@ -7,6 +8,7 @@ mod frontend;
 mod port;
 mod reserved;
 mod weights;
+mod trace;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,12 +25,14 @@ use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
 use weights::weigh;
 
 pub use crate::snapshot::Roles;
+pub use consider::{Considered, consider};
 pub use desired::{Conflict, Desired, Follower};
 pub(crate) use facts::is_reachable;
 pub use facts::{NodeFacts, OpenOn};
 pub use frontend::Frontend;
 pub use port::Port;
 pub use reserved::{Extent, Neighbour, Rejected, Reserved, ReservedPort, User};
+pub use trace::{Packet, Reached, Trace, Verdict, Ways, trace};
 
 /// The port on which a node tells load balancers whether a Service has endpoints here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,8 +1,11 @@
-//! The commands: `run`, `run --once`, `plan`, `render`, `cleanup`, `probe`, `show`.
+//! The commands: `run`, `run --once`, `plan`, `render`, `cleanup`, `probe`, `show`, `explain`, `trace`.
 
+pub mod explain;
+mod mentions;
 pub(crate) mod modes;
 pub mod once;
 pub mod probe;
 pub mod render;
 pub mod run;
 pub mod show;
+pub mod trace;

@@ -33,9 +33,7 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
         Err(code) => return code,
     };
     progress.end();
-    let addresses = if node_addresses.is_empty() { of_the_node(&snapshot) } else { node_addresses.to_vec() };
-    let kernel = FakeKernel::new();
-    kernel.set_interface(DEVICE, &addresses);
+    let (kernel, addresses) = empty_kernel(&snapshot, node_addresses);
     let before = kernel.state();
     let mut engine = Engine::in_memory(configured, kernel.clone());
     feed(&mut engine, snapshot);
@@ -65,6 +63,14 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
         (true, false) => ExitCode::from(BAD_INPUT),
         (true, true) => ExitCode::SUCCESS,
     }
+}
+
+/// A kernel in memory of a node with these addresses, or else those of its Node object.
+pub(crate) fn empty_kernel(snapshot: &Snapshot, node_addresses: &[IpAddr]) -> (FakeKernel, Vec<IpAddr>) {
+    let addresses = if node_addresses.is_empty() { of_the_node(snapshot) } else { node_addresses.to_vec() };
+    let kernel = FakeKernel::new();
+    kernel.set_interface(DEVICE, &addresses);
+    (kernel, addresses)
 }
 
 /// The addresses of the Node object, without names.

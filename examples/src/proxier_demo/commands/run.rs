@@ -25,6 +25,7 @@ use crate::proxier_demo::sources::source::{Api, Running, Starting};
 use crate::proxier_demo::status::events::{Reason, Recorder, Regarding};
 use crate::proxier_demo::status::health::{Health, listen, serve_health, serve_metrics};
 use crate::proxier_demo::status::logging::Limiter;
+use crate::proxier_demo::status::page::{Exposure, StatusPage};
 use crate::proxier_demo::status::service_health::ServiceHealth;
 
 fn fail(problems: &[Problem]) -> ExitCode {
@@ -103,7 +104,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         }
     }
     health.metrics(|metrics| metrics.mode = Some((settings.asked, settings.mode)));
-    if let Err(problem) = serve(configured, &health, &recorder, &mut tasks).await {
+    if let Err(problem) = serve(configured, &health, &recorder, &messages, &mut tasks).await {
         fail(&[problem]);
         return ExitCode::from(2);
     }
@@ -249,6 +250,7 @@ async fn serve(
     configured: &Configured,
     health: &Arc<Health>,
     recorder: &Recorder,
+    messages: &mpsc::Sender<Message>,
     tasks: &mut JoinSet<Result<(), Problem>>,
 ) -> Result<(), Problem> {
     let settings = &configured.settings;
@@ -272,6 +274,8 @@ async fn serve(
         let bound = if hard { Some(listen(METRICS_SERVER, address, true, |_problem| {}).await?) } else { None };
         let (health, recorder) = (health.clone(), recorder.clone());
         let (mode, object) = (settings.mode, serde_json::to_value(&settings.object).unwrap_or_default());
+        let is_on = settings.status_page != Exposure::Off;
+        let page = is_on.then(|| StatusPage::new(settings.status_page, mode, messages.clone()));
         tasks.spawn(async move {
             let failed = |problem: &Problem| {
                 recorder.tell(Regarding::Node, Reason::FailedToStartMetricServer, problem.to_string());
@@ -280,7 +284,7 @@ async fn serve(
                 Some(listener) => listener,
                 None => listen(METRICS_SERVER, address, false, failed).await?,
             };
-            serve_metrics(listener, health, mode, object).await;
+            serve_metrics(listener, health, mode, object, page).await;
             Ok(())
         });
     }

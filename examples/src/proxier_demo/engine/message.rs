@@ -8,6 +8,7 @@ use proxier_core::service::{Neighbour, User};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::proxier_demo::sources::change::Change;
+use crate::proxier_demo::status::page::View;
 
 /// A change and when it arrived.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub(crate) enum Control {
     Neighbours(Found),
     /// Stop serving what this process serves itself; connections get so much time. The answer: how many are left.
     Finish(Duration, oneshot::Sender<usize>),
+    /// Say what is known, for the status page.
+    View(oneshot::Sender<View>),
 }
 
 /// A message to the kernel's thread.

@@ -135,7 +135,8 @@ impl<K: Kernel> Engine<K> {
         Engine { proxier: Reconciler::new(node_name, options, Duration::ZERO), kernel, origin: Instant::now() }
     }
 
-    fn now(&self) -> Duration {
+    /// The time on the reconciler's scale.
+    pub(crate) fn now(&self) -> Duration {
         self.origin.elapsed()
     }
 

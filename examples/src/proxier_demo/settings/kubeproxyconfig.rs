@@ -96,6 +96,9 @@ objects! {
         port_range: String,
         /// Unused.
         show_hidden_metrics_for_version: String,
+        /// Who may see `/status` of the metrics server: `off`, `localhost`, `on`. Default `off`. Not in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        status_page: Option<Value>,
         /// Settings of userspace mode. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         userspace: Option<Userspace>,

@@ -22,6 +22,7 @@ use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::duration::GoDuration;
 use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
 use crate::proxier_demo::sources::cluster;
+use crate::proxier_demo::status::page::Exposure;
 
 /// All settings, checked. `core` has those for compiling Services.
 #[derive(Clone, Debug)]
@@ -41,6 +42,8 @@ pub struct Settings {
     pub healthz: Option<SocketAddr>,
     /// Where `/metrics` is served; `None`: nowhere.
     pub metrics: Option<SocketAddr>,
+    /// Who may see the status page, which the metrics server has.
+    pub status_page: Exposure,
     /// The node's name: trimmed, in lower case. Checked where it is needed ([`Given::nameless`]).
     pub node_name: String,
     /// The kubeconfig that the file names.
@@ -222,6 +225,7 @@ impl Check<'_> {
             bind_address_hard_fail: object.bind_address_hard_fail,
             healthz: self.listen("healthzBindAddress", &object.healthz_bind_address, self.given.no_healthz),
             metrics: self.listen("metricsBindAddress", &object.metrics_bind_address, self.given.no_metrics),
+            status_page: self.status_page(&object),
             node_name: self.node_name(&object.hostname_override),
             kubeconfig: Some(&object.client_connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from),
             sync_period,
@@ -318,6 +322,24 @@ impl Check<'_> {
             self.error(field, format!("{text:?} is not ADDRESS:PORT, such as 0.0.0.0:10256 or [::]:10256"));
         }
         address
+    }
+
+    fn status_page(&mut self, object: &KubeProxyConfiguration) -> Exposure {
+        let asked = match &object.status_page {
+            None | Some(Value::Bool(false)) => Some(Exposure::Off),
+            // YAML's `on` and `off` may be these.
+            Some(Value::Bool(true)) => Some(Exposure::On),
+            Some(Value::String(name)) => Exposure::by_name(name),
+            Some(_) => None,
+        };
+        let exposure = asked.unwrap_or_default();
+        if asked.is_none() {
+            let given = object.status_page.clone().unwrap_or_default();
+            self.error("statusPage", format!("{given} is not off, localhost or on"));
+        } else if exposure != Exposure::Off && self.given.no_metrics {
+            self.error("statusPage", "needs the metrics server, which is off; set --metrics-bind-address");
+        }
+        exposure
     }
 
     fn node_name(&mut self, asked: &str) -> String {
@@ -424,6 +446,8 @@ mod tests {
             ),
             ("nodePortAddresses: [everywhere]", "c: nodePortAddresses[0]: \"everywhere\" is not a network"),
             ("conntrack: {maxPerCore: -1}", "c: conntrack.maxPerCore: -1 is not from 0 to 2147483647"),
+            ("statusPage: everybody", "c: statusPage: \"everybody\" is not off, localhost or on"),
+            ("statusPage: 7", "c: statusPage: 7 is not off, localhost or on"),
             ("hostnameOverride: 'a b'", "c: hostnameOverride: \"a b\" cannot be a Node's name"),
             ("logging: {format: xml}", "c: logging.format: \"xml\" is neither text nor json"),
             ("logging: {verbosity: -1}", "c: logging.verbosity: -1 is not from 0 to 10"),
@@ -450,6 +474,25 @@ mod tests {
         assert_eq!(settings.timeouts, Timeouts { tcp_secs: Some(900), ..Timeouts::default() });
         assert_eq!(settings.conntrack.max_per_core, None);
         assert_eq!(settings.conntrack.tcp_established_secs, Some(86_400));
+    }
+
+    /// `on` and `off` are names here, whatever YAML takes them for.
+    #[test]
+    fn the_status_page_is_off_unless_it_is_asked_for() {
+        for (body, expected) in [
+            ("", Exposure::Off),
+            ("statusPage: off", Exposure::Off),
+            ("statusPage: false", Exposure::Off),
+            ("statusPage: localhost", Exposure::Localhost),
+            ("statusPage: on", Exposure::On),
+            ("statusPage: \"on\"", Exposure::On),
+        ] {
+            assert_eq!(check(body).unwrap().status_page, expected, "{body}");
+        }
+        let object = KubeProxyConfiguration { status_page: Some("on".into()), ..Default::default() };
+        let given = Given { no_metrics: true, ..Given::default() };
+        let problems = Settings::check(object, &given).unwrap_err();
+        assert!(problems[0].to_string().contains("needs the metrics server"), "{problems:?}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The health of the proxy, and the servers that report it: `/healthz`, `/livez`, `/metrics`, `/proxyMode`.
+//! The health of the proxy, and the servers that report it: `/healthz`, `/livez`, `/metrics`, `/proxyMode`, `/status`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,13 +16,15 @@ use tokio::net::TcpListener;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::sources::cluster::Counters;
 use crate::proxier_demo::status::metrics::Metrics;
-use crate::proxier_demo::status::server::{self, Answer, CONNECTIONS, Places, bind, serve};
+use crate::proxier_demo::status::page::{Board, StatusPage};
+use crate::proxier_demo::status::server::{self, Answer, Answers, Asked, CONNECTIONS, Places, bind, by_path, serve};
 
 /// The state of the proxy, as the health servers report it, and its metrics. Shared; cheap to read.
 #[derive(Debug)]
 pub struct Health {
     timeout: Duration,
     state: Mutex<State>,
+    board: Board,
 }
 
 #[derive(Debug)]
@@ -50,6 +52,7 @@ impl Health {
         let families = families.iter().map(|family| Family { name: family.name(), updated });
         Arc::new(Health {
             timeout: sync_period * 2,
+            board: Board::default(),
             state: Mutex::new(State {
                 families: families.collect(),
                 pending: None,
@@ -97,6 +100,22 @@ impl Health {
     /// Metrics count failures of the API server from these counters.
     pub fn set_api(&self, counters: Arc<Counters>) {
         self.state().api = Some(counters);
+    }
+
+    /// What the last passes did.
+    pub(crate) fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// For the status page.
+    pub(crate) fn summary(&self, now: Instant) -> Value {
+        let state = self.state();
+        json!({
+            "healthy": self.is_in_time(state.pending, now),
+            "nodeEligible": state.node_eligible,
+            "pendingSeconds": state.pending.map(|since| now.saturating_duration_since(since).as_secs_f64()),
+            "failedPasses": state.metrics.sync_failures,
+        })
     }
 
     /// The page of metrics.
@@ -194,30 +213,49 @@ pub async fn listen(
 
 /// Serves `/healthz` and `/livez`, for ever.
 pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
-    serve(listener, Places::new(CONNECTIONS), move |path| match path {
+    let answers = by_path(move |path| match path {
         "/healthz" | "/livez" => health.answer(path, Instant::now()),
         _ => Answer::not_found(),
-    })
-    .await;
+    });
+    serve(listener, Places::new(CONNECTIONS), answers).await;
 }
 
-/// Serves `/metrics`, `/healthz`, `/proxyMode` and `/configz`, for ever. `configuration` is the effective one.
-pub async fn serve_metrics(listener: TcpListener, health: Arc<Health>, mode: Kind, configuration: Value) {
+/// Serves `/metrics`, `/healthz`, `/proxyMode` and `/configz`, and the status page if there is one, for ever. `configuration`
+/// is the effective one.
+pub async fn serve_metrics(
+    listener: TcpListener,
+    health: Arc<Health>,
+    mode: Kind,
+    configuration: Value,
+    status: Option<StatusPage>,
+) {
     let configuration = json!({"kubeproxy.config.k8s.io": configuration}).to_string();
-    serve(listener, Places::new(CONNECTIONS), move |path| match path {
-        "/metrics" => {
-            let page = health.page();
-            Answer {
+    serve(listener, Places::new(CONNECTIONS), MetricsServer { health, mode, configuration, status }).await;
+}
+
+struct MetricsServer {
+    health: Arc<Health>,
+    mode: Kind,
+    configuration: String,
+    status: Option<StatusPage>,
+}
+
+impl Answers for MetricsServer {
+    async fn answer(&self, asked: Asked) -> Answer {
+        match asked.path.as_str() {
+            "/metrics" => Answer {
                 status: StatusCode::OK,
                 kind: "text/plain; version=0.0.4; charset=utf-8",
                 headers: vec![],
-                body: page,
-            }
+                body: self.health.page(),
+            },
+            "/healthz" => Answer::text("ok"),
+            "/proxyMode" => Answer::text(self.mode.name()),
+            "/configz" => Answer::json(StatusCode::OK, self.configuration.clone()),
+            _ => match &self.status {
+                Some(status) => status.answer(&asked, &self.health).await.unwrap_or_else(Answer::not_found),
+                None => Answer::not_found(),
+            },
         }
-        "/healthz" => Answer::text("ok"),
-        "/proxyMode" => Answer::text(mode.name()),
-        "/configz" => Answer::json(StatusCode::OK, configuration.clone()),
-        _ => Answer::not_found(),
-    })
-    .await;
+    }
 }

@@ -5,6 +5,7 @@ pub mod health;
 pub(crate) mod json;
 pub mod logging;
 pub mod metrics;
+pub mod page;
 pub mod progress;
 pub(crate) mod server;
 pub mod service_health;

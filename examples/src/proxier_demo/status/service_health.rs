@@ -12,7 +12,7 @@ use proxier_core::service::{NodeFacts, OpenOn};
 use proxier_core::snapshot::ObjectKey;
 
 use crate::proxier_demo::status::health::Health;
-use crate::proxier_demo::status::server::{Answer, CONNECTIONS, Families, Places, Server, bind};
+use crate::proxier_demo::status::server::{Answer, CONNECTIONS, Families, Places, Server, bind, by_path};
 
 /// The answer of one Service's server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,8 +116,8 @@ impl ServiceHealth {
                     Ok(listener) => {
                         let (key, count) = (key.clone(), servers.local_endpoints.clone());
                         let health = self.health.clone();
-                        let answer = move |_any_path: &str| answer(&key, &count, &health);
-                        servers.listening.insert(*address, Server::start(listener, self.places.clone(), answer));
+                        let answers = by_path(move |_any_path| answer(&key, &count, &health));
+                        servers.listening.insert(*address, Server::start(listener, self.places.clone(), answers));
                     }
                     Err(error) => failed.push(Failed {
                         service: key.clone(),

@@ -144,6 +144,15 @@ impl Settings {
         }
     }
 
+    /// Whether node ports are served on 127.0.0.1.
+    pub fn serves_localhost(&self) -> bool {
+        let is_everywhere = |served: &NodePorts| match served {
+            NodePorts::Everywhere => true,
+            NodePorts::On(addresses) => addresses.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        };
+        self.options.localhost_node_ports && is_everywhere(&self.node_ports)
+    }
+
     /// The mark as kube-proxy writes it.
     pub(super) fn mark(&self) -> String {
         self.masquerade_bit.to_string()

@@ -66,12 +66,25 @@ struct Options {
     strict: bool,
 }
 
+impl Options {
+    /// Whether the test that takes a browser may run: it is one of the examples'.
+    fn uses_browser(&self) -> bool {
+        self.filter.is_none() && (self.crates.is_empty() || self.crates.iter().any(|name| name == "examples"))
+    }
+}
+
 pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     let options = parse(arguments)?;
     let mut report = Report::default();
     let mut troubles = Vec::new();
     // Where the machine's programs are missing, the tests here still run, and those that ran nowhere are counted.
     let mut ready = tools::ensure(tools::ORACLES);
+    if options.uses_browser()
+        && let Err(error) = tools::ensure(tools::BROWSER)
+    {
+        // The test that lacks it is counted as skipped.
+        eprintln!("xtask: {error}");
+    }
     if !options.host_only {
         ready = ready.and(tools::ensure(tools::MACHINE));
     }

@@ -22,6 +22,7 @@ use crate::proxier_demo::status::events::{Reason, Recorder, Regarding};
 use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::logging::Limiter;
 use crate::proxier_demo::status::metrics::Metrics;
+use crate::proxier_demo::status::page::View;
 use crate::proxier_demo::status::progress::Progress;
 use crate::proxier_demo::status::service_health::{HealthCheck, Listening};
 
@@ -187,6 +188,9 @@ impl Worker {
                 let _main_has_ended = done.send(engine.kernel().finish(patience));
                 self.is_finished = true;
             }
+            Message::Control(Control::View(asked)) => {
+                let _nobody_waits_any_more = asked.send(View::of(engine));
+            }
             Message::Control(Control::ConfirmRemoval) => match engine.confirm_removal() {
                 0 => tracing::info!("SIGUSR1: nothing is held back"),
                 count => tracing::warn!("SIGUSR1: {count} virtual servers that were held back are deleted now"),
@@ -243,6 +247,7 @@ impl Worker {
         if report.writes() > 0 {
             tracing::info!("{kind}: {} changes in {:.1} ms", report.writes(), took.as_secs_f64() * 1e3);
         }
+        self.health.board().passed(report, took, SystemTime::now());
         self.tell_failures(report, end);
         for rejection in engine.proxier().rejections() {
             let object = format!("{} {} {}", rejection.kind, rejection.key, rejection.field);

@@ -108,6 +108,7 @@ const FLAGS: &[Flag] = &[
     ),
     Flag("proxy-port-range", Text, "portRange", "Accepted; unused in kube-proxy too"),
     Flag("show-hidden-metrics-for-version", Text, "showHiddenMetricsForVersion", "Accepted; nothing is hidden"),
+    Flag("status-page", Text, "statusPage", "/status of the metrics server: off, localhost or on [off]"),
 ];
 
 /// Logging flags work with `--config` too.

@@ -1,4 +1,4 @@
-//! The command line: `proxier-demo run`, `plan`, `render`, `show`, `probe`, `cleanup`, and kube-proxy's own way to start.
+//! The command line: `proxier-demo run`, `plan`, `render`, `explain`, `trace`, `show`, `probe`, `cleanup`, and kube-proxy's own way to start.
 
 mod flags;
 
@@ -12,6 +12,7 @@ use std::time::Duration;
 use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
 use proxier_core::modes::Kind;
 
+use crate::proxier_demo::commands::trace::{Asked, Sender, To};
 use crate::proxier_demo::problem::{OneLine, Problem};
 use crate::proxier_demo::settings::duration::GoDuration;
 use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
@@ -50,7 +51,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// How `plan`, `render`, `show` and `probe` print.
+/// How the commands that print do so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
     /// For people. Default.
@@ -74,6 +75,10 @@ pub enum Command {
     Plan(Output),
     /// Print what a node with these addresses would hold; without any, those of its Node object.
     Render(Output, Vec<IpAddr>),
+    /// Print why a Service, or an address and port, is served as it is, on a node with these addresses.
+    Explain(Output, String, Vec<IpAddr>),
+    /// Print what becomes of a packet, on a node with these addresses.
+    Trace(Output, Asked, Vec<IpAddr>),
     /// Print what the kernel holds.
     Show(Output),
     /// Print what this machine lacks.
@@ -88,7 +93,8 @@ impl Command {
     /// Whether it depends on what is local to this node, so that the Node's name has to be right. `show` names Services
     /// without it.
     fn needs_node(&self) -> bool {
-        matches!(self, Command::Run { init_only: false, .. } | Command::Plan(_) | Command::Render(..))
+        matches!(self, Command::Run { init_only: false, .. } | Command::Plan(_))
+            || matches!(self, Command::Render(..) | Command::Explain(..) | Command::Trace(..))
     }
 }
 
@@ -128,7 +134,7 @@ pub struct Configured {
     /// `--no-fallback`: the mode that is asked for, or none.
     pub no_fallback: bool,
     given: Given,
-    /// `--input-timeout`: how long `plan`, `render`, `show` and `run --once` wait for an API server that sends nothing new; `None`:
+    /// `--input-timeout`: how long `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server that sends nothing new; `None`:
     /// for ever.
     pub input_timeout: Option<Duration>,
     /// What to log: one line each.
@@ -156,7 +162,7 @@ impl Configured {
     }
 }
 
-/// How long `plan`, `render`, `show` and `run --once` wait for an API server that sends nothing new.
+/// How long `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server that sends nothing new.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reads a command line, the program's name first.
@@ -177,7 +183,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, End
     let Some((name, matches)) = matches.remove_subcommand() else {
         return Err(Ending::bad_input(&[Problem::new(
             "",
-            "say what to do: run, plan, render, show, probe or cleanup",
+            "say what to do: run, plan, render, explain, trace, show, probe or cleanup",
         )]));
     };
     if matches.get_flag("version") {
@@ -192,16 +198,28 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, End
         (_, Some(file)) => Command::WriteConfig(file.clone()),
         _ if matches.get_flag("cleanup") => Command::Cleanup,
         ("plan", _) => Command::Plan(output),
-        ("render", _) => {
-            let addresses = matches.get_many::<IpAddr>("node-address").unwrap_or_default();
-            Command::Render(output, addresses.copied().collect())
+        ("render", _) => Command::Render(output, node_addresses(&matches)),
+        ("explain", _) => {
+            let asked = matches.get_one::<String>("what").cloned().unwrap_or_default();
+            Command::Explain(output, asked, node_addresses(&matches))
         }
+        ("trace", _) => match (matches.get_one("from"), matches.get_one("to")) {
+            (Some(from), Some(to)) => {
+                let device = matches.get_one::<String>("device").cloned();
+                Command::Trace(output, Asked { from: *from, to: *to, device }, node_addresses(&matches))
+            }
+            _ => return Err(Ending::bad_input(&[Problem::new("", "trace takes FROM and TO")])),
+        },
         ("show", _) => Command::Show(output),
         ("probe", _) => Command::Probe(output),
         ("cleanup", _) => Command::Cleanup,
         _ => Command::Run { once: matches.get_flag("once"), init_only: matches.get_flag("init-only") },
     };
     Ok(Invocation { command, config: matches.get_one("config").cloned(), matches })
+}
+
+fn node_addresses(matches: &ArgMatches) -> Vec<IpAddr> {
+    matches.get_many::<IpAddr>("node-address").unwrap_or_default().copied().collect()
 }
 
 impl Invocation {
@@ -304,11 +322,14 @@ fn clap() -> Clap {
             .long("input-timeout")
             .value_name("DURATION")
             .value_parser(|text: &str| text.parse::<GoDuration>())
-            .help("How long run --once, plan, render and show wait while the API server sends nothing new, 0s: for ever [60s]");
-        let command = command.arg(input_timeout.hide(!matches!(name, "run" | "plan" | "render" | "show")));
+            .help("How long run --once, plan, render, explain, trace and show wait while the API server sends nothing new, 0s: for ever [60s]");
+        let command =
+            command.arg(input_timeout.hide(!matches!(name, "run" | "plan" | "render" | "explain" | "trace" | "show")));
         let output = Arg::new("output").short('o').long("output").value_parser(["text", "json"]).default_value("text");
         match name {
-            "plan" | "render" | "show" | "probe" => command.arg(output.help("How to print").display_order(0)),
+            "plan" | "render" | "explain" | "trace" | "show" | "probe" => {
+                command.arg(output.help("How to print").display_order(0))
+            }
             _ => command,
         }
     };
@@ -332,19 +353,53 @@ fn clap() -> Clap {
                 "render",
                 "Print what a node would hold, as ipvsadm, ipset, iptables-save and nft print it; needs no kernel",
             )
-            .arg(
-                Arg::new("node-address")
-                    .long("node-address")
-                    .value_name("IP")
-                    .value_parser(clap::value_parser!(IpAddr))
-                    .action(ArgAction::Append)
-                    .display_order(0)
-                    .help("An address of the node; may be repeated [those of its Node object]"),
-            ),
+            .arg(node_address()),
+        )
+        .subcommand(
+            command("explain", "Print why a Service, or an address and port, is served as it is; needs no kernel")
+                .arg(node_address())
+                .arg(Arg::new("what").value_name("SERVICE|ADDRESS:PORT[/PROTOCOL]").required(true).help(
+                    "NAMESPACE/NAME or NAMESPACE/NAME:PORT of a Service, or an address and port, tcp unless told",
+                )),
+        )
+        .subcommand(
+            command("trace", "Print what becomes of the first packet of a connection; needs no kernel")
+                .arg(node_address())
+                .arg(
+                    Arg::new("from")
+                        .value_name("FROM")
+                        .required(true)
+                        .value_parser(|text: &str| text.parse::<Sender>())
+                        .help("Who sends it: an address, node or outside"),
+                )
+                .arg(
+                    Arg::new("to")
+                        .value_name("TO:PORT[/PROTOCOL]")
+                        .required(true)
+                        .value_parser(|text: &str| text.parse::<To>())
+                        .help("Where to, tcp unless told"),
+                )
+                .arg(
+                    Arg::new("device")
+                        .long("device")
+                        .value_name("NAME")
+                        .display_order(0)
+                        .help("The device by which it comes in, for detectLocalMode by devices"),
+                ),
         )
         .subcommand(command("show", "Print what the kernel holds, with the Services it serves"))
         .subcommand(command("probe", "Print what the mode needs and whether this machine has it"))
         .subcommand(command("cleanup", "Remove everything it has created, of both families, and nothing else"))
+}
+
+fn node_address() -> Arg {
+    Arg::new("node-address")
+        .long("node-address")
+        .value_name("IP")
+        .value_parser(clap::value_parser!(IpAddr))
+        .action(ArgAction::Append)
+        .display_order(0)
+        .help("An address of the node; may be repeated [those of its Node object]")
 }
 
 fn sources() -> [Arg; 4] {

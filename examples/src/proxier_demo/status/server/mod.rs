@@ -3,8 +3,9 @@
 mod places;
 
 use std::convert::Infallible;
+use std::future::{Future, ready};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -65,6 +66,50 @@ impl Answer {
         headers.extend(self.headers);
         response
     }
+}
+
+/// A request, as far as answers depend on it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Asked {
+    pub(crate) path: String,
+    /// What follows the question mark, still encoded; empty without one.
+    pub(crate) query: String,
+    /// The header `Host`; empty without one.
+    pub(crate) host: String,
+    /// Who asks; `None`: the client is already gone.
+    pub(crate) peer: Option<IpAddr>,
+}
+
+impl Asked {
+    fn new<T>(request: &http::Request<T>, peer: Option<IpAddr>) -> Self {
+        let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+        Asked {
+            path: request.uri().path().to_owned(),
+            query: request.uri().query().unwrap_or_default().to_owned(),
+            host: host.unwrap_or_default().to_owned(),
+            peer: peer.map(|peer| peer.to_canonical()),
+        }
+    }
+}
+
+/// What a server answers.
+pub(crate) trait Answers: Send + Sync + 'static {
+    /// The answer to a request, whatever its method.
+    fn answer(&self, asked: Asked) -> impl Future<Output = Answer> + Send;
+}
+
+/// Answers that depend on the path alone.
+struct ByPath<F>(F);
+
+impl<F: Fn(&str) -> Answer + Send + Sync + 'static> Answers for ByPath<F> {
+    fn answer(&self, asked: Asked) -> impl Future<Output = Answer> + Send {
+        ready((self.0)(&asked.path))
+    }
+}
+
+/// Answers that depend on the path alone.
+pub(crate) fn by_path(answer: impl Fn(&str) -> Answer + Send + Sync + 'static) -> impl Answers {
+    ByPath(answer)
 }
 
 /// The families that a listener on `[::]` accepts.
@@ -129,13 +174,9 @@ pub(crate) struct Server(JoinSet<()>);
 
 impl Server {
     /// Starts to serve; see [`serve`]. Must be called within a tokio runtime.
-    pub(crate) fn start(
-        listener: TcpListener,
-        places: Places,
-        answer: impl Fn(&str) -> Answer + Send + Sync + 'static,
-    ) -> Self {
+    pub(crate) fn start(listener: TcpListener, places: Places, answers: impl Answers) -> Self {
         let mut task = JoinSet::new();
-        task.spawn(serve(listener, places, answer));
+        task.spawn(serve(listener, places, answers));
         Server(task)
     }
 
@@ -145,13 +186,9 @@ impl Server {
     }
 }
 
-/// Answers every request on a listener by its path, whatever its method. When dropped, it ends with all connections.
-pub(crate) async fn serve(
-    listener: TcpListener,
-    places: Places,
-    answer: impl Fn(&str) -> Answer + Send + Sync + 'static,
-) {
-    let answer = Arc::new(answer);
+/// Answers every request on a listener. When dropped, it ends with all connections.
+pub(crate) async fn serve(listener: TcpListener, places: Places, answers: impl Answers) {
+    let answers = Arc::new(answers);
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -161,7 +198,7 @@ pub(crate) async fn serve(
         match accepted {
             Ok((stream, _)) => {
                 let place = places.enter(stream).await;
-                connections.spawn(converse(place, answer.clone()));
+                connections.spawn(converse(place, answers.clone()));
             }
             Err(error) if is_short_of_room(&error) => {
                 tracing::debug!("a connection was not accepted: {error}");
@@ -181,12 +218,13 @@ fn is_short_of_room(error: &io::Error) -> bool {
 }
 
 /// Answers the requests of one connection, until it ends or has to give up its place.
-async fn converse(place: Place, answer: Arc<impl Fn(&str) -> Answer>) {
+async fn converse(place: Place, answers: Arc<impl Answers>) {
     let connection = &place.connection;
     let service = service_fn(|request: http::Request<hyper::body::Incoming>| {
         connection.asked();
-        let response = answer(request.uri().path()).response(connection.clone());
-        async move { Ok::<_, Infallible>(response) }
+        let asked = Asked::new(&request, connection.peer());
+        let (answers, connection) = (answers.clone(), connection.clone());
+        async move { Ok::<_, Infallible>(answers.answer(asked).await.response(connection)) }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(16 * 1024);

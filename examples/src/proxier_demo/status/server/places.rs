@@ -1,6 +1,7 @@
 //! Places for connections, and who loses one when all are taken. Does not read or write HTTP.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,6 +84,11 @@ impl Connection {
 
     fn phase(&self) -> MutexGuard<'_, (Phase, Instant)> {
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The client's address; `None`: it is already gone.
+    pub(super) fn peer(&self) -> Option<IpAddr> {
+        self.stream.peer_addr().ok().map(|peer| peer.ip())
     }
 
     /// A whole request head has arrived.

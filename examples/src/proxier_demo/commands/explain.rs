@@ -1,0 +1,475 @@
+//! `explain`: which Service, which endpoints and why, what guards it, and what was refused. Needs no kernel and no privilege: the
+//! reconciler programs a kernel in memory, as for `render`.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::process::ExitCode;
+
+use proxier_core::config::{MayAskFor, Topology};
+use proxier_core::fake::FakeKernel;
+use proxier_core::modes::Kind;
+use proxier_core::net::{Family, FrontendKey};
+use proxier_core::objects::ServiceObject;
+use proxier_core::reconciler::Reconciler;
+use proxier_core::service::{Considered, Frontend, Roles, consider};
+use proxier_core::snapshot::{EndpointFlags, ObjectKey, Service, ServicePort, TrafficPolicy};
+use serde_json::{Value, json};
+
+use crate::proxier_demo::commands::mentions::{self, Mention};
+use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input};
+use crate::proxier_demo::commands::render::empty_kernel;
+use crate::proxier_demo::commands::trace::To;
+use crate::proxier_demo::engine::Engine;
+use crate::proxier_demo::settings::cli::{Configured, Output};
+use crate::proxier_demo::status::json as output_json;
+use crate::proxier_demo::status::progress::Progress;
+use crate::proxier_demo::status::table::wrapped;
+
+/// Explains a Service (`namespace/name`, with or without `:port`), or who has an address and port. Exit code 0: explained. 1: there is
+/// none of that name, nobody has that address and port, or no input. 2: bad input, or some of it could not be read.
+pub async fn explain(configured: &Configured, output: Output, asked: &str, node_addresses: &[IpAddr]) -> ExitCode {
+    let progress = Progress::of_command();
+    let (snapshot, unreadable) = match input(configured, &progress).await {
+        Ok(read) => read,
+        Err(code) => return code,
+    };
+    progress.end();
+    for problem in &unreadable {
+        eprintln!("proxier-demo: {problem}");
+    }
+    let objects = snapshot.services.clone();
+    let (kernel, _) = empty_kernel(&snapshot, node_addresses);
+    let mut engine = Engine::in_memory(configured, kernel.clone());
+    feed(&mut engine, snapshot);
+    if engine.pass().is_none() {
+        return ExitCode::from(FAILED);
+    }
+    let found = match find(engine.proxier(), asked) {
+        Ok(found) => found,
+        Err((code, lines)) => {
+            for line in lines {
+                eprintln!("proxier-demo: {line}");
+            }
+            return ExitCode::from(code);
+        }
+    };
+    let object = objects.get(&found.service);
+    let explained = Explained::new(engine.proxier(), &kernel, &found, object);
+    let printed = match output {
+        Output::Text => {
+            explained.lines().iter().flat_map(|line| wrapped(line)).for_each(|line| println!("{line}"));
+            true
+        }
+        Output::Json => output_json::print(&explained.json()).is_ok(),
+    };
+    ExitCode::from(match (printed, unreadable.is_empty()) {
+        (false, _) => FAILED,
+        (true, false) => BAD_INPUT,
+        (true, true) => 0,
+    })
+}
+
+/// What is explained.
+#[derive(Debug)]
+struct Found {
+    service: ObjectKey,
+    /// Only the port of this name.
+    port: Option<String>,
+    /// Only this Frontend.
+    frontend: Option<FrontendKey>,
+}
+
+/// Finds what a text names, or says why there is nothing, with what is near.
+fn find(proxier: &Reconciler, asked: &str) -> Result<Found, (u8, Vec<String>)> {
+    let store = proxier.store();
+    if asked.contains('/') && !asked.starts_with('[') && asked.split('/').next().is_some_and(|text| !text.contains(':'))
+    {
+        let (name, port) = match asked.split_once(':') {
+            Some((name, port)) => (name, Some(port.to_owned())),
+            None => (asked, None),
+        };
+        let (namespace, name) = name.split_once('/').unwrap_or_default();
+        let key = ObjectKey::new(namespace, name);
+        let Some(service) = store.service(&key) else {
+            let ignored = proxier.rejections().filter(|rejection| rejection.key == key).map(ToString::to_string);
+            let mut lines = vec![format!("there is no Service {key} to program{}", near(proxier, &key.to_string()))];
+            lines.extend(ignored);
+            return Err((FAILED, lines));
+        };
+        if let Some(port) = &port
+            && !service.ports.iter().any(|of| *of.name == **port)
+        {
+            let names: Vec<&str> = service.ports.iter().map(|of| &*of.name).collect();
+            return Err((FAILED, vec![format!("Service {key} has no port {port:?}; it has {}", names.join(", "))]));
+        }
+        return Ok(Found { service: key, port, frontend: None });
+    }
+    let To(key) = asked.parse().map_err(|reason| {
+        let reason = format!("{asked:?} is neither NAMESPACE/NAME of a Service, nor an address and port: {reason}");
+        (BAD_INPUT, vec![reason])
+    })?;
+    match proxier.desired().owner(&key) {
+        Some(service) => Ok(Found { service: service.clone(), port: None, frontend: Some(key) }),
+        None => Err((FAILED, nobody_has(proxier, key))),
+    }
+}
+
+/// Why nobody has an address and port, and who is near.
+fn nobody_has(proxier: &Reconciler, key: FrontendKey) -> Vec<String> {
+    let mut lines = vec![format!("no Service has {key}")];
+    let refused = proxier.refused().filter(|refused| refused.key == key);
+    lines.extend(refused.map(|refused| format!("Service {} asks for it: {}", refused.service, refused.reason)));
+    let desired = proxier.desired();
+    let distance = |of: &Frontend| {
+        let same = |is_same: bool| u8::from(!is_same);
+        let bits = |address: IpAddr| match address {
+            IpAddr::V4(address) => u128::from(address.to_bits()),
+            IpAddr::V6(address) => address.to_bits(),
+        };
+        let address = bits(of.key.address).abs_diff(bits(key.address));
+        (
+            same(of.key.family() == key.family()),
+            address,
+            same(of.key.protocol == key.protocol),
+            of.key.port.abs_diff(key.port),
+        )
+    };
+    let mut all: Vec<&Frontend> = desired.frontends().collect();
+    all.sort_by_cached_key(|frontend| distance(frontend));
+    let owner = |frontend: &&Frontend| desired.owner(&frontend.key).map(ToString::to_string).unwrap_or_default();
+    lines.extend(all.iter().take(3).map(|frontend| format!("near: {} of Service {}", frontend.key, owner(frontend))));
+    lines
+}
+
+/// Names of Services that somebody may have meant.
+fn near(proxier: &Reconciler, asked: &str) -> String {
+    let name = asked.rsplit('/').next().unwrap_or_default();
+    let mut names: Vec<(usize, String)> = proxier
+        .store()
+        .services()
+        .map(|service| service.key.to_string())
+        .map(|known| {
+            let contains = !name.is_empty() && known.contains(name);
+            (if contains { 0 } else { distance(&known, asked) }, known)
+        })
+        .filter(|(distance, _)| *distance <= 3)
+        .collect();
+    names.sort();
+    let names: Vec<String> = names.into_iter().take(5).map(|(_, name)| name).collect();
+    if names.is_empty() { String::new() } else { format!("; near: {}", names.join(", ")) }
+}
+
+/// How many characters have to be added, left out or replaced.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, of_a) in a.chars().enumerate() {
+        let mut last = i;
+        let mut next = vec![i.saturating_add(1)];
+        for (of_b, above) in b.iter().zip(row.iter().skip(1)) {
+            let left = next.last().copied().unwrap_or_default();
+            next.push(
+                (last.saturating_add(usize::from(of_a != *of_b)))
+                    .min(above.saturating_add(1))
+                    .min(left.saturating_add(1)),
+            );
+            last = *above;
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+/// A setting, its value, and where it comes from.
+#[derive(Debug)]
+struct Policy {
+    what: &'static str,
+    value: String,
+    from: String,
+}
+
+/// An endpoint and why it gets traffic or not.
+#[derive(Debug)]
+struct Endpoint {
+    considered: Considered,
+    reason: String,
+}
+
+/// A port of the Service.
+#[derive(Debug)]
+struct PortPart {
+    port: ServicePort,
+    frontends: Vec<(Frontend, String)>,
+    endpoints: Vec<Endpoint>,
+}
+
+#[derive(Debug)]
+struct Explained {
+    service: ObjectKey,
+    mode: Kind,
+    node: String,
+    created: Option<String>,
+    policies: Vec<Policy>,
+    ports: Vec<PortPart>,
+    kernel: Vec<Mention>,
+    not_served: Vec<String>,
+    left_out: Vec<String>,
+}
+
+impl Explained {
+    fn new(proxier: &Reconciler, kernel: &FakeKernel, found: &Found, object: Option<&ServiceObject>) -> Self {
+        let (store, desired, facts) = (proxier.store(), proxier.desired(), proxier.facts());
+        let mut explained = Explained {
+            service: found.service.clone(),
+            mode: proxier.mode(),
+            node: proxier.node_name().to_owned(),
+            created: object.and_then(|object| object.metadata.creation_timestamp.clone()),
+            policies: Vec::new(),
+            ports: Vec::new(),
+            kernel: Vec::new(),
+            not_served: Vec::new(),
+            left_out: Vec::new(),
+        };
+        let owned: Vec<&Frontend> = desired
+            .frontends()
+            .filter(|frontend| desired.owner(&frontend.key) == Some(&found.service))
+            .filter(|frontend| found.frontend.is_none_or(|only| only == frontend.key))
+            .collect();
+        if let Some(service) = store.service(&found.service) {
+            explained.policies = policies(service, object, proxier);
+            for port in &service.ports {
+                let of_port = |frontend: &&&Frontend| {
+                    let number = if frontend.roles == Roles::NODE_PORT { port.node_port } else { Some(port.port) };
+                    frontend.key.protocol == port.protocol && number == Some(frontend.key.port)
+                };
+                let frontends: Vec<(Frontend, String)> = owned
+                    .iter()
+                    .filter(of_port)
+                    .map(|frontend| ((*frontend).clone(), what_answers(frontend, proxier.mode())))
+                    .collect();
+                let is_asked = found.port.as_ref().is_none_or(|name| *port.name == **name);
+                if !is_asked || (found.frontend.is_some() && frontends.is_empty()) {
+                    continue;
+                }
+                let families = Family::ALL.into_iter().filter(|family| service.cluster_ip(*family).is_some());
+                let endpoints = families
+                    .flat_map(|family| consider(service, store.slices_of(&service.key), port, family, facts))
+                    .map(|considered| Endpoint { reason: considered.reason(service, facts), considered })
+                    .collect();
+                explained.ports.push(PortPart { port: port.clone(), frontends, endpoints });
+            }
+        }
+        let keys: BTreeSet<FrontendKey> =
+            explained.ports.iter().flat_map(|port| port.frontends.iter().map(|(frontend, _)| frontend.key)).collect();
+        let keys: Vec<FrontendKey> = keys.into_iter().collect();
+        explained.kernel = mentions::of(&kernel.state(), &found.service.to_string(), &keys);
+        let name = found.service.to_string();
+        let refused = proxier.refused().filter(|refused| refused.service == name);
+        explained.not_served = refused.map(|refused| format!("{}: {}", refused.key, refused.reason)).collect();
+        let conflicts = desired.conflicts().filter(|conflict| *conflict.owner == found.service);
+        explained.not_served.extend(
+            conflicts.filter(|conflict| found.frontend.is_none_or(|only| only == conflict.key)).map(|conflict| {
+                format!("{}: asked for by {} too, which does not get it", conflict.key, conflict.refused)
+            }),
+        );
+        let slices: BTreeSet<&ObjectKey> = store.slices_of(&found.service).map(|slice| &slice.key).collect();
+        let is_about = |key: &ObjectKey| *key == found.service || slices.contains(key);
+        explained.left_out =
+            proxier.rejections().filter(|rejection| is_about(&rejection.key)).map(ToString::to_string).collect();
+        explained
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let created = self.created.as_ref().map(|at| format!(", made {at}")).unwrap_or_default();
+        let mut lines = vec![format!("Service {}{created}; node {}, {} mode", self.service, self.node, self.mode)];
+        for Policy { what, value, from } in &self.policies {
+            lines.push(format!("  {what}: {value} ({from})"));
+        }
+        for part in &self.ports {
+            let port = &part.port;
+            let name = if port.name.is_empty() { String::new() } else { format!(" {}", port.name) };
+            let node_port = port.node_port.map(|number| format!(", node port {number}")).unwrap_or_default();
+            lines.push(format!("port{name}: {} {}{node_port}", port.protocol, port.port));
+            for (frontend, answers) in &part.frontends {
+                lines.push(format!("  {} ({}): {answers}", frontend.key, kinds(frontend).join(", ")));
+            }
+            if part.frontends.is_empty() {
+                lines.push("  served nowhere on this node".to_owned());
+            }
+            lines.push(if part.endpoints.is_empty() { "  no endpoints".to_owned() } else { "  endpoints:".to_owned() });
+            for Endpoint { considered, reason } in &part.endpoints {
+                let here = if considered.flags.contains(EndpointFlags::LOCAL) { ", on this node" } else { "" };
+                let gets = if considered.cluster { "gets traffic" } else { "gets none" };
+                let local =
+                    if considered.local && !considered.cluster { "; gets what has to stay on this node" } else { "" };
+                let state = considered.condition();
+                lines.push(format!("    {} {state}{here}: {gets}, {reason}{local}", considered.endpoint));
+            }
+        }
+        let mut listed = |title: &str, list: &[String]| {
+            if !list.is_empty() {
+                lines.push(title.to_owned());
+                lines.extend(list.iter().map(|line| format!("  {line}")));
+            }
+        };
+        listed("addresses and ports that are asked for twice or refused:", &self.not_served);
+        listed("left out of its objects:", &self.left_out);
+        let kernel: Vec<String> = self.kernel.iter().map(|one| format!("{}: {}", one.tool, one.line)).collect();
+        listed("in the kernel, once programmed:", &kernel);
+        lines
+    }
+
+    fn json(&self) -> Value {
+        let ports = self.ports.iter().map(|part| {
+            json!({
+                "name": &*part.port.name,
+                "protocol": part.port.protocol.to_string(),
+                "port": part.port.port,
+                "nodePort": part.port.node_port,
+                "frontends": part.frontends.iter().map(|(frontend, answers)| json!({
+                    "key": frontend.key.to_string(),
+                    "kinds": kinds(frontend),
+                    "policy": policy_name(frontend.policy),
+                    "affinitySeconds": frontend.affinity_secs,
+                    "sourceRanges": frontend.source_ranges.as_deref().map(|ranges| {
+                        ranges.iter().map(ToString::to_string).collect::<Vec<_>>()
+                    }),
+                    "endpoints": frontend.endpoints().iter().map(ToString::to_string).collect::<Vec<_>>(),
+                    "says": answers,
+                })).collect::<Vec<_>>(),
+                "endpoints": part.endpoints.iter().map(|Endpoint { considered, reason }| json!({
+                    "address": considered.endpoint.to_string(),
+                    "condition": considered.condition(),
+                    "ready": considered.flags.contains(EndpointFlags::READY),
+                    "serving": considered.flags.contains(EndpointFlags::SERVING),
+                    "terminating": considered.flags.contains(EndpointFlags::TERMINATING),
+                    "local": considered.flags.contains(EndpointFlags::LOCAL),
+                    "zones": considered.zones,
+                    "getsTraffic": considered.cluster,
+                    "getsLocalTraffic": considered.local,
+                    "reason": reason,
+                })).collect::<Vec<_>>(),
+            })
+        });
+        let policy = |policy: &Policy| json!({"what": policy.what, "value": policy.value, "from": policy.from});
+        json!({
+            "service": self.service.to_string(),
+            "node": self.node,
+            "mode": self.mode.name(),
+            "policies": self.policies.iter().map(policy).collect::<Vec<_>>(),
+            "ports": ports.collect::<Vec<_>>(),
+            "refused": self.not_served,
+            "rejected": self.left_out,
+            "kernel": self.kernel.iter().map(|one| json!({"tool": one.tool, "line": one.line})).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn policy_name(policy: TrafficPolicy) -> &'static str {
+    if policy == TrafficPolicy::Local { "Local" } else { "Cluster" }
+}
+
+fn kinds(frontend: &Frontend) -> Vec<&'static str> {
+    let names = [
+        (Roles::CLUSTER_IP, "cluster IP"),
+        (Roles::EXTERNAL_IP, "external IP"),
+        (Roles::LOAD_BALANCER, "load balancer"),
+        (Roles::NODE_PORT, "node port"),
+    ];
+    names.into_iter().filter(|(role, _)| frontend.roles.contains(*role)).map(|(_, name)| name).collect()
+}
+
+/// Who answers at a Frontend.
+fn what_answers(frontend: &Frontend, mode: Kind) -> String {
+    let count = |number: usize| match number {
+        0 => "no endpoint".to_owned(),
+        1 => "1 endpoint".to_owned(),
+        number => format!("{number} endpoints"),
+    };
+    let (all, here) = (count(frontend.cluster.len()), count(frontend.local.len()));
+    let says = match (frontend.policy, frontend.roles.contains(Roles::CLUSTER_IP)) {
+        (TrafficPolicy::Cluster, _) => format!("policy Cluster, {all}"),
+        (TrafficPolicy::Local, true) => format!("policy Local, {here} on this node"),
+        (TrafficPolicy::Local, false) if mode == Kind::Ipvs && frontend.falls_back && frontend.local.is_empty() => {
+            format!("policy Local, none on this node, so {all} on all nodes")
+        }
+        (TrafficPolicy::Local, false) if mode == Kind::Ipvs => format!("policy Local, {here} on this node"),
+        (TrafficPolicy::Local, false) => {
+            format!("policy Local, {here} on this node, and {all} on all nodes for this node and its pods")
+        }
+    };
+    match frontend.source_ranges.as_deref() {
+        Some(ranges) => {
+            let ranges: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+            format!("{says}; only from {}", ranges.join(", "))
+        }
+        None => says,
+    }
+}
+
+/// The settings that decide about a Service, and where each comes from.
+fn policies(service: &Service, object: Option<&ServiceObject>, proxier: &Reconciler) -> Vec<Policy> {
+    let config = proxier.facts().config();
+    let spec = object.map(|object| &object.spec);
+    let given = |field: &str, is_given: bool| if is_given { format!("spec.{field}") } else { "default".to_owned() };
+    let has =
+        |text: Option<&Option<String>>| text.is_some_and(|text| text.as_deref().is_some_and(|text| !text.is_empty()));
+    let mut policies = vec![
+        Policy {
+            what: "internal traffic policy",
+            value: policy_name(service.internal_policy).to_owned(),
+            from: given("internalTrafficPolicy", has(spec.map(|spec| &spec.internal_traffic_policy))),
+        },
+        Policy {
+            what: "external traffic policy",
+            value: policy_name(service.external_policy).to_owned(),
+            from: given("externalTrafficPolicy", has(spec.map(|spec| &spec.external_traffic_policy))),
+        },
+    ];
+    let asked = service.balancing.as_deref();
+    let may = |what| proxier.mode() == Kind::Ipvs && config.ipvs.may_ask_for.contains(what);
+    let persistence = asked.and_then(|asked| asked.persistence_secs).filter(|_| may(MayAskFor::PERSISTENCE));
+    let (value, from) = match (persistence, service.affinity_secs) {
+        (Some(secs), _) => (format!("{secs} s"), "annotation proxier/persistence-seconds".to_owned()),
+        (None, Some(secs)) => (format!("{secs} s"), "spec.sessionAffinity".to_owned()),
+        (None, None) => ("none".to_owned(), given("sessionAffinity", has(spec.map(|spec| &spec.session_affinity)))),
+    };
+    policies.push(Policy { what: "session affinity", value, from });
+    if proxier.mode() == Kind::Ipvs {
+        let by_annotation = asked.and_then(|asked| asked.scheduler);
+        let allowed = by_annotation.filter(|_| may(MayAskFor::SCHEDULER));
+        let from = match (by_annotation, allowed) {
+            (Some(_), Some(_)) => "annotation proxier/scheduler or its alias",
+            (Some(_), None) => "configuration ipvs.scheduler; its annotation is not allowed",
+            _ => "configuration ipvs.scheduler",
+        };
+        let scheduler = allowed.unwrap_or(config.ipvs.scheduler);
+        policies.push(Policy { what: "scheduler", value: scheduler.to_string(), from: from.to_owned() });
+    }
+    let (value, from) = match (config.topology, service.topology_annotation) {
+        (Topology::Hints, _) => ("used where every ready endpoint has them", "default"),
+        (Topology::AnnotatedHints, true) => ("used where every ready endpoint has them", "annotation of the Service"),
+        (Topology::AnnotatedHints, false) => ("not used", "no annotation of the Service"),
+    };
+    policies.push(Policy { what: "topology hints", value: value.to_owned(), from: from.to_owned() });
+    policies
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_far_names_are_apart() {
+        for (a, b, expected) in [
+            ("", "", 0),
+            ("web", "web", 0),
+            ("web", "wab", 1),
+            ("web", "we", 1),
+            ("", "abc", 3),
+            ("kitten", "sitting", 3),
+        ] {
+            assert_eq!(distance(a, b), expected, "{a} {b}");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! `trace`: what becomes of a packet. Needs no kernel and no privilege: it is worked out from what Services mean.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use proxier_core::modes::{iptables, trace};
+use proxier_core::net::{Family, FrontendKey, Protocol};
+use proxier_core::service::{Packet, Trace, Verdict, Ways};
+use serde_json::{Value, json};
+
+use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input};
+use crate::proxier_demo::commands::render::empty_kernel;
+use crate::proxier_demo::engine::Engine;
+use crate::proxier_demo::settings::cli::{Configured, Output};
+use crate::proxier_demo::status::json as output_json;
+use crate::proxier_demo::status::progress::Progress;
+use crate::proxier_demo::status::table::wrapped;
+
+/// Who sends the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    /// This node: from the address that the kernel chooses.
+    Node,
+    /// Somebody outside of the cluster: an address for documentation.
+    Outside,
+    /// Whoever has this address.
+    Address(IpAddr),
+}
+
+impl FromStr for Sender {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "node" => Ok(Sender::Node),
+            "outside" => Ok(Sender::Outside),
+            text => text.parse().map(Sender::Address).map_err(|_other| "write an IP address, node or outside"),
+        }
+    }
+}
+
+/// An address and port, with or without a protocol: `10.96.0.10:80`, `[fd00::1]:53/udp`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct To(pub FrontendKey);
+
+impl FromStr for To {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (place, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
+        let protocol = match protocol.to_ascii_lowercase().as_str() {
+            "tcp" => Protocol::Tcp,
+            "udp" => Protocol::Udp,
+            "sctp" => Protocol::Sctp,
+            _ => return Err("the protocol is none of tcp, udp, sctp"),
+        };
+        let place: SocketAddr = place.parse().map_err(
+            |_other| "write ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80 or [fd00::1]:53/udp",
+        )?;
+        if place.port() == 0 {
+            return Err("0 is not a port");
+        }
+        Ok(To(FrontendKey::new(protocol, place.ip().to_canonical(), place.port())))
+    }
+}
+
+/// What to trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Who sends it.
+    pub from: Sender,
+    /// Where to.
+    pub to: To,
+    /// The device by which it comes in.
+    pub device: Option<String>,
+}
+
+/// Prints what becomes of the first packet of a connection. Exit code 0: traced, whatever becomes of it. 1: no input. 2: bad input, or
+/// some of it could not be read.
+pub async fn trace_packet(
+    configured: &Configured,
+    output: Output,
+    asked: &Asked,
+    node_addresses: &[IpAddr],
+) -> ExitCode {
+    let progress = Progress::of_command();
+    let (snapshot, unreadable) = match input(configured, &progress).await {
+        Ok(read) => read,
+        Err(code) => return code,
+    };
+    progress.end();
+    let (kernel, addresses) = empty_kernel(&snapshot, node_addresses);
+    let mut engine = Engine::in_memory(configured, kernel);
+    feed(&mut engine, snapshot);
+    if engine.pass().is_none() {
+        return ExitCode::from(FAILED);
+    }
+    for problem in &unreadable {
+        eprintln!("proxier-demo: {problem}");
+    }
+    let proxier = engine.proxier();
+    let mut options = iptables::Options::default();
+    options.localhost_node_ports = configured.settings.object.iptables.localhost_node_ports.unwrap_or(true);
+    let (mode, to) = (proxier.mode(), asked.to.0);
+    let ways = trace::ways(mode, to.family(), proxier.facts(), options);
+    let packet = match packet(asked, &addresses, ways, proxier.desired().frontend(&to).is_some()) {
+        Ok(packet) => packet,
+        Err(reason) => {
+            eprintln!("proxier-demo: {reason}");
+            return ExitCode::from(BAD_INPUT);
+        }
+    };
+    let traced = trace::trace(mode, proxier.store(), (proxier.desired(), proxier.facts()), &packet, options);
+    let printed = match output {
+        Output::Text => {
+            print!("{}", text(&packet, &traced, mode.name()));
+            true
+        }
+        Output::Json => output_json::print(&value(&packet, &traced, mode.name())).is_ok(),
+    };
+    ExitCode::from(match (printed, unreadable.is_empty()) {
+        (false, _) => FAILED,
+        (true, false) => BAD_INPUT,
+        (true, true) => 0,
+    })
+}
+
+/// The packet with its source.
+fn packet(asked: &Asked, node: &[IpAddr], ways: Ways, is_served: bool) -> Result<Packet, String> {
+    let to = asked.to.0;
+    let of_family = |address: &&IpAddr| Family::of(**address) == to.family();
+    let own = node.iter().find(of_family).copied();
+    let packet = match asked.from {
+        Sender::Address(source) => {
+            let source = source.to_canonical();
+            if Family::of(source) != to.family() {
+                return Err(format!("{source} and {} are not of one family", to.address));
+            }
+            let is_own = source.is_loopback() || node.contains(&source);
+            if is_own { Packet::from_node(source, to) } else { Packet::new(source, to) }
+        }
+        Sender::Outside => Packet::new(
+            match to.family() {
+                Family::V4 => Ipv4Addr::new(192, 0, 2, 50).into(),
+                Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0x50).into(),
+            },
+            to,
+        ),
+        Sender::Node => {
+            let is_local = to.address.is_loopback()
+                || node.contains(&to.address)
+                || (is_served && ways.contains(Ways::OWNS_ADDRESSES));
+            // Packets to an address of this host have that address as their source too.
+            let source = if is_local { Some(to.address) } else { own };
+            let source = source.ok_or_else(|| {
+                format!("no {} address of this node is known: give --node-address, or its Node object", to.family())
+            })?;
+            Packet::from_node(source, to)
+        }
+    };
+    Ok(match &asked.device {
+        Some(device) if !packet.from_node => packet.by(device),
+        _ => packet,
+    })
+}
+
+fn text(packet: &Packet, traced: &Trace, mode: &str) -> String {
+    let mut text = String::new();
+    let sender = if packet.from_node { " (this node)" } else { "" };
+    let mut line = |line: String| {
+        for piece in wrapped(&line) {
+            let _cannot_fail = writeln!(text, "{piece}");
+        }
+    };
+    line(format!("{} → {}, first packet, {mode} mode", format_args!("{}{sender}", packet.source), packet.to));
+    for (number, step) in (1..).zip(&traced.steps) {
+        line(format!("  {number}. {step}"));
+    }
+    match &traced.verdict {
+        Verdict::Endpoints(reached) => {
+            line(format!("it gets to {}", if reached.len() == 1 { "" } else { "one of" }).trim_end().to_owned());
+            for one in reached {
+                let source = if one.masqueraded { "which sees this node's address" } else { "which sees the source" };
+                line(format!("  {}  {source}", one.endpoint));
+            }
+        }
+        verdict => line(format!("it is {verdict}")),
+    }
+    text
+}
+
+fn value(packet: &Packet, traced: &Trace, mode: &str) -> Value {
+    let (verdict, endpoints) = match &traced.verdict {
+        Verdict::LeftAlone => ("leftAlone", Vec::new()),
+        Verdict::Dropped => ("dropped", Vec::new()),
+        Verdict::Rejected => ("rejected", Vec::new()),
+        Verdict::Endpoints(reached) => {
+            let one = |one: &proxier_core::service::Reached| json!({"address": one.endpoint.to_string(), "masqueraded": one.masqueraded});
+            ("endpoints", reached.iter().map(one).collect())
+        }
+        _ => ("unknown", Vec::new()),
+    };
+    json!({
+        "mode": mode,
+        "source": packet.source.to_string(),
+        "fromNode": packet.from_node,
+        "to": packet.to.to_string(),
+        "service": traced.service.as_ref().map(ToString::to_string),
+        "steps": traced.steps,
+        "verdict": verdict,
+        "endpoints": endpoints,
+        "affinitySeconds": traced.affinity_secs,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read_with_and_without_a_protocol() {
+        for (text, expected) in [
+            ("10.96.0.10:80", "TCP 10.96.0.10:80"),
+            ("10.96.0.10:53/UDP", "UDP 10.96.0.10:53"),
+            ("[fd00::1]:132/sctp", "SCTP [fd00::1]:132"),
+            ("[::ffff:10.0.0.1]:80", "TCP 10.0.0.1:80"),
+        ] {
+            assert_eq!(text.parse::<To>().unwrap().0.to_string(), expected);
+        }
+        for text in ["10.96.0.10", "10.96.0.10:0", "10.96.0.10:99999", "fd00::1:80", "web:80", "10.0.0.1:80/icmp", ""] {
+            text.parse::<To>().unwrap_err();
+        }
+        assert_eq!("node".parse(), Ok(Sender::Node));
+        assert!("nobody".parse::<Sender>().is_err());
+    }
+}

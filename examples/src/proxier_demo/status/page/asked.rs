@@ -1,0 +1,85 @@
+//! What a client asks the status page for: which Services, and how many.
+
+/// The query of `/status.json`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// In lower case: Services whose name, or a Frontend's address and port, has this in it.
+    pub(super) filter: String,
+    /// How many of those are passed over.
+    pub(super) offset: usize,
+    /// How many are shown, 1 to [`Wanted::MOST`].
+    pub(super) limit: usize,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Wanted { filter: String::new(), offset: 0, limit: 50 }
+    }
+}
+
+impl Wanted {
+    /// Most Services in one answer.
+    const MOST: usize = 200;
+    /// Longest filter, in characters: names of Services and addresses are shorter.
+    const FILTER: usize = 128;
+
+    /// Reads `filter=web&offset=50&limit=50`. What is impossible, and what is not known, is passed over.
+    pub(super) fn read(query: &str) -> Self {
+        let mut wanted = Wanted::default();
+        for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+            match name {
+                "filter" => wanted.filter = decoded(value).trim().to_lowercase().chars().take(Self::FILTER).collect(),
+                "offset" => wanted.offset = value.parse().unwrap_or(0),
+                "limit" => {
+                    wanted.limit = value.parse().unwrap_or(Wanted::default().limit).clamp(1, Self::MOST);
+                }
+                _ => {}
+            }
+        }
+        wanted
+    }
+}
+
+/// Without `+` and percent signs, as forms encode.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        let hex = || u8::from_str_radix(std::str::from_utf8(after.get(..2)?).ok()?, 16).ok();
+        rest = after;
+        match byte {
+            b'+' => bytes.push(b' '),
+            b'%' => match hex() {
+                Some(byte) => {
+                    bytes.push(byte);
+                    rest = after.get(2..).unwrap_or_default();
+                }
+                None => bytes.push(b'%'),
+            },
+            byte => bytes.push(*byte),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_of_any_kind_are_read() {
+        let wanted = |filter: &str, offset, limit| Wanted { filter: filter.to_owned(), offset, limit };
+        for (query, expected) in [
+            ("", Wanted::default()),
+            ("filter=Shop%2FWeb&offset=50&limit=10", wanted("shop/web", 50, 10)),
+            ("filter=a+b%20c", wanted("a b c", 0, 50)),
+            ("limit=0", wanted("", 0, 1)),
+            ("limit=100000&offset=-1", wanted("", 0, 200)),
+            ("filter=%zz%4&limit=x&other=1&nothing", wanted("%zz%4", 0, 50)),
+            ("filter=%ff%c3%a4", wanted("\u{fffd}ä", 0, 50)),
+        ] {
+            assert_eq!(Wanted::read(query), expected, "{query}");
+        }
+        assert_eq!(Wanted::read(&format!("filter={}", "x".repeat(1000))).filter.len(), Wanted::FILTER);
+    }
+}

@@ -1,0 +1,118 @@
+//! Counters of virtual servers from IPVS: read for what a page shows, and for no more than so many a second, whoever asks and how
+//! often.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use ipvs::model::{ObservedRealServer, Stats};
+use ipvs::{Client, VirtualServerKey};
+
+/// What was read is good for this long.
+const FRESH: Duration = Duration::from_secs(1);
+/// Most virtual servers that are read in that time. Each takes two requests, a few microseconds each.
+const MOST: usize = 400;
+
+/// A virtual server and its real servers, with their counters.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) stats: Stats,
+    pub(crate) real_servers: Vec<ObservedRealServer>,
+}
+
+/// Where counters come from.
+pub(crate) trait Reader: Send {
+    /// The counters of a virtual server; `None` if the kernel has none, or says nothing.
+    fn read(&mut self, key: &VirtualServerKey) -> Option<Counted>;
+}
+
+/// The running kernel, through a socket of its own: passes do not wait for it.
+#[derive(Debug, Default)]
+pub(crate) struct Kernel(Option<Client>);
+
+impl Reader for Kernel {
+    fn read(&mut self, key: &VirtualServerKey) -> Option<Counted> {
+        if self.0.is_none() {
+            self.0 = Client::open().ok();
+        }
+        let client = self.0.as_mut()?;
+        let stats = client.get_virtual_server(key).ok()?.stats;
+        let mut real_servers = client.list_real_servers(key).ok()?;
+        real_servers.sort_by_key(|real| real.server);
+        Some(Counted { stats, real_servers })
+    }
+}
+
+/// Counters that were read within the last second.
+pub(crate) struct Counters {
+    reader: Box<dyn Reader>,
+    since: Option<Instant>,
+    read: HashMap<VirtualServerKey, Option<Counted>>,
+}
+
+impl std::fmt::Debug for Counters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Counters").field("read", &self.read.len()).finish_non_exhaustive()
+    }
+}
+
+impl Counters {
+    pub(crate) fn new(reader: impl Reader + 'static) -> Self {
+        Counters { reader: Box::new(reader), since: None, read: HashMap::new() }
+    }
+
+    /// Forgets what is older than a second.
+    pub(super) fn begin(&mut self, now: Instant) {
+        if self.since.is_none_or(|since| now.saturating_duration_since(since) >= FRESH) {
+            self.read = HashMap::new();
+            self.since = Some(now);
+        }
+    }
+
+    /// The counters of a virtual server; `None` if the kernel lacks it, or if enough was read in this second.
+    pub(super) fn of(&mut self, key: &VirtualServerKey) -> Option<&Counted> {
+        if !self.read.contains_key(key) {
+            if self.read.len() >= MOST {
+                return None;
+            }
+            self.read.insert(*key, self.reader.read(key));
+        }
+        self.read.get(key)?.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use ipvs::model::Protocol;
+
+    use super::*;
+
+    struct Counting(Arc<AtomicUsize>);
+
+    impl Reader for Counting {
+        fn read(&mut self, _key: &VirtualServerKey) -> Option<Counted> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Some(Counted::default())
+        }
+    }
+
+    #[test]
+    fn a_second_costs_so_many_readings_whatever_is_asked() {
+        let reads = Arc::new(AtomicUsize::new(0));
+        let mut counters = Counters::new(Counting(reads.clone()));
+        let key = |port| VirtualServerKey::Address { protocol: Protocol::Tcp, addr: [10, 96, 0, 1].into(), port };
+        let now = Instant::now();
+        for _ in 0..3 {
+            counters.begin(now);
+            let known = (1..=1000).filter(|port| counters.of(&key(*port)).is_some()).count();
+            assert_eq!((known, reads.load(Ordering::Relaxed)), (MOST, MOST));
+        }
+        counters.begin(now + Duration::from_millis(999));
+        assert!(counters.of(&key(2000)).is_none());
+        counters.begin(now + FRESH);
+        assert!(counters.of(&key(2000)).is_some());
+        assert_eq!(reads.load(Ordering::Relaxed), MOST + 1);
+    }
+}

@@ -1,0 +1,226 @@
+//! `explain` and `trace`, as a user starts them: without a kernel, without privileges, in every mode.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+mod program;
+
+use program::{Folder, demo, ok, text};
+use serde_json::{Value, json};
+
+const WEB: &str = "apiVersion: v1
+kind: Service
+metadata:
+  name: web
+  namespace: shop
+  creationTimestamp: 2026-01-01T00:00:00Z
+  annotations: {proxier/scheduler: wlc}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  externalTrafficPolicy: Local
+  healthCheckNodePort: 31000
+  loadBalancerSourceRanges: [198.51.100.0/24]
+  sessionAffinity: ClientIP
+  ports: [{name: http, port: 80, nodePort: 30080, protocol: TCP}]
+status: {loadBalancer: {ingress: [{ip: 203.0.113.5}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints:
+- {addresses: [10.244.1.5], nodeName: n1}
+- {addresses: [10.244.2.7], nodeName: n2}
+- {addresses: [10.244.3.9], nodeName: n3, conditions: {ready: false}}
+- {addresses: [10.244.3.10], nodeName: n3, conditions: {ready: false, serving: true, terminating: true}}
+- {addresses: [255.255.255.255]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: thief, namespace: shop, creationTimestamp: 2026-01-02T00:00:00Z}
+spec:
+  clusterIP: 10.96.0.11
+  clusterIPs: [10.96.0.11]
+  ipFamilies: [IPv4]
+  externalIPs: [10.96.0.10]
+  ports: [{port: 80, protocol: TCP}]
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+";
+
+const MODES: [&str; 4] = ["ipvs", "nftables", "iptables", "userspace"];
+
+struct Input {
+    _folder: Folder,
+    path: String,
+}
+
+impl Input {
+    fn new() -> Self {
+        let folder = Folder::new("explain");
+        let path = folder.put("all.yaml", WEB).display().to_string();
+        Input { _folder: folder, path }
+    }
+
+    fn run(&self, mode: &str, arguments: &[&str]) -> std::process::Output {
+        let more = ["--manifests", &self.path, "--proxy-mode", mode, "--cluster-cidr", "10.244.0.0/16"];
+        demo(&[arguments, &more].concat())
+    }
+
+    fn data(&self, mode: &str, arguments: &[&str]) -> Value {
+        serde_json::from_str(&ok(&self.run(mode, &[arguments, &["-o", "json"]].concat()))).unwrap()
+    }
+}
+
+#[test]
+fn a_service_is_explained_in_every_mode() {
+    let input = Input::new();
+    for mode in MODES {
+        let explained = ok(&input.run(mode, &["explain", "shop/web"]));
+        for line in [
+            format!("Service shop/web, made 2026-01-01T00:00:00Z; node n1, {mode} mode"),
+            "  internal traffic policy: Cluster (default)".to_owned(),
+            "  external traffic policy: Local (spec.externalTrafficPolicy)".to_owned(),
+            "  session affinity: 10800 s (spec.sessionAffinity)".to_owned(),
+            "port http: TCP 80, node port 30080".to_owned(),
+            "  TCP 10.96.0.10:80 (cluster IP): policy Cluster, 2 endpoints".to_owned(),
+            "    10.244.1.5:8080 ready, on this node: gets traffic, it is ready".to_owned(),
+            "    10.244.2.7:8080 ready: gets traffic, it is ready".to_owned(),
+            "    10.244.3.9:8080 not ready: gets none, it is not ready".to_owned(),
+            "    10.244.3.10:8080 stopping, still serving: gets none, it is stopping, and others are ready".to_owned(),
+        ] {
+            assert!(explained.lines().any(|printed| printed == line), "{line}\n{explained}");
+        }
+        // Long lines are broken between words.
+        let flat = explained.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains("only from 198.51.100.0/24"), "{explained}");
+        assert!(explained.contains("TCP 10.96.0.10:80: asked for by shop/thief too"), "{explained}");
+        assert!(explained.contains("255.255.255.255"), "what was left out is told: {explained}");
+        let scheduler = explained.contains("  scheduler: wlc (annotation proxier/scheduler or its alias)");
+        assert_eq!(scheduler, mode == "ipvs", "{explained}");
+        let of_kernel: &[&str] = match mode {
+            "ipvs" => &[
+                "ipvsadm: -A -t 10.96.0.10:80 -s wlc -p 10800",
+                "ipset: KUBE-CLUSTER-IP: 10.96.0.10,tcp:80",
+                "ipset: KUBE-LOAD-BALANCER-SOURCE-CIDR: 203.0.113.5,tcp:80,198.51.100.0/24",
+                "ipset: KUBE-NODE-PORT-LOCAL-TCP: 30080",
+            ],
+            "nftables" => &["nft: guarded: 203.0.113.5 . tcp . 80", "nft: services: 10.96.0.10 . tcp . 80"],
+            "iptables" => &["iptables: -A KUBE-SERVICES", "shop/web:http cluster IP"],
+            _ => &[],
+        };
+        for line in of_kernel {
+            assert!(flat.contains(line), "{line}\n{explained}");
+        }
+        assert!(!explained.contains("10.96.0.11"), "another Service's: {explained}");
+    }
+}
+
+#[test]
+fn data_and_a_single_port_or_address() {
+    let input = Input::new();
+    let all = input.data("nftables", &["explain", "shop/web:http"]);
+    assert_eq!((&all["service"], &all["mode"], &all["node"]), (&json!("shop/web"), &json!("nftables"), &json!("n1")));
+    let endpoints = all["ports"][0]["endpoints"].as_array().unwrap();
+    assert_eq!(endpoints.len(), 4);
+    assert_eq!(
+        endpoints[3],
+        json!({
+            "address": "10.244.3.10:8080", "condition": "stopping, still serving", "ready": false, "serving": true,
+            "terminating": true, "local": false, "zones": null, "getsTraffic": false, "getsLocalTraffic": false,
+            "reason": "it is stopping, and others are ready",
+        })
+    );
+    let keys = |value: &Value| -> Vec<String> {
+        let frontends = value["ports"][0]["frontends"].as_array().unwrap();
+        frontends.iter().map(|frontend| frontend["key"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(keys(&all), ["TCP 10.96.0.10:80", "TCP 192.0.2.1:30080", "TCP 203.0.113.5:80"]);
+    for asked in ["192.0.2.1:30080", "192.0.2.1:30080/tcp"] {
+        let one = input.data("ipvs", &["explain", asked]);
+        assert_eq!((keys(&one), &one["service"]), (vec!["TCP 192.0.2.1:30080".to_owned()], &json!("shop/web")));
+    }
+    let thief = input.data("ipvs", &["explain", "shop/thief"]);
+    assert_eq!(thief["refused"], json!(["TCP 10.96.0.10:80: shop/web had it first"]));
+}
+
+#[test]
+fn what_is_not_there_is_said_with_what_is_near() {
+    let input = Input::new();
+    for (asked, code, words) in [
+        ("shop/wep", 1, "there is no Service shop/wep to program; near: shop/web"),
+        ("shop/web:https", 1, "Service shop/web has no port \"https\"; it has http"),
+        ("10.96.0.12:80", 1, "no Service has TCP 10.96.0.12:80"),
+        ("10.96.0.12:80", 1, "near: TCP 10.96.0.11:80 of Service shop/thief"),
+        ("10.96.0.10:80/udp", 1, "no Service has UDP 10.96.0.10:80"),
+        ("web", 2, "\"web\" is neither NAMESPACE/NAME of a Service, nor an address and port"),
+        ("10.96.0.10:80/icmp", 2, "the protocol is none of tcp, udp, sctp"),
+    ] {
+        let output = input.run("ipvs", &["explain", asked]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{asked}: {said}");
+        assert!(said.contains(words) && output.stdout.is_empty(), "{asked}: {said}");
+    }
+    for arguments in
+        [&["explain"][..], &["trace", "node"], &["trace", "nobody", "10.0.0.1:80"], &["trace", "node", "web:80"]]
+    {
+        assert_eq!(input.run("ipvs", arguments).status.code(), Some(2), "{arguments:?}");
+    }
+    let mixed = input.run("ipvs", &["trace", "fd00::1", "10.96.0.10:80"]);
+    assert_eq!(mixed.status.code(), Some(2));
+    assert!(text(&mixed.stderr).contains("fd00::1 and 10.96.0.10 are not of one family"), "{}", text(&mixed.stderr));
+}
+
+/// The verdict and the endpoints with `*` behind those that are masqueraded.
+fn verdict(of: &Value) -> String {
+    let endpoints = of["endpoints"].as_array().unwrap();
+    if endpoints.is_empty() {
+        return of["verdict"].as_str().unwrap().to_owned();
+    }
+    let one = |one: &Value| {
+        format!("{}{}", one["address"].as_str().unwrap(), if one["masqueraded"] == true { "*" } else { "" })
+    };
+    endpoints.iter().map(one).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn packets_are_traced_in_every_mode() {
+    let input = Input::new();
+    let (here, both) = ("10.244.1.5:8080", "10.244.1.5:8080 10.244.2.7:8080");
+    let (masked_here, masked) = ("10.244.1.5:8080*", "10.244.1.5:8080* 10.244.2.7:8080*");
+    // For each mode: ipvs, nftables, iptables, userspace.
+    for (from, to, expected) in [
+        ("10.244.9.9", "10.96.0.10:80", [both, both, both, masked]),
+        ("outside", "10.96.0.10:80", [masked, masked, masked, masked]),
+        ("10.244.2.7", "10.96.0.10:80", [both, both, "10.244.1.5:8080 10.244.2.7:8080*", masked]),
+        ("outside", "192.0.2.1:30080", [here, here, here, masked_here]),
+        ("10.244.9.9", "192.0.2.1:30080", [here, both, both, masked]),
+        ("198.51.100.7", "203.0.113.5:80", [here, here, here, masked_here]),
+        ("outside", "203.0.113.5:80", ["dropped", "dropped", "dropped", "rejected"]),
+        ("outside", "10.96.0.10:81", ["rejected", "rejected", "leftAlone", "leftAlone"]),
+        ("node", "192.0.2.99:80", ["leftAlone", "leftAlone", "leftAlone", "leftAlone"]),
+    ] {
+        for (mode, expected) in MODES.into_iter().zip(expected) {
+            let traced = input.data(mode, &["trace", from, to]);
+            assert_eq!(verdict(&traced), expected, "{mode}: {from} to {to}: {traced:#}");
+            assert!(!traced["steps"].as_array().unwrap().is_empty());
+        }
+    }
+    let printed = ok(&input.run("nftables", &["trace", "10.244.9.9", "192.0.2.1:30080"]));
+    for line in [
+        "10.244.9.9 → TCP 192.0.2.1:30080, first packet, nftables mode",
+        "  1. TCP 192.0.2.1:30080 is a Frontend of Service shop/web: node port.",
+        "it gets to one of",
+        "  10.244.2.7:8080  which sees the source",
+    ] {
+        assert!(printed.lines().any(|printed| printed == line), "{line}\n{printed}");
+    }
+    let node = input.data("iptables", &["trace", "node", "127.0.0.1:30080"]);
+    assert_eq!((&node["fromNode"], verdict(&node)), (&json!(true), masked.to_owned()));
+}

@@ -1,0 +1,89 @@
+//! Why an endpoint gets the traffic of a Service port, or does not.
+
+use super::endpoints::{choose, gather};
+use super::{EndpointSlice, Family, NodeFacts, Service, ServicePort};
+use crate::config::Topology;
+use crate::net::EndpointKey;
+use crate::snapshot::EndpointFlags;
+
+/// An endpoint of a Service port, and what becomes of it on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Considered {
+    /// Its address and port.
+    pub endpoint: EndpointKey,
+    /// Its properties, seen from this node.
+    pub flags: EndpointFlags,
+    /// The zones that it is meant for, if it has such hints.
+    pub zones: Option<Vec<Box<str>>>,
+    /// It gets traffic that may go to any node.
+    pub cluster: bool,
+    /// It gets traffic that has to stay on this node.
+    pub local: bool,
+}
+
+impl Considered {
+    /// Its condition, in a word or two.
+    pub fn condition(&self) -> &'static str {
+        let is = |flags| self.flags.contains(flags);
+        match (is(EndpointFlags::READY), is(EndpointFlags::TERMINATING), is(EndpointFlags::SERVING)) {
+            (true, false, _) => "ready",
+            (true, true, _) => "ready and stopping",
+            (false, true, true) => "stopping, still serving",
+            (false, true, false) => "stopping, not serving",
+            (false, false, _) => "not ready",
+        }
+    }
+
+    /// Why it gets traffic that may go to any node, or does not; `facts` and `service` as for [`consider`].
+    pub fn reason(&self, service: &Service, facts: &NodeFacts) -> String {
+        let is = |flags| self.flags.contains(flags);
+        let is_last_resort = is(EndpointFlags::SERVING | EndpointFlags::TERMINATING) && !is(EndpointFlags::READY);
+        match (self.cluster, is(EndpointFlags::READY)) {
+            (true, true) => "it is ready".to_owned(),
+            (true, false) => "no endpoint is ready, and it still serves".to_owned(),
+            (false, true) => {
+                let zones = self.zones.as_deref().unwrap_or_default().join(", ");
+                let here = facts.zone.as_deref().unwrap_or("none");
+                let by_annotation = match facts.config.topology {
+                    Topology::AnnotatedHints if service.topology_annotation => ", and the Service asks for hints",
+                    _ => "",
+                };
+                format!(
+                    "hints: others are meant for this node or its zone ({here}), this one for {}{by_annotation}",
+                    shown(&zones)
+                )
+            }
+            (false, false) if is_last_resort => "it is stopping, and others are ready".to_owned(),
+            (false, false) => "it is not ready".to_owned(),
+        }
+    }
+}
+
+fn shown(zones: &str) -> String {
+    if zones.is_empty() { "others".to_owned() } else { format!("zone {zones}") }
+}
+
+/// The endpoints of a Service port in a family, sorted, in whatever state they are.
+pub fn consider<'a>(
+    service: &Service,
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    port: &ServicePort,
+    family: Family,
+    facts: &NodeFacts,
+) -> Vec<Considered> {
+    let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
+    let candidates = gather(&slices, port, family);
+    let choice = choose(&candidates, service, facts);
+    let considered = candidates.iter().map(|candidate| {
+        let endpoint = EndpointKey::new(candidate.address, candidate.port);
+        Considered {
+            endpoint,
+            flags: candidate.flags,
+            zones: candidate.zones.map(<[_]>::to_vec),
+            cluster: choice.cluster.binary_search(&endpoint).is_ok(),
+            local: choice.local.binary_search(&endpoint).is_ok(),
+        }
+    });
+    considered.collect()
+}

@@ -1,0 +1,470 @@
+//! What becomes of the first packet of a connection: worked out from what Services mean, without a kernel.
+//!
+//! It says what a node does that has programmed everything, and not what this one's kernel holds.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use bitflags::bitflags;
+
+use super::{Desired, Frontend, NodeFacts, Port, compile_from};
+use crate::config::LocalTraffic;
+use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::snapshot::{ObjectKey, Roles, Store, TrafficPolicy};
+
+bitflags! {
+    /// What differs from mode to mode in what becomes of a packet; [`modes::trace`](crate::modes::trace) has those of each.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Ways: u16 {
+        /// Node ports are served on IPv4 loopback addresses.
+        const LOCALHOST_NODE_PORTS = 1;
+        /// Under an external policy `Local`, this node and its pods get the endpoints of all nodes.
+        const SPLITS_LOCAL = 1 << 1;
+        /// The addresses of Services are this node's own.
+        const OWNS_ADDRESSES = 1 << 2;
+        /// An endpoint on another node that reaches itself is masqueraded too.
+        const REMOTE_HAIRPINS = 1 << 3;
+        /// Node ports without endpoints are refused on every address of this node, where they are not served too.
+        const REFUSES_ON_EVERY_ADDRESS = 1 << 4;
+        /// This node itself is refused, not only others, by an address elsewhere that has no endpoints.
+        const REFUSES_NODE = 1 << 5;
+        /// Source ranges count even where there is no endpoint.
+        const RANGES_FIRST = 1 << 6;
+        /// Source ranges do not count for this node when it sends from an address of its own that is not the Service's.
+        const TRUSTS_NODE = 1 << 7;
+        /// Clients are refused where only other nodes have endpoints; otherwise their packets are dropped.
+        const NEVER_DROPS = 1 << 8;
+        /// Connections end on this node, and others go on to the endpoints. SCTP is not served.
+        const RELAYS = 1 << 9;
+        /// Ports of cluster IPs that no Service has are refused.
+        const CLOSES_CLUSTER_IPS = 1 << 10;
+        /// The same of all addresses of Services that are not on another interface.
+        const CLOSES_ADDRESSES = 1 << 11;
+    }
+}
+
+/// The first packet of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Packet {
+    /// Its source.
+    pub source: IpAddr,
+    /// Where it was sent.
+    pub to: FrontendKey,
+    /// A program of this node sent it, not a pod with a network of its own and nobody outside.
+    pub from_node: bool,
+    /// The device by which it came in, for `detectLocalMode` by devices; `None`: some other.
+    pub device: Option<Box<str>>,
+}
+
+impl Packet {
+    /// One that arrives at this node.
+    pub fn new(source: IpAddr, to: FrontendKey) -> Self {
+        Packet { source, to, from_node: false, device: None }
+    }
+
+    /// One that this node sends.
+    pub fn from_node(source: IpAddr, to: FrontendKey) -> Self {
+        Packet { source, to, from_node: true, device: None }
+    }
+
+    /// The same, coming in by this device.
+    #[must_use]
+    pub fn by(mut self, device: &str) -> Self {
+        self.device = Some(device.into());
+        self
+    }
+}
+
+/// An endpoint that a packet may get to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Reached {
+    /// The endpoint.
+    pub endpoint: EndpointKey,
+    /// It sees an address of this node as the source.
+    pub masqueraded: bool,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// It goes on to where it was sent: no Service has to do with it.
+    LeftAlone,
+    /// It is dropped: the client waits.
+    Dropped,
+    /// The client is told that nobody answers.
+    Rejected,
+    /// It goes to one of these; sorted, never empty.
+    Endpoints(Vec<Reached>),
+}
+
+/// `left alone`, `dropped`, `rejected`, or the endpoints.
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::LeftAlone => f.write_str("left alone"),
+            Verdict::Dropped => f.write_str("dropped"),
+            Verdict::Rejected => f.write_str("rejected"),
+            Verdict::Endpoints(reached) => {
+                for (index, one) in reached.iter().enumerate() {
+                    let between = if index == 0 { "" } else { " or " };
+                    let source = if one.masqueraded { "masqueraded" } else { "source kept" };
+                    write!(f, "{between}{} ({source})", one.endpoint)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What becomes of a packet, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Trace {
+    /// The reasons, one sentence each, in the order in which they count.
+    pub steps: Vec<String>,
+    /// The end.
+    pub verdict: Verdict,
+    /// The Service that has to do with it.
+    pub service: Option<ObjectKey>,
+    /// How long a later connection of this client goes to the same endpoint, in seconds.
+    pub affinity_secs: Option<u32>,
+}
+
+/// Works out what becomes of a packet in a mode of these ways.
+///
+/// Costs O(endpoints of the Frontend); O(Services) for an address and port that no Frontend has.
+pub fn trace(store: &Store, desired: &Desired, facts: &NodeFacts, packet: &Packet, ways: Ways) -> Trace {
+    let mut tracing = Tracing { store, desired, facts, packet, ways, steps: Vec::new() };
+    let frontend = desired.frontend(&packet.to).filter(|_| !tracing.is_left_to_others());
+    let (verdict, service, affinity_secs) = match frontend {
+        Some(frontend) => {
+            let owner = desired.owner(&packet.to).cloned();
+            tracing.found(frontend, owner.as_ref());
+            (tracing.at(&Place::of(frontend)), owner, frontend.affinity_secs)
+        }
+        None => tracing.elsewhere(),
+    };
+    let affinity_secs = affinity_secs.filter(|_| matches!(verdict, Verdict::Endpoints(_)));
+    if let Some(secs) = affinity_secs {
+        tracing.step(format!("Session affinity: for {secs} s this client stays with the endpoint that it gets."));
+    }
+    Trace { steps: tracing.steps, verdict, service, affinity_secs }
+}
+
+/// What decides about packets to one address and port.
+struct Place<'a> {
+    is_internal: bool,
+    policy: TrafficPolicy,
+    cluster: &'a [EndpointKey],
+    local: &'a [EndpointKey],
+    falls_back: bool,
+    ranges: Option<&'a [Network]>,
+    node_may_use: bool,
+}
+
+impl<'a> Place<'a> {
+    fn of(frontend: &'a Frontend) -> Self {
+        Place {
+            is_internal: frontend.roles.contains(Roles::CLUSTER_IP) && frontend.source_ranges.is_none(),
+            policy: frontend.policy,
+            cluster: &frontend.cluster,
+            local: &frontend.local,
+            falls_back: frontend.falls_back,
+            ranges: frontend.source_ranges.as_deref(),
+            node_may_use: frontend.node_may_use,
+        }
+    }
+
+    /// The node port of a Service port, at an address that is no Frontend.
+    fn of_node_port(port: &'a Port) -> Self {
+        Place {
+            is_internal: false,
+            policy: port.external_policy,
+            cluster: &port.cluster,
+            local: &port.local,
+            falls_back: false,
+            ranges: None,
+            node_may_use: false,
+        }
+    }
+
+    fn has_endpoints(&self) -> bool {
+        !self.cluster.is_empty() || !self.local.is_empty()
+    }
+}
+
+struct Tracing<'a> {
+    store: &'a Store,
+    desired: &'a Desired,
+    facts: &'a NodeFacts,
+    packet: &'a Packet,
+    ways: Ways,
+    steps: Vec<String>,
+}
+
+impl Tracing<'_> {
+    fn step(&mut self, text: impl Into<String>) {
+        self.steps.push(text.into());
+    }
+
+    fn family(&self) -> Family {
+        self.packet.to.family()
+    }
+
+    /// Whether an address is one of this node's interfaces.
+    fn is_here(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.facts.is_on_interface(address)
+    }
+
+    fn is_left_to_others(&self) -> bool {
+        self.ways.contains(Ways::RELAYS) && self.packet.to.protocol == Protocol::Sctp
+    }
+
+    fn found(&mut self, frontend: &Frontend, owner: Option<&ObjectKey>) {
+        let names = [
+            (Roles::CLUSTER_IP, "cluster IP"),
+            (Roles::EXTERNAL_IP, "external IP"),
+            (Roles::LOAD_BALANCER, "load balancer's address"),
+            (Roles::NODE_PORT, "node port"),
+        ];
+        let kinds: Vec<&str> =
+            names.into_iter().filter(|(role, _)| frontend.roles.contains(*role)).map(|(_, name)| name).collect();
+        let owner = owner.map(ToString::to_string).unwrap_or_default();
+        self.step(format!("{} is a Frontend of Service {owner}: {}.", frontend.key, kinds.join(" and ")));
+    }
+
+    /// What becomes of a packet to an address and port that no Frontend has.
+    fn elsewhere(&mut self) -> (Verdict, Option<ObjectKey>, Option<u32>) {
+        let to = self.packet.to;
+        if self.is_left_to_others() {
+            self.step("SCTP is not served in this mode: a program of this node may answer.");
+            return (Verdict::LeftAlone, None, None);
+        }
+        if self.is_here(to.address)
+            && let Some((service, port)) = self.node_port()
+        {
+            if to.address.is_loopback() && to.address.is_ipv4() && self.ways.contains(Ways::LOCALHOST_NODE_PORTS) {
+                self.step(format!("{to} is the node port of {} on a loopback address.", port.name));
+                return (self.at(&Place::of_node_port(&port)), Some(service), port.affinity_secs);
+            }
+            self.step(format!("{} is the node port of {}, which is not served on {}.", to.port, port.name, to.address));
+            let place = Place::of_node_port(&port);
+            let unserved = match place.policy {
+                TrafficPolicy::Cluster => place.cluster.is_empty(),
+                TrafficPolicy::Local => place.local.is_empty(),
+            };
+            if unserved && self.ways.contains(Ways::REFUSES_ON_EVERY_ADDRESS) {
+                self.step("This mode refuses node ports without endpoints on every address of this node.");
+                return (self.nowhere(&place), Some(service), None);
+            }
+        }
+        (self.unowned(), None, None)
+    }
+
+    /// The first of the Services whose node port this is.
+    fn node_port(&self) -> Option<(ObjectKey, Arc<Port>)> {
+        let FrontendKey { protocol, port: number, .. } = self.packet.to;
+        let has_it = |service: &&crate::snapshot::Service| {
+            service.ports.iter().any(|port| port.protocol == protocol && port.node_port == Some(number))
+        };
+        let services = self.store.services().filter(has_it);
+        let service = services.min_by(|a, b| (a.created, &a.key).cmp(&(b.created, &b.key)))?;
+        let compiled = compile_from(self.store, &service.key, self.facts, true)?;
+        let mut ports = compiled.ports.into_iter();
+        let port = ports
+            .find(|port| (port.protocol, port.family, port.node_port) == (protocol, self.family(), Some(number)))?;
+        Some((service.key.clone(), port))
+    }
+
+    fn unowned(&mut self) -> Verdict {
+        let to = self.packet.to;
+        let is_closed =
+            self.desired.frontends().filter(|frontend| frontend.key.address == to.address).any(|frontend| {
+                self.ways.contains(Ways::CLOSES_ADDRESSES) && frontend.is_virtual()
+                    || self.ways.contains(Ways::CLOSES_CLUSTER_IPS) && frontend.roles.contains(Roles::CLUSTER_IP)
+            });
+        if is_closed {
+            self.step(format!(
+                "{} is a Service's address, and no Service has {} {}.",
+                to.address, to.protocol, to.port
+            ));
+            return Verdict::Rejected;
+        }
+        self.step(format!("No Service has {to}."));
+        Verdict::LeftAlone
+    }
+
+    /// What becomes of a packet to a place that is served.
+    fn at(&mut self, place: &Place<'_>) -> Verdict {
+        if let Some(ranges) = place.ranges
+            && (place.has_endpoints() || self.ways.contains(Ways::RANGES_FIRST))
+            && !self.is_admitted(place, ranges)
+        {
+            return self.turned_away();
+        }
+        let (list, is_inside) = self.choose(place);
+        if list.is_empty() {
+            return self.nowhere(place);
+        }
+        let masquerade = self.masquerades(place, is_inside);
+        let reached: Vec<Reached> = list
+            .iter()
+            .map(|endpoint| Reached {
+                endpoint: *endpoint,
+                masqueraded: masquerade || (endpoint.address == self.packet.source && self.is_hairpin(endpoint)),
+            })
+            .collect();
+        if !masquerade && reached.iter().any(|one| one.masqueraded) {
+            self.step("The client is itself one of the endpoints: when it gets itself, its source is rewritten.");
+        }
+        Verdict::Endpoints(reached)
+    }
+
+    fn is_admitted(&mut self, place: &Place<'_>, ranges: &[Network]) -> bool {
+        let source = self.packet.source;
+        let is_itself = source == self.packet.to.address;
+        if self.packet.from_node && self.ways.contains(Ways::TRUSTS_NODE) && !is_itself {
+            self.step("Source ranges do not count for this node's own address.");
+            return true;
+        }
+        let admitted = ranges.iter().any(|range| range.contains(&source)) || (is_itself && place.node_may_use);
+        let list: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+        let says = if admitted { "lets it in" } else { "keeps it out" };
+        self.step(format!("Source ranges ({}): {source} – {says}.", list.join(", ")));
+        admitted
+    }
+
+    /// A client that may not connect.
+    fn turned_away(&mut self) -> Verdict {
+        if self.ways.contains(Ways::RELAYS) && self.packet.to.protocol == Protocol::Tcp {
+            self.step("Its connection is reset.");
+            return Verdict::Rejected;
+        }
+        Verdict::Dropped
+    }
+
+    /// The endpoints by policy, and whether the client counts as inside of the cluster where the policy is split.
+    fn choose<'p>(&mut self, place: &Place<'p>) -> (&'p [EndpointKey], bool) {
+        if place.policy == TrafficPolicy::Cluster {
+            self.step(format!("Traffic policy Cluster: {} on all nodes.", counted(place.cluster)));
+            return (place.cluster, false);
+        }
+        if !place.is_internal && self.ways.contains(Ways::SPLITS_LOCAL) && self.is_inside() {
+            let who = if self.is_this_node() { "this node" } else { "a pod" };
+            self.step(format!(
+                "Traffic policy Local is about clients outside; {who} gets {} on all nodes.",
+                counted(place.cluster)
+            ));
+            return (place.cluster, true);
+        }
+        if place.local.is_empty() && place.falls_back && !self.ways.contains(Ways::SPLITS_LOCAL) {
+            self.step(format!(
+                "Traffic policy Local, and none on this node: falls back to {} on all nodes.",
+                counted(place.cluster)
+            ));
+            return (place.cluster, false);
+        }
+        self.step(format!("Traffic policy Local: {} on this node.", counted(place.local)));
+        (place.local, false)
+    }
+
+    /// What becomes of a packet for which there is no endpoint.
+    fn nowhere(&mut self, place: &Place<'_>) -> Verdict {
+        if !place.is_internal
+            && self.packet.from_node
+            && !self.ways.contains(Ways::REFUSES_NODE)
+            && !self.is_here(self.packet.to.address)
+        {
+            self.step(
+                "This node's own packets to addresses elsewhere are not refused in this mode: it leaves the node.",
+            );
+            return Verdict::LeftAlone;
+        }
+        let only_elsewhere = place.has_endpoints() && place.policy == TrafficPolicy::Local;
+        if !only_elsewhere {
+            self.step("There is no endpoint.");
+            return Verdict::Rejected;
+        }
+        self.step("There are endpoints on other nodes only.");
+        if self.ways.contains(Ways::NEVER_DROPS) { Verdict::Rejected } else { self.turned_away() }
+    }
+
+    fn is_this_node(&self) -> bool {
+        let source = self.packet.source;
+        self.is_here(source) || (self.ways.contains(Ways::OWNS_ADDRESSES) && source == self.packet.to.address)
+    }
+
+    fn is_inside(&self) -> bool {
+        self.is_this_node() || self.is_pods() == Some(true)
+    }
+
+    /// Whether it comes from a pod, as far as that can be told.
+    fn is_pods(&self) -> Option<bool> {
+        let family = self.family();
+        let within = |network: Option<Network>| Some(network?.contains(&self.packet.source));
+        let device = self.packet.device.as_deref();
+        match &self.facts.config().local_traffic {
+            LocalTraffic::ClusterCidrs(networks) => {
+                within(networks.iter().copied().find(|network| Family::of(network.addr()) == family))
+            }
+            LocalTraffic::NodeCidr => within(self.facts.pod_cidr(family)),
+            LocalTraffic::BridgeInterface(name) => Some(device == Some(name.as_str())),
+            LocalTraffic::InterfaceNamePrefix(name) => {
+                Some(device.is_some_and(|device| device.starts_with(name.as_str())))
+            }
+        }
+    }
+
+    /// Whether every endpoint sees an address of this node.
+    fn masquerades(&mut self, place: &Place<'_>, is_inside: bool) -> bool {
+        if self.ways.contains(Ways::RELAYS) {
+            self.step("This node connects to the endpoint itself, from its own address.");
+            return true;
+        }
+        let (masquerades, why) = match (place.is_internal, place.policy) {
+            (true, _) if self.facts.config().masquerade_all => (true, "masqueradeAll"),
+            (true, _) => match self.is_pods() {
+                Some(true) => (false, "it comes from a pod"),
+                Some(false) => (true, "it does not come from a pod"),
+                None if self.has_cluster_ip_as_source() => (true, "its source is a cluster IP"),
+                None => (false, "how pods are told from others is not configured"),
+            },
+            (false, TrafficPolicy::Cluster) => {
+                (true, "its endpoint may be on another node, and answers have to come back here")
+            }
+            (false, TrafficPolicy::Local) if is_inside && self.is_this_node() => (true, "this node sends it"),
+            (false, TrafficPolicy::Local) => (false, "traffic policy Local keeps it"),
+        };
+        let what = if masquerades { "becomes an address of this node" } else { "stays" };
+        self.step(format!("The source {what}: {why}."));
+        masquerades
+    }
+
+    /// A program of this node to which the kernel has given a Service's address.
+    fn has_cluster_ip_as_source(&self) -> bool {
+        let as_source = FrontendKey { address: self.packet.source, ..self.packet.to };
+        let frontend = self.desired.frontend(&as_source).filter(|_| self.ways.contains(Ways::OWNS_ADDRESSES));
+        frontend.is_some_and(|frontend| frontend.roles.contains(Roles::CLUSTER_IP))
+    }
+
+    /// Whether an endpoint that gets its own packet is masqueraded.
+    fn is_hairpin(&self, endpoint: &EndpointKey) -> bool {
+        let is_local = || {
+            let hairpins = self.desired.all_compiled().flat_map(|compiled| &compiled.hairpins);
+            hairpins.into_iter().any(|(_, local)| local.address == endpoint.address)
+        };
+        self.ways.contains(Ways::REMOTE_HAIRPINS) || is_local()
+    }
+}
+
+fn counted(endpoints: &[EndpointKey]) -> String {
+    match endpoints.len() {
+        0 => "no endpoint".to_owned(),
+        1 => "the only endpoint".to_owned(),
+        count => format!("any of {count} endpoints"),
+    }
+}

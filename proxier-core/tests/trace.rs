@@ -1,0 +1,363 @@
+//! What a trace says of every flow of the corpus (see `oracle/README.md`), in every mode, against what the reference says. The modes'
+//! own tests send the same flows as packets: `kernel_flows_*.rs`.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+mod corpus;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::Read as _;
+use std::net::{IpAddr, SocketAddr};
+
+use corpus::{Scenario, corpus, facts, store};
+use proxier_core::config::Config;
+use proxier_core::modes::{Kind, iptables, trace};
+use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
+use proxier_core::objects::ConfigObject;
+use proxier_core::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Packet, Reached, Trace, Verdict};
+use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
+use serde_json::Value;
+
+struct Nobody;
+
+impl Follower for Nobody {
+    fn service(&mut self, _before: Option<&Compiled>, _after: Option<&Compiled>) {}
+    fn frontend(&mut self, _before: Option<&Frontend>, _after: Option<&Frontend>) {}
+}
+
+/// A scenario, compiled.
+struct World {
+    scenario: Scenario,
+    store: Store,
+    facts: NodeFacts,
+    desired: Desired,
+}
+
+impl World {
+    fn new(scenario: Scenario) -> Self {
+        let (store, facts) = (store(&scenario), facts(&scenario));
+        let mut desired = Desired::new();
+        let all = desired.services_with(&store);
+        desired.refresh(&store, &facts, &all, &mut Nobody);
+        World { scenario, store, facts, desired }
+    }
+
+    fn is_local(&self, address: IpAddr) -> bool {
+        let own: BTreeMap<String, Vec<IpAddr>> =
+            serde_json::from_value(self.scenario.value["node"]["interfaces"].clone()).unwrap();
+        address.is_loopback() || own.values().flatten().any(|own| *own == address)
+    }
+
+    fn trace(&self, mode: Kind, flow: &Flow) -> Trace {
+        let packet =
+            if flow.is_nodes() { Packet::from_node(flow.source, flow.to) } else { Packet::new(flow.source, flow.to) };
+        trace::trace(mode, &self.store, (&self.desired, &self.facts), &packet, iptables::Options::default())
+    }
+}
+
+struct Flow {
+    value: Value,
+    source: IpAddr,
+    to: FrontendKey,
+}
+
+impl Flow {
+    fn new(value: &Value) -> Self {
+        let text = |field: &str| value[field].as_str().unwrap();
+        let to: SocketAddr = text("to").parse().unwrap();
+        let protocol = match text("protocol") {
+            "TCP" => Protocol::Tcp,
+            "UDP" => Protocol::Udp,
+            "SCTP" => Protocol::Sctp,
+            other => panic!("{other}"),
+        };
+        let to = FrontendKey::new(protocol, to.ip(), to.port());
+        Flow { value: value.clone(), source: text("source").parse().unwrap(), to }
+    }
+
+    fn is(&self, field: &str, value: &str) -> bool {
+        self.value[field] == value
+    }
+
+    fn is_nodes(&self) -> bool {
+        self.is("from", "node")
+    }
+
+    fn has_endpoints(&self) -> bool {
+        self.value["dest"].is_array()
+    }
+}
+
+/// As the corpus writes it: destinations or a word, and which of them are masqueraded.
+#[derive(Debug, PartialEq)]
+struct Answer {
+    dest: Value,
+    masqueraded: Vec<String>,
+}
+
+impl Answer {
+    fn ours(verdict: &Verdict) -> Self {
+        let word = |word: &str| Answer { dest: word.into(), masqueraded: Vec::new() };
+        match verdict {
+            Verdict::LeftAlone => word("none"),
+            Verdict::Dropped => word("DROP"),
+            Verdict::Rejected => word("REJECT"),
+            Verdict::Endpoints(reached) => {
+                let sorted = |keep: &dyn Fn(&&Reached) -> bool| {
+                    let mut list: Vec<String> =
+                        reached.iter().filter(keep).map(|one| one.endpoint.to_string()).collect();
+                    list.sort();
+                    list
+                };
+                Answer { dest: sorted(&|_| true).into(), masqueraded: sorted(&|one| one.masqueraded) }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn theirs(flow: &Value) -> Self {
+        let texts = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };
+        let masqueraded = match (&flow["dest"], flow["masquerade"].as_bool().unwrap()) {
+            (Value::Array(_), true) => texts(&flow["dest"]),
+            (Value::Array(_), false) => flow.get("masqueradeTo").map(texts).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        Answer { dest: flow["dest"].clone(), masqueraded }
+    }
+}
+
+/// What differs, and how a mode explains it.
+struct Difference<'a> {
+    world: &'a World,
+    flow: &'a Flow,
+    ours: &'a Answer,
+    theirs: &'a Answer,
+}
+
+impl Difference<'_> {
+    fn goes(&self, theirs: &str, ours: &str) -> bool {
+        self.theirs.dest == theirs && self.ours.dest == ours
+    }
+
+    fn is_about_the_source(&self) -> bool {
+        self.ours.dest == self.theirs.dest
+    }
+
+    fn is_external(&self) -> bool {
+        self.flow.is("via", "externalIP") || self.flow.is("via", "loadBalancerIP")
+    }
+
+    /// All modes but iptables mode: from the node to an address elsewhere that nobody serves.
+    fn refuses_the_node(&self) -> bool {
+        self.goes("none", "REJECT")
+            && self.is_external()
+            && self.flow.is_nodes()
+            && !self.world.is_local(self.flow.to.address)
+    }
+
+    fn is_unserved_node_port(&self) -> bool {
+        let is_limited = self.world.scenario.value["config"].get("nodePortAddresses").is_some();
+        let is_refused = self.theirs.dest == "DROP" || self.theirs.dest == "REJECT";
+        is_limited && self.flow.is("via", "nodePort") && is_refused && self.ours.dest == "none"
+    }
+
+    fn is_loopback(&self) -> bool {
+        self.flow.is("via", "nodePort") && self.flow.to.address.is_loopback() && self.ours.dest == "none"
+    }
+
+    /// Only an endpoint elsewhere, reached by itself, keeps its source.
+    fn is_remote_hairpin(&self) -> bool {
+        let itself = format!("{}", self.flow.source);
+        let kept = self.theirs.masqueraded.iter().filter(|endpoint| !self.ours.masqueraded.contains(endpoint));
+        self.is_about_the_source()
+            && self.flow.is("from", "hairpin-remote")
+            && kept.clone().next().is_some()
+            && kept.clone().all(|endpoint| endpoint.parse::<SocketAddr>().unwrap().ip().to_string() == itself)
+    }
+}
+
+fn of_nftables(of: &Difference<'_>) -> Option<&'static str> {
+    if of.is_loopback() {
+        Some("node ports are not served on loopback addresses")
+    } else if of.is_unserved_node_port() {
+        Some("node ports without endpoints are left alone on addresses that serve no node ports")
+    } else if of.refuses_the_node() {
+        Some("the node itself is told that there is no endpoint")
+    } else if of.is_remote_hairpin() {
+        Some("an endpoint on another node that reaches itself here is not masqueraded")
+    } else {
+        None
+    }
+}
+
+fn of_userspace(of: &Difference<'_>) -> Option<&'static str> {
+    if of.flow.to.protocol == Protocol::Sctp && of.ours.dest == "none" {
+        Some("SCTP is not served")
+    } else if of.is_loopback() {
+        Some("node ports are not served on loopback addresses")
+    } else if of.is_unserved_node_port() {
+        Some("node ports without endpoints are left alone on addresses that serve no node ports")
+    } else if of.is_about_the_source() && Value::from(of.ours.masqueraded.clone()) == of.ours.dest {
+        Some("endpoints see the node's address")
+    } else if of.refuses_the_node() {
+        Some("an address that is local here, and leads on in the reference")
+    } else if of.goes("DROP", "REJECT") && of.flow.to.protocol == Protocol::Tcp {
+        Some("reset where the reference drops")
+    } else {
+        None
+    }
+}
+
+fn of_ipvs(of: &Difference<'_>) -> Option<&'static str> {
+    let policy = |field: &str| {
+        let services = of.world.scenario.value["services"].as_array().unwrap().clone();
+        let is_it = |service: &&Value| {
+            let name = |part: &str| service["metadata"][part].as_str().unwrap().to_owned();
+            of.flow.is("service", &format!("{}/{}", name("namespace"), name("name")))
+        };
+        services.iter().find(is_it).unwrap()["spec"][field] == "Local"
+    };
+    let is_external_local = !of.flow.is("via", "clusterIP") && policy("externalTrafficPolicy");
+    if of.is_loopback() {
+        Some("node ports are not served on loopback addresses")
+    } else if of.is_unserved_node_port() {
+        Some("node ports without endpoints are left alone on addresses that serve no node ports")
+    } else if of.refuses_the_node() {
+        Some("the node itself is told that there is no endpoint")
+    } else if is_external_local && of.theirs.dest == "DROP" && of.ours.dest.is_array() {
+        Some("external policy Local without local endpoints falls back to all")
+    } else if is_external_local && of.flow.has_endpoints() && of.ours.dest.is_array() {
+        Some("external policy Local gives pods and the node what others get, with their source")
+    } else if of.flow.is("via", "clusterIP") && policy("internalTrafficPolicy") && of.goes("DROP", "REJECT") {
+        Some("internal policy Local without local endpoints rejects")
+    } else if of.goes("REJECT", "DROP") && of.flow.is("via", "loadBalancerIP") {
+        Some("source ranges count before missing endpoints")
+    } else if of.theirs.dest == "DROP" && of.flow.is_nodes() && of.flow.is("via", "loadBalancerIP") {
+        Some("source ranges do not count for the node's own address")
+    } else if of.is_remote_hairpin() {
+        Some("an endpoint on another node that reaches itself here is not masqueraded")
+    } else {
+        None
+    }
+}
+
+/// Traces all flows in a mode; returns how many differ, by name.
+fn differences(mode: Kind, explain: fn(&Difference<'_>) -> Option<&'static str>) -> BTreeMap<&'static str, usize> {
+    let worlds: BTreeMap<String, World> =
+        corpus().into_iter().map(|scenario| (scenario.id.clone(), World::new(scenario))).collect();
+    let mut text = String::new();
+    let compressed = include_bytes!("oracle/iptables-corpus.jsonl.gz");
+    flate2::read::GzDecoder::new(&compressed[..]).read_to_string(&mut text).unwrap();
+    let (mut flows, mut unexplained, mut report) = (0, 0, String::new());
+    let mut explained: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let world = &worlds[line["id"].as_str().unwrap()];
+        for value in line["flows"].as_array().unwrap() {
+            let flow = Flow::new(value);
+            let traced = world.trace(mode, &flow);
+            let (ours, theirs) = (Answer::ours(&traced.verdict), Answer::theirs(value));
+            flows += 1;
+            assert!(!traced.steps.is_empty(), "{value}");
+            if ours.dest.is_array() && theirs.dest.is_array() {
+                let secs = value.get("affinity").and_then(Value::as_u64);
+                assert_eq!(traced.affinity_secs.map(u64::from), secs, "{value}");
+                assert_eq!(traced.service.unwrap().to_string(), value["service"].as_str().unwrap());
+            }
+            if ours == theirs {
+                continue;
+            }
+            let difference = Difference { world, flow: &flow, ours: &ours, theirs: &theirs };
+            if let Some(name) = explain(&difference) {
+                *explained.entry(name).or_default() += 1;
+                continue;
+            }
+            unexplained += 1;
+            if unexplained <= 20 {
+                writeln!(report, "{} {value}\n    ours {ours:?}\n    {:#?}", line["id"], traced.steps).unwrap();
+            }
+        }
+    }
+    assert!(report.is_empty(), "{unexplained} flows differ in {mode} mode:\n{report}");
+    assert_eq!(flows, 22_748);
+    explained
+}
+
+#[test]
+fn in_iptables_mode_every_flow_goes_as_in_the_reference() {
+    assert_eq!(differences(Kind::Iptables, |_| None), BTreeMap::new());
+}
+
+#[test]
+fn in_nftables_mode_all_differences_have_names() {
+    let expected = [
+        ("an endpoint on another node that reaches itself here is not masqueraded", 1_031),
+        ("node ports are not served on loopback addresses", 599),
+        ("node ports without endpoints are left alone on addresses that serve no node ports", 172),
+        ("the node itself is told that there is no endpoint", 190),
+    ];
+    assert_eq!(differences(Kind::Nftables, of_nftables), BTreeMap::from(expected));
+}
+
+#[test]
+fn in_userspace_mode_all_differences_have_names() {
+    let expected = [
+        ("SCTP is not served", 2_290),
+        ("an address that is local here, and leads on in the reference", 179),
+        ("endpoints see the node's address", 5_878),
+        ("node ports are not served on loopback addresses", 541),
+        ("node ports without endpoints are left alone on addresses that serve no node ports", 156),
+        ("reset where the reference drops", 918),
+    ];
+    assert_eq!(differences(Kind::Userspace, of_userspace), BTreeMap::from(expected));
+}
+
+#[test]
+fn in_ipvs_mode_all_differences_have_names() {
+    let expected = [
+        ("an endpoint on another node that reaches itself here is not masqueraded", 900),
+        ("external policy Local gives pods and the node what others get, with their source", 825),
+        ("external policy Local without local endpoints falls back to all", 1_039),
+        ("internal policy Local without local endpoints rejects", 191),
+        ("node ports are not served on loopback addresses", 599),
+        ("node ports without endpoints are left alone on addresses that serve no node ports", 172),
+        ("source ranges count before missing endpoints", 94),
+        ("source ranges do not count for the node's own address", 32),
+        ("the node itself is told that there is no endpoint", 190),
+    ];
+    assert_eq!(differences(Kind::Ipvs, of_ipvs), BTreeMap::from(expected));
+}
+
+/// What the corpus lacks: pods told by the device that their packets come in by, and ports that no Service has.
+#[test]
+fn devices_and_ports_of_nobody() {
+    let mode = Some("InterfaceNamePrefix".to_owned());
+    let mut object = ConfigObject { detect_local_mode: mode, ..ConfigObject::default() };
+    "veth".clone_into(&mut object.detect_local.interface_name_prefix);
+    let facts = NodeFacts::new(&Config::check(&object, &mut Vec::new()), &Node::new("n1"), &HostAddresses::default());
+    let mut store = Store::new("n1");
+    let web: FrontendKey = "TCP 10.96.0.10:80".parse().unwrap();
+    let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+    store.upsert_frontends(&ObjectKey::new("agent", "web"), [FrontendSpec::new(web, [endpoint])]);
+    let mut desired = Desired::new();
+    let all = desired.services_with(&store);
+    desired.refresh(&store, &facts, &all, &mut Nobody);
+    let traced = |mode, packet: &Packet| {
+        trace::trace(mode, &store, (&desired, &facts), packet, iptables::Options::default()).verdict.to_string()
+    };
+    let source = IpAddr::from([192, 0, 2, 9]);
+    for mode in [Kind::Ipvs, Kind::Nftables, Kind::Iptables] {
+        for (packet, expected) in [
+            (Packet::new(source, web).by("veth12"), "10.244.1.7:8080 (source kept)"),
+            (Packet::new(source, web).by("eth0"), "10.244.1.7:8080 (masqueraded)"),
+            (Packet::from_node(source, web), "10.244.1.7:8080 (masqueraded)"),
+        ] {
+            assert_eq!(traced(mode, &packet), expected, "{mode} {packet:?}");
+        }
+    }
+    let nobodys = Packet::new(source, FrontendKey { port: 81, ..web });
+    let all = Kind::ALL.map(|mode| traced(mode, &nobodys));
+    assert_eq!(all, ["rejected", "rejected", "left alone", "left alone"]);
+    let elsewhere = Packet::new(source, "TCP 203.0.113.9:80".parse().unwrap());
+    assert!(Kind::ALL.into_iter().all(|mode| traced(mode, &elsewhere) == "left alone"));
+}
