@@ -278,6 +278,11 @@ objects! {
         /// What annotations may decide: `scheduler`, `persistence`, `one-packet`, `weights`, `node-weights`, `forwarding`,
         /// `thresholds`, `drain`; all but `node-weights` when absent. Not in kube-proxy.
         allowed_annotations: Option<Vec<String>>,
+        /// How addresses become this host's: `addresses` (also when empty), `routes`. Not in kube-proxy.
+        binding: Option<String>,
+        /// With `routes`, the networks of cluster IPs. Not in kube-proxy.
+        #[serde(rename = "serviceCIDRs")]
+        service_cidrs: Vec<String>,
         /// Overrides `iptables.masqueradeBit`. Not in kube-proxy.
         masquerade_bit: Option<i64>,
         /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.

@@ -107,8 +107,39 @@ impl ports::World for Kernel {
     fn add_interface(&mut self, name: &str, addresses: &[IpAddr]) {
         run("ip", &format!("link add {name} type bridge"));
         for address in addresses {
-            run("ip", &format!("address add {address} dev {name}"));
+            // Without detection of duplicates an address can be used at once.
+            let nodad = if address.is_ipv4() { "" } else { "nodad" };
+            run("ip", &format!("address add {address} dev {name} {nodad}"));
         }
+        while !run("ip", &format!("-6 -oneline address show dev {name} tentative")).is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
+    fn remove_address(&mut self, name: &str, address: IpAddr) {
+        let length = if address.is_ipv4() { 32 } else { 128 };
+        run("ip", &format!("address delete {address}/{length} dev {name}"));
+    }
+
+    fn local_routes(&self) -> BTreeSet<String> {
+        let mut lines = BTreeSet::new();
+        for (family, bits) in [("-4", 32), ("-6", 128)] {
+            let listed = oracle::ip_json(&[family, "route", "show", "table", "local"]).unwrap();
+            let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+            for route in listed.as_array().unwrap() {
+                let protocol = route["protocol"].as_str().unwrap_or_default();
+                if !["118", "119"].contains(&protocol) {
+                    continue;
+                }
+                let network = route["dst"].as_str().unwrap();
+                let network = if network.contains('/') { network.to_owned() } else { format!("{network}/{bits}") };
+                let (device, metric) = (route["dev"].as_str().unwrap(), &route["metric"]);
+                let source = route["prefsrc"].as_str().map_or_else(String::new, |source| format!(" src {source}"));
+                assert_eq!(route["type"], "local", "{route}");
+                lines.insert(format!("local {network} dev {device}{source} proto {protocol} metric {metric}"));
+            }
+        }
+        lines
     }
 
     fn sysctl(&self, path: &str) -> String {
@@ -189,6 +220,10 @@ mod needs {
     }
 
     pub(crate) fn links() -> Vec<Need> {
+        vec![Need::Root, Need::Dummy]
+    }
+
+    pub(crate) fn routes() -> Vec<Need> {
         vec![Need::Root, Need::Dummy]
     }
 

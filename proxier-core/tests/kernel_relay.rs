@@ -31,7 +31,7 @@ use nix::sys::socket::{
 use proxier_core::kernel::RoutesPort;
 use proxier_core::modes::userspace::{Listener, Relay, Settings};
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
-use proxier_core::ports::{LocalNetworks, PortErrorKind};
+use proxier_core::ports::{LocalNetworks, LocalRoute, PortErrorKind, RouteOwner};
 use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -54,8 +54,8 @@ fn ip(arguments: &str) {
 
 /// The current namespace is the node's: Services' networks and pods' addresses are local.
 fn node() {
-    let networks = ["10.96.0.0/16".parse().unwrap(), "fd00:10::/112".parse().unwrap()];
-    assert_eq!(RoutesPort::new().add(&networks), []);
+    let routes = ["10.96.0.0/16", "fd00:10::/112"].map(|network| LocalRoute::new(network.parse().unwrap()));
+    assert_eq!(RoutesPort::new().add(RouteOwner::Userspace, &routes), []);
     for last in 1..=9 {
         ip(&format!("address add 10.244.0.{last}/32 dev lo"));
     }
@@ -1023,27 +1023,5 @@ fn udp_of_who_may_not_is_dropped() {
         relay.serve(&listener("UDP 10.96.0.1:53", &[server.address])).unwrap();
         mine.set_read_timeout(Some(LIMIT)).unwrap();
         assert_eq!(ask(&mine, "now").0, server.address);
-    });
-}
-
-#[test]
-fn routes_of_ours_are_told_from_others() {
-    kernel_test(&[Need::Root], || {
-        let mut routes = RoutesPort::new();
-        let networks =
-            ["10.96.0.0/12".parse().unwrap(), "192.0.2.7/32".parse().unwrap(), "fd00:10::/112".parse().unwrap()];
-        ip("route add local 198.51.100.0/24 dev lo");
-        assert_eq!(routes.add(&networks), []);
-        assert_eq!(routes.add(&networks), [], "again");
-        assert_eq!(routes.networks().unwrap(), networks.into());
-        let show = |family| {
-            oracle::run("ip", &[family, "route", "show", "table", "local", "proto", "118"], None).unwrap().stdout
-        };
-        assert_eq!(show("-4").lines().count(), 2, "{}", show("-4"));
-        assert!(show("-6").starts_with("local fd00:10::/112 dev lo"), "{}", show("-6"));
-        assert_eq!(routes.delete(&["198.51.100.0/24".parse().unwrap(), networks[0], networks[1]]), []);
-        assert_eq!(routes.networks().unwrap(), [networks[2]].into());
-        let others = oracle::run("ip", &["route", "show", "table", "local", "198.51.100.0/24"], None).unwrap().stdout;
-        assert!(others.contains("198.51.100.0/24"), "{others}");
     });
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use iptables::{ChainName, Edit, Rule, TableName, Transaction};
-use proxier_core::config::Config;
+use proxier_core::config::{Binding, Config};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
@@ -22,6 +22,22 @@ use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::json;
 
 const NODE: &str = "192.0.2.10";
+
+/// A mode, with the binding that only IPVS mode has.
+type Way = (Kind, Binding);
+
+const IPVS: Way = (Kind::Ipvs, Binding::Addresses);
+const WAYS: [Way; 5] = [
+    IPVS,
+    (Kind::Ipvs, Binding::Routes),
+    (Kind::Nftables, Binding::Addresses),
+    (Kind::Iptables, Binding::Addresses),
+    (Kind::Userspace, Binding::Addresses),
+];
+
+fn of(kind: Kind) -> Way {
+    (kind, Binding::Addresses)
+}
 
 fn kernel() -> FakeKernel {
     let kernel = FakeKernel::new();
@@ -45,7 +61,7 @@ fn with_strangers(kernel: &FakeKernel) {
 
 struct Proxy {
     kernel: FakeKernel,
-    mode: Kind,
+    mode: Way,
     proxier: Reconciler,
     now: Duration,
 }
@@ -56,10 +72,12 @@ fn config() -> Config {
 
 impl Proxy {
     /// A new process in this mode. What an earlier one served itself has ended with it.
-    fn new(kernel: &FakeKernel, mode: Kind) -> Self {
+    fn new(kernel: &FakeKernel, mode: Way) -> Self {
         kernel.restart();
         let mut options = Options::default();
-        options.mode = mode;
+        (options.mode, options.config.ipvs.binding) = mode;
+        options.config.ipvs.service_cidrs = ["10.96.0.0/12", "fd00::/112"].map(|of| of.parse().unwrap()).into();
+        options.userspace.service_cidrs = options.config.ipvs.service_cidrs.clone();
         let now = Duration::ZERO;
         let mut proxy = Proxy { kernel: kernel.clone(), mode, proxier: Reconciler::new("node-a", options, now), now };
         for number in 1..=3 {
@@ -155,13 +173,13 @@ fn held(kernel: &FakeKernel) -> BTreeSet<String> {
         lines.insert(format!("device {name}"));
         lines.extend(addresses.iter().map(|address| format!("{address} dev {name}")));
     }
-    lines.extend(state.routes.iter().map(|network| format!("route {network}")));
+    lines.extend(state.routes.iter().map(|(owner, route)| format!("{owner:?} {route}")));
     lines.extend(kernel.listeners().keys().map(|key| format!("listens on {key}")));
     lines
 }
 
 #[track_caller]
-fn same(of: (Kind, Kind), kernel: &FakeKernel, wanted: &BTreeSet<String>) {
+fn same(of: (Way, Way), kernel: &FakeKernel, wanted: &BTreeSet<String>) {
     let found = held(kernel);
     let missing: Vec<_> = wanted.difference(&found).collect();
     let more: Vec<_> = found.difference(wanted).collect();
@@ -169,16 +187,15 @@ fn same(of: (Kind, Kind), kernel: &FakeKernel, wanted: &BTreeSet<String>) {
 }
 
 /// A node that has had only this mode.
-fn alone(mode: Kind) -> BTreeSet<String> {
+fn alone(mode: Way) -> BTreeSet<String> {
     let kernel = kernel();
     with_strangers(&kernel);
     Proxy::new(&kernel, mode).settle();
     held(&kernel)
 }
 
-fn directions() -> impl Iterator<Item = (Kind, Kind)> {
-    let from = Kind::ALL.into_iter();
-    from.flat_map(|from| Kind::ALL.into_iter().filter(move |to| *to != from).map(move |to| (from, to)))
+fn directions() -> impl Iterator<Item = (Way, Way)> {
+    WAYS.into_iter().flat_map(|from| WAYS.into_iter().filter(move |to| *to != from).map(move |to| (from, to)))
 }
 
 #[test]
@@ -195,27 +212,28 @@ fn in_every_direction() {
         let mut node = Proxy::new(&kernel, to);
         node.settle();
         let wanted = alone(to);
-        // The new mode has everything while the old one still has what it served with.
+        // The new mode has everything while the old one still has what it served with; between bindings, nothing else.
         let lacks: Vec<_> = wanted.difference(&held(&kernel)).cloned().collect();
-        assert_eq!(lacks, [""; 0], "{from} to {to}");
+        assert_eq!(lacks, [""; 0], "{from:?} to {to:?}");
 
-        let cleaned = cleanup(&config(), Some(to), &mut node.kernel.ports());
-        assert!(
-            cleaned.is_done() && (from == Kind::Userspace || cleaned.removed() > 0),
-            "{from} to {to}: {cleaned:#?}"
-        );
+        if from.0 == to.0 {
+            same((from, to), &kernel, &wanted);
+        }
+        let cleaned = cleanup(&config(), Some(to.0), &mut node.kernel.ports());
+        let leaves_some = from.0 != to.0;
+        assert!(cleaned.is_done() && (cleaned.removed() > 0) == leaves_some, "{from:?} to {to:?}: {cleaned:#?}");
         same((from, to), &kernel, &wanted);
         // The mode that serves has lost nothing.
         let before = writes(&kernel);
         let report = node.settle();
-        assert!(report.drift.is_empty(), "{from} to {to}: {:#?}", report.drift);
-        assert_eq!(writes(&kernel), before, "{from} to {to}");
+        assert!(report.drift.is_empty(), "{from:?} to {to:?}: {:#?}", report.drift);
+        assert_eq!(writes(&kernel), before, "{from:?} to {to:?}");
         // Nothing is left to remove.
-        let again = cleanup(&config(), Some(to), &mut node.kernel.ports());
-        assert!(again.is_done() && again.removed() == 0, "{from} to {to}: {again:#?}");
+        let again = cleanup(&config(), Some(to.0), &mut node.kernel.ports());
+        assert!(again.is_done() && again.removed() == 0, "{from:?} to {to:?}: {again:#?}");
 
         let cleaned = cleanup(&config(), None, &mut node.kernel.ports());
-        assert!(cleaned.is_done(), "{from} to {to}: {cleaned:#?}");
+        assert!(cleaned.is_done(), "{from:?} to {to:?}: {cleaned:#?}");
         kernel.restart();
         same((from, to), &kernel, &strangers);
     }
@@ -277,8 +295,8 @@ fn what_cannot_be_removed_stays_and_is_told() {
         [(Kind::Ipvs, Call::RulesRestore), (Kind::Iptables, Call::RulesRestore), (Kind::Nftables, Call::TablesCommit)]
     {
         let kernel = kernel();
-        Proxy::new(&kernel, from).settle();
-        let mut node = Proxy::new(&kernel, Kind::Userspace);
+        Proxy::new(&kernel, of(from)).settle();
+        let mut node = Proxy::new(&kernel, of(Kind::Userspace));
         node.settle();
         kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
         let cleaned = cleanup(&config(), Some(Kind::Userspace), &mut node.kernel.ports());
@@ -293,9 +311,9 @@ fn what_cannot_be_removed_stays_and_is_told() {
 #[test]
 fn virtual_servers_are_there_before_rules_of_iptables_mode_go() {
     let kernel = kernel();
-    Proxy::new(&kernel, Kind::Iptables).settle();
+    Proxy::new(&kernel, of(Kind::Iptables)).settle();
     let before = kernel.state().rules;
-    let mut node = Proxy::new(&kernel, Kind::Ipvs);
+    let mut node = Proxy::new(&kernel, IPVS);
     kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
     let now = node.proxier.next_wake().unwrap();
     let report = node.proxier.pass(&|| now, &mut node.kernel.ports()).unwrap();
@@ -312,7 +330,7 @@ fn virtual_servers_are_there_before_rules_of_iptables_mode_go() {
     );
     // Without such rules, a load balancer with source ranges waits for its own.
     let kernel = self::kernel();
-    let mut node = Proxy::new(&kernel, Kind::Ipvs);
+    let mut node = Proxy::new(&kernel, IPVS);
     kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
     let now = node.proxier.next_wake().unwrap();
     node.proxier.pass(&|| now, &mut node.kernel.ports()).unwrap();

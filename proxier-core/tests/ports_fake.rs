@@ -56,6 +56,16 @@ impl ports::World for FakeKernel {
         self.set_interface(name, addresses);
     }
 
+    fn remove_address(&mut self, name: &str, address: IpAddr) {
+        let left: Vec<IpAddr> = self.state().devices[name].iter().copied().filter(|of| *of != address).collect();
+        self.set_interface(name, &left);
+    }
+
+    fn local_routes(&self) -> BTreeSet<String> {
+        let routes = self.state().routes.into_iter();
+        routes.map(|(owner, route)| format!("{route} proto {0} metric {0}", owner.number())).collect()
+    }
+
     fn sysctl(&self, path: &str) -> String {
         self.state().sysctls[path].clone()
     }

@@ -9,7 +9,7 @@ use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::{self, userspace};
 use proxier_core::net::{FrontendKey, Network};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::ports::PortErrorKind;
+use proxier_core::ports::{PortErrorKind, RouteOwner};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::{Action, Part};
 use proxier_core::reconciler::{Options, Reconciler};
@@ -110,7 +110,8 @@ impl Node {
     }
 
     fn routes(&self) -> BTreeSet<Network> {
-        self.kernel.state().routes
+        let routes = self.kernel.state().routes.into_iter();
+        routes.filter(|(owner, _)| *owner == RouteOwner::Userspace).map(|(_, route)| route.network).collect()
     }
 }
 

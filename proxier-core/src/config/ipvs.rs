@@ -45,6 +45,34 @@ impl MayAskFor {
     }
 }
 
+/// How the addresses of Services become this host's, so that their packets come to IPVS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Binding {
+    /// Each is bound to the dummy device, as with kube-proxy. The kernel takes longer for each address the more there are.
+    /// Default.
+    #[default]
+    Addresses,
+    /// Local routes, one for each network of [`IpvsConfig::service_cidrs`] and one for each address outside of them. No
+    /// interface has such an address, and there is no dummy device.
+    Routes,
+}
+
+impl Binding {
+    /// The name in configuration files: `addresses`, `routes`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Binding::Addresses => "addresses",
+            Binding::Routes => "routes",
+        }
+    }
+
+    /// From its name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        [Binding::Addresses, Binding::Routes].into_iter().find(|binding| binding.name() == name)
+    }
+}
+
 /// What only IPVS mode uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -57,11 +85,21 @@ pub struct IpvsConfig {
     pub may_ask_for: MayAskFor,
     /// Networks in which no virtual server is ever deleted: another program made it. Default none.
     pub exclude_cidrs: Vec<Network>,
+    /// How addresses become this host's. Default by binding them.
+    pub binding: Binding,
+    /// With [`Binding::Routes`], the networks of cluster IPs: each is made local as a whole. They must be the Services' alone.
+    /// Default none.
+    pub service_cidrs: Vec<Network>,
 }
 
 impl Default for IpvsConfig {
     fn default() -> Self {
-        let may_ask_for = MayAskFor::all() - MayAskFor::NODE_WEIGHTS;
-        IpvsConfig { scheduler: Scheduler::RoundRobin, may_ask_for, exclude_cidrs: Vec::new() }
+        IpvsConfig {
+            scheduler: Scheduler::RoundRobin,
+            may_ask_for: MayAskFor::all() - MayAskFor::NODE_WEIGHTS,
+            exclude_cidrs: Vec::new(),
+            binding: Binding::default(),
+            service_cidrs: Vec::new(),
+        }
     }
 }

@@ -9,7 +9,7 @@ use crate::objects::ConfigObject;
 use crate::service::Reserved;
 use crate::snapshot::{ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
 
-pub use self::ipvs::{IpvsConfig, MayAskFor};
+pub use self::ipvs::{Binding, IpvsConfig, MayAskFor};
 pub use masquerade::{LocalTraffic, MarkBit};
 pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
 
@@ -122,11 +122,42 @@ impl Config {
         }
         config.node_port_addresses = check_node_port_addresses(&object.node_port_addresses, report);
         config.ipvs.exclude_cidrs = check_networks(&object.ipvs.exclude_cidrs, "ipvs.excludeCIDRs", report);
+        if let Some(name) = object.ipvs.binding.as_deref().filter(|name| !name.is_empty()) {
+            match Binding::by_name(name) {
+                Some(binding) => config.ipvs.binding = binding,
+                None => report.reject("ipvs.binding", name, "not addresses or routes; taken as addresses"),
+            }
+        }
+        config.ipvs.service_cidrs = check_service_cidrs(&object.ipvs.service_cidrs, report);
         config.masquerade_all = object.ipvs.masquerade_all.unwrap_or(object.iptables.masquerade_all);
         config.masquerade_bit = masquerade::check_masquerade_bit(object, report);
         config.local_traffic = LocalTraffic::check(object, report);
         config
     }
+
+    /// Whether IPVS mode binds addresses by routes. Routes do not tell proxies apart, as names do: a proxy with
+    /// [names](KernelNames) other than kube-proxy's binds addresses.
+    pub fn binds_by_routes(&self) -> bool {
+        self.ipvs.binding == Binding::Routes && self.names == KernelNames::default()
+    }
+}
+
+/// A network of cluster IPs, to be made local as a whole; `None` for anything else, and for all addresses.
+pub fn parse_service_cidr(text: &str) -> Option<Network> {
+    parse_network(text).filter(|network| network.prefix_len() > 0)
+}
+
+fn check_service_cidrs(texts: &[String], report: &mut Reporter<'_>) -> Vec<Network> {
+    let mut networks = Vec::with_capacity(texts.len());
+    for (index, text) in texts.iter().enumerate() {
+        let network = parse_service_cidr(text);
+        if network.is_none() {
+            let field = format!("ipvs.serviceCIDRs[{index}]");
+            report.reject(field, text, "not a network of Services (ADDRESS/PREFIX, not all addresses); left out");
+        }
+        networks.extend(network);
+    }
+    networks
 }
 
 /// What cannot be read is not allowed.

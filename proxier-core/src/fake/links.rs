@@ -1,9 +1,10 @@
-//! Interfaces and their addresses.
+//! Interfaces, their addresses, and local routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind};
+use crate::net::Network;
+use crate::ports::{ItemFailure, ItemFailures, LocalRoute, PortError, PortErrorKind, RouteOwner};
 use crate::snapshot::HostAddresses;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,11 +14,14 @@ struct Interface {
 }
 
 /// The interfaces of a namespace, with the rules of net/core/rtnetlink.c, net/ipv4/devinet.c and net/ipv6/addrconf.c: an
-/// address is on a device at most once, may be on several devices, and is removed with its device.
+/// address is on a device at most once, may be on several devices, and is removed with its device. An IPv4
+/// route whose source the host loses goes (net/ipv4/fib_semantics.c, `fib_sync_down_addr`); IPv6 looks only at routes of the
+/// address's device (net/ipv6/route.c, `fib6_remove_prefsrc`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interfaces {
     by_name: BTreeMap<String, Interface>,
     pub(super) gateways: BTreeSet<IpAddr>,
+    pub(super) routes: BTreeMap<(RouteOwner, Network), Option<IpAddr>>,
     pub(super) has_dummy: bool,
     pub(super) has_ipv6: bool,
 }
@@ -32,6 +36,7 @@ impl Default for Interfaces {
         Interfaces {
             by_name: [("lo".to_owned(), lo)].into(),
             gateways: BTreeSet::new(),
+            routes: BTreeMap::new(),
             has_dummy: true,
             has_ipv6: true,
         }
@@ -46,10 +51,56 @@ impl Interfaces {
     /// Gives an interface that is no dummy device exactly these addresses, creating it if need be.
     pub(super) fn set(&mut self, name: &str, addresses: &[IpAddr]) {
         self.by_name.entry(name.to_owned()).or_default().addresses = addresses.to_vec();
+        self.lose_sources();
     }
 
     pub(super) fn remove(&mut self, name: &str) -> bool {
-        self.by_name.remove(name).is_some()
+        let removed = self.by_name.remove(name).is_some();
+        self.lose_sources();
+        removed
+    }
+
+    fn is_here(&self, address: &IpAddr) -> bool {
+        self.by_name.values().any(|interface| interface.addresses.contains(address))
+    }
+
+    fn lose_sources(&mut self) {
+        let mut routes = std::mem::take(&mut self.routes);
+        routes.retain(|_, source| source.is_none_or(|source| source.is_ipv6() || self.is_here(&source)));
+        self.routes = routes;
+    }
+
+    pub(super) fn saved_routes(&self) -> BTreeSet<(RouteOwner, LocalRoute)> {
+        let route = |network: &Network, source: &Option<IpAddr>| LocalRoute { network: *network, source: *source };
+        self.routes.iter().map(|((owner, network), source)| (*owner, route(network, source))).collect()
+    }
+
+    pub(super) fn networks(&self, owner: RouteOwner) -> BTreeMap<Network, Option<IpAddr>> {
+        let ours = self.routes.iter().filter(|((of, _), _)| *of == owner);
+        ours.map(|((_, network), source)| (*network, *source)).collect()
+    }
+
+    pub(super) fn add_routes(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
+        let mut failures = Vec::new();
+        for (index, route) in routes.iter().enumerate() {
+            match route.source.filter(|source| !self.is_here(source)) {
+                Some(source) => {
+                    let message = format!("adding {route}: {source} is no address of this host");
+                    failures.push(ItemFailure { index, error: PortError::new(PortErrorKind::Invalid, message) });
+                }
+                None => {
+                    self.routes.insert((owner, route.network.trunc()), route.source);
+                }
+            }
+        }
+        failures
+    }
+
+    pub(super) fn delete_routes(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
+        for network in networks {
+            self.routes.remove(&(owner, network.trunc()));
+        }
+        Vec::new()
     }
 
     pub(super) fn all(&self) -> BTreeMap<String, Vec<IpAddr>> {
@@ -93,6 +144,7 @@ impl Interfaces {
             None => Ok(()),
             Some(Interface { dummy: true, .. }) => {
                 self.by_name.remove(name);
+                self.lose_sources();
                 Ok(())
             }
             Some(_) => {
@@ -138,6 +190,7 @@ impl Interfaces {
         if let Some(interface) = self.by_name.get_mut(device) {
             interface.addresses.retain(|address| !addresses.contains(address));
         }
+        self.lose_sources();
         Vec::new()
     }
 }

@@ -50,7 +50,7 @@ use nftables::fake::FakeNftables;
 
 use crate::modes::userspace::{Listener, Settings};
 use crate::net::{FrontendKey, Network};
-use crate::ports::{PortErrorKind, Ports};
+use crate::ports::{LocalRoute, PortErrorKind, Ports, RouteOwner};
 use control::Control;
 use host::Host;
 use links::Interfaces;
@@ -79,8 +79,8 @@ pub struct KernelState {
     pub sysctls: BTreeMap<String, String>,
     /// Tracked connections.
     pub flows: BTreeSet<Flow>,
-    /// Networks that are local by routes of our own.
-    pub routes: BTreeSet<Network>,
+    /// Routes of our own that make networks local, and whose they are.
+    pub routes: BTreeSet<(RouteOwner, LocalRoute)>,
 }
 
 /// What all handles of one kernel share.
@@ -96,7 +96,6 @@ struct Parts {
     sysctls: Shared<BTreeMap<String, String>>,
     tables: FakeTables,
     flows: Shared<BTreeSet<Flow>>,
-    routes: Shared<BTreeSet<Network>>,
     relays: Shared<FakeRelays>,
     control: Shared<Control>,
 }
@@ -196,7 +195,6 @@ impl FakeKernel {
             sysctls: Shared::new(sysctls),
             tables: FakeTables::default(),
             flows: Shared::default(),
-            routes: Shared::default(),
             relays: Shared::default(),
             control,
         })
@@ -213,15 +211,19 @@ impl FakeKernel {
 
     /// Everything it holds. Arranged failures do not affect this.
     pub fn state(&self) -> KernelState {
+        let (devices, routes) = {
+            let links = self.parts.links.lock();
+            (links.all(), links.saved_routes())
+        };
         KernelState {
             ipvs: self.parts.ipvs.dump().unwrap_or_default(),
             sets: self.saved_sets(),
             rules: self.parts.host.dump(),
             tables: self.parts.tables.dump(),
-            devices: self.parts.links.lock().all(),
+            devices,
             sysctls: self.parts.sysctls.lock().clone(),
             flows: self.parts.flows.lock().clone(),
-            routes: self.parts.routes.lock().clone(),
+            routes,
         }
     }
 
@@ -323,6 +325,16 @@ impl FakeKernel {
     /// Removes an interface of any kind with its addresses. Returns whether there was one.
     pub fn remove_interface(&self, name: &str) -> bool {
         self.parts.links.lock().remove(name)
+    }
+
+    /// Adds or deletes a local route behind the ports' back.
+    pub fn set_route(&self, owner: RouteOwner, network: Network, present: bool) {
+        let mut links = self.parts.links.lock();
+        if present {
+            links.routes.insert((owner, network.trunc()), None);
+        } else {
+            links.routes.remove(&(owner, network.trunc()));
+        }
     }
 
     /// Whether dummy devices can be created.

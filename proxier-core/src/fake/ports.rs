@@ -23,8 +23,8 @@ use crate::modes::ipvs::sets::NamedSet;
 use crate::modes::userspace::{Listener, Settings};
 use crate::net::{Family, FrontendKey, Network};
 use crate::ports::{
-    Conntrack, Flows, Ipvs, ItemFailure, ItemFailures, Links, LocalNetworks, NotCommitted, PortError, PortErrorKind,
-    Ports, Relays, Rules, Sets, Sysctls, Tables, UdpServices,
+    Conntrack, Flows, Ipvs, ItemFailure, ItemFailures, Links, LocalNetworks, LocalRoute, NotCommitted, PortError,
+    PortErrorKind, Ports, Relays, RouteOwner, Rules, Sets, Sysctls, Tables, UdpServices,
 };
 use crate::snapshot::HostAddresses;
 
@@ -76,7 +76,7 @@ impl FakePorts {
             sysctls: FakeSysctlsPort { gate: gate(), values: parts.sysctls.clone() },
             tables: FakeTablesPort { gate: gate(), port: TablesPort::new(move || Ok(tables.client())) },
             conntrack: FakeConntrackPort { gate: gate(), flows: parts.flows.clone() },
-            routes: FakeRoutesPort { gate: gate(), routes: parts.routes.clone() },
+            routes: FakeRoutesPort { gate: gate(), links: parts.links.clone() },
             relays: FakeRelaysPort { gate: gate(), relays: parts.relays.clone() },
         }
     }
@@ -453,26 +453,20 @@ impl Tables for FakeTablesPort {
 
 struct FakeRoutesPort {
     gate: Gate,
-    routes: Shared<BTreeSet<Network>>,
+    links: Shared<Interfaces>,
 }
 
 impl LocalNetworks for FakeRoutesPort {
-    fn networks(&mut self) -> Result<BTreeSet<Network>, PortError> {
-        self.gate.call(Call::RoutesNetworks, None, || Ok(self.routes.lock().clone()))
+    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError> {
+        self.gate.call(Call::RoutesNetworks, None, || Ok(self.links.lock().networks(owner)))
     }
 
-    fn add(&mut self, networks: &[Network]) -> ItemFailures {
-        self.gate.items(Call::RoutesAdd, None, networks, |networks| {
-            self.routes.lock().extend(networks.iter().map(Network::trunc));
-            Vec::new()
-        })
+    fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
+        self.gate.items(Call::RoutesAdd, None, routes, |routes| self.links.lock().add_routes(owner, routes))
     }
 
-    fn delete(&mut self, networks: &[Network]) -> ItemFailures {
-        self.gate.items(Call::RoutesDelete, None, networks, |networks| {
-            self.routes.lock().retain(|network| !networks.contains(network));
-            Vec::new()
-        })
+    fn delete(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
+        self.gate.items(Call::RoutesDelete, None, networks, |networks| self.links.lock().delete_routes(owner, networks))
     }
 }
 

@@ -14,7 +14,7 @@ use crate::ports::Ports;
 /// them again: stop it first.
 ///
 /// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and others): those of `kept` stay with
-/// the jumps to them. Chains of iptables mode, routes of userspace mode and kube-proxy's tables have no [names of their own](KernelNames): a
+/// the jumps to them. Chains of iptables mode, local routes and kube-proxy's tables have no [names of their own](KernelNames): a
 /// proxy with names other than kube-proxy's leaves them alone.
 ///
 /// Connections through virtual servers end with these, and those that a process passed on ended with it; all others go on, since

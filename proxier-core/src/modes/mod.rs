@@ -19,7 +19,7 @@ use crate::config::{Config, Families};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls::HostSettings;
 use crate::net::{Family, FrontendKey};
-use crate::ports::Ports;
+use crate::ports::{LocalNetworks, Ports};
 use crate::reconciler::report::{Report, Unread};
 use crate::reconciler::safeguard::Safeguard;
 use crate::reconciler::schedule::Moment;
@@ -275,6 +275,15 @@ impl Mode {
     pub(crate) fn retry_at_once(&mut self) {
         if let Mode::Ipvs(mode) = self {
             mode.rules_retry.clear();
+        }
+    }
+
+    /// Whether the mode's routes are others than known.
+    pub(crate) fn routes_differ(&self, routes: &mut dyn LocalNetworks) -> bool {
+        match self {
+            Mode::Ipvs(mode) => mode.routes_differ(routes),
+            // Full passes compare them.
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => false,
         }
     }
 

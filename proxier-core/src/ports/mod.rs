@@ -22,7 +22,7 @@ pub use error::{ItemFailure, ItemFailures, PortError, PortErrorKind};
 pub use ipvs::Ipvs;
 pub use links::Links;
 pub use relays::Relays;
-pub use routes::LocalNetworks;
+pub use routes::{LocalNetworks, LocalRoute, RouteOwner};
 pub use rules::Rules;
 pub use sets::Sets;
 pub use sysctls::Sysctls;

@@ -484,7 +484,10 @@ impl Reconciler {
         report.full = pass == schedule::Pass::Full || !self.mode.knows_kernel();
         if report.full || self.host_stale {
             match host::read_host(ports.links) {
-                Ok(host) => report.full |= self.take_host(host, now),
+                Ok(host) => {
+                    report.full |= self.take_host(host, now);
+                    report.full = report.full || self.mode.routes_differ(ports.routes);
+                }
                 Err(error) => report.unread.push(error),
             }
             report.unread.extend(self.read_gateways(ports.links));

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use crate::config::InterfaceName;
 use crate::modes::shared::sysctls::SysctlChange;
-use crate::ports::UdpServices;
+use crate::ports::{LocalRoute, UdpServices};
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
@@ -164,6 +164,11 @@ impl Step {
 
     pub(crate) fn address(action: Action, address: IpAddr, device: &InterfaceName) -> Self {
         Step::new(action, Part::Address, address).with(format_args!("on {device}"))
+    }
+
+    pub(crate) fn route(action: Action, route: &LocalRoute) -> Self {
+        let source = route.source.map_or_else(String::new, |source| format!(" src {source}"));
+        Step::new(action, Part::Route, format_args!("local {}", route.network)).with(format_args!("dev lo{source}"))
     }
 
     pub(crate) fn flows(services: &UdpServices) -> Self {

@@ -131,6 +131,16 @@ impl NodeFacts {
         self.pod_cidrs.iter().copied().find(|network| Family::of(network.addr()) == family)
     }
 
+    /// This node's own addresses: those for which [`NodeFacts::is_own_address`] holds. One may come twice.
+    pub(crate) fn own_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.on_interfaces.iter().chain(&self.absent).chain(&self.node_addresses).copied()
+    }
+
+    /// The networks of this node's pods.
+    pub(crate) fn pod_cidrs(&self) -> impl Iterator<Item = Network> {
+        self.pod_cidrs.iter().copied()
+    }
+
     /// Whether an interface other than proxies' devices ([`KernelNames`](crate::config::KernelNames)) has this address.
     pub fn is_on_interface(&self, address: IpAddr) -> bool {
         self.on_interfaces.contains(&address)

@@ -4,6 +4,7 @@
 pub(crate) mod conntrack;
 pub(crate) mod ipvs;
 pub(crate) mod links;
+pub(crate) mod routes;
 pub(crate) mod rules;
 pub(crate) mod sets;
 pub(crate) mod sysctls;
@@ -39,6 +40,12 @@ pub(crate) trait World {
 
     /// Adds an interface that is no dummy device, with addresses.
     fn add_interface(&mut self, name: &str, addresses: &[IpAddr]);
+
+    /// Takes an address from an interface.
+    fn remove_address(&mut self, name: &str, address: IpAddr);
+
+    /// Local routes of this project, as [`LocalRoute`](proxier_core::ports::LocalRoute) prints, with `proto` and `metric`.
+    fn local_routes(&self) -> BTreeSet<String>;
 
     /// Reads below `/proc/sys`.
     fn sysctl(&self, path: &str) -> String;
@@ -112,6 +119,14 @@ macro_rules! for_each_case {
                 without_the_device,
                 every_interface_is_listed,
                 a_thousand_addresses,
+            }
+            routes {
+                networks_become_local_and_are_listed,
+                owners_do_not_touch_each_others_routes,
+                a_source_is_changed_in_place,
+                a_source_is_an_address_of_this_host,
+                an_ipv4_route_goes_with_its_source,
+                a_route_stands_beside_a_bound_address,
             }
             sysctls {
                 values_are_read_and_written,

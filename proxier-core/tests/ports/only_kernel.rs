@@ -5,7 +5,7 @@ use std::net::{IpAddr, UdpSocket};
 
 use ipset::IpSpan;
 use proxier_core::kernel::{Change, Changes, LocalRoutes, Monitor};
-use proxier_core::ports::PortErrorKind;
+use proxier_core::ports::{LocalRoute, PortErrorKind, RouteOwner};
 use testkit::{Need, kernel_test};
 
 use super::ports::{World, ip, ips, kinds};
@@ -78,6 +78,7 @@ fn heard(monitor: &mut Monitor, enough: impl Fn(&Changes) -> bool) -> Changes {
         let more = monitor.drain().unwrap();
         changes.overflowed |= more.overflowed;
         changes.default_routes |= more.default_routes;
+        changes.bound_routes |= more.bound_routes;
         changes.devices.extend(more.devices);
         for (device, addresses) in more.addresses {
             changes.addresses.entry(device).or_default().extend(addresses);
@@ -253,6 +254,26 @@ fn whole_networks_are_local() {
         assert_eq!(routes.list("lo").unwrap(), [six]);
         assert!(UdpSocket::bind("10.96.1.2:0").is_err());
         assert_eq!(routes.list("none0").unwrap_err().kind(), PortErrorKind::NotFound);
+    });
+}
+
+/// The monitor reports lost routes of IPVS mode, and no others.
+#[test]
+fn lost_routes_are_heard() {
+    kernel_test(&[Need::Root], || {
+        let mut world = Kernel::new();
+        let networks = ["10.96.0.0/12".parse().unwrap(), "fd00:10::/112".parse().unwrap()];
+        let mut monitor = Monitor::open().unwrap();
+        for owner in RouteOwner::ALL {
+            assert_eq!(world.ports().routes.add(owner, &networks.map(LocalRoute::new)), []);
+        }
+        assert!(!monitor.drain().unwrap().bound_routes, "they came");
+        assert_eq!(world.ports().routes.delete(RouteOwner::Userspace, &networks), []);
+        assert!(!monitor.drain().unwrap().bound_routes, "another mode's");
+        for line in ["route delete local 10.96.0.0/12 proto 119", "-6 route delete local fd00:10::/112 proto 119"] {
+            run("ip", &format!("{line} table local"));
+            assert!(heard(&mut monitor, |changes| changes.bound_routes).bound_routes, "{line}");
+        }
     });
 }
 

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use proxier_core::config::{InterfaceName, LocalTraffic, MarkBit};
+use proxier_core::config::{Binding, InterfaceName, LocalTraffic, MarkBit};
 use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, Rules, compile};
 use proxier_core::net::Family;
 use proxier_core::net::Network;
@@ -124,6 +124,11 @@ pub(crate) fn cases() -> Vec<Case> {
             world.service("local", local);
             world.slice("balanced-4", "balanced", json!([endpoint("10.244.7.2", "node-a")]));
             world.slice("balanced-6", "balanced", json!([endpoint("fd00:244:7::2", "node-a")]));
+        }),
+        case("bound by routes", |world| {
+            world.config.ipvs.binding = Binding::Routes;
+            world.config.ipvs.service_cidrs = networks(&["10.96.0.0/12", "10.112.0.0/16", "fd00:96::/112"]);
+            world.service("web", balanced("Cluster", &["198.51.100.0/24", "2001:db8:99::/48"]));
         }),
     ];
     let mut old = case("old programs, little in the kernel", |world| {

@@ -14,6 +14,7 @@ use proxier_core::modes::shared::names::Names;
 use proxier_core::modes::{Kind, Plan};
 use proxier_core::reconciler::Reconciler;
 use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::step::{Action, Part};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::engine::choose::{Chosen, Preparing, choose};
@@ -97,8 +98,9 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     };
     unreadable.iter().for_each(say);
     let Some(mut report) = engine.pass() else { return complain(&[Problem::new("", "nothing was done")], FAILED) };
-    if report.is_done() && report.draining > 0 {
-        // Real servers without connections can go at once: there is no later check.
+    let routes_went = report.applied.done.contains_key(&(Part::Route, Action::Delete));
+    if report.is_done() && (report.draining > 0 || routes_went) {
+        // Real servers without connections, and rules that guarded routes, can go at once: there is no later check.
         if let Some(second) = engine.pass_ahead(Duration::from_secs(1)) {
             let (done, lacks) = (std::mem::take(&mut report.applied.done), std::mem::take(&mut report.applied.lacks));
             report = second;
@@ -171,6 +173,9 @@ pub(crate) fn tell(report: &Report) {
     for unmet in &report.unmet {
         let now = unmet.from.as_deref().unwrap_or("unknown");
         eprintln!("proxier-demo: {} stays {now}: it cannot be written from here", unmet.path);
+    }
+    for limit in &report.limited {
+        eprintln!("proxier-demo: {limit}");
     }
     for refused in &report.refused {
         eprintln!("proxier-demo: {} of {} is not served: {}", refused.key, refused.service, refused.reason);

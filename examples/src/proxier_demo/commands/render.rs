@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use iptables::Family;
 use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::modes::Kind;
+use proxier_core::ports::{LocalRoute, RouteOwner};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input, tell};
@@ -94,6 +95,8 @@ struct Rendered {
     nft: String,
     /// Addresses by the device that they are bound to.
     addresses: BTreeMap<String, Vec<IpAddr>>,
+    /// Local routes, as arguments of `ip route add`.
+    routes: Vec<String>,
     /// Values below `/proc/sys` that are not the kernel's own.
     sysctls: BTreeMap<String, String>,
 }
@@ -121,6 +124,11 @@ impl Rendered {
         rendered.nft = after.tables.into_values().collect();
         rendered.addresses = after.devices.into_iter().filter(|(device, _)| device != DEVICE).collect();
         rendered.addresses.retain(|device, addresses| before.devices.get(device) != Some(&*addresses));
+        let line = |(owner, route): &(RouteOwner, LocalRoute)| {
+            let number = owner.number();
+            format!("{route} proto {number} metric {number}")
+        };
+        rendered.routes = after.routes.iter().map(line).collect();
         rendered.sysctls =
             after.sysctls.into_iter().filter(|(path, value)| before.sysctls.get(path) != Some(value)).collect();
         rendered
@@ -144,6 +152,7 @@ impl Rendered {
             .flat_map(|(device, addresses)| addresses.iter().map(move |address| format!("{address} dev {device}\n")))
             .collect();
         part("ip address", &addresses.concat());
+        part("ip route", &self.routes.join("\n"));
         part("ipvsadm --restore", &self.ipvsadm);
         part("ipset restore", &self.ipset);
         for (family, rules) in &self.iptables {
@@ -159,6 +168,7 @@ impl Rendered {
             "mode": self.mode.name(),
             "sysctl": self.sysctls,
             "addresses": self.addresses,
+            "routes": self.routes,
             "ipvsadm": self.ipvsadm,
             "ipset": self.ipset,
             "iptables": rules(Family::Ipv4),

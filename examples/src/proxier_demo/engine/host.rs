@@ -1,4 +1,4 @@
-//! Watches addresses, devices and default routes of the host.
+//! Watches addresses, devices, default routes and local routes of the host.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::proxier_demo::engine::message::{Control, Message};
 
-/// Reports changed addresses, devices and default routes. If it fails, full passes still find them.
+/// Reports changed addresses, devices and default routes, and local routes of ours that are gone. If it fails, full passes still find them.
 pub(crate) fn watch(messages: mpsc::Sender<Message>) {
     let mut monitor = match Monitor::open() {
         Ok(monitor) => monitor,
@@ -31,8 +31,8 @@ pub(crate) fn watch(messages: mpsc::Sender<Message>) {
         let mut came = Vec::new();
         let relevant = match monitor.drain() {
             Ok(changes) => {
-                let relevant =
-                    changes.overflowed || changes.default_routes || !changes.addresses.is_empty() || gone(&changes);
+                let of_routes = changes.default_routes || changes.bound_routes;
+                let relevant = changes.overflowed || of_routes || !changes.addresses.is_empty() || gone(&changes);
                 came.extend(changes.came);
                 relevant
             }

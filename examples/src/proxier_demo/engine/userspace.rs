@@ -8,7 +8,7 @@ use proxier_core::config::Families;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::userspace::{Listener, Options, Relay, Settings as RelaySettings};
 use proxier_core::net::{Family, FrontendKey, Protocol};
-use proxier_core::ports::PortError;
+use proxier_core::ports::{PortError, RouteOwner};
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
@@ -45,7 +45,7 @@ type Attempts = Vec<(Family, Result<(), PortError>)>;
 
 /// Whether this process can listen and make addresses local, by family.
 pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<Attempts, PortError> {
-    kernel.ports().routes.networks()?;
+    kernel.ports().routes.networks(RouteOwner::Userspace)?;
     let mut relay = Relay::start(RelaySettings::default())?;
     let try_family = |family: Family| {
         let loopback = match family {

@@ -197,6 +197,10 @@ objects! {
         /// `thresholds`, `drain`; all but `node-weights` by default. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         allowed_annotations: Option<Vec<String>>,
+        /// How Services' addresses become this host's: `addresses` on the dummy device, or `routes`. Default `addresses`. Not in
+        /// kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        binding: Option<String>,
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
@@ -210,6 +214,10 @@ objects! {
         min_sync_period: GoDuration,
         /// The kernel's name of the scheduler. Default `rr`.
         scheduler: String,
+        /// With binding `routes`, the networks of cluster IPs, made local as a whole; other addresses one by one. The networks must
+        /// be the Services' alone. Default none. Not in kube-proxy.
+        #[serde(rename = "serviceCIDRs", skip_serializing_if = "Option::is_none")]
+        service_cidrs: Option<Vec<String>>,
         /// Answer ARP only for addresses of the interface that was asked. Default no.
         #[serde(rename = "strictARP")]
         strict_arp: bool,

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use proxier_core::config::{Config, LocalTraffic, MayAskFor};
+use proxier_core::config::{Config, LocalTraffic, MayAskFor, parse_service_cidr};
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::sysctls::HostSettings;
@@ -302,9 +302,9 @@ impl Check<'_> {
         let texts = object.userspace.iter().flat_map(|section| &section.service_cidrs);
         let mut networks = Vec::new();
         for (index, text) in texts.enumerate() {
-            match text.trim().parse::<Network>() {
-                Ok(network) if network.prefix_len() > 0 => networks.push(network.trunc()),
-                _ => {
+            match parse_service_cidr(text) {
+                Some(network) => networks.push(network),
+                None => {
                     let reason = format!("{text:?} is not a network of Services (ADDRESS/PREFIX, not all addresses)");
                     self.error(&format!("userspace.serviceCIDRs[{index}]"), reason);
                 }

@@ -16,7 +16,7 @@ use super::link::{self, Link, RTM_DELLINK, RTM_NEWLINK};
 use super::open;
 use super::route::{self, RTM_DELROUTE, RTM_NEWROUTE};
 use crate::kernel::error::{errno_kind, netlink};
-use crate::ports::PortError;
+use crate::ports::{PortError, RouteOwner};
 
 /// `RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR | RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE` (linux/rtnetlink.h).
 const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x400;
@@ -48,6 +48,8 @@ pub struct Changes {
     pub devices: BTreeMap<String, Change>,
     /// A default route came, changed or went.
     pub default_routes: bool,
+    /// A local route by which IPVS mode binds addresses went ([`RouteOwner::Ipvs`]).
+    pub bound_routes: bool,
     /// Addresses by the name of their device.
     pub addresses: BTreeMap<String, BTreeMap<IpAddr, Change>>,
     /// Addresses that a device had at some time since the last call, even if it lost them again.
@@ -57,7 +59,8 @@ pub struct Changes {
 impl Changes {
     /// Whether nothing has changed.
     pub fn is_empty(&self) -> bool {
-        !self.overflowed && !self.default_routes && self.devices.is_empty() && self.addresses.is_empty()
+        let Changes { overflowed, default_routes, bound_routes, devices, addresses, came: _ } = self;
+        !overflowed && !default_routes && !bound_routes && devices.is_empty() && addresses.is_empty()
     }
 }
 
@@ -181,7 +184,11 @@ impl Monitor {
                     None => changes.overflowed = true,
                 }
             }
-            RTM_NEWROUTE | RTM_DELROUTE => changes.default_routes |= route::is_default(message.payload),
+            kind @ (RTM_NEWROUTE | RTM_DELROUTE) => {
+                changes.default_routes |= route::is_default(message.payload);
+                let is_bound = kind == RTM_DELROUTE && route::is_local_of(message.payload, RouteOwner::Ipvs.number());
+                changes.bound_routes |= is_bound;
+            }
             _ => {}
         }
     }

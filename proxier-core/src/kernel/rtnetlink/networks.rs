@@ -1,28 +1,27 @@
 //! Networks that are local as a whole, with routes that only this project makes.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 
 use ipset::IpSpan;
 
 use super::LocalRoutes;
 use crate::net::Network;
-use crate::ports::{ItemFailure, ItemFailures, LocalNetworks, PortError, PortErrorKind};
+use crate::ports::{ItemFailure, ItemFailures, LocalNetworks, LocalRoute, PortError, PortErrorKind, RouteOwner};
 
-/// The number by which our routes are told from others' (`proto 118` of `ip route`). No program that is registered in iproute2's
-/// `rt_protos` has it.
-const OURS: u8 = 118;
 /// The device of such routes.
 const LOOPBACK: &str = "lo";
 
 /// Local routes of the calling thread's network namespace.
 pub struct RoutesPort {
-    routes: LocalRoutes,
+    userspace: LocalRoutes,
+    ipvs: LocalRoutes,
 }
 
 impl fmt::Debug for RoutesPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RoutesPort").field("routes", &self.routes).finish()
+        f.debug_struct("RoutesPort").field("userspace", &self.userspace).field("ipvs", &self.ipvs).finish()
     }
 }
 
@@ -35,14 +34,22 @@ impl Default for RoutesPort {
 impl RoutesPort {
     /// Opens a socket when it is first needed.
     pub fn new() -> Self {
-        RoutesPort { routes: LocalRoutes::of_protocol(OURS) }
+        let of = |owner: RouteOwner| LocalRoutes::of_protocol(owner.number());
+        RoutesPort { userspace: of(RouteOwner::Userspace), ipvs: of(RouteOwner::Ipvs) }
+    }
+
+    fn of(&mut self, owner: RouteOwner) -> &mut LocalRoutes {
+        match owner {
+            RouteOwner::Userspace => &mut self.userspace,
+            RouteOwner::Ipvs => &mut self.ipvs,
+        }
     }
 }
 
 /// As spans, with the index of each; those that are none fail.
-fn spans(networks: &[Network]) -> (Vec<usize>, Vec<IpSpan>, ItemFailures) {
+fn spans(networks: impl Iterator<Item = Network>) -> (Vec<usize>, Vec<IpSpan>, ItemFailures) {
     let (mut places, mut spans, mut failures) = (Vec::new(), Vec::new(), Vec::new());
-    for (index, network) in networks.iter().enumerate() {
+    for (index, network) in networks.enumerate() {
         match IpSpan::network(network.network(), network.prefix_len()) {
             Ok(span) => {
                 places.push(index);
@@ -63,24 +70,26 @@ fn placed(places: &[usize], failures: ItemFailures) -> impl Iterator<Item = Item
 }
 
 impl LocalNetworks for RoutesPort {
-    fn networks(&mut self) -> Result<BTreeSet<Network>, PortError> {
-        let spans = self.routes.list(LOOPBACK)?;
+    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError> {
+        let spans = self.of(owner).list_with_source(LOOPBACK)?;
         let network = |span: IpSpan| Network::new(span.first(), span.prefix()?).ok();
-        Ok(spans.into_iter().filter_map(network).collect())
+        Ok(spans.into_iter().filter_map(|(span, source)| Some((network(span)?, source))).collect())
     }
 
-    fn add(&mut self, networks: &[Network]) -> ItemFailures {
-        let (places, spans, mut failures) = spans(networks);
-        if !spans.is_empty() {
-            failures.extend(placed(&places, self.routes.add(LOOPBACK, &spans)));
+    fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
+        let (places, spans, mut failures) = spans(routes.iter().map(|route| route.network));
+        let source = |place: &usize| routes.get(*place).and_then(|route| route.source);
+        let routes: Vec<_> = spans.into_iter().zip(places.iter().map(source)).collect();
+        if !routes.is_empty() {
+            failures.extend(placed(&places, self.of(owner).add_with_source(LOOPBACK, &routes)));
         }
         failures
     }
 
-    fn delete(&mut self, networks: &[Network]) -> ItemFailures {
-        let (places, spans, mut failures) = spans(networks);
+    fn delete(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
+        let (places, spans, mut failures) = spans(networks.iter().copied());
         if !spans.is_empty() {
-            failures.extend(placed(&places, self.routes.delete(LOOPBACK, &spans)));
+            failures.extend(placed(&places, self.of(owner).delete(LOOPBACK, &spans)));
         }
         failures
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipset::IpSpan;
-use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_batch::{Attrs, BatchReport, Connection, Errno, Error, WireError, attrs};
 
 use super::{AF_UNSPEC, family_of, get_address, link, open, put_address, split};
@@ -41,6 +41,10 @@ attrs! {
         OIF = 4 => Device(u32),
         /// The gateway.
         GATEWAY = 5 => Gateway(&'a [u8]),
+        /// The metric: of several routes for one network, the lowest counts.
+        PRIORITY = 6 => Priority(u32),
+        /// The source that this host's own packets get.
+        PREFSRC = 7 => Source(&'a [u8]),
         /// Several ways, each a `struct rtnexthop` with attributes of its own.
         MULTIPATH = 9 => Multipath(&'a [u8]),
         /// A gateway of the other family: `struct rtvia`, Linux 5.2.
@@ -54,8 +58,23 @@ attrs! {
 /// route also takes packets to other hosts' addresses in its network, so the network must be the Services' alone.
 pub struct LocalRoutes {
     connection: Lazy<Connection, Error>,
-    /// Who makes them: `RTPROT_*`.
+    maker: Maker,
+}
+
+/// Who makes routes.
+#[derive(Clone, Copy, Debug)]
+struct Maker {
+    /// `RTPROT_*`.
     protocol: u8,
+    /// The metric; `None` for the kernel's default, which others' routes have too.
+    metric: Option<u32>,
+}
+
+/// A local route as the kernel has it.
+struct Found {
+    device: u32,
+    network: IpSpan,
+    source: Option<IpAddr>,
 }
 
 impl fmt::Debug for LocalRoutes {
@@ -75,25 +94,33 @@ fn header(family: u8, length: u8, protocol: u8) -> [u8; 12] {
     [family, length, 0, 0, TABLE_LOCAL, protocol, SCOPE_HOST, LOCAL, 0, 0, 0, 0]
 }
 
-/// A route of the local table with its device, if it was made by `maker`.
-fn read(payload: &[u8], maker: u8) -> Result<Option<(u32, IpSpan)>, WireError> {
+/// Whether a message is about a local route of this maker.
+pub(super) fn is_local_of(payload: &[u8], protocol: u8) -> bool {
+    split::<12>(payload).is_ok_and(|(&[_, _, _, _, table, maker, _, kind, ..], _)| {
+        (table, maker, kind) == (TABLE_LOCAL, protocol, LOCAL)
+    })
+}
+
+/// A route of the local table, if it was made by `maker`.
+fn read(payload: &[u8], maker: u8) -> Result<Option<Found>, WireError> {
     let (header, attributes) = split::<12>(payload)?;
     let &[family, length, _, _, table, protocol, _, kind, ..] = header;
     if (table, protocol, kind) != (TABLE_LOCAL, maker, LOCAL) {
         return Ok(None);
     }
-    let (mut device, mut destination) = (0, None);
+    let (mut device, mut destination, mut source) = (0, None, None);
     for attr in Attrs::<RouteAttr<'_>>::new(attributes).iter() {
         match attr? {
             RouteAttr::Destination(bytes) => destination = get_address(bytes),
             RouteAttr::Device(index) => device = index,
+            RouteAttr::Source(bytes) => source = get_address(bytes),
             _ => {}
         }
     }
     let everything = if family == super::AF_INET { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
     let network = IpSpan::network(destination.unwrap_or(everything), length);
     let value = |_| WireError::Value { attribute: "RTA_DST".to_owned(), value: format!("{destination:?}/{length}") };
-    Ok(Some((device, network.map_err(value)?)))
+    Ok(Some(Found { device, network: network.map_err(value)?, source }))
 }
 
 /// Whether a message is about a default route that leads somewhere.
@@ -141,7 +168,7 @@ pub(super) fn gateways(connection: &mut Connection) -> Result<BTreeSet<IpAddr>, 
     Ok(dump.items.into_iter().flatten().collect())
 }
 
-fn list(connection: &mut Connection, protocol: u8) -> Result<Vec<(u32, IpSpan)>, Error> {
+fn list(connection: &mut Connection, protocol: u8) -> Result<Vec<Found>, Error> {
     let asked = header(AF_UNSPEC, 0, protocol);
     let dump = connection.dump(RTM_GETROUTE, 0, &asked, |_| {}, |payload| read(payload, protocol))?;
     Ok(dump.items.into_iter().flatten().collect())
@@ -150,13 +177,14 @@ fn list(connection: &mut Connection, protocol: u8) -> Result<Vec<(u32, IpSpan)>,
 impl LocalRoutes {
     /// Opens a socket when it is first needed, in the network namespace of the calling thread.
     pub fn new() -> Self {
-        LocalRoutes { connection: Lazy::new(open), protocol: STATIC }
+        LocalRoutes { connection: Lazy::new(open), maker: Maker { protocol: STATIC, metric: None } }
     }
 
     /// As [`LocalRoutes::new`], for routes with a number of their own (`proto` of `ip route`; `RTPROT_*` above 4): others'
-    /// routes are neither listed nor deleted.
+    /// routes are neither listed nor deleted. The number is their metric too, so that one can stand beside another maker's, and
+    /// beside the one that the kernel makes for a bound address.
     pub fn of_protocol(protocol: u8) -> Self {
-        LocalRoutes { connection: Lazy::new(open), protocol }
+        LocalRoutes { connection: Lazy::new(open), maker: Maker { protocol, metric: Some(protocol.into()) } }
     }
 
     fn call<T>(&mut self, doing: &str, ask: impl FnOnce(&mut Connection) -> Result<T, Error>) -> Result<T, PortError> {
@@ -180,7 +208,7 @@ impl LocalRoutes {
     fn write(
         &mut self,
         device: &str,
-        networks: &[IpSpan],
+        networks: &[(IpSpan, Option<IpAddr>)],
         kind: u16,
         doing: &str,
         classify: impl Fn(Errno) -> Option<PortErrorKind>,
@@ -192,11 +220,11 @@ impl LocalRoutes {
         let mut impossible = Vec::new();
         let mut places = Vec::new();
         let mut possible = Vec::new();
-        for (place, network) in networks.iter().enumerate() {
+        for (place, (network, source)) in networks.iter().enumerate() {
             match network.prefix() {
                 Some(length) => {
                     places.push(place);
-                    possible.push((network.first(), length));
+                    possible.push(Written { network: network.first(), length, source: *source });
                 }
                 None => impossible.push(ItemFailure {
                     index: place,
@@ -205,14 +233,17 @@ impl LocalRoutes {
             }
         }
         let report = match self.connection.get() {
-            Ok(connection) => send(connection, (kind, self.protocol), index, &possible),
+            Ok(connection) => send(connection, (kind, self.maker), index, &possible),
             Err(error) => return all(networks.len(), &netlink(&error, doing).0),
         };
         if report.stopped.is_some() {
             self.connection.close();
         }
         let name = |place: usize| {
-            possible.get(place).map_or_else(String::new, |(address, length)| format!("{doing} {address}/{length}"))
+            possible.get(place).map_or_else(String::new, |of| {
+                let source = of.source.map_or_else(String::new, |source| format!(" src {source}"));
+                format!("{doing} {}/{}{source}", of.network, of.length)
+            })
         };
         let refused = batch(report, name, classify).into_iter();
         let refused = refused
@@ -224,6 +255,13 @@ impl LocalRoutes {
 
     /// Makes networks local; one that is already counts as done.
     pub fn add(&mut self, device: &str, networks: &[IpSpan]) -> ItemFailures {
+        let networks: Vec<_> = networks.iter().map(|network| (*network, None)).collect();
+        self.add_with_source(device, &networks)
+    }
+
+    /// As [`LocalRoutes::add`], with the source that this host's own packets get. A route that this maker has already gets the
+    /// new source in one step, if it has a [number of its own](LocalRoutes::of_protocol); otherwise it stays as it is.
+    pub fn add_with_source(&mut self, device: &str, networks: &[(IpSpan, Option<IpAddr>)]) -> ItemFailures {
         self.write(device, networks, RTM_NEWROUTE, "adding local route", |errno| {
             (errno != Errno::EEXIST).then(|| errno_kind(errno.0))
         })
@@ -231,7 +269,8 @@ impl LocalRoutes {
 
     /// Deletes such routes; one that is not there counts as done.
     pub fn delete(&mut self, device: &str, networks: &[IpSpan]) -> ItemFailures {
-        self.write(device, networks, RTM_DELROUTE, "deleting local route", |errno| {
+        let networks: Vec<_> = networks.iter().map(|network| (*network, None)).collect();
+        self.write(device, &networks, RTM_DELROUTE, "deleting local route", |errno| {
             (errno != Errno::ESRCH).then(|| errno_kind(errno.0))
         })
     }
@@ -241,21 +280,48 @@ impl LocalRoutes {
     /// # Errors
     /// [`PortErrorKind::NotFound`] without the device; when the routes could not be read as a whole.
     pub fn list(&mut self, device: &str) -> Result<Vec<IpSpan>, PortError> {
+        Ok(self.list_with_source(device)?.into_iter().map(|(network, _)| network).collect())
+    }
+
+    /// As [`LocalRoutes::list`], with the source of each.
+    ///
+    /// # Errors
+    /// As [`LocalRoutes::list`].
+    pub fn list_with_source(&mut self, device: &str) -> Result<Vec<(IpSpan, Option<IpAddr>)>, PortError> {
         let index = self.index(device)?;
-        let protocol = self.protocol;
+        let protocol = self.maker.protocol;
         let routes = self.call("listing local routes", |connection| list(connection, protocol))?;
-        Ok(routes.into_iter().filter(|(device, _)| *device == index).map(|(_, network)| network).collect())
+        Ok(routes.into_iter().filter(|of| of.device == index).map(|of| (of.network, of.source)).collect())
     }
 }
 
-fn send(connection: &mut Connection, what: (u16, u8), device: u32, networks: &[(IpAddr, u8)]) -> BatchReport {
-    let (kind, protocol) = what;
-    let flags = if kind == RTM_NEWROUTE { NLM_F_CREATE | NLM_F_EXCL } else { 0 };
+/// A route to write.
+struct Written {
+    network: IpAddr,
+    length: u8,
+    source: Option<IpAddr>,
+}
+
+fn send(connection: &mut Connection, what: (u16, Maker), device: u32, routes: &[Written]) -> BatchReport {
+    let (kind, maker) = what;
+    let flags = match maker.metric {
+        _ if kind != RTM_NEWROUTE => 0,
+        // Replaces the one with the same network and metric: the maker's own.
+        Some(_) => NLM_F_CREATE | NLM_F_REPLACE,
+        None => NLM_F_CREATE | NLM_F_EXCL,
+    };
     let mut batch = connection.batch();
-    for &(address, length) in networks {
-        batch.push(kind, flags, &header(family_of(address), length, protocol), |out| {
-            put_address(out, RouteAttr::DST, address);
+    for of in routes {
+        batch.push(kind, flags, &header(family_of(of.network), of.length, maker.protocol), |out| {
+            put_address(out, RouteAttr::DST, of.network);
             out.attr(RouteAttr::OIF, &device);
+            // To delete, network and maker are enough.
+            if let Some(metric) = maker.metric.filter(|_| kind == RTM_NEWROUTE) {
+                out.attr(RouteAttr::PRIORITY, &metric);
+            }
+            if let Some(source) = of.source {
+                put_address(out, RouteAttr::PREFSRC, source);
+            }
         });
     }
     batch.finish()

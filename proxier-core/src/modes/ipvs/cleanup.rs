@@ -2,7 +2,7 @@
 
 use ipvs::Operation;
 
-use crate::config::{Config, NamePrefix};
+use crate::config::{Config, KernelNames, NamePrefix};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::plan::RulesChange;
 use crate::modes::ipvs::reading;
@@ -12,21 +12,22 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::cleaned::{Cleaned, IsKept};
 use crate::modes::shared::host::read_host;
 use crate::modes::shared::names::Names;
-use crate::net::Family;
-use crate::ports::{PortError, PortErrorKind, Ports};
+use crate::modes::shared::routes;
+use crate::net::{Family, Network};
+use crate::ports::{PortError, PortErrorKind, Ports, RouteOwner};
 use crate::reconciler::report::Unread;
 use crate::reconciler::step::{Action, Part, Step};
 use crate::snapshot::Store;
 
 /// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: virtual servers that are
 /// ours ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs), the rules of both
-/// families, the sets, the dummy device with its addresses. It uses only `exclude_cidrs` and the names of the
+/// families, the sets, the dummy device with its addresses, the local routes that bind others. It uses only `exclude_cidrs` and the names of the
 /// configuration: both families are cleaned whatever is configured.
 ///
 /// Values below `/proc/sys` and timeouts stay: their earlier values are not known. What is gone already counts as done, so
 /// a cleanup can be repeated after a failure. A part that this kernel does not have holds nothing of ours.
 ///
-/// The order is that of deletion: virtual servers, rules, sets, addresses. When a part fails, what shows that it is ours
+/// The order is that of deletion: virtual servers, routes before the rules that guard them, sets, addresses. When a part fails, what shows that it is ours
 /// stays, and the other parts go on.
 pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     cleanup_but(config, &|_table, _chain| false, ports)
@@ -38,6 +39,10 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKept<'_>, ports: &mut Port
     config.families = crate::config::Families::Dual;
     let mut cleaned = Cleaned::default();
     let served = clean_virtual_servers(&config, ports, &mut cleaned);
+    // Others' routes look the same.
+    if served && config.names == KernelNames::default() {
+        clean_routes(ports, &mut cleaned);
+    }
     for family in config.families.iter() {
         clean_rules((family, config.names.prefix, is_kept), ports, &mut cleaned);
     }
@@ -66,6 +71,16 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKept<'_>, ports: &mut Port
         Err(error) => cleaned.miss("addresses", error),
     }
     cleaned
+}
+
+fn clean_routes(ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    match ports.routes.networks(RouteOwner::Ipvs) {
+        Ok(networks) => {
+            let networks: Vec<Network> = networks.into_keys().collect();
+            routes::delete(RouteOwner::Ipvs, &networks, ports, &mut cleaned.applied);
+        }
+        Err(error) => cleaned.miss("local routes", error),
+    }
 }
 
 fn destroy(set: NamedSet, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {

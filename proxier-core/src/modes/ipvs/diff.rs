@@ -14,7 +14,7 @@ use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::{Changed, Wanted, WantedServer};
-use crate::net::Family;
+use crate::net::{Family, Network};
 use crate::snapshot::is_usable_by_service;
 
 /// What has to be done to a virtual server.
@@ -58,6 +58,11 @@ pub struct Changes {
     pub add_addresses: BTreeSet<IpAddr>,
     /// Addresses of the dummy device that are not wanted any more.
     pub delete_addresses: BTreeSet<IpAddr>,
+    /// Local routes that are not there, or have another source. Not found by [`diff`]: they depend on the node
+    /// ([`Routes`](super::binding::Routes)).
+    pub add_routes: BTreeMap<Network, Option<IpAddr>>,
+    /// Local routes that are not wanted any more.
+    pub delete_routes: BTreeSet<Network>,
     /// Virtual servers.
     pub virtual_servers: BTreeMap<VirtualServerKey, VirtualServerChange>,
 }
@@ -73,7 +78,8 @@ impl Changes {
 ///
 /// Families that are not configured are left alone. An unwanted virtual server is deleted only if it is ours
 /// ([`Observed::owns`]) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs); [`foreign`] lists the others. Everything on the dummy
-/// device is ours, except addresses that no Service can have, such as its link-local one.
+/// device is ours, except addresses that no Service can have, such as its link-local one. Where addresses are bound by routes
+/// ([`Config::binds_by_routes`]), the device has none.
 pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
     let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
     for set in config.families.iter().flat_map(SetKey::all) {
@@ -87,7 +93,8 @@ pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
         }
         wanted.entries(set).for_each(|element| diff.entry(set, element));
     }
-    if !wanted.addresses().eq(observed.addresses.iter().copied()) {
+    let as_wanted = !config.binds_by_routes() && wanted.addresses().eq(observed.addresses.iter().copied());
+    if !as_wanted {
         wanted.addresses().chain(observed.addresses.iter().copied()).for_each(|address| diff.address(address));
     }
     for server in wanted.servers() {
@@ -166,11 +173,12 @@ impl Diff<'_> {
         if !in_scope(self.config, Family::of(address)) || !is_usable_by_service(address) {
             return;
         }
-        let wanted = self.wanted.has_address(address);
+        let by_routes = self.config.binds_by_routes();
+        let wanted = self.wanted.has_address(address) && !by_routes;
         let there = self.observed.addresses.contains(&address);
         if wanted && !there {
             self.changes.add_addresses.insert(address);
-        } else if there && !wanted && !self.wanted.is_elsewhere(address) {
+        } else if there && !wanted && (by_routes || !self.wanted.is_elsewhere(address)) {
             self.changes.delete_addresses.insert(address);
         }
     }

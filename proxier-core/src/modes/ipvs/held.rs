@@ -10,7 +10,7 @@ use ipvs::model::Protocol;
 use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::SetKey;
-use crate::net::{Family, FrontendKey};
+use crate::net::{Family, FrontendKey, Network};
 use crate::reconciler::safeguard::{Kernel, Loss, Stopped};
 
 /// What these changes would take away.
@@ -52,6 +52,7 @@ pub fn hold(stopped: &Stopped, changes: &mut Changes, observed: &Observed) {
         }
     }
     changes.delete_addresses.retain(|address| !needs.address(address));
+    changes.delete_routes.retain(|network| !needs.any_in(network));
     changes.delete_entries.retain(|(set, element)| !needs.entry(*set, element));
 }
 
@@ -81,6 +82,11 @@ impl Needs {
     /// Whether one of them needs this address.
     pub(crate) fn address(&self, address: &IpAddr) -> bool {
         self.addresses.contains(address)
+    }
+
+    /// Whether one of them needs an address of this network.
+    pub(crate) fn any_in(&self, network: &Network) -> bool {
+        self.addresses.range(network.network()..=network.broadcast()).next().is_some()
     }
 
     /// Whether one of them needs this entry.

@@ -1,4 +1,4 @@
-//! IPVS mode: virtual servers, addresses on a dummy device, entries of ipset sets, rules of iptables.
+//! IPVS mode: virtual servers, addresses on a dummy device or local routes, entries of ipset sets, rules of iptables.
 //!
 //! ```text
 //!  Desired ──lower──▶ Wanted ──▶ Changed ┐
@@ -9,6 +9,7 @@
 //! ```
 
 pub mod apply;
+pub mod binding;
 pub mod cleanup;
 mod confirm;
 pub mod diff;

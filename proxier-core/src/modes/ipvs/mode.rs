@@ -7,6 +7,7 @@ use ipvs::VirtualServerKey;
 use ipvs::model::TimeoutsUpdate;
 
 use super::apply::apply;
+use super::binding::{BoundRoutes, Routes};
 use super::diff::{Changes, diff, diff_changed, foreign};
 use super::drain::{self, Drains, Verdicts};
 use super::held;
@@ -15,12 +16,12 @@ use super::plan::{Plan, Planned, whole};
 use super::reading::{self, Readings};
 use super::rules;
 use super::wanted::{Changed, Wanted};
-use crate::config::{Config, Families, KernelNames};
+use crate::config::{Binding, Config, Families, KernelNames};
 use crate::modes::shared::names::Names;
 use crate::modes::shared::retry::RulesRetry;
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
-use crate::ports::{PortErrorKind, Ports};
+use crate::ports::{LocalNetworks, PortErrorKind, Ports, RouteOwner};
 use crate::reconciler::report::{Report, Unread};
 use crate::reconciler::safeguard::{Kernel as _, Safeguard};
 use crate::reconciler::schedule::Moment;
@@ -45,6 +46,12 @@ pub struct Options {
 pub(crate) struct Mode {
     /// Names of the device, the sets and the chains.
     pub(super) names: KernelNames,
+    /// Addresses are bound by routes.
+    pub(super) by_routes: bool,
+    /// There are no local routes of ours, and there will be none.
+    knows_no_routes: bool,
+    /// What was said of networks that are not made local as a whole.
+    told: Vec<String>,
     /// Timeouts of IPVS.
     pub(super) timeouts: TimeoutsUpdate,
     /// What iptables and the kernel can do, as far as known.
@@ -97,6 +104,10 @@ impl Mode {
     pub(crate) fn new(config: &Config, options: &Options, seed: u64) -> Self {
         Mode {
             names: config.names.clone(),
+            by_routes: config.binds_by_routes(),
+            // Other proxies' routes look the same.
+            knows_no_routes: config.names != KernelNames::default(),
+            told: Vec::new(),
             timeouts: options.timeouts,
             capabilities: options.capabilities,
             seed,
@@ -188,7 +199,15 @@ impl Mode {
     pub(crate) fn device_differs(&self, host: &HostAddresses) -> bool {
         let Some(observed) = &self.observed else { return true };
         let there: BTreeSet<_> = reading::device_addresses(host, &self.names).collect();
-        !reading::has_device(host, &self.names) || there != observed.addresses
+        let is_gone = !self.by_routes && !reading::has_device(host, &self.names);
+        is_gone || there != observed.addresses
+    }
+
+    /// Whether there are other routes than known: the kernel deletes those whose source this host loses.
+    pub(crate) fn routes_differ(&self, routes: &mut dyn LocalNetworks) -> bool {
+        let Some(observed) = self.observed.as_ref().filter(|_| self.by_routes) else { return false };
+        let there = routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter);
+        there.is_ok_and(|there| there != observed.routes)
     }
 
     /// Whether anything of an earlier process is there: addresses of the device, entries of sets.
@@ -213,7 +232,7 @@ impl Mode {
         config: &Config,
         ports: &mut Ports<'_>,
     ) -> Result<(), Vec<Unread>> {
-        let Ports { ipvs, sets, rules, links, .. } = ports;
+        let Ports { ipvs, sets, rules, links, routes, .. } = ports;
         let families: Vec<Family> = config.families.iter().collect();
         let is_settled = self.observed.is_some() && self.leaving.is_empty();
         let mut read = Ok(Observed::new());
@@ -225,6 +244,21 @@ impl Mode {
             let mut errors = read.err().unwrap_or_default();
             errors.push(Unread::new(format_args!("device {}", self.names.device), error));
             read = Err(errors);
+        }
+        if !self.knows_no_routes {
+            match routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter) {
+                Ok(there) => {
+                    self.knows_no_routes = !self.by_routes && there.is_empty();
+                    if let Ok(observed) = &mut read {
+                        observed.routes = there;
+                    }
+                }
+                Err(error) => {
+                    let mut errors = read.err().unwrap_or_default();
+                    errors.push(Unread::new("local routes", error));
+                    read = Err(errors);
+                }
+            }
         }
         match read {
             Ok(observed) => {
@@ -247,7 +281,9 @@ impl Mode {
         ports: &mut Ports<'_>,
     ) -> Option<Prepared> {
         self.note_leaving(pass.full);
-        let compared = self.compare(pass, safeguard, report)?;
+        let routes = Routes::new(&self.wanted, pass.facts);
+        let compared = self.compare(pass, &routes, safeguard, report)?;
+        report.limited = self.limited(&routes, pass);
         let readings = reading::read_rest(self, pass, &compared, report, ports);
         for family in &readings.rules_stay {
             self.rules_retry.remove(family);
@@ -269,7 +305,29 @@ impl Mode {
         observed.ours.clone_from(&self.leaving);
     }
 
-    fn compare(&self, pass: Pass<'_>, safeguard: &mut Safeguard, report: &mut Report) -> Option<Compared> {
+    /// What is said of networks that are not made local as a whole; nothing if it was said before.
+    fn limited(&mut self, routes: &Routes, pass: Pass<'_>) -> Vec<String> {
+        let mut limited: Vec<String> = routes.unusable.iter().map(ToString::to_string).collect();
+        if !self.by_routes && pass.config().ipvs.binding == Binding::Routes {
+            limited.push(format!(
+                "ipvs.binding: routes do not tell proxies apart, so this one, which has names of its own, binds addresses to {}",
+                self.names.device
+            ));
+        }
+        if limited == self.told {
+            return Vec::new();
+        }
+        self.told.clone_from(&limited);
+        limited
+    }
+
+    fn compare(
+        &self,
+        pass: Pass<'_>,
+        routes: &Routes,
+        safeguard: &mut Safeguard,
+        report: &mut Report,
+    ) -> Option<Compared> {
         let observed = self.observed.as_ref()?;
         let config = pass.config();
         let mut changes = if pass.full {
@@ -278,6 +336,11 @@ impl Mode {
         } else {
             diff_changed(&self.wanted, observed, &self.changed, config)
         };
+        if pass.full || self.new_facts || routes.differ_in_whole(observed) {
+            routes.diff(&self.wanted, observed, config, &mut changes);
+        } else {
+            routes.diff_changed(&self.wanted, observed, (&self.changed, config), &mut changes);
+        }
         if let Some(stopped) =
             safeguard.check(held::losing(&changes), observed, pass.store, self.wanted.desired(), pass.now)
         {
@@ -342,10 +405,21 @@ impl Mode {
         if applied.failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Unknown) {
             self.observed = None;
         }
+        let lost_guarded = self.lost_guarded(&plan);
         report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();
         report.draining = self.drains.len();
         report.applied = applied;
-        read_again
+        read_again || lost_guarded
+    }
+
+    /// Whether routes went that rules still allow for: a guard goes after what it guards.
+    fn lost_guarded(&self, plan: &Plan) -> bool {
+        let Some(observed) = &self.observed else { return false };
+        let mut went = plan.delete_routes.iter().filter(|network| !observed.routes.has(network));
+        went.any(|network| {
+            let rules = self.rules.get(&Family::of(network.addr()));
+            rules.is_some_and(|rules| !self.by_routes || rules.guarded_networks().contains(network))
+        })
     }
 
     /// Whether none of the wanted virtual servers exists.

@@ -7,10 +7,11 @@ use ipset::{Element, IpSpan, Ports};
 use ipvs::model::{Protocol, VirtualServerConfig};
 use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
+use crate::modes::ipvs::binding::BoundRoutes;
 use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
-use crate::net::Family;
+use crate::net::{Family, Network};
 use crate::pack::pack;
 
 /// A virtual server as the kernel holds it.
@@ -41,6 +42,8 @@ pub struct Observed {
     pub virtual_servers: BTreeMap<VirtualServerKey, ObservedServer>,
     /// Addresses of the dummy device.
     pub addresses: BTreeSet<IpAddr>,
+    /// Local routes by which this proxy binds addresses, with their sources.
+    pub routes: BoundRoutes,
     /// Addresses of this host's other interfaces.
     pub host_addresses: BTreeSet<IpAddr>,
     /// The sets that exist, with their entries.
@@ -100,8 +103,9 @@ impl Observed {
         self.sets.get(&set).is_some_and(|elements| elements.contains(element))
     }
 
-    /// Whether a virtual server is ours, made by this proxy or one with the same sets: its address is on the dummy device,
-    /// or its address, protocol and port are in a set, or it is in [`ours`](Observed::ours). One by firewall mark never is.
+    /// Whether a virtual server is ours, made by this proxy or one with the same sets: its address is on the dummy device or
+    /// has a route of its own, or its address, protocol and port are in a set, or it is in [`ours`](Observed::ours). One by
+    /// firewall mark never is. A route of a whole network says nothing: others may have virtual servers there.
     ///
     /// No state file is needed after a crash, since a virtual server is deleted before its entries and its address.
     ///
@@ -112,7 +116,8 @@ impl Observed {
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
         let VirtualServerKey::Address { addr, .. } = *key else { return false };
         let marked = || marks(key).any(|(set, element)| self.has_entry(set, &element));
-        self.addresses.contains(&addr) || self.ours.contains(key) || marked() || self.is_left_behind(key)
+        let is_bound = self.addresses.contains(&addr) || self.routes.has(&Network::from(addr));
+        is_bound || self.ours.contains(key) || marked() || self.is_left_behind(key)
     }
 
     /// Whether a virtual server is for a node port, from a process that did not record its address.
@@ -163,6 +168,7 @@ impl Observed {
     pub fn compact(&mut self) {
         pack(&mut self.virtual_servers);
         pack(&mut self.addresses);
+        self.routes.compact();
         pack(&mut self.host_addresses);
         self.sets.values_mut().for_each(pack);
     }
@@ -183,6 +189,12 @@ impl Observed {
         self.addresses.extend(&changes.add_addresses);
         for address in &changes.delete_addresses {
             self.addresses.remove(address);
+        }
+        for (network, source) in &changes.add_routes {
+            self.routes.insert(*network, *source);
+        }
+        for network in &changes.delete_routes {
+            self.routes.remove(network);
         }
         for (key, change) in &changes.virtual_servers {
             self.apply_virtual_server(*key, change);

@@ -15,6 +15,7 @@ use super::wanted::usual_flags;
 use crate::config::KernelNames;
 use crate::modes::shared::names::Names;
 use crate::net::FrontendKey;
+use crate::ports::LocalRoute;
 use crate::reconciler::step::{Action, Part, Step};
 
 /// The Service and port that want a virtual server.
@@ -157,9 +158,12 @@ impl Plan {
             .chain(self.rules.iter().map(Step::rules))
             .chain(operations(&self.serve))
             .chain(addresses(Action::Add, &self.bind))
+            .chain(self.add_routes.iter().map(|route| Step::route(Action::Add, route)))
             .chain(operations(&self.retire))
             .chain(self.delete_entries.iter().rev().flat_map(move |of| entries(Action::Delete, of)))
             .chain(self.relax.iter().map(Step::rules))
             .chain(addresses(Action::Delete, &self.unbind))
+            .chain(self.delete_routes.iter().map(|of| Step::route(Action::Delete, &LocalRoute::new(*of))))
+            .chain(self.delete_device.then(|| Step::delete_device(device)))
     }
 }

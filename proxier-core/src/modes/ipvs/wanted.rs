@@ -13,7 +13,7 @@ use crate::config::{Config, MayAskFor};
 use crate::modes::ipvs::lower;
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
-use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
+use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::pack::pack;
 use crate::service::{Compiled, Frontend, NodeFacts, Roles};
 use crate::service::{Desired, Follower};
@@ -485,12 +485,17 @@ impl Wanted {
         }
     }
 
-    /// Addresses to be bound to the dummy device, sorted.
+    /// Addresses to be bound to the dummy device, or by routes ([`Routes`](super::binding::Routes)); sorted.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.index.addresses.keys().copied()
     }
 
-    /// Whether an address has to be bound to the dummy device.
+    /// Those of [`Wanted::addresses`] that are in this network.
+    pub(crate) fn addresses_in(&self, network: &Network) -> impl Iterator<Item = IpAddr> {
+        self.index.addresses.range(network.network()..=network.broadcast()).map(|(address, _)| *address)
+    }
+
+    /// Whether an address has to be bound, to the dummy device or by a route.
     pub fn has_address(&self, address: IpAddr) -> bool {
         self.index.addresses.contains_key(&address)
     }

@@ -5,4 +5,5 @@ pub(crate) mod flows;
 pub mod host;
 pub mod names;
 pub(crate) mod retry;
+pub(crate) mod routes;
 pub mod sysctls;

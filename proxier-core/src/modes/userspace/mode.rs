@@ -8,14 +8,15 @@ use std::time::Duration;
 use super::listener::Settings;
 use super::lower::NO_SCTP;
 use super::plan::{Plan, route_step, serve_step};
-use super::wanted::{Changed, Wanted, network_of};
+use super::wanted::{Changed, Wanted};
 use crate::config::LocalTraffic;
 use crate::modes::shared::host;
 use crate::modes::shared::names::Names;
+use crate::modes::shared::routes::{self, network_of};
 use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey, Network};
-use crate::ports::Ports;
+use crate::ports::{LocalRoute, Ports, RouteOwner};
 use crate::reconciler::report::{Applied, Refused, Report, Unread};
 use crate::reconciler::safeguard::{Kernel, Loss, Safeguard};
 use crate::reconciler::schedule::Moment;
@@ -136,7 +137,8 @@ impl Mode {
     /// # Errors
     /// What could not be read.
     pub(crate) fn read(&mut self, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
-        let routes = ports.routes.networks().map_err(|error| vec![Unread::new("local routes", error)])?;
+        let routes = ports.routes.networks(RouteOwner::Userspace);
+        let routes = routes.map_err(|error| vec![Unread::new("local routes", error)])?.into_keys().collect();
         let listeners = ports.relays.listeners();
         let listeners = listeners.into_iter().map(|(key, listener)| (key, listener.has_endpoints)).collect();
         self.known = Some(Known { listeners, routes });
@@ -307,7 +309,8 @@ impl Mode {
                 again.frontends.insert(*key);
             }
         }
-        let failed = write_routes(Action::Add, &plan.add_routes, ports, &mut applied);
+        let added: Vec<LocalRoute> = plan.add_routes.iter().copied().map(LocalRoute::new).collect();
+        let failed = routes::add(RouteOwner::Userspace, &added, ports, &mut applied);
         known.routes.extend(plan.add_routes.iter().filter(|network| !failed.contains(*network)));
         for key in &plan.close {
             ports.relays.close(key);
@@ -317,7 +320,7 @@ impl Mode {
         let busy = ports.relays.busy();
         let is_busy = |network: &Network| busy.iter().any(|address| network.contains(address));
         let (kept, idle): (Vec<Network>, Vec<Network>) = plan.delete_routes.iter().copied().partition(is_busy);
-        let undeleted = write_routes(Action::Delete, &idle, ports, &mut applied);
+        let undeleted = routes::delete(RouteOwner::Userspace, &idle, ports, &mut applied);
         known.routes.retain(|network| !idle.contains(network) || undeleted.contains(network));
         again.addresses.extend(failed.iter().chain(&undeleted).map(Network::addr));
         self.look_at = (!kept.is_empty()).then(|| now.saturating_add(LOOK_AGAIN));
@@ -340,26 +343,4 @@ fn wanted_sysctls(settings: &HostSettings) -> Vec<sysctls::Wanted> {
     let mut wanted = sysctls::of_every_mode(&of_arp);
     wanted.retain(|wanted| wanted.path.starts_with("net/ipv4/conf/"));
     wanted
-}
-
-/// Adds or deletes routes. Returns those that failed.
-fn write_routes(
-    action: Action,
-    networks: &[Network],
-    ports: &mut Ports<'_>,
-    applied: &mut Applied,
-) -> BTreeSet<Network> {
-    if networks.is_empty() {
-        return BTreeSet::new();
-    }
-    let failures = if action == Action::Add { ports.routes.add(networks) } else { ports.routes.delete(networks) };
-    applied.count(Part::Route, action, networks.len().saturating_sub(failures.len()));
-    let mut failed = BTreeSet::new();
-    for failure in failures {
-        if let Some(network) = networks.get(failure.index) {
-            applied.fail(route_step(action, network), failure.error);
-            failed.insert(*network);
-        }
-    }
-    failed
 }

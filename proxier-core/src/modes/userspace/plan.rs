@@ -6,6 +6,7 @@ use super::listener::Listener;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls::SysctlChange;
 use crate::net::{FrontendKey, Network};
+use crate::ports::LocalRoute;
 use crate::reconciler::step::{Action, Part, Step};
 
 /// What a pass does.
@@ -54,5 +55,5 @@ pub(super) fn serve_step(action: Action, listener: &Listener, names: &Names<'_>)
 }
 
 pub(super) fn route_step(action: Action, network: &Network) -> Step {
-    Step::new(action, Part::Route, format_args!("local {network}")).with("dev lo")
+    Step::route(action, &LocalRoute::new(*network))
 }

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use super::listener::Listener;
 use super::lower::lower;
+use crate::modes::shared::routes::network_of;
 use crate::net::{FrontendKey, Network, Protocol};
 use crate::pack::pack;
 use crate::service::{Compiled, Desired, Follower, Frontend, NodeFacts};
@@ -136,10 +137,4 @@ impl Wanted {
         self.desired.compact();
         pack(&mut self.addresses);
     }
-}
-
-/// The route that an address needs of its own: none within the networks that are local as a whole.
-pub(super) fn network_of(address: IpAddr, service_cidrs: &[Network]) -> Option<Network> {
-    let is_covered = service_cidrs.iter().any(|network| network.contains(&address));
-    (!is_covered).then(|| Network::from(address))
 }

@@ -366,6 +366,10 @@ impl Worker {
         for notice in &report.notices {
             tracing::warn!("{notice}");
         }
+        for limit in &report.limited {
+            tracing::warn!("{limit}");
+            self.recorder.tell(Regarding::Node, Reason::NotAsConfigured, limit.clone());
+        }
         for step in &report.drift {
             tracing::warn!("somebody else changed it, repaired: {step}");
         }

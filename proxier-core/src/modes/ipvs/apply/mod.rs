@@ -1,10 +1,10 @@
 //! Carries out a plan.
 
+mod local;
 mod operations;
 mod skipped;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 use ipset::Element;
 use ipvs::{RealServerKey, VirtualServerKey};
@@ -21,6 +21,7 @@ use crate::net::Family;
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Rules, Sets};
 use crate::reconciler::report::{Applied, Lack};
 use crate::reconciler::step::{Action, Part, Step};
+use crate::snapshot::is_usable_by_service;
 
 /// What carrying out a plan changed, as far as only IPVS mode needs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,7 +50,10 @@ pub struct Effects {
 /// Without them it would count as somebody else's and stay for ever, open to everybody.
 ///
 /// A virtual server with source ranges is made only once they hold: the kernel has its entry in [`SetKind::LoadBalancerFirewall`] and
-/// the rules it needs ([`Plan::guarded`]).
+/// the rules it needs ([`Plan::guarded`]). A whole network is made local only once the rules that guard it are there
+/// ([`Plan::guarded_networks`]).
+///
+/// An address that a Service has is never without a way to this host: what binds it now goes after what binds it from now on.
 ///
 /// After a failure or a surprise ([`Effects::surprises`]) `observed` may be out of date: read it again.
 pub fn apply(
@@ -96,13 +100,15 @@ pub fn apply(
     for (set, elements) in plan.add_entries.iter().filter(|(set, _)| !filled.contains(set)) {
         run.add_entries(*set, elements, ports.sets);
     }
-    let unserved = run.operations(&plan.serve_first, ports.ipvs).unserved;
-    run.bind(&plan.bind_first, device, &unserved, ports);
+    let unserved_first = run.operations(&plan.serve_first, ports.ipvs).unserved;
+    run.bind(&plan.bind_first, device, &unserved_first, ports);
     run.operations(&plan.retire_first, ports.ipvs);
     let refused = run.restore(&plan.rules, ports);
     run.unguarded.extend(refused);
-    let unserved = run.operations(&plan.serve, ports.ipvs).unserved;
+    let mut unserved = run.operations(&plan.serve, ports.ipvs).unserved;
     run.bind(&plan.bind, device, &unserved, ports);
+    unserved.extend(unserved_first.into_iter().filter(|address| !run.serves(*address)));
+    run.add_routes(plan, &unserved, ports);
     let left = run.operations(&plan.retire, ports.ipvs).left;
     let mut needs = Needs::default();
     for key in &left {
@@ -113,6 +119,13 @@ pub fn apply(
     }
     run.relax(&plan.relax, &left, ports);
     run.unbind(&plan.unbind, &needs, ports);
+    run.delete_routes(&plan.delete_routes, &needs, ports);
+    if plan.delete_device && run.observed.addresses.iter().all(|address| !is_usable_by_service(*address)) {
+        let outcome = ports.links.delete_device(plan.names.device.as_str());
+        if run.applied.note(|| Step::delete_device(&plan.names.device), outcome) {
+            run.observed.addresses.clear();
+        }
+    }
     if !plan.forget.is_empty() {
         match ports.conntrack.forget_udp(&plan.forget) {
             Ok(flows) => {
@@ -317,49 +330,6 @@ impl Run<'_, '_> {
         }
         for (element, error) in failed {
             self.applied.fail(Step::entry(Action::Delete, named, element), error);
-        }
-    }
-
-    fn bind(&mut self, addresses: &[IpAddr], device: bool, unserved: &BTreeSet<IpAddr>, ports: &mut Ports<'_>) {
-        let (skipped, wanted): (Vec<IpAddr>, Vec<IpAddr>) =
-            addresses.iter().partition(|address| !device || unserved.contains(address));
-        if !wanted.is_empty() {
-            let (done, failed) = split(&wanted, ports.links.bind(self.kernel.device.as_str(), &wanted));
-            self.applied.count(Part::Address, Action::Add, done.len());
-            self.observed.addresses.extend(done);
-            for (address, error) in failed {
-                self.applied.fail(Step::address(Action::Add, *address, &self.kernel.device), error);
-            }
-        }
-        for address in skipped {
-            let why = if device {
-                skipped::bound_too_early(address)
-            } else {
-                skipped::not_without_device(address, &self.kernel.device)
-            };
-            self.applied.fail(Step::address(Action::Add, address, &self.kernel.device), why);
-        }
-    }
-
-    fn unbind(&mut self, addresses: &[IpAddr], needs: &Needs, ports: &mut Ports<'_>) {
-        let mut going: Vec<IpAddr> = Vec::with_capacity(addresses.len());
-        for address in addresses {
-            if needs.address(address) {
-                self.applied.fail(Step::address(Action::Delete, *address, &self.kernel.device), skipped::needed());
-            } else {
-                going.push(*address);
-            }
-        }
-        if going.is_empty() {
-            return;
-        }
-        let (done, failed) = split(&going, ports.links.unbind(self.kernel.device.as_str(), &going));
-        self.applied.count(Part::Address, Action::Delete, done.len());
-        for address in done {
-            self.observed.addresses.remove(address);
-        }
-        for (address, error) in failed {
-            self.applied.fail(Step::address(Action::Delete, *address, &self.kernel.device), error);
         }
     }
 }

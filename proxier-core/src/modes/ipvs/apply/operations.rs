@@ -147,12 +147,14 @@ impl Run<'_, '_> {
         let trial = Trial::run(&allowed, self.wanted, ipvs);
         self.effects.surprises = self.effects.surprises.saturating_add(trial.surprises);
         let mut outcome = self.note_operations(&allowed, trial);
-        let is_served = |address: &IpAddr| {
-            let served = &self.observed.virtual_servers;
-            served.keys().any(|key| matches!(key, VirtualServerKey::Address { addr, .. } if addr == address))
-        };
-        outcome.unserved.extend(unguarded.into_iter().filter(|address| !is_served(address)));
+        outcome.unserved.extend(unguarded.into_iter().filter(|address| !self.serves(*address)));
         outcome
+    }
+
+    /// Whether an address has a virtual server.
+    pub(super) fn serves(&self, address: IpAddr) -> bool {
+        let served = &self.observed.virtual_servers;
+        served.keys().any(|key| matches!(key, VirtualServerKey::Address { addr, .. } if *addr == address))
     }
 
     /// Leaves out virtual servers that may not be made yet, with their real servers; returns their addresses.

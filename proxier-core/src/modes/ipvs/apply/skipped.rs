@@ -7,6 +7,7 @@ use ipvs::VirtualServerKey;
 
 use crate::config::{InterfaceName, NamePrefix};
 use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
+use crate::net::Network;
 use crate::ports::{PortError, PortErrorKind};
 
 fn skipped(message: fmt::Arguments<'_>) -> PortError {
@@ -19,6 +20,20 @@ pub(super) fn bound_too_early(address: IpAddr) -> PortError {
 
 pub(super) fn not_without_device(address: IpAddr, device: &InterfaceName) -> PortError {
     skipped(format_args!("{address} is not bound, because there is no device {device}"))
+}
+
+pub(super) fn not_without_guard(network: &Network) -> PortError {
+    skipped(format_args!(
+        "{network} is not made local, because the rules that refuse what no Service serves in it are not in place"
+    ))
+}
+
+pub(super) fn not_without_route(address: IpAddr) -> PortError {
+    skipped(format_args!("{address} stays bound, because no route makes it local yet"))
+}
+
+pub(super) fn not_unbound(address: IpAddr) -> PortError {
+    skipped(format_args!("stays, because {address} is not bound in any other way yet"))
 }
 
 pub(super) fn not_without_set(set: NamedSet) -> PortError {

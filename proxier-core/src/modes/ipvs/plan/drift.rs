@@ -10,7 +10,8 @@ use crate::modes::Pass;
 use crate::modes::ipvs::mode::Mode;
 use crate::modes::ipvs::rules;
 use crate::modes::shared::names::Names;
-use crate::net::Family;
+use crate::net::{Family, Network};
+use crate::ports::LocalRoute;
 use crate::reconciler::step::{Action, Step};
 
 /// What somebody else changed: operations on things that the input did not change.
@@ -41,6 +42,17 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, inputs: &BTreeMap<
             .iter()
             .filter(|address| !changed.addresses.contains(address) && !changed.elsewhere.contains(address));
         drift.extend(others.map(|address| Step::address(action, *address, device)));
+    }
+    drift.extend(plan.delete_device.then(|| Step::delete_device(device)));
+    // The node's own addresses decide on the others.
+    let is_input =
+        |network: &Network| [&changed.addresses, &changed.elsewhere].iter().any(|of| of.contains(&network.addr()));
+    let (added, deleted) = (&plan.add_routes, &plan.delete_routes);
+    if !mode.new_facts {
+        let added = added.iter().filter(|route| !is_input(&route.network));
+        drift.extend(added.map(|route| Step::route(Action::Add, route)));
+        let deleted = deleted.iter().filter(|network| !is_input(network)).map(|network| LocalRoute::new(*network));
+        drift.extend(deleted.map(|route| Step::route(Action::Delete, &route)));
     }
     for operation in [&plan.serve_first, &plan.retire_first, &plan.serve, &plan.retire].into_iter().flatten() {
         let key = operation.virtual_server();

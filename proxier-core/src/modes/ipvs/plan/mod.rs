@@ -16,8 +16,8 @@ use crate::config::KernelNames;
 use crate::modes::ipvs::rules::{Capabilities, RuleChanges};
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::shared::sysctls::SysctlChange;
-use crate::net::Family;
-use crate::ports::UdpServices;
+use crate::net::{Family, Network};
+use crate::ports::{LocalRoute, UdpServices};
 
 pub use order::plan;
 pub(super) use whole::{Planned, whole};
@@ -28,7 +28,8 @@ pub(super) use whole::{Planned, whole};
 /// The order is make before break. Sets and rules come before the virtual servers that need them, so that no connection
 /// misses its masquerading. A virtual server has its real servers before its address is bound: until then packets to the
 /// address do not end here, and no other program of this host can answer instead. Operations that need none of the rules to
-/// restore go before them, so that whoever holds the lock of iptables delays nothing else. Deletions go in reverse; a
+/// restore go before them, so that whoever holds the lock of iptables delays nothing else. Routes come after the rules, which
+/// guard what they make local. Deletions go in reverse; a
 /// virtual server goes before its entries and its address, which after a crash show that it is ours.
 ///
 /// Within a stage `default/kubernetes` comes first, then cluster DNS.
@@ -65,6 +66,11 @@ pub struct Plan {
     pub serve: Vec<Operation>,
     /// Addresses to bind to the dummy device.
     pub bind: Vec<IpAddr>,
+    /// Local routes to make, or to give another source; those of whole networks first.
+    pub add_routes: Vec<LocalRoute>,
+    /// Networks in `add_routes` whose guard is not there yet: the rules that refuse what no Service serves. One is not made
+    /// local when the rules of its family are put off or fail: programs that listen on all addresses would answer there.
+    pub guarded_networks: BTreeSet<Network>,
     /// Real servers to drain or to delete, and virtual servers to delete.
     pub retire: Vec<Operation>,
     /// Entries to delete, the last set first.
@@ -72,8 +78,12 @@ pub struct Plan {
     /// Rules to restore that only lose something, such as the jump to a firewall whose last load balancer went. They wait
     /// until what they guard is gone.
     pub relax: Vec<RulesChange>,
-    /// Addresses to remove from the dummy device.
+    /// Addresses to remove from the dummy device. One that a Service still has stays until a route makes it local.
     pub unbind: Vec<IpAddr>,
+    /// Local routes to delete. One stays while a Service's address in it is local in no other way.
+    pub delete_routes: Vec<Network>,
+    /// Delete the dummy device once no address is on it: routes bind instead.
+    pub delete_device: bool,
     /// UDP flows to find and forget. There may be none, so this alone is no difference.
     pub forget: UdpServices,
     /// Real servers that drain already, unknown to this process: no operation, but they are watched from now on.
@@ -118,10 +128,14 @@ impl Plan {
             guarded: _,
             serve,
             bind,
+            add_routes,
+            guarded_networks: _,
             retire,
             delete_entries,
             relax,
             unbind,
+            delete_routes,
+            delete_device,
             forget: _,
             adopt_drains: _,
         } = self;
@@ -136,10 +150,13 @@ impl Plan {
             && rules.is_empty()
             && serve.is_empty()
             && bind.is_empty()
+            && add_routes.is_empty()
             && retire.is_empty()
             && delete_entries.is_empty()
             && relax.is_empty()
             && unbind.is_empty()
+            && delete_routes.is_empty()
+            && !delete_device
     }
 
     /// Moves operations that need not wait for rules before them. `needs_rules` says whether a virtual server needs them

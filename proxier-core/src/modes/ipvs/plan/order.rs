@@ -6,6 +6,7 @@ use ipvs::model::{Protocol, VirtualServer, Weight};
 use ipvs::{Operation, RealServer, RealServerKey, VirtualServerKey};
 
 use super::Plan;
+use crate::modes::ipvs::binding::in_order;
 use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
@@ -71,6 +72,8 @@ pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Dra
     plan.bind = first;
     plan.bind.extend(rest);
     plan.unbind = changes.delete_addresses.into_iter().collect();
+    plan.add_routes = in_order(changes.add_routes);
+    plan.delete_routes = changes.delete_routes.into_iter().collect();
     plan
 }
 

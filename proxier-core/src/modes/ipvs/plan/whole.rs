@@ -13,10 +13,11 @@ use crate::modes::ipvs::drain::Verdicts;
 use crate::modes::ipvs::mode::{Compared, Mode};
 use crate::modes::ipvs::reading::{self, Readings};
 use crate::modes::ipvs::{rules, udp};
-use crate::net::Family;
+use crate::net::{Family, Network};
 use crate::ports::{PortError, PortErrorKind, UdpServices};
 use crate::reconciler::report::Unread;
 use crate::reconciler::step::Step;
+use crate::snapshot::is_usable_by_service;
 
 /// A plan, and what is to be known with it.
 #[derive(Debug, Default)]
@@ -44,7 +45,12 @@ pub(crate) fn whole(
     let mut plan = plan(changes, &mode.wanted, observed, &mode.drains);
     plan.forget = forget;
     plan.names.clone_from(&mode.names);
-    plan.create_device = pass.full && !reading::has_device(pass.host, &mode.names);
+    let has_device = reading::has_device(pass.host, &mode.names);
+    plan.create_device = pass.full && !has_device && !mode.by_routes;
+    plan.delete_device = pass.full && has_device && mode.by_routes && {
+        let going: BTreeSet<_> = plan.unbind.iter().collect();
+        observed.addresses.iter().all(|address| going.contains(address) || !is_usable_by_service(*address))
+    };
     plan.sysctls.clone_from(&readings.sysctls);
     plan.timeouts = readings.timeouts;
     plan.rules_put_off.clone_from(&readings.rules_put_off);
@@ -189,6 +195,14 @@ fn order_by_rules(
     if compared.is_empty() {
         return;
     }
+    let lacks_guard = |network: &Network| {
+        let inputs = compared.get(&Family::of(network.addr()));
+        let new = inputs.is_some_and(|(new, _)| new.guarded_networks().contains(network));
+        let before = inputs.and_then(|(_, before)| *before);
+        new && before.is_none_or(|before| !before.guarded_networks().contains(network))
+    };
+    plan.guarded_networks =
+        plan.add_routes.iter().map(|route| route.network).filter(|network| lacks_guard(network)).collect();
     let added = plan.serve.iter().filter_map(|operation| match operation {
         Operation::AddVirtualServer(server) => Some(server.key),
         _ => None,

@@ -7,6 +7,7 @@ use ipvs::VirtualServerKey;
 
 use super::names;
 use crate::config::{InterfaceName, LocalTraffic, MarkBit, NamePrefix};
+use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
@@ -121,11 +122,16 @@ pub struct Inputs {
     sources: MasqueradeSources,
     bit: MarkBit,
     capabilities: Capabilities,
+    /// Addresses are bound by routes.
+    by_routes: bool,
+    /// Networks that are local as a whole, sorted.
+    whole: Vec<Network>,
 }
 
 impl Inputs {
     /// What the rules of this family depend on now.
     pub fn new(family: Family, wanted: &Wanted, facts: &NodeFacts, capabilities: Capabilities) -> Self {
+        let routes = Routes::new(wanted, facts);
         let of_family = wanted.sets().filter(|set| set.family == family).map(|set| set.kind);
         Inputs {
             family,
@@ -135,6 +141,8 @@ impl Inputs {
             sources: MasqueradeSources::of(facts, family),
             bit: facts.config().masquerade_bit,
             capabilities,
+            by_routes: routes.is_on,
+            whole: routes.whole.into_iter().filter(|network| Family::of(network.addr()) == family).collect(),
         }
     }
 
@@ -148,6 +156,10 @@ impl Inputs {
         self.barred.extend(kept.barred.iter().filter(|key| Family::from(key.family()) == family));
         self.barred.sort_unstable();
         self.barred.dedup();
+        self.by_routes |= kept.by_routes.contains(&family);
+        self.whole.extend(kept.whole.iter().filter(|network| Family::of(network.addr()) == family));
+        self.whole.sort_unstable();
+        self.whole.dedup();
         self
     }
 
@@ -193,6 +205,16 @@ impl Inputs {
         self.bit
     }
 
+    /// Whether addresses are bound by routes, or still are: this node's own packets then have its address as their source.
+    pub fn are_bound_by_routes(&self) -> bool {
+        self.by_routes
+    }
+
+    /// Networks that are local as a whole: nothing but Services may answer in them. Sorted.
+    pub fn guarded_networks(&self) -> &[Network] {
+        &self.whole
+    }
+
     /// What iptables and the kernel can do.
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
@@ -201,17 +223,20 @@ impl Inputs {
     /// Whether these rules are those of `before` with some taken away: sets that have no entries any more, load balancers
     /// that are not barred any more. Such rules may wait until what they guarded is gone.
     pub fn only_relaxes(&self, before: &Inputs) -> bool {
-        let rest = |inputs: &Inputs| (inputs.family, inputs.sources.clone(), inputs.bit, inputs.capabilities);
+        let rest = |inputs: &Inputs| {
+            (inputs.family, inputs.sources.clone(), inputs.bit, inputs.capabilities, inputs.by_routes)
+        };
+        let fewer_networks = self.whole.iter().all(|network| before.whole.binary_search(network).is_ok());
         let fewer_sets = self.filled.iter().all(|kind| before.is_filled(*kind));
         let fewer_barred = self.barred.iter().all(|key| before.barred.binary_search(key).is_ok());
-        self != before && fewer_sets && fewer_barred && rest(self) == rest(before)
+        self != before && fewer_networks && fewer_sets && fewer_barred && rest(self) == rest(before)
     }
 
     /// Whether a virtual server needs rules that these have and `before` lacks. `before`: what the kernel has; `None` when
     /// unknown.
     pub(crate) fn are_needed_by(&self, frontend: &Frontend, before: Option<&Inputs>) -> bool {
         let Some(before) = before else { return true };
-        let rest = |inputs: &Inputs| (inputs.sources.clone(), inputs.bit, inputs.capabilities);
+        let rest = |inputs: &Inputs| (inputs.sources.clone(), inputs.bit, inputs.capabilities, inputs.by_routes);
         let is_new = |kind: SetKind| self.is_filled(kind) && !before.is_filled(kind);
         let is_barred = |inputs: &Inputs| inputs.barred.binary_search(&frontend.key.into()).is_ok();
         // The hairpin rule is about endpoints.
@@ -236,6 +261,10 @@ pub struct Kept {
     filled: Vec<SetKey>,
     /// Load balancers for which this node's own traffic stays dropped.
     barred: Vec<VirtualServerKey>,
+    /// Families in which addresses are bound by routes.
+    by_routes: Vec<Family>,
+    /// Networks that are local as a whole: their guard goes after the routes, in a later pass.
+    whole: Vec<Network>,
 }
 
 impl Kept {
@@ -259,7 +288,12 @@ impl Kept {
             observed.firewall_entry(key).is_some_and(|entry| !changes.delete_entries.contains(&entry))
                 && !observed.may_be_used_by_node(key)
         });
-        Kept { filled: sets.map(|(set, _)| *set).collect(), barred: barred.copied().collect() }
+        Kept {
+            filled: sets.map(|(set, _)| *set).collect(),
+            barred: barred.copied().collect(),
+            by_routes: Family::ALL.into_iter().filter(|family| observed.routes.has_family(*family)).collect(),
+            whole: observed.routes.whole().copied().collect(),
+        }
     }
 }
 

@@ -112,6 +112,10 @@ fn cluster_ip_masquerade(inputs: &Inputs) -> Option<RuleBuilder> {
             outside("-i", name.to_string())
         }
         MasqueradeSources::OutsidePrefix(name) => outside("-i", format!("{name}+")),
+        // This node's own packets.
+        MasqueradeSources::ClusterIps if inputs.are_bound_by_routes() => {
+            to_cluster_ip().args(["-m", "addrtype", "--src-type", "LOCAL"])
+        }
         MasqueradeSources::ClusterIps => noted(inputs, SetKind::ClusterIp, "src,dst"),
     };
     Some(row.target(&inputs.chain(names::MARK_MASQ)))
@@ -189,11 +193,16 @@ fn ipvs_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
     rows.push(plain(inputs, SetKind::HealthCheckNodePort, "dst").target("RETURN"));
     let new = Rule::builder().args(["-m", "conntrack", "--ctstate", "NEW"]);
     rows.push(matching(new, inputs, SetKind::IpvsIps, "dst").target("REJECT"));
+    let whole = inputs.guarded_networks().iter().map(|network| {
+        let new = Rule::builder().args(["-d", &network.to_string(), "-m", "conntrack", "--ctstate", "NEW"]);
+        new.target("REJECT")
+    });
+    rows.extend(whole);
     rows
 }
 
-/// A program on this node that connects to an address of this host has that address as its source, which passes every
-/// source range; so such packets are dropped on the way out.
+/// A program on this node that connects to an address of this host has that address as its source, or the node's where the
+/// address is bound by a route, which passes every source range; so such packets are dropped on the way out.
 fn ipvs_out_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
     if !inputs.capabilities().ipvs {
         return Vec::new();
@@ -203,7 +212,12 @@ fn ipvs_out_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
         let (address, port) = (addr.to_string(), port.to_string());
         let protocol = protocol.to_string().to_ascii_lowercase();
         let server = ["-m", "ipvs", "--vaddr", &address, "--vproto", &protocol, "--vport", &port];
-        Some(Rule::builder().args(["-s", &address]).args(server).target("DROP"))
+        let rule = if inputs.are_bound_by_routes() {
+            Rule::builder().args(["-m", "addrtype", "--src-type", "LOCAL"])
+        } else {
+            Rule::builder().args(["-s", &address])
+        };
+        Some(rule.args(server).target("DROP"))
     };
     inputs.barred_from_node().iter().filter_map(barred).collect()
 }

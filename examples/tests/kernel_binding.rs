@@ -1,0 +1,286 @@
+//! IPVS mode that binds by routes, on a real kernel: clients outside and on the node are served though no interface has a
+//! Service's address, nothing else answers in the Services' networks, and a live node changes from one binding to the other.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_methods, reason = "connections and time-outs are real")]
+
+mod program;
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use program::{Folder, Running, changed, demo, ipvsadm, ok, text, tool};
+use testkit::traffic::{Connection, NameServer, connect_and_ask};
+use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
+
+const NODE: &str = "apiVersion: v1
+kind: Node
+metadata: {name: n1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+";
+
+const SERVICE: &str = "10.96.0.10:80";
+const NODE_PORT: &str = "192.0.2.1:30080";
+const EXTERNAL: &str = "198.51.100.7:80";
+const PLACES: [&str; 3] = [SERVICE, NODE_PORT, EXTERNAL];
+/// What listens on all addresses of the node, as a daemon does.
+const DAEMON: u16 = 9999;
+
+fn service(name: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: demo}}
+spec:
+  ipFamilies: [IPv4]
+  {spec}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {name}-1, namespace: demo, labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: IPv4
+ports: [{{name: http, port: 8080, protocol: TCP}}]
+endpoints: [{{addresses: [10.244.0.5]}}]
+"
+    )
+}
+
+/// Who answered, or why nobody did.
+type Answer = Result<String, ErrorKind>;
+
+/// A node with a pod and a daemon, and a client on another host.
+struct World {
+    client: Netns,
+    node: Netns,
+    _pod: Netns,
+    _servers: [NameServer; 2],
+    manifests: Folder,
+}
+
+impl World {
+    fn new() -> Self {
+        let (node, client, pod) = (Netns::current().unwrap(), Netns::new().unwrap(), Netns::new().unwrap());
+        veth_pair((&node, "eth9"), (&client, "eth0")).unwrap();
+        veth_pair((&node, "pod9"), (&pod, "eth0")).unwrap();
+        for (of, address, device) in [
+            (&node, "192.0.2.1/24", "eth9"),
+            (&client, "192.0.2.2/24", "eth0"),
+            (&node, "10.244.0.1/24", "pod9"),
+            (&pod, "10.244.0.5/24", "eth0"),
+        ] {
+            of.add_address(address, device).unwrap();
+            of.link_up(device).unwrap();
+        }
+        node.link_up("lo").unwrap();
+        client.add_route("10.96.0.0/12", "192.0.2.1").unwrap();
+        client.add_route("198.51.100.0/24", "192.0.2.1").unwrap();
+        pod.add_route("default", "10.244.0.1").unwrap();
+        node.add_route("default", "192.0.2.2").unwrap();
+        node.write_sysctl("net/ipv4/ip_forward", "1").unwrap();
+        let servers = [
+            NameServer::tcp(&pod, "10.244.0.5:8080".parse().unwrap(), "pod").unwrap(),
+            NameServer::tcp(&node, SocketAddr::from(([0, 0, 0, 0], DAEMON)), "daemon").unwrap(),
+        ];
+        let manifests = Folder::new("binding");
+        manifests.put("node.yaml", NODE);
+        let spec = "type: NodePort
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  externalIPs: [198.51.100.7]
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}]";
+        manifests.put("web.yaml", &service("web", spec));
+        World { client, node, _pod: pod, _servers: servers, manifests }
+    }
+
+    fn arguments(&self, binding: &str) -> Vec<String> {
+        let manifests = self.manifests.0.display().to_string();
+        let all = [
+            "--manifests",
+            &manifests,
+            "--proxy-mode",
+            "ipvs",
+            "--no-fallback",
+            "--cluster-cidr",
+            "10.244.0.0/16",
+            "--ipvs-service-cidrs",
+            "10.96.0.0/12",
+            "--ipvs-binding",
+            binding,
+        ];
+        all.map(str::to_owned).to_vec()
+    }
+
+    fn start(&self, binding: &str) -> Running {
+        let arguments = self.arguments(binding);
+        Running::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// Who answers a client of another host, and one on the node.
+    fn answers(&self, address: &str) -> [Answer; 2] {
+        let to: SocketAddr = address.parse().unwrap();
+        [&self.client, &self.node]
+            .map(|from| from.run_in(|| connect_and_ask(to).map_err(|error| error.kind())).unwrap())
+    }
+
+    fn serves(&self) -> bool {
+        PLACES.iter().all(|place| self.answers(place) == [Ok("pod".to_owned()), Ok("pod".to_owned())])
+    }
+
+    #[track_caller]
+    fn is_as_planned(&self, binding: &str) {
+        let arguments = self.arguments(binding);
+        let words: Vec<&str> = ["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect();
+        let plan = demo(&words);
+        assert!(ok(&plan).starts_with("nothing to do"), "{}", text(&plan.stdout));
+    }
+}
+
+/// The lines of `ip` that show routes of ours.
+fn routes() -> Vec<String> {
+    tool("ip route show table local proto 119").lines().map(|line| line.trim_end().to_owned()).collect()
+}
+
+/// The lines of `ip` that show the Services' addresses, or the dummy device.
+fn bound() -> Vec<String> {
+    let ours = |line: &&str| ["kube-ipvs0", "10.96.", "198.51.100."].iter().any(|of| line.contains(of));
+    tool("ip -o address").lines().filter(ours).map(str::to_owned).collect()
+}
+
+/// The rules that refuse what no Service serves in a network.
+fn guards() -> usize {
+    let saved = tool("iptables-save");
+    saved
+        .lines()
+        .filter(|line| line.starts_with("-A KUBE-IPVS-FILTER -d 10.96.0.0/12") && line.contains("REJECT"))
+        .count()
+}
+
+#[track_caller]
+fn routes_bind() {
+    assert_eq!((bound(), guards()), (vec![], 1));
+    let routes = routes();
+    let of = |network: &str| {
+        routes.iter().any(|line| line.starts_with(&format!("local {network} dev lo")) && line.contains("src 192.0.2.1"))
+    };
+    assert!(routes.len() == 2 && of("10.96.0.0/12") && of("198.51.100.7"), "{routes:#?}");
+}
+
+#[test]
+fn services_are_served_and_no_interface_has_their_addresses() {
+    kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
+        let world = World::new();
+        let spec = "clusterIP: 10.96.0.20
+  clusterIPs: [10.96.0.20]
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]";
+        world.manifests.put("old.yaml", &service("old", spec));
+        let proxy = world.start("routes");
+        proxy.until("it serves", || world.serves());
+        routes_bind();
+        // The node's own connections have its address.
+        let local = TcpStream::connect(SERVICE).unwrap().local_addr().unwrap();
+        assert_eq!(local.ip().to_string(), "192.0.2.1");
+
+        // A daemon of the node answers at the node's address, and nowhere among the Services'.
+        let daemon = || -> Answer { Ok("daemon".to_owned()) };
+        assert_eq!(world.answers(&format!("192.0.2.1:{DAEMON}")), [daemon(), daemon()]);
+        for address in ["10.96.0.10", "10.96.77.77", "10.111.255.254", "198.51.100.7"] {
+            let refused = || -> Answer { Err(ErrorKind::ConnectionRefused) };
+            assert_eq!(world.answers(&format!("{address}:{DAEMON}")), [refused(), refused()], "{address}");
+        }
+        world.is_as_planned("routes");
+
+        // A route that somebody deletes comes back before the next full pass.
+        tool("ip route delete local 10.96.0.0/12 table local proto 119");
+        proxy.until("the route is back", || routes().len() == 2);
+        assert!(world.serves());
+
+        // Killed: all stays, and the next process knows what is its own.
+        proxy.end_with("KILL");
+        assert!(world.serves());
+        routes_bind();
+        assert!(ipvsadm().iter().any(|line| line.starts_with("-A -t 10.96.0.20:80 ")));
+        std::fs::remove_file(world.manifests.0.join("old.yaml")).unwrap();
+        let proxy = world.start("routes");
+        proxy.until("what no Service wants is gone", || !ipvsadm().iter().any(|line| line.contains("10.96.0.20:80")));
+        assert!(world.serves());
+        routes_bind();
+        assert!(proxy.end().success());
+        ok(&demo(&["cleanup"]));
+        assert_eq!((routes(), changed()), (vec![], vec![]));
+    });
+}
+
+/// Somebody who connects again and again, and keeps what went wrong.
+struct Client {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(u32, Vec<String>)>,
+}
+
+impl Client {
+    fn start(from: &Netns, to: &'static str) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let until = stop.clone();
+        let work = move || {
+            let address: SocketAddr = to.parse().unwrap();
+            let (mut made, mut failed) = (0, Vec::new());
+            while !until.load(Ordering::Relaxed) {
+                match connect_and_ask(address) {
+                    Ok(name) if name == "pod" => made += 1,
+                    other => failed.push(format!("{to}: {other:?}")),
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            (made, failed)
+        };
+        Client { stop, thread: from.spawn(work).unwrap() }
+    }
+
+    fn end(self) -> (u32, Vec<String>) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+#[test]
+fn a_live_node_changes_its_binding() {
+    kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
+        let world = World::new();
+        let mut proxy = world.start("addresses");
+        proxy.until("it serves", || world.serves());
+        let address: SocketAddr = SERVICE.parse().unwrap();
+        let mut long =
+            [&world.client, &world.node].map(|from| from.run_in(|| Connection::open(address).unwrap()).unwrap());
+        let clients: Vec<Client> = [&world.client, &world.node]
+            .into_iter()
+            .flat_map(|from| PLACES.map(|place| Client::start(from, place)))
+            .collect();
+        std::thread::sleep(Duration::from_millis(500));
+        for binding in ["routes", "addresses", "routes"] {
+            assert!(proxy.end().success());
+            proxy = world.start(binding);
+            if binding == "routes" {
+                proxy.until("no address is bound", || bound().is_empty());
+                routes_bind();
+            } else {
+                proxy.until("no route and no guard is left", || routes().is_empty() && guards() == 0);
+                assert_eq!(bound().len(), 2, "{:#?}", bound());
+            }
+            std::thread::sleep(Duration::from_secs(1));
+            world.is_as_planned(binding);
+            for connection in &mut long {
+                assert_eq!(connection.ask().unwrap(), "pod", "a connection from before, now by {binding}");
+            }
+        }
+        for client in clients {
+            let (made, failed) = client.end();
+            assert!(made > 5 && failed.is_empty(), "{made} connections; failed: {failed:#?}\n{}", proxy.log());
+        }
+        assert!(proxy.end().success());
+        ok(&demo(&["cleanup"]));
+        assert_eq!((routes(), changed()), (vec![], vec![]));
+    });
+}

@@ -1,0 +1,271 @@
+//! Binding by routes: which networks are made local as a whole, which addresses one by one, and what of it differs. Pure.
+//!
+//! What a local route on `lo` changes as against an address on the dummy device:
+//!
+//! * A network that is local as a whole takes packets to all its addresses, those of no Service among them. Rules refuse new
+//!   connections to what no Service serves ([`Inputs::guarded_networks`](super::rules::Inputs::guarded_networks)), so that
+//!   nothing that listens on all addresses of this host answers there. They are there before the route.
+//!   A port that is in the sets counts as served: in the moment before its virtual server is made, and while the kernel refuses
+//!   to make it, whatever listens on all addresses at that port answers in such a network. An address with a route of its own
+//!   waits for its virtual server.
+//! * Programs of this host that connect to a Service have the node's address as their own, not the Service's.
+//! * ARP: with `arp_ignore` 0 the kernel answers for every address of a local route on every interface, as it does for the
+//!   dummy device's addresses (net/ipv4/arp.c, `arp_process`): for a whole network that is more than anybody should ask for. With
+//!   1 (`ipvs.strictARP`) it answers only for addresses that the interface itself has (`arp_ignore`, `inet_confirm_addr`), so for
+//!   none of these. IPv6: neighbour advertisements are sent only for an interface's own addresses (net/ipv6/ndisc.c,
+//!   `ndisc_recv_ns`), so never for these. Whoever announces load balancers' addresses, does that with either binding.
+//! * Packets that come in with such a source are dropped, as from any address of this host.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use super::diff::Changes;
+use super::observed::Observed;
+use super::wanted::{Changed, Wanted};
+use crate::config::{Config, LocalTraffic};
+use crate::modes::shared::routes::network_of;
+use crate::net::{Family, Network};
+use crate::pack::pack;
+use crate::ports::LocalRoute;
+use crate::service::NodeFacts;
+use crate::snapshot::is_usable_by_service;
+
+/// Whether a network is one address.
+fn is_single(network: &Network) -> bool {
+    network.prefix_len() == network.max_prefix_len()
+}
+
+/// The local routes that the kernel has, with their sources.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BoundRoutes {
+    /// Of more than one address: few.
+    whole: BTreeMap<Network, Option<IpAddr>>,
+    singles: BTreeMap<Network, Option<IpAddr>>,
+}
+
+impl BoundRoutes {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.whole.is_empty() && self.singles.is_empty()
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&Network, Option<IpAddr>)> {
+        self.whole.iter().chain(&self.singles).map(|(network, source)| (network, *source))
+    }
+
+    /// Those of more than one address.
+    pub fn whole(&self) -> impl Iterator<Item = &Network> {
+        self.whole.keys()
+    }
+
+    /// Whether there is a route for exactly this network.
+    pub fn has(&self, network: &Network) -> bool {
+        self.of_length(network).contains_key(network)
+    }
+
+    /// Whether there is one of a family.
+    pub(crate) fn has_family(&self, family: Family) -> bool {
+        let ends = |routes: &BTreeMap<Network, Option<IpAddr>>| {
+            // Sorted by family.
+            let ends = [routes.keys().next(), routes.keys().next_back()];
+            ends.into_iter().flatten().any(|network| Family::of(network.addr()) == family)
+        };
+        ends(&self.whole) || ends(&self.singles)
+    }
+
+    /// Whether an address is local by one of them, other than the one for this network.
+    pub(crate) fn cover(&self, address: IpAddr, but: Option<&Network>) -> bool {
+        let is_other = |network: &Network| Some(network) != but;
+        let single = Network::from(address);
+        (self.singles.contains_key(&single) && is_other(&single))
+            || self.whole.keys().any(|network| network.contains(&address) && is_other(network))
+    }
+
+    pub(crate) fn insert(&mut self, network: Network, source: Option<IpAddr>) {
+        let routes = if is_single(&network) { &mut self.singles } else { &mut self.whole };
+        routes.insert(network, source);
+    }
+
+    pub(crate) fn remove(&mut self, network: &Network) {
+        self.whole.remove(network);
+        self.singles.remove(network);
+    }
+
+    pub(crate) fn compact(&mut self) {
+        pack(&mut self.singles);
+    }
+
+    fn of_length(&self, network: &Network) -> &BTreeMap<Network, Option<IpAddr>> {
+        if is_single(network) { &self.singles } else { &self.whole }
+    }
+
+    fn is(&self, network: &Network, source: Option<IpAddr>) -> bool {
+        self.of_length(network).get(network) == Some(&source)
+    }
+}
+
+impl FromIterator<(Network, Option<IpAddr>)> for BoundRoutes {
+    fn from_iter<I: IntoIterator<Item = (Network, Option<IpAddr>)>>(routes: I) -> Self {
+        let mut bound = Self::default();
+        for (network, source) in routes {
+            bound.insert(network, source);
+        }
+        bound
+    }
+}
+
+/// Why a network is not made local as a whole. Prints as a sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unusable {
+    /// The network.
+    pub network: Network,
+    /// What is in it, in words.
+    pub holds: String,
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Unusable { network, holds } = self;
+        write!(
+            f,
+            "ipvs.serviceCIDRs: {network} is not the Services' alone: it has {holds}; each Service's address in it gets a route \
+             of its own instead"
+        )
+    }
+}
+
+/// What has to be local without any address being bound.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Routes {
+    /// Whether addresses are bound by routes at all; otherwise there are none.
+    pub is_on: bool,
+    /// Networks that are local as a whole.
+    pub whole: BTreeSet<Network>,
+    /// Networks of the configuration that cannot be.
+    pub unusable: Vec<Unusable>,
+    /// The sources of this host's own packets, at most one of each family.
+    sources: Vec<IpAddr>,
+}
+
+impl Routes {
+    /// What this node needs. A network that has an address of the node, of a gateway, of the API server or of another host that
+    /// the node has to reach, or a network of pods, cannot be local as a whole. A neighbour's address that is a Service's, such
+    /// as cluster DNS, is no obstacle.
+    pub fn new(wanted: &Wanted, facts: &NodeFacts) -> Self {
+        let config = facts.config();
+        if !config.binds_by_routes() {
+            return Self::default();
+        }
+        let of_node = |family| facts.node_address(family).filter(|address| facts.is_on_interface(*address));
+        let mut routes =
+            Routes { is_on: true, sources: config.families.iter().filter_map(of_node).collect(), ..Self::default() };
+        for network in config.ipvs.service_cidrs.iter().filter(|network| in_scope(config, network.addr())) {
+            match obstacle(network, wanted, facts) {
+                Some(holds) => routes.unusable.push(Unusable { network: *network, holds }),
+                None => drop(routes.whole.insert(network.trunc())),
+            }
+        }
+        routes
+    }
+
+    fn source(&self, network: &Network) -> Option<IpAddr> {
+        let family = Family::of(network.addr());
+        self.sources.iter().copied().find(|source| Family::of(*source) == family)
+    }
+
+    /// The route that an address needs of its own.
+    fn single(&self, address: IpAddr) -> Option<Network> {
+        network_of(address, &self.whole).filter(|_| self.is_on)
+    }
+
+    /// All routes, each with its source.
+    pub fn all(&self, wanted: &Wanted, config: &Config) -> BTreeMap<Network, Option<IpAddr>> {
+        let singles = wanted.addresses().filter(|address| may_be_bound(*address, config));
+        let singles = singles.filter_map(|address| self.single(address));
+        singles.chain(self.whole.iter().copied()).map(|network| (network, self.source(&network))).collect()
+    }
+
+    /// Whether other networks are local as a whole than the kernel has, or have another source.
+    pub(crate) fn differ_in_whole(&self, observed: &Observed) -> bool {
+        let there = observed.routes.whole.iter().map(|(network, source)| (*network, *source));
+        !self.whole.iter().map(|network| (*network, self.source(network))).eq(there)
+    }
+
+    /// Compares all routes. Routes of families that are not configured are left alone.
+    pub(crate) fn diff(&self, wanted: &Wanted, observed: &Observed, config: &Config, changes: &mut Changes) {
+        let all = self.all(wanted, config);
+        for (network, source) in &all {
+            if !observed.routes.is(network, *source) {
+                changes.add_routes.insert(*network, *source);
+            }
+        }
+        let unwanted = observed.routes.iter().map(|(network, _)| network).filter(|network| !all.contains_key(*network));
+        let unwanted = unwanted.filter(|network| in_scope(config, network.addr()) && !self.stays(network, wanted));
+        changes.delete_routes.extend(unwanted.copied());
+    }
+
+    /// Compares only those of addresses that changed. Assumes that nothing else did.
+    pub(crate) fn diff_changed(
+        &self,
+        wanted: &Wanted,
+        observed: &Observed,
+        (changed, config): (&Changed, &Config),
+        changes: &mut Changes,
+    ) {
+        for address in changed.addresses.union(&changed.elsewhere) {
+            let Some(network) = self.single(*address).filter(|_| may_be_bound(*address, config)) else { continue };
+            let source = self.source(&network);
+            if wanted.has_address(*address) {
+                if !observed.routes.is(&network, source) {
+                    changes.add_routes.insert(network, source);
+                }
+            } else if observed.routes.has(&network) && !self.stays(&network, wanted) {
+                changes.delete_routes.insert(network);
+            }
+        }
+    }
+
+    /// Whether a route that is there stays, because another interface got the address later: see [`Wanted::is_elsewhere`].
+    fn stays(&self, network: &Network, wanted: &Wanted) -> bool {
+        self.is_on && is_single(network) && wanted.is_elsewhere(network.addr())
+    }
+}
+
+/// Routes as a list, those of whole networks first.
+pub(super) fn in_order(routes: BTreeMap<Network, Option<IpAddr>>) -> Vec<LocalRoute> {
+    let list = routes.into_iter().map(|(network, source)| LocalRoute { network, source });
+    let (singles, mut whole): (Vec<LocalRoute>, Vec<LocalRoute>) = list.partition(|route| is_single(&route.network));
+    whole.extend(singles);
+    whole
+}
+
+fn in_scope(config: &Config, address: IpAddr) -> bool {
+    config.families.iter().any(|family| family == Family::of(address))
+}
+
+fn may_be_bound(address: IpAddr, config: &Config) -> bool {
+    in_scope(config, address) && is_usable_by_service(address)
+}
+
+/// What in this network is not the Services'.
+fn obstacle(network: &Network, wanted: &Wanted, facts: &NodeFacts) -> Option<String> {
+    let config = facts.config();
+    if let Some(own) = facts.own_addresses().find(|address| network.contains(address)) {
+        return Some(format!("{own}, an address of this node"));
+    }
+    let mut neighbours = config.reserved.neighbours();
+    let is_in = |address: &IpAddr| network.contains(address) && !wanted.has_address(*address);
+    if let Some((user, neighbour)) = neighbours.find(|(_, neighbour)| is_in(&neighbour.address)) {
+        return Some(format!("{}, the address of {user}", neighbour.address));
+    }
+    let of_cluster = match &config.local_traffic {
+        LocalTraffic::ClusterCidrs(networks) => &networks[..],
+        _ => &[],
+    };
+    let mut pods = of_cluster.iter().copied().chain(facts.pod_cidrs());
+    pods.find(|pods| network.contains(pods)).map(|pods| format!("{pods}, a network of pods"))
+}
