@@ -150,16 +150,16 @@ fn metrics_count_the_rules_that_are_there() {
             })
         };
         until(&running, "the first endpoint", || has("10.244.0.5"));
-        until(&running, "the numbers", &is_true);
+        until(&running, "the numbers", is_true);
         let first = rules_of("iptables", "nat");
         folder.put("web.yaml", &web(&["10.244.0.5", "10.244.0.6", "10.244.0.7"]));
         until(&running, "more endpoints", || has("10.244.0.7"));
-        until(&running, "the next numbers", &is_true);
+        until(&running, "the next numbers", is_true);
         assert_eq!(rules_of("iptables", "nat"), first + 2 * 3, "a chain of two, and a line that leads there");
         until(&running, "a pass that writes nothing", || number("last", "nat", "IPv4") == Some(0));
         let all = metrics();
         for name in ["iptables_restore_failures_total", "iptables_partial_restore_failures_total"] {
-            assert_eq!(all[&format!("kubeproxy_sync_proxy_rules_{name}")], 0.0);
+            assert!(all[&format!("kubeproxy_sync_proxy_rules_{name}")] < 1.0, "{name}");
         }
         assert!(all["kubeproxy_sync_proxy_rules_last_timestamp_seconds"] > 1e9);
         let passes = |kind: &str| all[&format!("kubeproxy_sync_{kind}_proxy_rules_duration_seconds_count")];

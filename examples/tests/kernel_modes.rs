@@ -84,8 +84,9 @@ fn change(from: &str, to: &str) {
         // A program of the node has the Service's address as its own where that is local, until it is not any more.
         let local = number == of_node && matches!(from, "ipvs" | "userspace");
         let (made, failed) = client.end(ends, if local { Some((ends, gone)) } else { but });
-        // Seen on 6.1: a SYN on its way while the kernel takes the table away gets neither its endpoint nor a virtual server.
-        let at_the_moment = usize::from((from, to) == ("nftables", "ipvs"));
+        // Seen on 6.1: a SYN on its way while the kernel takes a table away gets neither its endpoint nor a virtual server, and one that
+        // came by IPVS while a table comes is not answered.
+        let at_the_moment = usize::from([from, to].contains(&"ipvs"));
         assert!(
             made > 5 && failed.len() <= at_the_moment,
             "{from} to {to}, client {number}, serves at {:?}, gone at {:?}: {made} connections; failed: {failed:?}\n{}",

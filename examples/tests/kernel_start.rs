@@ -67,10 +67,8 @@ fn dns_answers_long_before_the_rest() {
         tool("ip route add unreachable 10.96.0.0/15");
         let here = Netns::current().unwrap();
         let at = |port| SocketAddr::new([10, 244, 0, 5].into(), port);
-        let _servers = [
-            NameServer::udp(&here, at(5353), "dns").unwrap(),
-            NameServer::tcp(&here, at(8080), "web").unwrap(),
-        ];
+        let _servers =
+            [NameServer::udp(&here, at(5353), "dns").unwrap(), NameServer::tcp(&here, at(8080), "web").unwrap()];
         let folder = Folder::new("start");
         let mut manifests = String::new();
         for number in 0..SERVICES {

@@ -6,7 +6,7 @@ mod program;
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use program::{Folder, Running, ipvsadm, set_up, tool};
 use serde_json::{Value, json};
@@ -33,12 +33,20 @@ endpoints: [{endpoints}]
     )
 }
 
+/// The data with Services: while a machine is busy, there are answers without.
 fn data() -> Value {
-    let mut stream = TcpStream::connect("127.0.0.1:10249").unwrap();
-    stream.write_all(b"GET /status.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+    let begun = Instant::now();
+    loop {
+        let mut stream = TcpStream::connect("127.0.0.1:10249").unwrap();
+        stream.write_all(b"GET /status.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let data: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        if data["services"].is_object() {
+            return data;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(120), "{data}");
+    }
 }
 
 /// Weight, active connections and whether it leaves, of each endpoint.

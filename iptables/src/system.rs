@@ -97,6 +97,16 @@ impl System {
         self
     }
 
+    /// Looks for programs here and nowhere else: in an empty directory there are none. A relative path is ignored.
+    #[must_use]
+    pub fn with_only_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        let directory = directory.into();
+        if directory.is_absolute() {
+            self.directories = vec![directory];
+        }
+        self
+    }
+
     /// Uses another lock file than `/run/xtables.lock`: in a container, the path where the host's file is mounted. Handed to
     /// the programs as `XTABLES_LOCKFILE`, which they know since 1.8.6; older ones ignore it.
     #[must_use]

@@ -100,7 +100,7 @@ impl Probe {
             running: sources.running,
             module_support: sources.support.clone(),
             findings,
-            backends: backends.to_vec(),
+            backends: if self.profile.goes_without_iptables() { Vec::new() } else { backends.to_vec() },
             ipset_version,
             sysctls,
             sources: sources.statuses(),

@@ -109,6 +109,7 @@ pub struct Profile {
     backend: Option<Backend>,
     ipset_version: Option<IpsetVersion>,
     strict_arp: bool,
+    without_iptables: bool,
 }
 
 impl Default for Profile {
@@ -123,6 +124,7 @@ impl Default for Profile {
             backend: None,
             ipset_version: None,
             strict_arp: false,
+            without_iptables: false,
         }
     }
 }
@@ -194,6 +196,14 @@ impl Profile {
         self
     }
 
+    /// Says that the program needs neither iptables nor ipset, because it has tables of nf_tables do what their rules and sets do:
+    /// what these need is left out. Whether nf_tables does is for the program to ask, by a transaction that the kernel only checks.
+    #[must_use]
+    pub fn without_iptables(mut self, on: bool) -> Self {
+        self.without_iptables = on;
+        self
+    }
+
     /// The table behind a report: everything this profile needs from a kernel of this release, with modules,
     /// configuration symbols and upstream versions. Without a release, rows that only old kernels have are left out.
     #[must_use]
@@ -219,6 +229,10 @@ impl Profile {
 
     pub(crate) fn used_ipset(&self) -> Option<&IpsetVersion> {
         self.ipset_version.as_ref()
+    }
+
+    pub(crate) fn goes_without_iptables(&self) -> bool {
+        self.without_iptables
     }
 
     pub(crate) fn wants_strict_arp(&self) -> bool {

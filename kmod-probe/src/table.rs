@@ -26,6 +26,10 @@ pub(crate) fn requirements(profile: &Profile, release: Option<&KernelRelease>) -
     for name in wanted {
         rows.push(scheduler(name.as_str(), Need::Required, "the scheduler asked for"));
     }
+    if profile.goes_without_iptables() {
+        rows.retain(|row| row.backend.is_none() && row.name != "ip_set" && !row.name.starts_with("xt_"));
+        return rows;
+    }
     for set_type in profile.wanted_set_types() {
         rows.push(set_type_row(set_type));
     }
@@ -480,6 +484,19 @@ mod tests {
         assert!(has("4.18.20", "nf_conntrack_ipv4") && has("4.18.20", "nf_conntrack"));
         assert!(!has("4.19.0-rc1", "nf_conntrack_ipv4") && has("4.19.0-rc1", "nf_conntrack"));
         assert!(!has("6.1.0-56-amd64", "nf_conntrack_ipv6"));
+    }
+
+    #[test]
+    fn without_iptables_nothing_of_it_is_asked_for() {
+        let rows = requirements(&Profile::default().without_iptables(true), None);
+        let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+        for name in ["ip_vs", "ip_vs: conntrack", "nf_nat", "dummy", "scheduler rr"] {
+            assert!(names.contains(&name), "{name}: {names:?}");
+        }
+        let of_iptables = |name: &&&str| {
+            ["ip_set", "xt_", "set ", "iptable", "ip6table", "nft"].iter().any(|of| name.starts_with(of))
+        };
+        assert_eq!(names.iter().filter(of_iptables).count(), 0, "{names:?}");
     }
 
     #[test]

@@ -383,6 +383,19 @@ impl RuleBuilder {
         self.nat(NatKind::Destination, target, None, NatFlags::empty())
     }
 
+    /// Translates the destination to an address that is read from the packet; the port stays. With the packet's own
+    /// destination it stays what it is, and no later chain of type `nat` translates it.
+    pub fn dnat_to_operand(mut self, family: Family, address: &Operand) -> Self {
+        self.load(std::slice::from_ref(address), Register::FIRST);
+        self.expression(Expression::Nat {
+            kind: NatKind::Destination,
+            family,
+            address: Some(Register::FIRST.into()),
+            port: None,
+            flags: NatFlags::empty(),
+        })
+    }
+
     /// Translates the source to this address.
     pub fn snat_to(self, source: IpAddr, flags: NatFlags) -> Self {
         self.nat(NatKind::Source, source, None, flags)

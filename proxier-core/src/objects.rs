@@ -287,5 +287,8 @@ objects! {
         masquerade_bit: Option<i64>,
         /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.
         masquerade_all: Option<bool>,
+        /// What masquerades and guards beside the virtual servers: `auto`, `nftables`, `iptables`; `auto` when empty. Not in
+        /// kube-proxy.
+        rules: Option<String>,
     }
 }

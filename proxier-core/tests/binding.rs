@@ -317,7 +317,9 @@ fn the_way_to_the_other_binding_is_safe_at_every_step() {
 }
 
 /// Everything but the order of rules, which depends on what was there.
-fn held(kernel: &FakeKernel) -> (String, Vec<String>, Option<BTreeSet<IpAddr>>, BTreeSet<String>, BTreeSet<String>) {
+type Held = (String, Vec<String>, Option<BTreeSet<IpAddr>>, BTreeSet<String>, BTreeSet<String>);
+
+fn held(kernel: &FakeKernel) -> Held {
     let state = kernel.state();
     let entries = state.sets.into_iter().flat_map(|(name, (_, entries))| {
         entries.into_iter().map(move |entry| format!("{name} {entry}")).collect::<Vec<_>>()

@@ -830,7 +830,8 @@ struct Haproxy {
 
 impl Haproxy {
     fn start(endpoints: &[&str]) -> Self {
-        let binds: String = endpoints.iter().map(|endpoint| format!(" bind {endpoint} accept-proxy\n")).collect();
+        let binds: Vec<String> = endpoints.iter().map(|endpoint| format!(" bind {endpoint} accept-proxy\n")).collect();
+        let binds = binds.concat();
         let text = format!(
             "global\n nbthread 1\ndefaults\n mode http\n timeout client 1m\n timeout connect 1m\n timeout server 1m\n\
              frontend one\n{binds} http-request return status 200 content-type text/plain lf-string \

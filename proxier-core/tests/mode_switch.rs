@@ -77,7 +77,7 @@ impl Proxy {
         let mut options = Options::default();
         (options.mode, options.config.ipvs.binding) = mode;
         options.config.ipvs.service_cidrs = ["10.96.0.0/12", "fd00::/112"].map(|of| of.parse().unwrap()).into();
-        options.userspace.service_cidrs = options.config.ipvs.service_cidrs.clone();
+        options.userspace.service_cidrs.clone_from(&options.config.ipvs.service_cidrs);
         let now = Duration::ZERO;
         let mut proxy = Proxy { kernel: kernel.clone(), mode, proxier: Reconciler::new("node-a", options, now), now };
         for number in 1..=3 {
@@ -260,7 +260,7 @@ fn tables_of_kube_proxy_go_whatever_the_mode() {
         with_strangers(&kernel);
         kube_proxys(&kernel, nftables::Family::Ip, COMMENT, "");
         kube_proxys(&kernel, nftables::Family::Ip6, COMMENT, "");
-        let mut node = Proxy::new(&kernel, mode);
+        let mut node = Proxy::new(&kernel, of(mode));
         node.settle();
         // Without the right to write it stays, and is told.
         kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
@@ -269,7 +269,7 @@ fn tables_of_kube_proxy_go_whatever_the_mode() {
         kernel.clear_faults();
         let cleaned = cleanup(&config(), Some(mode), &mut node.kernel.ports());
         assert!(cleaned.is_done() && cleaned.removed() == 2, "{mode}: {cleaned:#?}");
-        same((mode, mode), &kernel, &alone(mode));
+        same((of(mode), of(mode)), &kernel, &alone(of(mode)));
     }
     for (comment, but) in [("rules for somebody", ""), (COMMENT, "nat-postrouting")] {
         let kernel = kernel();

@@ -1,5 +1,7 @@
 //! Configuration of IPVS mode.
 
+use std::fmt;
+
 use bitflags::bitflags;
 use ipvs::model::Scheduler;
 
@@ -73,6 +75,42 @@ impl Binding {
     }
 }
 
+/// What masquerades and guards beside the virtual servers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RulesBy {
+    /// Rules of iptables with ipsets where the programs and the kernel have them, else one table of nf_tables a family:
+    /// [`choose`](crate::modes::ipvs::guards::choose()) says which. Unchosen it counts as [`RulesBy::Iptables`]. Default.
+    #[default]
+    Auto,
+    /// One table of nf_tables a family; no program is started, no ipset is made.
+    Nftables,
+    /// kube-proxy's chains, by the iptables programs, and its ipsets.
+    Iptables,
+}
+
+impl RulesBy {
+    /// From its name in configuration files: `auto`, `nftables`, `iptables`.
+    pub fn by_name(name: &str) -> Option<Self> {
+        [RulesBy::Auto, RulesBy::Nftables, RulesBy::Iptables].into_iter().find(|by| by.name() == name)
+    }
+
+    /// The name in configuration files.
+    pub fn name(self) -> &'static str {
+        match self {
+            RulesBy::Auto => "auto",
+            RulesBy::Nftables => "nftables",
+            RulesBy::Iptables => "iptables",
+        }
+    }
+}
+
+/// As [`RulesBy::name`].
+impl fmt::Display for RulesBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// What only IPVS mode uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -90,16 +128,19 @@ pub struct IpvsConfig {
     /// With [`Binding::Routes`], the networks of cluster IPs: each is made local as a whole. They must be the Services' alone.
     /// Default none.
     pub service_cidrs: Vec<Network>,
+    /// What masquerades and guards beside the virtual servers. Default [`RulesBy::Auto`].
+    pub rules: RulesBy,
 }
 
 impl Default for IpvsConfig {
     fn default() -> Self {
         IpvsConfig {
             scheduler: Scheduler::RoundRobin,
-            may_ask_for: MayAskFor::all() - MayAskFor::NODE_WEIGHTS,
+            may_ask_for: MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS),
             exclude_cidrs: Vec::new(),
             binding: Binding::default(),
             service_cidrs: Vec::new(),
+            rules: RulesBy::Auto,
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::objects::ConfigObject;
 use crate::service::Reserved;
 use crate::snapshot::{ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
 
-pub use self::ipvs::{Binding, IpvsConfig, MayAskFor};
+pub use self::ipvs::{Binding, IpvsConfig, MayAskFor, RulesBy};
 pub use masquerade::{LocalTraffic, MarkBit};
 pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
 
@@ -115,6 +115,12 @@ impl Config {
             match name.parse() {
                 Ok(scheduler) => config.ipvs.scheduler = scheduler,
                 Err(_) => report.reject("ipvs.scheduler", name, "not a scheduler's name; taken as rr"),
+            }
+        }
+        if let Some(name) = object.ipvs.rules.as_deref().filter(|name| !name.is_empty()) {
+            match RulesBy::by_name(name) {
+                Some(by) => config.ipvs.rules = by,
+                None => report.reject("ipvs.rules", name, "not auto, nftables or iptables; taken as auto"),
             }
         }
         if let Some(names) = &object.ipvs.allowed_annotations {

@@ -196,7 +196,7 @@ pub struct KernelNames {
     pub other_devices: BTreeSet<InterfaceName>,
     /// What the names of sets and chains begin with, in IPVS mode. Default `KUBE-`.
     pub prefix: NamePrefix,
-    /// The tables of nftables mode. Default `proxier`. A table of this name that somebody else made is not touched; its
+    /// The tables of nftables mode; those of IPVS mode have `-ipvs` behind ([`KernelNames::ipvs_table`]). Default `proxier`. A table of this name that somebody else made is not touched; its
     /// family is then not served.
     pub table: TableName,
 }
@@ -204,6 +204,18 @@ pub struct KernelNames {
 impl KernelNames {
     /// kube-proxy's device.
     pub const DEVICE: &str = "kube-ipvs0";
+
+    /// The tables of IPVS mode where nf_tables guards its virtual servers ([`RulesBy::Nftables`](super::RulesBy)): the name of
+    /// those of nftables mode with `-ipvs` behind, `proxier-ipvs` by default.
+    pub fn ipvs_table(&self) -> TableName {
+        const BEHIND: &str = "-ipvs";
+        let longest = 255_usize.saturating_sub(BEHIND.len());
+        let mut name = self.table.as_str().to_owned();
+        while name.len() > longest {
+            name.pop();
+        }
+        TableName((name + BEHIND).into())
+    }
 
     /// Whether a device holds addresses of Services: this proxy's, or another one's.
     pub fn is_of_a_proxy(&self, device: &str) -> bool {
@@ -249,6 +261,10 @@ mod tests {
             assert!(TableName::new(bad).is_err(), "{bad:?}");
         }
         assert_eq!(KernelNames::default().table.as_str(), "proxier");
+        assert_eq!(KernelNames::default().ipvs_table().as_str(), "proxier-ipvs");
+        let table = TableName::new(&"\u{e4}".repeat(127)).unwrap();
+        let longest = KernelNames { table, ..KernelNames::default() }.ipvs_table();
+        assert_eq!(TableName::new(longest.as_str()), Ok(longest));
     }
 
     #[test]

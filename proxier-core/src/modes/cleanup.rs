@@ -1,13 +1,14 @@
 //! Removes what modes have made: all of them, or those that do not serve any more.
 
 use super::{Kind, iptables, ipvs, nftables, userspace};
-use crate::config::{Config, KernelNames};
+use crate::config::{Config, KernelNames, RulesBy};
 use crate::modes::shared::cleaned::Cleaned;
 use crate::ports::Ports;
 
 /// Removes everything that this proxy, or a kube-proxy in any of its modes, has made, and nothing else: both families, whatever
 /// is configured. With `kept`, what that mode uses stays, so that a node can change its mode: the new mode serves before the
-/// old one goes.
+/// old one goes; of IPVS mode, what guards its virtual servers as the configuration says stays
+/// ([`RulesBy`]), and what the other way has made goes.
 ///
 /// The tables of kube-proxy's nftables mode (`ip kube-proxy`, `ip6 kube-proxy`) go whatever is kept: no mode of this proxy uses them,
 /// and what they choose would be out of date soon. They are known by their comment and chains. While a kube-proxy runs it makes
@@ -25,15 +26,17 @@ use crate::ports::Ports;
 /// done, and so does a kernel that has no such part.
 pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned {
     let prefix = config.names.prefix;
+    let by_nft = config.ipvs.rules == RulesBy::Nftables;
     let is_kept = |table: &::iptables::TableName, chain: &str| match kept {
-        Some(Kind::Ipvs) => ipvs::rules::has_chain(prefix, table, chain),
+        Some(Kind::Ipvs) => !by_nft && ipvs::rules::has_chain(prefix, table, chain),
         Some(Kind::Iptables) => iptables::names::is_ours(table, chain),
         _ => false,
     };
     let mut cleaned = Cleaned::default();
-    if kept != Some(Kind::Ipvs) {
-        cleaned.extend(ipvs::cleanup::cleanup_but(config, &is_kept, ports));
-    }
+    cleaned.extend(match kept {
+        Some(Kind::Ipvs) => ipvs::cleanup::cleanup_other_guards(config, &is_kept, ports),
+        _ => ipvs::cleanup::cleanup_but(config, &is_kept, ports),
+    });
     if kept != Some(Kind::Nftables) {
         cleaned.extend(nftables::cleanup(config, ports));
     }

@@ -274,7 +274,7 @@ impl Mode {
     /// The next pass tries again what waits for a pause to end.
     pub(crate) fn retry_at_once(&mut self) {
         if let Mode::Ipvs(mode) = self {
-            mode.rules_retry.clear();
+            mode.retry_at_once();
         }
     }
 

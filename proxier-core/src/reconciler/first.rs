@@ -61,12 +61,7 @@ impl Reconciler {
     }
 
     /// Serves what has been compiled, on a kernel that serves nothing.
-    fn serve_alone(
-        &mut self,
-        now: Moment,
-        clock: &dyn Fn() -> Moment,
-        ports: &mut Ports<'_>,
-    ) -> Option<Report> {
+    fn serve_alone(&mut self, now: Moment, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Option<Report> {
         self.mode.read(&self.host, &self.facts, ports).ok()?;
         if self.mode.serves_something(&self.host) {
             return None;

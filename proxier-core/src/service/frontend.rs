@@ -8,6 +8,7 @@ use crate::net::{EndpointKey, FrontendKey};
 use crate::snapshot::{Balancing, Roles, TrafficPolicy};
 
 /// One protocol, address and port on which a Service answers, and who answers there.
+#[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Frontend {

@@ -7,8 +7,8 @@ mod facts;
 mod frontend;
 mod port;
 mod reserved;
-mod weights;
 mod trace;
+mod weights;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};

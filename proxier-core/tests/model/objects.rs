@@ -111,6 +111,7 @@ pub(crate) fn slice(bytes: [u8; 7]) -> EndpointSliceObject {
             addresses: vec![address],
             conditions,
             node_name: Some(node.to_owned()),
+            zone: None,
             hints: None,
         });
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use iptables::{Backend, BackendChoice};
 use proxier_core::config::Config;
 use proxier_core::kernel::{self, KernelPorts};
+use proxier_core::modes::cleanup::cleanup;
 use proxier_core::objects::{ConfigObject, EndpointSliceObject, ServiceObject};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::schedule::Moment;
@@ -56,7 +57,18 @@ impl Cluster {
     pub(crate) fn with(options: Options, backend: Backend) -> Self {
         let mut how = kernel::Options::default();
         how.backend = BackendChoice::Force(backend);
-        let kernel = KernelPorts::open(&how).unwrap();
+        Self::over(options, &how)
+    }
+
+    /// On a machine without the programs of iptables.
+    pub(crate) fn without_programs(options: Options) -> Self {
+        let mut how = kernel::Options::default();
+        how.system = iptables::System::new().with_only_directory("/nonexistent");
+        Self::over(options, &how)
+    }
+
+    fn over(options: Options, how: &kernel::Options) -> Self {
+        let kernel = KernelPorts::open(how).unwrap();
         let mut proxier = Reconciler::new(HERE, options, Duration::ZERO);
         proxier.set_node(&objects::node(), Duration::ZERO);
         Cluster { proxier, kernel, origin: Instant::now() }
@@ -84,6 +96,14 @@ impl Cluster {
         for slice in objects::slices(name, pods) {
             self.slice(&slice);
         }
+    }
+
+    /// Removes what others than this proxy's mode, as it is configured, have made.
+    pub(crate) fn clean_up_after_others(&mut self) {
+        let config = self.proxier.facts().config().clone();
+        let cleaned = cleanup(&config, Some(self.proxier.mode()), &mut self.kernel.ports());
+        assert!(cleaned.is_done() && cleaned.removed() > 0, "{cleaned:#?}");
+        self.proxier.request_full(self.now());
     }
 
     /// The pass that is due, if one is.

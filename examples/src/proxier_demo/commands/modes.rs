@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use kmod_probe::Answer;
+use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::select::{Asked, candidates};
 use proxier_core::modes::{Kind, iptables, nftables};
@@ -11,7 +12,7 @@ use proxier_core::snapshot::{HostAddresses, Node};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::probe;
-use crate::proxier_demo::engine::{choose, userspace};
+use crate::proxier_demo::engine::{self, choose, userspace};
 use crate::proxier_demo::settings::cli::Configured;
 use crate::proxier_demo::status::table::wrapped;
 
@@ -116,7 +117,7 @@ fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked
             return Looked { mode, serves: false, requirements: problems.into_iter().map(of).collect() };
         }
     };
-    let settings = &configured.settings;
+    let settings = &engine::with_rules(&configured.settings, kernel);
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
     let families = settings.core.families.iter();
     match mode {
@@ -162,13 +163,23 @@ fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked
                     Answer::No => Some(false),
                     Answer::Unknown => None,
                 };
-                let what = || "modules, sets, iptables programs".to_owned();
+                let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
+                let what = || if by_nft { "modules, nf_tables" } else { "modules, sets, iptables programs" }.to_owned();
                 let missing = |fix: &String| Requirement { what: what(), is_met, fix: fix.clone() };
                 let mut requirements: Vec<Requirement> = report.verdict.reasons.iter().map(missing).collect();
                 if requirements.is_empty() {
                     requirements.push(Requirement { what: what(), is_met, fix: String::new() });
                 }
-                Looked { mode, serves: is_met == Some(true), requirements }
+                let mut serves = is_met == Some(true);
+                if by_nft {
+                    let tried = probe::try_ipvs_table(settings, kernel);
+                    serves &= tried.iter().any(|(_, outcome)| outcome.is_ok());
+                    requirements.extend(tried.into_iter().map(|(family, outcome)| {
+                        let outcome = outcome.map_err(|error| error.to_string());
+                        Requirement::of(format!("{family}: table of IPVS mode"), outcome)
+                    }));
+                }
+                Looked { mode, serves, requirements }
             }
             Err(problem) => any(mode, vec![Requirement::of("its scheduler".to_owned(), Err(problem.to_string()))]),
         },

@@ -3,9 +3,10 @@
 use std::process::ExitCode;
 
 use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report};
-use proxier_core::config::Families as Served;
+use proxier_core::config::{Families as Served, RulesBy};
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::Kind;
+use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::{iptables, nftables};
 use proxier_core::net::Family;
 use proxier_core::ports::{PortError, PortErrorKind};
@@ -49,7 +50,9 @@ impl Wanted {
         let profile = Profile::default()
             .scheduler(&settings.core.ipvs.scheduler.to_string())
             .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?;
-        Ok(Wanted { profile: profile.strict_arp(settings.strict_arp), families: settings.core.families })
+        let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
+        let profile = profile.strict_arp(settings.strict_arp).without_iptables(by_nft);
+        Ok(Wanted { profile, families: settings.core.families })
     }
 
     /// Checks files, and asks the kernel.
@@ -162,20 +165,41 @@ fn require_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Result<(),
 ///
 /// It can serve none; the problem says what the kernel refuses.
 pub fn nftables_families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Served, Vec<String>), Problem> {
+    families_of(try_nftables(settings, kernel), "nftables mode cannot be used")
+}
+
+fn families_of(tried: Vec<(Family, Result<(), PortError>)>, otherwise: &str) -> Result<(Served, Vec<String>), Problem> {
     let (mut served, mut notes) = (Vec::new(), Vec::new());
-    for (family, outcome) in try_nftables(settings, kernel) {
+    for (family, outcome) in tried {
         match outcome {
             Ok(()) => served.push(family),
             Err(error) => notes.push(format!("{} is not served: {error}", family.name())),
         }
     }
     let families = match served.as_slice() {
-        [] => return Err(Problem::new("", format!("nftables mode cannot be used: {}", notes.join("; ")))),
+        [] => return Err(Problem::new("", format!("{otherwise}: {}", notes.join("; ")))),
         [Family::V4] => Served::V4,
         [Family::V6] => Served::V6,
         _ => Served::Dual,
     };
     Ok((families, notes))
+}
+
+/// The configured families whose virtual servers nf_tables can guard here, and notes on the others.
+///
+/// # Errors
+///
+/// It can guard none; the problem says what the kernel refuses.
+pub fn ipvs_table_families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Served, Vec<String>), Problem> {
+    let what = "nf_tables cannot guard virtual servers";
+    families_of(try_ipvs_table(settings, kernel), what)
+}
+
+/// The kernel's answer to a trial table of IPVS mode, by family.
+pub(crate) fn try_ipvs_table(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
+    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
+    let ports = kernel.ports();
+    settings.core.families.iter().map(|family| (family, guards::trial(family, &facts, ports.tables))).collect()
 }
 
 /// The kernel's answer to a trial table of nftables mode, by family.
@@ -254,12 +278,28 @@ fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
 
 /// Whether IPVS mode can serve, with each requirement, and what no Service gets on this node.
 async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result<Found, Problem> {
-    let report = look(&configured.settings, kernel)?;
+    let settings = &engine::with_rules(&configured.settings, kernel);
+    let report = look(settings, kernel)?;
     let reserved = neighbours::reserved(configured, kernel).await;
-    let text = format!("{report}{}", neighbours::text(&reserved));
+    let by = settings.core.ipvs.rules;
+    let mut text = format!("{report}rules by {by}\n");
+    let mut takes_table = true;
+    if by == RulesBy::Nftables {
+        let tried = try_ipvs_table(settings, kernel);
+        takes_table = tried.iter().any(|(_, outcome)| outcome.is_ok());
+        for (family, outcome) in tried {
+            let says = match outcome {
+                Ok(()) => "the kernel takes all chains, sets and rules".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            text.extend(["  ", family.name(), ": ", &says, "\n"]);
+        }
+    }
+    text += &neighbours::text(&reserved);
     let mut json = json!(report);
+    json["rules"] = json!(by.name());
     json["reserved"] = neighbours::json(&reserved);
-    Ok(Found { works: report.verdict.answer == Answer::Yes, text, json })
+    Ok(Found { works: report.verdict.answer == Answer::Yes && takes_table, text, json })
 }
 
 /// Prints what the mode needs that is asked for, or else IPVS mode, and a table of all modes; or JSON. Exit code 0: that mode can

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use iptables::Backend;
+use proxier_core::config::RulesBy;
 use proxier_core::modes::Kind;
 use proxier_core::modes::select::{Asked, RulePrograms, candidates};
 use proxier_core::net::Family;
@@ -91,11 +92,18 @@ pub(crate) async fn choose(
     privileges::require().map_err(|problem| vec![problem])?;
     let asked = configured.settings.asked;
     // A capability that is missing is no reason to serve in another way.
-    if !matches!(asked, Asked::Mode(Kind::Nftables | Kind::Userspace)) {
+    let by_nft = asked == Asked::Mode(Kind::Ipvs) && configured.settings.core.ipvs.rules == RulesBy::Nftables;
+    let needs_no_rules = by_nft || matches!(asked, Asked::Mode(Kind::Nftables | Kind::Userspace));
+    if !needs_no_rules {
         privileges::require_rules().map_err(|problem| vec![problem])?;
     }
     let may_fall_back = !configured.no_fallback;
-    let programs = if may_fall_back { programs() } else { RulePrograms::Legacy };
+    let programs = match (may_fall_back, by_nft) {
+        (false, _) => RulePrograms::Legacy,
+        // Nobody starts programs to find out what they can do.
+        (true, true) => RulePrograms::Missing,
+        (true, false) => programs(),
+    };
     let mut passed_over: Vec<PassedOver> = Vec::new();
     for mode in candidates(asked, may_fall_back, programs).into_iter().filter(|mode| serves(*mode)) {
         let problems = match configured.in_mode(mode) {

@@ -18,11 +18,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kmod_probe::{NoActiveProbe, State};
-use proxier_core::config::Families;
+use proxier_core::config::{Families, RulesBy};
 use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::modes::iptables::RandomFully;
+use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::modes::{Kind, Plan, userspace as userspace_mode};
 use proxier_core::ports::{PortErrorKind, Ports};
@@ -87,14 +88,16 @@ impl Engine {
     ///
     /// Neither family can be served, or a capability is missing; the problem says what to do.
     pub async fn open(configured: &Configured) -> Result<Opened, Problem> {
-        let settings = &configured.settings;
         let mut kernel = kernel::open()?;
-        if !matches!(settings.mode, Kind::Nftables | Kind::Userspace) {
+        let settings = &with_rules(&configured.settings, &mut kernel);
+        let by_nft = settings.mode == Kind::Ipvs && settings.core.ipvs.rules == RulesBy::Nftables;
+        if !matches!(settings.mode, Kind::Nftables | Kind::Userspace) && !by_nft {
             privileges::require_rules()?;
         }
         let modules = if settings.mode == Kind::Ipvs { look_at_modules(settings) } else { None };
         let (families, mut notes) = match settings.mode {
             Kind::Nftables => probe::nftables_families(settings, &mut kernel)?,
+            Kind::Ipvs if by_nft => probe::ipvs_table_families(settings, &mut kernel)?,
             Kind::Userspace => userspace::families(settings, &mut kernel)?,
             _ => families(&mut kernel, settings.core.families)?,
         };
@@ -269,6 +272,15 @@ impl<K: Kernel> Engine<K> {
     }
 }
 
+/// The settings, with what guards virtual servers in IPVS mode chosen where they leave it open.
+pub(crate) fn with_rules(settings: &Settings, kernel: &mut KernelPorts) -> Settings {
+    let mut settings = settings.clone();
+    if settings.mode == Kind::Ipvs {
+        settings.core.ipvs.rules = guards::choose(&settings.core, &mut kernel.ports());
+    }
+    settings
+}
+
 /// Of the families that are wanted, those that this machine can serve: rules need iptables for each.
 pub(crate) fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec<String>), Problem> {
     let ports = kernel.ports();
@@ -312,10 +324,15 @@ const USED: [&str; 14] = [
     "ip_set_bitmap_port",
 ];
 
+/// The same where nf_tables guards virtual servers; a trial shows whether it can.
+const USED_WITH_NFT: [&str; 2] = ["ip_vs", "dummy"];
+
 /// Probes modules in parallel with the iptables programs, which take as long. Not needed if all modules are loaded.
 fn look_at_modules(settings: &Settings) -> Option<JoinHandle<Looked>> {
     let is_loaded = |module: &str| Path::new("/sys/module").join(module).exists();
-    if USED.into_iter().all(is_loaded) && is_loaded(&format!("ip_vs_{}", settings.core.ipvs.scheduler)) {
+    let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
+    let used: &[&str] = if by_nft { &USED_WITH_NFT } else { &USED };
+    if used.iter().copied().all(is_loaded) && is_loaded(&format!("ip_vs_{}", settings.core.ipvs.scheduler)) {
         return None;
     }
     let wanted = Wanted::of(settings).ok()?;
@@ -332,6 +349,9 @@ fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
         options.config.families = looked.families;
         let says = |caveat: &&String| caveat.contains(" is not served: ");
         notes.extend(looked.report.verdict.caveats.iter().filter(says).cloned());
+    }
+    if options.config.ipvs.rules == RulesBy::Nftables {
+        return notes;
     }
     options.ipvs.capabilities.physdev = !lacks("xt_physdev");
     options.ipvs.capabilities.ipvs = !lacks("xt_ipvs");

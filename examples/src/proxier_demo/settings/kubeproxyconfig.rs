@@ -212,6 +212,10 @@ objects! {
         masquerade_bit: Option<i64>,
         /// Shortest time between two passes. Default 0.
         min_sync_period: GoDuration,
+        /// What masquerades and guards beside the virtual servers: `nftables`, `iptables`, or `auto`: iptables where its programs
+        /// and ipset are. Default `auto`. Not in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        rules: Option<String>,
         /// The kernel's name of the scheduler. Default `rr`.
         scheduler: String,
         /// With binding `routes`, the networks of cluster IPs, made local as a whole; other addresses one by one. The networks must

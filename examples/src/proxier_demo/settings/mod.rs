@@ -302,12 +302,11 @@ impl Check<'_> {
         let texts = object.userspace.iter().flat_map(|section| &section.service_cidrs);
         let mut networks = Vec::new();
         for (index, text) in texts.enumerate() {
-            match parse_service_cidr(text) {
-                Some(network) => networks.push(network),
-                None => {
-                    let reason = format!("{text:?} is not a network of Services (ADDRESS/PREFIX, not all addresses)");
-                    self.error(&format!("userspace.serviceCIDRs[{index}]"), reason);
-                }
+            if let Some(network) = parse_service_cidr(text) {
+                networks.push(network);
+            } else {
+                let reason = format!("{text:?} is not a network of Services (ADDRESS/PREFIX, not all addresses)");
+                self.error(&format!("userspace.serviceCIDRs[{index}]"), reason);
             }
         }
         networks

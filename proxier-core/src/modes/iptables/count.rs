@@ -72,7 +72,7 @@ impl Tally {
     pub(super) fn after(dump: &Dump, transaction: &Transaction) -> Tally {
         let mut tally = Tally::default();
         for table in names::TABLES {
-            let there = dump.table(&table).into_iter().flat_map(|there| there.chains());
+            let there = dump.table(&table).into_iter().flat_map(iptables::Table::chains);
             let mut counts: BTreeMap<&str, usize> =
                 there.map(|chain| (chain.name.as_str(), chain.rules.len())).collect();
             for change in transaction.tables().iter().filter(|change| *change.name() == table) {

@@ -4,6 +4,7 @@ use ipvs::Operation;
 
 use crate::config::{Config, KernelNames, NamePrefix};
 use crate::modes::ipvs::diff::foreign;
+use crate::modes::ipvs::guards;
 use crate::modes::ipvs::plan::RulesChange;
 use crate::modes::ipvs::reading;
 use crate::modes::ipvs::rules;
@@ -21,13 +22,13 @@ use crate::snapshot::Store;
 
 /// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else: virtual servers that are
 /// ours ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs), the rules of both
-/// families, the sets, the dummy device with its addresses, the local routes that bind others. It uses only `exclude_cidrs` and the names of the
+/// families, the sets, the tables of nf_tables, the dummy device with its addresses, the local routes that bind others. It uses only `exclude_cidrs` and the names of the
 /// configuration: both families are cleaned whatever is configured.
 ///
 /// Values below `/proc/sys` and timeouts stay: their earlier values are not known. What is gone already counts as done, so
 /// a cleanup can be repeated after a failure. A part that this kernel does not have holds nothing of ours.
 ///
-/// The order is that of deletion: virtual servers, routes before the rules that guard them, sets, addresses. When a part fails, what shows that it is ours
+/// The order is that of deletion: virtual servers, routes before the rules that guard them, sets, tables, addresses. When a part fails, what shows that it is ours
 /// stays, and the other parts go on.
 pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     cleanup_but(config, &|_table, _chain| false, ports)
@@ -50,18 +51,8 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKept<'_>, ports: &mut Port
         // The next cleanup needs the sets and addresses to know which virtual servers are ours.
         return cleaned;
     }
-    for set in config.families.iter().flat_map(SetKey::all) {
-        let set = set.named(config.names.prefix);
-        match ports.sets.entries(set) {
-            Ok(None) => match ports.sets.has_unfinished(set) {
-                Ok(false) => {}
-                Ok(true) => destroy(set, ports, &mut cleaned),
-                Err(error) => cleaned.miss(format_args!("set {set}"), error),
-            },
-            Ok(Some(_)) => destroy(set, ports, &mut cleaned),
-            Err(error) => cleaned.miss(format_args!("set {set}"), error),
-        }
-    }
+    clean_sets(&config, ports, &mut cleaned);
+    guards::nft::cleanup(&config, ports.tables, &mut cleaned);
     match ports.links.addresses() {
         Ok(host) if reading::has_device(&host, &config.names) => {
             let outcome = ports.links.delete_device(config.names.device.as_str());
@@ -80,6 +71,38 @@ fn clean_routes(ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
             routes::delete(RouteOwner::Ipvs, &networks, ports, &mut cleaned.applied);
         }
         Err(error) => cleaned.miss("local routes", error),
+    }
+}
+
+/// Removes what the variant of [`guards`] has made that does not serve, where IPVS mode does.
+pub(crate) fn cleanup_other_guards(config: &Config, is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned {
+    let mut cleaned = Cleaned::default();
+    match guards::Kind::from(config.ipvs.rules) {
+        guards::Kind::Programs => guards::nft::cleanup(config, ports.tables, &mut cleaned),
+        guards::Kind::Nft => {
+            let mut config = config.clone();
+            config.families = crate::config::Families::Dual;
+            for family in config.families.iter() {
+                clean_rules((family, config.names.prefix, is_kept), ports, &mut cleaned);
+            }
+            clean_sets(&config, ports, &mut cleaned);
+        }
+    }
+    cleaned
+}
+
+fn clean_sets(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    for set in config.families.iter().flat_map(SetKey::all) {
+        let set = set.named(config.names.prefix);
+        match ports.sets.entries(set) {
+            Ok(None) => match ports.sets.has_unfinished(set) {
+                Ok(false) => {}
+                Ok(true) => destroy(set, ports, cleaned),
+                Err(error) => cleaned.miss(format_args!("set {set}"), error),
+            },
+            Ok(Some(_)) => destroy(set, ports, cleaned),
+            Err(error) => cleaned.miss(format_args!("set {set}"), error),
+        }
     }
 }
 
@@ -103,10 +126,15 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
             return false;
         }
     };
-    let observed = match reading::read_what_there_is(ports.ipvs, ports.sets, &host, config, &wanted) {
-        Ok(observed) => observed,
-        Err(errors) => {
-            cleaned.unread.extend(errors);
+    let read = reading::read_what_there_is(ports.ipvs, ports.sets, &host, config, &wanted);
+    let before = guards::carried::read(guards::Kind::Programs, config, ports.sets, ports.tables);
+    let observed = match (read, before) {
+        (Ok(mut observed), Ok(before)) => {
+            observed.before = before;
+            observed
+        }
+        (read, before) => {
+            cleaned.unread.extend([read.err(), before.err()].into_iter().flatten().flatten());
             return false;
         }
     };

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipvs::{Operation, VirtualServerKey};
 
 use super::apply::Effects;
+use super::guards::{Guards, Layout};
 use super::mode::Mode;
 use super::plan::Plan;
 use super::rules;
@@ -72,6 +73,7 @@ impl Mode {
         applied: &Applied,
         clock: &dyn Fn() -> Moment,
     ) {
+        let Guards::Programs(programs) = &mut self.guards else { return };
         let failed: BTreeMap<&str, PortErrorKind> = applied
             .failures
             .iter()
@@ -80,27 +82,35 @@ impl Mode {
             .collect();
         // Do not try again what this kernel has shown to lack.
         for (family, capabilities) in &effects.reduced {
-            let known = self.capabilities;
-            self.capabilities = known.both(rules::Capabilities { random_fully: known.random_fully, ..*capabilities });
+            let known = programs.capabilities;
+            programs.capabilities =
+                known.both(rules::Capabilities { random_fully: known.random_fully, ..*capabilities });
             if let Some(taken) = inputs.remove(family) {
                 inputs.insert(*family, taken.with_capabilities(*capabilities));
             }
         }
         for (family, inputs) in inputs {
             let Some(kind) = failed.get(family.name()) else {
-                self.rules.insert(family, inputs);
-                self.rules_retry.remove(&family);
+                programs.rules.insert(family, inputs);
+                programs.retry.remove(&family);
                 continue;
             };
             // Without the lock, or when skipped, nothing changed. After another failure one table may be as wanted and
             // another not.
             if !matches!(kind, PortErrorKind::Busy | PortErrorKind::Skipped) {
-                self.rules.remove(&family);
+                programs.rules.remove(&family);
             }
             let seed = self.seed;
-            let retry = self.rules_retry.entry(family).or_insert_with(|| RulesRetry::new(seed));
+            let retry = programs.retry.entry(family).or_insert_with(|| RulesRetry::new(seed));
             retry.failed(clock());
         }
+    }
+
+    /// Notes which layouts the kernel has: where a table could not be written, nobody knows.
+    pub(super) fn note_tables(&mut self, layouts: BTreeMap<Family, Layout>, effects: &Effects) {
+        let Guards::Nft(tables) = &mut self.guards else { return };
+        tables.written = layouts;
+        tables.written.retain(|family, _| !effects.unwritten.contains(family));
     }
 
     /// Notes what failed. A pass for changes retries only what changed.

@@ -10,9 +10,10 @@ use ipvs::model::VirtualServerConfig;
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 
 use crate::config::Config;
+use crate::modes::ipvs::guards;
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
-use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::{Changed, Wanted, WantedServer};
 use crate::net::{Family, Network};
 use crate::snapshot::is_usable_by_service;
@@ -82,7 +83,12 @@ impl Changes {
 /// ([`Config::binds_by_routes`]), the device has none.
 pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
     let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
-    for set in config.families.iter().flat_map(SetKey::all) {
+    let all = match guards::Kind::from(config.ipvs.rules) {
+        guards::Kind::Programs => SetKind::ALL.as_slice(),
+        guards::Kind::Nft => &SetKind::ALL_OF_NFT,
+    };
+    let of_family = |family| all.iter().map(move |kind| SetKey::new(family, *kind));
+    for set in config.families.iter().flat_map(of_family) {
         match observed.sets.get(&set) {
             // Nearly always equal: one walk instead of two lookups for each entry.
             Some(elements) if elements.iter().eq(wanted.entries(set)) => continue,

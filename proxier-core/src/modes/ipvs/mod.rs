@@ -1,4 +1,5 @@
-//! IPVS mode: virtual servers, addresses on a dummy device or local routes, entries of ipset sets, rules of iptables.
+//! IPVS mode: virtual servers, addresses on a dummy device or local routes, and what masquerades and guards beside them ([`guards`]):
+//! ipsets with rules of iptables, or a table of nf_tables.
 //!
 //! ```text
 //!  Desired ──lower──▶ Wanted ──▶ Changed ┐
@@ -14,6 +15,7 @@ pub mod cleanup;
 mod confirm;
 pub mod diff;
 pub mod drain;
+pub mod guards;
 pub mod held;
 mod lower;
 mod mode;

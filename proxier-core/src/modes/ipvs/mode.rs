@@ -10,6 +10,9 @@ use super::apply::apply;
 use super::binding::{BoundRoutes, Routes};
 use super::diff::{Changes, diff, diff_changed, foreign};
 use super::drain::{self, Drains, Verdicts};
+use super::guards::nft::Tables;
+use super::guards::programs::Programs;
+use super::guards::{self, Guards, Layout, carried};
 use super::held;
 use super::observed::Observed;
 use super::plan::{Plan, Planned, whole};
@@ -18,7 +21,6 @@ use super::rules;
 use super::wanted::{Changed, Wanted};
 use crate::config::{Binding, Config, Families, KernelNames};
 use crate::modes::shared::names::Names;
-use crate::modes::shared::retry::RulesRetry;
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
 use crate::ports::{LocalNetworks, PortErrorKind, Ports, RouteOwner};
@@ -42,20 +44,21 @@ pub struct Options {
 }
 
 /// IPVS mode of one node.
+#[expect(clippy::struct_excessive_bools, reason = "each is one question about the past, and none excludes another")]
 #[derive(Debug)]
 pub(crate) struct Mode {
     /// Names of the device, the sets and the chains.
     pub(super) names: KernelNames,
-    /// Addresses are bound by routes.
-    pub(super) by_routes: bool,
+    /// How addresses are bound.
+    binding: Binding,
     /// There are no local routes of ours, and there will be none.
     knows_no_routes: bool,
     /// What was said of networks that are not made local as a whole.
     told: Vec<String>,
     /// Timeouts of IPVS.
     pub(super) timeouts: TimeoutsUpdate,
-    /// What iptables and the kernel can do, as far as known.
-    pub(super) capabilities: rules::Capabilities,
+    /// What masquerades and guards, as far as known.
+    pub(super) guards: Guards,
     /// Keeps nodes from retrying together.
     pub(super) seed: u64,
     /// What IPVS has to have.
@@ -75,10 +78,8 @@ pub(crate) struct Mode {
     pub(super) surprised: bool,
     /// What the kernel holds, as far as known; `None` before it was read.
     pub(super) observed: Option<Observed>,
-    /// The inputs of the rules that the kernel holds.
-    pub(super) rules: BTreeMap<Family, rules::Inputs>,
-    /// Families whose rules could not be restored.
-    pub(in crate::modes) rules_retry: BTreeMap<Family, RulesRetry>,
+    /// A full pass has taken over what the other variant of `guards` holds.
+    pub(super) has_taken_over: bool,
     /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
     pub(super) unfinished: BTreeSet<(Part, String, String)>,
     /// Real servers that drain.
@@ -91,6 +92,8 @@ pub(crate) struct Prepared {
     pub(crate) plan: Plan,
     /// Inputs of the rules that the kernel has after this plan.
     inputs: BTreeMap<Family, rules::Inputs>,
+    /// Layouts of the tables that it has then.
+    layouts: BTreeMap<Family, Layout>,
 }
 
 /// The differences to the kernel.
@@ -104,12 +107,15 @@ impl Mode {
     pub(crate) fn new(config: &Config, options: &Options, seed: u64) -> Self {
         Mode {
             names: config.names.clone(),
-            by_routes: config.binds_by_routes(),
+            binding: if config.binds_by_routes() { Binding::Routes } else { Binding::Addresses },
             // Other proxies' routes look the same.
             knows_no_routes: config.names != KernelNames::default(),
             told: Vec::new(),
             timeouts: options.timeouts,
-            capabilities: options.capabilities,
+            guards: match guards::Kind::from(config.ipvs.rules) {
+                guards::Kind::Programs => Guards::Programs(Programs::new(options.capabilities)),
+                guards::Kind::Nft => Guards::Nft(Tables::default()),
+            },
             seed,
             wanted: Wanted::new(config),
             changed: Changed::default(),
@@ -119,8 +125,7 @@ impl Mode {
             new_facts: true,
             surprised: false,
             observed: None,
-            rules: BTreeMap::new(),
-            rules_retry: BTreeMap::new(),
+            has_taken_over: false,
             unfinished: BTreeSet::new(),
             drains: Drains::new(options.drain.clone()),
         }
@@ -128,6 +133,11 @@ impl Mode {
 
     pub(crate) fn wanted(&self) -> &Wanted {
         &self.wanted
+    }
+
+    /// Whether addresses are bound by routes.
+    pub(super) fn by_routes(&self) -> bool {
+        self.binding == Binding::Routes
     }
 
     pub(crate) fn observed(&self) -> Option<&Observed> {
@@ -154,7 +164,10 @@ impl Mode {
 
     /// The next pass reads the rules too.
     pub(crate) fn forget_rules(&mut self) {
-        self.rules.clear();
+        match &mut self.guards {
+            Guards::Programs(programs) => programs.rules.clear(),
+            Guards::Nft(tables) => tables.written.clear(),
+        }
     }
 
     pub(crate) fn compact(&mut self) {
@@ -168,7 +181,11 @@ impl Mode {
     /// the next full pass does both.
     pub(crate) fn next_wake(&self) -> Option<Moment> {
         self.observed.as_ref()?;
-        self.drains.next_check().into_iter().chain(self.rules_retry.values().map(|retry| retry.at)).min()
+        let retries = match &self.guards {
+            Guards::Programs(programs) => Some(programs.retry.values().map(|retry| retry.at)),
+            Guards::Nft(_) => None,
+        };
+        self.drains.next_check().into_iter().chain(retries.into_iter().flatten()).min()
     }
 
     /// Compiles Services again, and notes which virtual servers are newly wanted or no longer wanted.
@@ -199,15 +216,22 @@ impl Mode {
     pub(crate) fn device_differs(&self, host: &HostAddresses) -> bool {
         let Some(observed) = &self.observed else { return true };
         let there: BTreeSet<_> = reading::device_addresses(host, &self.names).collect();
-        let is_gone = !self.by_routes && !reading::has_device(host, &self.names);
+        let is_gone = !self.by_routes() && !reading::has_device(host, &self.names);
         is_gone || there != observed.addresses
     }
 
     /// Whether there are other routes than known: the kernel deletes those whose source this host loses.
     pub(crate) fn routes_differ(&self, routes: &mut dyn LocalNetworks) -> bool {
-        let Some(observed) = self.observed.as_ref().filter(|_| self.by_routes) else { return false };
+        let Some(observed) = self.observed.as_ref().filter(|_| self.by_routes()) else { return false };
         let there = routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter);
         there.is_ok_and(|there| there != observed.routes)
+    }
+
+    /// The next pass tries again what waits for a pause to end.
+    pub(crate) fn retry_at_once(&mut self) {
+        if let Guards::Programs(programs) = &mut self.guards {
+            programs.retry.clear();
+        }
     }
 
     /// Whether anything of an earlier process is there: addresses of the device, entries of sets.
@@ -232,13 +256,26 @@ impl Mode {
         config: &Config,
         ports: &mut Ports<'_>,
     ) -> Result<(), Vec<Unread>> {
-        let Ports { ipvs, sets, rules, links, routes, .. } = ports;
+        let Ports { ipvs, sets, rules, links, routes, tables, .. } = ports;
         let families: Vec<Family> = config.families.iter().collect();
         let is_settled = self.observed.is_some() && self.leaving.is_empty();
         let mut read = Ok(Observed::new());
-        rules.list_meanwhile(&families, &mut || {
-            read = reading::read(*ipvs, *sets, host, config, &self.wanted, is_settled);
-        });
+        match &mut self.guards {
+            Guards::Programs(_) => rules.list_meanwhile(&families, &mut || {
+                read = reading::read(*ipvs, *sets, host, config, &self.wanted, is_settled);
+            }),
+            Guards::Nft(known) => {
+                read = reading::read_beside(known, *tables, *ipvs, host, config, &self.wanted, is_settled);
+            }
+        }
+        if !self.has_taken_over {
+            match (carried::read(self.guards.kind(), config, *sets, *tables), &mut read) {
+                (Ok(before), Ok(observed)) => observed.before = before,
+                (Err(unread), Err(errors)) => errors.extend(unread),
+                (Err(unread), read) => *read = Err(unread),
+                (Ok(_), Err(_)) => {}
+            }
+        }
         // Addresses of another kind of device are not ours to remove.
         if let Err(error) = links.has_device(self.names.device.as_str()) {
             let mut errors = read.err().unwrap_or_default();
@@ -248,7 +285,7 @@ impl Mode {
         if !self.knows_no_routes {
             match routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter) {
                 Ok(there) => {
-                    self.knows_no_routes = !self.by_routes && there.is_empty();
+                    self.knows_no_routes = !self.by_routes() && there.is_empty();
                     if let Ok(observed) = &mut read {
                         observed.routes = there;
                     }
@@ -285,14 +322,14 @@ impl Mode {
         let compared = self.compare(pass, &routes, safeguard, report)?;
         report.limited = self.limited(&routes, pass);
         let readings = reading::read_rest(self, pass, &compared, report, ports);
-        for family in &readings.rules_stay {
-            self.rules_retry.remove(family);
+        if let Guards::Programs(programs) = &mut self.guards {
+            programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
         }
         let verdicts = self.judge_drains(&readings, pass.now);
-        let Planned { plan, inputs, unread, drift } = whole(self, pass, compared, &readings, &verdicts)?;
+        let Planned { plan, inputs, layouts, unread, drift } = whole(self, pass, compared, &readings, &verdicts)?;
         report.unread.extend(unread);
         report.drift = drift;
-        Some(Prepared { plan, inputs })
+        Some(Prepared { plan, inputs, layouts })
     }
 
     fn note_leaving(&mut self, full: bool) {
@@ -308,7 +345,7 @@ impl Mode {
     /// What is said of networks that are not made local as a whole; nothing if it was said before.
     fn limited(&mut self, routes: &Routes, pass: Pass<'_>) -> Vec<String> {
         let mut limited: Vec<String> = routes.unusable.iter().map(ToString::to_string).collect();
-        if !self.by_routes && pass.config().ipvs.binding == Binding::Routes {
+        if !self.by_routes() && pass.config().ipvs.binding == Binding::Routes {
             limited.push(format!(
                 "ipvs.binding: routes do not tell proxies apart, so this one, which has names of its own, binds addresses to {}",
                 self.names.device
@@ -347,7 +384,11 @@ impl Mode {
             held::hold(&stopped, &mut changes, observed);
             report.stopped = Some(stopped.to_string().into());
         }
-        let kept = rules::Kept::new(&self.leaving, &changes, observed);
+        carried::carry_over(self.guards.kind(), &self.wanted, observed, &mut changes);
+        let kept = match &self.guards {
+            Guards::Programs(_) => rules::Kept::new(&self.leaving, &changes, observed),
+            Guards::Nft(_) => rules::Kept::default(),
+        };
         Some(Compared { changes, kept })
     }
 
@@ -385,7 +426,7 @@ impl Mode {
         clock: &dyn Fn() -> Moment,
         ports: &mut Ports<'_>,
     ) -> bool {
-        let Prepared { plan, inputs } = prepared;
+        let Prepared { plan, inputs, layouts } = prepared;
         let now = clock();
         let Some(observed) = &mut self.observed else { return false };
         let names = Names::new(store, self.wanted.desired());
@@ -395,14 +436,23 @@ impl Mode {
         self.note_flows(&plan, &applied);
         // Families that were not planned although they may have changed: forget their rules.
         let skipped = !report.unread.is_empty();
-        self.rules.retain(|family, _| !skipped || inputs.contains_key(family));
+        if let Guards::Programs(programs) = &mut self.guards {
+            programs.rules.retain(|family, _| !skipped || inputs.contains_key(family));
+        }
         self.note_rules(inputs, &effects, &applied, clock);
+        self.note_tables(layouts, &effects);
+        self.has_taken_over |= report.full && report.unread.is_empty() && applied.failures.is_empty();
+        if let Some(observed) = self.observed.as_mut().filter(|_| self.has_taken_over) {
+            observed.before.clear();
+        }
         self.note_unfinished(report.full, &applied);
         self.new_facts = false;
         let surprised = effects.surprises > 0;
         let read_again = surprised && !self.surprised;
         self.surprised = surprised;
-        if applied.failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Unknown) {
+        // Without its table nothing that changes can be written.
+        let lacks_table = applied.failures.iter().any(|failure| failure.step.part == Part::Table);
+        if lacks_table || applied.failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Unknown) {
             self.observed = None;
         }
         let lost_guarded = self.lost_guarded(&plan);
@@ -417,8 +467,8 @@ impl Mode {
         let Some(observed) = &self.observed else { return false };
         let mut went = plan.delete_routes.iter().filter(|network| !observed.routes.has(network));
         went.any(|network| {
-            let rules = self.rules.get(&Family::of(network.addr()));
-            rules.is_some_and(|rules| !self.by_routes || rules.guarded_networks().contains(network))
+            let guarded = self.guards.guarded_networks(Family::of(network.addr()));
+            guarded.is_some_and(|guarded| !self.by_routes() || guarded.contains(network))
         })
     }
 

@@ -51,6 +51,9 @@ pub struct Observed {
     /// Virtual servers that are ours whatever addresses and sets show now, and that are no longer wanted: this process
     /// wanted them, or found them marked as ours. Not read from the kernel.
     pub ours: BTreeSet<VirtualServerKey>,
+    /// The sets of the variant of [`guards`](crate::modes::ipvs::guards) that served before, until they were taken over: they show
+    /// what is ours too.
+    pub before: BTreeMap<SetKey, BTreeSet<Element>>,
 }
 
 /// The entries that show that a virtual server is ours; any one suffices. Each has its address, protocol and port.
@@ -103,6 +106,16 @@ impl Observed {
         self.sets.get(&set).is_some_and(|elements| elements.contains(element))
     }
 
+    fn has_or_had_entry(&self, set: SetKey, element: &Element) -> bool {
+        self.has_entry(set, element) || self.before.get(&set).is_some_and(|elements| elements.contains(element))
+    }
+
+    /// The addresses and ports of node ports that this proxy serves, or served.
+    fn served(&self, family: Family) -> impl Iterator<Item = &Element> {
+        let set = SetKey::new(family, SetKind::NodePortServed);
+        [&self.sets, &self.before].into_iter().filter_map(move |sets| sets.get(&set)).flatten()
+    }
+
     /// Whether a virtual server is ours, made by this proxy or one with the same sets: its address is on the dummy device or
     /// has a route of its own, or its address, protocol and port are in a set, or it is in [`ours`](Observed::ours). One by
     /// firewall mark never is. A route of a whole network says nothing: others may have virtual servers there.
@@ -115,7 +128,7 @@ impl Observed {
     /// virtual server is somebody else's: it is reported, and an administrator may delete it.
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
         let VirtualServerKey::Address { addr, .. } = *key else { return false };
-        let marked = || marks(key).any(|(set, element)| self.has_entry(set, &element));
+        let marked = || marks(key).any(|(set, element)| self.has_or_had_entry(set, &element));
         let is_bound = self.addresses.contains(&addr) || self.routes.has(&Network::from(addr));
         is_bound || self.ours.contains(key) || marked() || self.is_left_behind(key)
     }
@@ -123,11 +136,10 @@ impl Observed {
     /// Whether a virtual server is for a node port, from a process that did not record its address.
     pub(crate) fn is_left_behind(&self, key: &VirtualServerKey) -> bool {
         let (Some((bitmap, port)), Some((addr, ports))) = (node_port(key), place(key)) else { return false };
-        if !self.host_addresses.contains(&addr) || !self.has_entry(bitmap, &port) {
+        if !self.host_addresses.contains(&addr) || !self.has_or_had_entry(bitmap, &port) {
             return false;
         }
-        let served = self.sets.get(&SetKey::new(Family::of(addr), SetKind::NodePortServed));
-        !served.into_iter().flatten().any(|element| matches!(element, Element::IpPort(_, of) if *of == ports))
+        !self.served(Family::of(addr)).any(|element| matches!(element, Element::IpPort(_, of) if *of == ports))
     }
 
     /// The entry that records the virtual server of a node port: its address, protocol and port.
@@ -140,8 +152,7 @@ impl Observed {
     /// The addresses of a family on which this proxy serves node ports, or served them, as recorded in the kernel. An
     /// address appears once for each port.
     pub(crate) fn node_port_addresses(&self, family: Family) -> impl Iterator<Item = IpAddr> {
-        let notes = self.sets.get(&SetKey::new(family, SetKind::NodePortServed)).into_iter().flatten();
-        notes.filter_map(|element| match element {
+        self.served(family).filter_map(|element| match element {
             Element::IpPort(span, _) => Some(span.first()),
             _ => None,
         })
@@ -160,6 +171,15 @@ impl Observed {
         place(key).is_some_and(|(addr, ports)| {
             let host = IpSpan::host(addr);
             let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerSourceIp);
+            self.has_entry(set, &Element::IpPortIp(host, ports, host))
+        })
+    }
+
+    /// Whether the table of nf_tables keeps this node from using a load balancer.
+    pub(crate) fn is_barred_from_node(&self, key: &VirtualServerKey) -> bool {
+        place(key).is_some_and(|(addr, ports)| {
+            let host = IpSpan::host(addr);
+            let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerNotNode);
             self.has_entry(set, &Element::IpPortIp(host, ports, host))
         })
     }

@@ -14,22 +14,29 @@ macro_rules! sets {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum SetKind {
             $($(#[$doc])* $kind,)*
+            /// Load balancers that this node itself may not use, with themselves as source. Only where sets are in a table of
+            /// nf_tables ([`RulesBy::Nftables`](crate::config::RulesBy)): rules of iptables name them one by one.
+            LoadBalancerNotNode,
         }
 
         impl SetKind {
-            /// All of them, in the order of this type.
+            /// Those that are ipsets, in the order of this type.
             pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
 
-            /// Whether kube-proxy has this set too. [`SetKind::NodePortServed`] is this proxy's alone: comparisons with
-            /// kube-proxy leave it out.
+            /// Those that a table of nf_tables has, in the order of this type.
+            pub const ALL_OF_NFT: [SetKind; 19] = [$(SetKind::$kind,)* SetKind::LoadBalancerNotNode];
+
+            /// Whether kube-proxy has this set too. [`SetKind::NodePortServed`] and [`SetKind::LoadBalancerNotNode`] are this
+            /// proxy's alone: comparisons with kube-proxy leave them out.
             pub fn is_of_kube_proxy(self) -> bool {
-                self != SetKind::NodePortServed
+                !matches!(self, SetKind::NodePortServed | SetKind::LoadBalancerNotNode)
             }
 
             /// The set's type.
             pub fn set_type(self) -> SetType {
                 match self {
                     $(SetKind::$kind => SetType::$set_type,)*
+                    SetKind::LoadBalancerNotNode => SetType::HashIpPortIp,
                 }
             }
 
@@ -37,6 +44,7 @@ macro_rules! sets {
             pub fn comment(self) -> &'static str {
                 match self {
                     $(SetKind::$kind => $comment,)*
+                    SetKind::LoadBalancerNotNode => "load balancers that this node may not use",
                 }
             }
 
@@ -44,7 +52,13 @@ macro_rules! sets {
             fn stem(self) -> &'static str {
                 match self {
                     $(SetKind::$kind => $stem,)*
+                    SetKind::LoadBalancerNotNode => "LOAD-BALANCER-NOT-NODE",
                 }
+            }
+
+            /// Its name in a table of nf_tables.
+            pub(crate) fn nft_name(self) -> String {
+                self.stem().to_ascii_lowercase()
             }
         }
     };
@@ -126,6 +140,11 @@ impl SetKey {
     /// The sets of a family.
     pub fn all(family: Family) -> impl Iterator<Item = SetKey> {
         SetKind::ALL.into_iter().map(move |kind| SetKey { family, kind })
+    }
+
+    /// The sets of a family in a table of nf_tables.
+    pub(crate) fn all_of_nft(family: Family) -> impl Iterator<Item = SetKey> {
+        SetKind::ALL_OF_NFT.into_iter().map(move |kind| SetKey { family, kind })
     }
 
     /// The set of the proxy whose names begin so.

@@ -9,6 +9,7 @@ use ipvs::model::{
 };
 use ipvs::{Operation, RealServer, VirtualServerKey};
 
+use super::guards::TableChange;
 use super::plan::{Plan, RulesChange};
 use super::sets::{NamedSet, SetKey};
 use super::wanted::usual_flags;
@@ -47,7 +48,7 @@ impl Step {
         Step::new(Action::Delete, Part::Set, set)
     }
 
-    pub(crate) fn entry(action: Action, set: NamedSet, element: &Element) -> Self {
+    pub(crate) fn entry(action: Action, set: impl fmt::Display, element: &Element) -> Self {
         Step::new(action, Part::Entry, set).with(element)
     }
 
@@ -140,7 +141,8 @@ impl Plan {
         let KernelNames { device, prefix, .. } = &self.names;
         let named = |set: &SetKey| set.named(*prefix);
         let entries = move |action, (set, elements): (&'a SetKey, &'a Vec<Element>)| {
-            elements.iter().map(move |of| Step::entry(action, named(set), of))
+            let name = self.guards.name_of(*set, &self.names);
+            elements.iter().map(move |of| Step::entry(action, &name, of))
         };
         let addresses =
             move |action, of: &'a [IpAddr]| of.iter().map(move |address| Step::address(action, *address, device));
@@ -151,6 +153,7 @@ impl Plan {
             .chain(self.sysctls.iter().map(Step::sysctl))
             .chain(self.timeouts.iter().map(Step::timeouts))
             .chain(self.create_sets.iter().map(move |set| Step::create_set(named(set))))
+            .chain(self.tables.iter().map(TableChange::step))
             .chain(self.add_entries.iter().flat_map(move |of| entries(Action::Add, of)))
             .chain(operations(&self.serve_first))
             .chain(addresses(Action::Add, &self.bind_first))
@@ -159,6 +162,7 @@ impl Plan {
             .chain(operations(&self.serve))
             .chain(addresses(Action::Add, &self.bind))
             .chain(self.add_routes.iter().map(|route| Step::route(Action::Add, route)))
+            .chain(self.last_tables.iter().map(TableChange::step))
             .chain(operations(&self.retire))
             .chain(self.delete_entries.iter().rev().flat_map(move |of| entries(Action::Delete, of)))
             .chain(self.relax.iter().map(Step::rules))

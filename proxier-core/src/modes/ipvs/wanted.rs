@@ -10,9 +10,9 @@ use ipvs::model::{Persistence, RealServerConfig, Scheduler, SchedulerFlags, Virt
 use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::config::{Config, MayAskFor};
-use crate::modes::ipvs::lower;
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::{guards, lower};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::pack::pack;
 use crate::service::{Compiled, Frontend, NodeFacts, Roles};
@@ -39,6 +39,7 @@ struct Index {
     elsewhere: BTreeMap<IpAddr, usize>,
     sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
     barred: BTreeSet<VirtualServerKey>,
+    by: guards::Kind,
 }
 
 /// A virtual server as it has to be.
@@ -184,7 +185,7 @@ impl Follower for Following<'_> {
             if frontend.is_elsewhere() && count(&mut index.elsewhere, address) {
                 notes.elsewhere(address);
             }
-            for (set, element) in frontend_entries(frontend) {
+            for (set, element) in frontend_entries(frontend, index.by) {
                 index.count_entry(set, element, notes);
             }
         }
@@ -196,7 +197,7 @@ impl Follower for Following<'_> {
             if frontend.is_elsewhere() && uncount(&mut index.elsewhere, &address) {
                 notes.elsewhere(address);
             }
-            for (set, element) in frontend_entries(frontend) {
+            for (set, element) in frontend_entries(frontend, index.by) {
                 index.uncount_entry(set, &element, notes);
             }
         }
@@ -238,8 +239,9 @@ fn service_entries(compiled: &Compiled) -> BTreeSet<(SetKey, Element)> {
     hairpins.chain(checks).collect()
 }
 
-/// The entries that a Frontend has in the sets.
-pub(crate) fn frontend_entries(frontend: &Frontend) -> Vec<(SetKey, Element)> {
+/// The entries that a Frontend has in the sets. A table of nf_tables takes no networks that overlap, and has a set of those that
+/// this node may not use.
+pub(crate) fn frontend_entries(frontend: &Frontend, by: guards::Kind) -> Vec<(SetKey, Element)> {
     let FrontendKey { protocol, address, port } = frontend.key;
     let host = IpSpan::host(address);
     let ports = Ports::port(protocol.into(), port);
@@ -263,11 +265,17 @@ pub(crate) fn frontend_entries(frontend: &Frontend) -> Vec<(SetKey, Element)> {
         }
         if let Some(ranges) = &frontend.source_ranges {
             add(SetKind::LoadBalancerFirewall, at.clone());
-            for range in ranges.iter() {
-                add(SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, lower::span(*range)));
+            let ranges = match by {
+                guards::Kind::Programs => ranges.to_vec(),
+                guards::Kind::Nft => Network::aggregate(&ranges.to_vec()),
+            };
+            for range in ranges {
+                add(SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, lower::span(range)));
             }
             if frontend.node_may_use {
                 add(SetKind::LoadBalancerSourceIp, Element::IpPortIp(host, ports, host));
+            } else if by == guards::Kind::Nft {
+                add(SetKind::LoadBalancerNotNode, Element::IpPortIp(host, ports, host));
             }
         }
     }
@@ -388,6 +396,7 @@ impl Wanted {
             elsewhere: BTreeMap::new(),
             sets: BTreeMap::new(),
             barred: BTreeSet::new(),
+            by: config.ipvs.rules.into(),
         };
         Wanted { desired: Desired::new(), index }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nftables::expr::{CmpOp, FibFlags, FibResult, MetaKey, NatFlags, Reject};
+use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags, Reject};
 use nftables::{
     BaseChain, Chain, ChainKey, ChainType, CtState, DataType, Expression, Family as NftFamily, FieldTypes, Hook, Name,
     Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey, SetReference, Table, TableKey, Value,
@@ -12,6 +12,8 @@ use nftables::{
 use super::lower::SetName;
 use super::pick::Slot;
 use crate::config::{Config, KernelNames, LocalTraffic};
+pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
+use crate::modes::shared::nft::{RTN_LOCAL, interface, port_unreachable};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
 
@@ -23,8 +25,6 @@ const SERVICES: &str = "services-by-port";
 const NEW: &str = "new-connections";
 /// Chain: connections to Frontends with source ranges.
 const GUARD: &str = "guard";
-/// An empty chain: the table is this program's. A table of our name without it is somebody else's.
-pub(super) const OWNED: &str = "made-by-proxier-core";
 
 /// Largest numbers of clients that the lowest slots remember, which all Frontends with affinity share; the kernel makes room for
 /// them at once, 8 MiB together. The others grow as needed up to the kernel's own limit, 65,535 (`nft_dynset_init`). Beyond,
@@ -65,17 +65,6 @@ pub struct Layout {
     is_liberal: bool,
 }
 
-/// A name of ours.
-pub(super) fn chain(name: &str) -> Name {
-    // Ours are all possible; the kernel refuses an impossible one by itself.
-    Name::new(name).unwrap_or_else(|_| unnamed())
-}
-
-fn unnamed() -> Name {
-    #[expect(clippy::unwrap_used, reason = "a constant name that a test makes")]
-    Name::new("unnamed").unwrap()
-}
-
 /// The name of the tables.
 pub(super) fn table_name(names: &KernelNames) -> Name {
     chain(names.table.as_str())
@@ -84,15 +73,6 @@ pub(super) fn table_name(names: &KernelNames) -> Name {
 /// The table of a family.
 pub(super) fn table(family: Family, name: &Name) -> TableKey {
     TableKey { family: family.into(), name: name.clone() }
-}
-
-impl From<Family> for NftFamily {
-    fn from(family: Family) -> Self {
-        match family {
-            Family::V4 => NftFamily::Ip,
-            Family::V6 => NftFamily::Ip6,
-        }
-    }
 }
 
 impl Layout {
@@ -291,7 +271,7 @@ impl Layout {
         let regular = |name: &str, rules| (Chain::regular(self.chain_key(name)), rules);
         vec![
             regular(OWNED, Vec::new()),
-            regular(REJECT, vec![built(self.rule().reject(Reject::Icmp(self.port_unreachable())))]),
+            regular(REJECT, vec![built(self.rule().reject(Reject::Icmp(port_unreachable(self.family))))]),
             regular(
                 SERVICES,
                 vec![built(self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::Services)))],
@@ -307,14 +287,6 @@ impl Layout {
             (self.base("forward-filter", ChainType::Filter, Hook::Forward, Priority::FILTER), forward),
             (self.base("output-filter", ChainType::Filter, Hook::Output, Priority::FILTER), new()),
         ]
-    }
-
-    /// RFC 792 and RFC 4443, code "port unreachable", as iptables' REJECT answers.
-    fn port_unreachable(&self) -> u8 {
-        match self.family {
-            Family::V4 => 3,
-            Family::V6 => 4,
-        }
     }
 
     /// To one chain for pods and this node, which may use all endpoints: their answers come back here by themselves. To the other
@@ -356,29 +328,7 @@ impl Layout {
     }
 }
 
-/// `RTN_LOCAL` (linux/rtnetlink.h): an address of this host.
-const RTN_LOCAL: u32 = 2;
-
 fn no_fields() -> FieldTypes {
     #[expect(clippy::unwrap_used, reason = "a constant type that a test makes")]
     FieldTypes::of(&[DataType::INET_SERVICE]).unwrap()
-}
-
-/// Compares the name of the interface that a packet came in by, or its beginning.
-fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpOp) -> RuleBuilder {
-    let register = Register::FIRST;
-    let mut bytes = name.as_bytes().to_vec();
-    if !is_prefix {
-        bytes.resize(16, 0);
-    }
-    let rule = rule.expression(Expression::Meta { key: MetaKey::IifName, register });
-    match Value::new(&bytes) {
-        Ok(value) => rule.expression(Expression::Cmp { register, op, value }),
-        Err(_) => rule,
-    }
-}
-
-/// A rule of ours: all its values are possible, and a test makes every one.
-pub(super) fn built(rule: RuleBuilder) -> Rule {
-    rule.build().unwrap_or_default()
 }

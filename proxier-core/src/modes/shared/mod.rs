@@ -4,6 +4,7 @@ pub mod cleaned;
 pub(crate) mod flows;
 pub mod host;
 pub mod names;
+pub(crate) mod nft;
 pub(crate) mod retry;
 pub(crate) mod routes;
 pub mod sysctls;

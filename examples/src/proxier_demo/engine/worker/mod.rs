@@ -159,6 +159,10 @@ impl Worker {
         let cleaned = engine.clean_up_after_others();
         self.tell_cleaned(&cleaned);
         self.is_alone = cleaned.is_done();
+        if cleaned.removed() > 0 {
+            // What made way for other modes need not any more.
+            engine.request_full();
+        }
         self.clean_at = Some(Instant::now() + CLEAN_AGAIN);
     }
 

@@ -75,6 +75,7 @@ const FLAGS: &[Flag] = &[
     Flag("ipvs-binding", Text, "ipvs.binding", "Addresses of Services: addresses (on kube-ipvs0), routes [addresses]"),
     Flag("ipvs-exclude-cidrs", List, "ipvs.excludeCIDRs", "Networks in which no virtual server is deleted"),
     Flag("ipvs-min-sync-period", Duration, "ipvs.minSyncPeriod", "Least time between two passes [0s]"),
+    Flag("ipvs-rules", Text, "ipvs.rules", "auto, nftables or iptables: what guards virtual servers [auto]"),
     Flag("ipvs-scheduler", Text, "ipvs.scheduler", "The kernel's name of the scheduler [rr]"),
     Flag("ipvs-service-cidrs", List, "ipvs.serviceCIDRs", "With --ipvs-binding=routes, networks of cluster IPs"),
     Flag("ipvs-strict-arp", Bool, "ipvs.strictARP", "Answer ARP only for addresses of the interface asked"),

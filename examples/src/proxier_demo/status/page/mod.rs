@@ -144,7 +144,7 @@ impl StatusPage {
         answer
     }
 
-    /// What the kernel's thread knew within the last second; older while it is busy, and nothing before its first pass ends.
+    /// What the kernel's thread knew within the last second; older while it is busy, and nothing if it has been busy for long.
     async fn view(&self) -> Option<(Instant, Arc<View>)> {
         let mut known = self.known.lock().await;
         if known.view.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH) {

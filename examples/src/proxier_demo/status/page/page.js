@@ -140,7 +140,7 @@
     state.className = health.healthy ? "good" : "bad";
     const late = health.pendingSeconds === null ? "" : `, work pending for ${duration(health.pendingSeconds)}`;
     state.textContent = `${health.healthy ? "✓ healthy" : "✗ not healthy"}${late}${health.nodeEligible ? "" : ", node is leaving"}`;
-    const busy = !known ? "The first pass has not ended: nothing is known yet." :
+    const busy = !known ? "A long pass is running: nothing is known yet." :
       data.age > 5 ? `A pass is running: what is below is ${duration(data.age)} old.` : "";
     $("stale").textContent = busy;
     $("stale").hidden = !busy;

@@ -3,6 +3,7 @@
 mod local;
 mod operations;
 mod skipped;
+mod tables;
 
 use std::collections::BTreeSet;
 
@@ -10,6 +11,7 @@ use ipset::Element;
 use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::config::KernelNames;
+use crate::modes::ipvs::guards;
 use crate::modes::ipvs::held::Needs;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::{Plan, RulesChange};
@@ -21,6 +23,7 @@ use crate::net::Family;
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Rules, Sets};
 use crate::reconciler::report::{Applied, Lack};
 use crate::reconciler::step::{Action, Part, Step};
+use crate::service::Frontend;
 use crate::snapshot::is_usable_by_service;
 
 /// What carrying out a plan changed, as far as only IPVS mode needs it.
@@ -33,6 +36,8 @@ pub struct Effects {
     pub settled: Vec<(VirtualServerKey, RealServerKey)>,
     /// Families whose rules the kernel took only without some matches ([`RulesChange::without`]), with what it took.
     pub reduced: Vec<(Family, Capabilities)>,
+    /// Families whose tables could not be written.
+    pub unwritten: BTreeSet<Family>,
     /// Virtual servers that were deleted.
     pub deleted: Vec<VirtualServerKey>,
     /// How often the kernel contradicted what was known: something to add was there, something to change or delete was not.
@@ -73,6 +78,7 @@ pub fn apply(
         missing: BTreeSet::new(),
         unguarded: plan.rules_put_off.clone(),
         guarded: &plan.guarded,
+        by: plan.guards,
     };
     let mut device = true;
     if plan.create_device {
@@ -97,8 +103,13 @@ pub fn apply(
             None => run.create_set(*set, ports.sets),
         }
     }
-    for (set, elements) in plan.add_entries.iter().filter(|(set, _)| !filled.contains(set)) {
-        run.add_entries(*set, elements, ports.sets);
+    match plan.guards {
+        guards::Kind::Programs => {
+            for (set, elements) in plan.add_entries.iter().filter(|(set, _)| !filled.contains(set)) {
+                run.add_entries(*set, elements, ports.sets);
+            }
+        }
+        guards::Kind::Nft => run.add_to_tables(plan, ports.tables),
     }
     let unserved_first = run.operations(&plan.serve_first, ports.ipvs).unserved;
     run.bind(&plan.bind_first, device, &unserved_first, ports);
@@ -109,13 +120,19 @@ pub fn apply(
     run.bind(&plan.bind, device, &unserved, ports);
     unserved.extend(unserved_first.into_iter().filter(|address| !run.serves(*address)));
     run.add_routes(plan, &unserved, ports);
+    run.write_last(&plan.last_tables, ports.tables);
     let left = run.operations(&plan.retire, ports.ipvs).left;
     let mut needs = Needs::default();
     for key in &left {
         needs.add(key, run.observed);
     }
-    for (set, elements) in plan.delete_entries.iter().rev() {
-        run.delete_entries(*set, elements, &needs, ports.sets);
+    match plan.guards {
+        guards::Kind::Programs => {
+            for (set, elements) in plan.delete_entries.iter().rev() {
+                run.delete_entries(*set, elements, &needs, ports.sets);
+            }
+        }
+        guards::Kind::Nft => run.delete_from_tables(plan, &needs, ports.tables),
     }
     run.relax(&plan.relax, &left, ports);
     run.unbind(&plan.unbind, &needs, ports);
@@ -155,6 +172,8 @@ struct Run<'a, 'n> {
     unguarded: BTreeSet<Family>,
     /// Virtual servers that need those rules ([`Plan::guarded`]).
     guarded: &'a BTreeSet<VirtualServerKey>,
+    /// What has the sets.
+    by: guards::Kind,
 }
 
 /// Splits items into done and failed; sorts the failures by index.
@@ -222,12 +241,19 @@ impl Run<'_, '_> {
 
     /// Why a virtual server must not be made: its source ranges would not hold.
     fn not_guarded(&self, key: &VirtualServerKey) -> Option<PortError> {
-        let has_ranges = self.wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
+        let frontend = self.wanted.frontend(key);
+        let has_ranges = frontend.is_some_and(|frontend| frontend.source_ranges.is_some());
         if self.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
             return Some(skipped::not_without_rules(key));
         }
-        (has_ranges && self.observed.firewall_entry(key).is_none())
-            .then(|| skipped::not_without_entry(key, self.kernel.prefix))
+        let is_barred = self.by == guards::Kind::Nft && frontend.is_some_and(Frontend::is_barred_from_node);
+        let lacks = if self.observed.firewall_entry(key).is_none() {
+            has_ranges.then_some(SetKind::LoadBalancerFirewall)
+        } else {
+            (is_barred && !self.observed.is_barred_from_node(key)).then_some(SetKind::LoadBalancerNotNode)
+        };
+        let set = SetKey::new(key.family().into(), lacks?);
+        Some(skipped::not_without_entry(key, &self.by.name_of(set, self.kernel)))
     }
 
     /// After the kernel refused rules, tries them without optional matches that it may lack.

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use ipvs::VirtualServerKey;
 
-use crate::config::{InterfaceName, NamePrefix};
-use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
+use crate::config::InterfaceName;
+use crate::modes::ipvs::sets::NamedSet;
 use crate::net::Network;
 use crate::ports::{PortError, PortErrorKind};
 
@@ -58,7 +58,6 @@ pub(super) fn not_without_rules(key: &VirtualServerKey) -> PortError {
     skipped(format_args!("{key} is not served, because the rules for its loadBalancerSourceRanges are not in place"))
 }
 
-pub(super) fn not_without_entry(key: &VirtualServerKey, prefix: NamePrefix) -> PortError {
-    let set = SetKey::new(key.family().into(), SetKind::LoadBalancerFirewall).named(prefix);
+pub(super) fn not_without_entry(key: &VirtualServerKey, set: &str) -> PortError {
     skipped(format_args!("{key} is not served, because its loadBalancerSourceRanges could not be put into set {set}"))
 }

@@ -1,24 +1,24 @@
 //! What somebody else changed in the kernel.
 
-use std::collections::BTreeMap;
-
 use ipvs::Operation;
 
-use super::Plan;
+use super::{Plan, Planned};
 use crate::config::KernelNames;
 use crate::modes::Pass;
+use crate::modes::ipvs::guards::Guards;
 use crate::modes::ipvs::mode::Mode;
-use crate::modes::ipvs::rules;
+use crate::modes::ipvs::sets::SetKey;
 use crate::modes::shared::names::Names;
-use crate::net::{Family, Network};
+use crate::net::Network;
 use crate::ports::LocalRoute;
 use crate::reconciler::step::{Action, Step};
 
 /// What somebody else changed: operations on things that the input did not change.
-pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, inputs: &BTreeMap<Family, rules::Inputs>) -> Vec<Step> {
+pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned) -> Vec<Step> {
     let changed = &mode.changed;
     let names = Names::new(pass.store, mode.wanted.desired());
     let KernelNames { device, prefix, .. } = &plan.names;
+    let name_of = |set: &SetKey| plan.guards.name_of(*set, &plan.names);
     let mut drift = Vec::new();
     drift.extend(plan.create_device.then(|| Step::device(device)));
     drift.extend(plan.sysctls.iter().map(Step::sysctl));
@@ -27,13 +27,23 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, inputs: &BTreeMap<
     for (action, entries) in [(Action::Add, &plan.add_entries), (Action::Delete, &plan.delete_entries)] {
         for (set, elements) in entries {
             let others = elements.iter().filter(|element| !changed.entries.contains(&(*set, (*element).clone())));
-            drift.extend(others.map(|element| Step::entry(action, set.named(*prefix), element)));
+            drift.extend(others.map(|element| Step::entry(action, name_of(set), element)));
         }
     }
     let unfinished = |step: &Step| mode.unfinished.contains(&(step.part, step.name.clone(), step.detail.clone()));
-    for change in plan.rules.iter().chain(&plan.relax) {
-        let same = mode.rules.get(&change.family) == inputs.get(&change.family);
-        drift.extend(same.then(|| Step::rules(change)));
+    match &mode.guards {
+        Guards::Programs(programs) => {
+            for change in plan.rules.iter().chain(&plan.relax) {
+                let same = programs.rules.get(&change.family) == planned.inputs.get(&change.family);
+                drift.extend(same.then(|| Step::rules(change)));
+            }
+        }
+        Guards::Nft(tables) => {
+            for change in plan.tables.iter().chain(&plan.last_tables) {
+                let same = tables.written.get(&change.layout.family()) == Some(&change.layout);
+                drift.extend(same.then(|| change.step()));
+            }
+        }
     }
     for (action, addresses) in
         [(Action::Add, &plan.bind_first), (Action::Add, &plan.bind), (Action::Delete, &plan.unbind)]

@@ -13,6 +13,7 @@ use ipvs::model::TimeoutsUpdate;
 use ipvs::{Operation, RealServerKey, VirtualServerKey};
 
 use crate::config::KernelNames;
+use crate::modes::ipvs::guards::{self, Layout, TableChange};
 use crate::modes::ipvs::rules::{Capabilities, RuleChanges};
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::shared::sysctls::SysctlChange;
@@ -38,6 +39,11 @@ pub(super) use whole::{Planned, whole};
 pub struct Plan {
     /// Names of the device and the sets.
     pub names: KernelNames,
+    /// What has the sets, and the rules: with [`guards::Kind::Nft`] `create_sets`, `rules` and `relax` are empty, and the entries of a
+    /// family are added with its table in one transaction, and deleted in another.
+    pub guards: guards::Kind,
+    /// With [`guards::Kind::Nft`]: what each family's table has to have.
+    pub layouts: BTreeMap<Family, Layout>,
     /// Create the dummy device.
     pub create_device: bool,
     /// Values below `/proc/sys` to write.
@@ -46,6 +52,8 @@ pub struct Plan {
     pub timeouts: Option<TimeoutsUpdate>,
     /// Sets to create.
     pub create_sets: Vec<SetKey>,
+    /// Tables of nf_tables to make or to mend, at most one change for each family.
+    pub tables: Vec<TableChange>,
     /// Entries to add.
     pub add_entries: BTreeMap<SetKey, Vec<Element>>,
     /// Virtual and real servers to add or change that need no rules of this pass; empty unless rules are to be restored or
@@ -71,6 +79,8 @@ pub struct Plan {
     /// Networks in `add_routes` whose guard is not there yet: the rules that refuse what no Service serves. One is not made
     /// local when the rules of its family are put off or fail: programs that listen on all addresses would answer there.
     pub guarded_networks: BTreeSet<Network>,
+    /// Chains of tables that are written only now: those that take connections from whatever served before.
+    pub last_tables: Vec<TableChange>,
     /// Real servers to drain or to delete, and virtual servers to delete.
     pub retire: Vec<Operation>,
     /// Entries to delete, the last set first.
@@ -115,6 +125,10 @@ impl Plan {
     pub fn is_empty(&self) -> bool {
         let Plan {
             names: _,
+            guards: _,
+            layouts: _,
+            tables,
+            last_tables,
             create_device,
             sysctls,
             timeouts,
@@ -143,6 +157,8 @@ impl Plan {
             && sysctls.is_empty()
             && timeouts.is_none()
             && create_sets.is_empty()
+            && tables.is_empty()
+            && last_tables.is_empty()
             && add_entries.is_empty()
             && serve_first.is_empty()
             && bind_first.is_empty()

@@ -8,8 +8,12 @@ use ipvs::{Operation, VirtualServerKey};
 use super::drift::drift;
 use super::{Plan, RulesChange, plan};
 use crate::modes::Pass;
+use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::drain::Verdicts;
+use crate::modes::ipvs::guards::nft::Tables;
+use crate::modes::ipvs::guards::programs::Programs;
+use crate::modes::ipvs::guards::{self, Guards, Layout};
 use crate::modes::ipvs::mode::{Compared, Mode};
 use crate::modes::ipvs::reading::{self, Readings};
 use crate::modes::ipvs::{rules, udp};
@@ -25,6 +29,8 @@ pub(crate) struct Planned {
     pub(crate) plan: Plan,
     /// Inputs of the rules that the kernel has after this plan.
     pub(crate) inputs: BTreeMap<Family, rules::Inputs>,
+    /// Layouts of the tables that it has then.
+    pub(crate) layouts: BTreeMap<Family, Layout>,
     /// Rules that could not be compared.
     pub(crate) unread: Vec<Unread>,
     /// What somebody else changed; known only when the last pass succeeded.
@@ -46,8 +52,8 @@ pub(crate) fn whole(
     plan.forget = forget;
     plan.names.clone_from(&mode.names);
     let has_device = reading::has_device(pass.host, &mode.names);
-    plan.create_device = pass.full && !has_device && !mode.by_routes;
-    plan.delete_device = pass.full && has_device && mode.by_routes && {
+    plan.create_device = pass.full && !has_device && !mode.by_routes();
+    plan.delete_device = pass.full && has_device && mode.by_routes() && {
         let going: BTreeSet<_> = plan.unbind.iter().collect();
         observed.addresses.iter().all(|address| going.contains(address) || !is_usable_by_service(*address))
     };
@@ -56,18 +62,28 @@ pub(crate) fn whole(
     plan.rules_put_off.clone_from(&readings.rules_put_off);
     plan_drains(mode, pass.full, &mut plan, readings, verdicts);
     let mut planned = Planned::default();
-    for (family, new, dump) in &readings.rules {
-        match plan_rules(mode, *family, new, dump, &mut plan) {
-            Ok(()) => drop(planned.inputs.insert(*family, new.clone())),
-            Err(error) => {
-                plan.rules_put_off.insert(*family);
-                planned.unread.push(error);
+    match &mode.guards {
+        Guards::Programs(programs) => {
+            for (family, new, dump) in &readings.rules {
+                match plan_rules(programs, *family, new, dump, &mut plan) {
+                    Ok(()) => drop(planned.inputs.insert(*family, new.clone())),
+                    Err(error) => {
+                        plan.rules_put_off.insert(*family);
+                        planned.unread.push(error);
+                    }
+                }
             }
+            order_by_rules(mode, programs, pass, &mut plan, &kept, &planned.inputs);
+        }
+        Guards::Nft(tables) => {
+            let mut networks: Vec<Network> = Routes::new(&mode.wanted, pass.facts).whole.into_iter().collect();
+            networks.extend(observed.routes.whole());
+            planned.layouts = tables.layouts(&pass, &networks);
+            plan_tables(mode, tables, &planned.layouts, pass.full, &mut plan);
         }
     }
-    order_by_rules(mode, pass, &mut plan, &kept, &planned.inputs);
     if pass.full && pass.settled && !pass.failing {
-        planned.drift = drift(mode, pass, &plan, &planned.inputs);
+        planned.drift = drift(mode, pass, &plan, &planned);
     }
     planned.plan = plan;
     Some(planned)
@@ -111,9 +127,39 @@ fn plan_drains(
     }
 }
 
+/// Adds what changes in the tables, which are written with their entries: sets are no operations of their own.
+fn plan_tables(mode: &Mode, tables: &Tables, layouts: &BTreeMap<Family, Layout>, full: bool, plan: &mut Plan) {
+    plan.guards = guards::Kind::Nft;
+    plan.layouts.clone_from(layouts);
+    plan.create_sets.clear();
+    [plan.tables, plan.last_tables] = tables.changes(layouts, full);
+    let changing: BTreeSet<Family> = plan.tables.iter().map(|change| change.layout.family()).collect();
+    plan.guarded = added_with_ranges(mode, plan, |family| changing.contains(family));
+    let guards = |layout: Option<&Layout>, network: &Network| {
+        layout.is_some_and(|layout| layout.guarded_networks().contains(network))
+    };
+    let lacks_guard = |network: &Network| {
+        let family = Family::of(network.addr());
+        guards(layouts.get(&family), network) && !guards(tables.written.get(&family), network)
+    };
+    plan.guarded_networks =
+        plan.add_routes.iter().map(|route| route.network).filter(|network| lacks_guard(network)).collect();
+}
+
+/// Virtual servers with source ranges that are to be added, of these families.
+fn added_with_ranges(mode: &Mode, plan: &Plan, of: impl Fn(&Family) -> bool) -> BTreeSet<VirtualServerKey> {
+    let added = plan.serve.iter().filter_map(|operation| match operation {
+        Operation::AddVirtualServer(server) => Some(server.key),
+        _ => None,
+    });
+    let has_ranges =
+        |key: &VirtualServerKey| mode.wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
+    added.filter(|key| of(&key.family().into()) && has_ranges(key)).collect()
+}
+
 /// Adds the change of a family's rules, if any.
 fn plan_rules(
-    mode: &Mode,
+    programs: &Programs,
     family: Family,
     inputs: &rules::Inputs,
     dump: &iptables::Dump,
@@ -137,7 +183,7 @@ fn plan_rules(
             change.without.push((capabilities, changes));
         }
     }
-    let late = mode.rules.get(&family).is_some_and(|written| inputs.only_relaxes(written));
+    let late = programs.rules.get(&family).is_some_and(|written| inputs.only_relaxes(written));
     if late { &mut plan.relax } else { &mut plan.rules }.push(change);
     Ok(())
 }
@@ -145,6 +191,7 @@ fn plan_rules(
 /// Moves operations that need no rules before them, and records which virtual servers must not be served without rules.
 fn order_by_rules(
     mode: &Mode,
+    programs: &Programs,
     pass: Pass<'_>,
     plan: &mut Plan,
     kept: &rules::Kept,
@@ -156,7 +203,7 @@ fn order_by_rules(
         .filter(|family| plan.rules_put_off.contains(family) || changing(family))
         .map(|family| {
             let new = inputs.get(&family).cloned();
-            let capabilities = mode.capabilities;
+            let capabilities = programs.capabilities;
             let made = || rules::Inputs::new(family, &mode.wanted, pass.facts, capabilities).with_kept(kept);
             (family, new.unwrap_or_else(made))
         })
@@ -166,7 +213,7 @@ fn order_by_rules(
         .into_iter()
         .map(|(family, new)| {
             // Rules that differ although their inputs do not were changed by somebody else, nobody knows how.
-            let before = mode.rules.get(&family).filter(|before| **before != new);
+            let before = programs.rules.get(&family).filter(|before| **before != new);
             // The programs are asked for their capabilities only when rules are made.
             let new = match before {
                 Some(before) => new.with_capabilities(before.capabilities()),
@@ -203,11 +250,5 @@ fn order_by_rules(
     };
     plan.guarded_networks =
         plan.add_routes.iter().map(|route| route.network).filter(|network| lacks_guard(network)).collect();
-    let added = plan.serve.iter().filter_map(|operation| match operation {
-        Operation::AddVirtualServer(server) => Some(server.key),
-        _ => None,
-    });
-    let has_ranges =
-        |key: &VirtualServerKey| mode.wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
-    plan.guarded = added.filter(|key| compared.contains_key(&key.family().into()) && has_ranges(key)).collect();
+    plan.guarded = added_with_ranges(mode, plan, |family| compared.contains_key(family));
 }

@@ -10,13 +10,14 @@ use ipvs::{RealServer, VirtualServerKey};
 
 use crate::config::{Config, KernelNames};
 use crate::modes::ipvs::diff::diff;
+use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::host::other_addresses;
 use crate::modes::shared::sysctls::{self, HostSettings, OSRELEASE, SysctlChange};
-use crate::ports::{Ipvs, PortError, PortErrorKind, Sets, Sysctls};
+use crate::ports::{Ipvs, PortError, PortErrorKind, Sets, Sysctls, Tables as TablesPort};
 use crate::reconciler::report::Unread;
 use crate::service::Frontend;
 use crate::snapshot::HostAddresses;
@@ -60,6 +61,35 @@ pub fn read_what_there_is(
     if unread.is_empty() { Ok(observed) } else { Err(unread) }
 }
 
+/// As [`read`], where a table of nf_tables has the sets.
+pub(super) fn read_beside(
+    known: &mut Tables,
+    tables: &mut dyn TablesPort,
+    ipvs: &mut dyn Ipvs,
+    host: &HostAddresses,
+    config: &Config,
+    wanted: &Wanted,
+    is_settled: bool,
+) -> Result<Observed, Vec<Unread>> {
+    let mut observed = read_device(host, config);
+    let mut unread = known.read(config, tables).err().unwrap_or_default();
+    for (family, found) in known.found() {
+        let entries = found.entries.iter().map(|(kind, entries)| (SetKey::new(family, *kind), entries.clone()));
+        observed.sets.extend(entries);
+    }
+    if let Err(error) = read_virtual_servers(ipvs, config, wanted, is_settled, &mut observed) {
+        unread.push(Unread::new("virtual servers", error));
+    }
+    if unread.is_empty() { Ok(observed) } else { Err(unread) }
+}
+
+fn read_device(host: &HostAddresses, config: &Config) -> Observed {
+    let mut observed = Observed::new();
+    observed.addresses = device_addresses(host, &config.names).collect();
+    observed.host_addresses = other_addresses(host, &config.names).collect();
+    observed
+}
+
 fn read_parts(
     ipvs: &mut dyn Ipvs,
     sets: &mut dyn Sets,
@@ -69,9 +99,7 @@ fn read_parts(
     is_settled: bool,
 ) -> (Observed, Vec<Unread>) {
     let mut unread = Vec::new();
-    let mut observed = Observed::new();
-    observed.addresses = device_addresses(host, &config.names).collect();
-    observed.host_addresses = other_addresses(host, &config.names).collect();
+    let mut observed = read_device(host, config);
     for set in config.families.iter().flat_map(SetKey::all) {
         let named = set.named(config.names.prefix);
         match sets.entries(named) {

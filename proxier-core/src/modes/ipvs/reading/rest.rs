@@ -6,6 +6,8 @@ use ipvs::VirtualServerKey;
 use ipvs::model::{ObservedRealServer, TimeoutsUpdate};
 
 use crate::modes::Pass;
+use crate::modes::ipvs::guards::Guards;
+use crate::modes::ipvs::guards::programs::Programs;
 use crate::modes::ipvs::mode::{Compared, Mode};
 use crate::modes::ipvs::rules;
 use crate::modes::shared::sysctls::SysctlChange;
@@ -46,16 +48,17 @@ pub(crate) fn read_rest(
             Err(error) => report.unread.push(error),
         }
     }
+    let Guards::Programs(programs) = &mode.guards else { return readings };
     for family in pass.families() {
-        if !pass.full && has_same_rules(mode, family) {
+        if !pass.full && has_same_rules(mode, programs, family) {
             continue;
         }
-        if mode.rules_retry.get(&family).is_some_and(|retry| retry.at > pass.now) {
+        if programs.retry.get(&family).is_some_and(|retry| retry.at > pass.now) {
             readings.rules_put_off.insert(family);
             report.rules_put_off.insert(family);
             continue;
         }
-        match read_rules(mode, pass, family, &compared.kept, ports.rules) {
+        match read_rules(mode, programs, pass, family, &compared.kept, ports.rules) {
             Ok(None) => readings.rules_stay.push(family),
             Ok(Some((inputs, dump))) => readings.rules.push((family, inputs, dump)),
             Err(error) => {
@@ -70,14 +73,15 @@ pub(crate) fn read_rest(
 /// Reads a family's rules, with the inputs of those that it has to have; `None` when the kernel is known to have them.
 fn read_rules(
     mode: &Mode,
+    programs: &Programs,
     pass: Pass<'_>,
     family: Family,
     kept: &rules::Kept,
     port: &mut dyn Rules,
 ) -> Result<Option<(rules::Inputs, iptables::Dump)>, Unread> {
     let unread = |error| Unread::new(format_args!("rules of {}", family.name()), error);
-    let mut capabilities = mode.capabilities;
-    let written = mode.rules.get(&family);
+    let mut capabilities = programs.capabilities;
+    let written = programs.rules.get(&family);
     if let (false, Some(written)) = (pass.full, written) {
         capabilities = written.capabilities();
     } else {
@@ -92,8 +96,8 @@ fn read_rules(
 
 /// Whether the rules of a family cannot have changed. Costs O(changed entries); building `Inputs` costs O(guarded load
 /// balancers). Rules depend only on node facts and on entries in sets.
-fn has_same_rules(mode: &Mode, family: Family) -> bool {
+fn has_same_rules(mode: &Mode, programs: &Programs, family: Family) -> bool {
     let changed = mode.changed.entries.iter().any(|(set, _)| set.family == family);
-    let is_known = mode.rules.contains_key(&family) && !mode.rules_retry.contains_key(&family);
+    let is_known = programs.rules.contains_key(&family) && !programs.retry.contains_key(&family);
     !changed && !mode.new_facts && is_known
 }

@@ -9,6 +9,7 @@ use super::names;
 use crate::config::{InterfaceName, LocalTraffic, MarkBit, NamePrefix};
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::diff::Changes;
+use crate::modes::ipvs::guards;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::{self, Wanted};
@@ -87,7 +88,7 @@ pub enum MasqueradeSources {
 }
 
 impl MasqueradeSources {
-    fn of(facts: &NodeFacts, family: Family) -> Self {
+    pub(in crate::modes::ipvs) fn of(facts: &NodeFacts, family: Family) -> Self {
         let config = facts.config();
         let outside = |network: Option<Network>| match network {
             None => MasqueradeSources::ClusterIps,
@@ -243,7 +244,7 @@ impl Inputs {
         is_new(SetKind::LoopBack)
             || rest(self) != rest(before)
             || (is_barred(self) && !is_barred(before))
-            || wanted::frontend_entries(frontend).iter().any(|(set, _)| is_new(set.kind))
+            || wanted::frontend_entries(frontend, guards::Kind::Programs).iter().any(|(set, _)| is_new(set.kind))
     }
 
     /// Load balancers that this node's own traffic can reach, though it is in none of their source ranges, because the

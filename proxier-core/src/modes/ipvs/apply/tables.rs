@@ -1,0 +1,104 @@
+//! Writes tables of nf_tables with the entries of their sets.
+
+use std::collections::BTreeMap;
+
+use ipset::Element;
+
+use super::{Run, skipped};
+use crate::modes::ipvs::guards::nft::{Entries, Refused, Written, write};
+use crate::modes::ipvs::guards::{Layout, TableChange};
+use crate::modes::ipvs::held::Needs;
+use crate::modes::ipvs::plan::Plan;
+use crate::modes::ipvs::sets::SetKey;
+use crate::net::Family;
+use crate::ports::Tables;
+use crate::reconciler::step::{Action, Part, Step};
+
+fn by_family(entries: &BTreeMap<SetKey, Vec<Element>>) -> BTreeMap<Family, Entries> {
+    let mut all: BTreeMap<Family, Entries> = BTreeMap::new();
+    for (set, elements) in entries {
+        all.entry(set.family).or_default().insert(set.kind, elements.clone());
+    }
+    all
+}
+
+impl Run<'_, '_> {
+    /// Makes and mends tables, and adds entries: one transaction a family.
+    pub(super) fn add_to_tables(&mut self, plan: &Plan, tables: &mut dyn Tables) {
+        let mut add = by_family(&plan.add_entries);
+        for layout in plan.layouts.values() {
+            let family = layout.family();
+            let change = plan.tables.iter().find(|change| change.layout.family() == family);
+            let entries = add.remove(&family).unwrap_or_default();
+            if change.is_none() && entries.is_empty() {
+                continue;
+            }
+            let written = write(layout, change, (&Entries::new(), &entries), self.observed, tables);
+            if !self.note_written(layout, change, &entries, written) {
+                self.unguarded.insert(family);
+            }
+        }
+    }
+
+    /// Deletes entries, except those that virtual servers need: one transaction a family.
+    pub(super) fn delete_from_tables(&mut self, plan: &Plan, needs: &Needs, tables: &mut dyn Tables) {
+        for (family, mut entries) in by_family(&plan.delete_entries) {
+            let Some(layout) = plan.layouts.get(&family) else { continue };
+            for (kind, elements) in &mut entries {
+                let set = SetKey::new(family, *kind);
+                let name = self.by.name_of(set, self.kernel);
+                elements.retain(|element| {
+                    let is_needed = needs.entry(set, element);
+                    if is_needed {
+                        self.applied.fail(Step::entry(Action::Delete, &name, element), skipped::needed());
+                    }
+                    // One that stood in the way of another went with that one.
+                    !is_needed && self.observed.has_entry(set, element)
+                });
+            }
+            let written = write(layout, None, (&entries, &Entries::new()), self.observed, tables);
+            self.note_written(layout, None, &entries, written);
+        }
+    }
+
+    /// Writes the chains that are written last.
+    pub(super) fn write_last(&mut self, changes: &[TableChange], tables: &mut dyn Tables) {
+        for change in changes {
+            if self.unguarded.contains(&change.layout.family()) {
+                continue;
+            }
+            let nothing = Entries::new();
+            let written = write(&change.layout, Some(change), (&nothing, &nothing), self.observed, tables);
+            self.note_written(&change.layout, Some(change), &nothing, written);
+        }
+    }
+
+    /// Notes an outcome; returns whether the transaction was committed.
+    fn note_written(
+        &mut self,
+        layout: &Layout,
+        change: Option<&TableChange>,
+        entries: &Entries,
+        written: Written,
+    ) -> bool {
+        self.effects.surprises = self.effects.surprises.saturating_add(written.is_surprise.into());
+        if let Some(error) = written.failed {
+            let count = entries.values().map(Vec::len).sum::<usize>();
+            let entries =
+                || Step::new(Action::Change, Part::Table, layout.table()).with(format_args!("{count} entries"));
+            self.applied.fail(change.map_or_else(entries, TableChange::step), error);
+            self.effects.unwritten.insert(layout.family());
+            return false;
+        }
+        if let Some(step) = change.map(TableChange::step) {
+            self.applied.count(step.part, step.action, 1);
+        }
+        self.applied.count(Part::Entry, Action::Add, written.added);
+        self.applied.count(Part::Entry, Action::Delete, written.deleted);
+        for Refused { set, action, element, error } in written.refused {
+            let name = self.by.name_of(set, self.kernel);
+            self.applied.fail(Step::entry(action, name, &element), error);
+        }
+        true
+    }
+}

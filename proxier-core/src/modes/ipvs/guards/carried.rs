@@ -1,0 +1,116 @@
+//! What the other variant holds, on a node that changes from one to the other: what shows that a virtual server is ours, and what
+//! guards it, comes along.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipset::{Element, IpSpan, Ports};
+
+use super::{Kind, nft};
+use crate::config::Config;
+use crate::modes::ipvs::diff::Changes;
+use crate::modes::ipvs::held::Needs;
+use crate::modes::ipvs::lower;
+use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::wanted::Wanted;
+use crate::net::Network;
+use crate::ports::{PortErrorKind, Sets, Tables};
+use crate::reconciler::report::Unread;
+
+/// Sets with their entries.
+type Contents = BTreeMap<SetKey, BTreeSet<Element>>;
+
+/// Reads the sets of the variant that does not serve. A part that this kernel does not have holds none.
+///
+/// # Errors
+/// What exists and could not be read.
+pub(in crate::modes::ipvs) fn read(
+    serves: Kind,
+    config: &Config,
+    sets: &mut dyn Sets,
+    tables: &mut dyn Tables,
+) -> Result<Contents, Vec<Unread>> {
+    let mut contents = Contents::new();
+    let mut unread = Vec::new();
+    for family in config.families.iter() {
+        match serves {
+            Kind::Programs => match nft::read(family, config, tables) {
+                Ok(found) => {
+                    let entries = found.map(|found| found.entries).unwrap_or_default();
+                    contents.extend(entries.into_iter().map(|(kind, all)| (SetKey::new(family, kind), all)));
+                }
+                Err(error) => unread.push(error),
+            },
+            Kind::Nft => {
+                for set in SetKey::all(family) {
+                    let named = set.named(config.names.prefix);
+                    match sets.entries(named) {
+                        Ok(entries) => contents.extend(entries.map(|entries| (set, entries))),
+                        Err(error) => unread.push(Unread::new(format_args!("set {named}"), error)),
+                    }
+                }
+            }
+        }
+    }
+    unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
+    if unread.is_empty() { Ok(contents) } else { Err(unread) }
+}
+
+/// Adds to the changes what our virtual servers need that no Service wants: those that stay keep it, and so do those that go
+/// until they are gone.
+pub(in crate::modes::ipvs) fn carry_over(serves: Kind, wanted: &Wanted, observed: &Observed, changes: &mut Changes) {
+    if observed.before.is_empty() {
+        return;
+    }
+    let (mut staying, mut going) = (Needs::default(), Needs::default());
+    for key in observed.virtual_servers.keys().filter(|key| !wanted.has_server(key) && observed.owns(key)) {
+        let needs = if changes.virtual_servers.contains_key(key) { &mut going } else { &mut staying };
+        needs.add(key, observed);
+    }
+    for (set, element) in lowered(serves, &observed.before) {
+        let stays = staying.entry(set, &element);
+        if !(stays || going.entry(set, &element))
+            || observed.has_entry(set, &element)
+            || wanted.has_entry(set, &element)
+        {
+            continue;
+        }
+        if !stays {
+            changes.delete_entries.insert((set, element.clone()));
+        }
+        changes.add_entries.insert((set, element));
+    }
+}
+
+/// The entries in the form of the variant that serves: a table of nf_tables takes no networks that overlap, and has a set of load
+/// balancers that this node may not use.
+fn lowered(serves: Kind, before: &Contents) -> Vec<(SetKey, Element)> {
+    let mut all = Vec::new();
+    let mut sources: BTreeMap<(SetKey, IpSpan, Ports), Vec<Network>> = BTreeMap::new();
+    for (set, elements) in before {
+        for element in elements {
+            match (serves, set.kind, element) {
+                (Kind::Programs, SetKind::LoadBalancerNotNode, _) => continue,
+                (Kind::Nft, SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, range)) => {
+                    let networks = range.networks().filter_map(|span| Network::new(span.first(), span.prefix()?).ok());
+                    sources.entry((*set, *host, *ports)).or_default().extend(networks);
+                    continue;
+                }
+                (Kind::Nft, SetKind::LoadBalancerFirewall, Element::IpPort(host, ports)) => {
+                    let node = Element::IpPortIp(*host, *ports, *host);
+                    let allowed = SetKey::new(set.family, SetKind::LoadBalancerSourceIp);
+                    if !before.get(&allowed).is_some_and(|allowed| allowed.contains(&node)) {
+                        all.push((SetKey::new(set.family, SetKind::LoadBalancerNotNode), node));
+                    }
+                }
+                _ => {}
+            }
+            all.push((*set, element.clone()));
+        }
+    }
+    for ((set, host, ports), networks) in sources {
+        let merged = Network::aggregate(&networks).into_iter();
+        all.extend(merged.map(|network| (set, Element::IpPortIp(host, ports, lower::span(network)))));
+    }
+    all
+}

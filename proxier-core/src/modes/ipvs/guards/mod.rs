@@ -1,0 +1,83 @@
+//! What masquerades and guards beside the virtual servers, in two variants.
+//!
+//! | | entries | rules |
+//! |---|---|---|
+//! | [`Programs`](Kind::Programs) | ipsets ([`sets`](crate::modes::ipvs::sets)) | kube-proxy's chains, by the iptables programs ([`rules`](crate::modes::ipvs::rules)) |
+//! | [`Nft`](Kind::Nft) | sets of a table of nf_tables | chains of that table ([`Layout`]) |
+//!
+//! Both have the same entries, and packets mean the same to them; the order of a plan is the same as well. What differs is how
+//! they are read and written: the programs' variant writes sets one by one and then the rules, which change with the first and
+//! the last entry of a set; the other writes everything that has to be there before virtual servers in one transaction a
+//! family, and everything that has to go after them in another. Its rules do not depend on entries.
+//!
+//! What nf_tables cannot do: overrule a drop in somebody else's chain. kube-proxy's chains accept marked packets, answers to forwarded
+//! connections and health checks; where another firewall drops those by default, the table of this variant does not help.
+//!
+//! A node that changes from one to the other has both until a [cleanup](crate::modes::cleanup::cleanup): what shows that a
+//! virtual server is ours is read from both, and what guards those that stay is carried over.
+
+pub(in crate::modes::ipvs) mod carried;
+mod choose;
+pub(in crate::modes::ipvs) mod nft;
+pub(in crate::modes::ipvs) mod programs;
+
+pub use choose::{choose, trial};
+pub use nft::{Fate, Layout, TableChange};
+
+use crate::config::{KernelNames, RulesBy};
+use crate::modes::ipvs::rules::Inputs;
+use crate::modes::ipvs::sets::SetKey;
+use crate::net::{Family, Network};
+
+/// Which variant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Rules by the iptables programs, and ipsets. Default.
+    #[default]
+    Programs,
+    /// A table of nf_tables for each family.
+    Nft,
+}
+
+impl From<RulesBy> for Kind {
+    fn from(by: RulesBy) -> Self {
+        match by {
+            RulesBy::Auto | RulesBy::Iptables => Kind::Programs,
+            RulesBy::Nftables => Kind::Nft,
+        }
+    }
+}
+
+impl Kind {
+    /// A set as the kernel knows it: `KUBE-CLUSTER-IP`, or `ip proxier-ipvs cluster-ip`.
+    pub(in crate::modes::ipvs) fn name_of(self, set: SetKey, names: &KernelNames) -> String {
+        match self {
+            Kind::Programs => set.named(names.prefix).name(),
+            Kind::Nft => format!("{} {}", nft::table(set.family, names), set.kind.nft_name()),
+        }
+    }
+}
+
+/// What is known of the variant that serves.
+#[derive(Debug)]
+pub(in crate::modes::ipvs) enum Guards {
+    Programs(programs::Programs),
+    Nft(nft::Tables),
+}
+
+impl Guards {
+    pub(in crate::modes::ipvs) fn kind(&self) -> Kind {
+        match self {
+            Guards::Programs(_) => Kind::Programs,
+            Guards::Nft(_) => Kind::Nft,
+        }
+    }
+
+    /// The networks in which what the kernel holds refuses connections that no Service serves. `None`: that is not known.
+    pub(in crate::modes::ipvs) fn guarded_networks(&self, family: Family) -> Option<&[Network]> {
+        match self {
+            Guards::Programs(programs) => programs.rules.get(&family).map(Inputs::guarded_networks),
+            Guards::Nft(tables) => tables.written.get(&family).map(Layout::guarded_networks),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! What changes in a table besides its elements, and the transactions that write it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipset::{Element, IpSpan};
+use nftables::{Chain, Element as NftElement, Rule, Transaction};
+
+use super::element::encode;
+use super::found::Found;
+use super::layout::{KEEP, Layout};
+use crate::modes::ipvs::sets::SetKind;
+use crate::reconciler::step::{Action, Part, Step};
+
+/// What becomes of a table as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It stays.
+    Keep,
+    /// It is made.
+    Make,
+    /// It is deleted and made again, at one instant: it has other sets or hooks than ours.
+    Remake,
+}
+
+/// What changes in a family's table besides its elements.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct TableChange {
+    /// What the table has to have.
+    pub layout: Layout,
+    /// What becomes of it as a whole.
+    pub fate: Fate,
+    /// Chains that are made, or get other rules.
+    chains: Vec<(Chain, Vec<Rule>)>,
+}
+
+/// Entries of a family's sets.
+pub(in crate::modes::ipvs) type Entries = BTreeMap<SetKind, Vec<Element>>;
+
+/// A transaction, and which entry each element is.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    pub(super) transaction: Transaction,
+    elements: BTreeMap<usize, (SetKind, Vec<Element>)>,
+}
+
+impl Outgoing {
+    /// The entry at a place that the kernel refused.
+    pub(super) fn entry_at(&self, operation: usize, element: usize) -> Option<(SetKind, Element)> {
+        let (kind, elements) = self.elements.get(&operation)?;
+        Some((*kind, elements.get(element)?.clone()))
+    }
+
+    fn note(&mut self, kind: SetKind, elements: &[Element]) {
+        self.elements.insert(self.transaction.len(), (kind, elements.to_vec()));
+    }
+
+    fn add(&mut self, layout: &Layout, entries: &Entries) {
+        for (kind, elements) in entries.iter().filter(|(_, elements)| !elements.is_empty()) {
+            self.note(*kind, elements);
+            let elements = elements.iter().map(|element| NftElement::new(encode(element)));
+            self.transaction.add_elements(&layout.set(*kind), elements);
+        }
+    }
+
+    fn delete(&mut self, layout: &Layout, entries: &Entries) {
+        for (kind, elements) in entries.iter().filter(|(_, elements)| !elements.is_empty()) {
+            self.note(*kind, elements);
+            let elements = elements.iter().map(|element| NftElement::new(encode(element)));
+            self.transaction.delete_elements(&layout.set(*kind), elements);
+        }
+    }
+}
+
+/// Deletes and adds entries of a table, and makes or mends it before, in one transaction.
+pub(super) fn transaction(layout: &Layout, change: Option<&TableChange>, delete: &Entries, add: &Entries) -> Outgoing {
+    let mut out = Outgoing::default();
+    if let Some(change) = change {
+        change.write(&mut out.transaction);
+    }
+    out.delete(layout, delete);
+    out.add(layout, add);
+    out
+}
+
+impl TableChange {
+    /// What is to be done before virtual servers, and what after their addresses are bound, where `found` is not as `layout` says.
+    ///
+    /// A new table keeps destinations last: until then whatever served before goes on to translate them, and there is something
+    /// to come to.
+    pub(in crate::modes::ipvs) fn compared(layout: &Layout, found: Option<&Found>) -> [Option<Self>; 2] {
+        let fate = match found {
+            None => Fate::Make,
+            Some(found) if found.is_other(layout) => Fate::Remake,
+            Some(_) => Fate::Keep,
+        };
+        let there = |chain: &Chain| found.filter(|_| fate == Fate::Keep)?.chain(chain).map(|(_, rules)| rules);
+        Self::differing(layout, fate, there)
+    }
+
+    /// The same where the table is as `written` says.
+    pub(in crate::modes::ipvs) fn changed(layout: &Layout, written: &Layout) -> [Option<Self>; 2] {
+        let written = written.chains();
+        let there = |wanted: &Chain| written.iter().find(|(chain, _)| chain == wanted).map(|(_, rules)| rules);
+        Self::differing(layout, Fate::Keep, there)
+    }
+
+    fn differing<'a>(
+        layout: &Layout,
+        fate: Fate,
+        there: impl Fn(&Chain) -> Option<&'a Vec<Rule>>,
+    ) -> [Option<Self>; 2] {
+        let (mut first, mut last) = (Vec::new(), Vec::new());
+        for (chain, rules) in layout.chains() {
+            if there(&chain) == Some(&rules) {
+                continue;
+            }
+            let is_late = chain.key.name.as_str() == KEEP && !rules.is_empty() && fate != Fate::Remake;
+            if is_late {
+                // Others go to it.
+                if there(&chain).is_none() {
+                    first.push((chain.clone(), Vec::new()));
+                }
+                last.push((chain, rules));
+            } else {
+                first.push((chain, rules));
+            }
+        }
+        let of = |fate, chains: Vec<_>| {
+            (fate != Fate::Keep || !chains.is_empty()).then(|| TableChange { layout: layout.clone(), fate, chains })
+        };
+        [of(fate, first), of(Fate::Keep, last)]
+    }
+
+    fn write(&self, transaction: &mut Transaction) {
+        let layout = &self.layout;
+        match self.fate {
+            Fate::Keep => {}
+            Fate::Make => drop(transaction.create_table(layout.to_table())),
+            Fate::Remake => drop(transaction.delete_table(layout.table()).create_table(layout.to_table())),
+        }
+        if self.fate != Fate::Keep {
+            for kind in SetKind::ALL_OF_NFT {
+                transaction.create_set(layout.set(kind));
+            }
+        }
+        // Chains go to each other: all of them first, then their rules.
+        for (chain, _) in &self.chains {
+            transaction.add_chain(chain.clone());
+        }
+        for (chain, rules) in &self.chains {
+            if self.fate == Fate::Keep {
+                transaction.flush_chain(&chain.key);
+            }
+            for rule in rules {
+                transaction.add_rule(&chain.key, rule.clone());
+            }
+        }
+    }
+
+    /// The step.
+    pub(in crate::modes::ipvs) fn step(&self) -> Step {
+        let action = if self.fate == Fate::Make { Action::Add } else { Action::Change };
+        let step = Step::new(action, Part::Table, self.layout.table());
+        match self.fate {
+            Fate::Make => step,
+            Fate::Remake => step.with("made again: it has other sets or hooks"),
+            Fate::Keep => {
+                let names: Vec<&str> = self.chains.iter().map(|(chain, _)| chain.key.name.as_str()).collect();
+                step.with(format_args!("chains {}", names.join(", ")))
+            }
+        }
+    }
+}
+
+/// The entries of a set that must not be beside those to `add`: the kernel takes no networks that overlap.
+pub(super) fn in_the_way(there: &BTreeSet<Element>, add: &[Element]) -> Vec<Element> {
+    let mut found = Vec::new();
+    for new in add {
+        let Element::IpPortIp(host, ports, range) = new else { continue };
+        let is_of_place = |old: &&Element| matches!(old, Element::IpPortIp(of, with, _) if (of, with) == (host, ports));
+        let overlaps = |old: &&Element| match old {
+            Element::IpPortIp(_, _, old) => old != range && old.first() <= range.last() && range.first() <= old.last(),
+            _ => false,
+        };
+        // All entries of a place lie one behind the other.
+        let least = match range.first() {
+            IpAddr::V4(_) => IpSpan::host(Ipv4Addr::UNSPECIFIED.into()),
+            IpAddr::V6(_) => IpSpan::network(Ipv6Addr::UNSPECIFIED.into(), 0).unwrap_or(*range),
+        };
+        let of_place = there.range(Element::IpPortIp(*host, *ports, least)..).take_while(is_of_place);
+        found.extend(of_place.filter(overlaps).cloned());
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}

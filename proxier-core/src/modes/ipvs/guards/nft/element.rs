@@ -1,0 +1,142 @@
+//! Entries of sets as elements, and back.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipset::{Element, IpSpan, Ports, Protocol};
+use nftables::{ElementKey, Value};
+
+use crate::modes::ipvs::sets::SetKind;
+use crate::net::Family;
+
+/// An entry as the kernel takes it, and gives it back.
+pub(super) fn encode(element: &Element) -> ElementKey {
+    let place = |span: &IpSpan, ports: &Ports| {
+        [span.first().into(), Value::byte(ports.protocol().number()), Value::port(ports.ports().first())]
+    };
+    // Never too long: the longest are two IPv6 addresses, a protocol and a port.
+    let concat = |fields: &[Value]| Value::concat(fields).unwrap_or(Value::EMPTY);
+    match element {
+        Element::Ip(span) => ElementKey::Value(span.first().into()),
+        Element::Port(ports) => ElementKey::Value(Value::port(ports.first())),
+        Element::IpPort(span, ports) => ElementKey::Value(concat(&place(span, ports))),
+        Element::IpPortIp(span, ports, sources) => {
+            let [address, protocol, port] = place(span, ports);
+            let from = |source: IpAddr| concat(&[address.clone(), protocol.clone(), port.clone(), source.into()]);
+            let (first, last) = (from(sources.first()), from(sources.last()));
+            if first == last { ElementKey::Value(first) } else { ElementKey::Range(first, last) }
+        }
+        // No set of ours has others.
+        _ => ElementKey::CatchAll,
+    }
+}
+
+/// An element as an entry; `None` for one that is none of ours.
+pub(super) fn decode(kind: SetKind, family: Family, key: &ElementKey) -> Option<Element> {
+    let (first, last) = match key {
+        ElementKey::Value(value) => (value.as_bytes(), value.as_bytes()),
+        ElementKey::Range(first, last) => (first.as_bytes(), last.as_bytes()),
+        _ => return None,
+    };
+    let element = match kind {
+        SetKind::IpvsIps => Element::Ip(IpSpan::host(address(first, family)?.0)),
+        SetKind::NodePortTcp
+        | SetKind::NodePortLocalTcp
+        | SetKind::NodePortUdp
+        | SetKind::NodePortLocalUdp
+        | SetKind::HealthCheckNodePort => Element::Port(u16::from_be_bytes(*first.first_chunk()?).into()),
+        SetKind::LoopBack
+        | SetKind::LoadBalancerSourceIp
+        | SetKind::LoadBalancerSourceCidr
+        | SetKind::LoadBalancerNotNode => {
+            let (span, ports, sources) = place(first, family)?;
+            let (_, _, end) = place(last, family)?;
+            Element::IpPortIp(span, ports, network(address(sources, family)?.0, address(end, family)?.0)?)
+        }
+        _ => {
+            let (span, ports, _) = place(first, family)?;
+            Element::IpPort(span, ports)
+        }
+    };
+    // Anything that would be written in another way is somebody else's.
+    (encode(&element) == *key).then_some(element)
+}
+
+fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
+    Some(match family {
+        Family::V4 => {
+            let (address, rest) = bytes.split_first_chunk::<4>()?;
+            (IpAddr::V4(Ipv4Addr::from(*address)), rest)
+        }
+        Family::V6 => {
+            let (address, rest) = bytes.split_first_chunk::<16>()?;
+            (IpAddr::V6(Ipv6Addr::from(*address)), rest)
+        }
+    })
+}
+
+/// An address, a protocol and a port at the beginning, and what is behind: each field fills whole words.
+fn place(bytes: &[u8], family: Family) -> Option<(IpSpan, Ports, &[u8])> {
+    let (address, rest) = address(bytes, family)?;
+    let ([protocol, ..], rest) = rest.split_first_chunk::<4>()?;
+    let ([high, low, ..], rest) = rest.split_first_chunk::<4>()?;
+    let ports = Ports::port(Protocol::from_number(*protocol).ok()?, u16::from_be_bytes([*high, *low]));
+    Some((IpSpan::host(address), ports, rest))
+}
+
+/// The network from the first to the last address.
+fn network(first: IpAddr, last: IpAddr) -> Option<IpSpan> {
+    let prefix = match (first, last) {
+        (IpAddr::V4(first), IpAddr::V4(last)) => (first.to_bits() ^ last.to_bits()).leading_zeros(),
+        (IpAddr::V6(first), IpAddr::V6(last)) => (first.to_bits() ^ last.to_bits()).leading_zeros(),
+        _ => return None,
+    };
+    let span = IpSpan::network(first, u8::try_from(prefix).ok()?).ok()?;
+    (span.first() == first && span.last() == last).then_some(span)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(text: &str) -> IpSpan {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn entries_come_back_as_they_went() {
+        let tcp = Ports::port(Protocol::TCP, 443);
+        for (family, host, other) in
+            [(Family::V4, "198.51.100.1", "192.0.2.0/24"), (Family::V6, "2001:db8::1", "2001:db8:1::/48")]
+        {
+            let (host, other) = (span(host), span(other));
+            let everything = [
+                (SetKind::IpvsIps, Element::Ip(host)),
+                (SetKind::NodePortTcp, Element::Port(30_001.into())),
+                (SetKind::ClusterIp, Element::IpPort(host, tcp)),
+                (SetKind::NodePortSctp, Element::IpPort(host, Ports::port(Protocol::SCTP, 1))),
+                (SetKind::LoopBack, Element::IpPortIp(host, tcp, host)),
+                (SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, tcp, other)),
+            ];
+            for (kind, element) in everything {
+                assert_eq!(decode(kind, family, &encode(&element)), Some(element));
+            }
+        }
+    }
+
+    #[test]
+    fn what_nobody_of_us_writes_is_none_of_ours() {
+        let key = |first: [u8; 4], last: [u8; 4]| {
+            let of = |source: [u8; 4]| {
+                let fields = [[192, 0, 2, 1], source].map(|octets| IpAddr::from(octets).into());
+                let [host, source] = fields;
+                Value::concat(&[host, Value::byte(6), Value::port(80), source]).unwrap()
+            };
+            ElementKey::Range(of(first), of(last))
+        };
+        let decoded = |key| decode(SetKind::LoadBalancerSourceCidr, Family::V4, &key);
+        assert!(decoded(key([10, 0, 0, 0], [10, 0, 0, 255])).is_some());
+        assert_eq!(decoded(key([10, 0, 0, 1], [10, 0, 0, 255])), None);
+        assert_eq!(decoded(ElementKey::CatchAll), None);
+        assert_eq!(decode(SetKind::ClusterIp, Family::V4, &ElementKey::Value(Value::port(80))), None);
+    }
+}

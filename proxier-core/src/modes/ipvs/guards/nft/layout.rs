@@ -1,0 +1,319 @@
+//! What a table has besides its elements: it follows from the settings alone.
+//!
+//! The chains do what kube-proxy's do in its IPVS mode, at hooks that fit the way of a packet through IPVS:
+//!
+//! ```text
+//!  prerouting -101  mark  ─▶ input 0  refuse, drop ─▶ IPVS (98, 99) ─▶ output again ─▶ postrouting 99  masquerade
+//!  output -150  drop; -101  mark  ─▶ IPVS (-99, -98) ─▶ output again ─▶ postrouting 99  masquerade
+//! ```
+//!
+//! The chains of type `nat` stand just before those of iptables, in which kube-proxy puts its own first; `output` drops before
+//! IPVS, where the packet still has the load balancer's address as its destination (a rule of iptables has to ask match `ipvs`).
+//! IPVS sends a packet on by hook `output`, where chains of type `nat` do not see it again: the mark of the first hook tells
+//! `postrouting` what to do, as with kube-proxy.
+//!
+//! What iptables does by `ACCEPT` in table nat, to keep others from translating the destination (host ports of CNI plugins match
+//! every local address, and addresses of Services are local), is done by translating the destination to itself: later chains of
+//! type `nat` do not see a connection that has a translation. `ACCEPT` in table filter has no counterpart: no chain of nf_tables can
+//! overrule another table's drop.
+
+use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags, Reject};
+use nftables::{
+    BaseChain, Chain, ChainKey, ChainType, CtState, DataType, FieldTypes, Hook, L4Protocol, Name, Operand, Priority,
+    Rule, RuleBuilder, Set, SetFlags, SetKey as NftSetKey, SetReference, Table, TableKey, Value, Verdict, rule,
+};
+
+use crate::config::{InterfaceName, KernelNames};
+use crate::modes::ipvs::rules::MasqueradeSources;
+use crate::modes::ipvs::sets::SetKind;
+use crate::modes::shared::nft::{OWNED, RTN_LOCAL, built, interface, name, port_unreachable};
+use crate::net::{Family, Network};
+use crate::service::NodeFacts;
+
+/// Chain: keeps the destination of a connection.
+pub(super) const KEEP: &str = "keep-destination";
+const SERVICES: &str = "services";
+const NODE_PORT: &str = "node-port";
+const LOAD_BALANCER: &str = "load-balancer";
+const FIREWALL: &str = "firewall";
+const SOURCE_RANGES: &str = "source-ranges";
+const FILTER: &str = "ipvs-filter";
+
+/// Chains and sets of a family's table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    table: TableKey,
+    family: Family,
+    mark: u32,
+    sources: MasqueradeSources,
+    /// Connections to Services keep their destinations, whatever other tables say. Not while nftables mode still serves them.
+    keeps: bool,
+    /// Networks that are local as a whole, sorted: what no Service serves in them is refused.
+    whole: Vec<Network>,
+}
+
+/// The table of a family.
+pub(crate) fn table(family: Family, names: &KernelNames) -> TableKey {
+    TableKey { family: family.into(), name: name(names.ipvs_table().as_str()) }
+}
+
+impl Layout {
+    /// The layout of a family's table.
+    pub(crate) fn new(family: Family, facts: &NodeFacts, keeps: bool) -> Self {
+        Layout {
+            table: table(family, &facts.config().names),
+            family,
+            mark: facts.config().masquerade_bit.mask(),
+            sources: MasqueradeSources::of(facts, family),
+            keeps,
+            whole: Vec::new(),
+        }
+    }
+
+    /// The same, guarding those of these networks that are of its family.
+    pub(crate) fn with_networks<'a>(mut self, networks: impl IntoIterator<Item = &'a Network>) -> Self {
+        let of_family = networks.into_iter().filter(|network| Family::of(network.addr()) == self.family);
+        self.whole.extend(of_family.copied());
+        self.whole.sort_unstable();
+        self.whole.dedup();
+        self
+    }
+
+    /// The networks in which connections that no Service serves are refused.
+    pub fn guarded_networks(&self) -> &[Network] {
+        &self.whole
+    }
+
+    /// The same in a table of this name.
+    pub(super) fn called(mut self, table: Name) -> Self {
+        self.table.name = table;
+        self
+    }
+
+    pub(crate) fn family(&self) -> Family {
+        self.family
+    }
+
+    pub(crate) fn table(&self) -> &TableKey {
+        &self.table
+    }
+
+    pub(super) fn to_table(&self) -> Table {
+        Table::new(self.table.clone()).comment("Kubernetes Services by IPVS")
+    }
+
+    pub(super) fn chain_key(&self, chain: &str) -> ChainKey {
+        ChainKey { table: self.table.clone(), name: name(chain) }
+    }
+
+    fn of(kind: SetKind) -> SetReference {
+        SetReference::named(name(&kind.nft_name()))
+    }
+
+    fn source(&self) -> Operand {
+        match self.family {
+            Family::V4 => Operand::IP_SADDR,
+            Family::V6 => Operand::IP6_SADDR,
+        }
+    }
+
+    fn destination(&self) -> Operand {
+        match self.family {
+            Family::V4 => Operand::IP_DADDR,
+            Family::V6 => Operand::IP6_DADDR,
+        }
+    }
+
+    /// What a set knows its entries by.
+    fn key(&self, kind: SetKind) -> Vec<Operand> {
+        let place = [self.destination(), Operand::L4PROTO, Operand::DPORT];
+        match kind {
+            SetKind::IpvsIps => vec![self.destination()],
+            SetKind::NodePortTcp
+            | SetKind::NodePortLocalTcp
+            | SetKind::NodePortUdp
+            | SetKind::NodePortLocalUdp
+            | SetKind::HealthCheckNodePort => vec![Operand::DPORT],
+            SetKind::LoopBack
+            | SetKind::LoadBalancerSourceIp
+            | SetKind::LoadBalancerSourceCidr
+            | SetKind::LoadBalancerNotNode => [place.as_slice(), &[self.source()]].concat(),
+            _ => place.to_vec(),
+        }
+    }
+
+    /// A set, without its elements.
+    pub(super) fn set(&self, kind: SetKind) -> Set {
+        let key = NftSetKey { table: self.table.clone(), name: name(&kind.nft_name()) };
+        // Only operands that nft does not know could fail; a test makes all sets.
+        let mut set = Set::typeof_set(key.clone(), &self.key(kind)).unwrap_or_else(|_| Set::new(key, no_fields()));
+        if kind == SetKind::LoadBalancerSourceCidr {
+            set = set.flags(SetFlags::INTERVAL);
+        }
+        set
+    }
+
+    fn rule(&self) -> RuleBuilder {
+        rule(self.table.family)
+    }
+
+    fn matching(&self, kind: SetKind) -> RuleBuilder {
+        self.rule().in_set(&self.key(kind), Layout::of(kind))
+    }
+
+    fn marks(&self, rule: RuleBuilder) -> Rule {
+        built(rule.set_mark_bits(self.mark, self.mark))
+    }
+
+    fn base(&self, chain: &str, kind: ChainType, hook: Hook, priority: Priority) -> Chain {
+        Chain::base(self.chain_key(chain), BaseChain::new(kind, hook, priority))
+    }
+
+    /// The chains with their rules. A chain comes before those that go to it.
+    pub(super) fn chains(&self) -> Vec<(Chain, Vec<Rule>)> {
+        let jumps = |chain: &str| built(self.rule().jump(name(chain)));
+        let regular = |chain: &str, rules| (Chain::regular(self.chain_key(chain)), rules);
+        let before = |priority: Priority| Priority(priority.0.saturating_sub(1));
+        let (nat, filter) = (ChainType::Nat, ChainType::Filter);
+        vec![
+            regular(OWNED, Vec::new()),
+            regular(KEEP, if self.keeps { vec![self.keep()] } else { Vec::new() }),
+            regular(NODE_PORT, self.node_port()),
+            regular(LOAD_BALANCER, self.load_balancer()),
+            regular(SERVICES, self.services()),
+            regular(SOURCE_RANGES, self.source_ranges()),
+            regular(FIREWALL, vec![built(self.matching(SetKind::LoadBalancerFirewall).jump(name(SOURCE_RANGES)))]),
+            regular(FILTER, self.ipvs_filter()),
+            (self.base("prerouting", nat.clone(), Hook::Prerouting, before(Priority::DSTNAT)), vec![jumps(SERVICES)]),
+            (self.base("output", nat.clone(), Hook::Output, before(Priority::DSTNAT)), vec![jumps(SERVICES)]),
+            (self.base("postrouting", nat, Hook::Postrouting, before(Priority::SRCNAT)), self.masquerade()),
+            (
+                self.base("input-filter", filter.clone(), Hook::Input, Priority::FILTER),
+                vec![jumps(FILTER), jumps(FIREWALL)],
+            ),
+            (self.base("forward-filter", filter.clone(), Hook::Forward, Priority::FILTER), vec![jumps(FIREWALL)]),
+            (
+                self.base("output-filter", filter, Hook::Output, Priority::MANGLE),
+                vec![built(self.matching(SetKind::LoadBalancerNotNode).drop_packet())],
+            ),
+        ]
+    }
+
+    /// Translates the destination to itself.
+    fn keep(&self) -> Rule {
+        built(self.rule().dnat_to_operand(self.table.family, &self.destination()))
+    }
+
+    /// `KUBE-SERVICES`. It knows no match `physdev`, which only tells packets that come over a bridge, and which matters for
+    /// external IPs that are not bound here.
+    fn services(&self) -> Vec<Rule> {
+        let (loopback, prefix) = match self.family {
+            Family::V4 => ([127, 0, 0, 0].into(), 8),
+            Family::V6 => (std::net::Ipv6Addr::LOCALHOST.into(), 128),
+        };
+        let keeps = |rule: RuleBuilder| built(rule.goto(name(KEEP)));
+        let is_local = |rule: RuleBuilder, flags, op| {
+            rule.matches(&Operand::Fib(FibResult::AddressType, flags), op, Value::mark(RTN_LOCAL))
+        };
+        let mut rules = vec![
+            built(self.rule().saddr_in(loopback, prefix).verdict(Verdict::Return)),
+            built(self.matching(SetKind::LoadBalancer).jump(name(LOAD_BALANCER))),
+        ];
+        rules.extend(self.cluster_ip_masquerade());
+        rules.push(self.marks(self.matching(SetKind::ExternalIp)));
+        // From elsewhere, or to an address of this host. Other local traffic goes to whoever has the address.
+        for kind in [SetKind::ExternalIp, SetKind::ExternalIpLocal] {
+            rules.push(keeps(is_local(self.matching(kind), FibFlags::SADDR, CmpOp::Ne)));
+            rules.push(keeps(is_local(self.matching(kind), FibFlags::DADDR, CmpOp::Eq)));
+        }
+        rules.push(built(is_local(self.rule(), FibFlags::DADDR, CmpOp::Eq).jump(name(NODE_PORT))));
+        rules.push(keeps(self.matching(SetKind::ClusterIp)));
+        rules.push(keeps(self.matching(SetKind::LoadBalancer)));
+        rules
+    }
+
+    fn cluster_ip_masquerade(&self) -> Option<Rule> {
+        let outside = |name: &InterfaceName, is_prefix| {
+            let rule = interface(self.rule(), name.as_str(), is_prefix, CmpOp::Ne);
+            rule.in_set(&self.key(SetKind::ClusterIp), Layout::of(SetKind::ClusterIp))
+        };
+        let rule = match &self.sources {
+            MasqueradeSources::Nobody => return None,
+            MasqueradeSources::All => self.matching(SetKind::ClusterIp),
+            MasqueradeSources::OutsideNetwork(network) => {
+                let rule = self.rule().saddr_not_in(network.network(), network.prefix_len());
+                rule.in_set(&self.key(SetKind::ClusterIp), Layout::of(SetKind::ClusterIp))
+            }
+            MasqueradeSources::OutsideInterface(name) => outside(name, false),
+            // A prefix of maximum length matches only the name itself.
+            MasqueradeSources::OutsidePrefix(name) => outside(name, name.as_str().len() < InterfaceName::MAX_LEN),
+            MasqueradeSources::ClusterIps => {
+                let from = [self.source(), Operand::L4PROTO, Operand::DPORT];
+                self.rule().in_set(&from, Layout::of(SetKind::ClusterIp))
+            }
+        };
+        Some(self.marks(rule))
+    }
+
+    /// `KUBE-NODE-PORT` in nat.
+    fn node_port(&self) -> Vec<Rule> {
+        let ports = [
+            (L4Protocol::TCP, SetKind::NodePortLocalTcp, SetKind::NodePortTcp),
+            (L4Protocol::UDP, SetKind::NodePortLocalUdp, SetKind::NodePortUdp),
+        ];
+        let mut rules = Vec::new();
+        for (protocol, local, all) in ports {
+            let of = |kind| self.rule().meta_l4proto(protocol).in_set(&self.key(kind), Layout::of(kind));
+            rules.push(built(of(local).verdict(Verdict::Return)));
+            rules.push(self.marks(of(all)));
+        }
+        rules.push(built(self.matching(SetKind::NodePortLocalSctp).verdict(Verdict::Return)));
+        rules.push(self.marks(self.matching(SetKind::NodePortSctp)));
+        rules
+    }
+
+    /// `KUBE-LOAD-BALANCER`.
+    fn load_balancer(&self) -> Vec<Rule> {
+        vec![built(self.matching(SetKind::LoadBalancerLocal).verdict(Verdict::Return)), self.marks(self.rule())]
+    }
+
+    /// `KUBE-POSTROUTING`. The mark goes, so that it has no effect when the packet passes here again inside a tunnel.
+    fn masquerade(&self) -> Vec<Rule> {
+        let hairpin = self.matching(SetKind::LoopBack).set_mark_bits(0, self.mark);
+        let marked = self.rule().mark(self.mark, self.mark).set_mark_bits(0, self.mark);
+        vec![built(hairpin.masquerade(NatFlags::FULLY_RANDOM)), built(marked.masquerade(NatFlags::FULLY_RANDOM))]
+    }
+
+    /// `KUBE-SOURCE-RANGES-FIREWALL`.
+    fn source_ranges(&self) -> Vec<Rule> {
+        let inside = |kind| built(self.matching(kind).verdict(Verdict::Return));
+        vec![
+            inside(SetKind::LoadBalancerSourceCidr),
+            inside(SetKind::LoadBalancerSourceIp),
+            built(self.rule().drop_packet()),
+        ]
+    }
+
+    /// `KUBE-IPVS-FILTER`. Addresses of Services are addresses of this host: nothing else that listens here may answer there.
+    fn ipvs_filter(&self) -> Vec<Rule> {
+        let kinds = [SetKind::LoadBalancer, SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal];
+        let returns = |rule: RuleBuilder| built(rule.verdict(Verdict::Return));
+        let mut rules: Vec<Rule> = kinds.into_iter().map(|kind| returns(self.matching(kind))).collect();
+        let check = SetKind::HealthCheckNodePort;
+        let checks = self.rule().meta_l4proto(L4Protocol::TCP).in_set(&self.key(check), Layout::of(check));
+        rules.push(returns(checks));
+        let reject = Reject::Icmp(port_unreachable(self.family));
+        let others = self.rule().ct_state(CtState::NEW).in_set(&[self.destination()], Layout::of(SetKind::IpvsIps));
+        rules.push(built(others.reject(reject)));
+        rules.extend(self.whole.iter().map(|network| {
+            let new = self.rule().daddr_in(network.network(), network.prefix_len()).ct_state(CtState::NEW);
+            built(new.reject(reject))
+        }));
+        rules
+    }
+}
+
+fn no_fields() -> FieldTypes {
+    #[expect(clippy::unwrap_used, reason = "a constant type that a test makes")]
+    FieldTypes::of(&[DataType::INET_SERVICE]).unwrap()
+}

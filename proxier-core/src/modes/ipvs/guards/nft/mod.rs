@@ -1,0 +1,127 @@
+//! The variant with a table of nf_tables for each family.
+
+mod change;
+mod cleanup;
+mod element;
+mod found;
+mod layout;
+mod write;
+
+use std::collections::BTreeMap;
+
+use nftables::{Name, Transaction};
+
+use crate::config::Config;
+use crate::modes::Pass;
+use crate::modes::ipvs::sets::SetKind;
+use crate::net::{Family, Network};
+use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
+use crate::reconciler::report::Unread;
+use crate::service::NodeFacts;
+
+pub(in crate::modes::ipvs) use change::Entries;
+pub use change::{Fate, TableChange};
+pub(in crate::modes::ipvs) use cleanup::cleanup;
+pub(in crate::modes::ipvs) use found::{Found, has_nftables_mode, read};
+pub use layout::Layout;
+pub(in crate::modes::ipvs) use layout::table;
+pub(in crate::modes::ipvs) use write::{Refused, Written, write};
+
+/// What is known of the tables.
+#[derive(Debug, Default)]
+pub(in crate::modes::ipvs) struct Tables {
+    /// The layouts that the kernel holds.
+    pub(in crate::modes::ipvs) written: BTreeMap<Family, Layout>,
+    /// The tables as they were just read, until the plan is made.
+    found: BTreeMap<Family, Option<Found>>,
+    /// Families that nftables mode still serves.
+    served_by_nftables_mode: Vec<Family>,
+}
+
+impl Tables {
+    /// Reads the tables of the configured families.
+    ///
+    /// # Errors
+    /// What could not be read.
+    pub(in crate::modes::ipvs) fn read(
+        &mut self,
+        config: &Config,
+        tables: &mut dyn TablesPort,
+    ) -> Result<(), Vec<Unread>> {
+        self.found.clear();
+        self.served_by_nftables_mode.clear();
+        let mut failed = Vec::new();
+        for family in config.families.iter() {
+            match read(family, config, tables) {
+                Ok(found) => drop(self.found.insert(family, found)),
+                Err(error) => failed.push(error),
+            }
+            match has_nftables_mode(family, config, tables) {
+                Ok(true) => self.served_by_nftables_mode.push(family),
+                Ok(false) => {}
+                Err(error) => {
+                    failed.push(Unread::new(format_args!("table {} of {family}", config.names.table), error));
+                }
+            }
+        }
+        if failed.is_empty() { Ok(()) } else { Err(failed) }
+    }
+
+    /// The tables that were just read, where there are any.
+    pub(in crate::modes::ipvs) fn found(&self) -> impl Iterator<Item = (Family, &Found)> {
+        self.found.iter().filter_map(|(family, found)| Some((*family, found.as_ref()?)))
+    }
+
+    /// Which layouts the kernel has to hold, guarding these networks.
+    pub(in crate::modes::ipvs) fn layouts(&self, pass: &Pass<'_>, networks: &[Network]) -> BTreeMap<Family, Layout> {
+        let keeps = |family| !self.served_by_nftables_mode.contains(&family);
+        let layout = |family| Layout::new(family, pass.facts, keeps(family)).with_networks(networks);
+        pass.families().map(|family| (family, layout(family))).collect()
+    }
+
+    /// What has to change in the tables besides their elements: before virtual servers, and after their addresses are bound.
+    pub(in crate::modes::ipvs) fn changes(
+        &self,
+        layouts: &BTreeMap<Family, Layout>,
+        full: bool,
+    ) -> [Vec<TableChange>; 2] {
+        let [mut first, mut last] = [Vec::new(), Vec::new()];
+        for (family, layout) in layouts {
+            let [before, after] = match (full, self.found.get(family), self.written.get(family)) {
+                (true, Some(found), _) => TableChange::compared(layout, found.as_ref()),
+                (false, _, Some(written)) => TableChange::changed(layout, written),
+                _ => [None, None],
+            };
+            first.extend(before);
+            last.extend(after);
+        }
+        [first, last]
+    }
+}
+
+/// Has the kernel check a family's table with every set, chain and rule that this variant writes, and make none of it. The kernel
+/// loads the modules that it needs for that.
+///
+/// # Errors
+/// What the kernel cannot do: nf_tables, the family, or a kind of chain, set or expression, which the message names.
+pub(in crate::modes::ipvs) fn trial(
+    family: Family,
+    facts: &NodeFacts,
+    tables: &mut dyn TablesPort,
+) -> Result<(), PortError> {
+    let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
+        .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+    let layout = Layout::new(family, facts, true).called(name);
+    let mut transaction = Transaction::new();
+    transaction.create_table(layout.to_table());
+    for kind in SetKind::ALL_OF_NFT {
+        transaction.create_set(layout.set(kind));
+    }
+    for (chain, rules) in layout.chains() {
+        transaction.add_chain(chain.clone());
+        for rule in rules {
+            transaction.add_rule(&chain.key, rule);
+        }
+    }
+    tables.check(&transaction).map_err(|refused| refused.error)
+}

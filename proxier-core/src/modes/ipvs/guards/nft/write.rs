@@ -1,0 +1,140 @@
+//! Writes a family's table: one transaction, repeated without the entries that the kernel refuses.
+
+use std::collections::BTreeSet;
+
+use ipset::Element;
+
+use super::change::{Entries, Fate, Outgoing, TableChange, in_the_way, transaction};
+use super::layout::Layout;
+use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
+use crate::reconciler::step::Action;
+
+/// How many entries of one transaction may be refused before the whole is given up.
+const PATIENCE: usize = 16;
+
+/// An entry that the kernel refused.
+#[derive(Debug)]
+pub(in crate::modes::ipvs) struct Refused {
+    pub(in crate::modes::ipvs) set: SetKey,
+    pub(in crate::modes::ipvs) action: Action,
+    pub(in crate::modes::ipvs) element: Element,
+    pub(in crate::modes::ipvs) error: PortError,
+}
+
+/// What a transaction did.
+#[derive(Debug, Default)]
+pub(in crate::modes::ipvs) struct Written {
+    /// Why nothing of it was done, if so; the numbers are meaningless then.
+    pub(in crate::modes::ipvs) failed: Option<PortError>,
+    /// What was left out of it.
+    pub(in crate::modes::ipvs) refused: Vec<Refused>,
+    /// The kernel has something else than was thought.
+    pub(in crate::modes::ipvs) is_surprise: bool,
+    /// Entries of those asked for.
+    pub(in crate::modes::ipvs) added: usize,
+    /// Entries of those asked for.
+    pub(in crate::modes::ipvs) deleted: usize,
+}
+
+/// Writes what changes in a table, with the entries to delete and to add, and notes in `observed` what the kernel has then.
+///
+/// A table that is made or made again gets all entries that are known to be in the kernel, and the new ones. Costs O(entries that
+/// change) otherwise.
+pub(in crate::modes::ipvs) fn write(
+    layout: &Layout,
+    change: Option<&TableChange>,
+    (delete, add): (&Entries, &Entries),
+    observed: &mut Observed,
+    tables: &mut dyn Tables,
+) -> Written {
+    let family = layout.family();
+    let of = |kind| SetKey::new(family, kind);
+    let mut written = Written {
+        added: add.values().map(Vec::len).sum(),
+        deleted: delete.values().map(Vec::len).sum(),
+        ..Written::default()
+    };
+    let (mut delete, mut add) = (delete.clone(), add.clone());
+    for (kind, elements) in add.iter().filter(|(kind, _)| **kind == SetKind::LoadBalancerSourceCidr) {
+        let displaced = observed.sets.get(&of(*kind)).map(|there| in_the_way(there, elements)).unwrap_or_default();
+        delete.entry(*kind).or_default().extend(displaced);
+    }
+    let is_new = change.is_some_and(|change| change.fate != Fate::Keep);
+    if is_new {
+        for (set, there) in observed.sets.iter().filter(|(set, _)| set.family == family) {
+            let gone = delete.remove(&set.kind).unwrap_or_default();
+            let new = add.entry(set.kind).or_default();
+            new.extend(there.iter().filter(|element| !gone.contains(element)).cloned());
+            new.sort_unstable();
+            new.dedup();
+        }
+        delete.clear();
+    }
+    loop {
+        let outgoing = transaction(layout, change, &delete, &add);
+        if outgoing.transaction.is_empty() {
+            break;
+        }
+        let NotCommitted { error, refused } = match tables.commit(&outgoing.transaction) {
+            Ok(()) => break,
+            Err(refused) => refused,
+        };
+        let entry = entry_of(&outgoing, refused).filter(|_| written.refused.len() < PATIENCE);
+        let Some((kind, element)) = entry else {
+            // Nothing was changed: the transaction is one.
+            let of_the_state = [PortErrorKind::NotFound, PortErrorKind::AlreadyExists, PortErrorKind::Unknown];
+            written.is_surprise = of_the_state.contains(&error.kind());
+            written.failed = Some(error);
+            return written;
+        };
+        let set = of(kind);
+        if leave_out(&mut delete, kind, &element) {
+            if error.kind() == PortErrorKind::NotFound {
+                // Gone already.
+                written.is_surprise = true;
+                note_gone(observed, set, &element);
+            } else {
+                written.deleted = written.deleted.saturating_sub(1);
+                written.refused.push(Refused { set, action: Action::Delete, element, error });
+            }
+        } else {
+            leave_out(&mut add, kind, &element);
+            written.added = written.added.saturating_sub(1);
+            written.refused.push(Refused { set, action: Action::Add, element, error });
+        }
+    }
+    if is_new {
+        observed.sets.retain(|set, _| set.family != family);
+        observed.sets.extend(SetKey::all_of_nft(family).map(|set| (set, BTreeSet::new())));
+    }
+    for (kind, elements) in &delete {
+        for element in elements {
+            note_gone(observed, of(*kind), element);
+        }
+    }
+    for (kind, elements) in add {
+        observed.sets.entry(of(kind)).or_default().extend(elements);
+    }
+    written
+}
+
+fn entry_of(outgoing: &Outgoing, refused: Option<(usize, Option<usize>)>) -> Option<(SetKind, Element)> {
+    let (operation, element) = refused?;
+    outgoing.entry_at(operation, element?)
+}
+
+/// Whether it was among them.
+fn leave_out(entries: &mut Entries, kind: SetKind, element: &Element) -> bool {
+    let Some(elements) = entries.get_mut(&kind) else { return false };
+    let before = elements.len();
+    elements.retain(|of| of != element);
+    elements.len() < before
+}
+
+fn note_gone(observed: &mut Observed, set: SetKey, element: &Element) {
+    if let Some(elements) = observed.sets.get_mut(&set) {
+        elements.remove(element);
+    }
+}

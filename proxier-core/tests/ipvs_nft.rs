@@ -1,0 +1,619 @@
+//! IPVS mode with a table of nf_tables in place of ipsets and rules of iptables, on a kernel in memory: the same entries, the same
+//! order, the same safety; and a node that changes from one to the other.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    reason = "tests stop at the first surprise"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use nftables::{Chain, Element, ElementKey, Set, Table, TableKey, Transaction, Value as NftValue};
+use proxier_core::config::{Config, RulesBy};
+use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::modes::Kind;
+use proxier_core::modes::cleanup::cleanup;
+use proxier_core::modes::ipvs::guards::choose;
+use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::step::{Action, Part};
+use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::snapshot::ObjectKey;
+use serde_json::{Value, json};
+
+const V4: &str = "ip proxier-ipvs";
+const V6: &str = "ip6 proxier-ipvs";
+
+fn kernel() -> FakeKernel {
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
+    kernel
+}
+
+struct Node {
+    kernel: FakeKernel,
+    proxier: Reconciler,
+    now: Duration,
+}
+
+fn config(by: RulesBy) -> Config {
+    let mut config = Config::default();
+    config.ipvs.rules = by;
+    config
+}
+
+impl Node {
+    /// A new process.
+    fn of(kernel: &FakeKernel, mode: Kind, by: RulesBy) -> Self {
+        kernel.restart();
+        let mut options = Options::default();
+        options.mode = mode;
+        options.config = config(by);
+        options.mass_removal.share = 1.0;
+        let now = Duration::ZERO;
+        Node { kernel: kernel.clone(), proxier: Reconciler::new("node-a", options, now), now }
+    }
+
+    fn new(kernel: &FakeKernel, by: RulesBy) -> Self {
+        Node::of(kernel, Kind::Ipvs, by)
+    }
+
+    /// One that serves three Services.
+    fn serving(kernel: &FakeKernel, by: RulesBy) -> Self {
+        let mut node = Node::new(kernel, by);
+        for number in 1..=3 {
+            node.serve(number, &["192.0.2.0/24", "192.0.0.0/16"]);
+        }
+        node.proxier.start(node.now);
+        node
+    }
+
+    /// A Service with every kind of address; the second has external traffic policy `Cluster`, the third no endpoints.
+    fn serve(&mut self, number: u16, ranges: &[&str]) {
+        let name = format!("web-{number}");
+        let addresses = [format!("10.96.0.{number}"), format!("fd00::{number}")];
+        let service = json!({
+            "metadata": {"namespace": "demo", "name": name},
+            "spec": {
+                "type": "LoadBalancer", "externalTrafficPolicy": if number == 2 { "Cluster" } else { "Local" },
+                "healthCheckNodePort": 32000 + number,
+                "clusterIP": addresses[0], "clusterIPs": addresses, "ipFamilies": ["IPv4", "IPv6"],
+                "externalIPs": [format!("203.0.113.{number}")], "loadBalancerSourceRanges": ranges,
+                "ports": [
+                    {"name": "p", "port": 80, "nodePort": 30000 + number},
+                    {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31000 + number},
+                    {"name": "s", "port": 99, "protocol": "SCTP", "nodePort": 31500 + number},
+                ],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
+        });
+        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
+        for (kind, prefix) in [("IPv4", "10.244.0."), ("IPv6", "fd01::")] {
+            if number == 3 {
+                continue;
+            }
+            let slice = json!({
+                "metadata": {"namespace": "demo", "name": format!("{name}-{kind}"),
+                    "labels": {"kubernetes.io/service-name": name}},
+                "addressType": kind,
+                "ports": [{"name": "p", "port": 8080}, {"name": "u", "port": 5353, "protocol": "UDP"},
+                    {"name": "s", "port": 99, "protocol": "SCTP"}],
+                "endpoints": [{"addresses": [format!("{prefix}{number}")], "nodeName": "node-a"}],
+            });
+            self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+        }
+    }
+
+    fn pass(&mut self) -> Report {
+        let at = self.proxier.next_wake().unwrap();
+        self.now = self.now.max(at);
+        let now = self.now;
+        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
+    }
+
+    fn full_pass(&mut self) -> Report {
+        self.proxier.request_full(self.now);
+        self.pass()
+    }
+
+    fn table(&self, name: &str) -> String {
+        self.kernel.state().tables.get(name).cloned().unwrap_or_default()
+    }
+
+    fn ipvs(&self) -> String {
+        self.kernel.state().ipvs
+    }
+}
+
+/// The elements of a set, out of the text of a table.
+fn elements(table: &str, set: &str) -> BTreeSet<String> {
+    let Some((_, text)) = table.split_once(&format!("\tset {set} {{\n")) else { panic!("no set {set}: {table}") };
+    let text = text.split_once("\n\t}").unwrap().0;
+    let Some((_, text)) = text.split_once("elements = {") else { return BTreeSet::new() };
+    let text = text.split_once('}').unwrap().0;
+    text.split(',')
+        .map(|one| one.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter(|one| !one.is_empty())
+        .collect()
+}
+
+fn chain(table: &str, chain: &str) -> Vec<String> {
+    let Some((_, text)) = table.split_once(&format!("\tchain {chain} {{\n")) else {
+        panic!("no chain {chain}: {table}")
+    };
+    let text = text.split_once("\t}").unwrap().0;
+    text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.starts_with("type ")).collect()
+}
+
+/// An entry as `ipset` prints it, in nft's words.
+fn in_words_of_nft(entry: &str) -> String {
+    entry.replace("tcp:", "tcp,").replace("udp:", "udp,").replace("sctp:", "sctp,").replace(',', " . ")
+}
+
+#[test]
+fn it_has_what_sets_and_rules_have() {
+    let programs = kernel();
+    let mut node = Node::serving(&programs, RulesBy::Iptables);
+    assert!(node.pass().is_done());
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    let (wanted, state) = (programs.state(), kernel.state());
+    assert_eq!(state.ipvs, wanted.ipvs);
+    assert_eq!(state.devices, wanted.devices);
+    assert_eq!(state.sysctls, wanted.sysctls);
+    assert!(state.sets.is_empty(), "{:?}", state.sets);
+    assert!(state.rules.values().all(|rules| !rules.contains("KUBE-SERVICES")), "{:?}", state.rules);
+    let mut compared = 0;
+    for (name, (_, entries)) in &wanted.sets {
+        // IPv6 has its own.
+        let (table, rest) = match name.strip_prefix("KUBE-6-") {
+            Some(rest) => (V6, rest),
+            None => (V4, &name["KUBE-".len()..]),
+        };
+        let set = rest.to_lowercase();
+        // ipset cuts long names.
+        let set = match &*set {
+            "load-balancer-source-cid" => "load-balancer-source-cidr",
+            "node-port-local-sctp-has" => "node-port-local-sctp-hash",
+            whole => whole,
+        };
+        let found = elements(&state.tables[table], set);
+        let mut wanted: BTreeSet<String> = entries.iter().map(|entry| in_words_of_nft(entry)).collect();
+        if set == "load-balancer-source-cidr" {
+            // One range lies in the other.
+            wanted.retain(|entry| !entry.ends_with("192.0.2.0/24"));
+            wanted = wanted.iter().map(|entry| entry.replace("192.0.0.0/16", "192.0.0.0-192.0.255.255")).collect();
+        }
+        assert_eq!(found, wanted, "{table} {set}");
+        compared += wanted.len();
+    }
+    assert!(compared > 60, "{compared}");
+    // Rules of iptables name them one by one.
+    let barred = elements(&state.tables[V4], "load-balancer-not-node");
+    assert!(barred.contains("198.51.100.1 . tcp . 80 . 198.51.100.1") && barred.len() == 9, "{barred:?}");
+    // A second process changes nothing. Finding flows to forget counts as a write.
+    let writes = || kernel.writes().total() - kernel.writes().conntrack;
+    let before = writes();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    assert!(node.pass().is_done());
+    assert_eq!(writes(), before, "{:?}", kernel.writes());
+}
+
+#[test]
+fn rules_are_those_of_kube_proxy() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    assert!(node.pass().is_done());
+    let table = node.table(V4);
+    let place = "ip daddr . meta l4proto . th dport";
+    assert_eq!(
+        chain(&table, "services"),
+        [
+            "ip saddr & 255.0.0.0 == 127.0.0.0 return".to_owned(),
+            format!("{place} @load-balancer jump load-balancer"),
+            "ip saddr . meta l4proto . th dport @cluster-ip meta mark set meta mark & 0xffffbfff ^ 0x00004000"
+                .to_owned(),
+            format!("{place} @external-ip meta mark set meta mark & 0xffffbfff ^ 0x00004000"),
+            format!("{place} @external-ip fib saddr type != local goto keep-destination"),
+            format!("{place} @external-ip fib daddr type local goto keep-destination"),
+            format!("{place} @external-ip-local fib saddr type != local goto keep-destination"),
+            format!("{place} @external-ip-local fib daddr type local goto keep-destination"),
+            "fib daddr type local jump node-port".to_owned(),
+            format!("{place} @cluster-ip goto keep-destination"),
+            format!("{place} @load-balancer goto keep-destination"),
+        ]
+    );
+    assert_eq!(chain(&table, "keep-destination"), ["dnat to ip daddr"]);
+    assert_eq!(
+        chain(&table, "source-ranges"),
+        [
+            format!("{place} . ip saddr @load-balancer-source-cidr return"),
+            format!("{place} . ip saddr @load-balancer-source-ip return"),
+            "drop".to_owned(),
+        ]
+    );
+    assert_eq!(chain(&table, "output-filter"), [format!("{place} . ip saddr @load-balancer-not-node drop")]);
+    for hook in [
+        "type nat hook prerouting priority -101;",
+        "type nat hook output priority -101;",
+        "type nat hook postrouting priority 99;",
+        "type filter hook input priority 0;",
+        "type filter hook forward priority 0;",
+        "type filter hook output priority -150;",
+    ] {
+        assert!(table.contains(hook), "{hook}: {table}");
+    }
+}
+
+#[test]
+fn a_change_is_one_transaction_of_a_few_elements() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    assert!(node.pass().is_done());
+    let before = kernel.writes();
+    let key = ObjectKey::new("demo", "extra");
+    let service = json!({"metadata": {"namespace": "demo", "name": "extra"},
+        "spec": {"clusterIP": "10.96.9.9", "ports": [{"port": 80}]}});
+    node.proxier.upsert_service(&serde_json::from_value(service).unwrap(), node.now);
+    let report = node.pass();
+    assert!(report.is_done() && !report.full, "{report:#?}");
+    assert_eq!(kernel.writes().tables - before.tables, 1);
+    assert_eq!(report.applied.done[&(Part::Entry, Action::Add)], 2, "{report:#?}");
+    assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.9.9 . tcp . 80"));
+    let before = kernel.writes();
+    node.proxier.delete_service(&key, node.now);
+    let report = node.pass();
+    assert!(report.is_done() && !report.full, "{report:#?}");
+    assert_eq!(kernel.writes().tables - before.tables, 1);
+    assert!(!node.table(V4).contains("10.96.9.9"));
+    assert_eq!(kernel.writes().rules + kernel.writes().sets, 0);
+}
+
+#[test]
+fn nothing_is_served_that_cannot_be_guarded() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
+    let report = node.pass();
+    assert!(report.has_failed(), "{report:#?}");
+    let ipvs = node.ipvs();
+    assert!(ipvs.contains("10.96.0.1:80") && !ipvs.contains("198.51.100."), "{ipvs}");
+    let why: Vec<String> = report.applied.failures.iter().map(ToString::to_string).collect();
+    let says = |what: &str| why.iter().any(|why| why.contains(what));
+    assert!(says("TCP 198.51.100.1:80 is not served, because the rules for its loadBalancerSourceRanges"), "{why:#?}");
+    assert!(says("198.51.100.1 is not bound, because none of its virtual servers could be made"), "{why:#?}");
+    assert!(!kernel.state().devices["kube-ipvs0"].contains(&"198.51.100.1".parse().unwrap()));
+    kernel.clear_faults();
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    assert!(node.ipvs().contains("198.51.100.1:80"));
+}
+
+#[test]
+fn guards_come_before_and_go_after_what_they_guard() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    assert!(node.pass().is_done());
+    node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
+    kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
+    let report = node.pass();
+    assert!(!report.is_done(), "{report:#?}");
+    let guard = "198.51.100.1 . tcp . 80";
+    assert!(node.ipvs().contains("198.51.100.1:80"));
+    let table = node.table(V4);
+    assert!(elements(&table, "load-balancer-fw").contains(guard), "{table}");
+    assert!(
+        elements(&table, "load-balancer-source-cidr").contains(&format!("{guard} . 192.0.0.0-192.0.255.255")),
+        "{table}"
+    );
+    assert!(elements(&table, "node-port-served").contains("192.0.2.10 . tcp . 30001"), "{table}");
+    let stays = |report: &Report| report.applied.failures.iter().any(|of| of.to_string().contains("stays, because"));
+    assert!(stays(&report), "{report:#?}");
+    kernel.clear_faults();
+    while !node.pass().is_done() {}
+    assert!(!node.ipvs().contains("198.51.100.1:80"));
+    assert!(!node.table(V4).contains("198.51.100.1"));
+}
+
+#[test]
+fn source_ranges_change_without_overlaps() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    assert!(node.pass().is_done());
+    let ranges = |node: &Node| {
+        let all = elements(&node.table(V4), "load-balancer-source-cidr").into_iter();
+        all.filter_map(|of| Some(of.strip_prefix("198.51.100.1 . tcp . 80 . ")?.to_owned())).collect::<Vec<_>>()
+    };
+    for (ranges_of_service, wanted) in [
+        (&["192.0.2.128/25"][..], &["192.0.2.128-192.0.2.255"][..]),
+        (&["10.0.0.0/9", "10.128.0.0/9", "10.1.0.0/16"], &["10.0.0.0-10.255.255.255"]),
+        (&["10.1.0.0/16", "172.16.0.1/32"], &["10.1.0.0-10.1.255.255", "172.16.0.1"]),
+    ] {
+        let before = kernel.writes().tables;
+        node.serve(1, ranges_of_service);
+        let report = node.pass();
+        assert!(report.is_done(), "{report:#?}");
+        assert_eq!(ranges(&node), wanted);
+        assert!(kernel.writes().tables - before <= 2);
+    }
+    // The node is in none of them any more.
+    let barred = elements(&node.table(V4), "load-balancer-not-node");
+    assert!(barred.contains("198.51.100.1 . tcp . 80 . 198.51.100.1"), "{barred:?}");
+}
+
+#[test]
+fn what_others_change_is_repaired_and_told() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    assert!(node.pass().is_done());
+    let key: TableKey = V4.parse().unwrap();
+    let whole = node.table(V4);
+    let commit = |change: &dyn Fn(&mut Transaction)| {
+        let mut transaction = Transaction::new();
+        change(&mut transaction);
+        kernel.nftables().commit(&transaction).unwrap();
+    };
+    let set = |name: &str| {
+        let snapshot = kernel.nftables().snapshot(&key).unwrap();
+        let found = snapshot.sets.into_iter().find(|of| of.set.set.key.name.as_str() == name).unwrap();
+        (found.set.set, found.elements)
+    };
+    let drifts: [(&str, &dyn Fn()); 6] = [
+        ("+ entry ip proxier-ipvs cluster-ip", &|| {
+            let (set, elements) = set("cluster-ip");
+            commit(&|transaction| {
+                transaction.delete_elements(&set, [elements[0].clone()]);
+            });
+        }),
+        ("- entry ip proxier-ipvs node-port-tcp", &|| {
+            let (set, _) = set("node-port-tcp");
+            let more = Element::new(ElementKey::Value(NftValue::port(7)));
+            commit(&|transaction| {
+                transaction.add_elements(&set, [more.clone()]);
+            });
+        }),
+        ("~ table ip proxier-ipvs chains source-ranges", &|| {
+            commit(&|transaction| {
+                transaction.flush_chain(&key.chain("source-ranges").unwrap());
+            });
+        }),
+        ("~ table ip proxier-ipvs made again", &|| {
+            commit(&|transaction| {
+                transaction.add_chain(Chain::regular(key.chain("theirs").unwrap()));
+            });
+        }),
+        ("~ table ip proxier-ipvs made again", &|| {
+            let mut other: Set = set("cluster-ip").0;
+            other.key.name = "theirs".parse().unwrap();
+            commit(&|transaction| drop(transaction.add_set(other.clone())));
+        }),
+        ("+ table ip proxier-ipvs", &|| {
+            commit(&|transaction| {
+                transaction.delete_table(&key);
+            });
+        }),
+    ];
+    for (step, change) in drifts {
+        change();
+        assert_ne!(node.table(V4), whole, "{step}");
+        let report = node.full_pass();
+        assert!(report.is_done(), "{step}: {report:#?}");
+        assert!(report.drift.iter().any(|of| of.to_string().starts_with(step)), "{step}: {:#?}", report.drift);
+        assert_eq!(node.table(V4), whole, "{step}");
+        let again = node.full_pass();
+        assert!(again.drift.is_empty() && again.writes() == 0, "{step}: {again:#?}");
+    }
+    // A change that finds its table gone makes it again at once.
+    commit(&|transaction| {
+        transaction.delete_table(&key);
+    });
+    node.serve(1, &["10.0.0.0/8"]);
+    node.pass();
+    let report = node.pass();
+    assert!(report.full && report.is_done(), "{report:#?}");
+    assert!(
+        elements(&node.table(V4), "load-balancer-source-cidr")
+            .contains("198.51.100.1 . tcp . 80 . 10.0.0.0-10.255.255.255")
+    );
+}
+
+/// What shows that a virtual server is ours is in the table: there is no state file.
+#[test]
+fn a_new_process_knows_what_is_ours() {
+    let kernel = kernel();
+    kernel.ipvs().load("-A -t 192.0.2.10:7777 -s rr\n").unwrap();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    assert!(node.pass().is_done());
+    assert!(node.ipvs().contains("192.0.2.10:30001"));
+    // It served web-1 and web-3 too.
+    let mut node = Node::new(&kernel, RulesBy::Nftables);
+    node.serve(2, &["192.0.2.0/24"]);
+    node.proxier.start(node.now);
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    let ipvs = node.ipvs();
+    assert!(!ipvs.contains("192.0.2.10:30001") && ipvs.contains("192.0.2.10:30002"), "{ipvs}");
+    assert_eq!(report.foreign, ["TCP 192.0.2.10:7777"]);
+    assert!(ipvs.contains("192.0.2.10:7777"), "{ipvs}");
+    assert!(!node.table(V4).contains("198.51.100.1"));
+}
+
+fn without_tables_order(kernel: &FakeKernel) -> (BTreeMap<String, String>, BTreeSet<String>, String, bool) {
+    let state = kernel.state();
+    let rules = state.rules.values().any(|rules| rules.contains("KUBE-SERVICES"));
+    (state.tables, state.sets.into_keys().collect(), state.ipvs, rules)
+}
+
+#[test]
+fn a_node_changes_from_one_to_the_other() {
+    for (from, to) in [(RulesBy::Iptables, RulesBy::Nftables), (RulesBy::Nftables, RulesBy::Iptables)] {
+        let alone = kernel();
+        Node::serving(&alone, to).pass();
+        let alone = without_tables_order(&alone);
+
+        let kernel = kernel();
+        assert!(Node::serving(&kernel, from).pass().is_done());
+        let old = without_tables_order(&kernel);
+        let ipvs = kernel.writes().ipvs;
+        let mut node = Node::serving(&kernel, to);
+        let report = node.pass();
+        assert!(report.is_done(), "{to}: {report:#?}");
+        // Both stand, and no virtual server was touched: no connection is lost.
+        let both = without_tables_order(&kernel);
+        assert_eq!((&both.2, kernel.writes().ipvs), (&old.2, ipvs), "{to}");
+        assert!(both.3 && both.0.contains_key(V4) && both.0.contains_key(V6) && !both.1.is_empty(), "{to}: {both:#?}");
+        let cleaned = cleanup(&config(to), Some(Kind::Ipvs), &mut node.kernel.ports());
+        assert!(cleaned.is_done() && cleaned.removed() > 0, "{to}: {cleaned:#?}");
+        assert_eq!(without_tables_order(&kernel), alone, "{to}");
+        let report = node.full_pass();
+        assert!(report.is_done() && report.drift.is_empty() && report.writes() == 0, "{to}: {report:#?}");
+        let again = cleanup(&config(to), Some(Kind::Ipvs), &mut node.kernel.ports());
+        assert!(again.is_done() && again.removed() == 0, "{to}: {again:#?}");
+    }
+}
+
+#[test]
+fn what_the_other_variant_marked_is_ours_and_stays_guarded() {
+    for (from, to) in [(RulesBy::Iptables, RulesBy::Nftables), (RulesBy::Nftables, RulesBy::Iptables)] {
+        let kernel = kernel();
+        assert!(Node::serving(&kernel, from).pass().is_done());
+        // Meanwhile web-1 and web-3 were deleted; their virtual servers cannot be.
+        let mut node = Node::new(&kernel, to);
+        node.serve(2, &["192.0.2.0/24"]);
+        node.proxier.start(node.now);
+        kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
+        assert!(!node.pass().is_done());
+        cleanup(&config(to), Some(Kind::Ipvs), &mut node.kernel.ports());
+        let has_guard = |kernel: &FakeKernel| {
+            let state = kernel.state();
+            let in_sets = || state.sets["KUBE-LOAD-BALANCER-FW"].1.iter().any(|entry| entry == "198.51.100.1,tcp:80");
+            match to {
+                RulesBy::Nftables => {
+                    let table = &state.tables[V4];
+                    elements(table, "load-balancer-fw").contains("198.51.100.1 . tcp . 80")
+                        && elements(table, "load-balancer-source-cidr")
+                            .contains("198.51.100.1 . tcp . 80 . 192.0.0.0-192.0.255.255")
+                }
+                _ => in_sets(),
+            }
+        };
+        assert!(node.ipvs().contains("198.51.100.1:80") && node.ipvs().contains("192.0.2.10:30001"));
+        assert!(has_guard(&kernel), "{to}");
+        kernel.clear_faults();
+        // Even by a process that knows of nothing.
+        let mut node = Node::new(&kernel, to);
+        node.serve(2, &["192.0.2.0/24"]);
+        node.proxier.start(node.now);
+        let report = node.pass();
+        assert!(report.is_done(), "{to}: {report:#?}");
+        assert!(
+            !node.ipvs().contains("198.51.100.1:80") && !node.ipvs().contains("192.0.2.10:30001"),
+            "{}",
+            node.ipvs()
+        );
+        assert!(!has_guard(&kernel), "{to}");
+    }
+}
+
+#[test]
+fn a_cleanup_removes_both() {
+    for by in [RulesBy::Iptables, RulesBy::Nftables] {
+        let kernel = kernel();
+        assert!(Node::serving(&kernel, RulesBy::Iptables).pass().is_done());
+        assert!(Node::serving(&kernel, RulesBy::Nftables).pass().is_done());
+        let mut ports = kernel.clone();
+        let cleaned = cleanup(&config(by), None, &mut ports.ports());
+        assert!(cleaned.is_done(), "{cleaned:#?}");
+        let (tables, sets, ipvs, rules) = without_tables_order(&kernel);
+        assert!(tables.is_empty() && sets.is_empty() && ipvs.is_empty() && !rules, "{tables:?} {sets:?} {ipvs}");
+        assert!(!kernel.state().devices.contains_key("kube-ipvs0"));
+    }
+}
+
+/// What nftables mode translates must find its way until that mode is gone: destinations are kept only then.
+#[test]
+fn nftables_mode_is_not_cut_off() {
+    let kernel = kernel();
+    let mut before = Node::of(&kernel, Kind::Nftables, RulesBy::Auto);
+    before.serve(1, &[]);
+    before.proxier.start(before.now);
+    assert!(before.pass().is_done());
+    let mut node = Node::new(&kernel, RulesBy::Nftables);
+    node.serve(1, &[]);
+    node.proxier.start(node.now);
+    assert!(node.pass().is_done());
+    assert_eq!(chain(&node.table(V4), "keep-destination"), [""; 0]);
+    assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
+    assert!(cleanup(&config(RulesBy::Nftables), Some(Kind::Ipvs), &mut node.kernel.ports()).is_done());
+    let report = node.full_pass();
+    assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
+    assert_eq!(chain(&node.table(V4), "keep-destination"), ["dnat to ip daddr"]);
+}
+
+/// Of a new table, destinations are kept last: until then whatever served before goes on.
+#[test]
+fn destinations_are_kept_once_there_is_something_to_come_to() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    let names = proxier_core::modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+    let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
+    let place = |what: &str| steps.iter().position(|step| step.contains(what)).unwrap_or_else(|| panic!("{steps:#?}"));
+    assert!(place("+ table ip proxier-ipvs") < place("+ entry ip proxier-ipvs load-balancer-fw"));
+    assert!(place("load-balancer-fw") < place("+ virtual server TCP 198.51.100.1:80"));
+    assert!(place("+ virtual server TCP 198.51.100.1:80") < place("+ address 198.51.100.1"));
+    assert!(place("+ address 198.51.100.1") < place("~ table ip proxier-ipvs chains keep-destination"));
+    assert!(steps.iter().all(|step| !step.contains("KUBE-") && !step.contains("set ")), "{steps:#?}");
+}
+
+#[test]
+fn a_table_of_somebody_else_is_not_touched() {
+    let kernel = kernel();
+    let mut transaction = Transaction::new();
+    transaction.add_table(Table::new(V4.parse().unwrap()));
+    kernel.nftables().commit(&transaction).unwrap();
+    let theirs = kernel.state().tables[V4].clone();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    let report = node.pass();
+    assert!(report.has_failed(), "{report:#?}");
+    assert_eq!(node.table(V4), theirs);
+    assert!(!node.ipvs().contains("198.51.100.1:80") && node.ipvs().contains("10.96.0.1:80"));
+    assert!(!node.table(V6).is_empty());
+    cleanup(&config(RulesBy::Nftables), None, &mut node.kernel.ports());
+    assert_eq!(node.table(V4), theirs);
+}
+
+#[test]
+fn auto_is_iptables_where_programs_and_ipset_are() {
+    let chosen = |calls: &[Call]| {
+        let mut kernel = kernel();
+        for call in calls {
+            kernel.fail(Fault::new(*call, PortErrorKind::Unavailable).every());
+        }
+        choose(&config(RulesBy::Auto), &mut kernel.ports())
+    };
+    assert_eq!(chosen(&[]), RulesBy::Iptables);
+    assert_eq!(chosen(&[Call::RulesHasRandomFully]), RulesBy::Nftables);
+    assert_eq!(chosen(&[Call::SetsEntries]), RulesBy::Nftables);
+    for by in [RulesBy::Nftables, RulesBy::Iptables] {
+        assert_eq!(choose(&config(by), &mut kernel().ports()), by);
+    }
+}
+
+#[test]
+fn the_configuration_names_it() {
+    let check = |rules: Value| {
+        let mut rejections = Vec::new();
+        let object = serde_json::from_value(json!({"ipvs": {"rules": rules}})).unwrap();
+        (Config::check(&object, &mut rejections).ipvs.rules, rejections.len())
+    };
+    assert_eq!(check(json!("nftables")), (RulesBy::Nftables, 0));
+    assert_eq!(check(json!("iptables")), (RulesBy::Iptables, 0));
+    assert_eq!((check(json!("auto")), check(json!(""))), ((RulesBy::Auto, 0), (RulesBy::Auto, 0)));
+    assert_eq!(check(json!("nft")), (RulesBy::Auto, 1));
+}
