@@ -58,6 +58,7 @@ fn every_step_runs_and_the_last_line_is_that_of_the_tests() {
         "api",
         "package",
         "demo",
+        "soak",
         "counts",
         "figures",
         "benches",
@@ -75,7 +76,7 @@ fn without_time_only_the_essential_steps_run_and_the_others_are_named() {
     for step in ["format", "tests", "lints", "documentation"] {
         assert!(row(&printed, step).ends_with("  ok"), "{step}: {printed}");
     }
-    for step in ["api", "package", "demo", "counts", "figures", "benches", "each-crate-alone"] {
+    for step in ["api", "package", "demo", "soak", "counts", "figures", "benches", "each-crate-alone"] {
         assert!(row(&printed, step).contains("not run: TIME: 0 of 0 minutes left"), "{step}: {printed}");
     }
 }
@@ -89,6 +90,15 @@ fn steps_after_a_failure_run_and_the_run_has_failed() {
         assert!(row(&printed, "each-crate-alone").ends_with("  ok"), "{failing}: {printed}");
         assert_eq!(printed.trim_end().lines().next_back(), Some("5 passed, 0 failed, 1 skipped"), "{printed}");
     }
+}
+
+#[test]
+fn a_soak_that_says_nothing_on_this_host_is_no_failure() {
+    let soak = |code: u8| ci("soak", "80", &format!("case \"$*\" in 'xtask soak'*) exit {code};; esac; {TESTS}"));
+    let (printed, good) = soak(3);
+    assert!(good && printed.contains("soak: says nothing on this host"), "{printed}");
+    let (printed, good) = soak(1);
+    assert!(!good && row(&printed, "soak").contains("FAILED with code 1"), "{printed}");
 }
 
 #[test]

@@ -32,7 +32,8 @@ were, and at the end the kernel holds what a model of the truth says, and what b
 The result is kept in benches/results, as soak-linux-K.md and .json; when it is not passed, .log has the faults and the last
 words of the proxy.
 
-Exit codes: 0 passed, 1 not passed, 2 bad usage, 124 no end, 125 the machine could not start.
+Exit codes: 0 passed, 1 not passed, 2 bad usage, 3 not passed while this host's own hypervisor kept more than 15 % of the processors'
+time, which says nothing about the proxy; 124 no end, 125 the machine could not start.
 ";
 
 /// Time before and after the soak: to program everything, and to wait until the kernel is as it has to be.
@@ -81,12 +82,55 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     for (name, value) in ALLOCATOR {
         vm.env.push((name.into(), value.into()));
     }
+    let before = Processors::now();
     let outcome = vm.run(&options.command(&program, &proxy, &results))?;
+    let stolen = Processors::now().stolen_since(before);
     if let Some(trouble) = outcome.trouble() {
         eprintln!("{}\nxtask: {trouble}", outcome.console.trim_end());
         return Ok(ExitCode::from(if outcome.timed_out { 124 } else { 125 }));
     }
-    Ok(ExitCode::from(u8::from(outcome.exit != Some(0))))
+    if outcome.exit == Some(0) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if stolen > STOLEN_PERCENT {
+        eprintln!("xtask: this host did not have {stolen} % of its processors' time: repeat it on one that does");
+        return Ok(ExitCode::from(INCONCLUSIVE));
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// With more, a soak that is not passed says nothing.
+const STOLEN_PERCENT: u64 = 15;
+/// The exit code for that.
+const INCONCLUSIVE: u8 = 3;
+
+/// The time of this host's processors since it started, in ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Processors {
+    all: u64,
+    /// What the hypervisor gave to others while something here wanted to run.
+    stolen: u64,
+}
+
+impl Processors {
+    /// As of now; nothing where that cannot be read.
+    fn now() -> Self {
+        std::fs::read_to_string("/proc/stat").map(|text| Self::read(&text)).unwrap_or_default()
+    }
+
+    /// From the first line of `/proc/stat` (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal, and two that the
+    /// first ones have in them.
+    fn read(text: &str) -> Self {
+        let line = text.lines().next().unwrap_or_default();
+        let times: Vec<u64> = line.split_whitespace().skip(1).take(8).map_while(|word| word.parse().ok()).collect();
+        Processors { all: times.iter().sum(), stolen: times.get(7).copied().unwrap_or_default() }
+    }
+
+    /// Percent of the time since then.
+    fn stolen_since(self, before: Self) -> u64 {
+        let all = self.all.saturating_sub(before.all).max(1);
+        self.stolen.saturating_sub(before.stolen).saturating_mul(100) / all
+    }
 }
 
 impl Options {
@@ -160,7 +204,7 @@ mod tests {
     use std::ffi::OsString;
     use std::path::Path;
 
-    use super::parse;
+    use super::{Processors, parse};
 
     fn words(line: &str) -> Vec<OsString> {
         line.split_whitespace().map(OsString::from).collect()
@@ -176,6 +220,14 @@ mod tests {
             "/b soak --minutes 2 --seed 9 --proxy /p --command cargo xtask soak --minutes 2 --seed 9 --kernel 6.12 --services 500 \
              --backend nft --out /r/soak-linux-6.12 --services 500 --backend nft"
         );
+    }
+
+    #[test]
+    fn time_that_the_hypervisor_kept_is_counted() {
+        let before = Processors::read("cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 1 1\n");
+        let after = Processors::read("cpu  150 0 150 850 0 0 0 50 40 0\n");
+        assert_eq!((before.all, after.stolen_since(before)), (1000, 25));
+        assert_eq!(Processors::read("").stolen_since(before), 0);
     }
 
     #[test]
