@@ -1,0 +1,124 @@
+//! A root directory that holds the program and nothing that it could start: IPVS mode with guards in nf_tables, and nftables mode.
+//!
+//! `PROXIER_STATIC` names a static program to take, as images `FROM scratch` have it; without, it is the program of this build, with the
+//! libraries that it is linked to.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_methods, reason = "connections and time-outs are real")]
+
+mod program;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use program::world::{NODE_PORT, SERVICE, WEB, World};
+use program::{Folder, Running, changed, ok, tool};
+use testkit::{Need, PROXY, kernel_test};
+
+/// A root directory with the program, manifests, and the empty directories that a container has.
+struct Scratch(Folder);
+
+impl Scratch {
+    fn new() -> Self {
+        let root = Folder::new("scratch");
+        let program = std::env::var_os("PROXIER_STATIC")
+            .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_proxier-demo")), PathBuf::from);
+        fs::copy(&program, root.0.join("proxier-demo")).unwrap();
+        for library in libraries(&program) {
+            let inside = root.0.join(library.strip_prefix("/").unwrap());
+            fs::create_dir_all(inside.parent().unwrap()).unwrap();
+            fs::copy(&library, inside).unwrap();
+        }
+        for empty in ["proc", "sys", "run", "manifests"] {
+            fs::create_dir(root.0.join(empty)).unwrap();
+        }
+        fs::write(root.0.join("manifests/web.yaml"), WEB).unwrap();
+        Scratch(root)
+    }
+
+    /// The program in there, with `/proc` and `/sys` as containers have them. It keeps the process' number.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let inside = "mount -t proc proc \"$0/proc\" && mount -t sysfs -o ro sysfs \"$0/sys\" && exec chroot \"$0\" /proxier-demo \"$@\"";
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", inside])
+            .arg(&self.0.0)
+            .args(arguments)
+            .args(["--hostname-override", "n1"]);
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap());
+        command
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.0.0.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() { folders.push(path) } else { found.push(path) }
+            }
+        }
+        found
+    }
+}
+
+/// What the program is linked to; nothing for a static one.
+fn libraries(program: &Path) -> Vec<PathBuf> {
+    let printed = Command::new("ldd").arg(program).output().unwrap();
+    let text = String::from_utf8_lossy(&printed.stdout).into_owned();
+    text.split_whitespace()
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from)
+        .filter(|path| path.is_file())
+        .collect()
+}
+
+fn serves(mode: &str, more: &[&str], holds: fn() -> bool) {
+    let (world, scratch) = (World::new(), Scratch::new());
+    let programs = scratch.files().into_iter().filter(|file| !file.to_string_lossy().contains(".so"));
+    assert_eq!(programs.count(), 2, "the program and the manifest: {:#?}", scratch.files());
+
+    let common =
+        ["--manifests", "/manifests", "--proxy-mode", mode, "--no-fallback", "--cluster-cidr", "10.244.0.0/16"];
+    let arguments: Vec<&str> = common.iter().chain(more).copied().collect();
+    let words = |first: &[&'static str]| first.iter().copied().chain(arguments.iter().copied()).collect::<Vec<_>>();
+    let run = words(&["run", "--healthz-bind-address", "127.0.0.1:10256"]);
+    let running = Running::spawn(scratch.command(&run));
+    running.until_logged(&format!("serving in {mode} mode"));
+    running.until("it serves", || holds() && world.asks(SERVICE) && world.asks(NODE_PORT));
+
+    // A change, then a kill, then a new process: nothing of it needs a program.
+    let more =
+        WEB.replace("10.96.0.10", "10.96.0.11").replace("web", "more").replace("nodePort: 30080", "nodePort: 30081");
+    fs::write(scratch.0.0.join("manifests/more.yaml"), more).unwrap();
+    running.until("the second Service", || world.asks("10.96.0.11:80") && world.asks("192.0.2.1:30081"));
+    running.end_with("KILL");
+    assert!(world.asks(SERVICE) && world.asks("10.96.0.11:80"));
+    fs::remove_file(scratch.0.0.join("manifests/more.yaml")).unwrap();
+    let running = Running::spawn(scratch.command(&run));
+    running.until("the second Service has gone", || !world.asks("10.96.0.11:80"));
+    assert!(world.asks(SERVICE) && world.asks(NODE_PORT), "{}", running.log());
+    assert!(running.end().success());
+
+    let planned = ok(&scratch.command(&words(&["plan"])).output().unwrap());
+    assert!(planned.starts_with("nothing to do"), "{planned}");
+    ok(&scratch.command(&["cleanup"]).output().unwrap());
+    assert!(!holds());
+    assert_eq!(tool("nft list tables"), "");
+}
+
+#[test]
+fn nftables_mode() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        serves("nftables", &[], || tool("nft list tables").contains("table ip proxier"));
+    });
+}
+
+#[test]
+fn ipvs_mode() {
+    kernel_test(&[PROXY, &[Need::Veth, Need::Nftables]].concat(), || {
+        serves("ipvs", &["--ipvs-rules", "nftables"], || changed().iter().any(|line| line.contains("10.96.0.10:80")));
+        assert_eq!(changed(), [""; 0]);
+    });
+}
