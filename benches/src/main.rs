@@ -55,6 +55,7 @@ benches:
   iptables-services Services in iptables mode: all from nothing, one change; iptables-restore of the same text  (P13)
   modes             the modes of this machine's kernel on the same axes: all from nothing, one change, connecting, memory
   host-library      sets, rules and connection lists on this machine's own kernel
+  cold-start        proxier-demo in IPVS mode: start with rules by programs and by nf_tables, also with no module loaded  (P14)
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
   end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
   passes            the reconciler on a kernel: a rolling update of 1,000 endpoints, binding 1,000 to 20,000 addresses
@@ -115,6 +116,7 @@ fn main() -> ExitCode {
         "iptables-services" => end(iptables_services::run(&options)),
         "host-library" => end(sets::run(&options)),
         "drift" => end(drift::run(&options)),
+        "cold-start" => end(end_to_end::run_start(&options)),
         "end-to-end" => end(end_to_end::run(&options)),
         "passes" => end(passes::run(&options)),
         "reconcile" => end(reconcile::run(&options)),

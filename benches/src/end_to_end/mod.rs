@@ -5,9 +5,11 @@ mod objects;
 mod proxy;
 mod server;
 mod side;
+mod start;
 
 pub(crate) use self::server::serve;
 pub(crate) use self::side::side;
+pub(crate) use self::start::run as run_start;
 use crate::namespace::{collect, warm_up};
 use crate::report::{Goal, Report};
 use crate::{Failure, Options};
@@ -23,6 +25,10 @@ const SLOPE: &str = "Resident memory per endpoint beyond 1,000 x 10";
 
 const COLD: &str = "empty kernel";
 const WARM: &str = "everything there";
+/// What kind of start: rules by the programs of iptables; by one table of nf_tables; that, with no module loaded.
+const PROGRAMS: &str = "programs";
+const TABLE: &str = "ipvs.rules nftables";
+const BOOTED: &str = "ipvs.rules nftables, no module loaded";
 const START: &str = "until it takes objects";
 const LISTS: &str = "objects, as far as they have not come before";
 const PASS: &str = "first pass";
@@ -83,13 +89,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         "A change replaces the last endpoint of a slice. It is over when the kernel sends connections to the new one and \
          none to the old one: the list of that virtual server's real servers is read over and over.",
     );
-    warm_up(&["end-to-end", "3", "2", "2"])?;
+    warm_up(&["end-to-end", "3", "2", "2", PROGRAMS])?;
     let sizes = sizes(options);
     for round in 0..options.rounds {
         for size in sizes.iter().filter(|size| round < size.rounds) {
             let start = std::time::Instant::now();
             let [services, endpoints, changes] = [size.services, size.endpoints, size.changes].map(|n| n.to_string());
-            collect(&mut report, &["end-to-end", &services, &endpoints, &changes])?;
+            collect(&mut report, &["end-to-end", &services, &endpoints, &changes, PROGRAMS])?;
             eprintln!("{services} Services x {endpoints}: {:.1} s", start.elapsed().as_secs_f64());
         }
     }

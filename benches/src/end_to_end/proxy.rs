@@ -52,9 +52,11 @@ fn program() -> Result<PathBuf, Failure> {
 }
 
 impl Proxy {
-    pub(super) fn start(kubeconfig: &Path) -> Result<Self, Failure> {
+    /// With rules by `iptables` or by `nftables`.
+    pub(super) fn start(kubeconfig: &Path, rules: &str) -> Result<Self, Failure> {
         let mut command = Command::new(program()?);
-        command.args(["run", "--hostname-override", NODE, "--kubeconfig"]).arg(kubeconfig);
+        command.args(["run", "--proxy-mode", "ipvs", "--ipvs-rules", rules, "--hostname-override", NODE]);
+        command.arg("--kubeconfig").arg(kubeconfig);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let started = Instant::now();
         let mut child = command.spawn()?;

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ipvs::model::ObservedRealServer;
@@ -13,12 +13,12 @@ use super::objects::{OTHER, address};
 use super::proxy::Proxy;
 use super::server::{Server, monotonic};
 use super::{
-    CHANGE, COLD, INTERVAL, LISTS, MEMORY, PASS, POLL, PROCESSOR, SERVER, START, START_STAGES, WARM, WHOLE, label,
+    BOOTED, CHANGE, COLD, INTERVAL, LISTS, MEMORY, PASS, POLL, PROCESSOR, PROGRAMS, SERVER, START, START_STAGES, WARM, WHOLE, label,
 };
-use crate::Failure;
 use crate::namespace::tell;
 use crate::report::ms;
 use crate::world::cluster_ip;
+use crate::{Failure, machine};
 
 /// A change that has not arrived by then never will.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -37,17 +37,28 @@ impl Drop for Temporary {
 }
 
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
-    let [services, endpoints, changes] = arguments else { return Err("SERVICES ENDPOINTS CHANGES".into()) };
+    let [services, endpoints, changes, kind] = arguments else { return Err("SERVICES ENDPOINTS CHANGES KIND".into()) };
     let (services, endpoints, changes): (u32, u32, u32) = (services.parse()?, endpoints.parse()?, changes.parse()?);
-    let side = label(endpoints);
     let mut server = Server::start(services, endpoints)?;
     let path = std::env::temp_dir().join(format!("end-to-end-{}.kubeconfig", std::process::id()));
     std::fs::write(&path, &server.kubeconfig)?;
     let kubeconfig = Temporary(path);
-    tell(SERVER, services, "ms", &side, ms(lists(&server.kubeconfig)?));
+    let took = ms(lists(&server.kubeconfig)?);
+    let rules = if *kind == PROGRAMS { "iptables" } else { "nftables" };
+    let side = if *kind == PROGRAMS { label(endpoints) } else { format!("{}, {kind}", label(endpoints)) };
+    let start = Start { kubeconfig: &kubeconfig.0, rules, side: &side, services, endpoints };
+    if *kind == BOOTED {
+        unload_modules()?;
+        return cold(&start);
+    }
+    if *kind != PROGRAMS {
+        cold(&start)?;
+        return warm(&start)?.stop();
+    }
+    tell(SERVER, services, "ms", &side, took);
 
-    cold(&kubeconfig.0, services, endpoints)?;
-    let mut proxy = warm(&kubeconfig.0, services, endpoints)?;
+    cold(&start)?;
+    let mut proxy = warm(&start)?;
     let mut client = Client::open()?;
     for change in 0..changes {
         // Each of another Service, in no order.
@@ -57,19 +68,60 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     }
     proxy.wait_until_idle()?;
     memory(&proxy, services, &format!("{side}, {WARM}, after {changes} changes"))?;
-    check_kernel(services, endpoints)?;
+    check_kernel(&start)?;
     complaints(&mut proxy)?;
     proxy.stop()
 }
 
+/// A proxy's start on a cluster.
+#[derive(Clone, Copy, Debug)]
+struct Start<'a> {
+    kubeconfig: &'a Path,
+    /// `iptables` or `nftables`.
+    rules: &'a str,
+    /// Its name in the report.
+    side: &'a str,
+    services: u32,
+    endpoints: u32,
+}
+
+/// Unloads what this machine has loaded since it started and nobody uses: the virtual machine comes with what its files and its
+/// network card need, and keeps that.
+fn unload_modules() -> Result<(), Failure> {
+    if !machine::is_emulated() {
+        return Err("modules are unloaded in a virtual machine only".into());
+    }
+    const OF_NETFILTER: [&str; 7] = ["ip_vs", "nf_", "nft_", "ip_set", "xt_", "ip6", "dummy"];
+    loop {
+        let modules = std::fs::read_to_string("/proc/modules")?;
+        // Name, size, users.
+        let unused = modules.lines().filter_map(|line| {
+            let mut words = line.split(' ');
+            let (name, users) = (words.next()?, words.nth(1)?);
+            let ours = OF_NETFILTER.iter().any(|prefix| name.starts_with(prefix)) || name.starts_with("iptable");
+            (ours && users == "0").then_some(name)
+        });
+        let mut gone = false;
+        for module in unused {
+            gone |= Command::new("rmmod").arg(module).stderr(Stdio::null()).status()?.success();
+        }
+        if !gone {
+            break;
+        }
+    }
+    let left = std::fs::read_to_string("/proc/modules")?;
+    let left: Vec<&str> = ["ip_vs ", "nf_tables "].into_iter().filter(|name| left.contains(*name)).collect();
+    if left.is_empty() { Ok(()) } else { Err(format!("{left:?} could not be unloaded").into()) }
+}
+
 /// Starts on an empty kernel, checks the kernel, and ends.
-fn cold(kubeconfig: &Path, services: u32, endpoints: u32) -> Result<(), Failure> {
-    let side = label(endpoints);
-    let mut proxy = Proxy::start(kubeconfig)?;
+fn cold(start: &Start<'_>) -> Result<(), Failure> {
+    let Start { side, services, .. } = *start;
+    let mut proxy = Proxy::start(start.kubeconfig, start.rules)?;
     let (serving, _) = proxy.wait_for("serving in ipvs mode")?;
     let (end, line) = proxy.wait_for("full pass: ")?;
     tell(PROCESSOR, services, "ms", &format!("{side}, {COLD}"), proxy.processor_ms()?);
-    check_kernel(services, endpoints)?;
+    check_kernel(start)?;
     let whole = end - proxy.started;
     let pass = line.rsplit_once(" in ").and_then(|(_, rest)| rest.strip_suffix(" ms")).ok_or("no duration")?;
     let pass = Duration::from_secs_f64(pass.parse::<f64>()? / 1e3);
@@ -88,14 +140,14 @@ fn cold(kubeconfig: &Path, services: u32, endpoints: u32) -> Result<(), Failure>
 }
 
 /// Starts with everything there.
-fn warm(kubeconfig: &Path, services: u32, endpoints: u32) -> Result<Proxy, Failure> {
-    let side = label(endpoints);
-    let mut proxy = Proxy::start(kubeconfig)?;
+fn warm(start: &Start<'_>) -> Result<Proxy, Failure> {
+    let Start { side, services, .. } = *start;
+    let mut proxy = Proxy::start(start.kubeconfig, start.rules)?;
     let end = proxy.wait_for_full_pass()?;
     tell(PROCESSOR, services, "ms", &format!("{side}, {WARM}"), proxy.processor_ms()?);
     tell(WHOLE, services, "ms", &format!("{side}, {WARM}"), ms(end - proxy.started));
     proxy.wait_until_idle()?;
-    check_kernel(services, endpoints)?;
+    check_kernel(start)?;
     complaints(&mut proxy)?;
     if let Some(wrote) = proxy.said.iter().find(|line| line.contains(" changes in ")) {
         return Err(format!("everything was there, and yet: {wrote}").into());
@@ -194,24 +246,31 @@ fn one_change(
     Ok(())
 }
 
-/// Whether everything is there: real servers, addresses, set entries and rules, as the kernel and the usual programs
+/// Whether everything is there: real servers, addresses, what masquerades them, as the kernel and the usual programs
 /// say. After a change, real servers that drain may be there too.
-fn check_kernel(services: u32, endpoints: u32) -> Result<(), Failure> {
+fn check_kernel(start: &Start<'_>) -> Result<(), Failure> {
+    let (services, endpoints) = (start.services, start.endpoints);
     let snapshot = Client::open()?.snapshot()?;
     let used = |known: &&ObservedRealServer| known.server.config.weight.get() > 0;
     let used: usize = snapshot.entries.iter().map(|entry| entry.real_servers.iter().filter(used).count()).sum();
     let addresses = output("ip", &["-4", "-oneline", "address", "show", "dev", "kube-ipvs0"])?.lines().count();
-    let entries = output("ipset", &["list", "-terse", "KUBE-CLUSTER-IP"])?;
-    let entries =
-        entries.lines().find_map(|line| line.strip_prefix("Number of entries: ")).unwrap_or("none").to_owned();
-    let rules = output("iptables-save", &["-t", "nat"])?;
-    let found = [
+    let mut found = vec![
         ("virtual servers", snapshot.entries.len().to_string(), services.to_string()),
         ("real servers", used.to_string(), (services * endpoints).to_string()),
         ("addresses", addresses.to_string(), services.to_string()),
-        ("entries of KUBE-CLUSTER-IP", entries, services.to_string()),
-        ("rules", rules.contains("--match-set KUBE-CLUSTER-IP").to_string(), true.to_string()),
     ];
+    if start.rules == "nftables" {
+        let table = output("nft", &["list", "table", "ip", "proxier-ipvs"])?;
+        let entries = table.matches(" . tcp . ").count() + table.matches("tcp . ").count();
+        found.push(("entries of the table", (entries >= services as usize).to_string(), true.to_string()));
+    } else {
+        let entries = output("ipset", &["list", "-terse", "KUBE-CLUSTER-IP"])?;
+        let entries =
+            entries.lines().find_map(|line| line.strip_prefix("Number of entries: ")).unwrap_or("none").to_owned();
+        let rules = output("iptables-save", &["-t", "nat"])?;
+        found.push(("entries of KUBE-CLUSTER-IP", entries, services.to_string()));
+        found.push(("rules", rules.contains("--match-set KUBE-CLUSTER-IP").to_string(), true.to_string()));
+    }
     for (what, found, expected) in found {
         if found != expected {
             return Err(format!("{what}: {found} instead of {expected}").into());

@@ -38,6 +38,7 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   ipvs-library      single operations and batches, snapshots; in the virtual machine
   drift             a full check of 10,000 Services, nothing changed; in the virtual machine
   passes            a rolling update of 1,000 endpoints, binding addresses; in the virtual machine
+  cold-start        proxier-demo in IPVS mode: start with and without programs; in the virtual machine
   end-to-end        proxier-demo with an API server: start, changes, memory; in the virtual machine
   versus-iptables   Services by IPVS and by iptables, 10 to 10,000; in the virtual machine
 
@@ -62,7 +63,7 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 16] = [
+const BENCHES: [(&str, Place); 17] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
     ("ipset-fill", Place::Both),
@@ -77,6 +78,7 @@ const BENCHES: [(&str, Place); 16] = [
     ("ipvs-library", Place::Machine),
     ("drift", Place::Machine),
     ("passes", Place::Machine),
+    ("cold-start", Place::Machine),
     ("end-to-end", Place::Machine),
     ("versus-iptables", Place::Machine),
 ];

@@ -67,6 +67,7 @@ const FROM_NOTHING: &str = "All Services from nothing";
 const IPVS: &str = "IPVS (Proxier)";
 const LEGACY: &str = "iptables-legacy";
 const NFT: &str = "iptables-nft";
+const WHOLE_START: &str = "From the process's start until everything is served";
 const END_TO_END: &str = "end-to-end-linux-6.1";
 const VERSUS: &str = "versus-iptables-linux-6.1";
 
@@ -139,7 +140,7 @@ const COMPARED: [Compared; 7] = [
     },
 ];
 
-const ROWS: [Row; 14] = [
+const ROWS: [Row; 18] = [
     Row {
         id: "P1",
         what: "1,000 virtual servers × 10 real servers through `ipvs`",
@@ -198,6 +199,24 @@ const ROWS: [Row; 14] = [
             Goal("P4: start, 1,000 x 10, empty kernel, ms", Unit::Millis),
             Text("; everything there "),
             Goal("P4: start, 1,000 x 10, everything there, ms", Unit::Millis),
+        ],
+    },
+    Row {
+        id: "P14",
+        what: "the start of P4 with `ipvs.rules: nftables`: no program, no ipset; also with no module loaded",
+        against: "with the programs of iptables, in the same run",
+        goal: "≤ 1 s; with no module loaded ≤ 2 s",
+        bench: "cold-start",
+        result: "cold-start-linux-6.1",
+        figures: &[
+            Text("empty kernel "),
+            Goal("P14: ipvs.rules nftables, empty kernel, ms", Unit::Millis),
+            Text(" (programs "),
+            Median(WHOLE_START, 1_000, "10 endpoints each, empty kernel", Unit::Millis),
+            Text("); everything there "),
+            Goal("P14: ipvs.rules nftables, everything there, ms", Unit::Millis),
+            Text("; no module loaded "),
+            Goal("P14: ipvs.rules nftables, no module loaded, ms", Unit::Millis),
         ],
     },
     Row {
@@ -351,6 +370,28 @@ const ROWS: [Row; 14] = [
         ],
     },
     Row {
+        id: "P13",
+        what: "iptables mode, 1,000 to 10,000 Services × 10 endpoints: all from nothing; one change",
+        against: "`iptables-restore` of the text that the pass writes",
+        goal: "≤ 1.1 × its time",
+        bench: "iptables-services",
+        result: "iptables-services-host",
+        figures: &[
+            Text("all "),
+            Goal("P13: full restore / iptables-restore, 1000 Services", Unit::Times),
+            Text(", "),
+            Goal("P13: full restore / iptables-restore, 5000 Services", Unit::Times),
+            Text(", "),
+            Goal("P13: full restore / iptables-restore, 10000 Services", Unit::Times),
+            Text("; a change "),
+            Goal("P13: one change / iptables-restore, 1000 Services", Unit::Times),
+            Text(", "),
+            Goal("P13: one change / iptables-restore, 5000 Services", Unit::Times),
+            Text(", "),
+            Goal("P13: one change / iptables-restore, 10000 Services", Unit::Times),
+        ],
+    },
+    Row {
         id: "NF1",
         what: "100,000 elements into a map through `nftables`, in one transaction, on the host kernel",
         against: "a minimal C program that sends the same bytes",
@@ -381,6 +422,24 @@ const ROWS: [Row; 14] = [
             Median("Filling a map", 100_000, "nft -f", Unit::Millis),
             Text(")"),
         ],
+    },
+    Row {
+        id: "U1",
+        what: "userspace mode: 4 GiB in one TCP stream",
+        against: "a loop of `splice(2)` with two pipes",
+        goal: "≥ 0.8 × its throughput",
+        bench: "userspace",
+        result: "userspace-host",
+        figures: &[Goal("U1: a loop of splice(2) / userspace mode", Unit::Times)],
+    },
+    Row {
+        id: "U2",
+        what: "userspace mode: 20,000 connections by 8 clients",
+        against: "HAProxy on the same host",
+        goal: "≥ 0.8 × its rate",
+        bench: "userspace",
+        result: "userspace-host",
+        figures: &[Goal("U2: HAProxy / userspace mode", Unit::Times)],
     },
 ];
 

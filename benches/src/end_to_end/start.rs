@@ -1,0 +1,44 @@
+//! P14: the start of `proxier-demo` in IPVS mode, with rules by the programs of iptables and by one table of nf_tables, and right after a
+//! boot.
+
+use super::{BOOTED, COLD, PROGRAMS, TABLE, WARM, WHOLE, label};
+use crate::machine::is_emulated;
+use crate::namespace::{collect, warm_up};
+use crate::report::{Goal, Report};
+use crate::{Failure, Options};
+
+const ENDPOINTS: u32 = 10;
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let mut report = Report::new("cold-start", options);
+    report.note(
+        "proxier-demo run --kubeconfig, in IPVS mode, against an API server in a process of its own, in a fresh network namespace each \
+         round. A start ends as in `end-to-end`, and the kernel is checked likewise.",
+    );
+    report.note(
+        "With `ipvs.rules: nftables` the proxy starts no program, and makes no ipset. \"No module loaded\": those of IPVS, netfilter and the \
+         dummy device are unloaded first, as after a boot but for what the page cache has; only in the virtual machine.",
+    );
+    let services: u32 = if options.smoke { 30 } else { 1_000 };
+    let kinds: &[&str] = if is_emulated() { &[PROGRAMS, TABLE, BOOTED] } else { &[PROGRAMS, TABLE] };
+    for kind in [PROGRAMS, TABLE] {
+        warm_up(&["end-to-end", "3", "2", "0", kind])?;
+    }
+    for _ in 0..options.rounds {
+        for kind in kinds {
+            collect(&mut report, &["end-to-end", &services.to_string(), &ENDPOINTS.to_string(), "0", kind])?;
+        }
+    }
+    if options.smoke {
+        return report.finish();
+    }
+    for start in [COLD, WARM] {
+        let took = report.median(WHOLE, Some(services), &format!("{}, {TABLE}, {start}", label(ENDPOINTS)));
+        report.goal(format!("P14: {TABLE}, {start}, ms"), took, Goal::AtMost("<= 1,000", 1_000.0));
+    }
+    if is_emulated() {
+        let took = report.median(WHOLE, Some(services), &format!("{}, {BOOTED}, {COLD}", label(ENDPOINTS)));
+        report.goal(format!("P14: {BOOTED}, ms"), took, Goal::AtMost("<= 2,000", 2_000.0));
+    }
+    report.finish()
+}
