@@ -809,6 +809,10 @@ fn connections_from_a_change_on_have_the_header() {
         relay.serve(&listener("TCP 10.96.0.1:80", &[address])).unwrap();
         let mut earlier = client(at("10.96.0.1:80"));
         let mut earlier_theirs = accept(&server);
+        // Bytes go both ways: this one is not being made any more.
+        earlier.write_all(b"!").unwrap();
+        let mut first = [0];
+        earlier_theirs.read_exact(&mut first).unwrap();
         relay.serve(&telling("TCP 10.96.0.1:80", &[address])).unwrap();
         let mut later = client(at("10.96.0.1:80"));
         let mut later_theirs = accept(&server);

@@ -100,11 +100,17 @@ impl<'a> Probe<'a> {
         (0..self.flows.len()).filter(is_incomplete).collect()
     }
 
-    /// Opens a connection from each of these sources, then a second one, which has to reach the same endpoint.
+    /// Opens a connection from each of these sources, then a second one, which has to reach the same endpoint, unless this machine took
+    /// longer than the affinity lasts.
     pub(crate) fn pairs(&mut self, sources: &[(usize, IpAddr)]) {
+        let start = Instant::now();
         let first = self.batch(sources);
         let second = self.batch(sources);
+        let took = start.elapsed();
         for ((flow, source), (first, second)) in sources.iter().zip(first.zip(second)) {
+            if self.flows[*flow].affinity.is_some_and(|seconds| took >= Duration::from_secs(u64::from(seconds))) {
+                continue;
+            }
             let endpoint = |number: usize| self.sent[number].fate.endpoint(&self.flows[*flow]);
             if let (Some(first), Some(second)) = (endpoint(first), endpoint(second))
                 && first != second
