@@ -13,7 +13,8 @@ use super::objects::{OTHER, address};
 use super::proxy::Proxy;
 use super::server::{Server, monotonic};
 use super::{
-    BOOTED, CHANGE, COLD, INTERVAL, LISTS, MEMORY, PASS, POLL, PROCESSOR, PROGRAMS, SERVER, START, START_STAGES, WARM, WHOLE, label,
+    BOOTED, CHANGE, COLD, INTERVAL, LISTS, MEMORY, PASS, POLL, PROCESSOR, PROGRAMS, SERVER, START, START_STAGES, WARM,
+    WHOLE, label,
 };
 use crate::namespace::tell;
 use crate::report::ms;

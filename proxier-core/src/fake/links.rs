@@ -15,8 +15,8 @@ struct Interface {
 
 /// The interfaces of a namespace, with the rules of net/core/rtnetlink.c, net/ipv4/devinet.c and net/ipv6/addrconf.c: an
 /// address is on a device at most once, may be on several devices, and is removed with its device. An IPv4
-/// route whose source the host loses goes (net/ipv4/fib_semantics.c, `fib_sync_down_addr`); IPv6 looks only at routes of the
-/// address's device (net/ipv6/route.c, `fib6_remove_prefsrc`).
+/// route whose source the host loses goes, as it does in kernels whose `fib_sync_down_addr` (net/ipv4/fib_semantics.c) looks at all tables;
+/// IPv6 looks only at routes of the address's device (net/ipv6/route.c, `fib6_remove_prefsrc`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interfaces {
     by_name: BTreeMap<String, Interface>,

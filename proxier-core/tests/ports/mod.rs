@@ -125,7 +125,7 @@ macro_rules! for_each_case {
                 owners_do_not_touch_each_others_routes,
                 a_source_is_changed_in_place,
                 a_source_is_an_address_of_this_host,
-                an_ipv4_route_goes_with_its_source,
+                an_ipv4_route_may_go_with_its_source,
                 a_route_stands_beside_a_bound_address,
             }
             sysctls {

@@ -84,11 +84,6 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     for note in notes {
         tracing::warn!("{note}");
     }
-    match reason {
-        Some(reason) if fell_back => tracing::warn!("{reason}"),
-        Some(reason) => tracing::info!("{reason}"),
-        None => {}
-    }
     adjust_oom_score(settings.oom_score_adj);
     if settings.mode == Kind::Userspace {
         tracing::debug!("{} files may be open", userspace::raise_open_files());
@@ -119,6 +114,12 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
             return ExitCode::from(2);
         }
     };
+    // Bad input is told alone.
+    match reason {
+        Some(reason) if fell_back => tracing::warn!("{reason}"),
+        Some(reason) => tracing::info!("{reason}"),
+        None => {}
+    }
     if let Running::Cluster(cluster) = &source {
         health.set_api(cluster.counters().clone());
     }
