@@ -86,20 +86,22 @@ struct Start<'a> {
     endpoints: u32,
 }
 
+/// How the names of modules begin that serving Services loads.
+const OF_NETFILTER: [&str; 8] = ["ip_vs", "nf_", "nft_", "ip_set", "xt_", "ip6", "iptable", "dummy"];
+
 /// Unloads what this machine has loaded since it started and nobody uses: the virtual machine comes with what its files and its
 /// network card need, and keeps that.
 fn unload_modules() -> Result<(), Failure> {
     if !machine::is_emulated() {
         return Err("modules are unloaded in a virtual machine only".into());
     }
-    const OF_NETFILTER: [&str; 7] = ["ip_vs", "nf_", "nft_", "ip_set", "xt_", "ip6", "dummy"];
     loop {
         let modules = std::fs::read_to_string("/proc/modules")?;
         // Name, size, users.
         let unused = modules.lines().filter_map(|line| {
             let mut words = line.split(' ');
             let (name, users) = (words.next()?, words.nth(1)?);
-            let ours = OF_NETFILTER.iter().any(|prefix| name.starts_with(prefix)) || name.starts_with("iptable");
+            let ours = OF_NETFILTER.iter().any(|prefix| name.starts_with(prefix));
             (ours && users == "0").then_some(name)
         });
         let mut gone = false;
