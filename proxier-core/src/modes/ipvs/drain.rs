@@ -46,15 +46,19 @@ impl Policy {
     /// No pause is shorter: 10 ms.
     pub const SHORTEST_POLL: Duration = Duration::from_millis(10);
 
-    /// Whether real servers of this virtual server drain. Those of firewall marks never do.
+    /// Whether real servers of this virtual server drain. A firewall mark alone does not say its protocol, so its do not.
     pub fn drains(&self, key: &VirtualServerKey) -> bool {
         self.drains_for(key, self.deadline)
     }
 
     /// As [`Policy::drains`], with a deadline of the virtual server's own.
     pub fn drains_for(&self, key: &VirtualServerKey, deadline: Option<Duration>) -> bool {
-        let VirtualServerKey::Address { protocol, .. } = key else { return false };
-        self.protocols.contains(protocol) && deadline != Some(Duration::ZERO)
+        key.protocol().is_some_and(|protocol| self.drains_by(protocol, deadline))
+    }
+
+    /// Whether real servers that get packets of this protocol drain.
+    pub(crate) fn drains_by(&self, protocol: Protocol, deadline: Option<Duration>) -> bool {
+        self.protocols.contains(&protocol) && deadline != Some(Duration::ZERO)
     }
 
     fn first_pause(&self) -> Duration {

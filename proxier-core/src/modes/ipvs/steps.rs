@@ -19,15 +19,6 @@ use crate::net::FrontendKey;
 use crate::ports::LocalRoute;
 use crate::reconciler::step::{Action, Part, Step};
 
-/// The Service and port that want a virtual server.
-fn service_of(names: &Names<'_>, key: &VirtualServerKey) -> Option<String> {
-    names.service_of(&FrontendKey::try_from(*key).ok()?)
-}
-
-fn is_wanted(names: &Names<'_>, key: &VirtualServerKey, server: &RealServer) -> bool {
-    FrontendKey::try_from(*key).is_ok_and(|key| names.has_endpoint(&key, &server.key.into()))
-}
-
 impl Step {
     pub(crate) fn timeouts(update: &TimeoutsUpdate) -> Self {
         let secs = |secs: Option<u32>| secs.map_or_else(|| "kept".to_owned(), |secs| format!("{secs} s"));
@@ -61,30 +52,32 @@ impl Step {
         step
     }
 
-    pub(crate) fn operation(operation: &Operation, names: &Names<'_>) -> Self {
+    /// `frontend`: what its virtual server is for.
+    pub(crate) fn operation(operation: &Operation, frontend: Option<FrontendKey>, names: &Names<'_>) -> Self {
+        let service = || names.service_of(&frontend?);
         let real = |action, key: &VirtualServerKey, server: &RealServer| {
             let step = Step::new(action, Part::RealServer, format_args!("{key} -> {}", server.key));
-            step.with(ShownReal(server)).of(service_of(names, key))
+            step.with(ShownReal(server)).of(service())
         };
         let virtual_server = |action, server: &VirtualServer| {
-            Step::new(action, Part::VirtualServer, server.key).with(Shown(server)).of(service_of(names, &server.key))
+            Step::new(action, Part::VirtualServer, server.key).with(Shown(server)).of(service())
         };
+        let is_asked_to_rest =
+            |server: &RealServer| frontend.is_some_and(|frontend| names.rests(&frontend, &server.key.into()));
         match operation {
             Operation::AddVirtualServer(server) => virtual_server(Action::Add, server),
             Operation::UpdateVirtualServer(server) => virtual_server(Action::Change, server),
-            Operation::DeleteVirtualServer(key) => {
-                Step::new(Action::Delete, Part::VirtualServer, key).of(service_of(names, key))
-            }
+            Operation::DeleteVirtualServer(key) => Step::new(Action::Delete, Part::VirtualServer, key).of(service()),
             Operation::AddRealServer(key, server) => real(Action::Add, key, server),
             // One that is wanted may have weight 0 by wish.
             Operation::UpdateRealServer(key, server)
-                if server.config.weight == Weight::DRAIN && !is_wanted(names, key, server) =>
+                if server.config.weight == Weight::DRAIN && !is_asked_to_rest(server) =>
             {
                 real(Action::Drain, key, server)
             }
             Operation::UpdateRealServer(key, server) => real(Action::Change, key, server),
             Operation::DeleteRealServer(key, real) => {
-                Step::new(Action::Delete, Part::RealServer, format_args!("{key} -> {real}")).of(service_of(names, key))
+                Step::new(Action::Delete, Part::RealServer, format_args!("{key} -> {real}")).of(service())
             }
             // Other operations are never planned.
             other => Step::new(Action::Change, Part::VirtualServer, other.subject()),
@@ -146,7 +139,12 @@ impl Plan {
         };
         let addresses =
             move |action, of: &'a [IpAddr]| of.iter().map(move |address| Step::address(action, *address, device));
-        let operations = |of: &'a [Operation]| of.iter().map(move |operation| Step::operation(operation, names));
+        let operations = |of: &'a [Operation]| {
+            of.iter().map(move |operation| {
+                let frontend = FrontendKey::try_from(operation.virtual_server()).ok();
+                Step::operation(operation, frontend, names)
+            })
+        };
         self.create_device
             .then(|| Step::device(device))
             .into_iter()

@@ -59,9 +59,8 @@ pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices
             VirtualServerChange::Add { .. } => {}
             VirtualServerChange::Delete => answering.clear(),
             VirtualServerChange::Update { add, set, remove, .. } => {
-                let deadline = wanted.drain_time(key).or(drains.policy().deadline);
-                let stay = if drains.policy().drains_for(key, deadline) { remove.as_slice() } else { &[] };
-                let all = wanted.frontend(key).map_or(0, |frontend| frontend.endpoints().len());
+                let stay = if wanted.lets_drain(key, drains.policy()) { remove.as_slice() } else { &[] };
+                let all = wanted.endpoints(key).map_or(0, |endpoints| endpoints.len());
                 let new = add.len().saturating_add(set.len());
                 let first = new > 0 && new == all;
                 if stay.len() == remove.len() && !first {
@@ -84,7 +83,7 @@ pub fn all(wanted: &Wanted, drains: &Drains) -> UdpServices {
 
 /// The endpoints that may answer for a virtual server: its real servers, and those that drain.
 pub fn answering(key: &VirtualServerKey, wanted: &Wanted, drains: &Drains) -> BTreeSet<SocketAddr> {
-    let endpoints = wanted.frontend(key).into_iter().flat_map(|frontend| frontend.endpoints().iter());
+    let endpoints = wanted.endpoints(key).into_iter().flat_map(|endpoints| endpoints.iter());
     let draining = drains.of(key);
     endpoints.map(|endpoint| SocketAddr::from(*endpoint)).chain(draining.map(|real| place_of(&real))).collect()
 }

@@ -3,6 +3,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipset::{Element, IpSpan, Ports};
@@ -10,6 +11,7 @@ use ipvs::model::{Persistence, RealServerConfig, Scheduler, SchedulerFlags, Virt
 use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::config::{Config, MayAskFor};
+use crate::modes::ipvs::drain::Policy;
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::{guards, lower};
@@ -461,17 +463,27 @@ impl Wanted {
 
     /// The Frontend that a virtual server serves.
     pub fn frontend(&self, key: &VirtualServerKey) -> Option<&Frontend> {
-        self.desired.frontend(&FrontendKey::try_from(*key).ok()?)
+        self.desired.frontend(&self.frontend_key(key)?)
+    }
+
+    /// Which Frontend a virtual server is for, wanted or not.
+    pub fn frontend_key(&self, key: &VirtualServerKey) -> Option<FrontendKey> {
+        FrontendKey::try_from(*key).ok()
+    }
+
+    /// The endpoints that are a virtual server's real servers, sorted; `None` when it is not wanted.
+    pub fn endpoints(&self, key: &VirtualServerKey) -> Option<&Arc<[EndpointKey]>> {
+        self.frontend(key).map(Frontend::endpoints)
     }
 
     /// Whether a virtual server is wanted.
     pub fn has_server(&self, key: &VirtualServerKey) -> bool {
-        self.frontend(key).is_some()
+        self.endpoints(key).is_some()
     }
 
     /// Whether a virtual server with this real server is wanted.
     pub fn has_real_server(&self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
-        self.frontend(key).is_some_and(|frontend| frontend.has_endpoint(&(*real).into()))
+        self.endpoints(key).is_some_and(|endpoints| endpoints.binary_search(&(*real).into()).is_ok())
     }
 
     /// How long a real server of this virtual server drains, where its Service says so.
@@ -481,9 +493,15 @@ impl Wanted {
         may.then(|| Duration::from_secs(asked.into()))
     }
 
+    /// Whether a real server that this virtual server loses drains.
+    pub(crate) fn lets_drain(&self, key: &VirtualServerKey, policy: &Policy) -> bool {
+        let deadline = self.drain_time(key).or(policy.deadline);
+        self.frontend_key(key).is_some_and(|frontend| policy.drains_by(frontend.protocol.into(), deadline))
+    }
+
     /// The Service a virtual server belongs to.
     pub fn owner(&self, key: &VirtualServerKey) -> Option<&ObjectKey> {
-        self.desired.owner(&FrontendKey::try_from(*key).ok()?)
+        self.desired.owner(&self.frontend_key(key)?)
     }
 
     fn lower(&self, frontend: &Frontend) -> WantedServer {

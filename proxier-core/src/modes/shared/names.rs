@@ -37,8 +37,13 @@ impl<'a> Names<'a> {
         })
     }
 
-    /// Whether a Frontend is wanted with this endpoint.
-    pub fn has_endpoint(&self, key: &FrontendKey, endpoint: &EndpointKey) -> bool {
-        self.desired.frontend(key).is_some_and(|frontend| frontend.has_endpoint(endpoint))
+    /// Whether an endpoint has weight 0 by wish, so that it takes no new connections although it is wanted.
+    pub fn rests(&self, key: &FrontendKey, endpoint: &EndpointKey) -> bool {
+        let weights = self.desired.frontend(key).and_then(|frontend| frontend.weights.as_deref());
+        let of = |weights: &[(EndpointKey, u16)]| {
+            let place = weights.binary_search_by_key(endpoint, |(of, _)| *of).ok()?;
+            weights.get(place).map(|(_, weight)| *weight)
+        };
+        weights.and_then(of) == Some(0)
     }
 }

@@ -14,7 +14,6 @@ use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
 use crate::reconciler::step::{Action, Part, Step};
-use crate::service::Frontend;
 
 /// What later stages depend on.
 #[derive(Default)]
@@ -171,7 +170,10 @@ impl Run<'_, '_> {
         let mut allowed = Vec::with_capacity(operations.len());
         for operation in operations {
             match reasons.get(&operation.virtual_server()) {
-                Some(why) => self.applied.fail(Step::operation(operation, self.names), why.clone()),
+                Some(why) => {
+                    let step = self.step(operation);
+                    self.applied.fail(step, why.clone());
+                }
                 None => allowed.push(*operation),
             }
         }
@@ -208,7 +210,8 @@ impl Run<'_, '_> {
                 if matches!(operation, Operation::DeleteVirtualServer(_)) {
                     outcome.left.push(key);
                 }
-                self.applied.fail(Step::operation(operation, self.names), error);
+                let step = self.step(operation);
+                self.applied.fail(step, error);
                 continue;
             }
             let gone = trial.gone.contains(&place);
@@ -232,6 +235,10 @@ impl Run<'_, '_> {
         };
         outcome.unserved.retain(|address| !served.contains(address) && !before.contains(address));
         outcome
+    }
+
+    fn step(&self, operation: &Operation) -> Step {
+        Step::operation(operation, self.wanted.frontend_key(&operation.virtual_server()), self.names)
     }
 
     fn done(&mut self, operation: &Operation, gone: bool) {
@@ -316,8 +323,7 @@ impl Edited {
     fn close(self, observed: &mut Observed, wanted: &Wanted) {
         let Some(mut server) = self.server else { return };
         // Share the list with `wanted` if both are equal.
-        server.real_servers =
-            RealServers::sorted(&self.real_servers, wanted.frontend(&self.key).map(Frontend::endpoints));
+        server.real_servers = RealServers::sorted(&self.real_servers, wanted.endpoints(&self.key));
         observed.virtual_servers.insert(self.key, server);
     }
 }

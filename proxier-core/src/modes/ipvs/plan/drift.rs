@@ -68,7 +68,7 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned)
         let key = operation.virtual_server();
         let ended = matches!(operation, Operation::DeleteRealServer(key, real) if mode.drains.is_draining(key, real));
         if !ended && !changed.virtual_servers.contains(&key) {
-            drift.push(Step::operation(operation, &names));
+            drift.push(Step::operation(operation, mode.wanted.frontend_key(&key), &names));
         }
     }
     drift.retain(|step| !unfinished(step));

@@ -51,8 +51,7 @@ pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Dra
                 serve.extend(update);
                 serve.extend(add.into_iter().map(|server| Operation::AddRealServer(key, server)));
                 serve.extend(set.into_iter().map(|server| Operation::UpdateRealServer(key, server)));
-                let deadline = wanted.drain_time(&key).or(drains.policy().deadline);
-                let drains = Some(drains).filter(|drains| drains.policy().drains_for(&key, deadline));
+                let drains = Some(drains).filter(|drains| wanted.lets_drain(&key, drains.policy()));
                 for real in remove {
                     retire(&mut plan, key, real, observed, drains);
                 }

@@ -19,7 +19,6 @@ use crate::modes::shared::host::other_addresses;
 use crate::modes::shared::sysctls::{self, HostSettings, OSRELEASE, SysctlChange};
 use crate::ports::{Ipvs, PortError, PortErrorKind, Sets, Sysctls, Tables as TablesPort};
 use crate::reconciler::report::Unread;
-use crate::service::Frontend;
 use crate::snapshot::HostAddresses;
 
 pub(super) use rest::{Readings, read_rest};
@@ -143,7 +142,7 @@ fn take(snapshot: &Snapshot, wanted: &Wanted) -> BTreeMap<VirtualServerKey, Obse
         scratch.clear();
         scratch.extend(entry.real_servers.iter().map(|real| real.server));
         scratch.sort_unstable();
-        let keys = wanted.frontend(&server.key).map(Frontend::endpoints);
+        let keys = wanted.endpoints(&server.key);
         let real_servers = RealServers::sorted(&scratch, keys);
         servers.push((server.key, ObservedServer { config: server.config, real_servers }));
     }
