@@ -283,6 +283,10 @@ objects! {
         /// With `routes`, the networks of cluster IPs. Not in kube-proxy.
         #[serde(rename = "serviceCIDRs")]
         service_cidrs: Vec<String>,
+        /// The firewall marks for `markSplit`, as `VALUE/MASK`; `0x16000000/0xff00c000` when empty. Not in kube-proxy.
+        mark_range: Option<String>,
+        /// Whether only clients outside are kept to local endpoints where a policy says `Local`. Not in kube-proxy.
+        mark_split: Option<bool>,
         /// Overrides `iptables.masqueradeBit`. Not in kube-proxy.
         masquerade_bit: Option<i64>,
         /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.

@@ -5,6 +5,7 @@ use std::fmt;
 use bitflags::bitflags;
 use ipvs::model::Scheduler;
 
+use super::MarkRange;
 use crate::net::Network;
 
 bitflags! {
@@ -130,6 +131,12 @@ pub struct IpvsConfig {
     pub service_cidrs: Vec<Network>,
     /// What masquerades and guards beside the virtual servers. Default [`RulesBy::Auto`].
     pub rules: RulesBy,
+    /// Whether clients outside get local endpoints, and this node and pods those of all nodes, where the external policy is `Local`:
+    /// by firewall marks, with [`RulesBy::Nftables`] only ([`Config::splits_local`](super::Config::splits_local)). Default no: all
+    /// get the local ones.
+    pub mark_split: bool,
+    /// The firewall marks for that.
+    pub mark_range: MarkRange,
 }
 
 impl Default for IpvsConfig {
@@ -141,6 +148,8 @@ impl Default for IpvsConfig {
             binding: Binding::default(),
             service_cidrs: Vec::new(),
             rules: RulesBy::Auto,
+            mark_split: false,
+            mark_range: MarkRange::default(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Configuration that decides what is programmed.
 
 mod ipvs;
+mod marks;
 mod masquerade;
 mod names;
 
@@ -10,6 +11,7 @@ use crate::service::Reserved;
 use crate::snapshot::{ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
 
 pub use self::ipvs::{Binding, IpvsConfig, MayAskFor, RulesBy};
+pub use marks::MarkRange;
 pub use masquerade::{LocalTraffic, MarkBit};
 pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
 
@@ -138,7 +140,14 @@ impl Config {
         config.masquerade_all = object.ipvs.masquerade_all.unwrap_or(object.iptables.masquerade_all);
         config.masquerade_bit = masquerade::check_masquerade_bit(object, report);
         config.local_traffic = LocalTraffic::check(object, report);
+        check_mark_split(object, &mut config, report);
         config
+    }
+
+    /// Whether IPVS mode gives clients outside a list of endpoints of their own where a policy says `Local`
+    /// ([`IpvsConfig::mark_split`]): only a table of nf_tables sets the marks for that.
+    pub fn splits_local(&self) -> bool {
+        self.ipvs.mark_split && self.ipvs.rules == RulesBy::Nftables
     }
 
     /// Whether IPVS mode binds addresses by routes. Routes do not tell proxies apart, as names do: a proxy with
@@ -164,6 +173,30 @@ fn check_service_cidrs(texts: &[String], report: &mut Reporter<'_>) -> Vec<Netwo
         networks.extend(network);
     }
     networks
+}
+
+/// Without marks of its own the proxy splits nothing.
+fn check_mark_split(object: &ConfigObject, config: &mut Config, report: &mut Reporter<'_>) {
+    config.ipvs.mark_split = object.ipvs.mark_split.unwrap_or_default();
+    let text = object.ipvs.mark_range.as_deref().unwrap_or_default();
+    if !text.is_empty() {
+        match text.parse() {
+            Ok(range) => config.ipvs.mark_range = range,
+            Err(()) => {
+                let reason =
+                    "not a range of firewall marks (VALUE/MASK, such as 0x16000000/0xff00c000); nothing is split";
+                report.reject("ipvs.markRange", text, reason);
+                config.ipvs.mark_split = false;
+            }
+        }
+    }
+    let range = config.ipvs.mark_range;
+    if config.ipvs.mark_split && !range.is_apart_from(config.masquerade_bit) {
+        let reason =
+            "not a range whose mask, and not whose value, has 0x8000 and the bit for masquerading; nothing is split";
+        report.reject("ipvs.markRange", range, reason);
+        config.ipvs.mark_split = false;
+    }
 }
 
 /// What cannot be read is not allowed.

@@ -9,7 +9,9 @@ use crate::snapshot::Store;
 pub fn ways(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::Options) -> Ways {
     match mode {
         Kind::Ipvs => {
-            Ways::OWNS_ADDRESSES
+            let split = if facts.config().splits_local() { Ways::SPLITS_LOCAL_BY_MARK } else { Ways::empty() };
+            split
+                | Ways::OWNS_ADDRESSES
                 | Ways::REFUSES_NODE
                 | Ways::RANGES_FIRST
                 | Ways::TRUSTS_NODE

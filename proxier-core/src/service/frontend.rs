@@ -58,6 +58,16 @@ impl Frontend {
         self.endpoints().binary_search(key).is_ok()
     }
 
+    /// Whether clients outside may have a list of endpoints of their own ([`local`](Frontend::local)), and this node and pods another one
+    /// ([`cluster`](Frontend::cluster)): the policy keeps the traffic of clients outside on this node, each connection is for itself, and
+    /// answers come back through this node.
+    pub fn can_split(&self) -> bool {
+        let keeps_clients = self.affinity_secs.is_some()
+            || self.balancing.as_ref().is_some_and(|balancing| balancing.persistence_secs.is_some());
+        let is_external = !self.roles.contains(Roles::CLUSTER_IP);
+        is_external && self.policy == TrafficPolicy::Local && !keeps_clients && !self.returns_directly
+    }
+
     /// Whether the address is not this host's own: it is only a node port's when it has no other role.
     pub fn is_virtual(&self) -> bool {
         self.roles != Roles::NODE_PORT && !self.on_interface

@@ -41,6 +41,8 @@ bitflags! {
         const CLOSES_CLUSTER_IPS = 1 << 10;
         /// The same of all addresses of Services that are not on another interface.
         const CLOSES_ADDRESSES = 1 << 11;
+        /// As `SPLITS_LOCAL`, where no session affinity is asked for ([`Frontend::can_split`]); those inside are masqueraded.
+        const SPLITS_LOCAL_BY_MARK = 1 << 12;
     }
 }
 
@@ -162,6 +164,7 @@ struct Place<'a> {
     cluster: &'a [EndpointKey],
     local: &'a [EndpointKey],
     falls_back: bool,
+    can_split: bool,
     ranges: Option<&'a [Network]>,
     node_may_use: bool,
 }
@@ -174,6 +177,7 @@ impl<'a> Place<'a> {
             cluster: &frontend.cluster,
             local: &frontend.local,
             falls_back: frontend.falls_back,
+            can_split: frontend.can_split(),
             ranges: frontend.source_ranges.as_deref(),
             node_may_use: frontend.node_may_use,
         }
@@ -187,6 +191,7 @@ impl<'a> Place<'a> {
             cluster: &port.cluster,
             local: &port.local,
             falls_back: false,
+            can_split: false,
             ranges: None,
             node_may_use: false,
         }
@@ -347,13 +352,18 @@ impl Tracing<'_> {
         Verdict::Dropped
     }
 
+    /// Whether clients outside get other endpoints than those inside where the policy is `Local`.
+    fn splits(&self, place: &Place<'_>) -> bool {
+        self.ways.contains(Ways::SPLITS_LOCAL) || (self.ways.contains(Ways::SPLITS_LOCAL_BY_MARK) && place.can_split)
+    }
+
     /// The endpoints by policy, and whether the client counts as inside of the cluster where the policy is split.
     fn choose<'p>(&mut self, place: &Place<'p>) -> (&'p [EndpointKey], bool) {
         if place.policy == TrafficPolicy::Cluster {
             self.step(format!("Traffic policy Cluster: {} on all nodes.", counted(place.cluster)));
             return (place.cluster, false);
         }
-        if !place.is_internal && self.ways.contains(Ways::SPLITS_LOCAL) && self.is_inside() {
+        if !place.is_internal && self.splits(place) && self.is_inside() {
             let who = if self.is_this_node() { "this node" } else { "a pod" };
             self.step(format!(
                 "Traffic policy Local is about clients outside; {who} gets {} on all nodes.",
@@ -361,7 +371,7 @@ impl Tracing<'_> {
             ));
             return (place.cluster, true);
         }
-        if place.local.is_empty() && place.falls_back && !self.ways.contains(Ways::SPLITS_LOCAL) {
+        if place.local.is_empty() && place.falls_back && !self.splits(place) {
             self.step(format!(
                 "Traffic policy Local, and none on this node: falls back to {} on all nodes.",
                 counted(place.cluster)
@@ -437,6 +447,9 @@ impl Tracing<'_> {
                 (true, "its endpoint may be on another node, and answers have to come back here")
             }
             (false, TrafficPolicy::Local) if is_inside && self.is_this_node() => (true, "this node sends it"),
+            (false, TrafficPolicy::Local) if is_inside && self.ways.contains(Ways::SPLITS_LOCAL_BY_MARK) => {
+                (true, "its endpoint may be on another node, and answers have to come back here")
+            }
             (false, TrafficPolicy::Local) => (false, "traffic policy Local keeps it"),
         };
         let what = if masquerades { "becomes an address of this node" } else { "stays" };

@@ -106,6 +106,13 @@ impl Cluster {
         self.proxier.request_full(self.now());
     }
 
+    /// Removes what any mode has made.
+    pub(crate) fn clean_up(&mut self) {
+        let config = self.proxier.facts().config().clone();
+        let cleaned = cleanup(&config, None, &mut self.kernel.ports());
+        assert!(cleaned.is_done() && cleaned.removed() > 0, "{cleaned:#?}");
+    }
+
     /// The pass that is due, if one is.
     pub(crate) fn pass(&mut self) -> Option<Report> {
         let origin = self.origin;

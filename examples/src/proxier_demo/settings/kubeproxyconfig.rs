@@ -204,6 +204,13 @@ objects! {
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
+        /// The firewall marks for `markSplit`, as `VALUE/MASK`. Default `0x16000000/0xff00c000`. Not in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        mark_range: Option<String>,
+        /// Whether clients outside get local endpoints, and this node and pods those of all nodes, where a Service's external policy
+        /// is `Local`. Default no: all get the local ones. Needs rules `nftables`. Not in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        mark_split: Option<bool>,
         /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         masquerade_all: Option<bool>,

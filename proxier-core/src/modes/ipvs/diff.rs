@@ -9,11 +9,12 @@ use ipset::Element;
 use ipvs::model::VirtualServerConfig;
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 
-use crate::config::Config;
+use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::guards;
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::split;
 use crate::modes::ipvs::wanted::{Changed, Wanted, WantedServer};
 use crate::net::{Family, Network};
 use crate::snapshot::is_usable_by_service;
@@ -112,6 +113,7 @@ pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
             diff.left_behind(key);
         }
     }
+    diff.keep_records();
     diff.changes
 }
 
@@ -131,6 +133,7 @@ pub fn diff_changed(wanted: &Wanted, observed: &Observed, changed: &Changed, con
             None => diff.unwanted(*key),
         }
     }
+    diff.keep_records();
     diff.changes
 }
 
@@ -145,8 +148,8 @@ pub fn foreign<'a>(
 }
 
 fn may_delete(key: &VirtualServerKey, observed: &Observed, config: &Config) -> bool {
-    let VirtualServerKey::Address { addr, .. } = *key else { return false };
-    let excluded = config.ipvs.exclude_cidrs.iter().any(|network| network.contains(&addr));
+    let addr = key.addr().or_else(|| observed.frontend_of_mark(key).map(|frontend| frontend.address));
+    let excluded = addr.is_some_and(|addr| config.ipvs.exclude_cidrs.iter().any(|network| network.contains(&addr)));
     in_scope(config, key.family().into()) && !excluded && observed.owns(key)
 }
 
@@ -214,9 +217,39 @@ impl Diff<'_> {
     }
 
     fn unwanted(&mut self, key: VirtualServerKey) {
-        if self.observed.virtual_servers.contains_key(&key) && may_delete(&key, self.observed, self.config) {
-            self.changes.virtual_servers.insert(key, VirtualServerChange::Delete);
+        let Some(there) = self.observed.virtual_servers.get(&key) else { return };
+        if !may_delete(&key, self.observed, self.config) {
+            return;
         }
+        let change = if self.is_split_no_more(&key) && !there.real_servers.is_empty() {
+            let remove = there.real_servers.iter().map(|real| real.key).collect();
+            VirtualServerChange::Update { config: None, add: Vec::new(), set: Vec::new(), remove }
+        } else {
+            VirtualServerChange::Delete
+        };
+        self.changes.virtual_servers.insert(key, change);
+    }
+
+    /// Whether this is the virtual server of the mark of a Frontend that is still served, but not split: connections through it
+    /// go on. Rules of iptables do not know the mark, so it would stay for ever with those.
+    fn is_split_no_more(&self, key: &VirtualServerKey) -> bool {
+        let is_mark = matches!(key, VirtualServerKey::Fwmark { .. });
+        is_mark && self.config.ipvs.rules == RulesBy::Nftables && self.wanted.frontend(key).is_some()
+    }
+
+    /// A record stays as long as its virtual server: it shows that this is ours.
+    fn keep_records(&mut self) {
+        let (wanted, observed) = (self.wanted, self.observed);
+        let Changes { delete_entries, virtual_servers, .. } = &mut self.changes;
+        delete_entries.retain(|(set, element)| {
+            let is_record = set.kind == SetKind::SplitMark;
+            !is_record
+                || split::server_of(element).is_none_or(|server| {
+                    let goes = virtual_servers.get(&server) == Some(&VirtualServerChange::Delete);
+                    // One of no Frontend was replaced by another mark: a map has one for each.
+                    goes || !observed.virtual_servers.contains_key(&server) || wanted.frontend_key(&server).is_none()
+                })
+        });
     }
 }
 

@@ -1,6 +1,6 @@
 //! What has to stay while the safeguard holds virtual servers back: themselves, their addresses and entries in sets.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipset::Element;
@@ -9,7 +9,8 @@ use ipvs::model::Protocol;
 
 use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network};
 use crate::reconciler::safeguard::{Kernel, Loss, Stopped};
 
@@ -38,7 +39,11 @@ impl Kernel for Observed {
 /// [`Kept`](crate::modes::ipvs::rules::Kept) names them.
 pub fn hold(stopped: &Stopped, changes: &mut Changes, observed: &Observed) {
     let mut needs = Needs::default();
-    for key in stopped.inherited().map(VirtualServerKey::from) {
+    let marks: BTreeMap<FrontendKey, VirtualServerKey> =
+        observed.records().filter_map(|record| Some((split::recorded(record)?.0, split::server_of(record)?))).collect();
+    let of_mark = |frontend: &FrontendKey| marks.get(frontend).copied();
+    let both = |frontend: FrontendKey| [Some(frontend.into()), of_mark(&frontend)].into_iter().flatten();
+    for key in stopped.inherited().flat_map(both) {
         needs.add(&key, observed);
         match changes.virtual_servers.get_mut(&key) {
             Some(VirtualServerChange::Delete) => drop(changes.virtual_servers.remove(&key)),
@@ -64,15 +69,26 @@ pub(crate) struct Needs {
     /// Protocol, address and port: of virtual servers, and of their real servers.
     endpoints: BTreeSet<(u8, IpAddr, u16)>,
     node_ports: BTreeSet<(Family, u16)>,
+    /// Virtual servers of marks.
+    marks: BTreeSet<VirtualServerKey>,
 }
 
 impl Needs {
     /// Adds a virtual server as the kernel holds it.
     pub(crate) fn add(&mut self, key: &VirtualServerKey, observed: &Observed) {
-        let VirtualServerKey::Address { protocol, addr, port } = *key else { return };
-        self.addresses.insert(addr);
-        self.node_ports.insert((Family::of(addr), port));
-        self.endpoints.insert((protocol.number(), addr, port));
+        let protocol = match *key {
+            VirtualServerKey::Address { protocol, addr, port } => {
+                self.addresses.insert(addr);
+                self.node_ports.insert((Family::of(addr), port));
+                self.endpoints.insert((protocol.number(), addr, port));
+                protocol
+            }
+            VirtualServerKey::Fwmark { .. } => {
+                self.marks.insert(*key);
+                let Some(frontend) = observed.frontend_of_mark(key) else { return };
+                frontend.protocol.into()
+            }
+        };
         let server = observed.virtual_servers.get(key);
         for real in server.into_iter().flat_map(|server| server.real_servers.iter()) {
             self.endpoints.insert((protocol.number(), real.key.addr, real.key.port));
@@ -91,6 +107,9 @@ impl Needs {
 
     /// Whether one of them needs this entry.
     pub(crate) fn entry(&self, set: SetKey, element: &Element) -> bool {
+        if set.kind == SetKind::SplitMark && split::server_of(element).is_some_and(|key| self.marks.contains(&key)) {
+            return true;
+        }
         match element {
             Element::Ip(span) => self.addresses.contains(&span.first()),
             Element::IpPort(span, ports) | Element::IpPortIp(span, ports, _) => {

@@ -25,6 +25,7 @@ pub mod reading;
 pub mod rules;
 pub mod servers;
 pub mod sets;
+mod split;
 pub mod steps;
 pub mod udp;
 pub mod wanted;

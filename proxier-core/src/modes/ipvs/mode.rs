@@ -194,7 +194,8 @@ impl Mode {
         let before: BTreeSet<VirtualServerKey> =
             compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key.into()).collect();
         let changed = self.wanted.refresh(store, facts, services);
-        for key in &changed.virtual_servers {
+        // Records say which virtual servers of marks are ours.
+        for key in changed.virtual_servers.iter().filter(|key| key.addr().is_some()) {
             match (before.contains(key), self.wanted.has_server(key)) {
                 (false, true) if !self.leaving.remove(key) => {
                     self.unmade.insert(*key);
@@ -299,6 +300,7 @@ impl Mode {
         }
         match read {
             Ok(observed) => {
+                self.wanted.settle_marks(&observed);
                 self.observed = Some(observed);
                 Ok(())
             }
@@ -350,6 +352,13 @@ impl Mode {
                 "ipvs.binding: routes do not tell proxies apart, so this one, which has names of its own, binds addresses to {}",
                 self.names.device
             ));
+        }
+        if pass.config().ipvs.mark_split && !pass.config().splits_local() {
+            limited.push(
+                "ipvs.markSplit: only a table of nf_tables can set firewall marks (ipvs.rules: nftables); with rules of iptables, pods and \
+                 this node get local endpoints too where a policy says Local"
+                    .to_owned(),
+            );
         }
         if limited == self.told {
             return Vec::new();

@@ -11,7 +11,8 @@ use crate::modes::ipvs::binding::BoundRoutes;
 use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
-use crate::net::{Family, Network};
+use crate::modes::ipvs::split;
+use crate::net::{Family, FrontendKey, Network};
 use crate::pack::pack;
 
 /// A virtual server as the kernel holds it.
@@ -110,6 +111,18 @@ impl Observed {
         self.has_entry(set, element) || self.before.get(&set).is_some_and(|elements| elements.contains(element))
     }
 
+    /// The entries that record marks of Frontends, of all families.
+    pub(crate) fn records(&self) -> impl Iterator<Item = &Element> {
+        let sets = [&self.sets, &self.before].into_iter().flatten();
+        sets.filter(|(set, _)| set.kind == SetKind::SplitMark).flat_map(|(_, elements)| elements)
+    }
+
+    /// The Frontend whose mark's virtual server this is, as recorded. Costs O(records).
+    pub(crate) fn frontend_of_mark(&self, key: &VirtualServerKey) -> Option<FrontendKey> {
+        let record = self.records().find(|record| split::server_of(record) == Some(*key))?;
+        split::recorded(record).map(|(frontend, _)| frontend)
+    }
+
     /// The addresses and ports of node ports that this proxy serves, or served.
     fn served(&self, family: Family) -> impl Iterator<Item = &Element> {
         let set = SetKey::new(family, SetKind::NodePortServed);
@@ -118,7 +131,7 @@ impl Observed {
 
     /// Whether a virtual server is ours, made by this proxy or one with the same sets: its address is on the dummy device or
     /// has a route of its own, or its address, protocol and port are in a set, or it is in [`ours`](Observed::ours). One by
-    /// firewall mark never is. A route of a whole network says nothing: others may have virtual servers there.
+    /// firewall mark is if its mark is recorded ([`SetKind::SplitMark`]). A route of a whole network says nothing: others may have virtual servers there.
     ///
     /// No state file is needed after a crash, since a virtual server is deleted before its entries and its address.
     ///
@@ -127,7 +140,9 @@ impl Observed {
     /// all, is theirs at the addresses that this host has now. At any other address, also one that the host has lost, the
     /// virtual server is somebody else's: it is reported, and an administrator may delete it.
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
-        let VirtualServerKey::Address { addr, .. } = *key else { return false };
+        let VirtualServerKey::Address { addr, .. } = *key else {
+            return self.ours.contains(key) || self.frontend_of_mark(key).is_some();
+        };
         let marked = || marks(key).any(|(set, element)| self.has_or_had_entry(set, &element));
         let is_bound = self.addresses.contains(&addr) || self.routes.has(&Network::from(addr));
         is_bound || self.ours.contains(key) || marked() || self.is_left_behind(key)

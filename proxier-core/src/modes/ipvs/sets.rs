@@ -17,6 +17,12 @@ macro_rules! sets {
             /// Load balancers that this node itself may not use, with themselves as source. Only where sets are in a table of
             /// nf_tables ([`RulesBy::Nftables`](crate::config::RulesBy)): rules of iptables name them one by one.
             LoadBalancerNotNode,
+            /// Frontends of which clients outside get local endpoints, and others those of all nodes. Only in a table of nf_tables, as all
+            /// that follow ([`Config::splits_local`](crate::config::Config::splits_local)).
+            LocalSplit,
+            /// Their firewall marks, and those of Frontends of which they are not given any more: shows which virtual servers of
+            /// marks are ours. A map; an entry has the mark where others have a source, as an IPv4 address.
+            SplitMark,
         }
 
         impl SetKind {
@@ -24,19 +30,21 @@ macro_rules! sets {
             pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
 
             /// Those that a table of nf_tables has, in the order of this type.
-            pub const ALL_OF_NFT: [SetKind; 19] = [$(SetKind::$kind,)* SetKind::LoadBalancerNotNode];
+            pub const ALL_OF_NFT: [SetKind; 21] =
+                [$(SetKind::$kind,)* SetKind::LoadBalancerNotNode, SetKind::LocalSplit, SetKind::SplitMark];
 
-            /// Whether kube-proxy has this set too. [`SetKind::NodePortServed`] and [`SetKind::LoadBalancerNotNode`] are this
+            /// Whether kube-proxy has this set too. [`SetKind::NodePortServed`] and those that are no ipsets are this
             /// proxy's alone: comparisons with kube-proxy leave them out.
             pub fn is_of_kube_proxy(self) -> bool {
-                !matches!(self, SetKind::NodePortServed | SetKind::LoadBalancerNotNode)
+                self != SetKind::NodePortServed && SetKind::ALL.contains(&self)
             }
 
             /// The set's type.
             pub fn set_type(self) -> SetType {
                 match self {
                     $(SetKind::$kind => SetType::$set_type,)*
-                    SetKind::LoadBalancerNotNode => SetType::HashIpPortIp,
+                    SetKind::LoadBalancerNotNode | SetKind::SplitMark => SetType::HashIpPortIp,
+                    SetKind::LocalSplit => SetType::HashIpPort,
                 }
             }
 
@@ -45,6 +53,8 @@ macro_rules! sets {
                 match self {
                     $(SetKind::$kind => $comment,)*
                     SetKind::LoadBalancerNotNode => "load balancers that this node may not use",
+                    SetKind::LocalSplit => "externalTrafficPolicy=local, for clients outside only",
+                    SetKind::SplitMark => "their firewall marks",
                 }
             }
 
@@ -53,6 +63,8 @@ macro_rules! sets {
                 match self {
                     $(SetKind::$kind => $stem,)*
                     SetKind::LoadBalancerNotNode => "LOAD-BALANCER-NOT-NODE",
+                    SetKind::LocalSplit => "LOCAL-SPLIT",
+                    SetKind::SplitMark => "SPLIT-MARK",
                 }
             }
 

@@ -11,7 +11,8 @@ use ipvs::{Operation, RealServer, VirtualServerKey};
 
 use super::guards::TableChange;
 use super::plan::{Plan, RulesChange};
-use super::sets::{NamedSet, SetKey};
+use super::sets::{NamedSet, SetKey, SetKind};
+use super::split;
 use super::wanted::usual_flags;
 use crate::config::KernelNames;
 use crate::modes::shared::names::Names;
@@ -41,6 +42,16 @@ impl Step {
 
     pub(crate) fn entry(action: Action, set: impl fmt::Display, element: &Element) -> Self {
         Step::new(action, Part::Entry, set).with(element)
+    }
+
+    /// An entry of this set, which has this name.
+    pub(crate) fn entry_of(set: SetKey, action: Action, name: impl fmt::Display, element: &Element) -> Self {
+        match split::recorded(element).filter(|_| set.kind == SetKind::SplitMark) {
+            Some((frontend, mark)) => {
+                Step::new(action, Part::Entry, name).with(format_args!("{frontend} : {mark:#010x}"))
+            }
+            None => Step::entry(action, name, element),
+        }
     }
 
     pub(crate) fn rules(change: &RulesChange) -> Self {
@@ -135,13 +146,15 @@ impl Plan {
         let named = |set: &SetKey| set.named(*prefix);
         let entries = move |action, (set, elements): (&'a SetKey, &'a Vec<Element>)| {
             let name = self.guards.name_of(*set, &self.names);
-            elements.iter().map(move |of| Step::entry(action, &name, of))
+            elements.iter().map(move |of| Step::entry_of(*set, action, &name, of))
         };
+        let is_active = |of: &(&'a SetKey, &'a Vec<Element>)| of.0.kind == SetKind::LocalSplit;
         let addresses =
             move |action, of: &'a [IpAddr]| of.iter().map(move |address| Step::address(action, *address, device));
         let operations = |of: &'a [Operation]| {
             of.iter().map(move |operation| {
-                let frontend = FrontendKey::try_from(operation.virtual_server()).ok();
+                let key = operation.virtual_server();
+                let frontend = FrontendKey::try_from(key).ok().or_else(|| self.split.get(&key).copied());
                 Step::operation(operation, frontend, names)
             })
         };
@@ -152,7 +165,11 @@ impl Plan {
             .chain(self.timeouts.iter().map(Step::timeouts))
             .chain(self.create_sets.iter().map(move |set| Step::create_set(named(set))))
             .chain(self.tables.iter().map(TableChange::step))
-            .chain(self.add_entries.iter().flat_map(move |of| entries(Action::Add, of)))
+            .chain(
+                self.add_entries.iter().filter(move |of| !is_active(of)).flat_map(move |of| entries(Action::Add, of)),
+            )
+            .chain(operations(&self.serve_split))
+            .chain(self.add_entries.iter().filter(is_active).flat_map(move |of| entries(Action::Add, of)))
             .chain(operations(&self.serve_first))
             .chain(addresses(Action::Add, &self.bind_first))
             .chain(operations(&self.retire_first))
@@ -162,7 +179,15 @@ impl Plan {
             .chain(self.add_routes.iter().map(|route| Step::route(Action::Add, route)))
             .chain(self.last_tables.iter().map(TableChange::step))
             .chain(operations(&self.retire))
-            .chain(self.delete_entries.iter().rev().flat_map(move |of| entries(Action::Delete, of)))
+            .chain(self.delete_entries.iter().filter(is_active).flat_map(move |of| entries(Action::Delete, of)))
+            .chain(operations(&self.retire_split))
+            .chain(
+                self.delete_entries
+                    .iter()
+                    .rev()
+                    .filter(move |of| !is_active(of))
+                    .flat_map(move |of| entries(Action::Delete, of)),
+            )
             .chain(self.relax.iter().map(Step::rules))
             .chain(addresses(Action::Delete, &self.unbind))
             .chain(self.delete_routes.iter().map(|of| Step::route(Action::Delete, &LocalRoute::new(*of))))

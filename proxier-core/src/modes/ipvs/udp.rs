@@ -53,11 +53,12 @@ use crate::ports::UdpServices;
 pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices {
     let mut services = UdpServices::new();
     for (key, change) in &changes.virtual_servers {
-        let Some(place) = udp_place(key) else { continue };
+        let Some(place) = wanted.frontend_key(key).and_then(|frontend| frontend.udp()) else { continue };
         let mut answering = answering(key, wanted, drains);
         match change {
             VirtualServerChange::Add { .. } => {}
-            VirtualServerChange::Delete => answering.clear(),
+            VirtualServerChange::Delete if wanted.frontend(key).is_none() => answering.clear(),
+            VirtualServerChange::Delete => {}
             VirtualServerChange::Update { add, set, remove, .. } => {
                 let stay = if wanted.lets_drain(key, drains.policy()) { remove.as_slice() } else { &[] };
                 let all = wanted.endpoints(key).map_or(0, |endpoints| endpoints.len());
@@ -69,7 +70,7 @@ pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices
                 answering.extend(stay.iter().map(place_of));
             }
         }
-        services.insert(place, answering);
+        services.entry(place).or_insert_with(BTreeSet::new).append(&mut answering);
     }
     services
 }
@@ -81,11 +82,14 @@ pub fn all(wanted: &Wanted, drains: &Drains) -> UdpServices {
     keys.filter_map(|key| Some((udp_place(&key)?, answering(&key, wanted, drains)))).collect()
 }
 
-/// The endpoints that may answer for a virtual server: its real servers, and those that drain.
+/// The endpoints that may answer at the address of a virtual server: its real servers and those of its mark, and those that drain.
 pub fn answering(key: &VirtualServerKey, wanted: &Wanted, drains: &Drains) -> BTreeSet<SocketAddr> {
-    let endpoints = wanted.endpoints(key).into_iter().flat_map(|endpoints| endpoints.iter());
-    let draining = drains.of(key);
-    endpoints.map(|endpoint| SocketAddr::from(*endpoint)).chain(draining.map(|real| place_of(&real))).collect()
+    let frontend = wanted.frontend_key(key);
+    let endpoints = frontend.iter().flat_map(|frontend| wanted.answering(frontend));
+    let mark = frontend.and_then(|frontend| wanted.mark_of(&frontend));
+    let address = frontend.map_or(*key, VirtualServerKey::from);
+    let draining = [Some(address), mark].into_iter().flatten().flat_map(|key| drains.of(&key).collect::<Vec<_>>());
+    endpoints.map(SocketAddr::from).chain(draining.map(|real| place_of(&real))).collect()
 }
 
 /// The address and port on which a virtual server takes UDP packets.

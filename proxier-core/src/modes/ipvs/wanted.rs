@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use ipset::{Element, IpSpan, Ports};
 use ipvs::model::{Persistence, RealServerConfig, Scheduler, SchedulerFlags, VirtualServerConfig};
-use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
+use ipvs::{Operation, RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::config::{Config, MayAskFor};
 use crate::modes::ipvs::drain::Policy;
+use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::plan::Plan;
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::split::{self, Marks};
 use crate::modes::ipvs::{guards, lower};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::pack::pack;
@@ -42,6 +45,9 @@ struct Index {
     sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
     barred: BTreeSet<VirtualServerKey>,
     by: guards::Kind,
+    /// Frontends that can be are split ([`split`]).
+    splits: bool,
+    marks: Marks,
 }
 
 /// A virtual server as it has to be.
@@ -167,10 +173,19 @@ impl Follower for Following<'_> {
     }
 
     fn frontend(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
-        let Some(key) = after.or(before).map(|frontend| VirtualServerKey::from(frontend.key)) else { return };
+        let Some(frontend) = after.or(before).map(|frontend| frontend.key) else { return };
+        let key = VirtualServerKey::from(frontend);
         let Following { index, notes } = self;
-        if before.map(Programmed::of) != after.map(Programmed::of) {
+        let mark_before = before.and_then(|before| index.mark_of(before));
+        if index.splits && after.is_some_and(Frontend::can_split) {
+            index.marks.give(frontend);
+        }
+        let mark_after = after.and_then(|after| index.mark_of(after));
+        let before_it = before.map(|before| Programmed::of(before, mark_before.is_some()));
+        if before_it != after.map(|after| Programmed::of(after, mark_after.is_some())) {
             notes.virtual_server(key);
+            // Also one that drains.
+            index.marks.server(&frontend).into_iter().for_each(|mark| notes.virtual_server(mark));
         }
         let is_barred = |frontend: Option<&Frontend>| frontend.is_some_and(Frontend::is_barred_from_node);
         match (is_barred(before), is_barred(after)) {
@@ -187,7 +202,7 @@ impl Follower for Following<'_> {
             if frontend.is_elsewhere() && count(&mut index.elsewhere, address) {
                 notes.elsewhere(address);
             }
-            for (set, element) in frontend_entries(frontend, index.by) {
+            for (set, element) in frontend_entries(frontend, index.by, mark_after) {
                 index.count_entry(set, element, notes);
             }
         }
@@ -199,7 +214,7 @@ impl Follower for Following<'_> {
             if frontend.is_elsewhere() && uncount(&mut index.elsewhere, &address) {
                 notes.elsewhere(address);
             }
-            for (set, element) in frontend_entries(frontend, index.by) {
+            for (set, element) in frontend_entries(frontend, index.by, mark_before) {
                 index.uncount_entry(set, &element, notes);
             }
         }
@@ -213,16 +228,19 @@ struct Programmed<'a> {
     balancing: Option<&'a Balancing>,
     returns_directly: bool,
     endpoints: &'a [EndpointKey],
+    /// Those of clients outside, if they have a list of their own.
+    outside: Option<&'a [EndpointKey]>,
     weights: Option<&'a [(EndpointKey, u16)]>,
 }
 
 impl<'a> Programmed<'a> {
-    fn of(frontend: &'a Frontend) -> Self {
+    fn of(frontend: &'a Frontend, is_split: bool) -> Self {
         Programmed {
             affinity_secs: frontend.affinity_secs,
             balancing: frontend.balancing.as_deref(),
             returns_directly: frontend.returns_directly,
-            endpoints: frontend.endpoints(),
+            endpoints: if is_split { &frontend.cluster } else { frontend.endpoints() },
+            outside: is_split.then_some(&*frontend.local),
             weights: frontend.weights.as_deref(),
         }
     }
@@ -242,8 +260,12 @@ fn service_entries(compiled: &Compiled) -> BTreeSet<(SetKey, Element)> {
 }
 
 /// The entries that a Frontend has in the sets. A table of nf_tables takes no networks that overlap, and has a set of those that
-/// this node may not use.
-pub(crate) fn frontend_entries(frontend: &Frontend, by: guards::Kind) -> Vec<(SetKey, Element)> {
+/// this node may not use. `mark`: the virtual server of its mark, if it is split.
+pub(crate) fn frontend_entries(
+    frontend: &Frontend,
+    by: guards::Kind,
+    mark: Option<VirtualServerKey>,
+) -> Vec<(SetKey, Element)> {
     let FrontendKey { protocol, address, port } = frontend.key;
     let host = IpSpan::host(address);
     let ports = Ports::port(protocol.into(), port);
@@ -298,6 +320,10 @@ pub(crate) fn frontend_entries(frontend: &Frontend, by: guards::Kind) -> Vec<(Se
     if frontend.is_virtual() {
         add(SetKind::IpvsIps, Element::Ip(host));
     }
+    if let Some(VirtualServerKey::Fwmark { mark, .. }) = mark {
+        list.push(split::active_entry(&frontend.key));
+        list.push(split::record(&frontend.key, mark));
+    }
     list
 }
 
@@ -350,8 +376,22 @@ impl Index {
         config
     }
 
-    fn real_servers(&self, frontend: &Frontend) -> RealServers {
-        let keys = frontend.endpoints().clone();
+    /// The virtual server of a Frontend's mark, if it is split.
+    fn mark_of(&self, frontend: &Frontend) -> Option<VirtualServerKey> {
+        let is_split = self.splits && frontend.can_split();
+        is_split.then(|| self.marks.server(&frontend.key)).flatten()
+    }
+
+    /// The endpoints of one of a Frontend's virtual servers, if it has that one.
+    fn endpoints<'a>(&self, key: &VirtualServerKey, frontend: &'a Frontend) -> Option<&'a Arc<[EndpointKey]>> {
+        match (key, self.mark_of(frontend)) {
+            (VirtualServerKey::Fwmark { .. }, mark) => (mark == Some(*key)).then_some(&frontend.local),
+            (_, Some(_)) => Some(&frontend.cluster),
+            (_, None) => Some(frontend.endpoints()),
+        }
+    }
+
+    fn real_servers(&self, frontend: &Frontend, keys: Arc<[EndpointKey]>) -> RealServers {
         let mut config = RealServerConfig::default();
         if let Some(asked) = &frontend.balancing {
             config.forwarding_method = asked.forwarding.filter(|_| frontend.returns_directly).unwrap_or_default();
@@ -399,6 +439,8 @@ impl Wanted {
             sets: BTreeMap::new(),
             barred: BTreeSet::new(),
             by: config.ipvs.rules.into(),
+            splits: config.splits_local(),
+            marks: Marks::new(config.ipvs.mark_range),
         };
         Wanted { desired: Desired::new(), index }
     }
@@ -426,6 +468,7 @@ impl Wanted {
             changed
                 .virtual_servers
                 .extend(self.desired.frontends().map(|frontend| VirtualServerKey::from(frontend.key)));
+            changed.virtual_servers.extend(self.index.marks.iter().map(|(server, _)| *server));
         }
         let mut follower = Following { index: &mut self.index, notes: Notes(Some(&mut changed)) };
         self.desired.refresh(store, facts, services, &mut follower);
@@ -453,27 +496,91 @@ impl Wanted {
 
     /// All virtual servers, sorted.
     pub fn servers(&self) -> impl Iterator<Item = WantedServer> {
-        self.desired.frontends().map(|frontend| self.lower(frontend))
+        let of_addresses = self.desired.frontends().filter_map(|frontend| self.lower(frontend.key.into(), frontend));
+        of_addresses.chain(self.index.marks.iter().filter_map(|(key, _)| self.server(key)))
     }
 
     /// A virtual server.
     pub fn server(&self, key: &VirtualServerKey) -> Option<WantedServer> {
-        self.frontend(key).map(|frontend| self.lower(frontend))
+        self.lower(*key, self.frontend(key)?)
     }
 
-    /// The Frontend that a virtual server serves.
+    fn lower(&self, key: VirtualServerKey, frontend: &Frontend) -> Option<WantedServer> {
+        let endpoints = self.index.endpoints(&key, frontend)?.clone();
+        let real_servers = self.index.real_servers(frontend, endpoints);
+        Some(WantedServer { key, config: self.index.config(frontend), real_servers })
+    }
+
+    /// The Frontend that a virtual server serves, or served: by its mark before it was no longer split.
     pub fn frontend(&self, key: &VirtualServerKey) -> Option<&Frontend> {
         self.desired.frontend(&self.frontend_key(key)?)
     }
 
     /// Which Frontend a virtual server is for, wanted or not.
     pub fn frontend_key(&self, key: &VirtualServerKey) -> Option<FrontendKey> {
-        FrontendKey::try_from(*key).ok()
+        FrontendKey::try_from(*key).ok().or_else(|| self.index.marks.place(key))
     }
 
     /// The endpoints that are a virtual server's real servers, sorted; `None` when it is not wanted.
     pub fn endpoints(&self, key: &VirtualServerKey) -> Option<&Arc<[EndpointKey]>> {
-        self.frontend(key).map(Frontend::endpoints)
+        self.index.endpoints(key, self.frontend(key)?)
+    }
+
+    /// The virtual server that clients outside get, if it is another one than that of the address.
+    pub fn split(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
+        self.index.mark_of(self.desired.frontend(frontend)?)
+    }
+
+    /// Every endpoint that may answer at an address and port, in whatever virtual server.
+    pub(crate) fn answering(&self, frontend: &FrontendKey) -> impl Iterator<Item = EndpointKey> {
+        let servers = [Some(VirtualServerKey::from(*frontend)), self.split(frontend)];
+        servers.into_iter().flatten().filter_map(|key| self.endpoints(&key)).flat_map(|list| list.iter().copied())
+    }
+
+    /// The virtual server of the mark that a Frontend has or had.
+    pub(crate) fn mark_of(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
+        self.index.marks.server(frontend)
+    }
+
+    /// The Frontends of the marks in a plan.
+    pub(crate) fn split_servers(&self, plan: &Plan) -> BTreeMap<VirtualServerKey, FrontendKey> {
+        let operations = plan.serve_split.iter().chain(&plan.retire_split).map(Operation::virtual_server);
+        operations.filter_map(|key| Some((key, self.frontend_key(&key)?))).collect()
+    }
+
+    /// Takes over which marks Frontends have in the kernel. Call it before a comparison of everything.
+    pub(crate) fn settle_marks(&mut self, observed: &Observed) {
+        let recorded: Vec<_> = observed.records().filter_map(split::recorded).collect();
+        if recorded.is_empty() && !self.index.splits {
+            return;
+        }
+        let ours: BTreeSet<_> = observed.records().filter_map(split::server_of).collect();
+        let of_marks = observed.virtual_servers.keys().filter(|key| key.addr().is_none());
+        let others = of_marks.filter(|key| !ours.contains(key)).copied().collect();
+        let splits = self.index.splits;
+        let frontends = self.desired.frontends().filter(|frontend| splits && frontend.can_split());
+        let split: Vec<FrontendKey> = frontends.map(|frontend| frontend.key).collect();
+        let before: Vec<_> = split.iter().map(|frontend| self.index.marks.server(frontend)).collect();
+        self.index.marks.settle(recorded, others, &split);
+        for (frontend, before) in split.iter().zip(before) {
+            let after = self.index.marks.server(frontend);
+            if before == after {
+                continue;
+            }
+            let entries = |server| match server {
+                Some(VirtualServerKey::Fwmark { mark, .. }) => {
+                    vec![split::active_entry(frontend), split::record(frontend, mark)]
+                }
+                _ => Vec::new(),
+            };
+            let notes = &mut Notes(None);
+            for (set, element) in entries(after) {
+                self.index.count_entry(set, element, notes);
+            }
+            for (set, element) in entries(before) {
+                self.index.uncount_entry(set, &element, notes);
+            }
+        }
     }
 
     /// Whether a virtual server is wanted.
@@ -502,14 +609,6 @@ impl Wanted {
     /// The Service a virtual server belongs to.
     pub fn owner(&self, key: &VirtualServerKey) -> Option<&ObjectKey> {
         self.desired.owner(&self.frontend_key(key)?)
-    }
-
-    fn lower(&self, frontend: &Frontend) -> WantedServer {
-        WantedServer {
-            key: frontend.key.into(),
-            config: self.index.config(frontend),
-            real_servers: self.index.real_servers(frontend),
-        }
     }
 
     /// Addresses to be bound to the dummy device, or by routes ([`Routes`](super::binding::Routes)); sorted.

@@ -17,6 +17,7 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::{Plan, RulesChange};
 use crate::modes::ipvs::rules::Capabilities;
 use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
+use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::names::Names;
 use crate::net::Family;
@@ -53,6 +54,9 @@ pub struct Effects {
 ///
 /// A virtual server that cannot be deleted keeps its entries and its address: they show that it is ours, and guard it.
 /// Without them it would count as somebody else's and stay for ever, open to everybody.
+///
+/// A virtual server of a mark is made only once its mark is recorded, and packets get the mark only once it is made; they lose it
+/// before it goes.
 ///
 /// A virtual server with source ranges is made only once they hold: the kernel has its entry in [`SetKind::LoadBalancerFirewall`] and
 /// the rules it needs ([`Plan::guarded`]). A whole network is made local only once the rules that guard it are there
@@ -111,6 +115,10 @@ pub fn apply(
         }
         guards::Kind::Nft => run.add_to_tables(plan, ports.tables),
     }
+    run.operations(&plan.serve_split, ports.ipvs);
+    if plan.guards == guards::Kind::Nft {
+        run.start_splitting(plan, ports.tables);
+    }
     let unserved_first = run.operations(&plan.serve_first, ports.ipvs).unserved;
     run.bind(&plan.bind_first, device, &unserved_first, ports);
     run.operations(&plan.retire_first, ports.ipvs);
@@ -121,11 +129,14 @@ pub fn apply(
     unserved.extend(unserved_first.into_iter().filter(|address| !run.serves(*address)));
     run.add_routes(plan, &unserved, ports);
     run.write_last(&plan.last_tables, ports.tables);
-    let left = run.operations(&plan.retire, ports.ipvs).left;
+    let mut left = run.operations(&plan.retire, ports.ipvs).left;
     let mut needs = Needs::default();
-    for key in &left {
-        needs.add(key, run.observed);
+    left.iter().for_each(|key| needs.add(key, run.observed));
+    if plan.guards == guards::Kind::Nft {
+        run.stop_splitting(plan, &needs, ports.tables);
     }
+    left.extend(run.operations(&plan.retire_split, ports.ipvs).left);
+    left.iter().for_each(|key| needs.add(key, run.observed));
     match plan.guards {
         guards::Kind::Programs => {
             for (set, elements) in plan.delete_entries.iter().rev() {
@@ -246,6 +257,17 @@ impl Run<'_, '_> {
         if self.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
             return Some(skipped::not_without_rules(key));
         }
+        // Guards know addresses, not marks.
+        let mut at = *key;
+        if let VirtualServerKey::Fwmark { mark, .. } = *key {
+            let place = frontend.map(|frontend| frontend.key)?;
+            let (set, record) = marks::record(&place, mark);
+            if !self.observed.has_entry(set, &record) {
+                return Some(skipped::not_without_record(key));
+            }
+            at = place.into();
+        }
+        let key = &at;
         let is_barred = self.by == guards::Kind::Nft && frontend.is_some_and(Frontend::is_barred_from_node);
         let lacks = if self.observed.firewall_entry(key).is_none() {
             has_ranges.then_some(SetKind::LoadBalancerFirewall)

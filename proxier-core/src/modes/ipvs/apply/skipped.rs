@@ -58,6 +58,12 @@ pub(super) fn not_without_rules(key: &VirtualServerKey) -> PortError {
     skipped(format_args!("{key} is not served, because the rules for its loadBalancerSourceRanges are not in place"))
 }
 
+pub(super) fn not_without_record(key: &VirtualServerKey) -> PortError {
+    skipped(format_args!(
+        "{key} is not made, because nothing would show that it is ours: its mark could not be recorded"
+    ))
+}
+
 pub(super) fn not_without_entry(key: &VirtualServerKey, set: &str) -> PortError {
     skipped(format_args!("{key} is not served, because its loadBalancerSourceRanges could not be put into set {set}"))
 }

@@ -9,7 +9,8 @@ use crate::modes::ipvs::guards::nft::{Entries, Refused, Written, write};
 use crate::modes::ipvs::guards::{Layout, TableChange};
 use crate::modes::ipvs::held::Needs;
 use crate::modes::ipvs::plan::Plan;
-use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::split;
 use crate::net::Family;
 use crate::ports::Tables;
 use crate::reconciler::step::{Action, Part, Step};
@@ -23,9 +24,12 @@ fn by_family(entries: &BTreeMap<SetKey, Vec<Element>>) -> BTreeMap<Family, Entri
 }
 
 impl Run<'_, '_> {
-    /// Makes and mends tables, and adds entries: one transaction a family.
+    /// Makes and mends tables, and adds entries: one transaction a family. Those that give packets marks come later.
     pub(super) fn add_to_tables(&mut self, plan: &Plan, tables: &mut dyn Tables) {
         let mut add = by_family(&plan.add_entries);
+        for entries in add.values_mut() {
+            entries.remove(&SetKind::LocalSplit);
+        }
         for layout in plan.layouts.values() {
             let family = layout.family();
             let change = plan.tables.iter().find(|change| change.layout.family() == family);
@@ -40,9 +44,58 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Deletes entries, except those that virtual servers need: one transaction a family.
+    /// Gives packets their marks, where these have virtual servers: one transaction a family.
+    pub(super) fn start_splitting(&mut self, plan: &Plan, tables: &mut dyn Tables) {
+        for (family, mut entries) in by_family(&plan.add_entries) {
+            entries.retain(|kind, _| *kind == SetKind::LocalSplit);
+            let Some(layout) = plan.layouts.get(&family).filter(|_| !self.unguarded.contains(&family)) else {
+                continue;
+            };
+            let set = SetKey::new(family, SetKind::LocalSplit);
+            let name = self.by.name_of(set, self.kernel);
+            let (wanted, there) = (self.wanted, &self.observed.virtual_servers);
+            for elements in entries.values_mut() {
+                elements.retain(|element| {
+                    let server = split::frontend_of(element).and_then(|frontend| wanted.split(&frontend));
+                    let is_served = server.is_some_and(|server| there.contains_key(&server));
+                    if let Some(server) = server.filter(|_| !is_served) {
+                        let step = Step::entry(Action::Add, &name, element);
+                        self.applied.fail(step, skipped::not_without_virtual_server(&server));
+                    }
+                    is_served
+                });
+            }
+            if entries.values().any(|elements| !elements.is_empty()) {
+                let written = write(layout, None, (&Entries::new(), &entries), self.observed, tables);
+                self.note_written(layout, None, &entries, written);
+            }
+        }
+    }
+
+    /// Deletes the entries that give packets marks, except those that virtual servers need: one transaction a family.
+    pub(super) fn stop_splitting(&mut self, plan: &Plan, needs: &Needs, tables: &mut dyn Tables) {
+        let of_splits = |kind| kind == SetKind::LocalSplit;
+        self.delete_some_from_tables(plan, needs, of_splits, tables);
+    }
+
+    /// Deletes the other entries.
     pub(super) fn delete_from_tables(&mut self, plan: &Plan, needs: &Needs, tables: &mut dyn Tables) {
+        let others = |kind| kind != SetKind::LocalSplit;
+        self.delete_some_from_tables(plan, needs, others, tables);
+    }
+
+    fn delete_some_from_tables(
+        &mut self,
+        plan: &Plan,
+        needs: &Needs,
+        which: impl Fn(SetKind) -> bool,
+        tables: &mut dyn Tables,
+    ) {
         for (family, mut entries) in by_family(&plan.delete_entries) {
+            entries.retain(|kind, _| which(*kind));
+            if entries.is_empty() {
+                continue;
+            }
             let Some(layout) = plan.layouts.get(&family) else { continue };
             for (kind, elements) in &mut entries {
                 let set = SetKey::new(family, *kind);
@@ -50,7 +103,7 @@ impl Run<'_, '_> {
                 elements.retain(|element| {
                     let is_needed = needs.entry(set, element);
                     if is_needed {
-                        self.applied.fail(Step::entry(Action::Delete, &name, element), skipped::needed());
+                        self.applied.fail(Step::entry_of(set, Action::Delete, &name, element), skipped::needed());
                     }
                     // One that stood in the way of another went with that one.
                     !is_needed && self.observed.has_entry(set, element)
@@ -97,7 +150,7 @@ impl Run<'_, '_> {
         self.applied.count(Part::Entry, Action::Delete, written.deleted);
         for Refused { set, action, element, error } in written.refused {
             let name = self.by.name_of(set, self.kernel);
-            self.applied.fail(Step::entry(action, name, &element), error);
+            self.applied.fail(Step::entry_of(set, action, name, &element), error);
         }
         true
     }

@@ -90,7 +90,9 @@ fn lowered(serves: Kind, before: &Contents) -> Vec<(SetKey, Element)> {
     for (set, elements) in before {
         for element in elements {
             match (serves, set.kind, element) {
-                (Kind::Programs, SetKind::LoadBalancerNotNode, _) => continue,
+                (Kind::Programs, SetKind::LoadBalancerNotNode | SetKind::LocalSplit | SetKind::SplitMark, _) => {
+                    continue;
+                }
                 (Kind::Nft, SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, range)) => {
                     let networks = range.networks().filter_map(|span| Network::new(span.first(), span.prefix()?).ok());
                     sources.entry((*set, *host, *ports)).or_default().extend(networks);

@@ -27,7 +27,7 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned)
     for (action, entries) in [(Action::Add, &plan.add_entries), (Action::Delete, &plan.delete_entries)] {
         for (set, elements) in entries {
             let others = elements.iter().filter(|element| !changed.entries.contains(&(*set, (*element).clone())));
-            drift.extend(others.map(|element| Step::entry(action, name_of(set), element)));
+            drift.extend(others.map(|element| Step::entry_of(*set, action, name_of(set), element)));
         }
     }
     let unfinished = |step: &Step| mode.unfinished.contains(&(step.part, step.name.clone(), step.detail.clone()));
@@ -64,7 +64,9 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned)
         let deleted = deleted.iter().filter(|network| !is_input(network)).map(|network| LocalRoute::new(*network));
         drift.extend(deleted.map(|route| Step::route(Action::Delete, &route)));
     }
-    for operation in [&plan.serve_first, &plan.retire_first, &plan.serve, &plan.retire].into_iter().flatten() {
+    let stages =
+        [&plan.serve_split, &plan.serve_first, &plan.retire_first, &plan.serve, &plan.retire, &plan.retire_split];
+    for operation in stages.into_iter().flatten() {
         let key = operation.virtual_server();
         let ended = matches!(operation, Operation::DeleteRealServer(key, real) if mode.drains.is_draining(key, real));
         if !ended && !changed.virtual_servers.contains(&key) {

@@ -16,8 +16,10 @@ use crate::config::KernelNames;
 use crate::modes::ipvs::guards::{self, Layout, TableChange};
 use crate::modes::ipvs::rules::{Capabilities, RuleChanges};
 use crate::modes::ipvs::sets::SetKey;
+#[cfg(doc)]
+use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::sysctls::SysctlChange;
-use crate::net::{Family, Network};
+use crate::net::{Family, FrontendKey, Network};
 use crate::ports::{LocalRoute, UdpServices};
 
 pub use order::plan;
@@ -56,6 +58,9 @@ pub struct Plan {
     pub tables: Vec<TableChange>,
     /// Entries to add.
     pub add_entries: BTreeMap<SetKey, Vec<Element>>,
+    /// Virtual servers of marks, and real servers of theirs, to add or to change. The entries that give packets these marks
+    /// ([`SetKind::LocalSplit`]) are added only then, if the virtual server is there.
+    pub serve_split: Vec<Operation>,
     /// Virtual and real servers to add or change that need no rules of this pass; empty unless rules are to be restored or
     /// put off.
     pub serve_first: Vec<Operation>,
@@ -83,6 +88,8 @@ pub struct Plan {
     pub last_tables: Vec<TableChange>,
     /// Real servers to drain or to delete, and virtual servers to delete.
     pub retire: Vec<Operation>,
+    /// The same of marks. The entries that give packets these marks are deleted just before.
+    pub retire_split: Vec<Operation>,
     /// Entries to delete, the last set first.
     pub delete_entries: BTreeMap<SetKey, Vec<Element>>,
     /// Rules to restore that only lose something, such as the jump to a firewall whose last load balancer went. They wait
@@ -98,6 +105,8 @@ pub struct Plan {
     pub forget: UdpServices,
     /// Real servers that drain already, unknown to this process: no operation, but they are watched from now on.
     pub adopt_drains: Vec<(VirtualServerKey, RealServerKey)>,
+    /// The Frontends of the marks in this plan.
+    pub split: BTreeMap<VirtualServerKey, FrontendKey>,
 }
 
 /// Rules to restore.
@@ -134,6 +143,7 @@ impl Plan {
             timeouts,
             create_sets,
             add_entries,
+            serve_split,
             serve_first,
             bind_first,
             retire_first,
@@ -145,6 +155,7 @@ impl Plan {
             add_routes,
             guarded_networks: _,
             retire,
+            retire_split,
             delete_entries,
             relax,
             unbind,
@@ -152,6 +163,7 @@ impl Plan {
             delete_device,
             forget: _,
             adopt_drains: _,
+            split: _,
         } = self;
         !create_device
             && sysctls.is_empty()
@@ -160,6 +172,7 @@ impl Plan {
             && tables.is_empty()
             && last_tables.is_empty()
             && add_entries.is_empty()
+            && serve_split.is_empty()
             && serve_first.is_empty()
             && bind_first.is_empty()
             && retire_first.is_empty()
@@ -168,11 +181,20 @@ impl Plan {
             && bind.is_empty()
             && add_routes.is_empty()
             && retire.is_empty()
+            && retire_split.is_empty()
             && delete_entries.is_empty()
             && relax.is_empty()
             && unbind.is_empty()
             && delete_routes.is_empty()
             && !delete_device
+    }
+
+    /// Where operations on a virtual server belong that take something away.
+    fn retire_from(&mut self, key: &VirtualServerKey) -> &mut Vec<Operation> {
+        match key {
+            VirtualServerKey::Address { .. } => &mut self.retire,
+            VirtualServerKey::Fwmark { .. } => &mut self.retire_split,
+        }
     }
 
     /// Moves operations that need not wait for rules before them. `needs_rules` says whether a virtual server needs them

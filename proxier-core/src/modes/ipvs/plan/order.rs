@@ -36,10 +36,11 @@ pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Dra
             first_addresses.insert(addr);
         }
         let [kubernetes, dns, others] = &mut ranks;
-        let serve = match rank {
-            Rank::Kubernetes => kubernetes,
-            Rank::Dns => dns,
-            Rank::Other => others,
+        let serve = match (key, rank) {
+            (VirtualServerKey::Fwmark { .. }, _) => &mut plan.serve_split,
+            (_, Rank::Kubernetes) => kubernetes,
+            (_, Rank::Dns) => dns,
+            (_, Rank::Other) => others,
         };
         match change {
             VirtualServerChange::Add { config, real_servers } => {
@@ -56,7 +57,7 @@ pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Dra
                     retire(&mut plan, key, real, observed, drains);
                 }
             }
-            VirtualServerChange::Delete => plan.retire.push(Operation::DeleteVirtualServer(key)),
+            VirtualServerChange::Delete => plan.retire_from(&key).push(Operation::DeleteVirtualServer(key)),
         }
     }
     plan.serve = ranks
@@ -79,7 +80,7 @@ pub fn plan(changes: Changes, wanted: &Wanted, observed: &Observed, drains: &Dra
 /// A real server that is not wanted any more. `drains`: those that drain, if this one may.
 fn retire(plan: &mut Plan, key: VirtualServerKey, real: RealServerKey, observed: &Observed, drains: Option<&Drains>) {
     let Some(drains) = drains else {
-        plan.retire.push(Operation::DeleteRealServer(key, real));
+        plan.retire_from(&key).push(Operation::DeleteRealServer(key, real));
         return;
     };
     let there = observed.virtual_servers.get(&key).and_then(|server| server.real_server(&real));
@@ -89,8 +90,8 @@ fn retire(plan: &mut Plan, key: VirtualServerKey, real: RealServerKey, observed:
                 plan.adopt_drains.push((key, real));
             }
         }
-        Some(server) => plan.retire.push(drain(key, server)),
-        None => plan.retire.push(Operation::DeleteRealServer(key, real)),
+        Some(server) => plan.retire_from(&key).push(drain(key, server)),
+        None => plan.retire_from(&key).push(Operation::DeleteRealServer(key, real)),
     }
 }
 

@@ -16,6 +16,7 @@ use crate::modes::ipvs::guards::programs::Programs;
 use crate::modes::ipvs::guards::{self, Guards, Layout};
 use crate::modes::ipvs::mode::{Compared, Mode};
 use crate::modes::ipvs::reading::{self, Readings};
+use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::{rules, udp};
 use crate::net::{Family, Network};
 use crate::ports::{PortError, PortErrorKind, UdpServices};
@@ -49,6 +50,7 @@ pub(crate) fn whole(
     let Compared { changes, kept } = compared;
     let forget = flows_to_forget(mode, pass, &changes);
     let mut plan = plan(changes, &mode.wanted, observed, &mode.drains);
+    plan.split = mode.wanted.split_servers(&plan);
     plan.forget = forget;
     plan.names.clone_from(&mode.names);
     let has_device = reading::has_device(pass.host, &mode.names);
@@ -78,7 +80,10 @@ pub(crate) fn whole(
         Guards::Nft(tables) => {
             let mut networks: Vec<Network> = Routes::new(&mode.wanted, pass.facts).whole.into_iter().collect();
             networks.extend(observed.routes.whole());
-            planned.layouts = tables.layouts(&pass, &networks);
+            let set = |family| SetKey::new(family, SetKind::LocalSplit);
+            let has_split = |family: &Family| observed.sets.get(&set(*family)).is_some_and(|of| !of.is_empty());
+            let split = pass.families().filter(has_split).collect();
+            planned.layouts = tables.layouts(&pass, &networks, &split);
             plan_tables(mode, tables, &planned.layouts, pass.full, &mut plan);
         }
     }
@@ -112,16 +117,18 @@ fn plan_drains(
     verdicts: &[(VirtualServerKey, Verdicts)],
 ) {
     let listed: BTreeMap<_, _> = readings.draining.iter().map(|(key, listed)| (*key, listed)).collect();
-    for (key, verdicts) in verdicts.iter().filter(|(key, _)| mode.wanted.has_server(key)) {
+    // Those of a mark that is given no more drain, too.
+    for (key, verdicts) in verdicts.iter().filter(|(key, _)| mode.wanted.frontend(key).is_some()) {
         let key = *key;
         let finished = verdicts.finished.iter().filter(|finished| !mode.wanted.has_real_server(&key, &finished.real));
-        plan.retire.extend(finished.map(|finished| Operation::DeleteRealServer(key, finished.real)));
+        let finished: Vec<_> = finished.map(|finished| Operation::DeleteRealServer(key, finished.real)).collect();
+        plan.retire_from(&key).extend(finished);
         // A full pass has already compared the weights.
         let listed = listed.get(&key).into_iter().flat_map(|listed| listed.iter().flatten());
         for server in listed.filter(|_| !full).map(|listed| listed.server) {
             if verdicts.takes_connections.contains(&server.key) && !mode.wanted.has_real_server(&key, &server.key) {
                 let drained = server.with_weight(Weight::DRAIN);
-                plan.retire.push(Operation::UpdateRealServer(key, drained));
+                plan.retire_from(&key).push(Operation::UpdateRealServer(key, drained));
             }
         }
     }
@@ -148,7 +155,7 @@ fn plan_tables(mode: &Mode, tables: &Tables, layouts: &BTreeMap<Family, Layout>,
 
 /// Virtual servers with source ranges that are to be added, of these families.
 fn added_with_ranges(mode: &Mode, plan: &Plan, of: impl Fn(&Family) -> bool) -> BTreeSet<VirtualServerKey> {
-    let added = plan.serve.iter().filter_map(|operation| match operation {
+    let added = plan.serve_split.iter().chain(&plan.serve).filter_map(|operation| match operation {
         Operation::AddVirtualServer(server) => Some(server.key),
         _ => None,
     });

@@ -244,7 +244,7 @@ impl Inputs {
         is_new(SetKind::LoopBack)
             || rest(self) != rest(before)
             || (is_barred(self) && !is_barred(before))
-            || wanted::frontend_entries(frontend, guards::Kind::Programs).iter().any(|(set, _)| is_new(set.kind))
+            || wanted::frontend_entries(frontend, guards::Kind::Programs, None).iter().any(|(set, _)| is_new(set.kind))
     }
 
     /// Load balancers that this node's own traffic can reach, though it is in none of their source ranges, because the

@@ -59,7 +59,7 @@ impl Outgoing {
     fn add(&mut self, layout: &Layout, entries: &Entries) {
         for (kind, elements) in entries.iter().filter(|(_, elements)| !elements.is_empty()) {
             self.note(*kind, elements);
-            let elements = elements.iter().map(|element| NftElement::new(encode(element)));
+            let elements = elements.iter().map(|element| encode(*kind, element));
             self.transaction.add_elements(&layout.set(*kind), elements);
         }
     }
@@ -67,7 +67,8 @@ impl Outgoing {
     fn delete(&mut self, layout: &Layout, entries: &Entries) {
         for (kind, elements) in entries.iter().filter(|(_, elements)| !elements.is_empty()) {
             self.note(*kind, elements);
-            let elements = elements.iter().map(|element| NftElement::new(encode(element)));
+            // A map knows its elements by their keys, too.
+            let elements = elements.iter().map(|element| NftElement::new(encode(*kind, element).key));
             self.transaction.delete_elements(&layout.set(*kind), elements);
         }
     }
@@ -174,13 +175,15 @@ impl TableChange {
     }
 }
 
-/// The entries of a set that must not be beside those to `add`: the kernel takes no networks that overlap.
-pub(super) fn in_the_way(there: &BTreeSet<Element>, add: &[Element]) -> Vec<Element> {
+/// The entries of a set that must not be beside those to `add`: the kernel takes no networks that overlap, and a map has one mark for
+/// each place.
+pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Element]) -> Vec<Element> {
     let mut found = Vec::new();
     for new in add {
         let Element::IpPortIp(host, ports, range) = new else { continue };
         let is_of_place = |old: &&Element| matches!(old, Element::IpPortIp(of, with, _) if (of, with) == (host, ports));
         let overlaps = |old: &&Element| match old {
+            Element::IpPortIp(_, _, old) if kind == SetKind::SplitMark => old != range,
             Element::IpPortIp(_, _, old) => old != range && old.first() <= range.last() && range.first() <= old.last(),
             _ => false,
         };

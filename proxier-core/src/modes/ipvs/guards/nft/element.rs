@@ -3,13 +3,26 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipset::{Element, IpSpan, Ports, Protocol};
-use nftables::{ElementKey, Value};
+use nftables::{Element as NftElement, ElementData, ElementKey, Value};
 
 use crate::modes::ipvs::sets::SetKind;
+use crate::modes::ipvs::split;
 use crate::net::Family;
 
 /// An entry as the kernel takes it, and gives it back.
-pub(super) fn encode(element: &Element) -> ElementKey {
+pub(super) fn encode(kind: SetKind, element: &Element) -> NftElement {
+    match (kind, element) {
+        (SetKind::SplitMark, Element::IpPortIp(span, ports, _)) => {
+            let place = encode_key(&Element::IpPort(*span, *ports));
+            let mark = split::recorded(element).map_or(0, |(_, mark)| mark.get());
+            NftElement::new(place).maps_to(Value::mark(mark))
+        }
+        _ => NftElement::new(encode_key(element)),
+    }
+}
+
+/// What an entry is known by.
+pub(super) fn encode_key(element: &Element) -> ElementKey {
     let place = |span: &IpSpan, ports: &Ports| {
         [span.first().into(), Value::byte(ports.protocol().number()), Value::port(ports.ports().first())]
     };
@@ -31,8 +44,8 @@ pub(super) fn encode(element: &Element) -> ElementKey {
 }
 
 /// An element as an entry; `None` for one that is none of ours.
-pub(super) fn decode(kind: SetKind, family: Family, key: &ElementKey) -> Option<Element> {
-    let (first, last) = match key {
+pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Option<Element> {
+    let (first, last) = match &found.key {
         ElementKey::Value(value) => (value.as_bytes(), value.as_bytes()),
         ElementKey::Range(first, last) => (first.as_bytes(), last.as_bytes()),
         _ => return None,
@@ -52,13 +65,20 @@ pub(super) fn decode(kind: SetKind, family: Family, key: &ElementKey) -> Option<
             let (_, _, end) = place(last, family)?;
             Element::IpPortIp(span, ports, network(address(sources, family)?.0, address(end, family)?.0)?)
         }
+        SetKind::SplitMark => {
+            let (span, ports, _) = place(first, family)?;
+            let Some(ElementData::Value(mark)) = &found.data else { return None };
+            let mark = u32::from_ne_bytes(*mark.as_bytes().first_chunk()?);
+            Element::IpPortIp(span, ports, IpSpan::host(Ipv4Addr::from_bits(mark).into()))
+        }
         _ => {
             let (span, ports, _) = place(first, family)?;
             Element::IpPort(span, ports)
         }
     };
     // Anything that would be written in another way is somebody else's.
-    (encode(&element) == *key).then_some(element)
+    let written = encode(kind, &element);
+    ((written.key, written.data) == (found.key.clone(), found.data.clone())).then_some(element)
 }
 
 fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
@@ -116,9 +136,11 @@ mod tests {
                 (SetKind::NodePortSctp, Element::IpPort(host, Ports::port(Protocol::SCTP, 1))),
                 (SetKind::LoopBack, Element::IpPortIp(host, tcp, host)),
                 (SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, tcp, other)),
+                (SetKind::LocalSplit, Element::IpPort(host, tcp)),
+                (SetKind::SplitMark, Element::IpPortIp(host, tcp, span("22.0.1.2"))),
             ];
             for (kind, element) in everything {
-                assert_eq!(decode(kind, family, &encode(&element)), Some(element));
+                assert_eq!(decode(kind, family, &encode(kind, &element)), Some(element));
             }
         }
     }
@@ -133,10 +155,12 @@ mod tests {
             };
             ElementKey::Range(of(first), of(last))
         };
-        let decoded = |key| decode(SetKind::LoadBalancerSourceCidr, Family::V4, &key);
+        let decoded = |key| decode(SetKind::LoadBalancerSourceCidr, Family::V4, &NftElement::new(key));
         assert!(decoded(key([10, 0, 0, 0], [10, 0, 0, 255])).is_some());
         assert_eq!(decoded(key([10, 0, 0, 1], [10, 0, 0, 255])), None);
         assert_eq!(decoded(ElementKey::CatchAll), None);
-        assert_eq!(decode(SetKind::ClusterIp, Family::V4, &ElementKey::Value(Value::port(80))), None);
+        assert_eq!(decode(SetKind::ClusterIp, Family::V4, &NftElement::value(Value::port(80))), None);
+        let place = Element::IpPort(span("198.51.100.1"), Ports::port(Protocol::TCP, 443));
+        assert_eq!(decode(SetKind::SplitMark, Family::V4, &encode(SetKind::LocalSplit, &place)), None, "no mark");
     }
 }

@@ -52,7 +52,7 @@ impl Found {
             };
             let entries = found.entries.entry(kind).or_default();
             for element in contents.elements {
-                match decode(kind, family, &element.key) {
+                match decode(kind, family, &element) {
                     Some(element) => drop(entries.insert(element)),
                     None => found.has_others = true,
                 }

@@ -3,7 +3,7 @@
 //! The chains do what kube-proxy's do in its IPVS mode, at hooks that fit the way of a packet through IPVS:
 //!
 //! ```text
-//!  prerouting -101  mark  ─▶ input 0  refuse, drop ─▶ IPVS (98, 99) ─▶ output again ─▶ postrouting 99  masquerade
+//!  prerouting -101  mark  ─▶ input 0  refuse, drop; 97  split ─▶ IPVS (98, 99) ─▶ output again (-300  split no more) ─▶ postrouting 99  masquerade
 //!  output -150  drop; -101  mark  ─▶ IPVS (-99, -98) ─▶ output again ─▶ postrouting 99  masquerade
 //! ```
 //!
@@ -11,6 +11,11 @@
 //! IPVS, where the packet still has the load balancer's address as its destination (a rule of iptables has to ask match `ipvs`).
 //! IPVS sends a packet on by hook `output`, where chains of type `nat` do not see it again: the mark of the first hook tells
 //! `postrouting` what to do, as with kube-proxy.
+//!
+//! IPVS compares the whole mark of a packet with those of its virtual servers, so the marks that split clients outside from others
+//! ([`SetKind::LocalSplit`]) are set last before IPVS and taken away first behind it: no other program's rules see them. Marks that others
+//! gave these packets are lost. Packets from inside are marked for masquerading in the first hook, by where they were sent: behind IPVS
+//! that could not be told.
 //!
 //! What iptables does by `ACCEPT` in table nat, to keep others from translating the destination (host ports of CNI plugins match
 //! every local address, and addresses of Services are local), is done by translating the destination to itself: later chains of
@@ -23,7 +28,7 @@ use nftables::{
     Rule, RuleBuilder, Set, SetFlags, SetKey as NftSetKey, SetReference, Table, TableKey, Value, Verdict, rule,
 };
 
-use crate::config::{InterfaceName, KernelNames};
+use crate::config::{InterfaceName, KernelNames, LocalTraffic, MarkRange};
 use crate::modes::ipvs::rules::MasqueradeSources;
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::nft::{OWNED, RTN_LOCAL, built, interface, name, port_unreachable};
@@ -38,6 +43,11 @@ const LOAD_BALANCER: &str = "load-balancer";
 const FIREWALL: &str = "firewall";
 const SOURCE_RANGES: &str = "source-ranges";
 const FILTER: &str = "ipvs-filter";
+const FROM_INSIDE: &str = "from-inside";
+const FROM_OUTSIDE: &str = "from-outside";
+
+/// Just before IPVS, which takes packets for this host at 98 and 99 (`ip_vs_ops` in the kernel's ip_vs_core.c).
+const BEFORE_IPVS: Priority = Priority(97);
 
 /// Chains and sets of a family's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +58,35 @@ pub struct Layout {
     sources: MasqueradeSources,
     /// Connections to Services keep their destinations, whatever other tables say. Not while nftables mode still serves them.
     keeps: bool,
+    /// Packets of clients outside get marks of this range where they are to find local endpoints only.
+    split: Option<MarkRange>,
+    /// How clients outside are told from pods.
+    pods: Pods,
     /// Networks that are local as a whole, sorted: what no Service serves in them is refused.
     whole: Vec<Network>,
+}
+
+/// How traffic of pods is detected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Pods {
+    Undetected,
+    Network(Network),
+    Interface(InterfaceName),
+    Prefix(InterfaceName),
+}
+
+impl Pods {
+    fn of(facts: &NodeFacts, family: Family) -> Self {
+        let within = |network: Option<Network>| network.map_or(Pods::Undetected, Pods::Network);
+        match &facts.config().local_traffic {
+            LocalTraffic::ClusterCidrs(networks) => {
+                within(networks.iter().copied().find(|network| Family::of(network.addr()) == family))
+            }
+            LocalTraffic::NodeCidr => within(facts.pod_cidr(family)),
+            LocalTraffic::BridgeInterface(name) => Pods::Interface(name.clone()),
+            LocalTraffic::InterfaceNamePrefix(name) => Pods::Prefix(name.clone()),
+        }
+    }
 }
 
 /// The table of a family.
@@ -66,6 +103,8 @@ impl Layout {
             mark: facts.config().masquerade_bit.mask(),
             sources: MasqueradeSources::of(facts, family),
             keeps,
+            split: facts.config().splits_local().then_some(facts.config().ipvs.mark_range),
+            pods: Pods::of(facts, family),
             whole: Vec::new(),
         }
     }
@@ -124,6 +163,12 @@ impl Layout {
         }
     }
 
+    /// The same, giving marks of this range while Frontends have them that will have them no more.
+    pub(crate) fn still_splitting(mut self, range: Option<MarkRange>) -> Self {
+        self.split = self.split.or(range);
+        self
+    }
+
     /// What a set knows its entries by.
     fn key(&self, kind: SetKind) -> Vec<Operand> {
         let place = [self.destination(), Operand::L4PROTO, Operand::DPORT];
@@ -146,7 +191,11 @@ impl Layout {
     pub(super) fn set(&self, kind: SetKind) -> Set {
         let key = NftSetKey { table: self.table.clone(), name: name(&kind.nft_name()) };
         // Only operands that nft does not know could fail; a test makes all sets.
-        let mut set = Set::typeof_set(key.clone(), &self.key(kind)).unwrap_or_else(|_| Set::new(key, no_fields()));
+        let made = match kind {
+            SetKind::SplitMark => Set::typeof_map(key.clone(), &self.key(kind), &[Operand::MARK]),
+            _ => Set::typeof_set(key.clone(), &self.key(kind)),
+        };
+        let mut set = made.unwrap_or_else(|_| Set::new(key, no_fields()));
         if kind == SetKind::LoadBalancerSourceCidr {
             set = set.flags(SetFlags::INTERVAL);
         }
@@ -180,6 +229,8 @@ impl Layout {
             regular(KEEP, if self.keeps { vec![self.keep()] } else { Vec::new() }),
             regular(NODE_PORT, self.node_port()),
             regular(LOAD_BALANCER, self.load_balancer()),
+            regular(FROM_INSIDE, self.from_inside()),
+            regular(FROM_OUTSIDE, self.from_outside()),
             regular(SERVICES, self.services()),
             regular(SOURCE_RANGES, self.source_ranges()),
             regular(FIREWALL, vec![built(self.matching(SetKind::LoadBalancerFirewall).jump(name(SOURCE_RANGES)))]),
@@ -193,10 +244,58 @@ impl Layout {
             ),
             (self.base("forward-filter", filter.clone(), Hook::Forward, Priority::FILTER), vec![jumps(FIREWALL)]),
             (
-                self.base("output-filter", filter, Hook::Output, Priority::MANGLE),
+                self.base("output-filter", filter.clone(), Hook::Output, Priority::MANGLE),
                 vec![built(self.matching(SetKind::LoadBalancerNotNode).drop_packet())],
             ),
+            (
+                self.base("input-split", filter.clone(), Hook::Input, BEFORE_IPVS),
+                self.split(|_| self.matching(SetKind::LocalSplit).goto(name(FROM_OUTSIDE))),
+            ),
+            (
+                self.base("output-split", filter, Hook::Output, Priority::RAW),
+                self.split(|range| self.rule().mark(range.value(), range.mask()).set_mark(0)),
+            ),
         ]
+    }
+
+    /// A rule, if any Frontend is split.
+    fn split(&self, rule: impl Fn(MarkRange) -> RuleBuilder) -> Vec<Rule> {
+        self.split.map(|range| built(rule(range))).into_iter().collect()
+    }
+
+    /// Packets of this node, and of pods where these are detected.
+    fn inside(&self) -> impl Iterator<Item = RuleBuilder> {
+        let of_node = self.rule().matches(
+            &Operand::Fib(FibResult::AddressType, FibFlags::SADDR),
+            CmpOp::Eq,
+            Value::mark(RTN_LOCAL),
+        );
+        let of_pods = match &self.pods {
+            Pods::Undetected => None,
+            Pods::Network(network) if network.prefix_len() == 0 => Some(self.rule()),
+            Pods::Network(network) => Some(self.rule().saddr_in(network.network(), network.prefix_len())),
+            Pods::Interface(name) => Some(interface(self.rule(), name.as_str(), false, CmpOp::Eq)),
+            Pods::Prefix(name) => {
+                Some(interface(self.rule(), name.as_str(), name.as_str().len() < InterfaceName::MAX_LEN, CmpOp::Eq))
+            }
+        };
+        [of_node].into_iter().chain(of_pods)
+    }
+
+    /// To a Frontend that is split, from inside: the endpoint may be on another node, and answers have to come back here.
+    fn from_inside(&self) -> Vec<Rule> {
+        self.inside().map(|rule| self.marks(rule)).collect()
+    }
+
+    /// To a Frontend that is split: from outside, the packet gets the mark by which IPVS takes local endpoints.
+    fn from_outside(&self) -> Vec<Rule> {
+        let mut rules: Vec<Rule> = self.inside().map(|rule| built(rule.verdict(Verdict::Return))).collect();
+        let kind = SetKind::SplitMark;
+        if let Ok(mark) = FieldTypes::of(&[DataType::MARK]) {
+            let mark = Operand::map(self.key(kind), Layout::of(kind), mark);
+            rules.push(built(self.rule().set_mark_to(&mark)));
+        }
+        rules
     }
 
     /// Translates the destination to itself.
@@ -215,10 +314,9 @@ impl Layout {
         let is_local = |rule: RuleBuilder, flags, op| {
             rule.matches(&Operand::Fib(FibResult::AddressType, flags), op, Value::mark(RTN_LOCAL))
         };
-        let mut rules = vec![
-            built(self.rule().saddr_in(loopback, prefix).verdict(Verdict::Return)),
-            built(self.matching(SetKind::LoadBalancer).jump(name(LOAD_BALANCER))),
-        ];
+        let mut rules = vec![built(self.rule().saddr_in(loopback, prefix).verdict(Verdict::Return))];
+        rules.extend(self.split(|_| self.matching(SetKind::LocalSplit).jump(name(FROM_INSIDE))));
+        rules.push(built(self.matching(SetKind::LoadBalancer).jump(name(LOAD_BALANCER))));
         rules.extend(self.cluster_ip_masquerade());
         rules.push(self.marks(self.matching(SetKind::ExternalIp)));
         // From elsewhere, or to an address of this host. Other local traffic goes to whoever has the address.

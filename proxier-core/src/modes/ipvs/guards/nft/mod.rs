@@ -7,11 +7,11 @@ mod found;
 mod layout;
 mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nftables::{Name, Transaction};
 
-use crate::config::Config;
+use crate::config::{Config, MarkRange};
 use crate::modes::Pass;
 use crate::modes::ipvs::sets::SetKind;
 use crate::net::{Family, Network};
@@ -72,10 +72,19 @@ impl Tables {
         self.found.iter().filter_map(|(family, found)| Some((*family, found.as_ref()?)))
     }
 
-    /// Which layouts the kernel has to hold, guarding these networks.
-    pub(in crate::modes::ipvs) fn layouts(&self, pass: &Pass<'_>, networks: &[Network]) -> BTreeMap<Family, Layout> {
+    /// Which layouts the kernel has to hold, guarding these networks. `split`: families with Frontends that are split now.
+    pub(in crate::modes::ipvs) fn layouts(
+        &self,
+        pass: &Pass<'_>,
+        networks: &[Network],
+        split: &BTreeSet<Family>,
+    ) -> BTreeMap<Family, Layout> {
         let keeps = |family| !self.served_by_nftables_mode.contains(&family);
-        let layout = |family| Layout::new(family, pass.facts, keeps(family)).with_networks(networks);
+        let range = |family| split.contains(&family).then_some(pass.config().ipvs.mark_range);
+        let layout = |family| {
+            let layout = Layout::new(family, pass.facts, keeps(family)).with_networks(networks);
+            layout.still_splitting(range(family))
+        };
         pass.families().map(|family| (family, layout(family))).collect()
     }
 
@@ -111,7 +120,7 @@ pub(in crate::modes::ipvs) fn trial(
 ) -> Result<(), PortError> {
     let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
         .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-    let layout = Layout::new(family, facts, true).called(name);
+    let layout = Layout::new(family, facts, true).called(name).still_splitting(Some(MarkRange::default()));
     let mut transaction = Transaction::new();
     transaction.create_table(layout.to_table());
     for kind in SetKind::ALL_OF_NFT {

@@ -57,8 +57,10 @@ pub(in crate::modes::ipvs) fn write(
         ..Written::default()
     };
     let (mut delete, mut add) = (delete.clone(), add.clone());
-    for (kind, elements) in add.iter().filter(|(kind, _)| **kind == SetKind::LoadBalancerSourceCidr) {
-        let displaced = observed.sets.get(&of(*kind)).map(|there| in_the_way(there, elements)).unwrap_or_default();
+    let exclusive = [SetKind::LoadBalancerSourceCidr, SetKind::SplitMark];
+    for (kind, elements) in add.iter().filter(|(kind, _)| exclusive.contains(kind)) {
+        let displaced =
+            observed.sets.get(&of(*kind)).map(|there| in_the_way(*kind, there, elements)).unwrap_or_default();
         delete.entry(*kind).or_default().extend(displaced);
     }
     let is_new = change.is_some_and(|change| change.fate != Fate::Keep);

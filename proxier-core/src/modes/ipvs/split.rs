@@ -1,0 +1,226 @@
+//! Two lists of endpoints behind one address ([`Config::splits_local`](crate::config::Config::splits_local)).
+//!
+//! ```text
+//!  client outside ──▶ input 97  mark ──▶ IPVS: virtual server of the mark      local endpoints, source kept
+//!  pod, this node ─────────────────────▶ IPVS: virtual server of the address   all endpoints, masqueraded
+//! ```
+//!
+//! IPVS looks for a virtual server of the packet's mark first, for one of its address and port then. So a Frontend with external policy
+//! `Local` has both: the table of nf_tables ([`guards`](super::guards)) gives packets of clients outside the Frontend's mark just before
+//! IPVS sees them, and takes it away just behind. Without its mark a packet finds the virtual server of the address.
+//!
+//! * Two sets of the table are for this. [`SetKind::SplitMark`] says which mark is which Frontend's: it is written before the mark's
+//!   virtual server and goes after it, so it shows which virtual servers of marks are ours, also after a crash.
+//!   [`SetKind::LocalSplit`] has the Frontends whose packets get their marks: an entry comes once the mark's virtual server has its real
+//!   servers, and goes before these drain.
+//! * A mark is a number that follows from the address, protocol and port. One that another Frontend or somebody else's virtual
+//!   server has is passed over; what the kernel has counts ([`Marks::settle`]).
+//! * A *persistent* virtual server of a mark does not translate the port (`ip_vs_sched_persist` has no port to compare with), so a
+//!   Frontend with session affinity is not split.
+//! * A Frontend that is split no longer keeps its mark's virtual server, with weights of 0, until its connections have ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroU32;
+
+use ipset::{Element, IpSpan, Ports};
+use ipvs::VirtualServerKey;
+
+use crate::config::MarkRange;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::net::{Family, FrontendKey, Protocol};
+
+/// Which mark is which Frontend's. A Frontend keeps its mark for as long as the kernel has it, split or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Marks {
+    range: MarkRange,
+    of: BTreeMap<FrontendKey, NonZeroU32>,
+    /// The same by virtual server.
+    places: BTreeMap<VirtualServerKey, FrontendKey>,
+    /// Others' virtual servers of marks, as last seen.
+    others: BTreeSet<VirtualServerKey>,
+}
+
+fn key(family: Family, mark: NonZeroU32) -> VirtualServerKey {
+    VirtualServerKey::Fwmark { family: family.into(), mark }
+}
+
+impl Marks {
+    pub(super) fn new(range: MarkRange) -> Self {
+        Marks { range, of: BTreeMap::new(), places: BTreeMap::new(), others: BTreeSet::new() }
+    }
+
+    /// The virtual server of a Frontend's mark.
+    pub(super) fn server(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
+        self.of.get(frontend).map(|mark| key(frontend.family(), *mark))
+    }
+
+    /// The Frontend that a virtual server of a mark is for.
+    pub(super) fn place(&self, server: &VirtualServerKey) -> Option<FrontendKey> {
+        self.places.get(server).copied()
+    }
+
+    /// Every virtual server of a mark, sorted, with its Frontend.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&VirtualServerKey, &FrontendKey)> {
+        self.places.iter()
+    }
+
+    /// Gives a Frontend a mark, if it has none and there is one.
+    pub(super) fn give(&mut self, frontend: FrontendKey) {
+        if self.of.contains_key(&frontend) {
+            return;
+        }
+        let (first, count) = (hash(&frontend), self.range.len());
+        let candidates = (0..count).map(|step| self.range.nth(first.wrapping_add(step) & count.wrapping_sub(1)));
+        let free = candidates.into_iter().find(|mark| self.is_free(&key(frontend.family(), *mark)));
+        if let Some(mark) = free {
+            self.insert(frontend, mark);
+        }
+    }
+
+    fn is_free(&self, server: &VirtualServerKey) -> bool {
+        !self.places.contains_key(server) && !self.others.contains(server)
+    }
+
+    fn insert(&mut self, frontend: FrontendKey, mark: NonZeroU32) {
+        self.of.insert(frontend, mark);
+        self.places.insert(key(frontend.family(), mark), frontend);
+    }
+
+    /// Takes over what the kernel was found to have: marks of Frontends as recorded there, and others' virtual servers. Those of `split`
+    /// that have no mark there keep theirs if it is free, or get one; the rest is forgotten.
+    pub(super) fn settle(
+        &mut self,
+        recorded: impl IntoIterator<Item = (FrontendKey, NonZeroU32)>,
+        others: BTreeSet<VirtualServerKey>,
+        split: &[FrontendKey],
+    ) {
+        let before = std::mem::replace(self, Marks { others, ..Marks::new(self.range) });
+        for (frontend, mark) in recorded {
+            if self.range.contains(mark.get()) && self.is_free(&key(frontend.family(), mark)) {
+                self.insert(frontend, mark);
+            }
+        }
+        let lacks = |of: &BTreeMap<FrontendKey, NonZeroU32>, frontend: &FrontendKey| !of.contains_key(frontend);
+        for frontend in split {
+            let kept = before.of.get(frontend).filter(|mark| self.is_free(&key(frontend.family(), **mark)));
+            if let (true, Some(mark)) = (lacks(&self.of, frontend), kept) {
+                self.insert(*frontend, *mark);
+            }
+        }
+        for frontend in split {
+            self.give(*frontend);
+        }
+    }
+}
+
+/// FNV-1a: the same number for the same Frontend on every machine and in every version.
+fn hash(frontend: &FrontendKey) -> u32 {
+    let protocol = ipvs::model::Protocol::from(frontend.protocol).number();
+    let bytes = match frontend.address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    };
+    let all = bytes.into_iter().chain([protocol]).chain(frontend.port.to_be_bytes());
+    all.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// The entry that puts a Frontend's packets under its mark.
+pub(super) fn active_entry(frontend: &FrontendKey) -> (SetKey, Element) {
+    let ports = Ports::port(frontend.protocol.into(), frontend.port);
+    let set = SetKey::new(frontend.family(), SetKind::LocalSplit);
+    (set, Element::IpPort(IpSpan::host(frontend.address), ports))
+}
+
+/// The Frontend whose packets an entry puts under its mark.
+pub(super) fn frontend_of(element: &Element) -> Option<FrontendKey> {
+    let Element::IpPort(host, ports) = element else { return None };
+    place(host, ports)
+}
+
+fn place(host: &IpSpan, ports: &Ports) -> Option<FrontendKey> {
+    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    let protocol = all.into_iter().find(|known| ipset::Protocol::from(*known) == ports.protocol())?;
+    Some(FrontendKey::new(protocol, host.first(), ports.ports().first()))
+}
+
+/// The entry that records a Frontend's mark. No ipset has entries of an address, a port and a mark, so entries have no such kind: the
+/// mark stands where others have a source, as an IPv4 address.
+pub(super) fn record(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Element) {
+    let ports = Ports::port(frontend.protocol.into(), frontend.port);
+    let mark = IpSpan::host(Ipv4Addr::from_bits(mark.get()).into());
+    let set = SetKey::new(frontend.family(), SetKind::SplitMark);
+    (set, Element::IpPortIp(IpSpan::host(frontend.address), ports, mark))
+}
+
+/// The Frontend and the mark that an entry of [`SetKind::SplitMark`] records.
+pub(super) fn recorded(element: &Element) -> Option<(FrontendKey, NonZeroU32)> {
+    let Element::IpPortIp(host, ports, mark) = element else { return None };
+    let IpAddr::V4(mark) = mark.first() else { return None };
+    Some((place(host, ports)?, NonZeroU32::new(mark.to_bits())?))
+}
+
+/// The virtual server of the mark that an entry of [`SetKind::SplitMark`] records.
+pub(super) fn server_of(element: &Element) -> Option<VirtualServerKey> {
+    recorded(element).map(|(frontend, mark)| key(frontend.family(), mark))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frontend(number: u16) -> FrontendKey {
+        FrontendKey::new(Protocol::Tcp, [203, 0, 113, 1].into(), number)
+    }
+
+    fn small() -> Marks {
+        Marks::new(MarkRange::new(0x100, 0xffff_ff00).unwrap())
+    }
+
+    #[test]
+    fn every_frontend_has_a_mark_of_its_own_until_there_are_no_more() {
+        let mut marks = small();
+        (0..300).for_each(|number| marks.give(frontend(number)));
+        let all: BTreeSet<VirtualServerKey> = (0..300).filter_map(|number| marks.server(&frontend(number))).collect();
+        assert_eq!(all.len(), 256);
+        assert!(all.iter().all(|server| marks.server(&marks.place(server).unwrap()) == Some(*server)));
+        // The other family has marks of its own.
+        let v6 = FrontendKey::new(Protocol::Udp, "2001:db8::1".parse().unwrap(), 53);
+        marks.give(v6);
+        assert!(matches!(marks.server(&v6), Some(VirtualServerKey::Fwmark { family: ipvs::model::Family::V6, .. })));
+    }
+
+    #[test]
+    fn what_the_kernel_has_counts() {
+        let mut marks = small();
+        let wanted: Vec<FrontendKey> = (0..100).map(frontend).collect();
+        wanted.iter().for_each(|frontend| marks.give(*frontend));
+        let (first, second) = (marks.server(&frontend(1)).unwrap(), marks.server(&frontend(2)).unwrap());
+        let VirtualServerKey::Fwmark { mark: mark_of_first, .. } = first else { panic!("{first}") };
+        let VirtualServerKey::Fwmark { mark: mark_of_second, .. } = second else { panic!("{second}") };
+        let third = marks.server(&frontend(3)).unwrap();
+        // The kernel has two of them the other way round, one that nobody wants, and somebody else's in the way of a third.
+        let recorded = [
+            (frontend(1), mark_of_second),
+            (frontend(2), mark_of_first),
+            (frontend(500), NonZeroU32::new(0x17).unwrap()),
+        ];
+        marks.settle(recorded, BTreeSet::from([third]), &wanted);
+        assert_eq!((marks.server(&frontend(1)), marks.server(&frontend(2))), (Some(second), Some(first)));
+        assert_ne!(marks.server(&frontend(3)).unwrap(), third);
+        assert_eq!(marks.server(&frontend(500)), None, "a mark outside of the range");
+        let servers: BTreeSet<_> = wanted.iter().map(|frontend| marks.server(frontend).unwrap()).collect();
+        assert_eq!(servers.len(), 100);
+    }
+
+    #[test]
+    fn a_record_is_what_it_was_made_of() {
+        let mark = NonZeroU32::new(0x1600_0102).unwrap();
+        for text in ["TCP 203.0.113.1:80", "UDP [2001:db8::1]:53", "SCTP 203.0.113.1:9"] {
+            let frontend: FrontendKey = text.parse().unwrap();
+            let (set, element) = record(&frontend, mark);
+            assert_eq!((set.family, recorded(&element)), (frontend.family(), Some((frontend, mark))));
+            assert_eq!(server_of(&element), Some(key(frontend.family(), mark)));
+        }
+    }
+}

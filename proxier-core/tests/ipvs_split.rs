@@ -1,0 +1,494 @@
+//! Two endpoint lists behind one address, on a kernel in memory: clients outside get local endpoints by a firewall mark, pods and the
+//! node those of all nodes; whatever happens between two writes, and whoever else uses marks.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    reason = "tests stop at the first surprise"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
+use proxier_core::config::{Config, LocalTraffic, RulesBy};
+use proxier_core::fake::FakeKernel;
+use proxier_core::modes::cleanup::cleanup;
+use proxier_core::modes::{self, Kind};
+use proxier_core::net::FrontendKey;
+use proxier_core::objects::{ConfigObject, NodeObject};
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::service::{Packet, Verdict};
+use proxier_core::snapshot::ObjectKey;
+use serde_json::{Value, json};
+
+const V4: &str = "ip proxier-ipvs";
+const BALANCER: &str = "198.51.100.1:80";
+const NODE_PORT: &str = "192.0.2.10:30001";
+const HERE: &str = "10.244.0.1:8080";
+const THERE: &str = "10.244.7.1:8080";
+
+fn kernel() -> FakeKernel {
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
+    kernel
+}
+
+struct Node {
+    kernel: FakeKernel,
+    proxier: Reconciler,
+    now: Duration,
+}
+
+fn config(splits: bool, by: RulesBy) -> Config {
+    let mut config = Config::default();
+    config.ipvs.rules = by;
+    config.ipvs.mark_split = splits;
+    config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+    config
+}
+
+impl Node {
+    /// A new process.
+    fn with(kernel: &FakeKernel, config: Config) -> Self {
+        kernel.restart();
+        let mut options = Options::default();
+        options.mode = Kind::Ipvs;
+        options.config = config;
+        options.mass_removal.share = 1.0;
+        let now = Duration::ZERO;
+        let mut proxier = Reconciler::new("node-a", options, now);
+        let object = json!({"metadata": {"name": "node-a"},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]}});
+        proxier.set_node(&serde_json::from_value::<NodeObject>(object).unwrap(), now);
+        Node { kernel: kernel.clone(), proxier, now }
+    }
+
+    fn new(kernel: &FakeKernel, splits: bool) -> Self {
+        Node::with(kernel, config(splits, RulesBy::Nftables))
+    }
+
+    /// One that serves a Service with an endpoint here and one elsewhere.
+    fn serving(kernel: &FakeKernel, splits: bool) -> Self {
+        let mut node = Node::new(kernel, splits);
+        node.publish(1, &json!({}), &["node-a", "node-b"]);
+        node.proxier.start(node.now);
+        node
+    }
+
+    /// A Service with policy `Local`; `more` is added to its spec.
+    fn publish(&mut self, number: u16, more: &Value, nodes: &[&str]) {
+        let mut service = json!({
+            "metadata": {"namespace": "demo", "name": format!("web-{number}")},
+            "spec": {
+                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": format!("10.96.0.{number}"),
+                "ports": [{"name": "p", "port": 80, "nodePort": 30000 + number}],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
+        });
+        for (field, value) in more.as_object().unwrap() {
+            service["spec"][field] = value.clone();
+        }
+        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
+        let endpoints: Vec<Value> = nodes
+            .iter()
+            .map(|node| {
+                let network = if *node == "node-a" { "10.244.0" } else { "10.244.7" };
+                json!({"addresses": [format!("{network}.{number}")], "nodeName": node})
+            })
+            .collect();
+        let slice = json!({
+            "metadata": {"namespace": "demo", "name": format!("web-{number}-x"),
+                "labels": {"kubernetes.io/service-name": format!("web-{number}")}},
+            "addressType": "IPv4", "ports": [{"name": "p", "port": 8080}], "endpoints": endpoints,
+        });
+        self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+    }
+
+    fn pass(&mut self) -> Report {
+        let at = self.proxier.next_wake().unwrap();
+        self.now = self.now.max(at);
+        let now = self.now;
+        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
+    }
+
+    fn full_pass(&mut self) -> Report {
+        self.proxier.request_full(self.now);
+        self.pass()
+    }
+}
+
+/// Virtual servers as `ipvsadm` prints them, each with its real servers and their weights.
+fn servers(kernel: &FakeKernel) -> BTreeMap<String, BTreeMap<String, u32>> {
+    let mut all: BTreeMap<String, BTreeMap<String, u32>> = BTreeMap::new();
+    for line in kernel.state().ipvs.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let reals = all.entry(format!("{} {}", words[1], words[2])).or_default();
+        if words[0] == "-a" {
+            let weight =
+                words.iter().position(|word| *word == "-w").map_or(1, |place| words[place + 1].parse().unwrap());
+            reals.insert(words[4].to_owned(), weight);
+        }
+    }
+    all
+}
+
+/// The elements of a set or a map, out of the text of a table.
+fn elements(kernel: &FakeKernel, name: &str) -> BTreeSet<String> {
+    let tables = kernel.state().tables;
+    let Some(table) = tables.get(V4) else { return BTreeSet::new() };
+    let start = [format!("\tset {name} {{\n"), format!("\tmap {name} {{\n")];
+    let text =
+        start.iter().find_map(|start| table.split_once(&**start)).unwrap_or_else(|| panic!("no {name}: {table}")).1;
+    let text = text.split_once("\n\t}").unwrap().0;
+    let Some((_, text)) = text.split_once("elements = {") else { return BTreeSet::new() };
+    let words = |one: &str| one.split_whitespace().collect::<Vec<_>>().join(" ");
+    text.split_once('}').unwrap().0.split(',').map(words).filter(|one| !one.is_empty()).collect()
+}
+
+fn chain(kernel: &FakeKernel, name: &str) -> Vec<String> {
+    let table = kernel.state().tables[V4].clone();
+    let text = table.split_once(&format!("\tchain {name} {{\n")).unwrap().1.split_once("\t}").unwrap().0;
+    text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.starts_with("type ")).collect()
+}
+
+/// The marks by place, as the table records them: `198.51.100.1 . tcp . 80`.
+fn marks(kernel: &FakeKernel) -> BTreeMap<String, u32> {
+    let all = elements(kernel, "split-mark").into_iter();
+    all.map(|element| {
+        let (place, mark) = element.split_once(" : ").unwrap();
+        (place.to_owned(), u32::from_str_radix(mark.trim_start_matches("0x"), 16).unwrap())
+    })
+    .collect()
+}
+
+fn reals(list: &[(&str, u32)]) -> BTreeMap<String, u32> {
+    list.iter().map(|(real, weight)| ((*real).to_owned(), *weight)).collect()
+}
+
+const PLACE: &str = "198.51.100.1 . tcp . 80";
+
+/// The virtual server that clients outside get at the load balancer.
+fn outside(kernel: &FakeKernel) -> BTreeMap<String, u32> {
+    let mark = marks(kernel)[PLACE];
+    servers(kernel)[&format!("-f {mark}")].clone()
+}
+
+fn foreign(mark: u32) -> VirtualServerKey {
+    VirtualServerKey::fwmark(ipvs::model::Family::V4, mark).unwrap()
+}
+
+fn make_foreign(kernel: &FakeKernel, mark: u32) {
+    let mut client = kernel.ipvs().client().unwrap();
+    client.add_virtual_server(&VirtualServer::new(foreign(mark), Scheduler::RoundRobin)).unwrap();
+    client.add_real_server(&foreign(mark), &RealServer::new("192.0.2.99:1".parse().unwrap())).unwrap();
+}
+
+#[test]
+fn clients_outside_have_a_list_of_their_own() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-b"]);
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    let all = servers(&kernel);
+    for at in [BALANCER, NODE_PORT] {
+        assert_eq!(all[&format!("-t {at}")], reals(&[(HERE, 1), (THERE, 1)]), "{all:#?}");
+    }
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+    // Both Services, each at two addresses.
+    let marks = marks(&kernel);
+    assert_eq!(marks.len(), 4, "{marks:?}");
+    assert!(marks.values().all(|mark| mark & 0xff00_c000 == 0x1600_0000), "{marks:x?}");
+    assert_eq!(elements(&kernel, "local-split"), marks.keys().cloned().collect());
+    // Nobody answers clients outside where no endpoint is here.
+    assert_eq!(all[&format!("-f {}", marks["198.51.100.2 . tcp . 80"])], reals(&[]));
+    assert_eq!(all["-t 198.51.100.2:80"].len(), 1);
+    let place = "ip daddr . meta l4proto . th dport";
+    assert!(chain(&kernel, "services").contains(&format!("{place} @local-split jump from-inside")));
+    assert_eq!(chain(&kernel, "input-split"), [format!("{place} @local-split goto from-outside")]);
+    assert_eq!(
+        chain(&kernel, "from-outside"),
+        [
+            "fib saddr type local return".to_owned(),
+            "ip saddr & 255.255.0.0 == 10.244.0.0 return".to_owned(),
+            format!("meta mark set {place} map @split-mark"),
+        ]
+    );
+    assert_eq!(chain(&kernel, "from-inside").len(), 2);
+    assert_eq!(chain(&kernel, "output-split"), ["meta mark & 0xff00c000 == 0x16000000 meta mark set 0x00000000"]);
+    // A second process changes nothing. Finding flows to forget counts as a write.
+    let writes = || kernel.writes().total() - kernel.writes().conntrack;
+    let before = writes();
+    let mut node = Node::serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-b"]);
+    let report = node.pass();
+    assert!(report.is_done() && report.foreign.is_empty(), "{report:#?}");
+    assert_eq!(writes(), before, "{:?}", kernel.writes());
+}
+
+#[test]
+fn some_are_not_split() {
+    let kernel = kernel();
+    let mut node = Node::new(&kernel, true);
+    node.publish(1, &json!({"sessionAffinity": "ClientIP"}), &["node-a", "node-b"]);
+    node.publish(2, &json!({"externalTrafficPolicy": "Cluster"}), &["node-a", "node-b"]);
+    node.publish(
+        3,
+        &json!({"externalTrafficPolicy": "Cluster", "internalTrafficPolicy": "Local"}),
+        &["node-a", "node-b"],
+    );
+    node.proxier.start(node.now);
+    assert!(node.pass().is_done());
+    let all = servers(&kernel);
+    assert!(all.keys().all(|key| key.starts_with("-t ")), "{all:#?}");
+    assert_eq!(all[&format!("-t {BALANCER}")].len(), 1, "affinity: local endpoints for all, as without marks");
+    assert_eq!((all["-t 10.96.0.3:80"].len(), all["-t 198.51.100.3:80"].len()), (1, 2));
+    assert!(marks(&kernel).is_empty() && elements(&kernel, "local-split").is_empty());
+}
+
+#[test]
+fn it_is_off_by_default_and_with_iptables() {
+    for (splits, by) in [(false, RulesBy::Nftables), (true, RulesBy::Iptables)] {
+        let kernel = kernel();
+        let mut node = Node::with(&kernel, config(splits, by));
+        node.publish(1, &json!({}), &["node-a", "node-b"]);
+        node.proxier.start(node.now);
+        let report = node.pass();
+        assert!(report.is_done(), "{report:#?}");
+        let all = servers(&kernel);
+        assert!(all.keys().all(|key| key.starts_with("-t ")) && all[&format!("-t {BALANCER}")].len() == 1, "{all:#?}");
+        let says = report
+            .limited
+            .iter()
+            .any(|limit| limit.contains("ipvs.markSplit") && limit.contains("ipvs.rules: nftables"));
+        assert_eq!(says, splits, "{:?}", report.limited);
+        if by == RulesBy::Nftables {
+            assert!(chain(&kernel, "input-split").is_empty() && chain(&kernel, "output-split").is_empty());
+        }
+    }
+}
+
+#[test]
+fn endpoints_come_and_go_in_both_lists() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, true);
+    assert!(node.pass().is_done());
+    let mark = marks(&kernel)[PLACE];
+    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 1, 0);
+    node.publish(1, &json!({}), &["node-b"]);
+    let report = node.pass();
+    assert!(report.is_done() && !report.full, "{report:#?}");
+    // It drains where it served: of a mark, too.
+    assert_eq!(outside(&kernel), reals(&[(HERE, 0)]));
+    let steps: Vec<_> = node.proxier.drains().unwrap().iter().map(|of| of.virtual_server).collect();
+    assert!(steps.contains(&foreign(mark)), "{steps:?}");
+    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 0, 0);
+    while !outside(&kernel).is_empty() {
+        assert!(node.pass().is_done() && node.now < Duration::from_secs(60));
+    }
+    node.publish(1, &json!({}), &["node-a", "node-b"]);
+    assert!(node.pass().is_done());
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+    node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
+    assert!(node.pass().is_done());
+    let all = servers(&kernel);
+    assert!(all.is_empty() && marks(&kernel).is_empty() && elements(&kernel, "local-split").is_empty(), "{all:#?}");
+}
+
+/// What holds after every write, whatever comes next.
+fn nobody_is_led_astray(kernel: &FakeKernel, what: &str) {
+    let all = servers(kernel);
+    let marks = if kernel.state().tables.contains_key(V4) { marks(kernel) } else { BTreeMap::new() };
+    let ours: BTreeSet<String> = marks.values().map(|mark| format!("-f {mark}")).collect();
+    for key in all.keys().filter(|key| key.starts_with("-f ") && **key != "-f 7") {
+        assert!(ours.contains(key), "{what}: {key} is recorded nowhere: {marks:?}");
+    }
+    if ours.is_empty() {
+        return;
+    }
+    for place in elements(kernel, "local-split") {
+        let server =
+            all.get(&format!("-f {}", marks[&place])).unwrap_or_else(|| panic!("{what}: {place} has no server"));
+        assert_eq!(server.get(HERE), Some(&1), "{what}: {place}");
+    }
+    for at in [BALANCER, NODE_PORT] {
+        let (address, port) = at.split_once(':').unwrap();
+        let is_split = elements(kernel, "local-split").contains(&format!("{address} . tcp . {port}"));
+        let takes_remote =
+            all.get(&format!("-t {at}")).and_then(|reals| reals.get(THERE)).is_some_and(|weight| *weight > 0);
+        assert!(!takes_remote || is_split, "{what}: clients outside get {THERE} at {at}");
+    }
+}
+
+#[test]
+fn a_process_may_die_between_any_two_writes() {
+    for (from, to) in [(None, true), (Some(false), true), (Some(true), false), (Some(true), true)] {
+        for writes in 0.. {
+            let kernel = kernel();
+            make_foreign(&kernel, 7);
+            if let Some(splits) = from {
+                assert!(Node::serving(&kernel, splits).pass().is_done());
+            }
+            let mut node = Node::serving(&kernel, to);
+            kernel.crash_after(writes);
+            let report = node.pass();
+            let what = format!("{from:?} to {to}, {writes} writes");
+            nobody_is_led_astray(&kernel, &what);
+            let has_crashed = kernel.has_crashed();
+            assert!(has_crashed || report.is_done(), "{what}: {report:#?}");
+            let mut again = Node::serving(&kernel, to);
+            let report = again.pass();
+            assert!(report.is_done() && report.foreign == ["FWM 7"], "{what}: {report:#?}");
+            nobody_is_led_astray(&kernel, &what);
+            // What drains has no connections.
+            while again.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
+                assert!(again.pass().is_done() && again.now < Duration::from_secs(60), "{what}");
+            }
+            assert!(again.full_pass().is_done());
+            let all = servers(&kernel);
+            assert_eq!(
+                all.keys().filter(|key| key.starts_with("-f ")).count(),
+                if to { 3 } else { 1 },
+                "{what}: {all:#?}"
+            );
+            assert_eq!(all[&format!("-t {BALANCER}")].len(), if to { 2 } else { 1 }, "{what}: {all:#?}");
+            assert_eq!(marks(&kernel).len(), if to { 2 } else { 0 }, "{what}");
+            assert!(again.full_pass().writes() == 0, "{what}");
+            let cleaned = cleanup(&config(to, RulesBy::Nftables), None, &mut kernel.clone().ports());
+            assert!(cleaned.is_done(), "{what}: {cleaned:#?}");
+            assert_eq!(servers(&kernel).keys().collect::<Vec<_>>(), ["-f 7"], "{what}");
+            if !has_crashed {
+                assert!(writes > 3 || (from, to) == (Some(true), true), "{what}");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn connections_end_before_their_virtual_server_does() {
+    let kernel = kernel();
+    assert!(Node::serving(&kernel, true).pass().is_done());
+    let mark = marks(&kernel)[PLACE];
+    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 1, 0);
+    // Switched off, and killed again and again.
+    for _ in 0..3 {
+        let mut node = Node::serving(&kernel, false);
+        let report = node.pass();
+        assert!(report.is_done() && report.foreign.is_empty(), "{report:#?}");
+        assert!(elements(&kernel, "local-split").is_empty());
+        assert_eq!(outside(&kernel), reals(&[(HERE, 0)]), "it is kept for its connection");
+        assert_eq!(servers(&kernel)[&format!("-t {BALANCER}")][HERE], 1);
+    }
+    // Switched on again meanwhile: it serves again, by the same mark.
+    let mut node = Node::serving(&kernel, true);
+    assert!(node.pass().is_done());
+    assert_eq!((marks(&kernel)[PLACE], outside(&kernel)), (mark, reals(&[(HERE, 1)])));
+    // The policy changes instead of the setting.
+    node.publish(1, &json!({"externalTrafficPolicy": "Cluster"}), &["node-a", "node-b"]);
+    let report = node.pass();
+    assert!(report.is_done() && !report.full, "{report:#?}");
+    assert!(elements(&kernel, "local-split").is_empty());
+    assert_eq!(outside(&kernel), reals(&[(HERE, 0)]));
+    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 0, 0);
+    for _ in 0..8 {
+        assert!(node.full_pass().is_done());
+        node.now += Duration::from_secs(10);
+    }
+    let all = servers(&kernel);
+    assert!(all.keys().all(|key| key.starts_with("-t ")) && marks(&kernel).is_empty(), "{all:#?}");
+}
+
+#[test]
+fn marks_of_others_are_passed_over() {
+    let kernel = kernel();
+    assert!(Node::serving(&kernel, true).pass().is_done());
+    let mark = marks(&kernel)[PLACE];
+    let config = config(true, RulesBy::Nftables);
+    assert!(cleanup(&config, None, &mut kernel.clone().ports()).is_done());
+    make_foreign(&kernel, mark);
+    let before = servers(&kernel);
+    let mut node = Node::serving(&kernel, true);
+    let report = node.pass();
+    assert!(report.is_done() && report.foreign == [foreign(mark).to_string()], "{report:#?}");
+    assert_ne!(marks(&kernel)[PLACE], mark);
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+    let key = format!("-f {mark}");
+    assert_eq!(servers(&kernel)[&key], before[&key]);
+    // A process that starts anew keeps the marks that the kernel has.
+    let marks_before = marks(&kernel);
+    let client = &mut kernel.ipvs().client().unwrap();
+    client.delete_virtual_server(&foreign(mark)).unwrap();
+    let mut node = Node::serving(&kernel, true);
+    assert!(node.pass().is_done());
+    assert_eq!(marks(&kernel), marks_before);
+    assert!(cleanup(&config, None, &mut kernel.clone().ports()).is_done());
+    assert!(servers(&kernel).is_empty());
+}
+
+#[test]
+fn what_others_change_is_repaired_and_told() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, true);
+    assert!(node.pass().is_done() && node.full_pass().is_done());
+    let mark = foreign(marks(&kernel)[PLACE]);
+    let client = &mut kernel.ipvs().client().unwrap();
+    client.delete_real_server(&mark, &HERE.parse().unwrap()).unwrap();
+    let report = node.full_pass();
+    let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+    let says = |what: &str| told.iter().any(|of| of.contains(what) && of.ends_with("(demo/web-1:p)"));
+    assert!(report.is_done() && says(&format!("{mark} -> {HERE} weight 1")), "{told:#?}");
+    client.delete_virtual_server(&mark).unwrap();
+    let report = node.full_pass();
+    assert!(report.is_done() && report.drift.len() == 2, "{:#?}", report.drift);
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+}
+
+#[test]
+fn a_trace_says_what_becomes_of_packets() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-b"]);
+    node.publish(3, &json!({"sessionAffinity": "ClientIP"}), &["node-a", "node-b"]);
+    assert!(node.pass().is_done());
+    let trace = |source: &str, to: &str| {
+        let (proxier, to) = (&node.proxier, to.parse::<FrontendKey>().unwrap());
+        let source = source.parse().unwrap();
+        let packet = if source == to.address { Packet::from_node(source, to) } else { Packet::new(source, to) };
+        let known = (proxier.desired(), proxier.facts());
+        modes::trace::trace(Kind::Ipvs, proxier.store(), known, &packet, modes::iptables::Options::default()).verdict
+    };
+    let (first, second) = (format!("TCP {BALANCER}"), "TCP 198.51.100.2:80");
+    let text = |verdict: Verdict| verdict.to_string();
+    assert_eq!(text(trace("203.0.113.9", &first)), format!("{HERE} (source kept)"));
+    assert_eq!(text(trace("10.244.0.9", &first)), format!("{HERE} (masqueraded) or {THERE} (masqueraded)"));
+    assert_eq!(text(trace("198.51.100.1", &first)), format!("{HERE} (masqueraded) or {THERE} (masqueraded)"));
+    assert_eq!(trace("203.0.113.9", second), Verdict::Rejected);
+    assert_eq!(text(trace("10.244.0.9", second)), "10.244.7.2:8080 (masqueraded)");
+    assert_eq!(text(trace("10.244.0.9", "TCP 198.51.100.3:80")), "10.244.0.3:8080 (source kept)");
+}
+
+#[test]
+fn impossible_settings_are_reported() {
+    let check = |ipvs: Value| {
+        let object: ConfigObject = serde_json::from_value(json!({ "ipvs": ipvs })).unwrap();
+        let mut rejections = Vec::new();
+        let config = Config::check(&object, &mut rejections);
+        (config.splits_local(), rejections.into_iter().map(|of| of.field).collect::<Vec<_>>())
+    };
+    let on = |more: Value| {
+        let mut ipvs = json!({"markSplit": true, "rules": "nftables"});
+        ipvs.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        check(ipvs)
+    };
+    assert_eq!(on(json!({})), (true, vec![]));
+    assert_eq!(on(json!({"markRange": "0x200000/0xfff0c000"})), (true, vec![]));
+    assert_eq!(on(json!({"rules": "iptables"})), (false, vec![]));
+    assert_eq!(on(json!({"markRange": "everything"})), (false, vec!["ipvs.markRange".to_owned()]));
+    assert_eq!(on(json!({"markRange": "0x200000/0xfff00000"})).0, false, "has the bits of others");
+    assert_eq!(on(json!({"masqueradeBit": 3})), (false, vec!["ipvs.markRange".to_owned()]));
+    assert_eq!(check(json!({"markRange": "0x200000/0xfff0c000"})), (false, vec![]));
+}

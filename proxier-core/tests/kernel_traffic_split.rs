@@ -1,0 +1,220 @@
+//! Packets to Services with `externalTrafficPolicy: Local` whose endpoints are split by firewall marks: clients outside reach local pods
+//! and keep their address, pods and the node reach all, and connections last while that is switched on and off.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "real time and real sockets are what this is about"
+)]
+
+mod traffic;
+
+use std::time::Duration;
+
+use proxier_core::net::Family;
+use proxier_core::reconciler::step::Part;
+use serde_json::{Value, json};
+use testkit::witness::{Conversation, Transport};
+use testkit::{Need, kernel_test, oracle};
+use traffic::clients::{LIMIT, Peer, Surprises, every};
+use traffic::cluster::{Cluster, key, options};
+use traffic::net::{self, FAMILIES, From, Net};
+use traffic::objects::{A, B, R, Vip};
+
+/// Neither ipset nor iptables.
+const NEEDS: &[Need] =
+    &[Need::Root, Need::IpVs, Need::Scheduler("rr"), Need::Dummy, Need::Nftables, Need::Veth, Need::Conntrack];
+
+const EXTERNAL: [Vip; 3] = [Vip::ExternalIp, Vip::LoadBalancer, Vip::NodePort];
+
+fn split(on: bool) -> Value {
+    json!({ "ipvs": { "rules": "nftables", "markSplit": on } })
+}
+
+fn local() -> Value {
+    json!({ "externalTrafficPolicy": "Local" })
+}
+
+fn publish(cluster: &mut Cluster) {
+    let ranges = json!({ "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["192.0.2.10/32", "2001:db8:1::10/128"] });
+    cluster.publish("both", 10, &local(), &[A, R]);
+    cluster.publish("elsewhere", 11, &local(), &[R]);
+    cluster.publish("cluster", 12, &json!({}), &[A, R]);
+    cluster.publish(
+        "inside",
+        13,
+        &json!({ "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local" }),
+        &[B, R],
+    );
+    cluster.publish("ranges", 14, &ranges, &[A, R]);
+    cluster.publish("nobody", 15, &local(), &[]);
+}
+
+fn serving(on: bool) -> Cluster {
+    let mut cluster = Cluster::without_programs(options(&split(on)));
+    publish(&mut cluster);
+    cluster.settle();
+    cluster
+}
+
+/// Every kind of client at every kind of address.
+fn everyone_gets_their_list(net: &Net) {
+    let mut surprises = Surprises::default();
+    for (family, transport) in every() {
+        for vip in EXTERNAL {
+            surprises.served(net, From::Client, transport, vip.of(10, family), &["a"], Peer::Kept);
+            surprises.served(net, From::PodB, transport, vip.of(10, family), &["a", "r"], Peer::Masqueraded);
+            surprises.served(net, From::Node, transport, vip.of(10, family), &["a", "r"], Peer::Masqueraded);
+            surprises.served(net, From::PodB, transport, vip.of(11, family), &["r"], Peer::Masqueraded);
+            surprises.served(net, From::Node, transport, vip.of(11, family), &["r"], Peer::Masqueraded);
+            surprises.served(net, From::Client, transport, vip.of(12, family), &["a", "r"], Peer::Masqueraded);
+            surprises.served(net, From::Client, transport, vip.of(13, family), &["b"], Peer::Kept);
+            // To itself, too.
+            surprises.served(net, From::PodB, transport, vip.of(13, family), &["b", "r"], Peer::Masqueraded);
+            if transport != Transport::Sctp {
+                surprises.refused(net, From::Client, transport, vip.of(11, family));
+                for from in From::ALL {
+                    surprises.refused(net, from, transport, vip.of(15, family));
+                }
+            }
+        }
+        surprises.served(net, From::PodB, transport, Vip::ClusterIp.of(10, family), &["a", "r"], Peer::Kept);
+        surprises.served(net, From::Client, transport, Vip::ClusterIp.of(10, family), &["a", "r"], Peer::Masqueraded);
+        surprises.served(net, From::Node, transport, Vip::ClusterIp.of(13, family), &["b"], Peer::Masqueraded);
+        let guarded = Vip::LoadBalancer.of(14, family);
+        surprises.served(net, From::Client, transport, guarded, &["a"], Peer::Kept);
+        surprises.silent_to(&net.client, Some(net::STRANGER.of(family)), transport, guarded);
+        surprises.silent(net, From::PodB, transport, guarded);
+        surprises.silent(net, From::Node, transport, guarded);
+    }
+    surprises.none();
+}
+
+fn marks() -> Vec<String> {
+    let saved = oracle::run("ipvsadm", &["-S", "-n"], None).unwrap().stdout;
+    let own = |line: &&str| line.starts_with("-A -f ");
+    saved.lines().filter(own).map(|line| line.split_whitespace().nth(2).unwrap().to_owned()).collect()
+}
+
+fn has_table() -> bool {
+    oracle::run("nft", &["list", "tables"], None).unwrap().stdout.contains("proxier-ipvs")
+}
+
+#[test]
+fn everyone_gets_their_list_also_after_a_kill() {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        oracle::run("ipvsadm", &["-A", "-f", "7", "-s", "rr"], None).unwrap();
+        let cluster = serving(true);
+        everyone_gets_their_list(&net);
+        let before = marks();
+        // Five Services with policy Local and without affinity, three kinds of addresses (three addresses of the node have node ports),
+        // three protocols, two families; the other program's.
+        assert_eq!(before.len(), 5 * 5 * 3 * 2 + 1, "{before:?}");
+        // Nothing of the process is left but what the kernel has.
+        drop(cluster);
+        let mut again = Cluster::without_programs(options(&split(true)));
+        publish(&mut again);
+        let reports = again.settle();
+        let done = reports.iter().flat_map(|report| report.applied.done.keys());
+        let written: Vec<_> = done.filter(|(part, _)| *part != Part::Flows).collect();
+        assert!(written.is_empty(), "{written:?}");
+        assert!(reports[0].foreign == ["FWM 7"], "{:?}", reports[0].foreign);
+        everyone_gets_their_list(&net);
+        // An address that the node gets later has its node ports, too.
+        net::batch(&net.node, &["address add 192.0.2.2/24 dev eth0".to_owned()]);
+        again.proxier.host_changed(again.now());
+        again.settle();
+        let late = (std::net::Ipv4Addr::new(192, 0, 2, 2), 30_010).into();
+        let mut surprises = Surprises::default();
+        surprises.served(&net, From::Client, Transport::Tcp, late, &["a"], Peer::Kept);
+        surprises.served(&net, From::PodB, Transport::Tcp, late, &["a", "r"], Peer::Masqueraded);
+        surprises.none();
+        again.clean_up();
+        assert_eq!((marks(), has_table()), (vec!["7".to_owned()], false));
+        let left = oracle::run("ipvsadm", &["-S", "-n"], None).unwrap().stdout;
+        assert_eq!(left.trim(), "-A -f 7 -s rr");
+    });
+}
+
+#[test]
+fn endpoints_come_and_go() {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        let mut cluster = serving(true);
+        for family in FAMILIES {
+            let to = Vip::LoadBalancer.of(10, family);
+            let mut long = net
+                .client
+                .run_in(|| Conversation::open(Transport::Tcp, Some(net::CLIENT.of(family)), to, LIMIT))
+                .unwrap()
+                .unwrap();
+            assert_eq!(long.ask().unwrap().name, "a");
+            cluster.endpoints("both", &[R]);
+            cluster.settle();
+            // It drains, and takes nobody else.
+            assert_eq!(long.ask().unwrap().name, "a");
+            let mut surprises = Surprises::default();
+            surprises.refused(&net, From::Client, Transport::Tcp, to);
+            surprises.served(&net, From::PodB, Transport::Tcp, to, &["r"], Peer::Masqueraded);
+            cluster.endpoints("both", &[A, B, R]);
+            cluster.settle();
+            assert_eq!(long.ask().unwrap().name, "a");
+            surprises.served(&net, From::Client, Transport::Tcp, to, &["a", "b"], Peer::Kept);
+            surprises.none();
+            cluster.endpoints("both", &[A, R]);
+            cluster.settle();
+        }
+        cluster.proxier.delete_service(&key("both"), cluster.now());
+        cluster.settle();
+        let table = oracle::run("nft", &["list", "table", "ip", "proxier-ipvs"], None).unwrap().stdout;
+        assert!(!table.contains("203.0.113.110"), "{table}");
+    });
+}
+
+#[test]
+fn connections_last_while_it_is_switched_on_and_off() {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        let mut cluster = serving(false);
+        let open = |from: From, family: Family, vip: Vip| {
+            let of = || Conversation::open(Transport::Tcp, Net::address(from, family), vip.of(10, family), LIMIT);
+            let mut long = net.of(from).run_in(of).unwrap().unwrap();
+            let name = long.ask().unwrap().name;
+            (long, name)
+        };
+        let mut long: Vec<(Conversation, String)> = Vec::new();
+        for on in [true, false, true, false] {
+            for (family, vip) in FAMILIES.into_iter().flat_map(|family| EXTERNAL.map(|vip| (family, vip))) {
+                long.push(open(From::Client, family, vip));
+                long.push(open(From::PodB, family, vip));
+            }
+            drop(cluster);
+            cluster = serving(on);
+            for (long, name) in &mut long {
+                assert_eq!(long.ask().unwrap().name, *name, "on: {on}");
+            }
+            if on {
+                everyone_gets_their_list(&net);
+            } else {
+                let mut surprises = Surprises::default();
+                for vip in EXTERNAL {
+                    surprises.served(&net, From::Client, Transport::Tcp, vip.of(10, Family::V4), &["a"], Peer::Kept);
+                    surprises.served(&net, From::PodB, Transport::Tcp, vip.of(10, Family::V4), &["a"], Peer::Kept);
+                }
+                surprises.none();
+            }
+        }
+        // Virtual servers of marks stay for those connections, and go with them.
+        assert!(!marks().is_empty());
+        drop(long);
+        cluster.pass_in(Duration::from_secs(16 * 60));
+        cluster.proxier.request_full(cluster.now());
+        cluster.settle();
+        assert!(marks().is_empty(), "{:?}", marks());
+    });
+}
