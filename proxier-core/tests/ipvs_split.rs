@@ -12,12 +12,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
+use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
-use proxier_core::fake::FakeKernel;
+use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::modes::{self, Kind};
 use proxier_core::net::FrontendKey;
 use proxier_core::objects::{ConfigObject, NodeObject};
+use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::{Packet, Verdict};
@@ -80,18 +82,7 @@ impl Node {
 
     /// A Service with policy `Local`; `more` is added to its spec.
     fn publish(&mut self, number: u16, more: &Value, nodes: &[&str]) {
-        let mut service = json!({
-            "metadata": {"namespace": "demo", "name": format!("web-{number}")},
-            "spec": {
-                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": format!("10.96.0.{number}"),
-                "ports": [{"name": "p", "port": 80, "nodePort": 30000 + number}],
-            },
-            "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
-        });
-        for (field, value) in more.as_object().unwrap() {
-            service["spec"][field] = value.clone();
-        }
-        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
+        self.publish_service(number, more);
         let endpoints: Vec<Value> = nodes
             .iter()
             .map(|node| {
@@ -105,6 +96,21 @@ impl Node {
             "addressType": "IPv4", "ports": [{"name": "p", "port": 8080}], "endpoints": endpoints,
         });
         self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+    }
+
+    fn publish_service(&mut self, number: u16, more: &Value) {
+        let mut service = json!({
+            "metadata": {"namespace": "demo", "name": format!("web-{number}")},
+            "spec": {
+                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": format!("10.96.0.{number}"),
+                "ports": [{"name": "p", "port": 80, "nodePort": 30000 + number}],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
+        });
+        for (field, value) in more.as_object().unwrap() {
+            service["spec"][field] = value.clone();
+        }
+        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
     }
 
     fn pass(&mut self) -> Report {
@@ -400,6 +406,150 @@ fn connections_end_before_their_virtual_server_does() {
     }
     let all = servers(&kernel);
     assert!(all.keys().all(|key| key.starts_with("-t ")) && marks(&kernel).is_empty(), "{all:#?}");
+}
+
+/// Whatever changes, in whatever order, with processes that die in between: the kernel comes to what a new one would have.
+fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
+    let kernel = kernel();
+    make_foreign(&kernel, 7);
+    let mut services: BTreeMap<u16, (Value, &[&str])> = BTreeMap::new();
+    let mut node = Node::new(&kernel, true);
+    node.proxier.start(node.now);
+    for (kind, number, which) in steps {
+        let number = u16::from(number % 4) + 1;
+        match kind % 8 {
+            0..4 => {
+                let specs = [
+                    json!({}),
+                    json!({"externalTrafficPolicy": "Cluster"}),
+                    json!({"sessionAffinity": "ClientIP"}),
+                    json!({"loadBalancerSourceRanges": ["192.0.2.0/24"]}),
+                ];
+                let nodes: [&[&str]; 4] = [&["node-a", "node-b"], &["node-b"], &["node-a"], &[]];
+                let of = (specs[usize::from(which % 4)].clone(), nodes[usize::from(which / 4 % 4)]);
+                node.publish(number, &of.0, of.1);
+                services.insert(number, of);
+            }
+            4 => {
+                node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
+                services.remove(&number);
+            }
+            5 => drop(node.pass()),
+            6 => {
+                node.pass();
+                node.now += Duration::from_secs(31);
+            }
+            _ => {
+                kernel.crash_after(u64::from(*which));
+                node.pass();
+                node = Node::new(&kernel, which % 2 == 0);
+                services.iter().for_each(|(number, (spec, nodes))| node.publish(*number, spec, nodes));
+                node.proxier.start(node.now);
+            }
+        }
+    }
+    let settled = |kernel: &FakeKernel| {
+        let mut node = Node::new(kernel, true);
+        services.iter().for_each(|(number, (spec, nodes))| node.publish(*number, spec, nodes));
+        node.proxier.start(node.now);
+        for _ in 0..4 {
+            let report = node.full_pass();
+            assert!(report.is_done(), "{report:#?}");
+            while node.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
+                assert!(node.pass().is_done());
+            }
+        }
+        assert_eq!(node.full_pass().writes(), 0);
+        let state = kernel.state();
+        let devices: BTreeMap<String, BTreeSet<_>> =
+            state.devices.into_iter().map(|(name, all)| (name, all.into_iter().collect())).collect();
+        (servers(kernel), marks(kernel), elements(kernel, "local-split"), state.tables, devices)
+    };
+    let fresh = self::kernel();
+    make_foreign(&fresh, 7);
+    assert_eq!(settled(&kernel), settled(&fresh));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_the_kernel_comes_to_what_is_wanted(
+        steps in proptest::collection::vec(any::<(u8, u8, u8)>(), 1..12)
+    ) {
+        comes_to_what_is_wanted(&steps);
+    }
+}
+
+/// Lists that are suddenly empty are doubted: both virtual servers stay, and so do marks.
+#[test]
+fn what_is_held_back_stays_whole() {
+    let kernel = kernel();
+    let publish = |node: &mut Node| (1..=20).for_each(|number| node.publish(number, &json!({}), &["node-a", "node-b"]));
+    let mut node = Node::new(&kernel, true);
+    publish(&mut node);
+    node.proxier.start(node.now);
+    assert!(node.pass().is_done());
+    let all = |kernel: &FakeKernel| (servers(kernel), marks(kernel), elements(kernel, "local-split"));
+    let before = all(&kernel);
+    assert_eq!(before.2.len(), 40);
+    let again = |has_services: bool| {
+        let mut options = Options::default();
+        options.mode = Kind::Ipvs;
+        options.config = config(true, RulesBy::Nftables);
+        let proxier = Reconciler::new("node-a", options, Duration::ZERO);
+        let mut node = Node { proxier, ..Node::new(&kernel, true) };
+        if has_services {
+            (1..=20).for_each(|number| node.publish_service(number, &json!({})));
+        }
+        node.proxier.start(node.now);
+        let report = node.pass();
+        assert!(report.stopped.is_some(), "{report:#?}");
+        assert_eq!(all(&kernel), before, "has Services: {has_services}");
+    };
+    again(false);
+    again(true);
+}
+
+/// Rules of iptables know no marks: the table that set them goes, and its virtual servers with it.
+#[test]
+fn a_change_to_iptables_leaves_no_mark() {
+    let kernel = kernel();
+    make_foreign(&kernel, 7);
+    assert!(Node::serving(&kernel, true).pass().is_done());
+    let mut node = Node::with(&kernel, config(true, RulesBy::Iptables));
+    node.publish(1, &json!({}), &["node-a", "node-b"]);
+    node.proxier.start(node.now);
+    let report = node.pass();
+    assert!(report.is_done() && report.foreign == ["FWM 7"], "{report:#?}");
+    let config = config(true, RulesBy::Iptables);
+    assert!(cleanup(&config, Some(Kind::Ipvs), &mut kernel.clone().ports()).is_done());
+    assert!(node.full_pass().is_done());
+    assert!(!kernel.state().tables.contains_key(V4));
+    let all = servers(&kernel);
+    assert_eq!(all.keys().filter(|key| key.starts_with("-f ")).collect::<Vec<_>>(), ["-f 7"]);
+    assert_eq!(all[&format!("-t {BALANCER}")][HERE], 1);
+    // And back.
+    let mut node = Node::serving(&kernel, true);
+    assert!(node.pass().is_done());
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+}
+
+/// A table that cannot be written has no record of a mark: its virtual server is not made, and all is as without marks.
+#[test]
+fn no_virtual_server_without_its_record() {
+    let kernel = kernel();
+    assert!(Node::serving(&kernel, false).pass().is_done());
+    let mut node = Node::serving(&kernel, true);
+    kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
+    let report = node.pass();
+    let why: Vec<String> = report.applied.failures.iter().map(ToString::to_string).collect();
+    assert!(why.iter().any(|why| why.contains("its mark could not be recorded")), "{why:#?}");
+    assert!(servers(&kernel).keys().all(|key| key.starts_with("-t ")));
+    kernel.clear_faults();
+    assert!(node.pass().is_done() && node.full_pass().is_done());
+    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
+    nobody_is_led_astray(&kernel, "afterwards");
 }
 
 #[test]

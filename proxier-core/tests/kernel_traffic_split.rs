@@ -139,6 +139,42 @@ fn everyone_gets_their_list_also_after_a_kill() {
     });
 }
 
+/// Others' rules mark packets on their way to IPVS, which compares the whole mark; and they do not see ours.
+#[test]
+fn marks_of_others_do_not_matter() {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        let ours = "meta mark & 0xff00c000 == 0x16000000 counter";
+        for family in ["ip", "ip6"] {
+            let theirs = format!(
+                "table {family} theirs {{\n chain in {{\n type filter hook input priority 0; policy accept;\n \
+                 meta mark set meta mark | 0x00100000\n }}\n \
+                 chain last {{\n type filter hook input priority 96; policy accept;\n {ours}\n }}\n \
+                 chain out {{\n type filter hook output priority -299; policy accept;\n {ours}\n }}\n \
+                 chain post {{\n type filter hook postrouting priority -150; policy accept;\n {ours}\n }}\n }}\n"
+            );
+            oracle::run("nft", &["-f", "-"], Some(&theirs)).unwrap();
+        }
+        let _cluster = serving(true);
+        let mut surprises = Surprises::default();
+        for (family, transport) in every() {
+            let to = Vip::LoadBalancer.of(10, family);
+            surprises.served(&net, From::Client, transport, to, &["a"], Peer::Kept);
+            surprises.served(&net, From::Client, transport, to, &["a"], Peer::Kept);
+            surprises.served(&net, From::PodB, transport, to, &["a", "r"], Peer::Masqueraded);
+        }
+        surprises.none();
+        for family in ["ip", "ip6"] {
+            let seen = oracle::run("nft", &["list", "table", family, "theirs"], None).unwrap().stdout;
+            assert_eq!(seen.matches("counter packets 0 bytes 0").count(), 3, "{seen}");
+            let own =
+                oracle::run("nft", &["list", "chain", family, "proxier-ipvs", "output-split"], None).unwrap().stdout;
+            assert!(own.contains("meta mark & 0xff00c000 == 0x16000000 meta mark set 0x00000000"), "{own}");
+        }
+    });
+}
+
 #[test]
 fn endpoints_come_and_go() {
     kernel_test(NEEDS, || {
@@ -212,9 +248,11 @@ fn connections_last_while_it_is_switched_on_and_off() {
         // Virtual servers of marks stay for those connections, and go with them.
         assert!(!marks().is_empty());
         drop(long);
-        cluster.pass_in(Duration::from_secs(16 * 60));
-        cluster.proxier.request_full(cluster.now());
-        cluster.settle();
+        for minutes in [16, 17] {
+            cluster.proxier.request_full(cluster.now());
+            let report = cluster.pass_in(Duration::from_secs(minutes * 60)).unwrap();
+            assert!(report.is_done(), "{report:#?}");
+        }
         assert!(marks().is_empty(), "{:?}", marks());
     });
 }

@@ -15,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use ::ipvs::VirtualServerKey;
+
 use crate::config::{Config, MayAskFor};
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
@@ -22,6 +24,7 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::host;
 use crate::modes::shared::sysctls::HostSettings;
 use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables, userspace};
+use crate::net::FrontendKey;
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::{Links, Ports};
 use crate::reconciler::node_weights::NodeWeights;
@@ -688,6 +691,23 @@ impl Reconciler {
         match &self.mode {
             Mode::Ipvs(mode) => Some(mode.drains()),
             Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
+        }
+    }
+
+    /// The virtual server of a firewall mark by which clients outside reach a Frontend, if that is another one than that of its address
+    /// ([`Config::splits_local`](crate::config::Config::splits_local)).
+    pub fn split(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
+        match &self.mode {
+            Mode::Ipvs(mode) => mode.wanted().split(frontend),
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
+        }
+    }
+
+    /// Which Frontend a virtual server is for, wanted or not; `None` for one of a firewall mark that is none of ours.
+    pub fn frontend_of(&self, server: &VirtualServerKey) -> Option<FrontendKey> {
+        match &self.mode {
+            Mode::Ipvs(mode) => mode.wanted().frontend_key(server),
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => FrontendKey::try_from(*server).ok(),
         }
     }
 

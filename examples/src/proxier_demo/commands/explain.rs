@@ -245,7 +245,12 @@ impl Explained {
                 let frontends: Vec<(Frontend, String)> = owned
                     .iter()
                     .filter(of_port)
-                    .map(|frontend| ((*frontend).clone(), what_answers(frontend, proxier.mode())))
+                    .map(|frontend| {
+                        (
+                            (*frontend).clone(),
+                            what_answers(frontend, proxier.mode(), proxier.split(&frontend.key).is_some()),
+                        )
+                    })
                     .collect();
                 let is_asked = found.port.as_ref().is_none_or(|name| *port.name == **name);
                 if !is_asked || (found.frontend.is_some() && frontends.is_empty()) {
@@ -262,7 +267,8 @@ impl Explained {
         let keys: BTreeSet<FrontendKey> =
             explained.ports.iter().flat_map(|port| port.frontends.iter().map(|(frontend, _)| frontend.key)).collect();
         let keys: Vec<FrontendKey> = keys.into_iter().collect();
-        explained.kernel = mentions::of(&kernel.state(), &found.service.to_string(), &keys);
+        let marks: Vec<_> = keys.iter().filter_map(|key| proxier.split(key)).collect();
+        explained.kernel = mentions::of(&kernel.state(), &found.service.to_string(), &keys, &marks);
         let name = found.service.to_string();
         let refused = proxier.refused().filter(|refused| refused.service == name);
         explained.not_served = refused.map(|refused| format!("{}: {}", refused.key, refused.reason)).collect();
@@ -379,8 +385,8 @@ fn kinds(frontend: &Frontend) -> Vec<&'static str> {
     names.into_iter().filter(|(role, _)| frontend.roles.contains(*role)).map(|(_, name)| name).collect()
 }
 
-/// Who answers at a Frontend.
-fn what_answers(frontend: &Frontend, mode: Kind) -> String {
+/// Who answers at a Frontend. `is_split`: clients outside have a virtual server of their own in IPVS mode.
+fn what_answers(frontend: &Frontend, mode: Kind, is_split: bool) -> String {
     let count = |number: usize| match number {
         0 => "no endpoint".to_owned(),
         1 => "1 endpoint".to_owned(),
@@ -390,10 +396,14 @@ fn what_answers(frontend: &Frontend, mode: Kind) -> String {
     let says = match (frontend.policy, frontend.roles.contains(Roles::CLUSTER_IP)) {
         (TrafficPolicy::Cluster, _) => format!("policy Cluster, {all}"),
         (TrafficPolicy::Local, true) => format!("policy Local, {here} on this node"),
-        (TrafficPolicy::Local, false) if mode == Kind::Ipvs && frontend.falls_back && frontend.local.is_empty() => {
+        (TrafficPolicy::Local, false)
+            if mode == Kind::Ipvs && !is_split && frontend.falls_back && frontend.local.is_empty() =>
+        {
             format!("policy Local, none on this node, so {all} on all nodes")
         }
-        (TrafficPolicy::Local, false) if mode == Kind::Ipvs => format!("policy Local, {here} on this node"),
+        (TrafficPolicy::Local, false) if mode == Kind::Ipvs && !is_split => {
+            format!("policy Local, {here} on this node")
+        }
         (TrafficPolicy::Local, false) => {
             format!("policy Local, {here} on this node, and {all} on all nodes for this node and its pods")
         }

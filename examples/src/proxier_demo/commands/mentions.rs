@@ -1,5 +1,6 @@
 //! What a kernel in memory holds about a Service, in the words of the field's tools.
 
+use ipvs::VirtualServerKey;
 use proxier_core::fake::KernelState;
 use proxier_core::net::{FrontendKey, Protocol};
 
@@ -10,12 +11,21 @@ pub(super) struct Mention {
     pub(super) line: String,
 }
 
-/// Entries, elements and rules about these Frontends, and rules that name the Service in their comments.
-pub(super) fn of(state: &KernelState, service: &str, frontends: &[FrontendKey]) -> Vec<Mention> {
+/// Entries, elements and rules about these Frontends, and rules that name the Service in their comments. `marks`: their virtual servers of
+/// firewall marks.
+pub(super) fn of(
+    state: &KernelState,
+    service: &str,
+    frontends: &[FrontendKey],
+    marks: &[VirtualServerKey],
+) -> Vec<Mention> {
     let mut found = Vec::new();
     let mut add = |tool, line: String| found.push(Mention { tool, line });
     let servers: Vec<String> = frontends.iter().map(ToString::to_string).collect();
-    for line in state.ipvs.lines().filter(|line| servers.iter().any(|server| is_server(line, server))) {
+    let is_about = |line: &str| {
+        servers.iter().any(|server| is_server(line, server)) || marks.iter().any(|mark| is_of_mark(line, mark))
+    };
+    for line in state.ipvs.lines().filter(|line| is_about(line)) {
         add("ipvsadm", line.to_owned());
     }
     for (set, (_, entries)) in &state.sets {
@@ -48,6 +58,14 @@ fn is_server(line: &str, server: &str) -> bool {
     };
     let mut words = line.split_whitespace().skip(1);
     words.next() == Some(option) && words.next() == Some(place)
+}
+
+/// `-A -f 7` or `-a …`, with `-6` for IPv6.
+fn is_of_mark(line: &str, server: &VirtualServerKey) -> bool {
+    let VirtualServerKey::Fwmark { family, mark } = server else { return false };
+    let mut words = line.split_whitespace().skip(1);
+    let is_mark = words.next() == Some("-f") && words.next() == Some(mark.to_string().as_str());
+    is_mark && words.any(|word| word == "-6") == (*family == ipvs::model::Family::V6)
 }
 
 /// `10.96.0.10,tcp:80` and what may follow; the number alone in a set of node ports of the protocol.
@@ -121,6 +139,10 @@ mod tests {
         assert!(is_server("-a -t 10.96.0.1:80 -r 10.244.0.1:80 -m -w 1", &web.to_string()));
         assert!(!is_server("-a -t 10.96.0.1:8080 -r 10.96.0.1:80 -m", &web.to_string()));
         assert!(!is_server("-A -u 10.96.0.1:80 -s rr", &web.to_string()));
+        let mark = |family| VirtualServerKey::fwmark(family, 7).unwrap();
+        assert!(is_of_mark("-a -f 7 -r 10.244.0.1:80 -m -w 1", &mark(ipvs::model::Family::V4)));
+        assert!(!is_of_mark("-A -f 7 -s rr", &mark(ipvs::model::Family::V6)));
+        assert!(!is_of_mark("-A -f 77 -s rr", &mark(ipvs::model::Family::V4)));
         assert!(is_entry("KUBE-CLUSTER-IP", "10.96.0.1,tcp:80", &web));
         assert!(is_entry("KUBE-LOAD-BALANCER-SOURCE-CIDR", "10.96.0.1,tcp:80,10.0.0.0/8", &web));
         assert!(!is_entry("KUBE-CLUSTER-IP", "10.96.0.1,tcp:8080", &web));

@@ -1,10 +1,12 @@
 //! `show`: what the kernel holds, with the Services it serves.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::ExitCode;
 
 use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
+use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::ipvs::reading;
 use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::modes::shared::names::Names;
@@ -35,12 +37,14 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
         (Ok(snapshot), Ok(host)) => (snapshot.entries, host),
         (Err(error), _) | (_, Err(error)) => return failed(&Problem::new("", error.to_string())),
     };
+    // Without them, virtual servers of marks are shown as others'.
+    let marks = guards::marks(&configured.settings.core, ports.tables).unwrap_or_default();
     entries.sort_by_key(|entry| entry.virtual_server.server.key);
     for entry in &mut entries {
         entry.real_servers.sort_by_key(|real| real.server);
     }
     let (store, wanted) = services(configured, &host).await;
-    let names = Names::new(&store, wanted.desired());
+    let names = Known { names: Names::new(&store, wanted.desired()), marks };
     let names_in_kernel = &configured.settings.core.names;
     let bound: Vec<String> =
         reading::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
@@ -95,16 +99,26 @@ async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Want
     (store, wanted)
 }
 
-/// The details of a virtual server, without its address and port.
-fn details(server: &VirtualServer) -> String {
-    let scheduler = server.config.scheduler;
+/// What is known of virtual servers besides what the kernel says of them.
+struct Known<'a> {
+    names: Names<'a>,
+    /// The Frontends of our firewall marks.
+    marks: BTreeMap<VirtualServerKey, FrontendKey>,
+}
+
+/// The details of a virtual server, without its address and port; with them for one of a mark.
+fn details(server: &VirtualServer, names: &Known<'_>) -> String {
+    let mut scheduler = server.config.scheduler.to_string();
+    if let Some(frontend) = names.marks.get(&server.key) {
+        scheduler = format!("{scheduler} for clients outside of {frontend}");
+    }
     match &server.config.persistence {
         Some(persistence) => format!("{scheduler} persistent {} s", persistence.timeout_secs),
-        None => scheduler.to_string(),
+        None => scheduler,
     }
 }
 
-fn text(entries: &[SnapshotEntry], names: &Names<'_>, bound: usize) -> std::io::Result<()> {
+fn text(entries: &[SnapshotEntry], names: &Known<'_>, bound: usize) -> std::io::Result<()> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     for line in table(entries, names).iter().flat_map(|line| wrapped(line)) {
         writeln!(out, "{line}")?;
@@ -115,7 +129,7 @@ fn text(entries: &[SnapshotEntry], names: &Names<'_>, bound: usize) -> std::io::
 }
 
 /// Real servers have columns; a virtual server's details span them, with the Service behind, or below if both are long.
-fn table(entries: &[SnapshotEntry], names: &Names<'_>) -> Vec<String> {
+fn table(entries: &[SnapshotEntry], names: &Known<'_>) -> Vec<String> {
     const HEADS: [&str; 4] = ["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE"];
     let cells = |entry: &SnapshotEntry| -> Vec<[String; 4]> {
         let cells = |real: &ipvs::model::ObservedRealServer| {
@@ -143,7 +157,7 @@ fn table(entries: &[SnapshotEntry], names: &Names<'_>) -> Vec<String> {
     let own: Vec<String> = entries
         .iter()
         .map(|entry| &entry.virtual_server.server)
-        .map(|server| format!("{} {}", server.key, details(server)))
+        .map(|server| format!("{} {}", server.key, details(server, names)))
         .collect();
     let longest = own.iter().map(|text| text.chars().count()).max().unwrap_or(0);
     let [place, weight, active, inactive] = widths;
@@ -166,8 +180,9 @@ fn table(entries: &[SnapshotEntry], names: &Names<'_>) -> Vec<String> {
 }
 
 /// The Service and port that a virtual server is for.
-fn service_of(names: &Names<'_>, key: &VirtualServerKey) -> Option<String> {
-    names.service_of(&FrontendKey::try_from(*key).ok()?)
+fn service_of(names: &Known<'_>, key: &VirtualServerKey) -> Option<String> {
+    let frontend = FrontendKey::try_from(*key).ok().or_else(|| names.marks.get(key).copied());
+    names.names.service_of(&frontend?)
 }
 
 fn forwarding(method: ForwardingMethod) -> &'static str {
@@ -181,10 +196,11 @@ fn forwarding(method: ForwardingMethod) -> &'static str {
     }
 }
 
-fn entry_json(entry: &SnapshotEntry, names: &Names<'_>) -> Value {
+fn entry_json(entry: &SnapshotEntry, names: &Known<'_>) -> Value {
     let server = &entry.virtual_server.server;
     json!({
         "key": server.key.to_string(),
+        "splits": names.marks.get(&server.key).map(ToString::to_string),
         "scheduler": server.config.scheduler.to_string(),
         "persistentSeconds": server.config.persistence.as_ref().map(|persistence| persistence.timeout_secs),
         "service": service_of(names, &server.key),

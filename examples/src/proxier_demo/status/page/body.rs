@@ -55,7 +55,7 @@ pub(super) fn add_view(body: &mut Map<String, Value>, view: &View, wanted: &Want
     let matching: Vec<&ServiceView> = view.services.iter().filter(|service| matches(service, &wanted.filter)).collect();
     let mut room = Room { frontends: FRONTENDS, endpoints: ENDPOINTS };
     let shown = matching.iter().skip(wanted.offset).take(wanted.limit);
-    let list: Vec<Value> = shown.map(|service| service_json(view.mode, service, &mut room, counters)).collect();
+    let list: Vec<Value> = shown.map(|service| service_json(view, service, &mut room, counters)).collect();
     let frontends: usize = view.services.iter().map(|service| service.frontends.len()).sum();
     for (name, value) in [
         ("node", json!(view.node)),
@@ -101,10 +101,10 @@ fn held_json(held: &HeldView) -> Value {
     json!({"frontend": held.key.to_string(), "service": held.service, "seconds": held.since.as_secs()})
 }
 
-fn service_json(mode: Kind, service: &ServiceView, room: &mut Room, counters: &mut Counters) -> Value {
+fn service_json(view: &View, service: &ServiceView, room: &mut Room, counters: &mut Counters) -> Value {
     let shown = Room::take(&mut room.frontends, &service.frontends, FRONTENDS_OF_ONE);
     let frontends: Vec<Value> =
-        shown.iter().map(|frontend| frontend_json(mode, frontend, &service.ports, room, counters)).collect();
+        shown.iter().map(|frontend| frontend_json(view, frontend, &service.ports, room, counters)).collect();
     json!({
         "name": service.key.to_string(),
         "frontends": frontends,
@@ -113,15 +113,23 @@ fn service_json(mode: Kind, service: &ServiceView, room: &mut Room, counters: &m
 }
 
 fn frontend_json(
-    mode: Kind,
+    view: &View,
     frontend: &Arc<Frontend>,
     ports: &[ServicePort],
     room: &mut Room,
     counters: &mut Counters,
 ) -> Value {
     let key = VirtualServerKey::from(frontend.key);
-    let counted = if mode == Kind::Ipvs { counters.of(&key) } else { None };
-    let (endpoints, left_out) = endpoints(mode, frontend, counted, room);
+    let of_address = if view.mode == Kind::Ipvs { counters.of(&key).cloned() } else { None };
+    let mark = view.split.get(&frontend.key);
+    let of_mark = mark.and_then(|mark| counters.of(mark));
+    let counted = match (of_address, of_mark) {
+        (Some(address), Some(mark)) => Some(address.with(mark)),
+        (address, _) => address,
+    };
+    let counted = counted.as_ref();
+    let is_split = view.mode != Kind::Ipvs || mark.is_some();
+    let (endpoints, left_out) = endpoints(is_split, frontend, counted, room);
     let mut value = json!({
         "key": frontend.key.to_string(),
         "port": port_name(frontend, ports),
@@ -146,11 +154,16 @@ fn stats_json(stats: &Stats) -> Value {
 }
 
 /// The endpoints that answer, with what the kernel counts; then real servers that are on their way out.
-fn endpoints(mode: Kind, frontend: &Frontend, counted: Option<&Counted>, room: &mut Room) -> (Vec<Value>, usize) {
-    // Other modes than IPVS send this node and its pods to all endpoints where a policy says Local.
-    let is_split =
-        mode != Kind::Ipvs && frontend.policy == TrafficPolicy::Local && !frontend.roles.contains(Roles::CLUSTER_IP);
-    let serving = if is_split && frontend.local.is_empty() { &frontend.cluster } else { frontend.endpoints() };
+///
+/// `is_split`: where a policy says `Local`, this node and its pods are sent to all endpoints. A real server of IPVS that only they get is
+/// shown, too.
+fn endpoints(is_split: bool, frontend: &Frontend, counted: Option<&Counted>, room: &mut Room) -> (Vec<Value>, usize) {
+    let is_split = is_split && frontend.policy == TrafficPolicy::Local && !frontend.roles.contains(Roles::CLUSTER_IP);
+    let all = is_split && (frontend.local.is_empty() || counted.is_some());
+    let mut serving = if all { frontend.cluster.to_vec() } else { frontend.endpoints().to_vec() };
+    if all {
+        serving.extend(frontend.local.iter().filter(|endpoint| !frontend.cluster.contains(endpoint)));
+    }
     let wanted: HashSet<&EndpointKey> = serving.iter().collect();
     let leaving: Vec<EndpointKey> = counted
         .iter()

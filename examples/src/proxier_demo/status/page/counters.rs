@@ -19,6 +19,30 @@ pub(crate) struct Counted {
     pub(crate) real_servers: Vec<ObservedRealServer>,
 }
 
+impl Counted {
+    /// The sums of two virtual servers for one Frontend. A real server of both has the weight of the first.
+    pub(super) fn with(&self, other: &Counted) -> Counted {
+        let (mut stats, more) = (self.stats, other.stats);
+        stats.connections = stats.connections.saturating_add(more.connections);
+        stats.rates.connections = stats.rates.connections.saturating_add(more.rates.connections);
+        stats.rates.bytes_in = stats.rates.bytes_in.saturating_add(more.rates.bytes_in);
+        stats.rates.bytes_out = stats.rates.bytes_out.saturating_add(more.rates.bytes_out);
+        let mut real_servers = self.real_servers.clone();
+        for real in &other.real_servers {
+            match real_servers.iter_mut().find(|of| of.server.key == real.server.key) {
+                Some(known) => {
+                    known.active_connections = known.active_connections.saturating_add(real.active_connections);
+                    known.inactive_connections = known.inactive_connections.saturating_add(real.inactive_connections);
+                    let rates = &mut known.stats.rates;
+                    rates.connections = rates.connections.saturating_add(real.stats.rates.connections);
+                }
+                None => real_servers.push(*real),
+            }
+        }
+        Counted { stats, real_servers }
+    }
+}
+
 /// Where counters come from.
 pub(crate) trait Reader: Send {
     /// The counters of a virtual server; `None` if the kernel has none, or says nothing.

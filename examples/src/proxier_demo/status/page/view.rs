@@ -1,9 +1,10 @@
 //! What the kernel's thread knows, at one moment. Made on request only, from values that are shared and not copied.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipvs::VirtualServerKey;
 use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::shared::names::Names;
@@ -84,6 +85,8 @@ pub(crate) struct View {
     pub(crate) rejected: Lines<String>,
     pub(crate) refused: Lines<RefusedView>,
     pub(crate) held: Lines<HeldView>,
+    /// Virtual servers that only clients outside get, by the Frontend.
+    pub(crate) split: BTreeMap<FrontendKey, VirtualServerKey>,
 }
 
 impl View {
@@ -102,7 +105,10 @@ impl View {
             },
         });
         let drain = |draining: proxier_core::modes::ipvs::drain::Draining| DrainView {
-            virtual_server: draining.virtual_server.to_string(),
+            virtual_server: match (draining.virtual_server, proxier.frontend_of(&draining.virtual_server)) {
+                (VirtualServerKey::Fwmark { .. }, Some(frontend)) => format!("{frontend}, clients outside"),
+                (key, _) => key.to_string(),
+            },
             real_server: draining.real.to_string(),
             since: now.saturating_sub(draining.since),
             left: draining.deadline.map(|deadline| deadline.saturating_sub(now)),
@@ -118,7 +124,10 @@ impl View {
             reason: NO_SCTP.to_owned(),
         });
         let held = proxier.safeguard().held();
+        let can_split = desired.frontends().filter(|frontend| frontend.can_split()).map(|frontend| frontend.key);
+        let split = can_split.filter_map(|key| Some((key, proxier.split(&key)?))).collect();
         View {
+            split,
             node: proxier.node_name().to_owned(),
             mode: proxier.mode(),
             services: services.collect(),

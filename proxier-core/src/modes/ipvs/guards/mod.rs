@@ -22,7 +22,7 @@ pub(in crate::modes::ipvs) mod nft;
 pub(in crate::modes::ipvs) mod programs;
 
 pub use choose::{choose, trial};
-pub use nft::{Fate, Layout, TableChange};
+pub use nft::{Fate, Layout, TableChange, marks};
 
 use crate::config::{KernelNames, RulesBy};
 use crate::modes::ipvs::rules::Inputs;

@@ -9,12 +9,14 @@ mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ipvs::VirtualServerKey;
 use nftables::{Name, Transaction};
 
 use crate::config::{Config, MarkRange};
 use crate::modes::Pass;
 use crate::modes::ipvs::sets::SetKind;
-use crate::net::{Family, Network};
+use crate::modes::ipvs::split;
+use crate::net::{Family, FrontendKey, Network};
 use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
 use crate::reconciler::report::Unread;
 use crate::service::NodeFacts;
@@ -106,6 +108,30 @@ impl Tables {
         }
         [first, last]
     }
+}
+
+/// The Frontends of the virtual servers of firewall marks that are this proxy's, as its tables record them; none where there is no table.
+///
+/// # Errors
+/// What exists and could not be read.
+pub fn marks(
+    config: &Config,
+    tables: &mut dyn TablesPort,
+) -> Result<BTreeMap<VirtualServerKey, FrontendKey>, Vec<Unread>> {
+    let (mut marks, mut unread) = (BTreeMap::new(), Vec::new());
+    for family in config.families.iter() {
+        match read(family, config, tables) {
+            Ok(found) => {
+                let entries = found.map(|found| found.entries).unwrap_or_default();
+                let records = entries.get(&SetKind::SplitMark).into_iter().flatten();
+                let known = |record| Some((split::server_of(record)?, split::recorded(record)?.0));
+                marks.extend(records.filter_map(known));
+            }
+            Err(error) if error.error.kind() == PortErrorKind::Unavailable => {}
+            Err(error) => unread.push(error),
+        }
+    }
+    if unread.is_empty() { Ok(marks) } else { Err(unread) }
 }
 
 /// Has the kernel check a family's table with every set, chain and rule that this variant writes, and make none of it. The kernel
