@@ -337,7 +337,8 @@ impl Mode {
     fn note_leaving(&mut self, full: bool) {
         let Some(observed) = &mut self.observed else { return };
         if full {
-            self.leaving.retain(|key| observed.virtual_servers.contains_key(key));
+            // One of a mark may be wanted again.
+            self.leaving.retain(|key| observed.virtual_servers.contains_key(key) && !self.wanted.has_server(key));
             let unwanted = observed.virtual_servers.keys().filter(|key| !self.wanted.has_server(key));
             self.leaving.extend(unwanted.filter(|key| observed.owns(key)));
         }

@@ -210,6 +210,10 @@ fn port_name<'a>(frontend: &Frontend, ports: &'a [ServicePort]) -> &'a str {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use ipvs::RealServer;
+    use ipvs::model::ObservedRealServer;
     use proxier_core::config::Config;
     use proxier_core::net::{FrontendKey, Protocol};
     use proxier_core::service::{NodeFacts, compile_frontends};
@@ -247,6 +251,7 @@ mod tests {
             rejected: (0..1000).map(|number| format!("rejected {number}")).collect(),
             refused: Lines::from_iter([]),
             held: Lines::from_iter([]),
+            split: BTreeMap::new(),
         }
     }
 
@@ -277,6 +282,48 @@ mod tests {
         assert_eq!(body(&view, "filter=no-such")["services"]["matching"], 0);
         let rejected = &all["rejected"];
         assert_eq!((&rejected["count"], rejected["list"].as_array().unwrap().len()), (&json!(1000), 100));
+    }
+
+    /// One virtual server has two real servers, the other the first of them.
+    struct Split;
+
+    impl Reader for Split {
+        fn read(&mut self, key: &VirtualServerKey) -> Option<Counted> {
+            let real = |port: u16| {
+                let place = std::net::SocketAddr::from(([10, 244, 0, 7], port)).to_string();
+                let mut real = ObservedRealServer::from(RealServer::new(place.parse().unwrap()));
+                real.active_connections = 2;
+                real
+            };
+            let mut stats = Stats::default();
+            stats.connections = 10;
+            let ports = if key.addr().is_some() { 1..=2 } else { 1..=1 };
+            Some(Counted { stats, real_servers: ports.map(real).collect() })
+        }
+    }
+
+    #[test]
+    fn a_frontend_with_two_lists_shows_both() {
+        let key = FrontendKey::new(Protocol::Tcp, [198, 51, 100, 7].into(), 80);
+        let endpoint = |port| EndpointKey::new([10, 244, 0, 7].into(), port);
+        let mut spec = FrontendSpec::new(key, [endpoint(1), endpoint(2)]);
+        spec.roles = Roles::LOAD_BALANCER;
+        spec.policy = TrafficPolicy::Local;
+        spec.local = vec![endpoint(1)];
+        let name = ObjectKey::new("shop", "web");
+        let facts = NodeFacts::new(&Config::default(), &Node::new("n1"), &HostAddresses::default());
+        let frontends = compile_frontends(&name, &[spec], &facts, false).frontends;
+        let service = ServiceView { key: name, ports: Vec::new(), frontends };
+        let mark = VirtualServerKey::fwmark(ipvs::model::Family::V4, 0x1600_0001).unwrap();
+        let view = View { mode: Kind::Ipvs, split: BTreeMap::from([(key, mark)]), ..view(vec![service]) };
+        let mut body = of_board(&Board::default());
+        add_view(&mut body, &view, &Wanted::read(""), &mut Counters::new(Split));
+        let frontend = &body["services"]["list"][0]["frontends"][0];
+        assert_eq!(frontend["counters"]["connections"], 20);
+        let endpoints = frontend["endpoints"].as_array().unwrap();
+        let active: Vec<_> = endpoints.iter().map(|of| (of["address"].clone(), of["active"].clone())).collect();
+        assert_eq!(active, [(json!("10.244.0.7:1"), json!(4)), (json!("10.244.0.7:2"), json!(2))]);
+        assert!(endpoints.iter().all(|endpoint| endpoint.get("leaving").is_none()), "{endpoints:?}");
     }
 
     #[test]
