@@ -443,14 +443,18 @@ fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
                 kernel.crash_after(u64::from(*which));
                 node.pass();
                 node = Node::new(&kernel, which % 2 == 0);
-                services.iter().for_each(|(number, (spec, nodes))| node.publish(*number, spec, nodes));
+                for (number, (spec, nodes)) in &services {
+                    node.publish(*number, spec, nodes);
+                }
                 node.proxier.start(node.now);
             }
         }
     }
     let settled = |kernel: &FakeKernel| {
         let mut node = Node::new(kernel, true);
-        services.iter().for_each(|(number, (spec, nodes))| node.publish(*number, spec, nodes));
+        for (number, (spec, nodes)) in &services {
+            node.publish(*number, spec, nodes);
+        }
         node.proxier.start(node.now);
         for _ in 0..4 {
             let report = node.full_pass();
@@ -471,7 +475,7 @@ fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_happens_the_kernel_comes_to_what_is_wanted(
@@ -485,9 +489,10 @@ proptest! {
 #[test]
 fn what_is_held_back_stays_whole() {
     let kernel = kernel();
-    let publish = |node: &mut Node| (1..=20).for_each(|number| node.publish(number, &json!({}), &["node-a", "node-b"]));
     let mut node = Node::new(&kernel, true);
-    publish(&mut node);
+    for number in 1..=20 {
+        node.publish(number, &json!({}), &["node-a", "node-b"]);
+    }
     node.proxier.start(node.now);
     assert!(node.pass().is_done());
     let all = |kernel: &FakeKernel| (servers(kernel), marks(kernel), elements(kernel, "local-split"));
@@ -500,7 +505,9 @@ fn what_is_held_back_stays_whole() {
         let proxier = Reconciler::new("node-a", options, Duration::ZERO);
         let mut node = Node { proxier, ..Node::new(&kernel, true) };
         if has_services {
-            (1..=20).for_each(|number| node.publish_service(number, &json!({})));
+            for number in 1..=20 {
+                node.publish_service(number, &json!({}));
+            }
         }
         node.proxier.start(node.now);
         let report = node.pass();

@@ -180,14 +180,12 @@ fn check_mark_split(object: &ConfigObject, config: &mut Config, report: &mut Rep
     config.ipvs.mark_split = object.ipvs.mark_split.unwrap_or_default();
     let text = object.ipvs.mark_range.as_deref().unwrap_or_default();
     if !text.is_empty() {
-        match text.parse() {
-            Ok(range) => config.ipvs.mark_range = range,
-            Err(()) => {
-                let reason =
-                    "not a range of firewall marks (VALUE/MASK, such as 0x16000000/0xff00c000); nothing is split";
-                report.reject("ipvs.markRange", text, reason);
-                config.ipvs.mark_split = false;
-            }
+        if let Ok(range) = text.parse() {
+            config.ipvs.mark_range = range;
+        } else {
+            let reason = "not a range of firewall marks (VALUE/MASK, such as 0x16000000/0xff00c000); nothing is split";
+            report.reject("ipvs.markRange", text, reason);
+            config.ipvs.mark_split = false;
         }
     }
     let range = config.ipvs.mark_range;

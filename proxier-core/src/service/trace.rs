@@ -158,6 +158,7 @@ pub fn trace(store: &Store, desired: &Desired, facts: &NodeFacts, packet: &Packe
 }
 
 /// What decides about packets to one address and port.
+#[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 struct Place<'a> {
     is_internal: bool,
     policy: TrafficPolicy,

@@ -135,10 +135,10 @@ pub(super) fn active_entry(frontend: &FrontendKey) -> (SetKey, Element) {
 /// The Frontend whose packets an entry puts under its mark.
 pub(super) fn frontend_of(element: &Element) -> Option<FrontendKey> {
     let Element::IpPort(host, ports) = element else { return None };
-    place(host, ports)
+    place(host, *ports)
 }
 
-fn place(host: &IpSpan, ports: &Ports) -> Option<FrontendKey> {
+fn place(host: &IpSpan, ports: Ports) -> Option<FrontendKey> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     let protocol = all.into_iter().find(|known| ipset::Protocol::from(*known) == ports.protocol())?;
     Some(FrontendKey::new(protocol, host.first(), ports.ports().first()))
@@ -157,7 +157,7 @@ pub(super) fn record(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Eleme
 pub(super) fn recorded(element: &Element) -> Option<(FrontendKey, NonZeroU32)> {
     let Element::IpPortIp(host, ports, mark) = element else { return None };
     let IpAddr::V4(mark) = mark.first() else { return None };
-    Some((place(host, ports)?, NonZeroU32::new(mark.to_bits())?))
+    Some((place(host, *ports)?, NonZeroU32::new(mark.to_bits())?))
 }
 
 /// The virtual server of the mark that an entry of [`SetKind::SplitMark`] records.
@@ -180,7 +180,9 @@ mod tests {
     #[test]
     fn every_frontend_has_a_mark_of_its_own_until_there_are_no_more() {
         let mut marks = small();
-        (0..300).for_each(|number| marks.give(frontend(number)));
+        for number in 0..300 {
+            marks.give(frontend(number));
+        }
         let all: BTreeSet<VirtualServerKey> = (0..300).filter_map(|number| marks.server(&frontend(number))).collect();
         assert_eq!(all.len(), 256);
         assert!(all.iter().all(|server| marks.server(&marks.place(server).unwrap()) == Some(*server)));
@@ -194,7 +196,9 @@ mod tests {
     fn what_the_kernel_has_counts() {
         let mut marks = small();
         let wanted: Vec<FrontendKey> = (0..100).map(frontend).collect();
-        wanted.iter().for_each(|frontend| marks.give(*frontend));
+        for frontend in &wanted {
+            marks.give(*frontend);
+        }
         let (first, second) = (marks.server(&frontend(1)).unwrap(), marks.server(&frontend(2)).unwrap());
         let VirtualServerKey::Fwmark { mark: mark_of_first, .. } = first else { panic!("{first}") };
         let VirtualServerKey::Fwmark { mark: mark_of_second, .. } = second else { panic!("{second}") };

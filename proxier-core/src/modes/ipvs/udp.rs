@@ -56,9 +56,9 @@ pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices
         let Some(place) = wanted.frontend_key(key).and_then(|frontend| frontend.udp()) else { continue };
         let mut answering = answering(key, wanted, drains);
         match change {
-            VirtualServerChange::Add { .. } => {}
             VirtualServerChange::Delete if wanted.frontend(key).is_none() => answering.clear(),
-            VirtualServerChange::Delete => {}
+            // That of a mark goes, and that of the address stays.
+            VirtualServerChange::Add { .. } | VirtualServerChange::Delete => {}
             VirtualServerChange::Update { add, set, remove, .. } => {
                 let stay = if wanted.lets_drain(key, drains.policy()) { remove.as_slice() } else { &[] };
                 let all = wanted.endpoints(key).map_or(0, |endpoints| endpoints.len());
@@ -70,7 +70,7 @@ pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices
                 answering.extend(stay.iter().map(place_of));
             }
         }
-        services.entry(place).or_insert_with(BTreeSet::new).append(&mut answering);
+        services.entry(place).or_default().append(&mut answering);
     }
     services
 }

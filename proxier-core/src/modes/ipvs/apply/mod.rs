@@ -131,12 +131,16 @@ pub fn apply(
     run.write_last(&plan.last_tables, ports.tables);
     let mut left = run.operations(&plan.retire, ports.ipvs).left;
     let mut needs = Needs::default();
-    left.iter().for_each(|key| needs.add(key, run.observed));
+    for key in &left {
+        needs.add(key, run.observed);
+    }
     if plan.guards == guards::Kind::Nft {
         run.stop_splitting(plan, &needs, ports.tables);
     }
     left.extend(run.operations(&plan.retire_split, ports.ipvs).left);
-    left.iter().for_each(|key| needs.add(key, run.observed));
+    for key in &left {
+        needs.add(key, run.observed);
+    }
     match plan.guards {
         guards::Kind::Programs => {
             for (set, elements) in plan.delete_entries.iter().rev() {

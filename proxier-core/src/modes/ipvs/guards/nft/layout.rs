@@ -229,8 +229,8 @@ impl Layout {
             regular(KEEP, if self.keeps { vec![self.keep()] } else { Vec::new() }),
             regular(NODE_PORT, self.node_port()),
             regular(LOAD_BALANCER, self.load_balancer()),
-            regular(FROM_INSIDE, self.from_inside()),
-            regular(FROM_OUTSIDE, self.from_outside()),
+            regular(FROM_INSIDE, self.masquerade_inside()),
+            regular(FROM_OUTSIDE, self.mark_outside()),
             regular(SERVICES, self.services()),
             regular(SOURCE_RANGES, self.source_ranges()),
             regular(FIREWALL, vec![built(self.matching(SetKind::LoadBalancerFirewall).jump(name(SOURCE_RANGES)))]),
@@ -283,12 +283,12 @@ impl Layout {
     }
 
     /// To a Frontend that is split, from inside: the endpoint may be on another node, and answers have to come back here.
-    fn from_inside(&self) -> Vec<Rule> {
+    fn masquerade_inside(&self) -> Vec<Rule> {
         self.inside().map(|rule| self.marks(rule)).collect()
     }
 
     /// To a Frontend that is split: from outside, the packet gets the mark by which IPVS takes local endpoints.
-    fn from_outside(&self) -> Vec<Rule> {
+    fn mark_outside(&self) -> Vec<Rule> {
         let mut rules: Vec<Rule> = self.inside().map(|rule| built(rule.verdict(Verdict::Return))).collect();
         let kind = SetKind::SplitMark;
         if let Ok(mark) = FieldTypes::of(&[DataType::MARK]) {
