@@ -645,7 +645,7 @@ fn impossible_settings_are_reported() {
     assert_eq!(on(json!({"markRange": "0x200000/0xfff0c000"})), (true, vec![]));
     assert_eq!(on(json!({"rules": "iptables"})), (false, vec![]));
     assert_eq!(on(json!({"markRange": "everything"})), (false, vec!["ipvs.markRange".to_owned()]));
-    assert_eq!(on(json!({"markRange": "0x200000/0xfff00000"})).0, false, "has the bits of others");
+    assert!(!on(json!({"markRange": "0x200000/0xfff00000"})).0, "has the bits of others");
     assert_eq!(on(json!({"masqueradeBit": 3})), (false, vec!["ipvs.markRange".to_owned()]));
     assert_eq!(check(json!({"markRange": "0x200000/0xfff0c000"})), (false, vec![]));
 }
