@@ -16,8 +16,6 @@ use crate::config::KernelNames;
 use crate::modes::ipvs::guards::{self, Layout, TableChange};
 use crate::modes::ipvs::rules::{Capabilities, RuleChanges};
 use crate::modes::ipvs::sets::SetKey;
-#[cfg(doc)]
-use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::sysctls::SysctlChange;
 use crate::net::{Family, FrontendKey, Network};
 use crate::ports::{LocalRoute, UdpServices};
@@ -59,7 +57,7 @@ pub struct Plan {
     /// Entries to add.
     pub add_entries: BTreeMap<SetKey, Vec<Element>>,
     /// Virtual servers of marks, and real servers of theirs, to add or to change. The entries that give packets these marks
-    /// ([`SetKind::LocalSplit`]) are added only then, if the virtual server is there.
+    /// ([`LocalSplit`](crate::modes::ipvs::sets::SetKind::LocalSplit)) are added only then, if the virtual server is there.
     pub serve_split: Vec<Operation>,
     /// Virtual and real servers to add or change that need no rules of this pass; empty unless rules are to be restored or
     /// put off.
