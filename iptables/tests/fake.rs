@@ -196,3 +196,42 @@ fn a_lock_that_is_not_free() {
     iptables.restore(&change).unwrap();
     assert_eq!(host.writes(), 2);
 }
+
+/// A runner that keeps how long each restore may take.
+struct Timed {
+    host: Arc<FakeHost>,
+    limits: std::sync::Mutex<Vec<std::time::Duration>>,
+}
+
+impl iptables::Runner for &Timed {
+    fn find(&self, program: &str) -> Option<std::path::PathBuf> {
+        self.host.find(program)
+    }
+
+    fn run(&self, invocation: &iptables::Invocation) -> Result<iptables::Output, iptables::Error> {
+        if !invocation.stdin.is_empty() {
+            self.limits.lock().unwrap().push(invocation.time_limit);
+        }
+        self.host.run(invocation)
+    }
+
+    fn lock(&self, wait: std::time::Duration) -> Result<iptables::LockGuard, iptables::Error> {
+        self.host.lock(wait)
+    }
+}
+
+/// `iptables-nft-restore` takes minutes for 100,000 rules, and must not be killed meanwhile.
+#[test]
+fn a_large_restore_may_take_longer() {
+    let timed = Timed { host: Arc::new(FakeHost::new()), limits: std::sync::Mutex::default() };
+    let iptables = Iptables::open(&timed, Family::Ipv4, Backend::ALL[1]).unwrap();
+    for rules in [1, 100_000] {
+        let mut change = Transaction::new();
+        let many = vec![rule("-j RETURN"); rules];
+        change.table(TableName::FILTER).replace_chain(&chain("MANY"), many);
+        iptables.restore(&change).unwrap();
+    }
+    let limits = timed.limits.into_inner().unwrap();
+    let (small, large) = (limits[0].as_secs(), limits[1].as_secs());
+    assert!((60..=70).contains(&small) && (500..1_000).contains(&large), "{small} s, {large} s");
+}
