@@ -1,5 +1,5 @@
 //! Decoders against arbitrary and mutilated bytes.
-#![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use netlink_batch::{
     Attribute, Attrs, Be16, Be32, ControllerAttr, Encoder, ExtAckAttr, Messages, NulStr, RawAttrs, attrs, locate,
@@ -89,6 +89,10 @@ fn a_wrong_length_names_attribute_and_place() {
     out.attr(2, &7_u32);
     let error = Attrs::<TestAttr<'_>>::new(out.as_slice()).to_vec().unwrap_err();
     assert_eq!(error.to_string(), "TEST_ATTR_PORT at byte 8: 4 bytes where 2 bytes is expected");
+    let mut out = Encoder::new();
+    out.attr(6, &7_u8);
+    let error = Attrs::<TestAttr<'_>>::new(out.as_slice()).to_vec().unwrap_err();
+    assert_eq!(error.to_string(), "TEST_ATTR_FLAG at byte 0: 1 bytes where no payload is expected");
 }
 
 #[test]
@@ -102,4 +106,32 @@ fn an_offset_becomes_a_path_of_names() {
     let path = locate(out.as_slice(), 8 + 4 + 8);
     assert_eq!(TestAttr::TABLE.path(&path), "TEST_ATTR_INNER > CTRL_ATTR_FAMILY_NAME");
     assert_eq!(TestAttr::TABLE.path(&locate(out.as_slice(), 8)), "TEST_ATTR_INNER");
+    assert_eq!(TestAttr::TABLE.path(&locate(out.as_slice(), 8 + 4)), "TEST_ATTR_INNER > CTRL_ATTR_FAMILY_ID");
+    assert_eq!(TestAttr::TABLE.path(&[8, 99, 1]), "TEST_ATTR_INNER > CTRL_ATTR_99 > 1");
+    assert!(locate(out.as_slice(), out.len()).is_empty());
+}
+
+/// The kernel's validation wants `NLA_F_NESTED` (0x8000) on nests, and on nothing else.
+#[test]
+fn a_list_inside_a_list_is_marked_and_kept_as_it_is() {
+    let mut inner = Encoder::new();
+    assert!(inner.is_empty());
+    ControllerAttr::FamilyId(3).encode(&mut inner);
+    assert!(!inner.is_empty());
+    let mut out = Encoder::new();
+    TestAttr::Byte(7).encode(&mut out);
+    TestAttr::Inner(Attrs::new(inner.as_slice())).encode(&mut out);
+    let fields: Vec<u16> = RawAttrs::new(out.as_slice()).map(|attribute| attribute.unwrap().type_field).collect();
+    assert_eq!(fields, [1, 0x8008]);
+    let read = Attrs::<TestAttr<'_>>::new(out.as_slice()).to_vec().unwrap();
+    let [_, TestAttr::Inner(nested)] = read[..] else { panic!("{read:?}") };
+    assert_eq!(nested.as_bytes(), inner.as_slice());
+    assert_eq!(nested, Attrs::new(inner.as_slice()));
+    assert_ne!(nested, Attrs::new(&[]));
+    // Saying it twice does not take it back.
+    let mut nest = Encoder::new();
+    nest.nest(0x8008, |out| out.bytes(inner.as_slice()));
+    assert_eq!(nest.as_slice(), &out.as_slice()[8..]);
+    let raw = RawAttrs::new(out.as_slice()).next().unwrap().unwrap();
+    assert_eq!(format!("{raw:?}"), "attribute 0x1 [07]");
 }

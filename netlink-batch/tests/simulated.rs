@@ -274,3 +274,40 @@ fn a_group_that_is_too_large_is_not_sent() {
     assert!(error.to_string().contains("80 bytes do not fit"), "{error}");
     connection.request(SET, 0, &[0], |_| {}).unwrap();
 }
+
+/// linux/netlink.h: `NLM_F_REQUEST` 1, `NLM_F_ACK` 4, `NLM_F_DUMP` 0x300, `NLM_F_CREATE` 0x400. The kernel ignores messages without
+/// the first, answers success only with the second, and lists nothing without the third.
+#[test]
+fn the_kernel_gets_the_flags_that_it_goes_by() {
+    const REQUEST: u16 = 1;
+    const ACK: u16 = 4;
+    const CREATE: u16 = 0x400;
+    let flags = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&flags);
+    let mut connection = Connection::new(Simulated::new(move |message: &Message<'_>| {
+        seen.lock().unwrap().push(message.header.flags);
+        if message.header.kind == DUMP { Reply::Dump(vec![(DUMP, vec![1])]) } else { Reply::Ok }
+    }));
+    for asked in [0, REQUEST, ACK, CREATE] {
+        connection.request(SET, asked, &[0], |_| {}).unwrap();
+        connection.dump(DUMP, asked & !ACK, &[], |_| {}, |_| Ok(())).unwrap();
+    }
+    // NLM_F_ROOT is one of the two bits of NLM_F_DUMP.
+    connection.dump(DUMP, 0x100, &[], |_| {}, |_| Ok(())).unwrap();
+    let taken = std::mem::take(&mut *flags.lock().unwrap());
+    assert_eq!(taken, [0x005, 0x301, 0x005, 0x301, 0x005, 0x301, 0x405, 0x701, 0x301]);
+    let mut batch = connection.batch();
+    for asked in [ACK, CREATE | ACK, CREATE] {
+        batch.push(SET, asked, &[0], |_| {});
+    }
+    assert!(batch.finish().is_done());
+    let mut group = connection.together();
+    assert!(group.is_empty());
+    for asked in [ACK, CREATE | ACK, CREATE] {
+        group.push(SET, asked, &[0], |_| {}).unwrap();
+    }
+    assert!(!group.is_empty());
+    assert_eq!(group.send(1).unwrap(), []);
+    // Only the last one of a batch is acknowledged, and the one of a group that was named.
+    assert_eq!(*flags.lock().unwrap(), [0x001, 0x401, 0x405, 0x001, 0x405, 0x401]);
+}
