@@ -30,6 +30,7 @@ Usage: cargo xtask COMMAND [OPTIONS]
   demo    see what IPVS mode does, on a real kernel
   api     compare the public API of each library with its list
   bench   measure side by side, on real kernels
+  mutants which changes of the code no test would notice
   package pack the libraries, and use them from outside
   soak    load, changes and faults for a long time, on a real kernel
   vm      run a command, or a shell, on a real kernel in a virtual machine
@@ -69,6 +70,7 @@ fn dispatch(arguments: &[OsString]) -> Result<ExitCode> {
         Some("api") => (commands::api::HELP, commands::api::main),
         Some("bench") => (commands::bench::HELP, commands::bench::main),
         Some("demo") => (commands::demo::HELP, commands::demo::main),
+        Some("mutants") => (commands::mutants::HELP, commands::mutants::main),
         Some("package") => (commands::package::HELP, commands::package::main),
         Some("soak") => (commands::soak::HELP, commands::soak::main),
         Some("test") => (commands::test::HELP, commands::test::main),
