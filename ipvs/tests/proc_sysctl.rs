@@ -139,6 +139,44 @@ fn defaults_are_values_of_their_type_and_allowed() {
     }
 }
 
+/// Kernel: `ip_vs_conn_default_load_factor` and `ip_vs_svc_default_load_factor` take smaller tables in a namespace that was made later.
+#[test]
+fn defaults_in_a_new_namespace_are_the_same_but_for_load_factors() {
+    let others: Vec<&str> = Knob::ALL
+        .iter()
+        .filter(|knob| knob.default_in_new_namespace() != knob.describe().default)
+        .map(|knob| knob.name())
+        .collect();
+    assert_eq!(others, ["conn_lfactor", "svc_lfactor"]);
+    assert_eq!(Knob::ConnLfactor.default_in_new_namespace(), Some("-2"));
+    assert_eq!(Knob::SvcLfactor.default_in_new_namespace(), Some("-2"));
+}
+
+#[test]
+fn clients_that_are_remembered_are_drained_by_a_switch() {
+    let folder = Folder::new("drain");
+    folder.set("expire_quiescent_template", "0\n");
+    let sysctl = Sysctl::at(&folder.0);
+    assert_eq!(sysctl.root(), folder.0);
+    assert_eq!(sysctl.read(Knob::ExpireQuiescentTemplate).unwrap().as_integer(), Some(0));
+    sysctl.drain_persistent_clients().unwrap();
+    assert_eq!(fs::read_to_string(folder.0.join("expire_quiescent_template")).unwrap(), "1\n");
+    assert_eq!(Value::Pair(3, 50).as_integer(), None);
+    assert_eq!(Value::Integer(-5).as_integer(), Some(-5));
+}
+
+#[test]
+fn what_is_no_setting_cannot_be_read_or_written() {
+    let folder = Folder::new("odd");
+    fs::create_dir_all(folder.0.join("conntrack")).unwrap();
+    folder.set("file", "");
+    let sysctl = Sysctl::at(&folder.0);
+    assert_eq!(*sysctl.read(Knob::Conntrack).unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(*sysctl.write(Knob::Conntrack, &Value::ON).unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(*sysctl.read_all().unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(*Sysctl::at(folder.0.join("file")).unknown().unwrap_err().kind(), ErrorKind::Io);
+}
+
 #[test]
 fn versions_decide() {
     assert!(!Knob::EstNice.exists_in(version(6, 1)) && Knob::EstNice.exists_in(version(6, 2)));
