@@ -36,6 +36,21 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("-j LOG --log-level error", "-j LOG --log-level 3"),
     ("-j REJECT --reject-with port-unreach", "-j REJECT --reject-with icmp-port-unreachable"),
     ("-p tcp -j REJECT --reject-with tcp-rst", "-p tcp -j REJECT --reject-with tcp-reset"),
+    ("-j MARK --set-mark 0x3/0x1", "-j MARK --set-xmark 0x3/0x3"),
+    ("-j MARK --set-mark 5", "-j MARK --set-xmark 0x5/0xffffffff"),
+    ("-j MARK --set-xmark 1/255", "-j MARK --set-xmark 0x1/0xff"),
+    ("-j MARK --or-mark 4", "-j MARK --set-xmark 0x4/0x4"),
+    ("-j MARK --xor-mark 4", "-j MARK --set-xmark 0x4/0x0"),
+    ("-j MARK --and-mark 0xf0", "-j MARK --set-xmark 0x0/0xffffff0f"),
+    ("-j CONNMARK --set-mark 7/8", "-j CONNMARK --set-xmark 0x7/0xf"),
+    ("-j CONNMARK --save-mark", "-j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff"),
+    ("-j CONNMARK --restore-mark --mask 0xff", "-j CONNMARK --restore-mark --nfmask 0xff --ctmask 0xff"),
+    ("-j CONNMARK --save-mark --nfmask 0xf --ctmask 255", "-j CONNMARK --save-mark --nfmask 0xf --ctmask 0xff"),
+    ("-p tcp --dport 80:80", "-p tcp -m tcp --dport 80"),
+    ("-p tcp --dport :80", "-p tcp -m tcp --dport 0:80"),
+    ("-p tcp --dport 80:", "-p tcp -m tcp --dport 80:65535"),
+    ("-p udp -i + -s 0.0.0.0/0", "-p udp"),
+    ("-p all -j RETURN", "-j RETURN"),
 ];
 
 #[test]
@@ -63,6 +78,13 @@ fn what_is_printed_means_what_was_given_and_nothing_else() {
     // The options of families say nothing within a family's own table.
     assert!(rule("-4 -j RETURN").same_as(&rule("-j RETURN")));
     assert!(!rule("-s 10.1.2.3/255.0.255.0").same_as(&rule("-s 10.1.2.3/16")));
+    // What is no unit of time is none.
+    for unit in ["second", "minute", "hour", "day"] {
+        assert!(
+            rule(&format!("-m limit --limit 2/{unit}")).same_as(&rule(&format!("-m limit --limit 2/{}", &unit[..1])))
+        );
+        assert!(!rule(&format!("-m limit --limit 2/{unit}")).same_as(&rule(&format!("-m limit --limit 2/{unit}x"))));
+    }
 }
 
 #[test]

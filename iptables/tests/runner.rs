@@ -163,10 +163,12 @@ fn a_refusal_without_a_reason_is_looked_into() {
 
 #[test]
 fn what_a_shared_runner_knows_is_asked_for() {
+    fn asked(runner: impl Runner) -> Option<bool> {
+        runner.has_legacy_tables(Family::Ipv4)
+    }
     for known in [None, Some(false), Some(true)] {
         let host = Arc::new(Noted { has_legacy: known, ..Noted::default() });
-        assert_eq!(host.has_legacy_tables(Family::Ipv4), known);
-        assert_eq!(Runner::has_legacy_tables(&host, Family::Ipv4), known);
+        assert_eq!((asked(&*host), asked(Arc::clone(&host))), (known, known));
     }
 }
 
@@ -201,6 +203,56 @@ fn an_error_says_what_the_caller_can_do() {
         refused(Some(1), "iptables-nft-restore v1.8.9 (nf_tables): Failed to initialize nft: Protocol not supported\n");
     assert!(!error.is_retryable() && !error.is_permission() && !error.is_not_found());
     assert!(error.to_string().contains("since 6.17"), "{error}");
+}
+
+#[test]
+fn advice_and_warnings_of_the_programs_are_left_out() {
+    let error = refused(
+        Some(2),
+        "Ignoring deprecated --wait-interval option.\n# Warning: iptables-legacy tables present, use iptables-legacy to see them\n\
+         Warning: never matched protocol: 9. use extension match instead.\n\niptables-nft-restore v1.8.9 (nf_tables): \
+         unknown option \"--x\"\n  Error occurred at line: 2\nTry `iptables-nft-restore -h' for more information.\n",
+    );
+    assert_eq!(
+        error.failure().unwrap().message,
+        "iptables-nft-restore v1.8.9 (nf_tables): unknown option \"--x\"; Error occurred at line: 2"
+    );
+}
+
+#[test]
+fn words_that_only_begin_like_a_known_complaint_are_none() {
+    for words in [
+        "Table `x' is odd",
+        "table name 'x' is odd",
+        "value 'x' invalid",
+        "Chain 'X' is odd",
+        "Set X is odd",
+        "y doesn't exist.",
+    ] {
+        let error =
+            refused(Some(2), &format!("iptables-nft-restore v1.8.9 (nf_tables): {words}\nError occurred at line: 2\n"));
+        assert_eq!(error.kind(), ErrorKind::Rejected, "{words}");
+    }
+    let error = refused(None, "");
+    assert_eq!(error.kind(), ErrorKind::Other, "a signal ended it");
+}
+
+#[test]
+fn a_back_end_is_in_use_with_a_chain_or_with_a_rule() {
+    let host = FakeHost::new();
+    let in_use = |host: &FakeHost| {
+        let survey = Survey::take(host).unwrap();
+        (survey.legacy.in_use(), survey.nf_tables.in_use())
+    };
+    assert_eq!(in_use(&host), (false, false));
+    Iptables::open(&host, Family::Ipv4, Backend::Legacy).unwrap().restore(&new_chain()).unwrap();
+    assert_eq!(in_use(&host), (true, false));
+    let input = chain("INPUT");
+    let mut change = Transaction::new();
+    change.table(TableName::FILTER).edit(Edit::Append(input, rule("-j RETURN")));
+    Iptables::open(&host, Family::Ipv4, Backend::NfTables).unwrap().restore(&change).unwrap();
+    let survey = Survey::take(&host).unwrap();
+    assert_eq!((survey.nf_tables.rules, survey.nf_tables.chains, survey.nf_tables.in_use()), (1, 0, true));
 }
 
 #[test]
@@ -260,6 +312,14 @@ fn tables_are_built_as_they_are_read() {
 fn tables_that_only_nft_can_show_are_named() {
     let text = "# Table `nat' is incompatible, use 'nft' tool.\n*filter\nCOMMIT\n# Table `raw' is incompatible, use 'nft' tool.\n# done\n";
     assert_eq!(Dump::parse(text).unwrap().incompatible_tables(), ["nat", "raw"]);
+}
+
+#[test]
+fn a_policy_is_one_word() {
+    assert_eq!("ACCEPT".parse::<Policy>().unwrap(), Policy::Accept);
+    for word in ["", "-", "A B"] {
+        assert!(word.parse::<Policy>().is_err(), "{word:?}");
+    }
 }
 
 #[test]
