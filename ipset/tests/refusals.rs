@@ -149,10 +149,11 @@ fn why_an_entry_is_not_added() {
     assert!(kernel.client.test_entry(&set.name, &entry).unwrap_err().is_permission());
 }
 
+type Attempt<'a> = Box<dyn Fn(&mut Client) -> Result<(), Error> + 'a>;
+
 #[test]
 fn every_error_says_what_was_being_done() {
     let (a, b) = (SetName::new("alpha").unwrap(), SetName::new("beta").unwrap());
-    type Attempt<'a> = Box<dyn Fn(&mut Client) -> Result<(), Error> + 'a>;
     let attempts: Vec<(&str, Attempt<'_>)> = vec![
         ("asking for ipset's protocol version", Box::new(|client| client.protocols().map(drop))),
         (
@@ -218,6 +219,8 @@ fn a_sync_refuses_before_it_writes() {
     ] {
         let mut kernel = kernel();
         let set = spec(line);
+        // What is only found out by writing would be this.
+        kernel.refuse(IPSET_CMD_CREATE, ENOMEM);
         let error = kernel.client.sync(&set, &[Entry::parse(set.set_type, entry).unwrap()]).unwrap_err();
         match kind {
             Some(kind) => assert_eq!(*error.kind(), kind, "{line}: {entry}"),
@@ -235,6 +238,27 @@ fn a_sync_refuses_before_it_writes() {
         let set = spec(line);
         let report = kernel().client.sync(&set, &[Entry::parse(set.set_type, entry).unwrap()]).unwrap();
         assert!(report.created && report.is_changed(), "{line}: {entry}: {report:?}");
+    }
+}
+
+#[test]
+fn a_sync_says_whether_it_changed_anything() {
+    let set = spec("create a hash:net comment skbinfo timeout 0");
+    let mut client = kernel().client;
+    let mut changes = |texts: &[&str]| {
+        let wanted: Vec<Entry> = texts.iter().map(|text| Entry::parse(set.set_type, text).unwrap()).collect();
+        client.sync(&set, &wanted).unwrap().is_changed()
+    };
+    assert!(changes(&["10.0.0.0/8"]), "it is created");
+    assert!(!changes(&["10.0.0.0/8"]));
+    assert!(changes(&["10.0.0.0/8", "11.0.0.0/8"]), "one is added");
+    assert!(changes(&["10.0.0.0/8"]), "one is deleted");
+    for option in ["comment x", "skbmark 0x1/0xff", "skbprio 1:2", "skbqueue 3", "nomatch", "timeout 500"] {
+        let with = format!("10.0.0.0/8 {option}");
+        assert!(changes(&[&with]), "{option} comes");
+        assert!(!changes(&[&with]), "{option} is there");
+        assert!(changes(&["10.0.0.0/8 timeout 0"]), "{option} goes");
+        assert!(!changes(&["10.0.0.0/8"]), "{option} is gone");
     }
 }
 
