@@ -5,14 +5,16 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use examples::proxier_demo::engine::Engine;
 use examples::proxier_demo::engine::message::{Event, channel};
 use examples::proxier_demo::settings::cli;
 use examples::proxier_demo::sources::change::{Change, Snapshot};
 use examples::proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use examples::proxier_demo::sources::initial_list::{self, Unread};
 use examples::proxier_demo::status::progress::Counted;
+use proxier_core::fake::FakeKernel;
 use serde_json::{Value, json};
-use testkit::apiserver::{ApiServer, Fault, Verb, recorded};
+use testkit::apiserver::{ApiServer, Fault, ServiceCidrs, Verb, recorded};
 use tokio::sync::mpsc::Receiver;
 
 /// A source that watches a server, and what it reports.
@@ -765,4 +767,131 @@ async fn without_rights_to_nodes_services_are_served_without_weights() {
     let mut watching = watch(&server, options).await;
     let snapshot = watching.snapshot().await;
     assert!(snapshot.node.is_none() && snapshot.node_weights.is_empty() && !snapshot.services.is_empty());
+}
+
+fn cidr(name: &str, cidrs: &[&str]) -> Value {
+    json!({
+        "kind": "ServiceCIDR", "apiVersion": "networking.k8s.io/v1",
+        "metadata": {"name": name}, "spec": {"cidrs": cidrs},
+    })
+}
+
+/// Local routes of IPVS mode on a kernel in memory.
+fn routes(kernel: &FakeKernel) -> Vec<String> {
+    kernel.state().routes.into_iter().map(|(_, route)| route.network.to_string()).collect()
+}
+
+/// The reconciler on a kernel in memory, which is fed from a server.
+struct Serving {
+    watching: Watching,
+    kernel: FakeKernel,
+    engine: Engine<FakeKernel>,
+    /// How far the engine's clock is ahead.
+    ahead: Duration,
+}
+
+impl Serving {
+    /// Up to its first pass.
+    async fn start(server: &ApiServer, options: Options) -> Self {
+        let line = "proxier-demo run --hostname-override n1 --proxy-mode ipvs --ipvs-binding routes \
+                    --ipvs-service-cidrs 10.111.0.0/16";
+        let invocation = cli::parse(line.split_whitespace().map(Into::into)).unwrap();
+        let configured = invocation.configure().unwrap();
+        assert!(configured.settings.watching().service_cidrs);
+        let kernel = FakeKernel::new();
+        let engine = Engine::in_memory(&configured, kernel.clone());
+        let mut serving = Serving { watching: watch(server, options).await, kernel, engine, ahead: Duration::ZERO };
+        serving.until(|change| *change == Change::Synced).await;
+        serving
+    }
+
+    /// Takes changes until one is this; then a pass.
+    async fn until(&mut self, is_last: impl Fn(&Change) -> bool) {
+        loop {
+            let change = self.watching.next().await;
+            let done = is_last(&change);
+            self.engine.take(change, Instant::now());
+            if done {
+                break;
+            }
+        }
+        // What goes takes a pass more.
+        for _ in 0..2 {
+            self.ahead += Duration::from_secs(60);
+            if let Some(report) = self.engine.pass_ahead(self.ahead) {
+                assert!(!report.has_failed(), "{report:#?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn networks_of_services_are_those_of_the_cluster() {
+    let server = ApiServer::start();
+    for version in [ServiceCidrs::V1, ServiceCidrs::V1beta1] {
+        server.serve_service_cidrs(version);
+        server.put(&cidr("kubernetes", &["10.96.0.0/16", "fd00:10::/112"]));
+        server.put(&service("web", 80));
+        let mut options = quick();
+        options.service_cidrs = true;
+        let mut serving = Serving::start(&server, options).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.0/16", "fd00:10::/112"], "{version:?}");
+        server.put(&cidr("more", &["10.97.0.0/16"]));
+        serving.until(|change| matches!(change, Change::ServiceCidr(name, _) if name == "more")).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.0/16", "10.97.0.0/16", "fd00:10::/112"]);
+        // One that cannot be read changes nothing.
+        server.put(&cidr("more", &["10.97.0.0/16", "0.0.0.0/0"]));
+        assert!(serving.watching.line().await.contains("ServiceCIDR /more: spec.cidrs[1]"));
+        // A break, in which one is deleted: the next list shows it.
+        server.delete_silently("servicecidrs", "", "kubernetes");
+        server.compact();
+        server.end_watches();
+        serving.until(|change| *change == Change::ServiceCidrGone("kubernetes".to_owned())).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.9/32", "10.97.0.0/16"], "the Service keeps its address");
+        server.delete("servicecidrs", "", "more");
+        serving.until(|change| *change == Change::ServiceCidrGone("more".to_owned())).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.9/32", "10.111.0.0/16"], "those of the configuration");
+    }
+}
+
+/// No such resource, or no right to it: no failure, asked for seldom, and taken when it comes.
+#[tokio::test]
+async fn a_server_without_networks_of_services_leaves_them_to_the_configuration() {
+    for is_forbidden in [false, true] {
+        let server = ApiServer::start();
+        if is_forbidden {
+            server.serve_service_cidrs(ServiceCidrs::V1);
+            server.forbid("servicecidrs", true);
+        }
+        server.put(&cidr("kubernetes", &["10.96.0.0/16"]));
+        server.put(&service("web", 80));
+        let mut options = quick();
+        // The Node never comes, and is waited for; these are not.
+        options.node_patience = Duration::from_secs(1);
+        options.service_cidrs = true;
+        options.absent_pause = Duration::from_secs(2);
+        let mut serving = Serving::start(&server, options).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.9/32", "10.111.0.0/16"]);
+        assert_eq!(serving.watching.failures(), 0);
+        let asked = || requests(&server, "servicecidrs", false);
+        assert_eq!(asked(), if is_forbidden { 1 } else { 2 }, "in v1, and in v1beta1");
+        server.serve_service_cidrs(ServiceCidrs::V1);
+        server.forbid("servicecidrs", false);
+        serving.until(|change| matches!(change, Change::ServiceCidr(..))).await;
+        assert_eq!(routes(&serving.kernel), ["10.96.0.0/16"]);
+    }
+}
+
+#[tokio::test]
+async fn networks_of_services_are_not_asked_for_without_need() {
+    let server = shop();
+    server.serve_service_cidrs(ServiceCidrs::V1);
+    let mut watching = watch(&server, quick()).await;
+    watching.snapshot().await;
+    assert!(server.requests().iter().all(|request| !request.path.contains("servicecidrs")));
+    for line in ["--proxy-mode ipvs", "--proxy-mode nftables --ipvs-binding routes"] {
+        let line = format!("proxier-demo run --hostname-override n1 {line}");
+        let configured = cli::parse(line.split_whitespace().map(Into::into)).unwrap().configure().unwrap();
+        assert!(!configured.settings.watching().service_cidrs, "{line}");
+    }
 }

@@ -350,6 +350,11 @@ fn tables_fit_a_terminal_and_json_is_as_documented() {
         fits("probe", &said(&run(&["probe"])));
         let probes = [parsed(&run(&["probe", "-o", "json"]))];
         let shows = [parsed(&run(&["show", "-o", "json"]))];
+        let watch =
+            format!("{} show --watch 0.2 -o json --manifests {path} | head -2", env!("CARGO_BIN_EXE_proxier-demo"));
+        let watched = ok(&std::process::Command::new("sh").args(["-c", &watch]).output().unwrap());
+        let watched: Vec<Value> = watched.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        is_as_documented("`show --watch -o json`", &watched);
         is_as_documented("`plan -o json`", &plans);
         is_as_documented("`show -o json`", &shows);
         is_as_documented("`probe -o json`", &probes);

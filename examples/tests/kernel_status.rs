@@ -4,7 +4,7 @@
 
 mod program;
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -92,5 +92,133 @@ fn counters_are_those_of_ipvs_and_drains_show() {
         assert_eq!((&draining["count"], &draining["list"][0]["realServer"]), (&json!(1), &json!("10.244.0.5:8080")));
         drop(client);
         assert!(running.end().success());
+    });
+}
+
+/// The blocks of `show --watch -o json` so far.
+fn blocks(printed: &std::sync::Mutex<Vec<Value>>) -> Vec<Value> {
+    printed.lock().unwrap().clone()
+}
+
+/// The row of a real server in `ipvsadm -Ln` with these options: the numbers behind its address.
+fn numbers(options: &str, real: &str) -> Vec<u64> {
+    let listed = tool(&format!("ipvsadm -Ln {options}"));
+    let row = listed.lines().find(|line| line.contains(real)).unwrap_or_else(|| panic!("{real}: {listed}"));
+    row.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+#[test]
+fn watched_rates_are_those_of_ipvs() {
+    kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
+        set_up();
+        let (node, pod) = (Netns::current().unwrap(), Netns::new().unwrap());
+        veth_pair((&node, "pod0"), (&pod, "eth0")).unwrap();
+        tool("ip address add 10.244.0.1/24 dev pod0");
+        pod.add_address("10.244.0.5/24", "eth0").unwrap();
+        let server = pod.run_in(|| TcpListener::bind("10.244.0.5:8080")).unwrap().unwrap();
+        std::thread::spawn(move || server.incoming().for_each(drop));
+        let folder = Folder::new("watch");
+        folder.put("web.yaml", &web("{addresses: [10.244.0.5]}"));
+        let manifests = folder.0.display().to_string();
+        program::ok(&program::demo(&["run", "--once", "--manifests", &manifests, "--proxy-mode", "ipvs"]));
+
+        let mut child = program::command(&["show", "--watch", "1", "-o", "json", "--manifests", &manifests])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let printed = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let (lines, into) = (BufReader::new(child.stdout.take().unwrap()).lines(), printed.clone());
+        let reader = std::thread::spawn(move || {
+            for line in lines {
+                into.lock().unwrap().push(serde_json::from_str(&line.unwrap()).unwrap());
+            }
+        });
+        // Twenty seconds of a connection each tenth of a second, roughly: the kernel's own average has settled by then.
+        let (begun, mut made) = (Instant::now(), 0_u64);
+        let mut averages = Vec::new();
+        while begun.elapsed() < Duration::from_secs(24) {
+            drop(TcpStream::connect("10.96.0.10:80").unwrap());
+            made += 1;
+            std::thread::sleep(Duration::from_millis(100));
+            if begun.elapsed() > Duration::from_secs(16) {
+                averages.push(numbers("--rate", "10.244.0.5:8080")[0]);
+            }
+        }
+        std::thread::sleep(Duration::from_secs(3));
+        tool(&format!("kill -INT {}", child.id()));
+        assert!(child.wait().unwrap().success());
+        reader.join().unwrap();
+        let blocks = blocks(&printed);
+        assert!(blocks.len() > 5, "{blocks:?}");
+        let web = |block: &Value| block["virtualServers"][0].clone();
+        assert_eq!(web(&blocks[0])["service"], "shop/web:http");
+        assert_eq!(web(&blocks[0])["perSecond"], Value::Null);
+
+        // What the rates add up to is what ipvsadm counts.
+        let counted = numbers("--stats --exact", "10.244.0.5:8080");
+        assert_eq!(counted[0], made);
+        let number = |value: &Value| value.as_f64().unwrap_or_default();
+        for (at, (name, is_of_real)) in [("connections", false), ("packetsIn", true), ("packetsOut", false)]
+            .into_iter()
+            .chain([("bytesIn", true), ("bytesOut", false)])
+            .enumerate()
+        {
+            let before = blocks.iter().zip(blocks.iter().skip(1));
+            let sum: f64 = before
+                .map(|(before, block)| {
+                    let seconds = number(&block["elapsedSeconds"]) - number(&before["elapsedSeconds"]);
+                    let server = web(block);
+                    let of = if is_of_real { &server["realServers"][0] } else { &server };
+                    number(&of["perSecond"][name]) * seconds
+                })
+                .sum();
+            // What was counted before the first block is not in a rate.
+            let total = counted[at] as f64;
+            assert!(sum > total * 0.8 && sum < total * 1.01, "{name}: {sum}, {total}");
+        }
+        // And the kernel's own estimates are in the same range.
+        let busiest = blocks.iter().map(|block| number(&web(block)["perSecond"]["connections"])).fold(0.0, f64::max);
+        let average = *averages.iter().max().unwrap() as f64;
+        assert!(average > 0.0 && busiest >= average * 0.5 && average + 1.0 >= busiest * 0.3, "{busiest} {averages:?}");
+        assert_eq!(number(&web(blocks.last().unwrap())["perSecond"]["connections"]), 0.0);
+
+        // A closed pipe ends it, and text comes in blocks.
+        let shell =
+            format!("{} show --watch 0.2 --manifests {manifests} | head -4", env!("CARGO_BIN_EXE_proxier-demo"));
+        let output = std::process::Command::new("sh").args(["-c", &shell]).output().unwrap();
+        let text = program::text(&output.stdout);
+        assert!(text.starts_with("1 virtual servers, 1 real servers, 0 drain; rates follow\nVIRTUAL SERVER"), "{text}");
+        assert!(text.contains("TCP 10.96.0.10:80 rr") && text.contains("shop/web:http"), "{text}");
+        assert_eq!(program::text(&output.stderr), "");
+        program::ok(&program::demo(&["cleanup"]));
+    });
+}
+
+/// Through `script`, which gives it a terminal of its own.
+#[test]
+fn a_terminal_is_left_as_it_was() {
+    kernel_test(PROXY, || {
+        set_up();
+        for last in 1..=40 {
+            tool(&format!("ipvsadm -A -t 10.96.0.{last}:80 -s rr"));
+            tool(&format!("ipvsadm -a -t 10.96.0.{last}:80 -r 10.244.0.{last}:8080 -m"));
+        }
+        let program = env!("CARGO_BIN_EXE_proxier-demo");
+        let watch = format!("stty rows 10 cols 70; timeout -s TERM 3 {program} show --watch 1; echo ended $?");
+        let output = std::process::Command::new("script").args(["-qec", &watch, "/dev/null"]).output().unwrap();
+        let text = program::text(&output.stdout);
+        assert!(text.contains("\u{1b}[?1049h"), "{text:?}");
+        // timeout says 124 whatever the program's own code is.
+        assert!(text.contains("\u{1b}[?25h\u{1b}[?1049lended 124"), "{text:?}");
+        let frames: Vec<&str> = text.split("\u{1b}[H").skip(1).collect();
+        assert!(frames.len() >= 2, "{text:?}");
+        for frame in frames {
+            let lines: Vec<&str> =
+                frame.split("\u{1b}[J").next().unwrap().split('\n').map(|line| line.trim_end_matches('\r')).collect();
+            assert_eq!(lines.len(), 10, "{frame:?}");
+            assert!(lines.iter().all(|line| line.trim_end_matches("\u{1b}[K").chars().count() <= 70), "{frame:?}");
+            assert!(lines[9].starts_with("not shown: 36 virtual servers"), "{frame:?}");
+        }
+        tool("ipvsadm -C");
     });
 }

@@ -248,6 +248,93 @@ fn without_networks_each_address_has_its_own() {
     assert_eq!((node.routes(), guarded(&node.kernel)), (expected, [].into()));
 }
 
+/// The cluster's own ServiceCIDRs count in place of the configuration.
+#[test]
+fn networks_that_the_cluster_names_come_and_go() {
+    let alone = |texts: &[&str]| -> Vec<String> {
+        texts.iter().map(|of| format!("local {of}/32 dev lo src 192.0.2.10")).collect()
+    };
+    let v4 = |text: &str| format!("local {text} dev lo src 192.0.2.10");
+    let mut options = options(Binding::Routes);
+    options.config.ipvs.service_cidrs = vec![network("10.112.0.0/16")];
+    let mut node = Node::with_services(&kernel(), options);
+    node.settle();
+    let v6 = "local fd00:10::10/128 dev lo src 2001:db8::10".to_owned();
+    let external = ["198.51.100.7", "203.0.113.9"];
+    let configured =
+        [alone(&["10.96.0.10", "10.96.0.11"]), vec![v4("10.112.0.0/16")], alone(&external), vec![v6.clone()]].concat();
+    assert_eq!(node.routes(), configured);
+
+    // Live: a network comes with its guard, in a pass that nothing else asks for; that of the configuration goes.
+    let found = [network("10.96.0.0/12")];
+    node.proxier.set_service_cidrs(found, node.now);
+    let reports = node.settle();
+    assert!(!reports[0].full && reports.iter().all(|report| report.drift.is_empty()), "{reports:#?}");
+    assert_eq!((done(&reports[0], Part::Route, Action::Add), done(&reports[0], Part::Route, Action::Delete)), (1, 3));
+    let whole = [vec![V4.to_owned()], alone(&external), vec![v6.clone()]].concat();
+    assert_eq!((node.routes(), guarded(&node.kernel)), (whole.clone(), ["10.96.0.0/12".to_owned()].into()));
+    node.proxier.set_service_cidrs([network("10.111.255.255/12")], node.now);
+    assert_eq!(node.settle().iter().map(Report::writes).sum::<u64>(), 0, "it is the same one");
+    // One for all addresses is no network of Services.
+    node.proxier.set_service_cidrs([network("10.96.0.0/12"), network("::/0")], node.now);
+    node.settle();
+    assert_eq!(node.routes(), whole);
+
+    // A second one comes, and a Service gets an address of it.
+    node.proxier.set_service_cidrs([network("10.96.0.0/12"), network("10.120.0.0/24")], node.now);
+    node.service("more", json!({"clusterIP": "10.120.0.5"}));
+    node.settle();
+    assert!(node.routes().contains(&v4("10.120.0.0/24")) && !node.routes().contains(&v4("10.120.0.5/32")));
+    // It goes although the Service still has it: the address stays local all the time, and nothing else is touched.
+    let servers = node.kernel.state().ipvs;
+    node.proxier.set_service_cidrs(found, node.now);
+    let reports = node.settle();
+    assert!(node.routes().contains(&v4("10.120.0.5/32")) && !node.routes().contains(&v4("10.120.0.0/24")));
+    assert_eq!((node.kernel.state().ipvs, guarded(&node.kernel)), (servers, ["10.96.0.0/12".to_owned()].into()));
+    let done = |part, action| reports.iter().map(|report| done(report, part, action)).sum::<u64>();
+    assert_eq!((done(Part::Route, Action::Add), done(Part::Route, Action::Delete)), (1, 1));
+    node.delete("more");
+    node.settle();
+
+    // All are gone: the configuration counts again.
+    node.proxier.set_service_cidrs([], node.now);
+    node.settle();
+    assert_eq!(node.routes(), configured);
+    // Where addresses are bound to the device, networks are no matter.
+    let mut node = Node::new(Binding::Addresses);
+    node.settle();
+    node.proxier.set_service_cidrs(found, node.now);
+    assert!(node.settle().iter().all(|report| report.writes() == 0));
+    assert_eq!(node.routes(), Vec::<String>::new());
+}
+
+/// A process that dies while networks change leaves every Service's address local, and no network without its guard.
+#[test]
+fn addresses_stay_local_while_networks_of_the_cluster_change() {
+    let (wide, narrow) = ([network("10.96.0.0/12"), network("fd00:10::/112")], [network("10.96.0.8/30")]);
+    for (before, after) in [(&wide[..], &narrow[..]), (&narrow, &wide), (&wide, &[]), (&[], &wide)] {
+        for writes in 0.. {
+            let mut options = options(Binding::Routes);
+            options.config.ipvs.service_cidrs.clear();
+            let mut node = Node::with_services(&kernel(), options);
+            node.proxier.set_service_cidrs(before.iter().copied(), node.now);
+            node.settle();
+            node.proxier.set_service_cidrs(after.iter().copied(), node.now);
+            node.kernel.crash_after(writes);
+            for _ in 0..2 {
+                if node.proxier.next_wake().is_some_and(|at| at <= node.now + Duration::from_secs(60)) {
+                    node.pass();
+                }
+                is_safe(&node.kernel, true, &format!("{before:?} to {after:?}, {writes} writes"));
+            }
+            if !node.kernel.has_crashed() {
+                assert!(writes > 1, "{writes}");
+                break;
+            }
+        }
+    }
+}
+
 /// Nothing that listens on all addresses may answer in a network of Services.
 #[test]
 fn a_network_waits_for_the_rules_that_guard_it() {

@@ -10,7 +10,7 @@ use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
 
 use corpus::{Scenario, corpus, facts, store};
-use proxier_core::config::Config;
+use proxier_core::config::{Binding, Config};
 use proxier_core::modes::{Kind, iptables, trace};
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
@@ -360,4 +360,46 @@ fn devices_and_ports_of_nobody() {
     assert_eq!(all, ["rejected", "rejected", "left alone", "left alone"]);
     let elsewhere = Packet::new(source, "TCP 203.0.113.9:80".parse().unwrap());
     assert!(Kind::ALL.into_iter().all(|mode| traced(mode, &elsewhere) == "left alone"));
+}
+
+/// With `ipvs.binding: routes`, what no Service serves in a network of Services is refused, though no Service has the address.
+#[test]
+fn networks_of_services_are_closed() {
+    let mut config = Config::default();
+    config.ipvs.binding = Binding::Routes;
+    // The second one has the node's address, so it is not made local as a whole.
+    config.ipvs.service_cidrs = ["10.96.0.0/12", "192.0.2.0/24"].map(|text| text.parse().unwrap()).into();
+    let interfaces = BTreeMap::from([("eth0".to_owned(), vec![IpAddr::from([192, 0, 2, 1])])]);
+    let mut host = HostAddresses::default();
+    host.interfaces = interfaces.into_iter().map(|(name, addresses)| (name, addresses.into_iter().collect())).collect();
+    let facts = NodeFacts::new(&config, &Node::new("n1"), &host);
+    let mut store = Store::new("n1");
+    let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+    let keys = ["TCP 10.96.0.10:80", "TCP 198.51.100.7:80"].map(|text| text.parse::<FrontendKey>().unwrap());
+    let frontends = keys.map(|key| FrontendSpec::new(key, [endpoint]));
+    store.upsert_frontends(&ObjectKey::new("agent", "web"), frontends);
+    let mut desired = Desired::new();
+    let all = desired.services_with(&store);
+    desired.refresh(&store, &facts, &all, &mut Nobody);
+    let traced = |to: &str| {
+        let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
+        let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
+        (trace.verdict.to_string(), trace.steps.join(" "))
+    };
+    for (to, verdict, why) in [
+        ("TCP 10.96.0.10:80", "10.244.1.7:8080 (source kept)", "this node's own, by the route of 10.96.0.0/12."),
+        ("TCP 198.51.100.7:80", "10.244.1.7:8080 (source kept)", "this node's own, by a route of its own."),
+        ("TCP 10.96.0.10:81", "rejected", "10.96.0.10 is a Service's address, and no Service has TCP 81."),
+        ("UDP 10.96.7.7:53", "rejected", "10.96.7.7 is in 10.96.0.0/12, whose addresses are all this node's"),
+        ("TCP 192.0.2.9:80", "left alone", "No Service has TCP 192.0.2.9:80."),
+        ("TCP 10.112.0.1:80", "left alone", "No Service has TCP 10.112.0.1:80."),
+    ] {
+        let (found, steps) = traced(to);
+        assert!(found == verdict && steps.contains(why), "{to}: {found}: {steps}");
+    }
+    config.ipvs.binding = Binding::Addresses;
+    let facts = NodeFacts::new(&config, &Node::new("n1"), &host);
+    let packet = Packet::new([203, 0, 113, 9].into(), "TCP 10.96.7.7:80".parse().unwrap());
+    let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
+    assert_eq!(trace.verdict, Verdict::LeftAlone);
 }

@@ -271,6 +271,33 @@ fn networks_of_services_take_one_route_each() {
 }
 
 #[test]
+fn networks_that_the_cluster_names_count_instead() {
+    let mut options = options();
+    options.userspace.service_cidrs = vec!["10.112.0.0/16".parse().unwrap()];
+    let mut node = Node::on(FakeKernel::new(), options);
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    node.slice("web", &["10.244.1.7"]);
+    node.settles();
+    assert_eq!(node.routes(), networks(&["10.96.0.10/32", "10.112.0.0/16"]));
+    let listeners = node.listeners();
+    node.proxier.set_service_cidrs(networks(&["10.96.0.0/12"]), node.now);
+    let report = node.settles();
+    assert!(report.drift.is_empty(), "{report:#?}");
+    assert_eq!(node.routes(), networks(&["10.96.0.0/12"]));
+    // The network goes, and an address in it is in use: the address has its own route, and nothing was closed.
+    node.kernel.set_connected("10.96.0.10".parse().unwrap(), true);
+    node.proxier.set_service_cidrs(networks(&["10.128.0.0/16"]), node.now);
+    node.settles();
+    assert!(networks(&["10.96.0.10/32", "10.128.0.0/16"]).iter().all(|of| node.routes().contains(of)));
+    node.kernel.set_connected("10.96.0.10".parse().unwrap(), false);
+    node.settles();
+    assert_eq!(node.routes(), networks(&["10.96.0.10/32", "10.128.0.0/16"]));
+    node.proxier.set_service_cidrs([], node.now);
+    node.settles();
+    assert_eq!((node.routes(), node.listeners()), (networks(&["10.96.0.10/32", "10.112.0.0/16"]), listeners));
+}
+
+#[test]
 fn sctp_is_refused_with_the_reason() {
     let mut node = Node::new();
     let ports = json!([{"name": "s", "port": 132, "protocol": "SCTP"}]);

@@ -6,6 +6,7 @@
 pub mod cleanup;
 pub mod iptables;
 pub mod ipvs;
+pub mod look;
 pub mod nftables;
 pub mod select;
 pub mod shared;

@@ -6,6 +6,7 @@ mod node_weights;
 pub mod report;
 pub mod safeguard;
 pub mod schedule;
+mod service_cidrs;
 pub mod step;
 pub mod totals;
 
@@ -24,13 +25,18 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::host;
 use crate::modes::shared::sysctls::HostSettings;
 use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables, userspace};
+<<<<<<< HEAD
 use crate::net::FrontendKey;
+=======
+use crate::net::Network;
+>>>>>>> eba371f (proxier-demo: show --watch)
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::{Links, Ports};
 use crate::reconciler::node_weights::NodeWeights;
 use crate::reconciler::report::{Refused, Report, Unread};
 use crate::reconciler::safeguard::{MassRemoval, Safeguard};
 use crate::reconciler::schedule::{Limits, Moment, Schedule};
+use crate::reconciler::service_cidrs::ServiceCidrs;
 use crate::reconciler::totals::Totals;
 use crate::service::{Desired, Neighbour, NodeFacts, User, is_reachable};
 use crate::snapshot::{EndpointSlice, FrontendSpec, HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
@@ -95,6 +101,7 @@ pub struct Reconciler {
     node: Node,
     node_rejections: Vec<Rejection>,
     node_weights: NodeWeights,
+    service_cidrs: ServiceCidrs,
     host: HostAddresses,
     facts: NodeFacts,
     /// Services to compile again.
@@ -137,6 +144,7 @@ impl Reconciler {
             store,
             node_rejections: Vec::new(),
             node_weights: NodeWeights::default(),
+            service_cidrs: ServiceCidrs::new(&options),
             node,
             host,
             pending: BTreeSet::new(),
@@ -347,6 +355,31 @@ impl Reconciler {
     pub fn delete_node_weight(&mut self, name: &str, now: Moment) {
         if self.node_weights.delete(name) {
             self.schedule.request(now);
+        }
+    }
+
+    /// Sets the networks of cluster IPs that the cluster itself names (ServiceCIDR objects), in place of the earlier ones. They
+    /// count instead of those of the configuration ([`IpvsConfig::service_cidrs`](crate::config::IpvsConfig::service_cidrs),
+    /// [`userspace::Options::service_cidrs`]); none at all: those of the configuration count. Ignored where addresses are not made
+    /// local by routes.
+    ///
+    /// The next pass makes new networks local as a whole. Addresses in a network that went get routes of their own before its
+    /// route goes, so connections stay.
+    pub fn set_service_cidrs(&mut self, networks: impl IntoIterator<Item = Network>, now: Moment) {
+        if !self.service_cidrs.set(networks) {
+            return;
+        }
+        match &mut self.mode {
+            Mode::Ipvs(_) if self.options.config.binds_by_routes() => {
+                self.options.config.ipvs.service_cidrs = self.service_cidrs.of_ipvs();
+                self.refresh_facts();
+                self.schedule.request(now);
+            }
+            Mode::Userspace(mode) => {
+                mode.set_service_cidrs(self.service_cidrs.of_userspace());
+                self.schedule.request_full(now);
+            }
+            Mode::Ipvs(_) | Mode::Nftables(_) | Mode::Iptables(_) => {}
         }
     }
 

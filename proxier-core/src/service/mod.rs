@@ -32,7 +32,7 @@ pub use facts::{NodeFacts, OpenOn};
 pub use frontend::Frontend;
 pub use port::Port;
 pub use reserved::{Extent, Neighbour, Rejected, Reserved, ReservedPort, User};
-pub use trace::{Packet, Reached, Trace, Verdict, Ways, trace};
+pub use trace::{Packet, Reached, Trace, Treatment, Verdict, Ways, trace};
 
 /// The port on which a node tells load balancers whether a Service has endpoints here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

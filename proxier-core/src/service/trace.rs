@@ -2,6 +2,7 @@
 //!
 //! It says what a node does that has programmed everything, and not what this one's kernel holds.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -43,6 +44,25 @@ bitflags! {
         const CLOSES_ADDRESSES = 1 << 11;
         /// As `SPLITS_LOCAL`, where no session affinity is asked for ([`Frontend::can_split`]); those inside are masqueraded.
         const SPLITS_LOCAL_BY_MARK = 1 << 12;
+    }
+}
+
+/// How a mode treats packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Treatment {
+    /// What differs from mode to mode.
+    pub ways: Ways,
+    /// Networks of which all addresses are this node's own: what no Service serves there is refused.
+    pub closed: BTreeSet<Network>,
+    /// Addresses of Services are made this node's own by routes, which say from which address programs of this node connect. Otherwise
+    /// they connect from the Service's address.
+    pub by_routes: bool,
+}
+
+impl From<Ways> for Treatment {
+    fn from(ways: Ways) -> Self {
+        Treatment { ways, ..Treatment::default() }
     }
 }
 
@@ -136,11 +156,12 @@ pub struct Trace {
     pub affinity_secs: Option<u32>,
 }
 
-/// Works out what becomes of a packet in a mode of these ways.
+/// Works out what becomes of a packet in a mode that treats packets so.
 ///
 /// Costs O(endpoints of the Frontend); O(Services) for an address and port that no Frontend has.
-pub fn trace(store: &Store, desired: &Desired, facts: &NodeFacts, packet: &Packet, ways: Ways) -> Trace {
-    let mut tracing = Tracing { store, desired, facts, packet, ways, steps: Vec::new() };
+pub fn trace(store: &Store, desired: &Desired, facts: &NodeFacts, packet: &Packet, treatment: &Treatment) -> Trace {
+    let Treatment { ways, closed, .. } = treatment;
+    let mut tracing = Tracing { store, desired, facts, packet, ways: *ways, closed, steps: Vec::new() };
     let frontend = desired.frontend(&packet.to).filter(|_| !tracing.is_left_to_others());
     let (verdict, service, affinity_secs) = match frontend {
         Some(frontend) => {
@@ -209,6 +230,7 @@ struct Tracing<'a> {
     facts: &'a NodeFacts,
     packet: &'a Packet,
     ways: Ways,
+    closed: &'a BTreeSet<Network>,
     steps: Vec<String>,
 }
 
@@ -297,6 +319,14 @@ impl Tracing<'_> {
             self.step(format!(
                 "{} is a Service's address, and no Service has {} {}.",
                 to.address, to.protocol, to.port
+            ));
+            return Verdict::Rejected;
+        }
+        if let Some(network) = self.closed.iter().find(|network| network.contains(&to.address)) {
+            self.step(format!(
+                "No Service has {to}, and {} is in {network}, whose addresses are all this node's: what no Service serves there is \
+                 refused.",
+                to.address
             ));
             return Verdict::Rejected;
         }

@@ -1,6 +1,6 @@
 //! A stand-in for an API server: lists in pages, watches, and every way they go wrong.
 //!
-//! It speaks plain HTTP on a loopback address, knows Services, EndpointSlices and Nodes, and takes Events. It answers
+//! It speaks plain HTTP on a loopback address, knows Services, EndpointSlices and Nodes, ServiceCIDRs if told so, and takes Events. It answers
 //! as a real one does; the recorded answers it is compared with are in [`recorded`]. What goes wrong is asked for by
 //! the test: [`ApiServer::fail_next`], [`ApiServer::cut_watches`], [`ApiServer::compact`], [`ApiServer::outage`],
 //! [`ApiServer::send_raw`].
@@ -106,6 +106,7 @@ struct State {
     faults: Vec<(&'static str, bool, Fault)>,
     forbidden: Vec<&'static str>,
     events_forbidden: bool,
+    service_cidrs: ServiceCidrs,
     token: Option<String>,
     requests: Vec<Request>,
     events: Vec<Value>,
@@ -118,6 +119,18 @@ struct State {
 pub struct ApiServer {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
+}
+
+/// Whether a server has ServiceCIDRs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceCidrs {
+    /// None, as before Kubernetes 1.31: 404. Default.
+    #[default]
+    None,
+    /// Those of `networking.k8s.io/v1beta1` only.
+    V1beta1,
+    /// Those of `networking.k8s.io/v1`.
+    V1,
 }
 
 /// What is asked for in a fault: lists or watches.
@@ -235,7 +248,7 @@ impl ApiServer {
     ///
     /// # Panics
     ///
-    /// For kinds other than Service, EndpointSlice and Node.
+    /// For kinds other than Service, EndpointSlice, Node and ServiceCIDR.
     pub fn put(&self, object: &Value) -> u64 {
         let kind = kind_of(object);
         let mut object = object.clone();
@@ -363,6 +376,11 @@ impl ApiServer {
         if forbidden {
             state.forbidden.push(resource);
         }
+    }
+
+    /// Gives the server ServiceCIDRs, or takes the resource away.
+    pub fn serve_service_cidrs(&self, service_cidrs: ServiceCidrs) {
+        lock(&self.state).service_cidrs = service_cidrs;
     }
 
     /// Forbids to send Events, or allows it again.
@@ -537,7 +555,14 @@ fn respond(stream: &mut TcpStream, request: &Request, state: &Mutex<State>) -> i
             drop(state);
             return fail(stream, 201, &json!({}));
         }
-        let Some(kind) = KINDS.iter().copied().find(|kind| kind.path == request.path) else {
+        let path = match (state.service_cidrs, request.path.as_str()) {
+            (ServiceCidrs::V1beta1, "/apis/networking.k8s.io/v1beta1/servicecidrs") => {
+                "/apis/networking.k8s.io/v1/servicecidrs"
+            }
+            (ServiceCidrs::V1beta1 | ServiceCidrs::None, "/apis/networking.k8s.io/v1/servicecidrs") => "",
+            (_, path) => path,
+        };
+        let Some(kind) = KINDS.iter().copied().find(|kind| kind.path == path) else {
             drop(state);
             return fail(stream, 404, &status(404));
         };

@@ -15,7 +15,7 @@ pub(super) struct Kind {
     pub(super) plural: &'static str,
 }
 
-pub(super) const KINDS: [Kind; 3] = [
+pub(super) const KINDS: [Kind; 4] = [
     Kind { name: "Service", api_version: "v1", path: "/api/v1/services", plural: "services" },
     Kind {
         name: "EndpointSlice",
@@ -24,7 +24,16 @@ pub(super) const KINDS: [Kind; 3] = [
         plural: "endpointslices",
     },
     Kind { name: "Node", api_version: "v1", path: "/api/v1/nodes", plural: "nodes" },
+    Kind {
+        name: "ServiceCIDR",
+        api_version: "networking.k8s.io/v1",
+        path: "/apis/networking.k8s.io/v1/servicecidrs",
+        plural: SERVICE_CIDRS,
+    },
 ];
+
+/// Only some servers have them: [`ServiceCidrs`](super::ServiceCidrs).
+pub(super) const SERVICE_CIDRS: &str = "servicecidrs";
 
 /// A change: an object before and after.
 #[derive(Clone, Debug)]
@@ -179,6 +188,7 @@ pub(super) fn forbidden(plural: &str, verb: &str) -> Value {
     let group = match plural {
         "endpointslices" => "discovery.k8s.io",
         "events" => "events.k8s.io",
+        SERVICE_CIDRS => "networking.k8s.io",
         _ => "",
     };
     let resource = if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") };

@@ -1,6 +1,8 @@
 //! The commands: `run`, `run --once`, `plan`, `render`, `cleanup`, `probe`, `show`, `explain`, `trace`.
 
 pub mod explain;
+pub(crate) mod forwarding;
+mod live;
 mod mentions;
 pub(crate) mod modes;
 pub mod once;

@@ -14,6 +14,7 @@ use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node};
 use serde_json::{Value, json};
 
+use crate::proxier_demo::commands::forwarding::Hints;
 use crate::proxier_demo::commands::modes::Modes;
 use crate::proxier_demo::engine::{self, kernel, neighbours, userspace};
 use crate::proxier_demo::problem::Problem;
@@ -296,9 +297,12 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
         }
     }
     text += &neighbours::text(&reserved);
+    let hints = Hints::look(&settings.core);
+    text += &hints.text();
     let mut json = json!(report);
     json["rules"] = json!(by.name());
     json["reserved"] = neighbours::json(&reserved);
+    json["forwarding"] = hints.json();
     Ok(Found { works: report.verdict.answer == Answer::Yes && takes_table, text, json })
 }
 

@@ -4,12 +4,14 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::time::Duration;
 
 use proxier_core::modes::{iptables, trace};
 use proxier_core::net::{Family, FrontendKey, Protocol};
-use proxier_core::service::{Packet, Trace, Verdict, Ways};
+use proxier_core::service::{Packet, Trace, Treatment, Verdict, Ways};
 use serde_json::{Value, json};
 
+use crate::proxier_demo::commands::live::{Found, Live};
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input};
 use crate::proxier_demo::commands::render::empty_kernel;
 use crate::proxier_demo::engine::Engine;
@@ -75,10 +77,12 @@ pub struct Asked {
     pub to: To,
     /// The device by which it comes in.
     pub device: Option<String>,
+    /// Whether the running kernel is looked at too, and how long it counts: zero for one look.
+    pub live: Option<Duration>,
 }
 
-/// Prints what becomes of the first packet of a connection. Exit code 0: traced, whatever becomes of it. 1: no input. 2: bad input, or
-/// some of it could not be read.
+/// Prints what becomes of the first packet of a connection; and what the running kernel holds for it, if that is asked for. Exit code 0:
+/// traced, whatever becomes of it. 1: no input, or the kernel holds something else. 2: bad input, or some of it could not be read.
 pub async fn trace_packet(
     configured: &Configured,
     output: Output,
@@ -91,8 +95,17 @@ pub async fn trace_packet(
         Err(code) => return code,
     };
     progress.end();
-    let (kernel, addresses) = empty_kernel(&snapshot, node_addresses);
-    let mut engine = Engine::in_memory(configured, kernel);
+    let mut live = match asked.live.map(|during| Live::open(configured, during)).transpose() {
+        Ok(live) => live,
+        Err(problem) => {
+            eprintln!("proxier-demo: {problem}");
+            return ExitCode::from(FAILED);
+        }
+    };
+    // The running kernel serves node ports on the addresses that this host has.
+    let own = live.as_ref().filter(|_| node_addresses.is_empty()).map(|live| live.addresses().to_vec());
+    let (mut kernel, addresses) = empty_kernel(&snapshot, own.as_deref().unwrap_or(node_addresses));
+    let mut engine = Engine::in_memory(configured, kernel.clone());
     feed(&mut engine, snapshot);
     if engine.pass().is_none() {
         return ExitCode::from(FAILED);
@@ -104,8 +117,8 @@ pub async fn trace_packet(
     let mut options = iptables::Options::default();
     options.localhost_node_ports = configured.settings.object.iptables.localhost_node_ports.unwrap_or(true);
     let (mode, to) = (proxier.mode(), asked.to.0);
-    let ways = trace::ways(mode, to.family(), proxier.facts(), options);
-    let packet = match packet(asked, &addresses, ways, proxier.desired().frontend(&to).is_some()) {
+    let treatment = trace::treatment(mode, to.family(), (proxier.desired(), proxier.facts()), options);
+    let packet = match packet(asked, &addresses, &treatment, proxier.desired().frontend(&to).is_some()) {
         Ok(packet) => packet,
         Err(reason) => {
             eprintln!("proxier-demo: {reason}");
@@ -113,14 +126,30 @@ pub async fn trace_packet(
         }
     };
     let traced = trace::trace(mode, proxier.store(), (proxier.desired(), proxier.facts()), &packet, options);
+    let found = match &mut live {
+        Some(live) => match live.look(mode, &to, proxier.facts(), &mut kernel.ports()).await {
+            Ok(found) => Some(found),
+            Err(problem) => {
+                eprintln!("proxier-demo: {problem}");
+                return ExitCode::from(FAILED);
+            }
+        },
+        None => None,
+    };
     let printed = match output {
         Output::Text => {
             print!("{}", text(&packet, &traced, mode.name()));
+            print!("{}", found.as_ref().map(Found::text).unwrap_or_default());
             true
         }
-        Output::Json => output_json::print(&value(&packet, &traced, mode.name())).is_ok(),
+        Output::Json => {
+            let mut value = value(&packet, &traced, mode.name());
+            value["live"] = found.as_ref().map(Found::json).into();
+            output_json::print(&value).is_ok()
+        }
     };
-    ExitCode::from(match (printed, unreadable.is_empty()) {
+    let agrees = found.is_none_or(|found| found.agrees());
+    ExitCode::from(match (printed && agrees, unreadable.is_empty()) {
         (false, _) => FAILED,
         (true, false) => BAD_INPUT,
         (true, true) => 0,
@@ -128,7 +157,7 @@ pub async fn trace_packet(
 }
 
 /// The packet with its source.
-fn packet(asked: &Asked, node: &[IpAddr], ways: Ways, is_served: bool) -> Result<Packet, String> {
+fn packet(asked: &Asked, node: &[IpAddr], treatment: &Treatment, is_served: bool) -> Result<Packet, String> {
     let to = asked.to.0;
     let of_family = |address: &&IpAddr| Family::of(**address) == to.family();
     let own = node.iter().find(of_family).copied();
@@ -149,11 +178,19 @@ fn packet(asked: &Asked, node: &[IpAddr], ways: Ways, is_served: bool) -> Result
             to,
         ),
         Sender::Node => {
-            let is_local = to.address.is_loopback()
-                || node.contains(&to.address)
-                || (is_served && ways.contains(Ways::OWNS_ADDRESSES));
-            // Packets to an address of this host have that address as their source too.
-            let source = if is_local { Some(to.address) } else { own };
+            let is_own = to.address.is_loopback() || node.contains(&to.address);
+            let is_services = is_served && treatment.ways.contains(Ways::OWNS_ADDRESSES);
+            // Packets to an address of this host have that address as their source too, unless its route names another.
+            let source = match own {
+                Some(own) if !is_own && (treatment.by_routes || !is_services) => Some(own),
+                own => {
+                    if is_own || is_services {
+                        Some(to.address)
+                    } else {
+                        own
+                    }
+                }
+            };
             let source = source.ok_or_else(|| {
                 format!("no {} address of this node is known: give --node-address, or its Node object", to.family())
             })?;

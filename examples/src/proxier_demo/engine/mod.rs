@@ -12,6 +12,7 @@ pub(crate) mod signals;
 pub(crate) mod userspace;
 pub(crate) mod worker;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -26,6 +27,7 @@ use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::modes::{Kind, Plan, userspace as userspace_mode};
+use proxier_core::net::Network;
 use proxier_core::ports::{PortErrorKind, Ports};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::safeguard::MassRemoval;
@@ -79,6 +81,8 @@ pub struct Engine<K = KernelPorts> {
     proxier: Reconciler,
     kernel: K,
     origin: Instant,
+    /// The networks of cluster IPs that the cluster names, by ServiceCIDR.
+    service_cidrs: BTreeMap<String, Vec<Network>>,
 }
 
 impl Engine {
@@ -135,7 +139,8 @@ impl Engine<FakeKernel> {
 impl<K: Kernel> Engine<K> {
     /// A reconciler of this node on this kernel. Its time begins now.
     pub fn new(node_name: &str, options: Options, kernel: K) -> Self {
-        Engine { proxier: Reconciler::new(node_name, options, Duration::ZERO), kernel, origin: Instant::now() }
+        let proxier = Reconciler::new(node_name, options, Duration::ZERO);
+        Engine { proxier, kernel, origin: Instant::now(), service_cidrs: BTreeMap::new() }
     }
 
     /// The time on the reconciler's scale.
@@ -173,11 +178,23 @@ impl<K: Kernel> Engine<K> {
             Change::Node(node) => self.proxier.set_node(&node.object, now),
             Change::NodeWeight(object) => self.proxier.upsert_node_weight(&object, now),
             Change::NodeWeightGone(name) => self.proxier.delete_node_weight(&name, now),
+            Change::ServiceCidr(name, networks) => {
+                self.service_cidrs.insert(name, networks);
+                self.set_service_cidrs(now);
+            }
+            Change::ServiceCidrGone(name) => {
+                self.service_cidrs.remove(&name);
+                self.set_service_cidrs(now);
+            }
             Change::Synced => self.proxier.start(now),
             // Keep the Node's last state: nothing better is known.
             Change::NodeGone | Change::Unreadable(_) => return false,
         }
         true
+    }
+
+    fn set_service_cidrs(&mut self, now: Duration) {
+        self.proxier.set_service_cidrs(self.service_cidrs.values().flatten().copied(), now);
     }
 
     /// Runs the pass that is due, if any.

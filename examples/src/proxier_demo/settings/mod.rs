@@ -162,7 +162,9 @@ impl Settings {
     pub fn watching(&self) -> cluster::Options {
         let needs_pod_cidr = self.core.local_traffic == LocalTraffic::NodeCidr;
         let node_weights = self.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
-        cluster::Options { needs_pod_cidr, node_weights, ..cluster::Options::default() }
+        let by_routes = self.mode == Kind::Ipvs && self.core.binds_by_routes();
+        let service_cidrs = by_routes || self.mode == Kind::Userspace;
+        cluster::Options { needs_pod_cidr, node_weights, service_cidrs, ..cluster::Options::default() }
     }
 
     /// Writes the effective configuration to a file, as YAML.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use proxier_core::net::Network;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 
@@ -40,6 +41,10 @@ pub enum Change {
     NodeWeight(Box<NodeObject>),
     /// A Node of the cluster, by name, was deleted.
     NodeWeightGone(String),
+    /// A ServiceCIDR, by name, new or changed: the networks from which the cluster takes cluster IPs.
+    ServiceCidr(String, Vec<Network>),
+    /// A ServiceCIDR, by name, was deleted: no Service has an address of it any more.
+    ServiceCidrGone(String),
     /// The initial list is complete. Comes once.
     Synced,
     /// An object, or a file, cannot be read: its last readable content stays. To be logged and counted.
@@ -83,6 +88,8 @@ pub struct Snapshot {
     pub node: Option<NodeState>,
     /// Nodes of the cluster by name, for their weights.
     pub node_weights: BTreeMap<String, NodeObject>,
+    /// ServiceCIDRs by name.
+    pub service_cidrs: BTreeMap<String, Vec<Network>>,
     /// What could not be read.
     pub unreadable: Vec<Problem>,
 }
@@ -107,6 +114,8 @@ impl Snapshot {
                 self.node_weights.insert(object.metadata.name.clone(), *object);
             }
             Change::NodeWeightGone(name) => drop(self.node_weights.remove(&name)),
+            Change::ServiceCidr(name, networks) => drop(self.service_cidrs.insert(name, networks)),
+            Change::ServiceCidrGone(name) => drop(self.service_cidrs.remove(&name)),
             Change::Unreadable(problem) => self.unreadable.push(problem),
             Change::Listing(_) | Change::Listed(_) | Change::Synced => {}
         }

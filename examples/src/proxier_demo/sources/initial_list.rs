@@ -113,5 +113,6 @@ pub fn changes(snapshot: Snapshot) -> impl Iterator<Item = Change> {
     let slices = snapshot.slices.into_values().map(|object| Change::UpsertSlice(Box::new(object)));
     let node = snapshot.node.into_iter().map(|node| Change::Node(Box::new(node)));
     let weights = snapshot.node_weights.into_values().map(|object| Change::NodeWeight(Box::new(object)));
-    node.chain(weights).chain(services).chain(slices).chain([Change::Synced])
+    let cidrs = snapshot.service_cidrs.into_iter().map(|(name, networks)| Change::ServiceCidr(name, networks));
+    node.chain(weights).chain(cidrs).chain(services).chain(slices).chain([Change::Synced])
 }

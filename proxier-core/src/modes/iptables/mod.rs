@@ -79,6 +79,7 @@ mod apply;
 mod count;
 pub mod diff;
 mod lines;
+mod look;
 mod mode;
 pub mod names;
 mod observed;
@@ -93,6 +94,7 @@ mod trial;
 pub mod wanted;
 
 pub use diff::{Incomparable, changes, cleanup};
+pub use look::look;
 pub(crate) use mode::{Mode, Prepared};
 pub use plan::Plan;
 pub use remove::remove;

@@ -67,7 +67,7 @@ fn shared_chains(dump: &Dump) -> impl Iterator<Item = (Shared, &Chain)> {
 }
 
 /// The lines of Services in shared chains.
-fn lines(dump: &Dump, family: Family) -> impl Iterator<Item = (Shared, &Rule, Place)> {
+pub(super) fn lines(dump: &Dump, family: Family) -> impl Iterator<Item = (Shared, &Rule, Place)> {
     let rules = shared_chains(dump).flat_map(|(shared, chain)| chain.rules.iter().map(move |rule| (shared, rule)));
     rules.filter_map(move |(shared, rule)| Some((shared, rule, Place::of(shared, rule, family)?)))
 }

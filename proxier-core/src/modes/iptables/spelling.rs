@@ -33,6 +33,11 @@ pub(super) fn same_in_any_order(a: &[Rule], b: &[Rule]) -> bool {
     a.len() == b.len() && (quick() || meanings(a) == meanings(b))
 }
 
+/// A rule as text, the same for all spellings of a meaning.
+pub(super) fn text(rule: &Rule) -> String {
+    plain(rule, true).unwrap_or_else(|| rule.clone()).canonical().to_string()
+}
+
 /// The arguments of a rule without what the kernel adds, sorted. Rules with equal words mean the same if one of them is ours:
 /// ours never have two matches whose order counts. That this is quick matters: a node may have a hundred thousand rules.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]

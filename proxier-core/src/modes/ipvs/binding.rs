@@ -131,8 +131,8 @@ impl fmt::Display for Unusable {
         let Unusable { network, holds } = self;
         write!(
             f,
-            "ipvs.serviceCIDRs: {network} is not the Services' alone: it has {holds}; each Service's address in it gets a route \
-             of its own instead"
+            "{network}, a network of cluster IPs (ServiceCIDR, ipvs.serviceCIDRs), is not the Services' alone: it has {holds}; \
+             each Service's address in it gets a route of its own instead"
         )
     }
 }
@@ -145,7 +145,7 @@ pub struct Routes {
     pub is_on: bool,
     /// Networks that are local as a whole.
     pub whole: BTreeSet<Network>,
-    /// Networks of the configuration that cannot be.
+    /// Networks of cluster IPs that cannot be.
     pub unusable: Vec<Unusable>,
     /// The sources of this host's own packets, at most one of each family.
     sources: Vec<IpAddr>,
@@ -156,6 +156,11 @@ impl Routes {
     /// the node has to reach, or a network of pods, cannot be local as a whole. A neighbour's address that is a Service's, such
     /// as cluster DNS, is no obstacle.
     pub fn new(wanted: &Wanted, facts: &NodeFacts) -> Self {
+        Self::of(&|address| wanted.has_address(address), facts)
+    }
+
+    /// The same, by what says whether an address is a Service's.
+    pub fn of(is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Self {
         let config = facts.config();
         if !config.binds_by_routes() {
             return Self::default();
@@ -164,7 +169,7 @@ impl Routes {
         let mut routes =
             Routes { is_on: true, sources: config.families.iter().filter_map(of_node).collect(), ..Self::default() };
         for network in config.ipvs.service_cidrs.iter().filter(|network| in_scope(config, network.addr())) {
-            match obstacle(network, wanted, facts) {
+            match obstacle(network, is_wanted, facts) {
                 Some(holds) => routes.unusable.push(Unusable { network: *network, holds }),
                 None => drop(routes.whole.insert(network.trunc())),
             }
@@ -252,13 +257,13 @@ fn may_be_bound(address: IpAddr, config: &Config) -> bool {
 }
 
 /// What in this network is not the Services'.
-fn obstacle(network: &Network, wanted: &Wanted, facts: &NodeFacts) -> Option<String> {
+fn obstacle(network: &Network, is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Option<String> {
     let config = facts.config();
     if let Some(own) = facts.own_addresses().find(|address| network.contains(address)) {
         return Some(format!("{own}, an address of this node"));
     }
     let mut neighbours = config.reserved.neighbours();
-    let is_in = |address: &IpAddr| network.contains(address) && !wanted.has_address(*address);
+    let is_in = |address: &IpAddr| network.contains(address) && !is_wanted(*address);
     if let Some((user, neighbour)) = neighbours.find(|(_, neighbour)| is_in(&neighbour.address)) {
         return Some(format!("{}, the address of {user}", neighbour.address));
     }

@@ -17,6 +17,7 @@ pub mod diff;
 pub mod drain;
 pub mod guards;
 pub mod held;
+mod look;
 mod lower;
 mod mode;
 pub mod observed;
@@ -30,5 +31,6 @@ pub mod steps;
 pub mod udp;
 pub mod wanted;
 
+pub(super) use look::look;
 pub use mode::Options;
 pub(crate) use mode::{Mode, Prepared};

@@ -111,7 +111,7 @@ pub(super) fn is_kind_of(found: &Set, wanted: &Set) -> bool {
         && (found.size == wanted.size || wanted.size.is_none() && found.size == Some(CLIENTS_BY_DEFAULT))
 }
 
-fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
+pub(super) fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
     Some(match family {
         Family::V4 => {
             let (address, rest) = bytes.split_first_chunk::<4>()?;
@@ -124,13 +124,13 @@ fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
     })
 }
 
-fn endpoint(bytes: &[u8], family: Family) -> Option<EndpointKey> {
+pub(super) fn endpoint(bytes: &[u8], family: Family) -> Option<EndpointKey> {
     let (address, rest) = address(bytes, family)?;
     Some(EndpointKey::new(address, u16::from_be_bytes(*rest.first_chunk::<2>()?)))
 }
 
 /// The Frontend at the beginning of a key, and what is behind it.
-fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[u8])> {
+pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[u8])> {
     let (ElementKey::Value(value) | ElementKey::Range(value, _)) = key else { return None };
     let (address, rest) = address(value.as_bytes(), family)?;
     let (protocol, rest) = rest.split_first_chunk::<4>()?;

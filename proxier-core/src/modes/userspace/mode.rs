@@ -61,6 +61,8 @@ pub(crate) struct Mode {
     settings: Option<Settings>,
     /// What is kept although no Service wants it.
     held: BTreeSet<FrontendKey>,
+    /// Other networks are wanted than in the last full pass.
+    new_networks: bool,
     /// Routes that nobody wants and connections still need, and when to look again.
     kept: BTreeSet<Network>,
     look_at: Option<Moment>,
@@ -98,6 +100,7 @@ impl Mode {
             known: None,
             settings: None,
             held: BTreeSet::new(),
+            new_networks: false,
             kept: BTreeSet::new(),
             look_at: None,
         }
@@ -119,6 +122,12 @@ impl Mode {
 
     pub(crate) fn compact(&mut self) {
         self.wanted.compact();
+    }
+
+    /// Takes other networks of cluster IPs. A full pass has to follow.
+    pub(crate) fn set_service_cidrs(&mut self, networks: Vec<Network>) {
+        self.options.service_cidrs = networks;
+        self.new_networks = true;
     }
 
     /// When to look whether routes that nobody wants are still needed.
@@ -192,6 +201,7 @@ impl Mode {
         if pass.full && pass.settled && !pass.failing {
             report.drift = self.drift(&plan);
         }
+        self.new_networks &= !pass.full;
         report.notices = ports.relays.notices();
         report.draining = ports.relays.leaving();
         Some(Prepared { plan, held, now: pass.now })
@@ -280,6 +290,7 @@ impl Mode {
     fn drift(&self, plan: &Plan) -> Vec<Step> {
         let is_input =
             |network: &&Network| self.changed.addresses.contains(&network.addr()) || self.kept.contains(*network);
+        let is_input = |network: &&Network| self.new_networks || is_input(network);
         let sysctls = plan.sysctls.iter().map(Step::sysctl);
         let added = plan.add_routes.iter().filter(|network| !is_input(network));
         let deleted = plan.delete_routes.iter().filter(|network| !is_input(network));

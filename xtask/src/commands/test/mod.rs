@@ -38,7 +38,8 @@ Missing programs are installed with apt when this is root, else named.
   --strict           a test that ran nowhere is a failure, unless it needs a newer kernel (also when CI=true)
 
 Tests on random input, and which scenarios are in the sample, go by one seed, which is printed; PROPTEST_RNG_SEED=N in
-the environment repeats a run's. PROXIER_SCENARIOS, PROXIER_KERNEL_MODEL_CASES and PROXIER_MODEL_CASES are passed on.
+the environment repeats a run's. PROXIER_SCENARIOS, PROXIER_KERNEL_MODEL_CASES, PROXIER_MODEL_CASES and
+PROXIER_START_SERVICES are passed on.
 The last line is `N passed, N failed, N skipped`; skipped are those that ran nowhere. Exit code 1 if any failed.
 ";
 
@@ -167,7 +168,8 @@ struct Runs {
 
 /// What tests are told through the environment, besides the seed: how much to do.
 const SCENARIOS: &str = "PROXIER_SCENARIOS";
-const PASSED_ON: [&str; 3] = [SCENARIOS, "PROXIER_KERNEL_MODEL_CASES", "PROXIER_MODEL_CASES"];
+const PASSED_ON: [&str; 4] =
+    [SCENARIOS, "PROXIER_KERNEL_MODEL_CASES", "PROXIER_MODEL_CASES", "PROXIER_START_SERVICES"];
 
 impl Runs {
     fn environment(&self) -> Vec<(OsString, OsString)> {

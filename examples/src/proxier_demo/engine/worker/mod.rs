@@ -214,6 +214,11 @@ impl Worker {
                     Change::Node(node) => self.health.set_node_eligible(!node.leaving),
                     Change::NodeGone => self.health.set_node_eligible(false),
                     Change::Listing(_) | Change::Listed(_) => {}
+                    Change::ServiceCidr(name, networks) => {
+                        let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
+                        tracing::info!("ServiceCIDR {name}: cluster IPs are of {}", networks.join(", "));
+                    }
+                    Change::ServiceCidrGone(name) => tracing::info!("ServiceCIDR {name} is gone"),
                     change => {
                         self.health.queued(SystemTime::now());
                         self.health.metrics(|metrics| match change {

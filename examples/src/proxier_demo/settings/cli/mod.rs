@@ -79,8 +79,8 @@ pub enum Command {
     Explain(Output, String, Vec<IpAddr>),
     /// Print what becomes of a packet, on a node with these addresses.
     Trace(Output, Asked, Vec<IpAddr>),
-    /// Print what the kernel holds.
-    Show(Output),
+    /// Print what the kernel holds: once, or every so often with rates.
+    Show(Output, Option<Duration>),
     /// Print what this machine lacks.
     Probe(Output),
     /// Remove everything that the proxy created.
@@ -206,11 +206,12 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, End
         ("trace", _) => match (matches.get_one("from"), matches.get_one("to")) {
             (Some(from), Some(to)) => {
                 let device = matches.get_one::<String>("device").cloned();
-                Command::Trace(output, Asked { from: *from, to: *to, device }, node_addresses(&matches))
+                let live = matches.get_one::<Duration>("live").copied();
+                Command::Trace(output, Asked { from: *from, to: *to, device, live }, node_addresses(&matches))
             }
             _ => return Err(Ending::bad_input(&[Problem::new("", "trace takes FROM and TO")])),
         },
-        ("show", _) => Command::Show(output),
+        ("show", _) => Command::Show(output, matches.get_one::<Duration>("watch").copied()),
         ("probe", _) => Command::Probe(output),
         ("cleanup", _) => Command::Cleanup,
         _ => Command::Run { once: matches.get_flag("once"), init_only: matches.get_flag("init-only") },
@@ -363,7 +364,7 @@ fn clap() -> Clap {
                 )),
         )
         .subcommand(
-            command("trace", "Print what becomes of the first packet of a connection; needs no kernel")
+            command("trace", "Print what becomes of the first packet of a connection; needs no kernel without --live")
                 .arg(node_address())
                 .arg(
                     Arg::new("from")
@@ -385,11 +386,42 @@ fn clap() -> Clap {
                         .value_name("NAME")
                         .display_order(0)
                         .help("The device by which it comes in, for detectLocalMode by devices"),
+                )
+                .arg(
+                    Arg::new("live")
+                        .long("live")
+                        .value_name("SECONDS")
+                        .num_args(0..=1)
+                        .require_equals(true)
+                        .default_missing_value("0")
+                        .value_parser(|text: &str| if text == "0" { Ok(Duration::ZERO) } else { interval(text) })
+                        .display_order(0)
+                        .help(
+                            "Compare with what this kernel holds for that address and port, and say what it counts, in so many \
+                             seconds; send nothing. Exit code 1: it differs",
+                        ),
                 ),
         )
-        .subcommand(command("show", "Print what the kernel holds, with the Services it serves"))
+        .subcommand(
+            command("show", "Print what the kernel holds, with the Services it serves").arg(
+                Arg::new("watch")
+                    .long("watch")
+                    .value_name("SECONDS")
+                    .num_args(0..=1)
+                    .default_missing_value("2")
+                    .value_parser(interval)
+                    .display_order(0)
+                    .help("IPVS mode: print it with rates every so often, busiest first, until SIGINT [2]"),
+            ),
+        )
         .subcommand(command("probe", "Print what the mode needs and whether this machine has it"))
         .subcommand(command("cleanup", "Remove everything it has created, of both families, and nothing else"))
+}
+
+/// Seconds between two refreshes.
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "not from 0.1 to 3600 seconds".to_owned())
 }
 
 fn node_address() -> Arg {

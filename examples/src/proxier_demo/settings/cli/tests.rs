@@ -27,7 +27,12 @@ fn every_command() {
     assert_eq!(command("run --manifests x"), Command::Run { once: false, init_only: false });
     assert_eq!(command("run --once --manifests x"), Command::Run { once: true, init_only: false });
     assert_eq!(command("plan"), Command::Plan(Output::Text));
-    assert_eq!(command("show -o json"), Command::Show(Output::Json));
+    assert_eq!(command("show -o json"), Command::Show(Output::Json, None));
+    assert_eq!(command("show --watch"), Command::Show(Output::Text, Some(Duration::from_secs(2))));
+    assert_eq!(command("show --watch 0.5 -o json"), Command::Show(Output::Json, Some(Duration::from_millis(500))));
+    for wrong in ["0", "-1", "x", "1e9", "NaN"] {
+        assert!(refused(&format!("show --watch={wrong}")).contains("--watch"), "{wrong}");
+    }
     assert_eq!(command("probe --output=json"), Command::Probe(Output::Json));
     assert_eq!(command("cleanup"), Command::Cleanup);
     assert_eq!(command("run --write-config-to out.yaml"), Command::WriteConfig("out.yaml".into()));

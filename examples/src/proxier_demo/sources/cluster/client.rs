@@ -89,6 +89,8 @@ pub(super) enum FailureKind {
     Expired,
     /// Credentials are wrong or too old: read them again.
     Unauthorized,
+    /// The server has no such resource.
+    Missing,
     /// The account lacks a permission, which somebody has to grant.
     Forbidden,
     /// The answer is larger than there is room for: ask for less.
@@ -123,6 +125,7 @@ impl Failure {
         let kind = match code {
             401 => FailureKind::Unauthorized,
             403 => FailureKind::Forbidden,
+            404 => FailureKind::Missing,
             410 => FailureKind::Expired,
             // The server's reason for a version it has not seen yet, or no longer keeps.
             _ if matches!(status.reason.as_str(), "Expired" | "Gone") => FailureKind::Expired,

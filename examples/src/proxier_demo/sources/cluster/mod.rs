@@ -23,8 +23,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 pub use self::client::Connection;
-use self::objects::Resource;
 pub(crate) use self::objects::is_leaving;
+use self::objects::{CidrVersion, Resource};
 use self::watch::Watcher;
 use crate::proxier_demo::engine::message::{Changes, Closed};
 use crate::proxier_demo::problem::Problem;
@@ -57,6 +57,11 @@ pub struct Options {
     pub pod_cidr_patience: Duration,
     /// Whether all Nodes are watched, for their weights; the initial list waits for them as for the Node. Default no.
     pub node_weights: bool,
+    /// Whether ServiceCIDRs are watched, for the networks of cluster IPs; the initial list waits for them as for the Node. Default
+    /// no. A server that has none of them, or forbids them, is no failure: the networks are those of the configuration.
+    pub service_cidrs: bool,
+    /// How long until such a server is asked again. Default 5 minutes.
+    pub absent_pause: Duration,
 }
 
 impl Default for Options {
@@ -73,6 +78,8 @@ impl Default for Options {
             needs_pod_cidr: false,
             pod_cidr_patience: Duration::from_secs(300),
             node_weights: false,
+            service_cidrs: false,
+            absent_pause: Duration::from_secs(300),
         }
     }
 }
@@ -128,7 +135,8 @@ impl Cluster {
         let mut tasks = JoinSet::new();
         let weights = options.node_weights.then_some(Resource::NodeWeights);
         let resources = [Resource::Services, Resource::EndpointSlices, Resource::Node(node_name.to_owned())];
-        for resource in resources.into_iter().chain(weights) {
+        let cidrs = options.service_cidrs.then(|| Resource::ServiceCidrs(CidrVersion::default()));
+        for resource in resources.into_iter().chain(weights).chain(cidrs) {
             let watcher = Watcher {
                 resource,
                 connection: connection.clone(),
@@ -194,6 +202,8 @@ struct Gate {
 const NODES: &str = "nodes";
 /// All Nodes, for their weights.
 const NODE_WEIGHTS: &str = "node weights";
+/// Also its plural, as RBAC rules name it.
+const SERVICE_CIDRS: &str = "servicecidrs";
 /// Not a kind, but awaited like one: the Node's network of pods.
 const POD_CIDR: &str = "podCIDR";
 /// How often it logs that it waits.
@@ -203,6 +213,7 @@ impl Gate {
     fn new(changes: Changes, options: &Options) -> Self {
         let mut outstanding = vec!["services", "endpointslices", NODES];
         outstanding.extend(options.node_weights.then_some(NODE_WEIGHTS));
+        outstanding.extend(options.service_cidrs.then_some(SERVICE_CIDRS));
         outstanding.extend(options.needs_pod_cidr.then_some(POD_CIDR));
         Gate {
             outstanding: Mutex::new(outstanding),
@@ -244,7 +255,7 @@ impl Gate {
             let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
             let before = outstanding.len();
             outstanding.retain(|other| *other != plural);
-            if outstanding.iter().all(|other| [NODES, NODE_WEIGHTS].contains(other)) {
+            if outstanding.iter().all(|other| [NODES, NODE_WEIGHTS, SERVICE_CIDRS].contains(other)) {
                 self.only_node.notify_one();
             }
             before == 1 && outstanding.is_empty()
@@ -252,14 +263,19 @@ impl Gate {
         if complete { self.changes.send(Change::Synced).await } else { Ok(()) }
     }
 
-    /// Services can be served without Nodes, only less well: node ports on all addresses, no zone, no weights.
+    /// Services can be served without Nodes and ServiceCIDRs, only less well: node ports on all addresses, no zone, no weights, a
+    /// route for each address.
     async fn do_without_node(&self, patience: Duration) {
         self.only_node.notified().await;
         tokio::time::sleep(patience).await;
         let waiting = !self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
         if waiting {
             let missing = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let what = if missing == [NODE_WEIGHTS] { "all Nodes" } else { "the Node" };
+            let what = match missing.as_slice() {
+                [NODE_WEIGHTS] => "all Nodes",
+                [SERVICE_CIDRS] => "ServiceCIDRs",
+                _ => "the Node",
+            };
             tracing::warn!("{what} could not be read in {} s; going on without", patience.as_secs());
             for plural in missing {
                 if self.listed(plural).await == Err(Closed) {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use proxier_core::config::parse_service_cidr;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::snapshot::{Balancing, EndpointSlice, Node, ObjectKey, ObjectKind};
 use serde::{Deserialize, Deserializer};
@@ -20,6 +21,18 @@ pub(super) enum Resource {
     Node(String),
     /// All Nodes, for their weights.
     NodeWeights,
+    /// ServiceCIDRs, in this version of their API. Servers before Kubernetes 1.31 have none.
+    ServiceCidrs(CidrVersion),
+}
+
+/// A version of `networking.k8s.io` with ServiceCIDRs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum CidrVersion {
+    /// Since Kubernetes 1.33.
+    #[default]
+    V1,
+    /// Since Kubernetes 1.31, where it is switched on.
+    V1beta1,
 }
 
 impl Resource {
@@ -29,6 +42,7 @@ impl Resource {
             Resource::Services => "services",
             Resource::EndpointSlices => "endpointslices",
             Resource::Node(_) | Resource::NodeWeights => "nodes",
+            Resource::ServiceCidrs(_) => super::SERVICE_CIDRS,
         }
     }
 
@@ -54,15 +68,16 @@ impl Resource {
             Resource::Services => "Service",
             Resource::EndpointSlices => "EndpointSlice",
             Resource::Node(_) | Resource::NodeWeights => "Node",
+            Resource::ServiceCidrs(_) => "ServiceCIDR",
         }
     }
 
-    /// The kind that the reconciler has a store for; `None` for Nodes.
+    /// The kind that the reconciler has a store for; `None` for Nodes and ServiceCIDRs.
     pub(super) fn object_kind(&self) -> Option<ObjectKind> {
         match self {
             Resource::Services => Some(ObjectKind::Service),
             Resource::EndpointSlices => Some(ObjectKind::EndpointSlice),
-            Resource::Node(_) | Resource::NodeWeights => None,
+            Resource::Node(_) | Resource::NodeWeights | Resource::ServiceCidrs(_) => None,
         }
     }
 
@@ -77,6 +92,13 @@ impl Resource {
                 format!("{path}?{NOT_ANOTHERS}%2C%21service.kubernetes.io%2Fheadless")
             }
             Resource::NodeWeights => "/api/v1/nodes?pretty=false".to_owned(),
+            Resource::ServiceCidrs(version) => {
+                let version = match version {
+                    CidrVersion::V1 => "v1",
+                    CidrVersion::V1beta1 => "v1beta1",
+                };
+                format!("/apis/networking.k8s.io/{version}/servicecidrs?pretty=false")
+            }
             Resource::Node(name) => format!("/api/v1/nodes?fieldSelector=metadata.name%3D{name}"),
         }
     }
@@ -111,6 +133,7 @@ impl Resource {
                 object.metadata.annotations.retain(|name, _| name == Node::WEIGHT);
                 Change::NodeWeight(Box::new(object))
             }
+            Resource::ServiceCidrs(_) => read_service_cidr(text)?,
         })
     }
 
@@ -122,8 +145,38 @@ impl Resource {
             Resource::EndpointSlices => Change::DeleteSlice(ObjectKey::new(namespace, name)),
             Resource::Node(_) => Change::NodeGone,
             Resource::NodeWeights => Change::NodeWeightGone(name.to_owned()),
+            Resource::ServiceCidrs(_) => Change::ServiceCidrGone(name.to_owned()),
         }
     }
+}
+
+/// The networks of a ServiceCIDR. One that is being deleted has its networks until it is gone: the server keeps it as long as a
+/// Service has an address of it.
+fn read_service_cidr(text: &str) -> Result<Change, (String, String)> {
+    #[derive(Deserialize)]
+    struct ServiceCidr {
+        metadata: Metadata,
+        #[serde(default)]
+        spec: Spec,
+    }
+    #[derive(Deserialize)]
+    struct Metadata {
+        name: String,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Spec {
+        #[serde(deserialize_with = "null_is_empty")]
+        cidrs: Vec<String>,
+    }
+    let ServiceCidr { metadata, spec } = yaml::read_json(text)?;
+    let mut networks = Vec::new();
+    for (index, text) in spec.cidrs.iter().enumerate() {
+        let network = parse_service_cidr(text);
+        let reason = || format!("{text:?} is not a network of Services (ADDRESS/PREFIX, not all addresses)");
+        networks.push(network.ok_or_else(|| (format!("spec.cidrs[{index}]"), reason()))?);
+    }
+    Ok(Change::ServiceCidr(metadata.name, networks))
 }
 
 /// Whether a Node, as JSON, is being removed.

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use super::client::{Connection, Failure, FailureKind, get};
 use super::known::{Known, number};
-use super::objects::{Identity, Line, Page, Resource, Status};
+use super::objects::{CidrVersion, Identity, Line, Page, Resource, Status};
 use super::{Counters, Gate, Options};
 use crate::proxier_demo::engine::message::{Changes, Closed};
 use crate::proxier_demo::problem::Problem;
@@ -56,6 +56,8 @@ struct Place {
     broken: u32,
     /// Consecutive failures because the version was too old.
     expired: u32,
+    /// It was said that the server has none of an optional kind, or forbids it.
+    said_absent: bool,
     /// The list was empty, and no watch from its version has been accepted yet.
     unconfirmed: bool,
 }
@@ -90,16 +92,53 @@ impl Watcher {
                     }
                 }
                 Err(Stop::Failed(failure)) => {
-                    Counters::count(&self.counters.failures);
                     // After a watch that brought something, or lasted, a break counts as the first failure again.
                     let was_of_use = !is_list && place.version.is_some() && place.broken == 0;
                     if was_of_use || (!is_list && started.elapsed() > pause.next) {
                         pause.reset();
                     }
+                    if self.is_absent(&failure) {
+                        if self.do_without(&failure, &mut place).await == Err(Closed) {
+                            return;
+                        }
+                        continue;
+                    }
+                    Counters::count(&self.counters.failures);
                     self.recover(&failure, &mut place, &mut pause).await;
                 }
             }
         }
+    }
+
+    /// Whether the server lacks this kind, or forbids it, and nothing fails for that.
+    fn is_absent(&self, failure: &Failure) -> bool {
+        let is_optional = matches!(self.resource, Resource::ServiceCidrs(_));
+        is_optional && matches!(failure.kind, FailureKind::Missing | FailureKind::Forbidden)
+    }
+
+    /// Goes on without this kind, says so once, and waits before the next try: somebody may upgrade the server or grant the right.
+    /// What was read before stays.
+    async fn do_without(&mut self, failure: &Failure, place: &mut Place) -> Result<(), Closed> {
+        place.version = None;
+        if failure.kind == FailureKind::Missing && self.resource == Resource::ServiceCidrs(CidrVersion::V1) {
+            self.resource = Resource::ServiceCidrs(CidrVersion::V1beta1);
+            return Ok(());
+        }
+        self.resource = Resource::ServiceCidrs(CidrVersion::V1);
+        if !std::mem::replace(&mut place.said_absent, true) {
+            let message = &failure.message;
+            let otherwise = "the networks of cluster IPs are those of the configuration (ipvs.serviceCIDRs, userspace.serviceCIDRs)";
+            if failure.kind == FailureKind::Missing {
+                tracing::info!("the server has no ServiceCIDRs ({message}): {otherwise}");
+            } else {
+                tracing::warn!(
+                    "{message}; allow list and watch of servicecidrs.networking.k8s.io, if there are any; until then {otherwise}"
+                );
+            }
+        }
+        self.gate.listed(self.resource.awaited()).await?;
+        sleep(jittered(self.options.absent_pause)).await;
+        Ok(())
     }
 
     async fn recover(&mut self, failure: &Failure, place: &mut Place, pauses: &mut Pauses) {

@@ -1,4 +1,9 @@
-//! `show`: what the kernel holds, with the Services it serves.
+//! `show`: what the kernel holds, with the Services it serves; once, or again and again with rates.
+
+mod board;
+mod rates;
+mod terminal;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -25,6 +30,8 @@ use crate::proxier_demo::status::json;
 use crate::proxier_demo::status::progress::Progress;
 use crate::proxier_demo::status::table::wrapped;
 
+pub use self::watch::watch;
+
 /// Prints every virtual server in the kernel, including others', with real servers and connections, and the Service it
 /// serves if the source of Services can be read.
 pub async fn show(configured: &Configured, output: Output) -> ExitCode {
@@ -43,7 +50,7 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     for entry in &mut entries {
         entry.real_servers.sort_by_key(|real| real.server);
     }
-    let (store, wanted) = services(configured, &host).await;
+    let (store, wanted) = services(configured, &host, true).await;
     let names = Known { names: Names::new(&store, wanted.desired()), marks };
     let names_in_kernel = &configured.settings.core.names;
     let bound: Vec<String> =
@@ -63,8 +70,8 @@ fn failed(problem: &Problem) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The Services, if they can be read. The kernel's state is shown in any case.
-async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Wanted) {
+/// The Services, if they can be read; says why not only `aloud`. The kernel's state is shown in any case.
+async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) -> (Store, Wanted) {
     let nothing_named = matches!(&configured.source, Source::Cluster { kubeconfig: None, master: None });
     let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let mut store = Store::new(&configured.settings.node_name);
@@ -73,12 +80,15 @@ async fn services(configured: &Configured, host: &HostAddresses) -> (Store, Want
     }
     // Do not wait for the Node's networks.
     let options = cluster::Options::default();
-    let progress = Progress::of_command();
-    let snapshot = match initial_list::read(configured, options, progress.counted()).await {
+    let progress = aloud.then(Progress::of_command);
+    let counted = progress.as_ref().map(Progress::counted).cloned().unwrap_or_default();
+    let snapshot = match initial_list::read(configured, options, &counted).await {
         Ok(snapshot) => snapshot,
         Err(unread) => {
-            progress.end();
-            for problem in unread.problems() {
+            if let Some(progress) = &progress {
+                progress.end();
+            }
+            for problem in unread.problems().iter().filter(|_| aloud) {
                 eprintln!("proxier-demo: {problem}; Services are not named");
             }
             Snapshot::default()

@@ -1,0 +1,301 @@
+//! How much a second: from two readings of the kernel's counters. Pure.
+//!
+//! The kernel has rates of its own (`ipvsadm -Ln --rate`): averages over some seconds, which lag behind, and which are zero with
+//! `net.ipv4.vs.run_estimation` 0. These are exact for the time between two readings.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::time::Duration;
+
+use ipvs::VirtualServerKey;
+use ipvs::model::{ObservedRealServer, ObservedVirtualServer, RealServerKey, Stats};
+
+/// How much a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct PerSecond {
+    pub(super) connections: f64,
+    /// From clients.
+    pub(super) packets_in: f64,
+    /// To clients. Direct return and tunnels: none, since answers do not come back this way.
+    pub(super) packets_out: f64,
+    pub(super) bytes_in: f64,
+    pub(super) bytes_out: f64,
+}
+
+impl PerSecond {
+    pub(super) fn packets(&self) -> f64 {
+        self.packets_in + self.packets_out
+    }
+
+    pub(super) fn bytes(&self) -> f64 {
+        self.bytes_in + self.bytes_out
+    }
+
+    fn add(&mut self, other: &PerSecond) {
+        self.connections += other.connections;
+        self.packets_in += other.packets_in;
+        self.packets_out += other.packets_out;
+        self.bytes_in += other.bytes_in;
+        self.bytes_out += other.bytes_out;
+    }
+}
+
+/// A virtual server with its rates, and its real servers with theirs.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Rated {
+    pub(super) server: ObservedVirtualServer,
+    /// `None`: this is the first reading.
+    pub(super) rates: Option<PerSecond>,
+    /// Busiest first. No rates: this reading is the first that has it.
+    pub(super) real_servers: Vec<(ObservedRealServer, Option<PerSecond>)>,
+}
+
+impl Rated {
+    pub(super) fn key(&self) -> VirtualServerKey {
+        self.server.server.key
+    }
+
+    /// Active and inactive connections.
+    pub(super) fn connections(&self) -> (u64, u64) {
+        self.real_servers.iter().fold((0, 0), |(active, inactive), (real, _)| {
+            (active + u64::from(real.active_connections), inactive + u64::from(real.inactive_connections))
+        })
+    }
+}
+
+/// A virtual server with its real servers, as it was read.
+pub(super) type Reading = (ObservedVirtualServer, Vec<ObservedRealServer>);
+
+/// What a reading shows, seen from the one before.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct View {
+    /// Busiest first: by connections a second, then bytes a second, then active connections, then keys.
+    pub(super) servers: Vec<Rated>,
+    /// Of all virtual servers that are there. `None`: this is the first reading.
+    pub(super) total: Option<PerSecond>,
+    /// How many virtual servers were added since the reading before, and how many deleted.
+    pub(super) came: usize,
+    pub(super) went: usize,
+}
+
+/// The counters of the last reading.
+#[derive(Clone, Debug, Default)]
+pub(super) struct History(Option<Read>);
+
+#[derive(Clone, Debug)]
+struct Read {
+    at: Duration,
+    servers: HashMap<VirtualServerKey, Stats>,
+    real_servers: HashMap<(VirtualServerKey, RealServerKey), Stats>,
+}
+
+impl History {
+    /// Compares a complete reading with the one before, and keeps its counters for the next. `at`: its time, by a clock that
+    /// never goes back.
+    pub(super) fn take(&mut self, reading: Vec<Reading>, at: Duration) -> View {
+        let mut read = Read { at, servers: HashMap::new(), real_servers: HashMap::new() };
+        for (server, real_servers) in &reading {
+            let key = server.server.key;
+            read.servers.insert(key, server.stats);
+            read.real_servers.extend(real_servers.iter().map(|real| ((key, real.server.key), real.stats)));
+        }
+        let before = self.0.as_ref();
+        let mut view = View::default();
+        if let Some(before) = before {
+            view.came = read.servers.keys().filter(|key| !before.servers.contains_key(*key)).count();
+            view.went = before.servers.keys().filter(|key| !read.servers.contains_key(*key)).count();
+        }
+        view.servers = reading.into_iter().map(|one| rated(one, before, at)).collect();
+        view.servers.sort_by(busiest_first);
+        view.total = before.map(|_| {
+            let mut total = PerSecond::default();
+            view.servers.iter().filter_map(|server| server.rates.as_ref()).for_each(|rates| total.add(rates));
+            total
+        });
+        self.0 = Some(read);
+        view
+    }
+}
+
+fn rated((server, real_servers): Reading, before: Option<&Read>, at: Duration) -> Rated {
+    let key = server.server.key;
+    let elapsed = before.map(|before| at.saturating_sub(before.at)).unwrap_or_default();
+    let known = before.and_then(|before| before.servers.get(&key));
+    // Readings are complete: a virtual server that was not in the last one began to count since then.
+    let rates = before.map(|_| per_second(&known.copied().unwrap_or_default(), &server.stats, elapsed));
+    let of_real = |real: &ObservedRealServer| {
+        let earlier = before?.real_servers.get(&(key, real.server.key));
+        // A real server that comes back to its virtual server within two minutes may have its old counters
+        // (net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_trash_get_dest`); in a new virtual server it begins at zero.
+        let earlier = if known.is_some() { *earlier? } else { Stats::default() };
+        Some(per_second(&earlier, &real.stats, elapsed))
+    };
+    let mut real_servers: Vec<_> = real_servers.into_iter().map(|real| (real, of_real(&real))).collect();
+    real_servers.sort_by(|(a, of_a), (b, of_b)| {
+        let active = b.active_connections.cmp(&a.active_connections);
+        faster(of_b.as_ref(), of_a.as_ref()).then(active).then_with(|| a.server.cmp(&b.server))
+    });
+    Rated { server, rates, real_servers }
+}
+
+fn busiest_first(a: &Rated, b: &Rated) -> Ordering {
+    let active = b.connections().cmp(&a.connections());
+    faster(b.rates.as_ref(), a.rates.as_ref()).then(active).then_with(|| a.key().cmp(&b.key()))
+}
+
+/// By connections a second, then bytes a second.
+fn faster(a: Option<&PerSecond>, b: Option<&PerSecond>) -> Ordering {
+    let (a, b) = (a.copied().unwrap_or_default(), b.copied().unwrap_or_default());
+    a.connections.total_cmp(&b.connections).then_with(|| a.bytes().total_cmp(&b.bytes()))
+}
+
+/// The rates between two readings of one server's counters. In no time: none.
+///
+/// A counter that went down was set to zero meanwhile (`ipvsadm -Z`, or the server was deleted and added again), so it counted at
+/// least what it shows now. Or it wrapped around: connections and packets have 32 bits before Linux 4.1. All counters are set
+/// to zero together and bytes have 64 bits, so when bytes did not go down and the counter was in the upper half of 32 bits, it wrapped.
+pub(super) fn per_second(before: &Stats, now: &Stats, elapsed: Duration) -> PerSecond {
+    let was_reset = now.bytes_in < before.bytes_in || now.bytes_out < before.bytes_out;
+    let difference = |before: u64, now: u64| match now.checked_sub(before) {
+        Some(difference) if !was_reset => difference,
+        None if !was_reset => wrapped(before, now).unwrap_or(now),
+        _ => now,
+    };
+    let seconds = elapsed.as_secs_f64();
+    let rate = |before, now| if seconds > 0.0 { float(difference(before, now)) / seconds } else { 0.0 };
+    PerSecond {
+        connections: rate(before.connections, now.connections),
+        packets_in: rate(before.packets_in, now.packets_in),
+        packets_out: rate(before.packets_out, now.packets_out),
+        bytes_in: rate(before.bytes_in, now.bytes_in),
+        bytes_out: rate(before.bytes_out, now.bytes_out),
+    }
+}
+
+/// The difference of a counter of 32 bits that began again at zero; `None` if it cannot have wrapped.
+fn wrapped(before: u64, now: u64) -> Option<u64> {
+    let before = u32::try_from(before).ok().filter(|before| *before > u32::MAX / 2)?;
+    let difference = u32::try_from(now).ok()?.wrapping_sub(before);
+    Some(u64::from(difference)).filter(|difference| *difference <= u64::from(u32::MAX / 2))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rates are for reading: 15 digits are enough")]
+fn float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use ipvs::model::{RealServer, Scheduler, VirtualServer};
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn stats(connections: u64, packets: u64, bytes: u64) -> Stats {
+        let mut stats = Stats::default();
+        (stats.connections, stats.packets_in, stats.packets_out) = (connections, packets, packets / 2);
+        (stats.bytes_in, stats.bytes_out) = (bytes, bytes * 2);
+        stats
+    }
+
+    /// `10.96.0.LAST:80`, with real servers `10.244.0.LAST:8080`.
+    fn one(last: u8, of_virtual: Stats, real: &[(u8, Stats)]) -> Reading {
+        let key = format!("TCP 10.96.0.{last}:80").parse().unwrap();
+        let mut server = ObservedVirtualServer::from(VirtualServer::new(key, Scheduler::RoundRobin));
+        server.stats = of_virtual;
+        let real = real.iter().map(|(last, stats)| {
+            let mut real = ObservedRealServer::from(RealServer::new(SocketAddr::new([10, 244, 0, *last].into(), 8080)));
+            real.stats = *stats;
+            real
+        });
+        (server, real.collect())
+    }
+
+    /// The last part of each address, in order.
+    fn order(view: &View) -> Vec<u8> {
+        let last = |server: &Rated| server.key().to_string().split(['.', ':']).nth(3).unwrap().parse().unwrap();
+        view.servers.iter().map(last).collect()
+    }
+
+    fn connections(view: &View) -> Vec<Option<f64>> {
+        view.servers.iter().map(|server| server.rates.map(|rates| rates.connections)).collect()
+    }
+
+    #[test]
+    fn rates_are_differences_over_time_and_the_busiest_comes_first() {
+        let mut history = History::default();
+        let first = vec![one(1, stats(10, 100, 1000), &[(5, stats(10, 100, 1000))]), one(2, stats(7, 7, 7), &[])];
+        let view = history.take(first, SECOND);
+        assert_eq!((connections(&view), view.total), (vec![None, None], None));
+        assert_eq!(view.servers[0].real_servers[0].1, None);
+        let second = vec![
+            one(1, stats(12, 110, 1500), &[(5, stats(11, 104, 1004)), (6, stats(1, 6, 496))]),
+            one(2, stats(27, 7, 7), &[]),
+        ];
+        let view = history.take(second, 3 * SECOND);
+        assert_eq!((order(&view), connections(&view)), (vec![2, 1], vec![Some(10.0), Some(1.0)]));
+        let rates = view.servers[1].rates.unwrap();
+        let expected =
+            PerSecond { connections: 1.0, packets_in: 5.0, packets_out: 2.5, bytes_in: 250.0, bytes_out: 500.0 };
+        assert_eq!(rates, expected);
+        assert_eq!((rates.packets(), rates.bytes()), (7.5, 750.0));
+        // What was in no reading before has no rate, since it may have old counters.
+        let real: Vec<_> =
+            view.servers[1].real_servers.iter().map(|(_, rates)| rates.map(|of| of.connections)).collect();
+        assert_eq!(real, [Some(0.5), None]);
+        assert_eq!(view.total.unwrap().connections, 11.0);
+    }
+
+    #[test]
+    fn servers_come_and_go() {
+        let mut history = History::default();
+        history.take(vec![one(1, stats(5, 0, 0), &[]), one(2, stats(9, 0, 0), &[])], SECOND);
+        let now = vec![one(2, stats(9, 0, 0), &[]), one(3, stats(4, 0, 0), &[(5, stats(4, 0, 0))])];
+        let view = history.take(now, 3 * SECOND);
+        // Virtual server 3 is younger than the reading before, and its real server with it.
+        assert_eq!((order(&view), connections(&view)), (vec![3, 2], vec![Some(2.0), Some(0.0)]));
+        assert_eq!(view.servers[0].real_servers[0].1.unwrap().connections, 2.0);
+        assert_eq!((view.came, view.went), (1, 1));
+        let view = history.take(Vec::new(), 4 * SECOND);
+        assert_eq!((view.came, view.went, view.total), (0, 2, Some(PerSecond::default())));
+        // It comes back, and counts from zero: no rate below zero, none from before it went.
+        let view = history.take(vec![one(2, stats(3, 0, 0), &[])], 5 * SECOND);
+        assert_eq!(connections(&view), [Some(3.0)]);
+    }
+
+    #[test]
+    fn counters_that_were_set_to_zero() {
+        let of = |before, now| per_second(&before, &now, SECOND);
+        let rates = of(stats(1000, 5000, 60_000), stats(3, 12, 400));
+        assert_eq!((rates.connections, rates.packets_in, rates.bytes_in), (3.0, 12.0, 400.0));
+        // Some counters have grown beyond what they were already.
+        let rates = of(stats(2, 1000, 60_000), stats(3, 12, 400));
+        assert_eq!((rates.connections, rates.packets_in), (3.0, 12.0));
+        let rates = of(stats(1000, 12, 400), stats(3, 5000, 60_000));
+        assert_eq!(rates.connections, 3.0);
+        // Deleted and added again between two readings: the same.
+        let half = u64::from(u32::MAX / 2);
+        assert_eq!(of(stats(half + 2, 9, 900), stats(1, 1, 60)).connections, 1.0);
+    }
+
+    #[test]
+    fn counters_of_32_bits_wrap_around() {
+        let of = |before, now| per_second(&before, &now, SECOND);
+        let top = u64::from(u32::MAX);
+        assert_eq!(of(stats(top - 4, 10, 1000), stats(5, 20, 2000)).connections, 10.0);
+        assert_eq!(of(stats(10, top, 1000), stats(20, 99, 2000)).packets_in, 100.0);
+        // A counter that is above 32 bits is no such one.
+        assert_eq!(of(stats(top + 5, 10, 1000), stats(5, 20, 2000)).connections, 5.0);
+        // Nobody makes so many in one go.
+        assert_eq!(of(stats(top / 2 + 1, 10, 1000), stats(top / 2, 20, 2000)).connections, (top / 2) as f64);
+    }
+
+    #[test]
+    fn no_time_has_no_rate() {
+        let rates = per_second(&stats(0, 0, 0), &stats(5, 5, 5), Duration::ZERO);
+        assert_eq!(rates, PerSecond::default());
+    }
+}

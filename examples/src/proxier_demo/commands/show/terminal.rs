@@ -1,0 +1,92 @@
+//! Standard output as a terminal that is drawn anew each time, or as a stream of blocks.
+
+use std::io::{IsTerminal as _, Write as _};
+
+/// Rows and columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+}
+
+impl Size {
+    /// That of a terminal that does not say.
+    const USUAL: Size = Size { rows: 24, columns: 80 };
+}
+
+/// Standard output. A terminal gets its own content and its cursor back when this is dropped.
+#[derive(Debug)]
+pub(super) struct Screen {
+    is_terminal: bool,
+}
+
+/// The second page of a terminal, without its cursor; and back.
+const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
+const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
+
+impl Screen {
+    /// # Errors
+    ///
+    /// Nobody reads any more.
+    pub(super) fn enter() -> std::io::Result<Self> {
+        let mut out = std::io::stdout().lock();
+        let is_terminal = out.is_terminal();
+        if is_terminal {
+            out.write_all(ENTER)?;
+        }
+        Ok(Screen { is_terminal })
+    }
+
+    /// The terminal's size now. `None`: it is no terminal.
+    pub(super) fn size(&self) -> Option<Size> {
+        self.is_terminal.then(|| asked().unwrap_or(Size::USUAL))
+    }
+
+    /// Draws the lines in place of those before; a stream gets them with an empty line behind.
+    ///
+    /// # Errors
+    ///
+    /// Nobody reads any more.
+    pub(super) fn draw(&self, lines: &[String]) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        let bytes = if self.is_terminal { frame(lines) } else { format!("{}\n\n", lines.join("\n")) };
+        out.write_all(bytes.as_bytes())?;
+        out.flush()
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        if self.is_terminal {
+            let mut out = std::io::stdout().lock();
+            let _may_be_gone = out.write_all(LEAVE).and_then(|()| out.flush());
+        }
+    }
+}
+
+/// From the upper left corner; what is left of the lines before, and the rest below, is erased. No line feed follows the last
+/// line: it would scroll.
+fn frame(lines: &[String]) -> String {
+    format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n"))
+}
+
+/// `None`: the terminal does not say.
+fn asked() -> Option<Size> {
+    let mut size = nix::libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: ioctl_tty(2): TIOCGWINSZ writes one `winsize` to where it is told to, and `size` is one that lives until then.
+    #[expect(unsafe_code, reason = "the kernel's own call, which nix does not wrap")]
+    let answer = unsafe { nix::libc::ioctl(nix::libc::STDOUT_FILENO, nix::libc::TIOCGWINSZ, &raw mut size) };
+    let size = Size { rows: size.ws_row.into(), columns: size.ws_col.into() };
+    (answer == 0 && size.rows > 0 && size.columns > 0).then_some(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_leaves_nothing_of_the_one_before() {
+        let lines = ["a".to_owned(), "b".to_owned()];
+        assert_eq!(frame(&lines), "\x1b[Ha\x1b[K\r\nb\x1b[K\x1b[J");
+    }
+}

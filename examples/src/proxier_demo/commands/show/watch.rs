@@ -1,0 +1,195 @@
+//! `show --watch`: what the kernel holds and how busy it is, again and again.
+
+use std::collections::HashSet;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ipvs::VirtualServerKey;
+use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::Kind;
+use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::modes::select::Asked;
+use proxier_core::modes::shared::names::Names;
+use proxier_core::ports::PortErrorKind;
+use proxier_core::snapshot::{HostAddresses, Store};
+use tokio::time::Instant;
+
+use super::board;
+use super::rates::{History, Rated, Reading, View};
+use super::terminal::Screen;
+use super::{failed, service_of, services};
+use crate::proxier_demo::engine::kernel;
+use crate::proxier_demo::engine::signals::Signals;
+use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::cli::{Configured, Output};
+
+/// How often Services are read again at most: virtual servers without a name have come meanwhile.
+const NAMES_AGAIN: Duration = Duration::from_secs(30);
+
+/// Prints all virtual servers with their rates, busiest first, every so often, until SIGINT or SIGTERM, or until nobody reads.
+/// A terminal shows what fits; anything else gets a block, or a JSON object, for each reading.
+pub async fn watch(configured: &Configured, output: Output, every: Duration) -> ExitCode {
+    if let Asked::Mode(mode) = configured.settings.asked
+        && let Some(reason) = lacks_rates(mode)
+    {
+        return failed(&Problem::new("show --watch", reason));
+    }
+    let (mut kernel, mut signals) = match (kernel::open(), Signals::listen()) {
+        (Ok(kernel), Ok(signals)) => (kernel, signals),
+        (Err(problem), _) => return failed(&problem),
+        (_, Err(error)) => return failed(&Problem::new("signals", error.to_string())),
+    };
+    let host = match kernel.ports().links.addresses() {
+        Ok(host) => host,
+        Err(error) => return failed(&Problem::new("", error.to_string())),
+    };
+    tokio::select! {
+        biased;
+        () = signals.end() => ExitCode::SUCCESS,
+        ended = refresh(configured, output, every, (&mut kernel, &host)) => match ended {
+            Ended::Unread => ExitCode::SUCCESS,
+            Ended::Failed(problem) => failed(&problem),
+        },
+    }
+}
+
+/// Why it ends by itself.
+enum Ended {
+    /// Nobody reads standard output any more.
+    Unread,
+    Failed(Problem),
+}
+
+impl From<std::io::Error> for Ended {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Ended::Unread,
+            _ => Ended::Failed(Problem::new("standard output", error.to_string())),
+        }
+    }
+}
+
+async fn refresh(
+    configured: &Configured,
+    output: Output,
+    every: Duration,
+    kernel: (&mut KernelPorts, &HostAddresses),
+) -> Ended {
+    match refreshes(configured, output, every, kernel).await {
+        Ok(never) => match never {},
+        Err(ended) => ended,
+    }
+}
+
+async fn refreshes(
+    configured: &Configured,
+    output: Output,
+    every: Duration,
+    (kernel, host): (&mut KernelPorts, &HostAddresses),
+) -> Result<std::convert::Infallible, Ended> {
+    let mut named = Named::new(services(configured, host, true).await);
+    let mut ticks = tokio::time::interval(every);
+    // A slow reading does not make the next ones come faster.
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (begun, mut history) = (Instant::now(), History::default());
+    let screen = match output {
+        Output::Text => Some(Screen::enter()?),
+        Output::Json => None,
+    };
+    loop {
+        ticks.tick().await;
+        let Some(reading) = read(kernel)? else { continue };
+        let elapsed = begun.elapsed();
+        let view = history.take(reading, elapsed);
+        if named.lack(&view) {
+            // The screen shows something else by now, so a source that cannot be read is no longer mentioned.
+            named = Named::new(services(configured, host, false).await);
+            named.accept(&view);
+        }
+        let names = named.names();
+        let service = |key: &VirtualServerKey| service_of(&names, key);
+        match &screen {
+            Some(screen) => screen.draw(&board::lines(&view, &service, screen.size()))?,
+            None => line(&board::json(&view, &service, elapsed.as_secs_f64()))?,
+        }
+    }
+}
+
+/// The counters of all virtual servers. `None`: others kept changing the table; the next reading shows it.
+fn read(kernel: &mut KernelPorts) -> Result<Option<Vec<Reading>>, Ended> {
+    match kernel.ports().ipvs.snapshot() {
+        Ok(snapshot) => {
+            let reading = snapshot.entries.into_iter().map(|entry| (entry.virtual_server, entry.real_servers));
+            Ok(Some(reading.collect()))
+        }
+        Err(error) if error.kind() == PortErrorKind::Busy => Ok(None),
+        Err(error) => Err(Ended::Failed(Problem::new("show --watch", error.to_string()))),
+    }
+}
+
+/// One object a line.
+fn line(value: &serde_json::Value) -> std::io::Result<()> {
+    use std::io::Write as _;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{value}")?;
+    out.flush()
+}
+
+/// The Services as they were read last.
+struct Named {
+    store: Store,
+    wanted: Wanted,
+    since: Instant,
+    /// Virtual servers that nothing names: somebody else's, or the source cannot be read.
+    nameless: HashSet<VirtualServerKey>,
+}
+
+impl Named {
+    fn new((store, wanted): (Store, Wanted)) -> Self {
+        Named { store, wanted, since: Instant::now(), nameless: HashSet::new() }
+    }
+
+    fn names(&self) -> Names<'_> {
+        Names::new(&self.store, self.wanted.desired())
+    }
+
+    /// Whether Services should be read again: a virtual server has come that none of them names.
+    fn lack(&self, view: &View) -> bool {
+        self.since.elapsed() >= NAMES_AGAIN && self.unnamed(view).any(|key| !self.nameless.contains(&key))
+    }
+
+    /// What has no name now will get none.
+    fn accept(&mut self, view: &View) {
+        self.nameless = self.unnamed(view).collect();
+    }
+
+    fn unnamed<'a>(&'a self, view: &'a View) -> impl Iterator<Item = VirtualServerKey> + 'a {
+        let keys = view.servers.iter().map(Rated::key);
+        keys.filter(|key| service_of(&self.names(), key).is_none())
+    }
+}
+
+/// Why a mode has nothing to watch, and what shows its connections. `None`: it has.
+fn lacks_rates(mode: Kind) -> Option<String> {
+    let instead = match mode {
+        Kind::Ipvs => return None,
+        Kind::Nftables => "its maps count nothing; conntrack -L lists connections, nft list table ip proxier the maps",
+        Kind::Iptables => "its rules count the first packets of connections: iptables-save -c -t nat",
+        Kind::Userspace => "connections are sockets of the process: ss -tnp lists them",
+        _ => "nothing else counts",
+    };
+    Some(format!("rates are counters of IPVS, and mode {mode} has no virtual servers: {instead}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_modes_say_what_they_lack() {
+        assert_eq!(lacks_rates(Kind::Ipvs), None);
+        for mode in Kind::ALL.into_iter().filter(|mode| *mode != Kind::Ipvs) {
+            assert!(lacks_rates(mode).unwrap().contains(mode.name()), "{mode}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! `trace --live` on a real kernel, in each mode that has something there: what a running proxy has programmed is found, what somebody
+//! takes away is named, and connections are counted as the field's tools count them.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_methods, reason = "connections are real")]
+
+mod program;
+
+use std::net::{TcpListener, TcpStream};
+use std::process::Output;
+
+use program::{Folder, command, demo, ok, text, tool};
+use serde_json::Value;
+use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
+
+const MANIFEST: &str = "apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  ports: [{name: http, port: 80, protocol: TCP, nodePort: 30080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.0.6]}]
+";
+
+const SERVICE: &str = "10.96.0.10:80";
+const NODE_PORT: &str = "192.0.2.1:30080";
+
+/// A node with a pod that answers at two addresses, and a proxy that has served once.
+struct World {
+    folder: Folder,
+    mode: &'static [&'static str],
+    _pod: Netns,
+}
+
+impl World {
+    fn new(mode: &'static [&'static str]) -> Self {
+        tool("ip link set lo up");
+        tool("ip link add eth9 type veth peer name eth8");
+        tool("ip addr add 192.0.2.1/24 dev eth9");
+        tool("ip link set eth8 up");
+        tool("ip link set eth9 up");
+        // Programs of the node need a route to send anything at all.
+        tool("ip route add 10.96.0.0/12 dev eth9");
+        let (node, pod) = (Netns::current().unwrap(), Netns::new().unwrap());
+        veth_pair((&node, "pod0"), (&pod, "eth0")).unwrap();
+        tool("ip address add 10.244.0.1/24 dev pod0");
+        for address in ["10.244.0.5/24", "10.244.0.6/24"] {
+            pod.add_address(address, "eth0").unwrap();
+        }
+        pod.run_in(|| {
+            let server = TcpListener::bind("0.0.0.0:8080").unwrap();
+            std::thread::spawn(move || server.incoming().for_each(drop));
+        })
+        .unwrap();
+        let folder = Folder::new("trace-live");
+        folder.put("web.yaml", MANIFEST);
+        let world = World { folder, mode, _pod: pod };
+        ok(&world.run(&["run", "--once"]));
+        world
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        command(words).args(self.mode).args(["--manifests", &self.folder.0.display().to_string()]).output().unwrap()
+    }
+
+    /// Exit code and data.
+    fn live(&self, words: &[&str]) -> (Option<i32>, Value) {
+        let output = self.run(&[&["trace", "-o", "json"], words].concat());
+        let data = serde_json::from_slice(&output.stdout);
+        let data: Value = data.unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)));
+        (output.status.code(), data["live"].clone())
+    }
+
+    /// Everything that was programmed is found, and nothing where nothing should be.
+    fn agrees(&self) {
+        for to in [SERVICE, NODE_PORT, "10.96.0.10:81", "10.96.0.99:80"] {
+            let (code, live) = self.live(&["--live", "192.0.2.50", to]);
+            assert_eq!((code, &live["agrees"]), (Some(0), &true.into()), "{to}: {live:#}");
+            if [SERVICE, NODE_PORT].contains(&to) {
+                let there = live["there"].to_string();
+                assert!(there.contains("10.244.0.5:8080") && there.contains("10.244.0.6:8080"), "{there}");
+            }
+        }
+        let printed = ok(&self.run(&["trace", "--live", "192.0.2.50", SERVICE]));
+        assert!(printed.contains("it has all that it should"), "{printed}");
+        assert!(printed.lines().all(|line| line.chars().count() <= 100), "{printed}");
+    }
+
+    /// What is gone or too much is named, and the exit code says so.
+    fn names(&self, to: &str, difference: &str) {
+        let output = self.run(&["trace", "--live", "192.0.2.50", to]);
+        let printed = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        let flat = printed.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains(difference), "{difference}: {printed}");
+    }
+
+    /// Connections while it counts.
+    fn counted(&self) -> Value {
+        let connections = std::thread::spawn(|| {
+            std::thread::sleep(std::time::Duration::from_secs(2));
+            for _ in 0..3 {
+                drop(TcpStream::connect(SERVICE).unwrap());
+            }
+        });
+        // Reading takes its time on a busy machine, so the connections are made at a guess, and more of them before are no harm.
+        let (code, live) = self.live(&["--live=6", "192.0.2.1", SERVICE]);
+        connections.join().unwrap();
+        assert_eq!(code, Some(0), "{live:#}");
+        live
+    }
+}
+
+#[test]
+fn nftables_mode() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        let world = World::new(&["--proxy-mode", "nftables"]);
+        world.agrees();
+        assert_eq!(world.counted()["counted"], Value::Null, "maps count nothing");
+        let listed = tool("nft list map ip proxier endpoints");
+        let element = listed
+            .split(['{', '}', ',', '\n'])
+            .map(str::trim)
+            .find(|part| part.starts_with("10.96.0.10 . tcp . 80") && part.contains("10.244.0.6"));
+        let key = element.unwrap_or_else(|| panic!("{listed}")).split(" : ").next().unwrap();
+        tool(&format!("nft delete element ip proxier endpoints {{ {key} }}"));
+        world.names(SERVICE, "missing: map endpoints: endpoint 10.244.0.6:8080");
+        tool("nft delete table ip proxier");
+        world.names(NODE_PORT, "missing: services: TCP 192.0.2.1:30080");
+        ok(&demo(&["cleanup"]));
+    });
+}
+
+#[test]
+fn iptables_mode() {
+    kernel_test(&[Need::Root, Need::Veth, Need::IptablesNft], || {
+        let world = World::new(&["--proxy-mode", "iptables"]);
+        world.agrees();
+        let before = world.live(&["--live", "192.0.2.1", SERVICE]).1["counted"]["connections"].as_u64().unwrap();
+        let live = world.counted();
+        assert_eq!(live["counted"]["connections"].as_u64().unwrap(), before + 3, "{live:#}");
+        assert_eq!(live["countedInTime"]["connections"], 3, "{live:#}");
+        // A rule of a chain for an endpoint goes, and one comes.
+        let saved = tool("iptables-save -t nat");
+        let rule = saved.lines().find(|line| line.contains("--to-destination 10.244.0.6:8080")).unwrap();
+        tool(&format!("iptables -t nat -F {}", rule.split_whitespace().nth(1).unwrap()));
+        world.names(SERVICE, "missing: endpoint 10.244.0.6:8080");
+        tool("iptables -t nat -I KUBE-SERVICES -d 10.96.0.99 -p tcp --dport 80 -j KUBE-MARK-MASQ");
+        world.names("10.96.0.99:80", "not expected: nat KUBE-SERVICES:");
+        ok(&demo(&["cleanup"]));
+    });
+}
+
+#[test]
+fn ipvs_mode() {
+    for mode in [
+        &["--proxy-mode", "ipvs"][..],
+        &["--proxy-mode", "ipvs", "--ipvs-binding", "routes", "--ipvs-service-cidrs", "10.96.0.0/16"],
+    ] {
+        kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
+            let world = World::new(mode);
+            for to in [SERVICE, NODE_PORT, "10.96.0.10:81"] {
+                let (code, live) = world.live(&["--live", "192.0.2.50", to]);
+                assert_eq!((code, &live["agrees"]), (Some(0), &true.into()), "{to}: {live:#}");
+            }
+            let live = world.counted();
+            let listed = tool("ipvsadm -Ln --stats --exact");
+            let row = listed.lines().find(|line| line.contains("10.96.0.10:80")).unwrap();
+            let counted: u64 = row.split_whitespace().nth(2).unwrap().parse().unwrap();
+            assert_eq!(live["counted"]["connections"], counted, "{listed}");
+            assert_eq!(live["countedInTime"]["connections"], 3, "{live:#}");
+            // A real server that drains is none that is missing.
+            tool("ipvsadm -a -t 10.96.0.10:80 -r 10.244.0.7:8080 -m -w 0");
+            assert_eq!(world.live(&["--live", "192.0.2.50", SERVICE]).0, Some(0));
+            tool("ipvsadm -e -t 10.96.0.10:80 -r 10.244.0.7:8080 -m -w 1");
+            world.names(SERVICE, "not expected: real server 10.244.0.7:8080 (weight 1)");
+            tool("ipvsadm -d -t 10.96.0.10:80 -r 10.244.0.6:8080");
+            world.names(SERVICE, "missing: real server 10.244.0.6:8080 (weight 1)");
+            tool("ipvsadm -E -t 10.96.0.10:80 -s wrr");
+            world.names(SERVICE, "differs: virtual server TCP 10.96.0.10:80: wrr in the kernel, rr expected");
+            if mode.len() > 2 {
+                tool("ip route del local 10.96.0.0/16 dev lo table local");
+                world.names("10.96.0.99:80", "missing: local address 10.96.0.99 (route of 10.96.0.0/16)");
+                let (_, data) = (0, world.run(&["trace", "node", SERVICE]));
+                assert!(ok(&data).starts_with("192.0.2.1 (this node)"), "{}", text(&data.stdout));
+            } else {
+                tool("ip address del 10.96.0.10/32 dev kube-ipvs0");
+                world.names(SERVICE, "missing: local address 10.96.0.10 (bound to kube-ipvs0)");
+            }
+            ok(&demo(&["cleanup"]));
+        });
+    }
+}

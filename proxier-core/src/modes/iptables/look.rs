@@ -1,0 +1,49 @@
+//! What rules hold for an address and port.
+
+use std::collections::BTreeMap;
+
+use iptables::{Dump, Rule, TableName, Token};
+
+use super::lines::Shared;
+use super::observed::{Place, lines, reached};
+use super::spelling;
+use crate::modes::look::{Counted, Held};
+use crate::net::FrontendKey;
+
+/// The lines of shared chains about an address and port, the chains that they lead to, and the endpoints there.
+/// `is_of_node`: node ports are served at the address. With a dump that has counters, counts first packets in table nat.
+pub fn look(dump: &Dump, key: &FrontendKey, is_of_node: bool) -> Held {
+    let mut held = Held::default();
+    let mut found: BTreeMap<Shared, Vec<Rule>> = BTreeMap::new();
+    let mut packets = None;
+    for (shared, rule, place) in lines(dump, key.family()) {
+        let is_about = place == Place::Address(*key)
+            || (is_of_node && place == Place::NodePort(key.protocol, key.port) && key.port != 0);
+        if !is_about {
+            continue;
+        }
+        let chain = shared.name().map(|name| name.as_str().to_owned()).unwrap_or_default();
+        held.parts.insert(format!("{} {chain}: {}", shared.table(), spelling::text(rule)), String::new());
+        if let Some(counters) = rule.counters.filter(|_| shared.table() == TableName::NAT) {
+            packets = Some(packets.unwrap_or(0_u64).saturating_add(counters.packets));
+        }
+        found.entry(shared).or_default().push(rule.clone());
+    }
+    held.counted = packets.map(|connections| Counted { connections, packets: None });
+    let Some(nat) = dump.table(&TableName::NAT) else { return held };
+    for name in reached(dump, &found) {
+        let rules = nat.chain(name).map_or(&[][..], |chain| &chain.rules);
+        let texts: Vec<String> = rules.iter().map(spelling::text).collect();
+        held.parts.insert(format!("nat chain {name}"), texts.join(" | "));
+        for endpoint in rules.iter().filter_map(destination) {
+            held.parts.insert(format!("endpoint {endpoint}"), String::new());
+        }
+    }
+    held
+}
+
+/// Where a rule sends connections.
+fn destination(rule: &Rule) -> Option<&str> {
+    let mut words = rule.tokens().iter().map(Token::as_str).skip_while(|word| *word != "--to-destination");
+    words.nth(1)
+}

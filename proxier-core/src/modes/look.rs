@@ -1,0 +1,115 @@
+//! What a kernel holds for one address and port, and how two kernels differ in that: one in memory, which has everything, and the
+//! running one. Reads only.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::modes::{Kind, iptables, ipvs, nftables};
+use crate::net::FrontendKey;
+use crate::ports::{PortError, PortErrorKind, Ports};
+use crate::service::NodeFacts;
+
+/// What a kernel holds for an address and port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Held {
+    /// The parts by name, with values: `real server 10.244.0.5:8080`, `weight 1`.
+    pub parts: BTreeMap<String, String>,
+    /// Parts that may be there although nobody asks for them: real servers that drain.
+    pub leaving: BTreeSet<String>,
+    /// What the kernel has counted there; `None` where it does not count.
+    pub counted: Option<Counted>,
+}
+
+/// What a kernel has counted since it has the parts that count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counted {
+    /// Connections; in iptables mode, their first packets.
+    pub connections: u64,
+    /// Packets from clients and to them, where these are counted.
+    pub packets: Option<(u64, u64)>,
+}
+
+/// How what is held differs from what should be. Prints as one line.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Difference {
+    /// The kernel lacks this.
+    Missing {
+        /// The part.
+        what: String,
+        /// As it should be.
+        expected: String,
+    },
+    /// The kernel has this, and nobody asks for it.
+    Unexpected {
+        /// The part.
+        what: String,
+        /// As it is.
+        found: String,
+    },
+    /// The kernel has it in another way.
+    Differs {
+        /// The part.
+        what: String,
+        /// As it should be.
+        expected: String,
+        /// As it is.
+        found: String,
+    },
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let said = |value: &str| if value.is_empty() { String::new() } else { format!(" ({value})") };
+        match self {
+            Difference::Missing { what, expected } => write!(f, "missing: {what}{}", said(expected)),
+            Difference::Unexpected { what, found } => write!(f, "not expected: {what}{}", said(found)),
+            Difference::Differs { what, expected, found } => {
+                write!(f, "differs: {what}: {found} in the kernel, {expected} expected")
+            }
+        }
+    }
+}
+
+/// Reads what a kernel holds for an address and port, in a mode.
+///
+/// Costs as much as reading everything that the mode has in the kernel.
+///
+/// # Errors
+/// It could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in userspace mode: the sockets are another
+/// process's.
+pub fn look(mode: Kind, key: &FrontendKey, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<Held, PortError> {
+    let names = &facts.config().names;
+    match mode {
+        Kind::Ipvs => ipvs::look(key, names, ports),
+        Kind::Nftables => nftables::look(key, names, ports.tables),
+        Kind::Iptables => {
+            let dump = ports.rules.dump(key.family())?;
+            Ok(iptables::look(&dump, key, facts.is_on_interface(key.address)))
+        }
+        Kind::Userspace => Err(PortError::new(
+            PortErrorKind::Unavailable,
+            "in userspace mode the process serves, not the kernel; ss -tnlp lists its sockets",
+        )),
+    }
+}
+
+/// How what is held differs from what should be, in the order of names.
+pub fn differences(expected: &Held, found: &Held) -> Vec<Difference> {
+    let mut all = Vec::new();
+    for (what, value) in &expected.parts {
+        match found.parts.get(what) {
+            Some(same) if same == value => {}
+            Some(other) => {
+                all.push(Difference::Differs { what: what.clone(), expected: value.clone(), found: other.clone() });
+            }
+            None => all.push(Difference::Missing { what: what.clone(), expected: value.clone() }),
+        }
+    }
+    let unasked = found.parts.iter().filter(|(what, _)| !expected.parts.contains_key(*what));
+    let unasked = unasked.filter(|(what, _)| !found.leaving.contains(*what));
+    all.extend(unasked.map(|(what, value)| Difference::Unexpected { what: what.clone(), found: value.clone() }));
+    all
+}
