@@ -1,6 +1,7 @@
 //! The status page in IPVS mode: counters as `ipvsadm` has them.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::cast_precision_loss, clippy::float_cmp, reason = "small numbers")]
 
 mod program;
 

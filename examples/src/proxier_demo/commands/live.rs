@@ -34,7 +34,7 @@ impl Live {
     /// The kernel cannot be read, or a capability is missing.
     pub(super) fn open(configured: &Configured, during: Duration) -> Result<Self, Problem> {
         let mut kernel = kernel::open()?;
-        let host = kernel.ports().links.addresses().map_err(unread)?;
+        let host = kernel.ports().links.addresses().map_err(|error| unread(&error))?;
         let names = &configured.settings.core.names;
         let addresses = host::other_addresses(&host, names).filter(|address| !address.is_loopback()).collect();
         Ok(Live { kernel, addresses, during })
@@ -57,7 +57,7 @@ impl Live {
         facts: &NodeFacts,
         complete: &mut Ports<'_>,
     ) -> Result<Found, Problem> {
-        let expected = look(mode, key, facts, complete).map_err(unread)?;
+        let expected = look(mode, key, facts, complete).map_err(|error| unread(&error))?;
         let mut held = self.held(mode, key, facts)?;
         let mut counted = None;
         if !self.during.is_zero() {
@@ -71,7 +71,7 @@ impl Live {
 
     fn held(&mut self, mode: Kind, key: &FrontendKey, facts: &NodeFacts) -> Result<Held, Problem> {
         if mode != Kind::Iptables {
-            return look(mode, key, facts, &mut self.kernel.ports()).map_err(unread);
+            return look(mode, key, facts, &mut self.kernel.ports()).map_err(|error| unread(&error));
         }
         let refused = |error: iptables::Error| Problem::new("trace --live", error.to_string());
         let programs = Iptables::detect(System::new(), key.family().into(), BackendChoice::Detect).map_err(refused)?;
@@ -80,7 +80,7 @@ impl Live {
     }
 }
 
-fn unread(error: PortError) -> Problem {
+fn unread(error: &PortError) -> Problem {
     Problem::new("trace --live", error.to_string())
 }
 

@@ -168,8 +168,7 @@ struct Runs {
 
 /// What tests are told through the environment, besides the seed: how much to do.
 const SCENARIOS: &str = "PROXIER_SCENARIOS";
-const PASSED_ON: [&str; 4] =
-    [SCENARIOS, "PROXIER_KERNEL_MODEL_CASES", "PROXIER_MODEL_CASES", "PROXIER_START_SERVICES"];
+const PASSED_ON: [&str; 4] = [SCENARIOS, "PROXIER_KERNEL_MODEL_CASES", "PROXIER_MODEL_CASES", "PROXIER_START_SERVICES"];
 
 impl Runs {
     fn environment(&self) -> Vec<(OsString, OsString)> {

@@ -157,9 +157,7 @@ fn merge(hints: &mut Vec<Hint>) {
     let mut merged: Vec<Hint> = Vec::new();
     for hint in hints.drain(..) {
         match merged.iter_mut().find(|other| other.about == hint.about && other.what == hint.what) {
-            Some(other) => {
-                other.methods.extend(hint.methods.into_iter().filter(|method| *method != Method::DirectRoute))
-            }
+            Some(other) => other.methods.extend(hint.methods),
             None => merged.push(hint),
         }
     }
@@ -308,14 +306,14 @@ mod tests {
 
     /// A node with a way out and pods.
     fn node() -> Facts {
-        let mut facts = Facts::default();
-        facts.all = Settings { arp_ignore: Some(1), arp_announce: Some(2), ..settings(0, 0) };
         let eth0 = Device { settings: settings(1, 0), mtu: Some(1500), is_uplink: true };
         let pod = Device { settings: settings(0, 1), mtu: Some(1450), is_uplink: false };
-        facts.devices = [("eth0".to_owned(), eth0), ("veth1".to_owned(), pod)].into();
-        facts.modules = [("ipip", Module::There), ("ip_gre", Module::Loadable), ("fou", Module::Missing)].into();
-        facts.release = KernelRelease::parse(b"6.1.0-18-amd64\n").ok();
-        facts
+        Facts {
+            all: Settings { arp_ignore: Some(1), arp_announce: Some(2), ..settings(0, 0) },
+            devices: [("eth0".to_owned(), eth0), ("veth1".to_owned(), pod)].into(),
+            modules: [("ipip", Module::There), ("ip_gre", Module::Loadable), ("fou", Module::Missing)].into(),
+            release: KernelRelease::parse(b"6.1.0-18-amd64\n").ok(),
+        }
     }
 
     fn about<'a>(hints: &'a [Hint], about: &str) -> Vec<&'a Hint> {

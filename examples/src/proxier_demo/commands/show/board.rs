@@ -1,5 +1,7 @@
 //! What `show --watch` prints of a [`View`]: lines for people, an object for programs. Pure.
 
+use std::fmt::Write as _;
+
 use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, ObservedRealServer};
 use serde_json::{Value, json};
@@ -23,7 +25,7 @@ pub(super) fn lines(
     service: &dyn Fn(&VirtualServerKey) -> Option<String>,
     size: Option<Size>,
 ) -> Vec<String> {
-    let mut lines = vec![summary(view), cells("VIRTUAL SERVER", HEADS.map(str::to_owned), "SERVICE")];
+    let mut lines = vec![summary(view), cells("VIRTUAL SERVER", &HEADS.map(str::to_owned), "SERVICE")];
     // One line says what does not fit.
     let rows = size.map(|size| size.rows.saturating_sub(lines.len() + 1));
     let (mut left, mut hidden) = (rows.unwrap_or(usize::MAX), Hidden::default());
@@ -44,7 +46,9 @@ pub(super) fn lines(
     lines.extend(hidden.line());
     if let Some(size) = size {
         lines.truncate(size.rows);
-        lines.iter_mut().for_each(|line| cut(line, size.columns));
+        for line in &mut lines {
+            cut(line, size.columns);
+        }
     }
     lines
 }
@@ -90,11 +94,12 @@ fn summary(view: &View) -> String {
     format!("{} virtual servers{changed}, {real} real servers, {draining} drain; {rates}", view.servers.len())
 }
 
-fn cells(first: &str, others: [String; 6], last: &str) -> String {
+fn cells(first: &str, others: &[String; 6], last: &str) -> String {
     // An IPv6 address and port, most of the time.
     let mut line = format!("{first:<42}");
     for (cell, width) in others.iter().zip(WIDTHS) {
-        line.push_str(&format!(" {cell:>width$}"));
+        // Writing to a String cannot fail.
+        let _cannot_fail = write!(line, " {cell:>width$}");
     }
     line.push_str("  ");
     line.push_str(last);
@@ -109,7 +114,7 @@ fn of_server(server: &Rated, service: Option<String>) -> String {
     let own = &server.server.server;
     let first = format!("{} {}", own.key, details(own));
     let others = [weight, connections, packets, bytes, active.to_string(), inactive.to_string()];
-    cells(&first, others, &service.unwrap_or_else(|| "-".to_owned()))
+    cells(&first, &others, &service.unwrap_or_else(|| "-".to_owned()))
 }
 
 fn of_real(real: &ObservedRealServer, rates: Option<&PerSecond>) -> String {
@@ -121,7 +126,7 @@ fn of_real(real: &ObservedRealServer, rates: Option<&PerSecond>) -> String {
     let [connections, packets, bytes] = of_rates(rates);
     let (active, inactive) = (real.active_connections.to_string(), real.inactive_connections.to_string());
     let others = [config.weight.to_string(), connections, packets, bytes, active, inactive];
-    cells(&format!("  -> {}{method}", real.server.key), others, if drains(real) { "drains" } else { "" })
+    cells(&format!("  -> {}{method}", real.server.key), &others, if drains(real) { "drains" } else { "" })
 }
 
 fn of_rates(rates: Option<&PerSecond>) -> [String; 3] {
@@ -206,6 +211,7 @@ fn rates_json(rates: Option<&PerSecond>) -> Value {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "all numbers here are exact")]
 mod tests {
     use std::net::SocketAddr;
     use std::time::Duration;
