@@ -370,8 +370,7 @@ fn networks_of_services_are_closed() {
     // The second one has the node's address, so it is not made local as a whole.
     config.ipvs.service_cidrs = ["10.96.0.0/12", "192.0.2.0/24"].map(|text| text.parse().unwrap()).into();
     let interfaces = BTreeMap::from([("eth0".to_owned(), vec![IpAddr::from([192, 0, 2, 1])])]);
-    let mut host = HostAddresses::default();
-    host.interfaces = interfaces.into_iter().map(|(name, addresses)| (name, addresses.into_iter().collect())).collect();
+    let host = HostAddresses { interfaces };
     let facts = NodeFacts::new(&config, &Node::new("n1"), &host);
     let mut store = Store::new("n1");
     let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);

@@ -365,42 +365,7 @@ fn clap() -> Clap {
         )
         .subcommand(
             command("trace", "Print what becomes of the first packet of a connection; needs no kernel without --live")
-                .arg(node_address())
-                .arg(
-                    Arg::new("from")
-                        .value_name("FROM")
-                        .required(true)
-                        .value_parser(|text: &str| text.parse::<Sender>())
-                        .help("Who sends it: an address, node or outside"),
-                )
-                .arg(
-                    Arg::new("to")
-                        .value_name("TO:PORT[/PROTOCOL]")
-                        .required(true)
-                        .value_parser(|text: &str| text.parse::<To>())
-                        .help("Where to, tcp unless told"),
-                )
-                .arg(
-                    Arg::new("device")
-                        .long("device")
-                        .value_name("NAME")
-                        .display_order(0)
-                        .help("The device by which it comes in, for detectLocalMode by devices"),
-                )
-                .arg(
-                    Arg::new("live")
-                        .long("live")
-                        .value_name("SECONDS")
-                        .num_args(0..=1)
-                        .require_equals(true)
-                        .default_missing_value("0")
-                        .value_parser(|text: &str| if text == "0" { Ok(Duration::ZERO) } else { interval(text) })
-                        .display_order(0)
-                        .help(
-                            "Compare with what this kernel holds for that address and port, and say what it counts, in so many \
-                             seconds; send nothing. Exit code 1: it differs",
-                        ),
-                ),
+                .args(of_trace()),
         )
         .subcommand(
             command("show", "Print what the kernel holds, with the Services it serves").arg(
@@ -422,6 +387,39 @@ fn clap() -> Clap {
 fn interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "not from 0.1 to 3600 seconds".to_owned())
+}
+
+fn of_trace() -> [Arg; 5] {
+    [
+        node_address(),
+        Arg::new("from")
+            .value_name("FROM")
+            .required(true)
+            .value_parser(|text: &str| text.parse::<Sender>())
+            .help("Who sends it: an address, node or outside"),
+        Arg::new("to")
+            .value_name("TO:PORT[/PROTOCOL]")
+            .required(true)
+            .value_parser(|text: &str| text.parse::<To>())
+            .help("Where to, tcp unless told"),
+        Arg::new("device")
+            .long("device")
+            .value_name("NAME")
+            .display_order(0)
+            .help("The device by which it comes in, for detectLocalMode by devices"),
+        Arg::new("live")
+            .long("live")
+            .value_name("SECONDS")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("0")
+            .value_parser(|text: &str| if text == "0" { Ok(Duration::ZERO) } else { interval(text) })
+            .display_order(0)
+            .help(
+                "Compare with what this kernel holds for that address and port, and say what it counts, in so many \
+                 seconds; send nothing. Exit code 1: it differs",
+            ),
+    ]
 }
 
 fn node_address() -> Arg {
