@@ -25,11 +25,7 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::host;
 use crate::modes::shared::sysctls::HostSettings;
 use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables, userspace};
-<<<<<<< HEAD
-use crate::net::FrontendKey;
-=======
-use crate::net::Network;
->>>>>>> eba371f (proxier-demo: show --watch)
+use crate::net::{FrontendKey, Network};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::{Links, Ports};
 use crate::reconciler::node_weights::NodeWeights;

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
+use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::ipvs::reading;
 use proxier_core::modes::ipvs::wanted::Wanted;
@@ -44,8 +45,7 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
         (Ok(snapshot), Ok(host)) => (snapshot.entries, host),
         (Err(error), _) | (_, Err(error)) => return failed(&Problem::new("", error.to_string())),
     };
-    // Without them, virtual servers of marks are shown as others'.
-    let marks = guards::marks(&configured.settings.core, ports.tables).unwrap_or_default();
+    let marks = marks(configured, &mut kernel);
     entries.sort_by_key(|entry| entry.virtual_server.server.key);
     for entry in &mut entries {
         entry.real_servers.sort_by_key(|real| real.server);
@@ -116,15 +116,24 @@ struct Known<'a> {
     marks: BTreeMap<VirtualServerKey, FrontendKey>,
 }
 
-/// The details of a virtual server, without its address and port; with them for one of a mark.
-fn details(server: &VirtualServer, names: &Known<'_>) -> String {
-    let mut scheduler = server.config.scheduler.to_string();
-    if let Some(frontend) = names.marks.get(&server.key) {
-        scheduler = format!("{scheduler} for clients outside of {frontend}");
-    }
+/// Whose our firewall marks are. Where that cannot be read, their virtual servers are shown as others'.
+fn marks(configured: &Configured, kernel: &mut KernelPorts) -> BTreeMap<VirtualServerKey, FrontendKey> {
+    guards::marks(&configured.settings.core, kernel.ports().tables).unwrap_or_default()
+}
+
+/// The details of a virtual server, without its address and port.
+fn details(server: &VirtualServer) -> String {
     match &server.config.persistence {
-        Some(persistence) => format!("{scheduler} persistent {} s", persistence.timeout_secs),
-        None => scheduler,
+        Some(persistence) => format!("{} persistent {} s", server.config.scheduler, persistence.timeout_secs),
+        None => server.config.scheduler.to_string(),
+    }
+}
+
+/// The same, with whose it is for one of a mark.
+fn details_of_mark(server: &VirtualServer, names: &Known<'_>) -> String {
+    match names.marks.get(&server.key) {
+        Some(frontend) => format!("{} for clients outside of {frontend}", details(server)),
+        None => details(server),
     }
 }
 
@@ -167,7 +176,7 @@ fn table(entries: &[SnapshotEntry], names: &Known<'_>) -> Vec<String> {
     let own: Vec<String> = entries
         .iter()
         .map(|entry| &entry.virtual_server.server)
-        .map(|server| format!("{} {}", server.key, details(server, names)))
+        .map(|server| format!("{} {}", server.key, details_of_mark(server, names)))
         .collect();
     let longest = own.iter().map(|text| text.chars().count()).max().unwrap_or(0);
     let [place, weight, active, inactive] = widths;

@@ -1,6 +1,6 @@
 //! `show --watch`: what the kernel holds and how busy it is, again and again.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::names::Names;
+use proxier_core::net::FrontendKey;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::snapshot::{HostAddresses, Store};
 use tokio::time::Instant;
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 use super::board;
 use super::rates::{History, Rated, Reading, View};
 use super::terminal::Screen;
-use super::{failed, service_of, services};
+use super::{Known, failed, marks, service_of, services};
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::engine::signals::Signals;
 use crate::proxier_demo::problem::Problem;
@@ -87,7 +88,7 @@ async fn refreshes(
     every: Duration,
     (kernel, host): (&mut KernelPorts, &HostAddresses),
 ) -> Result<std::convert::Infallible, Ended> {
-    let mut named = Named::new(services(configured, host, true).await);
+    let mut named = Named::new(services(configured, host, true).await, marks(configured, kernel));
     let mut ticks = tokio::time::interval(every);
     // A slow reading does not make the next ones come faster.
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -103,7 +104,7 @@ async fn refreshes(
         let view = history.take(reading, elapsed);
         if named.lack(&view) {
             // The screen shows something else by now, so a source that cannot be read is no longer mentioned.
-            named = Named::new(services(configured, host, false).await);
+            named = Named::new(services(configured, host, false).await, marks(configured, kernel));
             named.accept(&view);
         }
         let names = named.names();
@@ -139,18 +140,19 @@ fn line(value: &serde_json::Value) -> std::io::Result<()> {
 struct Named {
     store: Store,
     wanted: Wanted,
+    marks: BTreeMap<VirtualServerKey, FrontendKey>,
     since: Instant,
     /// Virtual servers that nothing names: somebody else's, or the source cannot be read.
     nameless: HashSet<VirtualServerKey>,
 }
 
 impl Named {
-    fn new((store, wanted): (Store, Wanted)) -> Self {
-        Named { store, wanted, since: Instant::now(), nameless: HashSet::new() }
+    fn new((store, wanted): (Store, Wanted), marks: BTreeMap<VirtualServerKey, FrontendKey>) -> Self {
+        Named { store, wanted, marks, since: Instant::now(), nameless: HashSet::new() }
     }
 
-    fn names(&self) -> Names<'_> {
-        Names::new(&self.store, self.wanted.desired())
+    fn names(&self) -> Known<'_> {
+        Known { names: Names::new(&self.store, self.wanted.desired()), marks: self.marks.clone() }
     }
 
     /// Whether Services should be read again: a virtual server has come that none of them names.
@@ -165,7 +167,8 @@ impl Named {
 
     fn unnamed<'a>(&'a self, view: &'a View) -> impl Iterator<Item = VirtualServerKey> + 'a {
         let keys = view.servers.iter().map(Rated::key);
-        keys.filter(|key| service_of(&self.names(), key).is_none())
+        let names = self.names();
+        keys.filter(move |key| service_of(&names, key).is_none())
     }
 }
 
