@@ -126,22 +126,22 @@ fn the_lock_is_taken_for_programs_that_do_not() {
     assert_eq!(*host.locked.lock().unwrap(), [WAIT]);
 }
 
-fn says(code: i32, stderr: &str) -> Option<Output> {
-    Some(Output { code: Some(code), stdout: Vec::new(), stderr: stderr.as_bytes().to_vec() })
+fn says(code: i32, stderr: &str) -> Output {
+    Output { code: Some(code), stdout: Vec::new(), stderr: stderr.as_bytes().to_vec() }
 }
 
 #[test]
 fn a_check_fails_where_the_kernel_lacks_a_module() {
     let host = Noted::new(FakeHost::new());
     let iptables = open(&host, Backend::NfTables);
-    *host.words.lock().unwrap() = says(0, "");
+    *host.words.lock().unwrap() = Some(says(0, ""));
     iptables.check(&new_chain()).unwrap();
     assert_eq!(arguments(&host.runs()), ["--noflush --test"]);
     // The program's exit code says nothing of it.
     *host.words.lock().unwrap() =
-        says(0, "Warning: Extension physdev revision 0 not supported, missing kernel module?\n");
+        Some(says(0, "Warning: Extension physdev revision 0 not supported, missing kernel module?\n"));
     assert_eq!(iptables.check(&new_chain()).unwrap_err().kind(), ErrorKind::ExtensionMissing);
-    *host.words.lock().unwrap() = says(2, "iptables-nft-restore: line 2 failed\n");
+    *host.words.lock().unwrap() = Some(says(2, "iptables-nft-restore: line 2 failed\n"));
     assert!(iptables.check(&new_chain()).is_err());
 }
 
@@ -156,8 +156,8 @@ fn a_refusal_without_a_reason_is_looked_into() {
     ] {
         let host = Noted::new(FakeHost::new());
         let iptables = open(&host, Backend::Legacy);
-        *host.words.lock().unwrap() = says(1, refused);
-        *host.listing.lock().unwrap() = says(1, listing);
+        *host.words.lock().unwrap() = Some(says(1, refused));
+        *host.listing.lock().unwrap() = Some(says(1, listing));
         assert_eq!(iptables.restore(&new_chain()).unwrap_err().kind(), kind, "{listing}");
     }
 }
