@@ -254,6 +254,9 @@ fn a_live_node_changes_its_binding() {
         let address: SocketAddr = SERVICE.parse().unwrap();
         let mut long =
             [&world.client, &world.node].map(|from| from.run_in(|| Connection::open(address).unwrap()).unwrap());
+        for connection in &mut long {
+            connection.ask().unwrap();
+        }
         let clients: Vec<Client> = [&world.client, &world.node]
             .into_iter()
             .flat_map(|from| PLACES.map(|place| Client::start(from, place)))
