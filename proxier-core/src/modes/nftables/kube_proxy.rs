@@ -1,13 +1,11 @@
 //! What a kube-proxy in nftables mode has left.
 
-use nftables::{Name, TableKey, Transaction};
+use nftables::{Name, TableKey};
 
-use super::cleanup::is_absent;
 use crate::modes::shared::cleaned::Cleaned;
+use crate::modes::shared::nft::remove_table;
 use crate::net::Family;
-use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Tables};
-use crate::reconciler::report::Unread;
-use crate::reconciler::step::{Action, Part, Step};
+use crate::ports::{PortError, Ports, Tables};
 
 /// The name of its tables.
 const TABLE: &str = "kube-proxy";
@@ -27,20 +25,7 @@ pub(crate) fn cleanup_kube_proxy(ports: &mut Ports<'_>) -> Cleaned {
     for family in Family::ALL {
         let Ok(name) = Name::new(TABLE) else { continue };
         let table = TableKey { family: family.into(), name };
-        match is_kube_proxys(&table, ports.tables) {
-            Ok(true) => {
-                let mut transaction = Transaction::new();
-                transaction.delete_table(&table);
-                let outcome = match ports.tables.commit(&transaction) {
-                    Err(NotCommitted { error, .. }) if error.kind() != PortErrorKind::NotFound => Err(error),
-                    _ => Ok(()),
-                };
-                cleaned.applied.note(|| Step::new(Action::Delete, Part::Table, &table), outcome);
-            }
-            Ok(false) => {}
-            Err(error) if is_absent(&error) => {}
-            Err(error) => cleaned.unread.push(Unread::new(format_args!("table {table}"), error)),
-        }
+        remove_table(&table, is_kube_proxys, ports.tables, &mut cleaned);
     }
     cleaned
 }

@@ -1,9 +1,13 @@
 //! What modes with tables of nf_tables share.
 
 use nftables::expr::{CmpOp, MetaKey};
-use nftables::{Expression, Family as NftFamily, Name, Register, Rule, RuleBuilder, Value};
+use nftables::{Expression, Family as NftFamily, Name, Register, Rule, RuleBuilder, TableKey, Transaction, Value};
 
+use crate::modes::shared::cleaned::Cleaned;
 use crate::net::Family;
+use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
+use crate::reconciler::report::Unread;
+use crate::reconciler::step::{Action, Part, Step};
 
 /// An empty chain: the table is this program's. A table of our name without it is somebody else's.
 pub(crate) const OWNED: &str = "made-by-proxier-core";
@@ -56,4 +60,27 @@ pub(crate) fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpO
 /// A rule of ours: all its values are possible, and a test makes every one.
 pub(crate) fn built(rule: RuleBuilder) -> Rule {
     rule.build().unwrap_or_default()
+}
+
+/// Removes a table if it is ours, and notes what came of it. What is gone already counts as done, and so does a kernel without nf_tables.
+pub(in crate::modes) fn remove_table(
+    table: &TableKey,
+    is_ours: impl FnOnce(&TableKey, &mut dyn Tables) -> Result<bool, PortError>,
+    tables: &mut dyn Tables,
+    cleaned: &mut Cleaned,
+) {
+    match is_ours(table, tables) {
+        Ok(true) => {
+            let mut transaction = Transaction::new();
+            transaction.delete_table(table);
+            let outcome = match tables.commit(&transaction) {
+                Err(NotCommitted { error, .. }) if error.kind() != PortErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            };
+            cleaned.applied.note(|| Step::new(Action::Delete, Part::Table, table), outcome);
+        }
+        Ok(false) => {}
+        Err(error) if matches!(error.kind(), PortErrorKind::Unavailable | PortErrorKind::NotFound) => {}
+        Err(error) => cleaned.unread.push(Unread::new(format_args!("table {table}"), error)),
+    }
 }
