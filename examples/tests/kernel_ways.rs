@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::net::TcpListener;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Command;
 
@@ -608,12 +608,13 @@ fn manifests_that_cannot_be_read() {
         let path = folder.put("web.yaml", &both);
         let running = Running::start(&["--manifests", &folder.0.display().to_string()]);
         running.until("files", || ipvsadm() == lines(&[&web]));
-        fs::remove_file(&path).unwrap();
-        fs::create_dir(&path).unwrap();
+        // Never a moment without the file: that would end the Service.
+        fs::create_dir(folder.0.join("no-file")).unwrap();
+        symlink("no-file", folder.0.join(".next")).unwrap();
+        fs::rename(folder.0.join(".next"), &path).unwrap();
         folder.put("more.yaml", "kind: [");
         running.until_logged("more.yaml: document 1: ");
         assert_eq!(ipvsadm(), lines(&[&web]));
-        fs::remove_dir(&path).unwrap();
         folder.put("web.yaml", &both);
         fs::remove_file(folder.0.join("more.yaml")).unwrap();
         assert_eq!(ipvsadm(), lines(&[&web]));
