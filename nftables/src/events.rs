@@ -44,6 +44,21 @@ pub enum Event {
     Other(u16),
 }
 
+impl Event {
+    /// The table that changed, or in which something did; `None` for [`Event::Generation`] and [`Event::Other`].
+    pub fn table(&self) -> Option<&TableKey> {
+        Some(match self {
+            Event::Table(_, of) => &of.table.key,
+            Event::Chain(_, of) => &of.chain.key.table,
+            Event::Rule(_, of) => &of.chain.table,
+            Event::Set(_, of) => &of.set.key.table,
+            Event::Elements(_, set, _) => &set.table,
+            Event::Object(_, of) => &of.object.key.table,
+            Event::Generation(_) | Event::Other(_) => return None,
+        })
+    }
+}
+
 /// A socket that receives every change in one network namespace.
 ///
 /// It can be waited for in an event loop or async runtime ([`AsFd`]): when its descriptor is readable, [`wait`](Events::wait) with a

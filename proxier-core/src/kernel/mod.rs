@@ -15,7 +15,7 @@
 //! Sockets are opened at first use, in the network namespace of the calling thread, and again after a failure that leaves a
 //! connection in doubt. So a missing part of the kernel fails its own calls and no others.
 //!
-//! Beside the ports, [`Monitor`] reports changed addresses and devices, and [`LocalRoutes`] makes whole networks local.
+//! Beside the ports, [`Monitor`] reports changed addresses and devices, [`TableMonitor`] that somebody wrote to a table, and [`LocalRoutes`] makes whole networks local.
 //!
 //! ```no_run
 //! use proxier_core::kernel::{KernelPorts, Options};
@@ -36,6 +36,7 @@ mod rtnetlink;
 mod rules;
 mod sets;
 mod sysctl;
+mod table_monitor;
 mod tables;
 
 use std::path::PathBuf;
@@ -54,6 +55,7 @@ pub use sets::SetsPort;
 pub use sysctl::SysctlsPort;
 #[cfg(feature = "testing")]
 pub(crate) use sysctl::check as check_sysctl;
+pub use table_monitor::{TableChanges, TableMonitor};
 pub use tables::TablesPort;
 
 /// How to reach the kernel.

@@ -50,7 +50,7 @@ impl TablesPort {
     }
 }
 
-fn port_error(error: &Error) -> PortError {
+pub(super) fn port_error(error: &Error) -> PortError {
     PortError::from_error(kind_of(error), error)
 }
 

@@ -27,7 +27,7 @@ use crate::modes::shared::sysctls::HostSettings;
 use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables, userspace};
 use crate::net::{FrontendKey, Network};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
-use crate::ports::{Links, Ports};
+use crate::ports::{Links, Ports, Tables};
 use crate::reconciler::node_weights::NodeWeights;
 use crate::reconciler::report::{Refused, Report, Unread};
 use crate::reconciler::safeguard::{MassRemoval, Safeguard};
@@ -422,6 +422,20 @@ impl Reconciler {
     /// The next pass reads the kernel again, and runs as soon as allowed.
     pub fn request_full(&mut self, now: Moment) {
         self.schedule.request_full(now);
+    }
+
+    /// Transactions wrote to this proxy's tables of nf_tables, maybe its own, and made these generations of the rule set; with `lost`
+    /// there may have been more. In [nftables mode](modes::Kind::Nftables) the next pass compares everything if one was somebody else's;
+    /// in other modes nothing follows.
+    ///
+    /// Returns whether it does. Call it between passes.
+    pub fn tables_changed(&mut self, generations: &[u32], lost: bool, tables: &mut dyn Tables, now: Moment) -> bool {
+        let Mode::Nftables(mode) = &mut self.mode else { return false };
+        let differs = mode.differs(generations, lost, tables);
+        if differs {
+            self.schedule.request_full(now);
+        }
+        differs
     }
 
     fn enqueue(&mut self, services: Vec<ObjectKey>, now: Moment) {

@@ -15,6 +15,7 @@ use crate::proxier_demo::engine::message::{Control, Message, to_kernel};
 use crate::proxier_demo::engine::neighbours;
 use crate::proxier_demo::engine::privileges;
 use crate::proxier_demo::engine::signals::Signals;
+use crate::proxier_demo::engine::tables;
 use crate::proxier_demo::engine::userspace;
 use crate::proxier_demo::engine::worker::{Passed, Worker};
 use crate::proxier_demo::problem::Problem;
@@ -124,6 +125,9 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         health.set_api(cluster.counters().clone());
     }
     host::watch(messages.clone());
+    if settings.mode == Kind::Nftables {
+        tables::watch(settings.core.names.table.to_string(), messages.clone());
+    }
     // In the API's runtime: looking up names may take a while.
     api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));
     let outcomes = match Worker::start(engine, started, inbox, health.clone(), recorder.clone()) {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use proxier_core::kernel::TableChanges;
 use proxier_core::service::{Neighbour, User};
 use tokio::sync::{mpsc, oneshot};
 
@@ -29,6 +30,8 @@ pub(crate) enum Control {
     Resync,
     /// Addresses or devices of the host changed; these addresses were added, even if they are gone again.
     HostChanged(Vec<IpAddr>),
+    /// Somebody wrote to the tables of nftables mode, maybe this process.
+    TablesChanged(TableChanges),
     /// Delete what is held back (SIGUSR1).
     ConfirmRemoval,
     /// The neighbours, which this node has to reach, have changed.

@@ -9,6 +9,7 @@ pub mod message;
 pub(crate) mod neighbours;
 pub mod privileges;
 pub(crate) mod signals;
+pub(crate) mod tables;
 pub(crate) mod userspace;
 pub(crate) mod worker;
 
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::{Families, RulesBy};
 use proxier_core::fake::FakeKernel;
-use proxier_core::kernel::KernelPorts;
+use proxier_core::kernel::{KernelPorts, TableChanges};
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::ipvs::guards;
@@ -250,6 +251,14 @@ impl<K: Kernel> Engine<K> {
         let now = self.now();
         self.proxier.addresses_seen(came, now);
         self.proxier.host_changed(now);
+    }
+
+    /// Somebody wrote to the tables of nftables mode. Returns whether the next pass compares everything: not after this process's own
+    /// transactions.
+    pub(crate) fn tables_changed(&mut self, changes: &TableChanges) -> bool {
+        let now = self.now();
+        let ports = self.kernel.ports();
+        self.proxier.tables_changed(&changes.generations, changes.lost, ports.tables, now)
     }
 
     /// Sets the neighbours that this node has to reach: no Service gets their addresses.

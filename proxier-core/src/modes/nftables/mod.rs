@@ -38,6 +38,7 @@
 
 mod apply;
 mod cleanup;
+mod committed;
 mod kube_proxy;
 mod layout;
 mod look;

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use nftables::Name;
 
 use super::apply::{Written, apply};
+use super::committed::Committed;
 use super::layout::{Layout, table_name};
 use super::lower::Treatment;
 use super::observed::Observed;
@@ -47,6 +48,8 @@ pub(crate) struct Mode {
     unfinished: BTreeSet<Family>,
     /// The last pass found something unexpected in the kernel.
     surprised: bool,
+    /// This process's transactions that nobody has reported yet.
+    committed: Committed,
 }
 
 /// What the kernel holds.
@@ -87,6 +90,7 @@ impl Mode {
             unforgotten: BTreeSet::new(),
             unfinished: BTreeSet::new(),
             surprised: false,
+            committed: Committed::default(),
         }
     }
 
@@ -103,6 +107,16 @@ impl Mode {
     pub(crate) fn forget_kernel(&mut self) {
         self.known = None;
         self.read.clear();
+    }
+
+    /// Whether any of the transactions that made these generations was somebody else's; not before the first reading. `lost`: there may
+    /// have been more.
+    pub(crate) fn differs(&mut self, generations: &[u32], lost: bool, tables: &mut dyn Tables) -> bool {
+        let Some(known) = &self.known else { return false };
+        // Each is looked up, so that those that are this process's own are forgotten.
+        let others = generations.iter().filter(|generation| !self.committed.forget(**generation)).count();
+        let unseen = lost && tables.generation().map_or(true, |now| known.generation != Some(now));
+        others > 0 || unseen
     }
 
     pub(crate) fn compact(&mut self) {
@@ -310,15 +324,16 @@ impl Mode {
             self.changed.frontends.retain(|key, _| !done(key.family()));
             self.changed.needs.retain(|need| !done(need.family()));
         }
-        if let Some(known) = &mut self.known {
-            let ours = u32::try_from(written.iter().filter(|of| of.is_done).count()).unwrap_or(u32::MAX);
-            if ours > 0 {
-                // Nobody else changed anything when it grew by our transactions.
-                let is_ours = known.generation.is_some() && known.generation == before;
-                let after = tables.generation().ok().filter(|_| is_ours);
-                let expected = before.map(|before| before.wrapping_add(ours));
-                known.generation = after.filter(|after| Some(*after) == expected);
-            }
+        let ours = u32::try_from(written.iter().filter(|of| of.is_done).count()).unwrap_or(u32::MAX);
+        let after = if ours > 0 { tables.generation().ok() } else { None };
+        if let (Some(before), Some(after)) = (before, after) {
+            self.committed.note(before, after, ours);
+        }
+        if let Some(known) = self.known.as_mut().filter(|_| ours > 0) {
+            // Nobody else changed anything when it grew by our transactions.
+            let is_ours = known.generation.is_some() && known.generation == before;
+            let expected = before.map(|before| before.wrapping_add(ours));
+            known.generation = after.filter(|after| is_ours && Some(*after) == expected);
         }
     }
 

@@ -217,10 +217,12 @@ impl Wanted {
 
     /// The chains of a family that Frontends share.
     pub fn chains(&self, family: Family) -> impl Iterator<Item = SharedChain> {
-        self.shared.needs.keys().filter_map(move |need| match need {
-            Need::Chain(of, chain) if *of == family => Some(*chain),
-            _ => None,
-        })
+        // They come first in the order of needs, and are few; cluster IPs are as many as Services.
+        let all = self.shared.needs.keys().map_while(|need| match need {
+            Need::Chain(of, chain) => Some((of, chain)),
+            Need::ClusterIp(_) | Need::Hairpin(_) => None,
+        });
+        all.filter(move |(of, _)| **of == family).map(|(_, chain)| *chain)
     }
 
     pub(super) fn is_needed(&self, need: &Need) -> bool {

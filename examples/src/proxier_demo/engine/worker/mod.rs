@@ -187,6 +187,11 @@ impl Worker {
         match message {
             Message::Control(Control::Resync) => engine.request_full(),
             Message::Control(Control::HostChanged(came)) => engine.host_changed(came),
+            Message::Control(Control::TablesChanged(changes)) => {
+                if engine.tables_changed(&changes) {
+                    tracing::debug!("somebody else changed nf_tables: everything is compared");
+                }
+            }
             Message::Control(Control::Neighbours(found)) => engine.set_neighbours(found),
             Message::Control(Control::Finish(patience, done)) => {
                 let _main_has_ended = done.send(engine.kernel().finish(patience));

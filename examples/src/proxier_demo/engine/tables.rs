@@ -1,0 +1,50 @@
+//! Watches the tables of nftables mode.
+
+use std::fmt::Display;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use proxier_core::kernel::TableMonitor;
+use tokio::sync::mpsc;
+
+use crate::proxier_demo::engine::message::{Control, Message};
+
+/// Two proxies, or a proxy and a person, that undo each other's work do so no more often.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Reports that somebody wrote to the tables of this name. If it fails, full passes still find it.
+pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) {
+    let name = table.clone();
+    let work = move || match TableMonitor::open(&table) {
+        Ok(monitor) => report(monitor, &table, &messages),
+        Err(error) => late(&table, &error),
+    };
+    if let Err(error) = std::thread::Builder::new().name("tables".to_owned()).spawn(work) {
+        late(&name, &error);
+    }
+}
+
+fn late(table: &str, error: &dyn Display) {
+    tracing::warn!("what others change in table {table} is noticed only at full passes: {error}");
+}
+
+fn report(mut monitor: TableMonitor, table: &str, messages: &mpsc::Sender<Message>) {
+    loop {
+        let mut ready = [PollFd::new(monitor.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ready, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return late(table, &error),
+        }
+        let changes = match monitor.drain() {
+            Ok(changes) if changes.is_empty() => continue,
+            Ok(changes) => changes,
+            Err(error) => return late(table, &error),
+        };
+        if messages.blocking_send(Message::Control(Control::TablesChanged(changes))).is_err() {
+            return;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}

@@ -1,0 +1,96 @@
+//! Reports that somebody wrote to a table of nf_tables.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use nftables::{ErrorKind, Event, Events, Name};
+
+use super::tables::port_error;
+use crate::ports::{PortError, PortErrorKind};
+
+/// Room for the changes of a transaction with several ten thousand elements.
+const RECEIVE_BUFFER: usize = 8 << 20;
+
+/// What was written to tables since the last call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TableChanges {
+    /// The generations of the rule set that transactions made which wrote to the tables, in order.
+    pub generations: Vec<u32>,
+    /// The kernel dropped some events, since nobody read them in time: there may have been more.
+    pub lost: bool,
+}
+
+impl TableChanges {
+    /// Whether nothing was written.
+    pub fn is_empty(&self) -> bool {
+        *self == TableChanges::default()
+    }
+}
+
+/// Listens for changes of the tables of one name, of any family, in one network namespace: of [nftables mode](crate::modes::Kind::Nftables)
+/// after [`KernelNames::table`](crate::config::KernelNames::table).
+///
+/// It hears of this process's own transactions too: [`Reconciler::tables_changed`](crate::reconciler::Reconciler::tables_changed) knows
+/// them. To miss nothing, open it before the tables are read. Wait for its descriptor to become readable, then call [`drain`](TableMonitor::drain).
+#[derive(Debug)]
+pub struct TableMonitor {
+    events: Events,
+    table: Name,
+    /// The transaction whose events are being read wrote to the tables.
+    is_touched: bool,
+}
+
+impl AsFd for TableMonitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}
+
+impl TableMonitor {
+    /// Begins to listen, in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// [`Unavailable`](crate::ports::PortErrorKind::Unavailable) on a kernel without nf_tables;
+    /// [`Permission`](crate::ports::PortErrorKind::Permission) without `CAP_NET_ADMIN`; that of a socket.
+    pub fn open(table: &str) -> Result<Self, PortError> {
+        let table = Name::new(table).map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+        let mut events = Events::open().map_err(|error| port_error(&error))?;
+        // A smaller buffer loses changes, and says so.
+        events.set_receive_buffer(RECEIVE_BUFFER).map_err(|error| port_error(&error))?;
+        Ok(TableMonitor { events, table, is_touched: false })
+    }
+
+    /// What was written since the last call. Does not wait.
+    ///
+    /// # Errors
+    /// When the socket failed: open another, and assume a change.
+    pub fn drain(&mut self) -> Result<TableChanges, PortError> {
+        let mut changes = TableChanges::default();
+        loop {
+            match self.events.wait(Duration::ZERO) {
+                Ok(Some(events)) => {
+                    for event in events {
+                        self.note(&event, &mut changes);
+                    }
+                }
+                Ok(None) => return Ok(changes),
+                Err(error) if matches!(error.kind(), ErrorKind::StateUnknown | ErrorKind::Malformed) => {
+                    self.is_touched = false;
+                    changes.lost = true;
+                }
+                Err(error) => return Err(port_error(&error)),
+            }
+        }
+    }
+
+    /// The events of a transaction end with that of its generation (`nf_tables_commit`).
+    fn note(&mut self, event: &Event, changes: &mut TableChanges) {
+        match event {
+            Event::Generation(generation) if std::mem::take(&mut self.is_touched) => {
+                changes.generations.push(*generation);
+            }
+            _ => self.is_touched |= event.table().is_some_and(|table| table.name == self.table),
+        }
+    }
+}
