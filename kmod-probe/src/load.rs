@@ -247,27 +247,54 @@ impl<R: Runner> Loader<R> {
 
     /// Loads one module and what it depends on. A module that is there already is left alone.
     pub fn load(&mut self, module: &ModuleName) -> LoadOutcome {
-        let result = if self.is_there(module) { LoadResult::AlreadyThere } else { self.modprobe(module) };
+        let result = match self.is_there(module) {
+            true => LoadResult::AlreadyThere,
+            false => match self.modprobe(&[module]) {
+                LoadResult::NotSeen if self.is_there(module) => LoadResult::Loaded,
+                result => result,
+            },
+        };
         LoadOutcome { module: module.clone(), result }
     }
 
-    /// Loads several modules, in this order. One that fails does not keep the others from being tried.
+    /// Loads several modules, in this order, each with a `modprobe` of its own. One that fails does not keep the others from being tried.
     pub fn load_all(&mut self, modules: &[ModuleName]) -> Vec<LoadOutcome> {
         modules.iter().map(|module| self.load(module)).collect()
     }
 
-    fn modprobe(&mut self, module: &ModuleName) -> LoadResult {
+    /// Loads several modules with one `modprobe` (`-a`), which is much faster than one for each: most of its time goes into starting
+    /// and reading its lists. Modules that are there already are left out; if all are, nothing is started.
+    ///
+    /// One that does not exist does not keep the others from being loaded. `modprobe` says only of all together whether it
+    /// succeeded, so each that is not there afterwards has its message.
+    pub fn load_together(&mut self, modules: &[ModuleName]) -> Vec<LoadOutcome> {
+        let (there, missing): (Vec<_>, Vec<_>) = modules.iter().partition(|module| self.is_there(module));
+        let tried = if missing.is_empty() { LoadResult::AlreadyThere } else { self.modprobe(&missing) };
+        let there = there.into_iter().map(|module| (module, LoadResult::AlreadyThere));
+        let missing = missing.into_iter().map(|module| {
+            let result = if self.is_there(module) { LoadResult::Loaded } else { tried.clone() };
+            (module, result)
+        });
+        there.chain(missing).map(|(module, result)| LoadOutcome { module: module.clone(), result }).collect()
+    }
+
+    /// What became of them as far as `modprobe` says: [`LoadResult::NotSeen`] when it succeeded.
+    fn modprobe(&mut self, modules: &[&ModuleName]) -> LoadResult {
         let Some(program) = Self::DIRECTORIES.iter().map(|d| Path::new(d).join("modprobe")).find(|p| p.is_file())
         else {
             return LoadResult::NotStarted(format!("there is none in {}", Self::DIRECTORIES.join(", ")));
         };
         let root = self.root.path().to_string_lossy().into_owned();
-        let mut arguments = vec!["-d", &root, "--", module.as_str()];
-        if root == "/" {
-            arguments.drain(..2);
+        let mut arguments = Vec::new();
+        if root != "/" {
+            arguments.extend(["-d", &root]);
         }
+        if modules.len() > 1 {
+            arguments.push("-a");
+        }
+        arguments.push("--");
+        arguments.extend(modules.iter().map(|module| module.as_str()));
         match self.runner.run(&program, &arguments, self.limit) {
-            RunOutcome::Ended { code: Some(0), .. } if self.is_there(module) => LoadResult::Loaded,
             RunOutcome::Ended { code: Some(0), .. } => LoadResult::NotSeen,
             RunOutcome::Ended { code, stderr } => LoadResult::Failed { code, message: stderr },
             RunOutcome::TimedOut => LoadResult::TimedOut,

@@ -73,6 +73,29 @@ fn each_module_is_tried_and_reported() {
 }
 
 #[test]
+fn several_modules_cost_one_program() {
+    let tree = Tree::of("ubuntu-24.04-aws");
+    let names = ["ip_vs", "ip_vs_rr", "no_such", "xt_set"].map(|name| ModuleName::new(name).unwrap());
+    // It loads the last one, and says that another is missing.
+    let modules = Some(tree.root.join("proc/modules"));
+    let mut runner = Scripted { modules, outcome: ended(1, "no_such not found"), ran: Vec::new() };
+    let outcomes = Loader::with_runner(&mut runner).root(&tree.root).load_together(&names);
+    let of = |name: &str| outcomes.iter().find(|outcome| outcome.module.as_str() == name).unwrap().result.clone();
+    let failed = LoadResult::Failed { code: Some(1), message: "no_such not found".into() };
+    assert_eq!(outcomes.len(), 4);
+    assert_eq!([of("ip_vs_rr"), of("no_such"), of("xt_set")], [failed.clone(), failed, LoadResult::Loaded]);
+    let [command] = &runner.ran[..] else { panic!("{:?}", runner.ran) };
+    let missing = if of("ip_vs") == LoadResult::AlreadyThere { &names[1..] } else { &names[..] };
+    let missing: Vec<&str> = missing.iter().map(ModuleName::as_str).collect();
+    assert_eq!(command[3..], [["-a", "--"].as_slice(), missing.as_slice()].concat());
+
+    let mut runner = Scripted { modules: None, outcome: ended(0, ""), ran: Vec::new() };
+    let there = [ModuleName::new("xt_set").unwrap()];
+    let outcomes = Loader::with_runner(&mut runner).root(&tree.root).load_together(&there);
+    assert_eq!((outcomes[0].result.clone(), runner.ran.len()), (LoadResult::AlreadyThere, 0));
+}
+
+#[test]
 fn programs_have_bounded_time_output_and_environment() {
     let sh = Path::new("/bin/sh");
     let minute = Duration::from_secs(60);

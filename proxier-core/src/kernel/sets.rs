@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use ipset::{
     Client, Element, Entry, EntryReport, Error, ErrorKind, Family, IfAbsent, IfPresent, SetFlags, SetName, SetSpec,
@@ -210,6 +211,12 @@ fn item_failures(report: &EntryReport, elements: &[&Element], doing: impl Fn(Cow
 }
 
 impl Sets for SetsPort {
+    fn may_exist(&mut self) -> bool {
+        // It has a parameter, so it is there if it is built in, too.
+        let modules = Path::new("/sys/module");
+        modules.join("ip_set").exists() || !modules.exists()
+    }
+
     fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
         let wanted = spec(set, 0)?;
         let found = self.call(|client| match client.get_set(&wanted.name) {

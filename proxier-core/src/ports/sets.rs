@@ -15,6 +15,11 @@ pub trait Sets {
     /// [`Invalid`](super::PortErrorKind::Invalid) when a set of this name has another type or family: it is not ours to fill.
     fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError>;
 
+    /// Whether there may be any set at all, whoever made it: to ask for one loads the module. Default yes.
+    fn may_exist(&mut self) -> bool {
+        true
+    }
+
     /// Creates a set, with room for this many entries at least; done if one of this type and family exists.
     ///
     /// # Errors

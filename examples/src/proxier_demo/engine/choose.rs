@@ -11,8 +11,9 @@ use proxier_core::net::Family;
 
 use crate::proxier_demo::commands::probe;
 use crate::proxier_demo::engine::kernel;
+use crate::proxier_demo::engine::modules;
 use crate::proxier_demo::engine::privileges;
-use crate::proxier_demo::engine::{Engine, Opened};
+use crate::proxier_demo::engine::{self, Engine, Opened};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::Configured;
 
@@ -124,6 +125,9 @@ pub(crate) async fn choose(
 async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, Vec<String>), Vec<Problem>> {
     if preparing == Preparing::LoadModules || configured.settings.mode != Kind::Ipvs {
         let mut kernel = kernel::open().map_err(|problem| vec![problem])?;
+        if preparing == Preparing::LoadModules {
+            modules::preload(&engine::with_rules(&configured.settings, &mut kernel));
+        }
         probe::require(&configured.settings, &mut kernel)?;
     }
     let Opened { engine, notes, obstacles } = Engine::open(configured).await.map_err(|problem| vec![problem])?;

@@ -6,6 +6,7 @@ pub(crate) mod kernel;
 pub mod lock;
 pub mod memory;
 pub mod message;
+mod modules;
 pub(crate) mod neighbours;
 pub mod privileges;
 pub(crate) mod signals;
@@ -15,7 +16,6 @@ pub(crate) mod worker;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -332,33 +332,9 @@ pub(crate) fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Fa
     Ok((families, notes))
 }
 
-/// Modules of IPVS mode that are loaded once it has served, without the scheduler's: if all are, nothing is missing.
-const USED: [&str; 14] = [
-    "ip_vs",
-    "dummy",
-    "xt_set",
-    "xt_comment",
-    "xt_mark",
-    "xt_addrtype",
-    "xt_conntrack",
-    "xt_physdev",
-    "xt_ipvs",
-    "ip_set_hash_ip",
-    "ip_set_hash_ipport",
-    "ip_set_hash_ipportip",
-    "ip_set_hash_ipportnet",
-    "ip_set_bitmap_port",
-];
-
-/// The same where nf_tables guards virtual servers; a trial shows whether it can.
-const USED_WITH_NFT: [&str; 2] = ["ip_vs", "dummy"];
-
 /// Probes modules in parallel with the iptables programs, which take as long. Not needed if all modules are loaded.
 fn look_at_modules(settings: &Settings) -> Option<JoinHandle<Looked>> {
-    let is_loaded = |module: &str| Path::new("/sys/module").join(module).exists();
-    let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
-    let used: &[&str] = if by_nft { &USED_WITH_NFT } else { &USED };
-    if used.iter().copied().all(is_loaded) && is_loaded(&format!("ip_vs_{}", settings.core.ipvs.scheduler)) {
+    if modules::has_ipvs(settings) {
         return None;
     }
     let wanted = Wanted::of(settings).ok()?;

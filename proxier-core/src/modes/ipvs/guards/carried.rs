@@ -41,6 +41,7 @@ pub(in crate::modes::ipvs) fn read(
                 }
                 Err(error) => unread.push(error),
             },
+            Kind::Nft if !sets.may_exist() => {}
             Kind::Nft => {
                 for set in SetKey::all(family) {
                     let named = set.named(config.names.prefix);
