@@ -4,10 +4,13 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use iptables::{Backend, BackendChoice};
 use proxier_core::config::Config;
+use proxier_core::kernel;
 use proxier_core::modes::iptables::{Options as ModeOptions, Wanted, changes, update};
 use proxier_core::modes::{self};
 use proxier_core::net::Family;
+use proxier_core::reconciler::Options as ReconcilerOptions;
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node as Facts, Store};
 
@@ -20,8 +23,8 @@ use crate::{Failure, Options};
 
 const PROGRAM: &str = "All Services from nothing";
 const CHANGE: &str = "One changed endpoint";
-const OURS: &str = "iptables mode (Proxier)";
-const RESTORE: &str = "iptables-restore";
+/// With more Services than these, the nft back end takes minutes for one restore: its program alone is quadratic.
+const NFT_LIMIT: u32 = 1_000;
 const ENDPOINTS: u32 = 10;
 /// Changes in a run; the first one of a process is the slowest.
 const CHANGES: u32 = 3;
@@ -29,10 +32,11 @@ const CHANGES: u32 = 3;
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut report = Report::new("iptables-services", options);
     report.note(format!("Services with {ENDPOINTS} endpoints each, in a fresh network namespace every time."));
-    report.note(
+    report.note(format!(
         "iptables mode: a whole pass of the reconciler, from checked objects to both families' tables, the reading of the tables \
-         before included. iptables-restore: the text that such a pass writes to IPv4, by the same program; the text is ready.",
-    );
+         before included. iptables-restore: the text that such a pass writes to IPv4, by the same program; the text is ready. By the \
+         legacy back end, and with up to {NFT_LIMIT} Services by the nft one.",
+    ));
     let sizes: &[u32] = match (options.smoke, options.quick) {
         (true, _) => &[10, 50],
         (_, true) => &[1_000],
@@ -46,8 +50,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     for round in 0..options.rounds {
         for services in sizes {
-            for way in ["program", "program-restore", "change", "change-restore"] {
-                collect(&mut report, &["iptables-services", way, &services.to_string(), path])?;
+            for back_end in BACK_ENDS.into_iter().filter(|of| *of == Backend::Legacy || *services <= NFT_LIMIT) {
+                for way in ["program", "program-restore", "change", "change-restore"] {
+                    collect(&mut report, &["iptables-services", way, &services.to_string(), path, called(back_end)])?;
+                }
             }
         }
         eprintln!("round {round}: done");
@@ -55,8 +61,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if !options.smoke {
         for services in sizes {
             for (name, what) in [("full restore", PROGRAM), ("one change", CHANGE)] {
-                let name = format!("P13: {name} / iptables-restore, {services} Services");
-                report.ratio(&name, (what, Some(*services)), OURS, RESTORE, Goal::AtMost("<= 1.1", 1.1));
+                for back_end in BACK_ENDS.into_iter().filter(|of| *of == Backend::Legacy || *services <= NFT_LIMIT) {
+                    let name = format!("P13: {name} / iptables-restore, {}, {services} Services", called(back_end));
+                    let (ours, theirs) = (ours(back_end), theirs(back_end));
+                    report.ratio(&name, (what, Some(*services)), &ours, &theirs, Goal::AtMost("<= 1.1", 1.1));
+                }
             }
         }
     }
@@ -102,13 +111,31 @@ fn file(folder: &str, services: u32, number: usize) -> PathBuf {
     PathBuf::from(folder).join(format!("{services}-{number}"))
 }
 
-fn restore(text: &str) -> Result<Duration, Failure> {
-    feed("iptables-restore", &["--noflush"], text)
+const BACK_ENDS: [Backend; 2] = [Backend::Legacy, Backend::NfTables];
+
+fn called(back_end: Backend) -> &'static str {
+    match back_end {
+        Backend::NfTables => "nft",
+        _ => "legacy",
+    }
+}
+
+fn ours(back_end: Backend) -> String {
+    format!("iptables mode (Proxier), {}", called(back_end))
+}
+
+fn theirs(back_end: Backend) -> String {
+    format!("iptables-restore, {}", called(back_end))
+}
+
+fn restore(back_end: Backend, text: &str) -> Result<Duration, Failure> {
+    feed(&format!("iptables-{}-restore", called(back_end)), &["--noflush"], text)
 }
 
 /// Whoever was timed must have done the whole work: one chain for each Service, one for each endpoint.
-fn check(services: u32) -> Result<(), Failure> {
-    let output = std::process::Command::new("iptables-save").args(["-t", "nat"]).output()?;
+fn check(back_end: Backend, services: u32) -> Result<(), Failure> {
+    let output =
+        std::process::Command::new(format!("iptables-{}-save", called(back_end))).args(["-t", "nat"]).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     for (chain, wanted) in [(":KUBE-SVC-", services), (":KUBE-SEP-", services * ENDPOINTS)] {
         let found = text.lines().filter(|line| line.starts_with(chain)).count();
@@ -119,14 +146,20 @@ fn check(services: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-fn node(services: u32) -> Result<Node, Failure> {
-    let mut node = Node::in_mode(modes::Kind::Iptables)?;
+fn node(back_end: Backend, services: u32) -> Result<Node, Failure> {
+    let mut kernel = kernel::Options::default();
+    kernel.backend = BackendChoice::Force(back_end);
+    let mut options = ReconcilerOptions::default();
+    options.mode = modes::Kind::Iptables;
+    let mut node = Node::on(&kernel, options)?;
     node.load(services, ENDPOINTS);
     Ok(node)
 }
 
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
-    let [way, services, folder] = arguments else { return Err("WAY SERVICES FOLDER".into()) };
+    let [way, services, folder, rest @ ..] = arguments else { return Err("WAY SERVICES FOLDER [BACK-END]".into()) };
+    let back_end = if rest == ["nft"] { Backend::NfTables } else { Backend::Legacy };
+    let (ours, theirs) = (&ours(back_end), &theirs(back_end));
     let services: u32 = services.parse()?;
     let read = |number| std::fs::read_to_string(file(folder, services, number));
     match *way {
@@ -136,18 +169,18 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
             }
         }
         "program" => {
-            let mut node = node(services)?;
+            let mut node = node(back_end, services)?;
             let start = Instant::now();
             node.pass()?;
-            tell(PROGRAM, services, "ms", OURS, ms(start.elapsed()));
-            check(services)?;
+            tell(PROGRAM, services, "ms", ours, ms(start.elapsed()));
+            check(back_end, services)?;
         }
         "program-restore" => {
-            tell(PROGRAM, services, "ms", RESTORE, ms(restore(&read(0)?)?));
-            check(services)?;
+            tell(PROGRAM, services, "ms", theirs, ms(restore(back_end, &read(0)?)?));
+            check(back_end, services)?;
         }
         "change" => {
-            let mut node = node(services)?;
+            let mut node = node(back_end, services)?;
             node.pass()?;
             for change in 1..=CHANGES {
                 let start = Instant::now();
@@ -157,16 +190,16 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
                 if report.full || report.writes() == 0 {
                     return Err("a change was not taken as one".into());
                 }
-                tell(CHANGE, services, "ms", OURS, ms(took));
+                tell(CHANGE, services, "ms", ours, ms(took));
             }
-            check(services)?;
+            check(back_end, services)?;
         }
         "change-restore" => {
-            restore(&read(0)?)?;
+            restore(back_end, &read(0)?)?;
             for number in 1..=CHANGES {
-                tell(CHANGE, services, "ms", RESTORE, ms(restore(&read(usize::try_from(number)?)?)?));
+                tell(CHANGE, services, "ms", theirs, ms(restore(back_end, &read(usize::try_from(number)?)?)?));
             }
-            check(services)?;
+            check(back_end, services)?;
         }
         other => return Err(format!("no such way: {other}").into()),
     }

@@ -29,11 +29,15 @@ impl Node {
         Node::with(options)
     }
 
-    pub(crate) fn with(mut options: Options) -> Result<Self, Failure> {
+    pub(crate) fn with(options: Options) -> Result<Self, Failure> {
+        Node::on(&kernel::Options::default(), options)
+    }
+
+    pub(crate) fn on(kernel: &kernel::Options, mut options: Options) -> Result<Self, Failure> {
         // A pass a second: a full one comes when a bench asks for it.
         options.limits.max_interval = Duration::from_secs(3600);
         let proxier = Reconciler::new("node-a", options, Duration::ZERO);
-        let kernel = KernelPorts::open(&kernel::Options::default())?;
+        let kernel = KernelPorts::open(kernel)?;
         Ok(Node { proxier, kernel, now: Cell::new(Duration::ZERO) })
     }
 
