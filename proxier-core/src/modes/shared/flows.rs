@@ -34,7 +34,8 @@ pub(crate) fn to_forget<'a>(
         let key = FrontendKey::new(Protocol::Udp, place.ip(), place.port());
         (*place, desired.frontend(&key).map(&answering).unwrap_or_default())
     });
-    let all = desired.frontends().filter(|_| everything);
+    // Not gone through for a change.
+    let all = everything.then(|| desired.frontends()).into_iter().flatten();
     let all = all.filter_map(|frontend| Some((frontend.key.udp()?, answering(frontend))));
     for (place, answering) in all.chain(again) {
         flows.entry(place).or_insert(answering);
