@@ -8,41 +8,29 @@
     reason = "tests stop at the first surprise"
 )]
 
+mod marks;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
+use marks::{Node, V4, chain, elements, foreign, kernel, make_foreign, marks, reals, servers};
 use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::modes::{self, Kind};
 use proxier_core::net::FrontendKey;
-use proxier_core::objects::{ConfigObject, NodeObject};
+use proxier_core::objects::ConfigObject;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::{Packet, Verdict};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
-const V4: &str = "ip proxier-ipvs";
 const BALANCER: &str = "198.51.100.1:80";
 const NODE_PORT: &str = "192.0.2.10:30001";
 const HERE: &str = "10.244.0.1:8080";
 const THERE: &str = "10.244.7.1:8080";
-
-fn kernel() -> FakeKernel {
-    let kernel = FakeKernel::new();
-    kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
-    kernel
-}
-
-struct Node {
-    kernel: FakeKernel,
-    proxier: Reconciler,
-    now: Duration,
-}
 
 fn config(splits: bool, by: RulesBy) -> Config {
     let mut config = Config::default();
@@ -52,126 +40,16 @@ fn config(splits: bool, by: RulesBy) -> Config {
     config
 }
 
-impl Node {
-    /// A new process.
-    fn with(kernel: &FakeKernel, config: Config) -> Self {
-        kernel.restart();
-        let mut options = Options::default();
-        options.mode = Kind::Ipvs;
-        options.config = config;
-        options.mass_removal.share = 1.0;
-        let now = Duration::ZERO;
-        let mut proxier = Reconciler::new("node-a", options, now);
-        let object = json!({"metadata": {"name": "node-a"},
-            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]}});
-        proxier.set_node(&serde_json::from_value::<NodeObject>(object).unwrap(), now);
-        Node { kernel: kernel.clone(), proxier, now }
-    }
-
-    fn new(kernel: &FakeKernel, splits: bool) -> Self {
-        Node::with(kernel, config(splits, RulesBy::Nftables))
-    }
-
-    /// One that serves a Service with an endpoint here and one elsewhere.
-    fn serving(kernel: &FakeKernel, splits: bool) -> Self {
-        let mut node = Node::new(kernel, splits);
-        node.publish(1, &json!({}), &["node-a", "node-b"]);
-        node.proxier.start(node.now);
-        node
-    }
-
-    /// A Service with policy `Local`; `more` is added to its spec.
-    fn publish(&mut self, number: u16, more: &Value, nodes: &[&str]) {
-        self.publish_service(number, more);
-        let endpoints: Vec<Value> = nodes
-            .iter()
-            .map(|node| {
-                let network = if *node == "node-a" { "10.244.0" } else { "10.244.7" };
-                json!({"addresses": [format!("{network}.{number}")], "nodeName": node})
-            })
-            .collect();
-        let slice = json!({
-            "metadata": {"namespace": "demo", "name": format!("web-{number}-x"),
-                "labels": {"kubernetes.io/service-name": format!("web-{number}")}},
-            "addressType": "IPv4", "ports": [{"name": "p", "port": 8080}], "endpoints": endpoints,
-        });
-        self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
-    }
-
-    fn publish_service(&mut self, number: u16, more: &Value) {
-        let mut service = json!({
-            "metadata": {"namespace": "demo", "name": format!("web-{number}")},
-            "spec": {
-                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": format!("10.96.0.{number}"),
-                "ports": [{"name": "p", "port": 80, "nodePort": 30000 + number}],
-            },
-            "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
-        });
-        for (field, value) in more.as_object().unwrap() {
-            service["spec"][field] = value.clone();
-        }
-        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
-    }
-
-    fn pass(&mut self) -> Report {
-        let at = self.proxier.next_wake().unwrap();
-        self.now = self.now.max(at);
-        let now = self.now;
-        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
-    }
-
-    fn full_pass(&mut self) -> Report {
-        self.proxier.request_full(self.now);
-        self.pass()
-    }
+fn process(kernel: &FakeKernel, splits: bool) -> Node {
+    Node::with(kernel, config(splits, RulesBy::Nftables))
 }
 
-/// Virtual servers as `ipvsadm` prints them, each with its real servers and their weights.
-fn servers(kernel: &FakeKernel) -> BTreeMap<String, BTreeMap<String, u32>> {
-    let mut all: BTreeMap<String, BTreeMap<String, u32>> = BTreeMap::new();
-    for line in kernel.state().ipvs.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let reals = all.entry(format!("{} {}", words[1], words[2])).or_default();
-        if words[0] == "-a" {
-            let weight =
-                words.iter().position(|word| *word == "-w").map_or(1, |place| words[place + 1].parse().unwrap());
-            reals.insert(words[4].to_owned(), weight);
-        }
-    }
-    all
-}
-
-/// The elements of a set or a map, out of the text of a table.
-fn elements(kernel: &FakeKernel, name: &str) -> BTreeSet<String> {
-    let tables = kernel.state().tables;
-    let Some(table) = tables.get(V4) else { return BTreeSet::new() };
-    let start = [format!("\tset {name} {{\n"), format!("\tmap {name} {{\n")];
-    let text =
-        start.iter().find_map(|start| table.split_once(&**start)).unwrap_or_else(|| panic!("no {name}: {table}")).1;
-    let text = text.split_once("\n\t}").unwrap().0;
-    let Some((_, text)) = text.split_once("elements = {") else { return BTreeSet::new() };
-    let words = |one: &str| one.split_whitespace().collect::<Vec<_>>().join(" ");
-    text.split_once('}').unwrap().0.split(',').map(words).filter(|one| !one.is_empty()).collect()
-}
-
-fn chain(kernel: &FakeKernel, name: &str) -> Vec<String> {
-    let table = kernel.state().tables[V4].clone();
-    let text = table.split_once(&format!("\tchain {name} {{\n")).unwrap().1.split_once("\t}").unwrap().0;
-    text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.starts_with("type ")).collect()
-}
-
-/// The marks by place, as the table records them: `198.51.100.1 . tcp . 80`.
-fn marks(kernel: &FakeKernel) -> BTreeMap<String, u32> {
-    let all = elements(kernel, "split-mark").into_iter();
-    all.map(|element| {
-        let (place, mark) = element.split_once(" : ").unwrap();
-        (place.to_owned(), u32::from_str_radix(mark.trim_start_matches("0x"), 16).unwrap())
-    })
-    .collect()
-}
-
-fn reals(list: &[(&str, u32)]) -> BTreeMap<String, u32> {
-    list.iter().map(|(real, weight)| ((*real).to_owned(), *weight)).collect()
+/// One that serves a Service with an endpoint here and one elsewhere.
+fn serving(kernel: &FakeKernel, splits: bool) -> Node {
+    let mut node = process(kernel, splits);
+    node.publish(1, &json!({}), &["node-a", "node-b"]);
+    node.proxier.start(node.now);
+    node
 }
 
 const PLACE: &str = "198.51.100.1 . tcp . 80";
@@ -182,20 +60,10 @@ fn outside(kernel: &FakeKernel) -> BTreeMap<String, u32> {
     servers(kernel)[&format!("-f {mark}")].clone()
 }
 
-fn foreign(mark: u32) -> VirtualServerKey {
-    VirtualServerKey::fwmark(ipvs::model::Family::V4, mark).unwrap()
-}
-
-fn make_foreign(kernel: &FakeKernel, mark: u32) {
-    let mut client = kernel.ipvs().client().unwrap();
-    client.add_virtual_server(&VirtualServer::new(foreign(mark), Scheduler::RoundRobin)).unwrap();
-    client.add_real_server(&foreign(mark), &RealServer::new("192.0.2.99:1".parse().unwrap())).unwrap();
-}
-
 #[test]
 fn clients_outside_have_a_list_of_their_own() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, true);
+    let mut node = serving(&kernel, true);
     node.publish(2, &json!({}), &["node-b"]);
     let report = node.pass();
     assert!(report.is_done(), "{report:#?}");
@@ -228,7 +96,7 @@ fn clients_outside_have_a_list_of_their_own() {
     // A second process changes nothing. Finding flows to forget counts as a write.
     let writes = || kernel.writes().total() - kernel.writes().conntrack;
     let before = writes();
-    let mut node = Node::serving(&kernel, true);
+    let mut node = serving(&kernel, true);
     node.publish(2, &json!({}), &["node-b"]);
     let report = node.pass();
     assert!(report.is_done() && report.foreign.is_empty(), "{report:#?}");
@@ -238,7 +106,7 @@ fn clients_outside_have_a_list_of_their_own() {
 #[test]
 fn some_are_not_split() {
     let kernel = kernel();
-    let mut node = Node::new(&kernel, true);
+    let mut node = process(&kernel, true);
     node.publish(1, &json!({"sessionAffinity": "ClientIP"}), &["node-a", "node-b"]);
     node.publish(2, &json!({"externalTrafficPolicy": "Cluster"}), &["node-a", "node-b"]);
     node.publish(
@@ -280,7 +148,7 @@ fn it_is_off_by_default_and_with_iptables() {
 #[test]
 fn endpoints_come_and_go_in_both_lists() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, true);
+    let mut node = serving(&kernel, true);
     assert!(node.pass().is_done());
     let mark = marks(&kernel)[PLACE];
     kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 1, 0);
@@ -336,16 +204,16 @@ fn a_process_may_die_between_any_two_writes() {
             let kernel = kernel();
             make_foreign(&kernel, 7);
             if let Some(splits) = from {
-                assert!(Node::serving(&kernel, splits).pass().is_done());
+                assert!(serving(&kernel, splits).pass().is_done());
             }
-            let mut node = Node::serving(&kernel, to);
+            let mut node = serving(&kernel, to);
             kernel.crash_after(writes);
             let report = node.pass();
             let what = format!("{from:?} to {to}, {writes} writes");
             nobody_is_led_astray(&kernel, &what);
             let has_crashed = kernel.has_crashed();
             assert!(has_crashed || report.is_done(), "{what}: {report:#?}");
-            let mut again = Node::serving(&kernel, to);
+            let mut again = serving(&kernel, to);
             let report = again.pass();
             assert!(report.is_done() && report.foreign == ["FWM 7"], "{what}: {report:#?}");
             nobody_is_led_astray(&kernel, &what);
@@ -377,12 +245,12 @@ fn a_process_may_die_between_any_two_writes() {
 #[test]
 fn connections_end_before_their_virtual_server_does() {
     let kernel = kernel();
-    assert!(Node::serving(&kernel, true).pass().is_done());
+    assert!(serving(&kernel, true).pass().is_done());
     let mark = marks(&kernel)[PLACE];
     kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 1, 0);
     // Switched off, and killed again and again.
     for _ in 0..3 {
-        let mut node = Node::serving(&kernel, false);
+        let mut node = serving(&kernel, false);
         let report = node.pass();
         assert!(report.is_done() && report.foreign.is_empty(), "{report:#?}");
         assert!(elements(&kernel, "local-split").is_empty());
@@ -390,7 +258,7 @@ fn connections_end_before_their_virtual_server_does() {
         assert_eq!(servers(&kernel)[&format!("-t {BALANCER}")][HERE], 1);
     }
     // Switched on again meanwhile: it serves again, by the same mark.
-    let mut node = Node::serving(&kernel, true);
+    let mut node = serving(&kernel, true);
     assert!(node.pass().is_done());
     assert_eq!((marks(&kernel)[PLACE], outside(&kernel)), (mark, reals(&[(HERE, 1)])));
     // The policy changes instead of the setting.
@@ -413,7 +281,7 @@ fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
     let kernel = kernel();
     make_foreign(&kernel, 7);
     let mut services: BTreeMap<u16, (Value, &[&str])> = BTreeMap::new();
-    let mut node = Node::new(&kernel, true);
+    let mut node = process(&kernel, true);
     node.proxier.start(node.now);
     for (kind, number, which) in steps {
         let number = u16::from(number % 4) + 1;
@@ -442,7 +310,7 @@ fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
             _ => {
                 kernel.crash_after(u64::from(*which));
                 node.pass();
-                node = Node::new(&kernel, which % 2 == 0);
+                node = process(&kernel, which % 2 == 0);
                 for (number, (spec, nodes)) in &services {
                     node.publish(*number, spec, nodes);
                 }
@@ -451,7 +319,7 @@ fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
         }
     }
     let settled = |kernel: &FakeKernel| {
-        let mut node = Node::new(kernel, true);
+        let mut node = process(kernel, true);
         for (number, (spec, nodes)) in &services {
             node.publish(*number, spec, nodes);
         }
@@ -469,7 +337,7 @@ fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
             state.devices.into_iter().map(|(name, all)| (name, all.into_iter().collect())).collect();
         (servers(kernel), marks(kernel), elements(kernel, "local-split"), state.tables, devices)
     };
-    let fresh = self::kernel();
+    let fresh = marks::kernel();
     make_foreign(&fresh, 7);
     assert_eq!(settled(&kernel), settled(&fresh));
 }
@@ -489,7 +357,7 @@ proptest! {
 #[test]
 fn what_is_held_back_stays_whole() {
     let kernel = kernel();
-    let mut node = Node::new(&kernel, true);
+    let mut node = process(&kernel, true);
     for number in 1..=20 {
         node.publish(number, &json!({}), &["node-a", "node-b"]);
     }
@@ -503,7 +371,7 @@ fn what_is_held_back_stays_whole() {
         options.mode = Kind::Ipvs;
         options.config = config(true, RulesBy::Nftables);
         let proxier = Reconciler::new("node-a", options, Duration::ZERO);
-        let mut node = Node { proxier, ..Node::new(&kernel, true) };
+        let mut node = Node { proxier, ..process(&kernel, true) };
         if has_services {
             for number in 1..=20 {
                 node.publish_service(number, &json!({}));
@@ -523,7 +391,7 @@ fn what_is_held_back_stays_whole() {
 fn a_change_to_iptables_leaves_no_mark() {
     let kernel = kernel();
     make_foreign(&kernel, 7);
-    assert!(Node::serving(&kernel, true).pass().is_done());
+    assert!(serving(&kernel, true).pass().is_done());
     let mut node = Node::with(&kernel, config(true, RulesBy::Iptables));
     node.publish(1, &json!({}), &["node-a", "node-b"]);
     node.proxier.start(node.now);
@@ -537,7 +405,7 @@ fn a_change_to_iptables_leaves_no_mark() {
     assert_eq!(all.keys().filter(|key| key.starts_with("-f ")).collect::<Vec<_>>(), ["-f 7"]);
     assert_eq!(all[&format!("-t {BALANCER}")][HERE], 1);
     // And back.
-    let mut node = Node::serving(&kernel, true);
+    let mut node = serving(&kernel, true);
     assert!(node.pass().is_done());
     assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
 }
@@ -546,8 +414,8 @@ fn a_change_to_iptables_leaves_no_mark() {
 #[test]
 fn no_virtual_server_without_its_record() {
     let kernel = kernel();
-    assert!(Node::serving(&kernel, false).pass().is_done());
-    let mut node = Node::serving(&kernel, true);
+    assert!(serving(&kernel, false).pass().is_done());
+    let mut node = serving(&kernel, true);
     kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
     let report = node.pass();
     let why: Vec<String> = report.applied.failures.iter().map(ToString::to_string).collect();
@@ -562,13 +430,13 @@ fn no_virtual_server_without_its_record() {
 #[test]
 fn marks_of_others_are_passed_over() {
     let kernel = kernel();
-    assert!(Node::serving(&kernel, true).pass().is_done());
+    assert!(serving(&kernel, true).pass().is_done());
     let mark = marks(&kernel)[PLACE];
     let config = config(true, RulesBy::Nftables);
     assert!(cleanup(&config, None, &mut kernel.clone().ports()).is_done());
     make_foreign(&kernel, mark);
     let before = servers(&kernel);
-    let mut node = Node::serving(&kernel, true);
+    let mut node = serving(&kernel, true);
     let report = node.pass();
     assert!(report.is_done() && report.foreign == [foreign(mark).to_string()], "{report:#?}");
     assert_ne!(marks(&kernel)[PLACE], mark);
@@ -579,7 +447,7 @@ fn marks_of_others_are_passed_over() {
     let marks_before = marks(&kernel);
     let client = &mut kernel.ipvs().client().unwrap();
     client.delete_virtual_server(&foreign(mark)).unwrap();
-    let mut node = Node::serving(&kernel, true);
+    let mut node = serving(&kernel, true);
     assert!(node.pass().is_done());
     assert_eq!(marks(&kernel), marks_before);
     assert!(cleanup(&config, None, &mut kernel.clone().ports()).is_done());
@@ -589,7 +457,7 @@ fn marks_of_others_are_passed_over() {
 #[test]
 fn what_others_change_is_repaired_and_told() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, true);
+    let mut node = serving(&kernel, true);
     assert!(node.pass().is_done() && node.full_pass().is_done());
     let mark = foreign(marks(&kernel)[PLACE]);
     let client = &mut kernel.ipvs().client().unwrap();
@@ -607,7 +475,7 @@ fn what_others_change_is_repaired_and_told() {
 #[test]
 fn a_trace_says_what_becomes_of_packets() {
     let kernel = kernel();
-    let mut node = Node::serving(&kernel, true);
+    let mut node = serving(&kernel, true);
     node.publish(2, &json!({}), &["node-b"]);
     node.publish(3, &json!({"sessionAffinity": "ClientIP"}), &["node-a", "node-b"]);
     assert!(node.pass().is_done());

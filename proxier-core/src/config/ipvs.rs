@@ -135,7 +135,10 @@ pub struct IpvsConfig {
     /// by firewall marks, with [`RulesBy::Nftables`] only ([`Config::splits_local`](super::Config::splits_local)). Default no: all
     /// get the local ones.
     pub mark_split: bool,
-    /// The firewall marks for that.
+    /// Whether a node port has one virtual server, by a firewall mark, for all addresses of the node; with [`RulesBy::Nftables`] only
+    /// ([`Config::shares_node_ports`](super::Config::shares_node_ports)). Default no: one for each address.
+    pub mark_node_ports: bool,
+    /// The firewall marks for both.
     pub mark_range: MarkRange,
 }
 
@@ -149,6 +152,7 @@ impl Default for IpvsConfig {
             service_cidrs: Vec::new(),
             rules: RulesBy::Auto,
             mark_split: false,
+            mark_node_ports: false,
             mark_range: MarkRange::default(),
         }
     }

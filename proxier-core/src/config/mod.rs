@@ -140,7 +140,7 @@ impl Config {
         config.masquerade_all = object.ipvs.masquerade_all.unwrap_or(object.iptables.masquerade_all);
         config.masquerade_bit = masquerade::check_masquerade_bit(object, report);
         config.local_traffic = LocalTraffic::check(object, report);
-        check_mark_split(object, &mut config, report);
+        check_marks(object, &mut config, report);
         config
     }
 
@@ -148,6 +148,17 @@ impl Config {
     /// ([`IpvsConfig::mark_split`]): only a table of nf_tables sets the marks for that.
     pub fn splits_local(&self) -> bool {
         self.ipvs.mark_split && self.ipvs.rules == RulesBy::Nftables
+    }
+
+    /// Whether IPVS mode gives a node port one virtual server for all addresses of the node ([`IpvsConfig::mark_node_ports`]): only a table
+    /// of nf_tables sets the marks for that.
+    pub fn shares_node_ports(&self) -> bool {
+        self.ipvs.mark_node_ports && self.ipvs.rules == RulesBy::Nftables
+    }
+
+    /// Whether any virtual server is by a firewall mark.
+    pub(crate) fn uses_marks(&self) -> bool {
+        self.splits_local() || self.shares_node_ports()
     }
 
     /// Whether IPVS mode binds addresses by routes. Routes do not tell proxies apart, as names do: a proxy with
@@ -175,25 +186,27 @@ fn check_service_cidrs(texts: &[String], report: &mut Reporter<'_>) -> Vec<Netwo
     networks
 }
 
-/// Without marks of its own the proxy splits nothing.
-fn check_mark_split(object: &ConfigObject, config: &mut Config, report: &mut Reporter<'_>) {
+/// Without marks of its own the proxy splits and shares nothing.
+fn check_marks(object: &ConfigObject, config: &mut Config, report: &mut Reporter<'_>) {
     config.ipvs.mark_split = object.ipvs.mark_split.unwrap_or_default();
+    config.ipvs.mark_node_ports = object.ipvs.mark_node_ports.unwrap_or_default();
     let text = object.ipvs.mark_range.as_deref().unwrap_or_default();
     if !text.is_empty() {
         if let Ok(range) = text.parse() {
             config.ipvs.mark_range = range;
         } else {
-            let reason = "not a range of firewall marks (VALUE/MASK, such as 0x16000000/0xff00c000); nothing is split";
+            let reason = "not a range of firewall marks (VALUE/MASK, such as 0x16000000/0xff00c000); none are used";
             report.reject("ipvs.markRange", text, reason);
-            config.ipvs.mark_split = false;
+            (config.ipvs.mark_split, config.ipvs.mark_node_ports) = (false, false);
         }
     }
     let range = config.ipvs.mark_range;
-    if config.ipvs.mark_split && !range.is_apart_from(config.masquerade_bit) {
+    let uses_marks = config.ipvs.mark_split || config.ipvs.mark_node_ports;
+    if uses_marks && !range.is_apart_from(config.masquerade_bit) {
         let reason =
-            "not a range whose mask, and not whose value, has 0x8000 and the bit for masquerading; nothing is split";
+            "not a range whose mask, and not whose value, has 0x8000 and the bit for masquerading; none are used";
         report.reject("ipvs.markRange", range, reason);
-        config.ipvs.mark_split = false;
+        (config.ipvs.mark_split, config.ipvs.mark_node_ports) = (false, false);
     }
 }
 

@@ -746,7 +746,16 @@ impl Reconciler {
         }
     }
 
-    /// Which Frontend a virtual server is for, wanted or not; `None` for one of a firewall mark that is none of ours.
+    /// The virtual server of a firewall mark that a node port has in common with this node's other addresses, in place of one of its own
+    /// ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)).
+    pub fn shared(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
+        match &self.mode {
+            Mode::Ipvs(mode) => mode.wanted().shared(frontend),
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
+        }
+    }
+
+    /// Which Frontend a virtual server is for, wanted or not; a shared node port has address 0; `None` for one of a firewall mark that is none of ours.
     pub fn frontend_of(&self, server: &VirtualServerKey) -> Option<FrontendKey> {
         match &self.mode {
             Mode::Ipvs(mode) => mode.wanted().frontend_key(server),

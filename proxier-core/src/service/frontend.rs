@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Port;
 use crate::net::Network;
-use crate::net::{EndpointKey, FrontendKey};
+use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::snapshot::{Balancing, Roles, TrafficPolicy};
 
 /// One protocol, address and port on which a Service answers, and who answers there.
@@ -62,10 +62,24 @@ impl Frontend {
     /// ([`cluster`](Frontend::cluster)): the policy keeps the traffic of clients outside on this node, each connection is for itself, and
     /// answers come back through this node.
     pub fn can_split(&self) -> bool {
-        let keeps_clients = self.affinity_secs.is_some()
-            || self.balancing.as_ref().is_some_and(|balancing| balancing.persistence_secs.is_some());
         let is_external = !self.roles.contains(Roles::CLUSTER_IP);
-        is_external && self.policy == TrafficPolicy::Local && !keeps_clients && !self.returns_directly
+        is_external && self.policy == TrafficPolicy::Local && !self.keeps_clients() && !self.returns_directly
+    }
+
+    /// Whether it can have one list of endpoints with the same node port on this node's other addresses: it is nothing but a node port, every
+    /// client gets the endpoints of all nodes, each connection is for itself, and answers come back through this node.
+    pub fn can_share(&self) -> bool {
+        self.roles == Roles::NODE_PORT
+            && self.key.protocol != Protocol::Sctp
+            && self.policy == TrafficPolicy::Cluster
+            && !self.keeps_clients()
+            && !self.returns_directly
+    }
+
+    /// Whether a client's connections are to reach one endpoint.
+    fn keeps_clients(&self) -> bool {
+        self.affinity_secs.is_some()
+            || self.balancing.as_ref().is_some_and(|balancing| balancing.persistence_secs.is_some())
     }
 
     /// Whether the address is not this host's own: it is only a node port's when it has no other role.

@@ -204,7 +204,11 @@ objects! {
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
-        /// The firewall marks for `markSplit`, as `VALUE/MASK`. Default `0x16000000/0xff00c000`. Not in kube-proxy.
+        /// Whether a node port has one virtual server for all addresses of the node. Default no: one for each. Needs rules `nftables`. Not
+        /// in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        mark_node_ports: Option<bool>,
+        /// The firewall marks for `markSplit` and `markNodePorts`, as `VALUE/MASK`. Default `0x16000000/0xff00c000`. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         mark_range: Option<String>,
         /// Whether clients outside get local endpoints, and this node and pods those of all nodes, where a Service's external policy

@@ -149,10 +149,9 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
         let Some(operation) = operations.get(failure.index) else { continue };
         if failure.error.kind() != PortErrorKind::NotFound {
             left = left.saturating_add(1);
-            cleaned.applied.fail(
-                Step::operation(operation, wanted.frontend_key(&operation.virtual_server()), &names),
-                failure.error,
-            );
+            cleaned
+                .applied
+                .fail(Step::operation(operation, wanted.place_of(&operation.virtual_server()), &names), failure.error);
         }
     }
     cleaned.applied.count(Part::VirtualServer, Action::Delete, operations.len().saturating_sub(left));

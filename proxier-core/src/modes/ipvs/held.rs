@@ -9,26 +9,32 @@ use ipvs::model::Protocol;
 
 use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network};
 use crate::reconciler::safeguard::{Kernel, Loss, Stopped};
 
-/// What these changes would take away.
-pub fn losing(changes: &Changes) -> impl Iterator<Item = (FrontendKey, Loss)> {
-    changes.virtual_servers.iter().filter_map(|(key, change)| {
+/// What these changes would take away. One of a mark is a loss for those that have no other: shared node ports.
+pub fn losing(changes: &Changes, observed: &Observed) -> impl Iterator<Item = (FrontendKey, Loss)> {
+    changes.virtual_servers.iter().flat_map(|(key, change)| {
         let loss = match change {
-            VirtualServerChange::Delete => Loss::Everything,
-            VirtualServerChange::Update { remove, .. } if !remove.is_empty() => Loss::Endpoints,
-            _ => return None,
+            VirtualServerChange::Delete => Some(Loss::Everything),
+            VirtualServerChange::Update { remove, .. } if !remove.is_empty() => Some(Loss::Endpoints),
+            _ => None,
         };
-        Some((FrontendKey::try_from(*key).ok()?, loss))
+        let places = loss.map(|loss| {
+            let sharing = observed.sharing(key).filter(|_| key.addr().is_none());
+            FrontendKey::try_from(*key).into_iter().chain(sharing).map(move |place| (place, loss))
+        });
+        places.into_iter().flatten().collect::<Vec<_>>()
     })
 }
 
 impl Kernel for Observed {
     fn serves(&self, key: &FrontendKey) -> Option<bool> {
-        self.virtual_servers.get(&(*key).into()).map(|there| !there.real_servers.is_empty())
+        let server = |server: &VirtualServerKey| self.virtual_servers.get(server);
+        let there = self.shared_server(key).and_then(|shared| server(&shared)).or_else(|| server(&(*key).into()));
+        there.map(|there| !there.real_servers.is_empty())
     }
 }
 
@@ -42,8 +48,10 @@ pub fn hold(stopped: &Stopped, changes: &mut Changes, observed: &Observed) {
     let marks: BTreeMap<FrontendKey, VirtualServerKey> =
         observed.records().filter_map(|record| Some((split::recorded(record)?.0, split::server_of(record)?))).collect();
     let of_mark = |frontend: &FrontendKey| marks.get(frontend).copied();
-    let both = |frontend: FrontendKey| [Some(frontend.into()), of_mark(&frontend)].into_iter().flatten();
-    for key in stopped.inherited().flat_map(both) {
+    let all = |frontend: FrontendKey| {
+        [Some(frontend.into()), of_mark(&frontend), observed.shared_server(&frontend)].into_iter().flatten()
+    };
+    for key in stopped.inherited().flat_map(all) {
         needs.add(&key, observed);
         match changes.virtual_servers.get_mut(&key) {
             Some(VirtualServerChange::Delete) => drop(changes.virtual_servers.remove(&key)),
@@ -86,6 +94,9 @@ impl Needs {
             VirtualServerKey::Fwmark { .. } => {
                 self.marks.insert(*key);
                 let Some(frontend) = observed.frontend_of_mark(key) else { return };
+                if frontend.address.is_unspecified() {
+                    self.node_ports.insert((frontend.family(), frontend.port));
+                }
                 frontend.protocol.into()
             }
         };
@@ -107,7 +118,7 @@ impl Needs {
 
     /// Whether one of them needs this entry.
     pub(crate) fn entry(&self, set: SetKey, element: &Element) -> bool {
-        if set.kind == SetKind::SplitMark && split::server_of(element).is_some_and(|key| self.marks.contains(&key)) {
+        if set.kind.has_marks() && split::server_of(element).is_some_and(|key| self.marks.contains(&key)) {
             return true;
         }
         match element {

@@ -191,8 +191,8 @@ impl Mode {
     /// Compiles Services again, and notes which virtual servers are newly wanted or no longer wanted.
     pub(crate) fn refresh(&mut self, store: &Store, facts: &NodeFacts, services: &BTreeSet<ObjectKey>) -> Refreshed {
         let compiled = services.iter().filter_map(|service| self.wanted.desired().compiled(service));
-        let before: BTreeSet<VirtualServerKey> =
-            compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key.into()).collect();
+        let before = compiled.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key.into());
+        let before: BTreeSet<VirtualServerKey> = before.filter(|key| self.wanted.has_server(key)).collect();
         let changed = self.wanted.refresh(store, facts, services);
         // Records say which virtual servers of marks are ours.
         for key in changed.virtual_servers.iter().filter(|key| key.addr().is_some()) {
@@ -361,6 +361,13 @@ impl Mode {
                     .to_owned(),
             );
         }
+        if pass.config().ipvs.mark_node_ports && !pass.config().shares_node_ports() {
+            limited.push(
+                "ipvs.markNodePorts: only a table of nf_tables can set firewall marks (ipvs.rules: nftables); with rules of iptables, a \
+                 node port has a virtual server for each address"
+                    .to_owned(),
+            );
+        }
         if limited == self.told {
             return Vec::new();
         }
@@ -389,7 +396,7 @@ impl Mode {
             routes.diff_changed(&self.wanted, observed, (&self.changed, config), &mut changes);
         }
         if let Some(stopped) =
-            safeguard.check(held::losing(&changes), observed, pass.store, self.wanted.desired(), pass.now)
+            safeguard.check(held::losing(&changes, observed), observed, pass.store, self.wanted.desired(), pass.now)
         {
             held::hold(&stopped, &mut changes, observed);
             report.stopped = Some(stopped.to_string().into());

@@ -20,9 +20,12 @@ macro_rules! sets {
             /// Frontends of which clients outside get local endpoints, and others those of all nodes. Only in a table of nf_tables, as all
             /// that follow ([`Config::splits_local`](crate::config::Config::splits_local)).
             LocalSplit,
-            /// Their firewall marks, and those of Frontends of which they are not given any more: shows which virtual servers of
+            /// Their firewall marks, those of node ports (at address 0), and those that are not given any more: shows which virtual servers of
             /// marks are ours. A map; an entry has the mark where others have a source, as an IPv4 address.
             SplitMark,
+            /// Node ports of which every address has the same virtual server, with its mark, at each address: packets to there get the mark
+            /// ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)). A map like [`SetKind::SplitMark`].
+            NodePortMark,
         }
 
         impl SetKind {
@@ -30,8 +33,23 @@ macro_rules! sets {
             pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
 
             /// Those that a table of nf_tables has, in the order of this type.
-            pub const ALL_OF_NFT: [SetKind; 21] =
-                [$(SetKind::$kind,)* SetKind::LoadBalancerNotNode, SetKind::LocalSplit, SetKind::SplitMark];
+            pub const ALL_OF_NFT: [SetKind; 22] = [
+                $(SetKind::$kind,)*
+                SetKind::LoadBalancerNotNode,
+                SetKind::LocalSplit,
+                SetKind::SplitMark,
+                SetKind::NodePortMark,
+            ];
+
+            /// Whether its entries are places with marks.
+            pub(crate) fn has_marks(self) -> bool {
+                matches!(self, SetKind::SplitMark | SetKind::NodePortMark)
+            }
+
+            /// Whether its entries give packets marks: they come after the virtual servers of these marks, and go before these do.
+            pub(crate) fn gives_marks(self) -> bool {
+                matches!(self, SetKind::LocalSplit | SetKind::NodePortMark)
+            }
 
             /// Whether kube-proxy has this set too. [`SetKind::NodePortServed`] and those that are no ipsets are this
             /// proxy's alone: comparisons with kube-proxy leave them out.
@@ -43,7 +61,9 @@ macro_rules! sets {
             pub fn set_type(self) -> SetType {
                 match self {
                     $(SetKind::$kind => SetType::$set_type,)*
-                    SetKind::LoadBalancerNotNode | SetKind::SplitMark => SetType::HashIpPortIp,
+                    SetKind::LoadBalancerNotNode | SetKind::SplitMark | SetKind::NodePortMark => {
+                        SetType::HashIpPortIp
+                    }
                     SetKind::LocalSplit => SetType::HashIpPort,
                 }
             }
@@ -54,7 +74,8 @@ macro_rules! sets {
                     $(SetKind::$kind => $comment,)*
                     SetKind::LoadBalancerNotNode => "load balancers that this node may not use",
                     SetKind::LocalSplit => "externalTrafficPolicy=local, for clients outside only",
-                    SetKind::SplitMark => "their firewall marks",
+                    SetKind::SplitMark => "firewall marks of virtual servers",
+                    SetKind::NodePortMark => "node ports with the firewall marks of their virtual servers",
                 }
             }
 
@@ -65,6 +86,7 @@ macro_rules! sets {
                     SetKind::LoadBalancerNotNode => "LOAD-BALANCER-NOT-NODE",
                     SetKind::LocalSplit => "LOCAL-SPLIT",
                     SetKind::SplitMark => "SPLIT-MARK",
+                    SetKind::NodePortMark => "NODE-PORT-MARK",
                 }
             }
 

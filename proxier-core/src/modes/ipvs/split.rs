@@ -1,4 +1,6 @@
-//! Two lists of endpoints behind one address ([`Config::splits_local`](crate::config::Config::splits_local)).
+//! Virtual servers by firewall marks: two lists of endpoints behind one address
+//! ([`Config::splits_local`](crate::config::Config::splits_local)), and one list behind all addresses of the node
+//! ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)).
 //!
 //! ```text
 //!  client outside ──▶ input 97  mark ──▶ IPVS: virtual server of the mark      local endpoints, source kept
@@ -19,14 +21,19 @@
 //!   Frontend with session affinity is not split.
 //! * A Frontend that is split no longer keeps its mark's virtual server, with weights of 0, until its connections have ended.
 
+//!
+//! A node port that is [shared](crate::service::Frontend::can_share) has no virtual servers of addresses, only that of its mark, which is
+//! recorded at address 0 ([`node_port_of`]). [`SetKind::NodePortMark`] gives packets the mark at each address of the node. The mark has the
+//! bit for masquerading, which is all that the table leaves behind IPVS.
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
 
 use ipset::{Element, IpSpan, Ports};
 use ipvs::VirtualServerKey;
 
-use crate::config::MarkRange;
+use crate::config::{MarkBit, MarkRange};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::net::{Family, FrontendKey, Protocol};
 
@@ -34,6 +41,8 @@ use crate::net::{Family, FrontendKey, Protocol};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Marks {
     range: MarkRange,
+    /// The bit for masquerading, which those of shared node ports have.
+    masquerade: u32,
     of: BTreeMap<FrontendKey, NonZeroU32>,
     /// The same by virtual server.
     places: BTreeMap<VirtualServerKey, FrontendKey>,
@@ -46,8 +55,12 @@ fn key(family: Family, mark: NonZeroU32) -> VirtualServerKey {
 }
 
 impl Marks {
-    pub(super) fn new(range: MarkRange) -> Self {
-        Marks { range, of: BTreeMap::new(), places: BTreeMap::new(), others: BTreeSet::new() }
+    pub(super) fn new(range: MarkRange, masquerade: MarkBit) -> Self {
+        Marks::with(range, masquerade.mask())
+    }
+
+    fn with(range: MarkRange, masquerade: u32) -> Self {
+        Marks { range, masquerade, of: BTreeMap::new(), places: BTreeMap::new(), others: BTreeSet::new() }
     }
 
     /// The virtual server of a Frontend's mark.
@@ -71,11 +84,23 @@ impl Marks {
             return;
         }
         let (first, count) = (hash(&frontend), self.range.len());
-        let candidates = (0..count).map(|step| self.range.nth(first.wrapping_add(step) & count.wrapping_sub(1)));
+        let bits = self.bits(&frontend);
+        let nth = |step: u32| self.range.nth(first.wrapping_add(step) & count.wrapping_sub(1)) | bits;
+        let candidates = (0..count).map(nth);
         let free = candidates.into_iter().find(|mark| self.is_free(&key(frontend.family(), *mark)));
         if let Some(mark) = free {
             self.insert(frontend, mark);
         }
+    }
+
+    /// What a Frontend's mark has besides.
+    fn bits(&self, frontend: &FrontendKey) -> u32 {
+        if frontend.address.is_unspecified() { self.masquerade } else { 0 }
+    }
+
+    /// Whether a Frontend can have this mark.
+    fn fits(&self, frontend: &FrontendKey, mark: NonZeroU32) -> bool {
+        self.range.contains(mark.get() & !self.masquerade) && mark.get() & self.masquerade == self.bits(frontend)
     }
 
     fn is_free(&self, server: &VirtualServerKey) -> bool {
@@ -95,9 +120,9 @@ impl Marks {
         others: BTreeSet<VirtualServerKey>,
         split: &[FrontendKey],
     ) {
-        let before = std::mem::replace(self, Marks { others, ..Marks::new(self.range) });
+        let before = std::mem::replace(self, Marks { others, ..Marks::with(self.range, self.masquerade) });
         for (frontend, mark) in recorded {
-            if self.range.contains(mark.get()) && self.is_free(&key(frontend.family(), mark)) {
+            if self.fits(&frontend, mark) && self.is_free(&key(frontend.family(), mark)) {
                 self.insert(frontend, mark);
             }
         }
@@ -123,6 +148,21 @@ fn hash(frontend: &FrontendKey) -> u32 {
     };
     let all = bytes.into_iter().chain([protocol]).chain(frontend.port.to_be_bytes());
     all.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// A node port at any address: what its shared virtual server is for.
+pub(super) fn node_port_of(frontend: &FrontendKey) -> FrontendKey {
+    let address = match frontend.family() {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    FrontendKey { address, ..*frontend }
+}
+
+/// The entry that gives packets to a node port at one address its mark.
+pub(super) fn shared_entry(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Element) {
+    let (set, element) = record(frontend, mark);
+    (SetKey { kind: SetKind::NodePortMark, ..set }, element)
 }
 
 /// The entry that puts a Frontend's packets under its mark.
@@ -153,14 +193,14 @@ pub(super) fn record(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Eleme
     (set, Element::IpPortIp(IpSpan::host(frontend.address), ports, mark))
 }
 
-/// The Frontend and the mark that an entry of [`SetKind::SplitMark`] records.
+/// The Frontend and the mark that an entry of [`SetKind::SplitMark`] records, or one of [`SetKind::NodePortMark`].
 pub(super) fn recorded(element: &Element) -> Option<(FrontendKey, NonZeroU32)> {
     let Element::IpPortIp(host, ports, mark) = element else { return None };
     let IpAddr::V4(mark) = mark.first() else { return None };
     Some((place(host, *ports)?, NonZeroU32::new(mark.to_bits())?))
 }
 
-/// The virtual server of the mark that an entry of [`SetKind::SplitMark`] records.
+/// The virtual server of the mark of such an entry.
 pub(super) fn server_of(element: &Element) -> Option<VirtualServerKey> {
     recorded(element).map(|(frontend, mark)| key(frontend.family(), mark))
 }
@@ -174,7 +214,7 @@ mod tests {
     }
 
     fn small() -> Marks {
-        Marks::new(MarkRange::new(0x100, 0xffff_ff00).unwrap())
+        Marks::new(MarkRange::new(0x100, 0xffff_ff00).unwrap(), MarkBit::default())
     }
 
     #[test]
@@ -215,6 +255,27 @@ mod tests {
         assert_eq!(marks.server(&frontend(500)), None, "a mark outside of the range");
         let servers: BTreeSet<_> = wanted.iter().map(|frontend| marks.server(frontend).unwrap()).collect();
         assert_eq!(servers.len(), 100);
+    }
+
+    #[test]
+    fn the_marks_of_shared_node_ports_have_the_bit_for_masquerading() {
+        let mut marks = small();
+        let shared = node_port_of(&frontend(30_001));
+        assert_eq!(shared.to_string(), "TCP 0.0.0.0:30001");
+        marks.give(shared);
+        marks.give(frontend(30_001));
+        let mark = |of: &FrontendKey, marks: &Marks| match marks.server(of) {
+            Some(VirtualServerKey::Fwmark { mark, .. }) => mark,
+            other => panic!("{other:?}"),
+        };
+        let (with, without) = (mark(&shared, &marks), mark(&frontend(30_001), &marks));
+        assert_eq!((with.get() & !0xff, without.get() & !0xff), (0x4100, 0x100));
+        // Recorded the other way round, they are none of ours.
+        let recorded = [(frontend(30_001), with), (shared, without)];
+        marks.settle(recorded, BTreeSet::new(), &[shared]);
+        assert_eq!((mark(&shared, &marks), marks.server(&frontend(30_001))), (with, None));
+        let (set, element) = shared_entry(&frontend(30_001), with);
+        assert_eq!((set.kind, server_of(&element)), (SetKind::NodePortMark, marks.server(&shared)));
     }
 
     #[test]

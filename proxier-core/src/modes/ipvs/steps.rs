@@ -11,7 +11,7 @@ use ipvs::{Operation, RealServer, VirtualServerKey};
 
 use super::guards::TableChange;
 use super::plan::{Plan, RulesChange};
-use super::sets::{NamedSet, SetKey, SetKind};
+use super::sets::{NamedSet, SetKey};
 use super::split;
 use super::wanted::usual_flags;
 use crate::config::KernelNames;
@@ -46,7 +46,7 @@ impl Step {
 
     /// An entry of this set, which has this name.
     pub(crate) fn entry_of(set: SetKey, action: Action, name: impl fmt::Display, element: &Element) -> Self {
-        match split::recorded(element).filter(|_| set.kind == SetKind::SplitMark) {
+        match split::recorded(element).filter(|_| set.kind.has_marks()) {
             Some((frontend, mark)) => {
                 Step::new(action, Part::Entry, name).with(format_args!("{frontend} : {mark:#010x}"))
             }
@@ -148,7 +148,7 @@ impl Plan {
             let name = self.guards.name_of(*set, &self.names);
             elements.iter().map(move |of| Step::entry_of(*set, action, &name, of))
         };
-        let is_active = |of: &(&'a SetKey, &'a Vec<Element>)| of.0.kind == SetKind::LocalSplit;
+        let is_active = |of: &(&'a SetKey, &'a Vec<Element>)| of.0.kind.gives_marks();
         let addresses =
             move |action, of: &'a [IpAddr]| of.iter().map(move |address| Step::address(action, *address, device));
         let operations = |of: &'a [Operation]| {

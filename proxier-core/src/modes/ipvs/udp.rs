@@ -53,7 +53,7 @@ use crate::ports::UdpServices;
 pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices {
     let mut services = UdpServices::new();
     for (key, change) in &changes.virtual_servers {
-        let Some(place) = wanted.frontend_key(key).and_then(|frontend| frontend.udp()) else { continue };
+        let Some(frontend) = wanted.frontend_key(key).filter(|frontend| frontend.udp().is_some()) else { continue };
         let mut answering = answering(key, wanted, drains);
         match change {
             VirtualServerChange::Delete if wanted.frontend(key).is_none() => answering.clear(),
@@ -70,7 +70,9 @@ pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices
                 answering.extend(stay.iter().map(place_of));
             }
         }
-        services.entry(place).or_default().append(&mut answering);
+        for place in wanted.places(&frontend).filter_map(|place| place.udp()) {
+            services.entry(place).or_default().extend(answering.iter().copied());
+        }
     }
     services
 }
@@ -85,10 +87,12 @@ pub fn all(wanted: &Wanted, drains: &Drains) -> UdpServices {
 /// The endpoints that may answer at the address of a virtual server: its real servers and those of its mark, and those that drain.
 pub fn answering(key: &VirtualServerKey, wanted: &Wanted, drains: &Drains) -> BTreeSet<SocketAddr> {
     let frontend = wanted.frontend_key(key);
-    let endpoints = frontend.iter().flat_map(|frontend| wanted.answering(frontend));
-    let mark = frontend.and_then(|frontend| wanted.mark_of(&frontend));
-    let address = frontend.map_or(*key, VirtualServerKey::from);
-    let draining = [Some(address), mark].into_iter().flatten().flat_map(|key| drains.of(&key).collect::<Vec<_>>());
+    let places: Vec<_> = frontend.iter().flat_map(|frontend| wanted.places(frontend)).collect();
+    let endpoints = places.iter().flat_map(|frontend| wanted.answering(frontend));
+    let marks = frontend.iter().flat_map(|frontend| wanted.marks_of(frontend));
+    let addresses = places.iter().map(|place| VirtualServerKey::from(*place)).chain([*key]);
+    let servers: BTreeSet<VirtualServerKey> = addresses.chain(marks).collect();
+    let draining = servers.iter().flat_map(|key| drains.of(key));
     endpoints.map(SocketAddr::from).chain(draining.map(|real| place_of(&real))).collect()
 }
 

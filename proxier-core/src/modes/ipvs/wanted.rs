@@ -3,6 +3,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,7 +48,11 @@ struct Index {
     by: guards::Kind,
     /// Frontends that can be are split ([`split`]).
     splits: bool,
+    /// Node ports that can be are shared.
+    shares: bool,
     marks: Marks,
+    /// The addresses of each node port.
+    node_ports: BTreeMap<FrontendKey, BTreeSet<IpAddr>>,
 }
 
 /// A virtual server as it has to be.
@@ -177,15 +182,30 @@ impl Follower for Following<'_> {
         let key = VirtualServerKey::from(frontend);
         let Following { index, notes } = self;
         let mark_before = before.and_then(|before| index.mark_of(before));
-        if index.splits && after.is_some_and(Frontend::can_split) {
-            index.marks.give(frontend);
+        if let Some(place) = after.and_then(|after| index.marked_place(after)) {
+            index.marks.give(place);
         }
         let mark_after = after.and_then(|after| index.mark_of(after));
-        let before_it = before.map(|before| Programmed::of(before, mark_before.is_some()));
-        if before_it != after.map(|after| Programmed::of(after, mark_after.is_some())) {
+        let has_node_port = |of: Option<&Frontend>| of.is_some_and(|of| of.roles.contains(Roles::NODE_PORT));
+        let node_port = split::node_port_of(&frontend);
+        match (has_node_port(before), has_node_port(after)) {
+            (false, true) => drop(index.node_ports.entry(node_port).or_default().insert(frontend.address)),
+            (true, false) => {
+                if let Entry::Occupied(mut addresses) = index.node_ports.entry(node_port) {
+                    addresses.get_mut().remove(&frontend.address);
+                    if addresses.get().is_empty() {
+                        addresses.remove();
+                    }
+                }
+            }
+            _ => {}
+        }
+        let before_it = before.map(|before| Programmed::of(before, mark_before));
+        if before_it != after.map(|after| Programmed::of(after, mark_after)) {
             notes.virtual_server(key);
             // Also one that drains.
-            index.marks.server(&frontend).into_iter().for_each(|mark| notes.virtual_server(mark));
+            let marks = [index.marks.server(&frontend), index.marks.server(&node_port)];
+            marks.into_iter().flatten().for_each(|mark| notes.virtual_server(mark));
         }
         let is_barred = |frontend: Option<&Frontend>| frontend.is_some_and(Frontend::is_barred_from_node);
         match (is_barred(before), is_barred(after)) {
@@ -230,12 +250,16 @@ struct Programmed<'a> {
     endpoints: &'a [EndpointKey],
     /// Those of clients outside, if they have a list of their own.
     outside: Option<&'a [EndpointKey]>,
+    /// The virtual server of its mark.
+    mark: Option<VirtualServerKey>,
     weights: Option<&'a [(EndpointKey, u16)]>,
 }
 
 impl<'a> Programmed<'a> {
-    fn of(frontend: &'a Frontend, is_split: bool) -> Self {
+    fn of(frontend: &'a Frontend, mark: Option<VirtualServerKey>) -> Self {
+        let is_split = mark.is_some() && frontend.can_split();
         Programmed {
+            mark,
             affinity_secs: frontend.affinity_secs,
             balancing: frontend.balancing.as_deref(),
             returns_directly: frontend.returns_directly,
@@ -260,7 +284,7 @@ fn service_entries(compiled: &Compiled) -> BTreeSet<(SetKey, Element)> {
 }
 
 /// The entries that a Frontend has in the sets. A table of nf_tables takes no networks that overlap, and has a set of those that
-/// this node may not use. `mark`: the virtual server of its mark, if it is split.
+/// this node may not use. `mark`: the virtual server of its mark, if it is split or shared.
 pub(crate) fn frontend_entries(
     frontend: &Frontend,
     by: guards::Kind,
@@ -313,7 +337,9 @@ pub(crate) fn frontend_entries(
             add(local_only, element.clone());
         }
         add(all, element);
-        if protocol != Protocol::Sctp {
+        // A shared one has no virtual server of its address.
+        let is_shared = mark.is_some() && frontend.can_share();
+        if protocol != Protocol::Sctp && !is_shared {
             add(SetKind::NodePortServed, at);
         }
     }
@@ -321,10 +347,18 @@ pub(crate) fn frontend_entries(
         add(SetKind::IpvsIps, Element::Ip(host));
     }
     if let Some(VirtualServerKey::Fwmark { mark, .. }) = mark {
-        list.push(split::active_entry(&frontend.key));
-        list.push(split::record(&frontend.key, mark));
+        list.extend(entries_of_mark(frontend, mark));
     }
     list
+}
+
+fn entries_of_mark(frontend: &Frontend, mark: NonZeroU32) -> [(SetKey, Element); 2] {
+    if frontend.can_share() {
+        let node_port = split::node_port_of(&frontend.key);
+        [split::shared_entry(&frontend.key, mark), split::record(&node_port, mark)]
+    } else {
+        [split::active_entry(&frontend.key), split::record(&frontend.key, mark)]
+    }
 }
 
 impl Index {
@@ -376,16 +410,29 @@ impl Index {
         config
     }
 
-    /// The virtual server of a Frontend's mark, if it is split.
+    /// What a Frontend's mark is given to, if it has one.
+    fn marked_place(&self, frontend: &Frontend) -> Option<FrontendKey> {
+        let splits = self.splits && frontend.can_split();
+        let shares = self.shares && frontend.can_share();
+        shares.then(|| split::node_port_of(&frontend.key)).or(splits.then_some(frontend.key))
+    }
+
+    /// The virtual server of a Frontend's mark, if it is split or shared.
     fn mark_of(&self, frontend: &Frontend) -> Option<VirtualServerKey> {
-        let is_split = self.splits && frontend.can_split();
-        is_split.then(|| self.marks.server(&frontend.key)).flatten()
+        self.marks.server(&self.marked_place(frontend)?)
+    }
+
+    fn is_shared(&self, frontend: &Frontend) -> bool {
+        frontend.can_share() && self.mark_of(frontend).is_some()
     }
 
     /// The endpoints of one of a Frontend's virtual servers, if it has that one.
     fn endpoints<'a>(&self, key: &VirtualServerKey, frontend: &'a Frontend) -> Option<&'a Arc<[EndpointKey]>> {
         match (key, self.mark_of(frontend)) {
-            (VirtualServerKey::Fwmark { .. }, mark) => (mark == Some(*key)).then_some(&frontend.local),
+            (VirtualServerKey::Fwmark { .. }, mark) if mark != Some(*key) => None,
+            (VirtualServerKey::Fwmark { .. }, _) if frontend.can_share() => Some(frontend.endpoints()),
+            (VirtualServerKey::Fwmark { .. }, _) => Some(&frontend.local),
+            (_, Some(_)) if frontend.can_share() => None,
             (_, Some(_)) => Some(&frontend.cluster),
             (_, None) => Some(frontend.endpoints()),
         }
@@ -440,7 +487,9 @@ impl Wanted {
             barred: BTreeSet::new(),
             by: config.ipvs.rules.into(),
             splits: config.splits_local(),
-            marks: Marks::new(config.ipvs.mark_range),
+            shares: config.shares_node_ports(),
+            marks: Marks::new(config.ipvs.mark_range, config.masquerade_bit),
+            node_ports: BTreeMap::new(),
         };
         Wanted { desired: Desired::new(), index }
     }
@@ -486,6 +535,7 @@ impl Wanted {
         self.desired.compact();
         pack(&mut self.index.addresses);
         pack(&mut self.index.elsewhere);
+        pack(&mut self.index.node_ports);
         self.index.sets.values_mut().for_each(pack);
     }
 
@@ -511,12 +561,37 @@ impl Wanted {
         Some(WantedServer { key, config: self.index.config(frontend), real_servers })
     }
 
-    /// The Frontend that a virtual server serves, or served: by its mark before it was no longer split.
+    /// The Frontend that a virtual server serves, or served: by its mark before it was no longer split. Of a shared node port it is that
+    /// of any address.
     pub fn frontend(&self, key: &VirtualServerKey) -> Option<&Frontend> {
-        self.desired.frontend(&self.frontend_key(key)?)
+        let place = self.frontend_key(key)?;
+        if let Some(frontend) = self.desired.frontend(&place) {
+            return Some(frontend);
+        }
+        let frontends = || self.places(&place).filter_map(|place| self.desired.frontend(&place));
+        frontends().find(|frontend| self.index.is_shared(frontend)).or_else(|| frontends().next())
     }
 
-    /// Which Frontend a virtual server is for, wanted or not.
+    /// A Frontend that a virtual server is for, wanted or not; of a shared node port one of those that share it, while there are any.
+    pub(crate) fn place_of(&self, key: &VirtualServerKey) -> Option<FrontendKey> {
+        self.frontend(key).map(|frontend| frontend.key).or_else(|| self.frontend_key(key))
+    }
+
+    /// The Frontends of a node port at address 0, at the addresses of the node; of any other place, that Frontend.
+    pub(crate) fn places(&self, place: &FrontendKey) -> impl Iterator<Item = FrontendKey> {
+        let of_node_port = self.index.node_ports.get(place).filter(|_| place.address.is_unspecified());
+        let addresses = of_node_port.into_iter().flatten();
+        let itself = of_node_port.is_none().then_some(*place);
+        let place = *place;
+        addresses.map(move |address| FrontendKey { address: *address, ..place }).chain(itself)
+    }
+
+    /// Whether a place has its virtual server in common with other addresses of the node, and none of its own.
+    pub(crate) fn is_shared(&self, place: &FrontendKey) -> bool {
+        self.desired.frontend(place).is_some_and(|frontend| self.index.is_shared(frontend))
+    }
+
+    /// Which Frontend a virtual server is for, wanted or not; a node port at address 0 if it is shared.
     pub fn frontend_key(&self, key: &VirtualServerKey) -> Option<FrontendKey> {
         FrontendKey::try_from(*key).ok().or_else(|| self.index.marks.place(key))
     }
@@ -528,49 +603,54 @@ impl Wanted {
 
     /// The virtual server that clients outside get, if it is another one than that of the address.
     pub fn split(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
-        self.index.mark_of(self.desired.frontend(frontend)?)
+        let frontend = self.desired.frontend(frontend).filter(|frontend| frontend.can_split())?;
+        self.index.mark_of(frontend)
+    }
+
+    /// The virtual server that a node port has in common with the other addresses of the node, in place of one of its address.
+    pub fn shared(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
+        let frontend = self.desired.frontend(frontend).filter(|frontend| frontend.can_share())?;
+        self.index.mark_of(frontend)
     }
 
     /// Every endpoint that may answer at an address and port, in whatever virtual server.
     pub(crate) fn answering(&self, frontend: &FrontendKey) -> impl Iterator<Item = EndpointKey> {
-        let servers = [Some(VirtualServerKey::from(*frontend)), self.split(frontend)];
+        let servers = [Some(VirtualServerKey::from(*frontend)), self.split(frontend), self.shared(frontend)];
         servers.into_iter().flatten().filter_map(|key| self.endpoints(&key)).flat_map(|list| list.iter().copied())
     }
 
-    /// The virtual server of the mark that a Frontend has or had.
-    pub(crate) fn mark_of(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
-        self.index.marks.server(frontend)
+    /// The virtual servers of the marks that a Frontend has or had, as itself and as a node port.
+    pub(crate) fn marks_of(&self, frontend: &FrontendKey) -> impl Iterator<Item = VirtualServerKey> {
+        [*frontend, split::node_port_of(frontend)].into_iter().filter_map(|place| self.index.marks.server(&place))
     }
 
     /// The Frontends of the marks in a plan.
     pub(crate) fn split_servers(&self, plan: &Plan) -> BTreeMap<VirtualServerKey, FrontendKey> {
         let operations = plan.serve_split.iter().chain(&plan.retire_split).map(Operation::virtual_server);
-        operations.filter_map(|key| Some((key, self.frontend_key(&key)?))).collect()
+        operations.filter_map(|key| Some((key, self.place_of(&key)?))).collect()
     }
 
     /// Takes over which marks Frontends have in the kernel. Call it before a comparison of everything.
     pub(crate) fn settle_marks(&mut self, observed: &Observed) {
         let recorded: Vec<_> = observed.records().filter_map(split::recorded).collect();
-        if recorded.is_empty() && !self.index.splits {
+        if recorded.is_empty() && !self.index.splits && !self.index.shares {
             return;
         }
         let ours: BTreeSet<_> = observed.records().filter_map(split::server_of).collect();
         let of_marks = observed.virtual_servers.keys().filter(|key| key.addr().is_none());
         let others = of_marks.filter(|key| !ours.contains(key)).copied().collect();
-        let splits = self.index.splits;
-        let frontends = self.desired.frontends().filter(|frontend| splits && frontend.can_split());
-        let split: Vec<FrontendKey> = frontends.map(|frontend| frontend.key).collect();
-        let before: Vec<_> = split.iter().map(|frontend| self.index.marks.server(frontend)).collect();
-        self.index.marks.settle(recorded, others, &split);
-        for (frontend, before) in split.iter().zip(before) {
-            let after = self.index.marks.server(frontend);
+        let marked = self.desired.frontends().filter_map(|of| Some((of, self.index.marked_place(of)?)));
+        let marked: Vec<(&Frontend, FrontendKey)> = marked.collect();
+        let places: BTreeSet<FrontendKey> = marked.iter().map(|(_, place)| *place).collect();
+        let before: Vec<_> = marked.iter().map(|(_, place)| self.index.marks.server(place)).collect();
+        self.index.marks.settle(recorded, others, &Vec::from_iter(places));
+        for ((frontend, place), before) in marked.iter().zip(before) {
+            let after = self.index.marks.server(place);
             if before == after {
                 continue;
             }
             let entries = |server| match server {
-                Some(VirtualServerKey::Fwmark { mark, .. }) => {
-                    vec![split::active_entry(frontend), split::record(frontend, mark)]
-                }
+                Some(VirtualServerKey::Fwmark { mark, .. }) => entries_of_mark(frontend, mark).to_vec(),
                 _ => Vec::new(),
             };
             let notes = &mut Notes(None);
@@ -608,7 +688,7 @@ impl Wanted {
 
     /// The Service a virtual server belongs to.
     pub fn owner(&self, key: &VirtualServerKey) -> Option<&ObjectKey> {
-        self.desired.owner(&self.frontend_key(key)?)
+        self.desired.owner(&self.place_of(key)?)
     }
 
     /// Addresses to be bound to the dummy device, or by routes ([`Routes`](super::binding::Routes)); sorted.

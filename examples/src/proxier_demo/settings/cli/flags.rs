@@ -75,6 +75,12 @@ const FLAGS: &[Flag] = &[
     Flag("ipvs-binding", Text, "ipvs.binding", "Addresses of Services: addresses (on kube-ipvs0), routes [addresses]"),
     Flag("ipvs-exclude-cidrs", List, "ipvs.excludeCIDRs", "Networks in which no virtual server is deleted"),
     Flag("ipvs-mark-range", Text, "ipvs.markRange", "Firewall marks for it [0x16000000/0xff00c000]"),
+    Flag(
+        "ipvs-mark-node-ports",
+        Bool,
+        "ipvs.markNodePorts",
+        "Node ports: one virtual server for all addresses of the node",
+    ),
     Flag("ipvs-mark-split", Bool, "ipvs.markSplit", "Policy Local: only clients outside get only local endpoints"),
     Flag("ipvs-min-sync-period", Duration, "ipvs.minSyncPeriod", "Least time between two passes [0s]"),
     Flag("ipvs-rules", Text, "ipvs.rules", "auto, nftables or iptables: what guards virtual servers [auto]"),

@@ -121,11 +121,11 @@ fn frontend_json(
 ) -> Value {
     let key = VirtualServerKey::from(frontend.key);
     let of_address = if view.mode == Kind::Ipvs { counters.of(&key).cloned() } else { None };
-    let mark = view.split.get(&frontend.key);
+    let mark = view.marks.get(&frontend.key);
     let of_mark = mark.and_then(|mark| counters.of(mark));
     let counted = match (of_address, of_mark) {
         (Some(address), Some(mark)) => Some(address.with(mark)),
-        (address, _) => address,
+        (address, mark) => address.or_else(|| mark.cloned()),
     };
     let counted = counted.as_ref();
     let is_split = view.mode != Kind::Ipvs || mark.is_some();
@@ -251,7 +251,7 @@ mod tests {
             rejected: (0..1000).map(|number| format!("rejected {number}")).collect(),
             refused: Lines::from_iter([]),
             held: Lines::from_iter([]),
-            split: BTreeMap::new(),
+            marks: BTreeMap::new(),
         }
     }
 
@@ -315,7 +315,7 @@ mod tests {
         let frontends = compile_frontends(&name, &[spec], &facts, false).frontends;
         let service = ServiceView { key: name, ports: Vec::new(), frontends };
         let mark = VirtualServerKey::fwmark(ipvs::model::Family::V4, 0x1600_0001).unwrap();
-        let view = View { mode: Kind::Ipvs, split: BTreeMap::from([(key, mark)]), ..view(vec![service]) };
+        let view = View { mode: Kind::Ipvs, marks: BTreeMap::from([(key, mark)]), ..view(vec![service]) };
         let mut body = of_board(&Board::default());
         add_view(&mut body, &view, &Wanted::read(""), &mut Counters::new(Split));
         let frontend = &body["services"]["list"][0]["frontends"][0];

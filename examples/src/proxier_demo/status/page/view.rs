@@ -85,8 +85,8 @@ pub(crate) struct View {
     pub(crate) rejected: Lines<String>,
     pub(crate) refused: Lines<RefusedView>,
     pub(crate) held: Lines<HeldView>,
-    /// Virtual servers that only clients outside get, by the Frontend.
-    pub(crate) split: BTreeMap<FrontendKey, VirtualServerKey>,
+    /// Virtual servers of marks by their Frontends: those that only clients outside get, and those of shared node ports.
+    pub(crate) marks: BTreeMap<FrontendKey, VirtualServerKey>,
 }
 
 impl View {
@@ -106,6 +106,9 @@ impl View {
         });
         let drain = |draining: proxier_core::modes::ipvs::drain::Draining| DrainView {
             virtual_server: match (draining.virtual_server, proxier.frontend_of(&draining.virtual_server)) {
+                (VirtualServerKey::Fwmark { .. }, Some(frontend)) if frontend.address.is_unspecified() => {
+                    format!("{frontend}, every address of the node")
+                }
                 (VirtualServerKey::Fwmark { .. }, Some(frontend)) => format!("{frontend}, clients outside"),
                 (key, _) => key.to_string(),
             },
@@ -124,10 +127,11 @@ impl View {
             reason: NO_SCTP.to_owned(),
         });
         let held = proxier.safeguard().held();
-        let can_split = desired.frontends().filter(|frontend| frontend.can_split()).map(|frontend| frontend.key);
-        let split = can_split.filter_map(|key| Some((key, proxier.split(&key)?))).collect();
+        let mark = |key: &FrontendKey| proxier.split(key).or_else(|| proxier.shared(key));
+        let may_have = desired.frontends().filter(|frontend| frontend.can_split() || frontend.can_share());
+        let marks = may_have.filter_map(|frontend| Some((frontend.key, mark(&frontend.key)?))).collect();
         View {
-            split,
+            marks,
             node: proxier.node_name().to_owned(),
             mode: proxier.mode(),
             services: services.collect(),

@@ -264,12 +264,11 @@ impl Run<'_, '_> {
         // Guards know addresses, not marks.
         let mut at = *key;
         if let VirtualServerKey::Fwmark { mark, .. } = *key {
-            let place = frontend.map(|frontend| frontend.key)?;
-            let (set, record) = marks::record(&place, mark);
+            let (set, record) = marks::record(&self.wanted.frontend_key(key)?, mark);
             if !self.observed.has_entry(set, &record) {
                 return Some(skipped::not_without_record(key));
             }
-            at = place.into();
+            at = frontend?.key.into();
         }
         let key = &at;
         let is_barred = self.by == guards::Kind::Nft && frontend.is_some_and(Frontend::is_barred_from_node);

@@ -12,6 +12,7 @@ use super::{Run, skipped};
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::wanted::Wanted;
+use crate::net::FrontendKey;
 use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
 use crate::reconciler::step::{Action, Part, Step};
 
@@ -156,7 +157,8 @@ impl Run<'_, '_> {
         served.keys().any(|key| matches!(key, VirtualServerKey::Address { addr, .. } if *addr == address))
     }
 
-    /// Leaves out virtual servers that may not be made yet, with their real servers; returns their addresses.
+    /// Leaves out virtual servers that may not be made yet, and those that may not go yet, with their real servers; returns the addresses
+    /// of the former.
     fn allowed<'o>(&mut self, operations: &'o [Operation]) -> (Cow<'o, [Operation]>, BTreeSet<IpAddr>) {
         let mut reasons: BTreeMap<VirtualServerKey, PortError> = BTreeMap::new();
         for operation in operations {
@@ -164,6 +166,7 @@ impl Run<'_, '_> {
                 reasons.extend(self.not_guarded(key).map(|why| (*key, why)));
             }
         }
+        self.keep_what_serves(operations, &mut reasons);
         if reasons.is_empty() {
             return (Cow::Borrowed(operations), BTreeSet::new());
         }
@@ -181,7 +184,30 @@ impl Run<'_, '_> {
             VirtualServerKey::Address { addr, .. } => Some(addr),
             VirtualServerKey::Fwmark { .. } => None,
         };
-        (Cow::Owned(allowed), reasons.into_keys().filter_map(address).collect())
+        let kept = |key: &VirtualServerKey| self.observed.virtual_servers.contains_key(key);
+        let unmade = reasons.into_keys().filter(|key| !kept(key));
+        (Cow::Owned(allowed), unmade.filter_map(address).collect())
+    }
+
+    /// Adds the virtual servers that clients still get in place of others: those of a node port's addresses until packets get its mark, and
+    /// the other way round.
+    fn keep_what_serves(&self, operations: &[Operation], reasons: &mut BTreeMap<VirtualServerKey, PortError>) {
+        let keys = operations.iter().map(Operation::virtual_server).filter(|key| !self.wanted.has_server(key));
+        let keys: BTreeSet<VirtualServerKey> = keys.collect();
+        if keys.is_empty() {
+            return;
+        }
+        let marked = self.observed.marked_node_ports();
+        for key in keys {
+            let why = match FrontendKey::try_from(key) {
+                Ok(place) if self.wanted.is_shared(&place) && self.observed.shared_server(&place).is_none() => {
+                    skipped::not_without_mark(&place)
+                }
+                Err(_) if marked.contains(&key) => skipped::still_marked(&key),
+                _ => continue,
+            };
+            reasons.insert(key, why);
+        }
     }
 
     /// Counts outcomes and notes what the kernel holds now, one virtual server at a time.
@@ -238,7 +264,7 @@ impl Run<'_, '_> {
     }
 
     fn step(&self, operation: &Operation) -> Step {
-        Step::operation(operation, self.wanted.frontend_key(&operation.virtual_server()), self.names)
+        Step::operation(operation, self.wanted.place_of(&operation.virtual_server()), self.names)
     }
 
     fn done(&mut self, operation: &Operation, gone: bool) {

@@ -7,7 +7,7 @@ use ipvs::VirtualServerKey;
 
 use crate::config::InterfaceName;
 use crate::modes::ipvs::sets::NamedSet;
-use crate::net::Network;
+use crate::net::{FrontendKey, Network};
 use crate::ports::{PortError, PortErrorKind};
 
 fn skipped(message: fmt::Arguments<'_>) -> PortError {
@@ -62,6 +62,20 @@ pub(super) fn not_without_record(key: &VirtualServerKey) -> PortError {
     skipped(format_args!(
         "{key} is not made, because nothing would show that it is ours: its mark could not be recorded"
     ))
+}
+
+pub(super) fn not_without_mark(place: &FrontendKey) -> PortError {
+    skipped(format_args!(
+        "stays, because packets to {place} do not get the mark of the virtual server that is to serve it yet"
+    ))
+}
+
+pub(super) fn still_marked(key: &VirtualServerKey) -> PortError {
+    skipped(format_args!("stays, because packets to node ports still get the mark of {key}"))
+}
+
+pub(super) fn not_without_own(place: &FrontendKey) -> PortError {
+    skipped(format_args!("stays, because {place} has no virtual server of its own yet"))
 }
 
 pub(super) fn not_without_entry(key: &VirtualServerKey, set: &str) -> PortError {

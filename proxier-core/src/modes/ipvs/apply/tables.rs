@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 
 use ipset::Element;
+use ipvs::model::Weight;
 
 use super::{Run, skipped};
 use crate::modes::ipvs::guards::nft::{Entries, Refused, Written, write};
 use crate::modes::ipvs::guards::{Layout, TableChange};
 use crate::modes::ipvs::held::Needs;
 use crate::modes::ipvs::plan::Plan;
+use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
-use crate::net::Family;
+use crate::net::{Family, FrontendKey};
 use crate::ports::Tables;
 use crate::reconciler::step::{Action, Part, Step};
 
@@ -28,7 +30,7 @@ impl Run<'_, '_> {
     pub(super) fn add_to_tables(&mut self, plan: &Plan, tables: &mut dyn Tables) {
         let mut add = by_family(&plan.add_entries);
         for entries in add.values_mut() {
-            entries.remove(&SetKind::LocalSplit);
+            entries.retain(|kind, _| !kind.gives_marks());
         }
         for layout in plan.layouts.values() {
             let family = layout.family();
@@ -47,16 +49,18 @@ impl Run<'_, '_> {
     /// Gives packets their marks, where these have virtual servers: one transaction a family.
     pub(super) fn start_splitting(&mut self, plan: &Plan, tables: &mut dyn Tables) {
         for (family, mut entries) in by_family(&plan.add_entries) {
-            entries.retain(|kind, _| *kind == SetKind::LocalSplit);
+            entries.retain(|kind, _| kind.gives_marks());
             let Some(layout) = plan.layouts.get(&family).filter(|_| !self.unguarded.contains(&family)) else {
                 continue;
             };
-            let set = SetKey::new(family, SetKind::LocalSplit);
-            let name = self.by.name_of(set, self.kernel);
             let (wanted, there) = (self.wanted, &self.observed.virtual_servers);
-            for elements in entries.values_mut() {
+            for (kind, elements) in &mut entries {
+                let name = self.by.name_of(SetKey::new(family, *kind), self.kernel);
                 elements.retain(|element| {
-                    let server = split::frontend_of(element).and_then(|frontend| wanted.split(&frontend));
+                    let server = match kind {
+                        SetKind::NodePortMark => split::server_of(element),
+                        _ => split::frontend_of(element).and_then(|frontend| wanted.split(&frontend)),
+                    };
                     let is_served = server.is_some_and(|server| there.contains_key(&server));
                     if let Some(server) = server.filter(|_| !is_served) {
                         let step = Step::entry(Action::Add, &name, element);
@@ -74,14 +78,12 @@ impl Run<'_, '_> {
 
     /// Deletes the entries that give packets marks, except those that virtual servers need: one transaction a family.
     pub(super) fn stop_splitting(&mut self, plan: &Plan, needs: &Needs, tables: &mut dyn Tables) {
-        let of_splits = |kind| kind == SetKind::LocalSplit;
-        self.delete_some_from_tables(plan, needs, of_splits, tables);
+        self.delete_some_from_tables(plan, needs, SetKind::gives_marks, tables);
     }
 
     /// Deletes the other entries.
     pub(super) fn delete_from_tables(&mut self, plan: &Plan, needs: &Needs, tables: &mut dyn Tables) {
-        let others = |kind| kind != SetKind::LocalSplit;
-        self.delete_some_from_tables(plan, needs, others, tables);
+        self.delete_some_from_tables(plan, needs, |kind| !kind.gives_marks(), tables);
     }
 
     fn delete_some_from_tables(
@@ -101,6 +103,11 @@ impl Run<'_, '_> {
                 let set = SetKey::new(family, *kind);
                 let name = self.by.name_of(set, self.kernel);
                 elements.retain(|element| {
+                    if let Some(place) = self.lacks_own(set, element) {
+                        let step = Step::entry_of(set, Action::Delete, &name, element);
+                        self.applied.fail(step, skipped::not_without_own(&place));
+                        return false;
+                    }
                     let is_needed = needs.entry(set, element);
                     if is_needed {
                         self.applied.fail(Step::entry_of(set, Action::Delete, &name, element), skipped::needed());
@@ -112,6 +119,16 @@ impl Run<'_, '_> {
             let written = write(layout, None, (&entries, &Entries::new()), self.observed, tables);
             self.note_written(layout, None, &entries, written);
         }
+    }
+
+    /// The node port that an entry gives a mark, if it is to have a virtual server of its own, and that does not serve yet.
+    fn lacks_own(&self, set: SetKey, element: &Element) -> Option<FrontendKey> {
+        let (place, _) = split::recorded(element).filter(|_| set.kind == SetKind::NodePortMark)?;
+        let own = self.wanted.server(&place.into())?;
+        let serves = |real_servers: &RealServers| real_servers.iter().any(|real| real.config.weight != Weight::DRAIN);
+        let there = self.observed.virtual_servers.get(&own.key);
+        let is_ready = there.is_some_and(|there| serves(&there.real_servers) || !serves(&own.real_servers));
+        (!is_ready).then_some(place)
     }
 
     /// Writes the chains that are written last.

@@ -91,7 +91,11 @@ fn lowered(serves: Kind, before: &Contents) -> Vec<(SetKey, Element)> {
     for (set, elements) in before {
         for element in elements {
             match (serves, set.kind, element) {
-                (Kind::Programs, SetKind::LoadBalancerNotNode | SetKind::LocalSplit | SetKind::SplitMark, _) => {
+                (
+                    Kind::Programs,
+                    SetKind::LoadBalancerNotNode | SetKind::LocalSplit | SetKind::SplitMark | SetKind::NodePortMark,
+                    _,
+                ) => {
                     continue;
                 }
                 (Kind::Nft, SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, range)) => {

@@ -70,7 +70,7 @@ pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan, planned: &Planned)
         let key = operation.virtual_server();
         let ended = matches!(operation, Operation::DeleteRealServer(key, real) if mode.drains.is_draining(key, real));
         if !ended && !changed.virtual_servers.contains(&key) {
-            drift.push(Step::operation(operation, mode.wanted.frontend_key(&key), &names));
+            drift.push(Step::operation(operation, mode.wanted.place_of(&key), &names));
         }
     }
     drift.retain(|step| !unfinished(step));

@@ -16,7 +16,7 @@ use crate::modes::ipvs::guards::programs::Programs;
 use crate::modes::ipvs::guards::{self, Guards, Layout};
 use crate::modes::ipvs::mode::{Compared, Mode};
 use crate::modes::ipvs::reading::{self, Readings};
-use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::{rules, udp};
 use crate::net::{Family, Network};
 use crate::ports::{PortError, PortErrorKind, UdpServices};
@@ -80,8 +80,10 @@ pub(crate) fn whole(
         Guards::Nft(tables) => {
             let mut networks: Vec<Network> = Routes::new(&mode.wanted, pass.facts).whole.into_iter().collect();
             networks.extend(observed.routes.whole());
-            let set = |family| SetKey::new(family, SetKind::LocalSplit);
-            let has_split = |family: &Family| observed.sets.get(&set(*family)).is_some_and(|of| !of.is_empty());
+            let has_split = |family: &Family| {
+                let of_family = |set: &SetKey| set.family == *family && set.kind.gives_marks();
+                observed.sets.iter().any(|(set, entries)| of_family(set) && !entries.is_empty())
+            };
             let split = pass.families().filter(has_split).collect();
             planned.layouts = tables.layouts(&pass, &networks, &split);
             plan_tables(mode, tables, &planned.layouts, pass.full, &mut plan);

@@ -183,7 +183,7 @@ pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Elemen
         let Element::IpPortIp(host, ports, range) = new else { continue };
         let is_of_place = |old: &&Element| matches!(old, Element::IpPortIp(of, with, _) if (of, with) == (host, ports));
         let overlaps = |old: &&Element| match old {
-            Element::IpPortIp(_, _, old) if kind == SetKind::SplitMark => old != range,
+            Element::IpPortIp(_, _, old) if kind.has_marks() => old != range,
             Element::IpPortIp(_, _, old) => old != range && old.first() <= range.last() && range.first() <= old.last(),
             _ => false,
         };

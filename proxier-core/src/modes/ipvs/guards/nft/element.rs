@@ -12,7 +12,7 @@ use crate::net::Family;
 /// An entry as the kernel takes it, and gives it back.
 pub(super) fn encode(kind: SetKind, element: &Element) -> NftElement {
     match (kind, element) {
-        (SetKind::SplitMark, Element::IpPortIp(span, ports, _)) => {
+        (kind, Element::IpPortIp(span, ports, _)) if kind.has_marks() => {
             let place = encode_key(&Element::IpPort(*span, *ports));
             let mark = split::recorded(element).map_or(0, |(_, mark)| mark.get());
             NftElement::new(place).maps_to(Value::mark(mark))
@@ -65,7 +65,7 @@ pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Optio
             let (_, _, end) = place(last, family)?;
             Element::IpPortIp(span, ports, network(address(sources, family)?.0, address(end, family)?.0)?)
         }
-        SetKind::SplitMark => {
+        SetKind::SplitMark | SetKind::NodePortMark => {
             let (span, ports, _) = place(first, family)?;
             let Some(ElementData::Value(mark)) = &found.data else { return None };
             let mark = u32::from_ne_bytes(*mark.as_bytes().first_chunk()?);

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  prerouting -101  mark  ─▶ input 0  refuse, drop; 97  split ─▶ IPVS (98, 99) ─▶ output again (-300  split no more) ─▶ postrouting 99  masquerade
-//!  output -150  drop; -101  mark  ─▶ IPVS (-99, -98) ─▶ output again ─▶ postrouting 99  masquerade
+//!  output -150  drop; -101  mark; -100  mark of node ports  ─▶ IPVS (-99, -98) ─▶ output again ─▶ postrouting 99  masquerade
 //! ```
 //!
 //! The chains of type `nat` stand just before those of iptables, in which kube-proxy puts its own first; `output` drops before
@@ -14,7 +14,8 @@
 //!
 //! IPVS compares the whole mark of a packet with those of its virtual servers, so the marks that split clients outside from others
 //! ([`SetKind::LocalSplit`]) are set last before IPVS and taken away first behind it: no other program's rules see them. Marks that others
-//! gave these packets are lost. Packets from inside are marked for masquerading in the first hook, by where they were sent: behind IPVS
+//! gave these packets are lost. Packets to node ports that share a virtual server ([`SetKind::NodePortMark`]) get its mark with the bit for
+//! masquerading, which stays behind IPVS; those of this node's own programs just before IPVS sees them in hook `output`. Packets from inside are marked for masquerading in the first hook, by where they were sent: behind IPVS
 //! that could not be told.
 //!
 //! What iptables does by `ACCEPT` in table nat, to keep others from translating the destination (host ports of CNI plugins match
@@ -103,7 +104,7 @@ impl Layout {
             mark: facts.config().masquerade_bit.mask(),
             sources: MasqueradeSources::of(facts, family),
             keeps,
-            split: facts.config().splits_local().then_some(facts.config().ipvs.mark_range),
+            split: facts.config().uses_marks().then_some(facts.config().ipvs.mark_range),
             pods: Pods::of(facts, family),
             whole: Vec::new(),
         }
@@ -192,7 +193,9 @@ impl Layout {
         let key = NftSetKey { table: self.table.clone(), name: name(&kind.nft_name()) };
         // Only operands that nft does not know could fail; a test makes all sets.
         let made = match kind {
-            SetKind::SplitMark => Set::typeof_map(key.clone(), &self.key(kind), &[Operand::MARK]),
+            SetKind::SplitMark | SetKind::NodePortMark => {
+                Set::typeof_map(key.clone(), &self.key(kind), &[Operand::MARK])
+            }
             _ => Set::typeof_set(key.clone(), &self.key(kind)),
         };
         let mut set = made.unwrap_or_else(|_| Set::new(key, no_fields()));
@@ -249,18 +252,37 @@ impl Layout {
             ),
             (
                 self.base("input-split", filter.clone(), Hook::Input, BEFORE_IPVS),
-                self.split(|_| self.matching(SetKind::LocalSplit).goto(name(FROM_OUTSIDE))),
+                self.split(|_| {
+                    [
+                        built(self.matching(SetKind::LocalSplit).goto(name(FROM_OUTSIDE))),
+                        self.mark_by(SetKind::NodePortMark),
+                    ]
+                }),
+            ),
+            (
+                self.base("output-mark", filter.clone(), Hook::Output, Priority::DSTNAT),
+                self.split(|_| [self.mark_by(SetKind::NodePortMark)]),
             ),
             (
                 self.base("output-split", filter, Hook::Output, Priority::RAW),
-                self.split(|range| self.rule().mark(range.value(), range.mask()).set_mark(0)),
+                self.split(|range| {
+                    let marked = |bits| self.rule().mark(range.value() | bits, range.mask() | bits);
+                    [built(marked(0).set_mark(0)), built(marked(self.mark).set_mark(self.mark))]
+                }),
             ),
         ]
     }
 
-    /// A rule, if any Frontend is split.
-    fn split(&self, rule: impl Fn(MarkRange) -> RuleBuilder) -> Vec<Rule> {
-        self.split.map(|range| built(rule(range))).into_iter().collect()
+    /// Rules, if any Frontend has a mark.
+    fn split<const N: usize>(&self, rules: impl Fn(MarkRange) -> [Rule; N]) -> Vec<Rule> {
+        self.split.map(rules).into_iter().flatten().collect()
+    }
+
+    /// Gives packets the marks of this map.
+    fn mark_by(&self, kind: SetKind) -> Rule {
+        let to = FieldTypes::of(&[DataType::MARK]).map(|mark| Operand::map(self.key(kind), Layout::of(kind), mark));
+        // A constant type, as that of the map.
+        built(to.map_or_else(|_| self.rule(), |mark| self.rule().set_mark_to(&mark)))
     }
 
     /// Packets of this node, and of pods where these are detected.
@@ -290,11 +312,7 @@ impl Layout {
     /// To a Frontend that is split: from outside, the packet gets the mark by which IPVS takes local endpoints.
     fn mark_outside(&self) -> Vec<Rule> {
         let mut rules: Vec<Rule> = self.inside().map(|rule| built(rule.verdict(Verdict::Return))).collect();
-        let kind = SetKind::SplitMark;
-        if let Ok(mark) = FieldTypes::of(&[DataType::MARK]) {
-            let mark = Operand::map(self.key(kind), Layout::of(kind), mark);
-            rules.push(built(self.rule().set_mark_to(&mark)));
-        }
+        rules.push(self.mark_by(SetKind::SplitMark));
         rules
     }
 
@@ -315,7 +333,7 @@ impl Layout {
             rule.matches(&Operand::Fib(FibResult::AddressType, flags), op, Value::mark(RTN_LOCAL))
         };
         let mut rules = vec![built(self.rule().saddr_in(loopback, prefix).verdict(Verdict::Return))];
-        rules.extend(self.split(|_| self.matching(SetKind::LocalSplit).jump(name(FROM_INSIDE))));
+        rules.extend(self.split(|_| [built(self.matching(SetKind::LocalSplit).jump(name(FROM_INSIDE)))]));
         rules.push(built(self.matching(SetKind::LoadBalancer).jump(name(LOAD_BALANCER))));
         rules.extend(self.cluster_ip_masquerade());
         rules.push(self.marks(self.matching(SetKind::ExternalIp)));

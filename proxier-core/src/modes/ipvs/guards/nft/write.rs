@@ -57,7 +57,7 @@ pub(in crate::modes::ipvs) fn write(
         ..Written::default()
     };
     let (mut delete, mut add) = (delete.clone(), add.clone());
-    let exclusive = [SetKind::LoadBalancerSourceCidr, SetKind::SplitMark];
+    let exclusive = [SetKind::LoadBalancerSourceCidr, SetKind::SplitMark, SetKind::NodePortMark];
     for (kind, elements) in add.iter().filter(|(kind, _)| exclusive.contains(kind)) {
         let displaced =
             observed.sets.get(&of(*kind)).map(|there| in_the_way(*kind, there, elements)).unwrap_or_default();

@@ -1,0 +1,370 @@
+//! One virtual server for a node port, whatever addresses the node has, on a kernel in memory: by a firewall mark; whatever happens
+//! between two writes, and whoever else uses marks and ports.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    reason = "tests stop at the first surprise"
+)]
+
+mod marks;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
+use marks::{Node, V4, chain, elements, foreign, kernel, make_foreign, marks, reals, servers};
+use proptest::prelude::*;
+use proxier_core::config::{Config, LocalTraffic, RulesBy};
+use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::modes::Kind;
+use proxier_core::modes::cleanup::cleanup;
+use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::snapshot::ObjectKey;
+use serde_json::{Value, json};
+
+const HERE: &str = "10.244.0.1:8080";
+const THERE: &str = "10.244.7.1:8080";
+const AT: &str = "192.0.2.10:30001";
+/// The record of the node port.
+const PLACE: &str = "0.0.0.0 . tcp . 30001";
+
+fn config(shares: bool) -> Config {
+    let mut config = Config::default();
+    config.ipvs.rules = RulesBy::Nftables;
+    config.ipvs.mark_node_ports = shares;
+    config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+    config
+}
+
+fn process(kernel: &FakeKernel, shares: bool) -> Node {
+    Node::with(kernel, config(shares))
+}
+
+fn cluster() -> Value {
+    json!({"externalTrafficPolicy": "Cluster"})
+}
+
+fn serving(kernel: &FakeKernel, shares: bool) -> Node {
+    let mut node = process(kernel, shares);
+    node.publish(1, &cluster(), &["node-a", "node-b"]);
+    node.proxier.start(node.now);
+    node
+}
+
+/// The virtual server of the node port's mark.
+fn shared(kernel: &FakeKernel) -> BTreeMap<String, u32> {
+    servers(kernel)[&format!("-f {}", marks(kernel)[PLACE])].clone()
+}
+
+/// Where packets get marks, with these.
+fn marked(kernel: &FakeKernel) -> BTreeSet<String> {
+    elements(kernel, "node-port-mark")
+}
+
+fn has(kernel: &FakeKernel, address: &str) -> bool {
+    servers(kernel).contains_key(&format!("-t {address}"))
+}
+
+#[test]
+fn a_node_port_has_one_virtual_server_for_all_addresses() {
+    let kernel = kernel();
+    kernel.set_interface("eth1", &["192.0.2.11".parse().unwrap(), "192.0.2.12".parse().unwrap()]);
+    let mut node = serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-a", "node-b"]);
+    node.publish(3, &json!({"externalTrafficPolicy": "Cluster", "sessionAffinity": "ClientIP"}), &["node-a"]);
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    assert_eq!(shared(&kernel), reals(&[(HERE, 1), (THERE, 1)]));
+    let mark = marks(&kernel)[PLACE];
+    assert_eq!((mark & 0xff00_c000, marks(&kernel).len()), (0x1600_4000, 1));
+    let addresses = ["192.0.2.10", "192.0.2.11", "192.0.2.12"];
+    let wanted = addresses.map(|address| format!("{address} . tcp . 30001 : {mark:#010x}"));
+    assert_eq!(marked(&kernel), BTreeSet::from(wanted));
+    // Policy Local and affinity have one for each address, and the others' own addresses are as ever.
+    for (port, is_own) in [(30_001, false), (30_002, true), (30_003, true)] {
+        for address in addresses {
+            assert_eq!(has(&kernel, &format!("{address}:{port}")), is_own, "{address}:{port}: {:#?}", servers(&kernel));
+        }
+    }
+    assert!(has(&kernel, "198.51.100.1:80") && has(&kernel, "10.96.0.1:80"));
+    let map = "meta mark set ip daddr . meta l4proto . th dport map @node-port-mark";
+    assert_eq!(chain(&kernel, "output-mark"), [map]);
+    assert!(chain(&kernel, "input-split").contains(&map.to_owned()));
+    let back = "meta mark & 0xff00c000 == 0x16004000 meta mark set 0x00004000";
+    assert!(chain(&kernel, "output-split").contains(&back.to_owned()), "{:#?}", chain(&kernel, "output-split"));
+
+    // An address that comes costs an entry, and no virtual server.
+    let before = servers(&kernel);
+    kernel.set_interface("eth2", &["192.0.2.13".parse().unwrap()]);
+    node.proxier.host_changed(node.now);
+    assert!(node.pass().is_done());
+    let new: Vec<String> = servers(&kernel).into_keys().filter(|key| !before.contains_key(key)).collect();
+    assert_eq!(new, ["-t 192.0.2.13:30002", "-t 192.0.2.13:30003"]);
+    assert!(marked(&kernel).contains(&format!("192.0.2.13 . tcp . 30001 : {mark:#010x}")));
+
+    // A second process changes nothing. Finding flows to forget counts as a write.
+    let writes = || kernel.writes().total() - kernel.writes().conntrack;
+    let before = writes();
+    let mut node = serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-a", "node-b"]);
+    node.publish(3, &json!({"externalTrafficPolicy": "Cluster", "sessionAffinity": "ClientIP"}), &["node-a"]);
+    let report = node.pass();
+    assert!(report.is_done() && report.foreign.is_empty(), "{report:#?}");
+    assert_eq!(writes(), before, "{:?}", kernel.writes());
+    // Endpoints come and go in it.
+    node.publish(1, &cluster(), &["node-b"]);
+    assert!(node.pass().is_done());
+    assert_eq!(shared(&kernel)[THERE], 1);
+    assert_ne!(shared(&kernel).get(HERE), Some(&1));
+    node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    assert!(marks(&kernel).is_empty() && marked(&kernel).is_empty());
+    assert!(cleanup(&config(true), None, &mut kernel.clone().ports()).is_done());
+    assert!(servers(&kernel).is_empty() && !kernel.state().tables.contains_key(V4));
+}
+
+#[test]
+fn what_others_serve_at_a_node_port_is_left_alone() {
+    let kernel = kernel();
+    make_foreign(&kernel, 7);
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done());
+    // Somebody's own, at the port and an address of the node: packets get the mark before, so it serves nobody there.
+    let key = VirtualServerKey::tcp(AT.parse().unwrap());
+    let client = &mut kernel.ipvs().client().unwrap();
+    client.add_virtual_server(&VirtualServer::new(key, Scheduler::RoundRobin)).unwrap();
+    for _ in 0..2 {
+        let report = node.full_pass();
+        assert!(report.is_done(), "{report:#?}");
+        assert_eq!(report.foreign, [key.to_string(), "FWM 7".to_owned()]);
+        node = serving(&kernel, true);
+        node.pass();
+    }
+    assert!(has(&kernel, AT));
+}
+
+/// Packets to the node port find a virtual server at every moment.
+fn is_served(kernel: &FakeKernel, what: &str) {
+    let all = servers(kernel);
+    let mark = marked(kernel).into_iter().find_map(|element| {
+        let (place, mark) = element.split_once(" : ")?;
+        (place == "192.0.2.10 . tcp . 30001").then(|| u32::from_str_radix(mark.trim_start_matches("0x"), 16).unwrap())
+    });
+    let of = |key: &str| all.get(key).is_some_and(|reals| reals.values().any(|weight| *weight > 0));
+    let by = mark.map_or_else(|| format!("-t {AT}"), |mark| format!("-f {mark}"));
+    assert!(of(&by), "{what}: packets go to {by}: {all:#?}");
+}
+
+#[test]
+fn a_process_may_die_between_any_two_writes() {
+    for (from, to) in [(false, true), (true, false)] {
+        for after in 0..40 {
+            let kernel = kernel();
+            assert!(serving(&kernel, from).pass().is_done());
+            is_served(&kernel, "before");
+            kernel.crash_after(after);
+            serving(&kernel, to).pass();
+            is_served(&kernel, &format!("{after} writes towards {to}"));
+            let mut node = serving(&kernel, to);
+            for _ in 0..4 {
+                let report = node.full_pass();
+                assert!(report.is_done() && report.foreign.is_empty(), "{after} writes towards {to}: {report:#?}");
+                is_served(&kernel, "afterwards");
+                node.now += Duration::from_secs(10);
+            }
+            assert_eq!((marks(&kernel).len(), marked(&kernel).len()), if to { (1, 1) } else { (0, 0) });
+            assert_eq!(has(&kernel, AT), !to, "{after} writes towards {to}: {:#?}", servers(&kernel));
+        }
+    }
+}
+
+#[test]
+fn connections_end_before_their_virtual_server_does() {
+    let kernel = kernel();
+    assert!(serving(&kernel, false).pass().is_done());
+    let key = VirtualServerKey::tcp(AT.parse().unwrap());
+    kernel.set_connections(&key, &HERE.parse().unwrap(), 1, 0);
+    for _ in 0..3 {
+        let mut node = serving(&kernel, true);
+        let report = node.pass();
+        assert!(report.is_done() && report.foreign.is_empty(), "{report:#?}");
+        assert_eq!(servers(&kernel)[&format!("-t {AT}")].get(HERE), Some(&0), "it is kept for its connection");
+        assert_eq!(shared(&kernel)[HERE], 1);
+    }
+    // And back, with a connection through the mark's.
+    let mark = marks(&kernel)[PLACE];
+    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 1, 0);
+    let mut node = serving(&kernel, false);
+    assert!(node.pass().is_done());
+    assert_eq!(servers(&kernel)[&format!("-t {AT}")], reals(&[(HERE, 1), (THERE, 1)]));
+    assert_eq!(shared(&kernel).get(HERE), Some(&0));
+    assert!(marked(&kernel).is_empty());
+    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 0, 0);
+    for _ in 0..8 {
+        assert!(node.full_pass().is_done());
+        node.now += Duration::from_secs(10);
+    }
+    assert!(servers(&kernel).keys().all(|key| key.starts_with("-t ")) && marks(&kernel).is_empty());
+    // Affinity, asked for later, takes the mark away too.
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done());
+    node.publish(1, &json!({"externalTrafficPolicy": "Cluster", "sessionAffinity": "ClientIP"}), &["node-a", "node-b"]);
+    let report = node.pass();
+    assert!(report.is_done() && !report.full, "{report:#?}");
+    assert!(has(&kernel, AT) && marked(&kernel).is_empty());
+}
+
+/// What serves stays, while what is to serve instead cannot be made.
+#[test]
+fn nothing_goes_before_the_other_is_there() {
+    let kernel = kernel();
+    assert!(serving(&kernel, false).pass().is_done());
+    let mut node = serving(&kernel, true);
+    kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
+    assert!(!node.pass().is_done());
+    is_served(&kernel, "no table");
+    kernel.clear_faults();
+    assert!(node.pass().is_done() && node.full_pass().is_done());
+    is_served(&kernel, "by the mark");
+    // The other way round: a virtual server of the address that cannot be made.
+    let mut node = serving(&kernel, false);
+    kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
+    assert!(!node.pass().is_done());
+    is_served(&kernel, "no virtual server");
+    kernel.clear_faults();
+    assert!(node.pass().is_done() && node.full_pass().is_done());
+    assert!(has(&kernel, AT));
+    is_served(&kernel, "by the address");
+}
+
+/// Lists that are suddenly empty are doubted.
+#[test]
+fn what_is_held_back_stays_whole() {
+    let kernel = kernel();
+    let mut node = process(&kernel, true);
+    for number in 1..=20 {
+        node.publish(number, &cluster(), &["node-a", "node-b"]);
+    }
+    node.proxier.start(node.now);
+    assert!(node.pass().is_done());
+    let all = |kernel: &FakeKernel| (servers(kernel), marks(kernel), marked(kernel), elements(kernel, "node-port-tcp"));
+    let before = all(&kernel);
+    assert_eq!(before.2.len(), 20);
+    for has_services in [false, true] {
+        let mut options = Options::default();
+        options.mode = Kind::Ipvs;
+        options.config = config(true);
+        let proxier = Reconciler::new("node-a", options, Duration::ZERO);
+        let mut node = Node { proxier, ..process(&kernel, true) };
+        if has_services {
+            for number in 1..=20 {
+                node.publish_service(number, &cluster());
+            }
+        }
+        node.proxier.start(node.now);
+        let report = node.pass();
+        assert!(report.stopped.is_some(), "{report:#?}");
+        assert_eq!(all(&kernel), before, "has Services: {has_services}");
+    }
+}
+
+#[test]
+fn what_others_change_is_repaired_and_told() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done() && node.full_pass().is_done());
+    let mark = foreign(marks(&kernel)[PLACE]);
+    let client = &mut kernel.ipvs().client().unwrap();
+    client.delete_real_server(&mark, &HERE.parse().unwrap()).unwrap();
+    let report = node.full_pass();
+    let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+    let says = |what: &str| told.iter().any(|of| of.contains(what) && of.ends_with("(demo/web-1:p)"));
+    assert!(report.is_done() && says(&format!("{mark} -> {HERE} weight 1")), "{told:#?}");
+    is_served(&kernel, "repaired");
+}
+
+/// Whatever changes, in whatever order, with processes that die in between: the kernel comes to what a new one would have.
+fn comes_to_what_is_wanted(steps: &[(u8, u8, u8)]) {
+    let kernel = kernel();
+    make_foreign(&kernel, 7);
+    let mut services: BTreeMap<u16, (Value, &[&str])> = BTreeMap::new();
+    let mut node = process(&kernel, true);
+    node.proxier.start(node.now);
+    for (kind, number, which) in steps {
+        let number = u16::from(number % 4) + 1;
+        match kind % 9 {
+            0..4 => {
+                let specs = [
+                    cluster(),
+                    json!({}),
+                    json!({"externalTrafficPolicy": "Cluster", "sessionAffinity": "ClientIP"}),
+                    json!({"externalTrafficPolicy": "Cluster", "externalIPs": ["192.0.2.10"]}),
+                ];
+                let nodes: [&[&str]; 4] = [&["node-a", "node-b"], &["node-b"], &["node-a"], &[]];
+                let of = (specs[usize::from(which % 4)].clone(), nodes[usize::from(which / 4 % 4)]);
+                node.publish(number, &of.0, of.1);
+                services.insert(number, of);
+            }
+            4 => {
+                node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
+                services.remove(&number);
+            }
+            5 => drop(node.pass()),
+            6 => {
+                node.pass();
+                node.now += Duration::from_secs(31);
+            }
+            7 => {
+                let extra = if which % 2 == 0 { vec!["192.0.2.20".parse().unwrap()] } else { vec![] };
+                kernel.set_interface("eth1", &extra);
+                node.proxier.host_changed(node.now);
+            }
+            _ => {
+                kernel.crash_after(u64::from(*which));
+                node.pass();
+                node = process(&kernel, which % 2 == 0);
+                for (number, (spec, nodes)) in &services {
+                    node.publish(*number, spec, nodes);
+                }
+                node.proxier.start(node.now);
+            }
+        }
+    }
+    let settled = |kernel: &FakeKernel| {
+        kernel.set_interface("eth1", &[]);
+        let mut node = process(kernel, true);
+        for (number, (spec, nodes)) in &services {
+            node.publish(*number, spec, nodes);
+        }
+        node.proxier.start(node.now);
+        for _ in 0..4 {
+            let report = node.full_pass();
+            assert!(report.is_done(), "{report:#?}");
+            while node.proxier.drains().is_some_and(|drains| !drains.is_empty()) {
+                assert!(node.pass().is_done());
+            }
+            node.now += Duration::from_secs(31);
+        }
+        assert_eq!(node.full_pass().writes(), 0);
+        let tables = kernel.state().tables;
+        (servers(kernel), marks(kernel), marked(kernel), tables)
+    };
+    let fresh = marks::kernel();
+    make_foreign(&fresh, 7);
+    assert_eq!(settled(&kernel), settled(&fresh));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_the_kernel_comes_to_what_is_wanted(
+        steps in proptest::collection::vec(any::<(u8, u8, u8)>(), 1..12)
+    ) {
+        comes_to_what_is_wanted(&steps);
+    }
+}

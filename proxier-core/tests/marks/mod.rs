@@ -1,0 +1,147 @@
+//! A node of IPVS mode with a table of nf_tables, on a kernel in memory, and what is to be seen there of firewall marks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
+use proxier_core::config::Config;
+use proxier_core::fake::FakeKernel;
+use proxier_core::modes::Kind;
+use proxier_core::objects::NodeObject;
+use proxier_core::reconciler::report::Report;
+use proxier_core::reconciler::{Options, Reconciler};
+use serde_json::{Value, json};
+
+pub(crate) const V4: &str = "ip proxier-ipvs";
+
+pub(crate) fn kernel() -> FakeKernel {
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
+    kernel
+}
+
+pub(crate) struct Node {
+    pub(crate) kernel: FakeKernel,
+    pub(crate) proxier: Reconciler,
+    pub(crate) now: Duration,
+}
+
+impl Node {
+    /// A new process.
+    pub(crate) fn with(kernel: &FakeKernel, config: Config) -> Self {
+        kernel.restart();
+        let mut options = Options::default();
+        options.mode = Kind::Ipvs;
+        options.config = config;
+        options.mass_removal.share = 1.0;
+        let now = Duration::ZERO;
+        let mut proxier = Reconciler::new("node-a", options, now);
+        let object = json!({"metadata": {"name": "node-a"},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.10"}]}});
+        proxier.set_node(&serde_json::from_value::<NodeObject>(object).unwrap(), now);
+        Node { kernel: kernel.clone(), proxier, now }
+    }
+
+    /// A Service with policy `Local`; `more` is added to its spec.
+    pub(crate) fn publish(&mut self, number: u16, more: &Value, nodes: &[&str]) {
+        self.publish_service(number, more);
+        let endpoints: Vec<Value> = nodes
+            .iter()
+            .map(|node| {
+                let network = if *node == "node-a" { "10.244.0" } else { "10.244.7" };
+                json!({"addresses": [format!("{network}.{number}")], "nodeName": node})
+            })
+            .collect();
+        let slice = json!({
+            "metadata": {"namespace": "demo", "name": format!("web-{number}-x"),
+                "labels": {"kubernetes.io/service-name": format!("web-{number}")}},
+            "addressType": "IPv4", "ports": [{"name": "p", "port": 8080}], "endpoints": endpoints,
+        });
+        self.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), self.now);
+    }
+
+    pub(crate) fn publish_service(&mut self, number: u16, more: &Value) {
+        let mut service = json!({
+            "metadata": {"namespace": "demo", "name": format!("web-{number}")},
+            "spec": {
+                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": format!("10.96.0.{number}"),
+                "ports": [{"name": "p", "port": 80, "nodePort": 30000 + number}],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
+        });
+        for (field, value) in more.as_object().unwrap() {
+            service["spec"][field] = value.clone();
+        }
+        self.proxier.upsert_service(&serde_json::from_value(service).unwrap(), self.now);
+    }
+
+    pub(crate) fn pass(&mut self) -> Report {
+        let at = self.proxier.next_wake().unwrap();
+        self.now = self.now.max(at);
+        let now = self.now;
+        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
+    }
+
+    pub(crate) fn full_pass(&mut self) -> Report {
+        self.proxier.request_full(self.now);
+        self.pass()
+    }
+}
+
+/// Virtual servers as `ipvsadm` prints them, each with its real servers and their weights.
+pub(crate) fn servers(kernel: &FakeKernel) -> BTreeMap<String, BTreeMap<String, u32>> {
+    let mut all: BTreeMap<String, BTreeMap<String, u32>> = BTreeMap::new();
+    for line in kernel.state().ipvs.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let reals = all.entry(format!("{} {}", words[1], words[2])).or_default();
+        if words[0] == "-a" {
+            let weight =
+                words.iter().position(|word| *word == "-w").map_or(1, |place| words[place + 1].parse().unwrap());
+            reals.insert(words[4].to_owned(), weight);
+        }
+    }
+    all
+}
+
+/// The elements of a set or a map, out of the text of a table.
+pub(crate) fn elements(kernel: &FakeKernel, name: &str) -> BTreeSet<String> {
+    let tables = kernel.state().tables;
+    let Some(table) = tables.get(V4) else { return BTreeSet::new() };
+    let start = [format!("\tset {name} {{\n"), format!("\tmap {name} {{\n")];
+    let text =
+        start.iter().find_map(|start| table.split_once(&**start)).unwrap_or_else(|| panic!("no {name}: {table}")).1;
+    let text = text.split_once("\n\t}").unwrap().0;
+    let Some((_, text)) = text.split_once("elements = {") else { return BTreeSet::new() };
+    let words = |one: &str| one.split_whitespace().collect::<Vec<_>>().join(" ");
+    text.split_once('}').unwrap().0.split(',').map(words).filter(|one| !one.is_empty()).collect()
+}
+
+pub(crate) fn chain(kernel: &FakeKernel, name: &str) -> Vec<String> {
+    let table = kernel.state().tables[V4].clone();
+    let text = table.split_once(&format!("\tchain {name} {{\n")).unwrap().1.split_once("\t}").unwrap().0;
+    text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.starts_with("type ")).collect()
+}
+
+/// The marks by place, as the table records them: `198.51.100.1 . tcp . 80`.
+pub(crate) fn marks(kernel: &FakeKernel) -> BTreeMap<String, u32> {
+    let all = elements(kernel, "split-mark").into_iter();
+    all.map(|element| {
+        let (place, mark) = element.split_once(" : ").unwrap();
+        (place.to_owned(), u32::from_str_radix(mark.trim_start_matches("0x"), 16).unwrap())
+    })
+    .collect()
+}
+
+pub(crate) fn reals(list: &[(&str, u32)]) -> BTreeMap<String, u32> {
+    list.iter().map(|(real, weight)| ((*real).to_owned(), *weight)).collect()
+}
+
+pub(crate) fn foreign(mark: u32) -> VirtualServerKey {
+    VirtualServerKey::fwmark(ipvs::model::Family::V4, mark).unwrap()
+}
+
+pub(crate) fn make_foreign(kernel: &FakeKernel, mark: u32) {
+    let mut client = kernel.ipvs().client().unwrap();
+    client.add_virtual_server(&VirtualServer::new(foreign(mark), Scheduler::RoundRobin)).unwrap();
+    client.add_real_server(&foreign(mark), &RealServer::new("192.0.2.99:1".parse().unwrap())).unwrap();
+}
