@@ -247,12 +247,12 @@ impl<R: Runner> Loader<R> {
 
     /// Loads one module and what it depends on. A module that is there already is left alone.
     pub fn load(&mut self, module: &ModuleName) -> LoadOutcome {
-        let result = match self.is_there(module) {
-            true => LoadResult::AlreadyThere,
-            false => match self.modprobe(&[module]) {
-                LoadResult::NotSeen if self.is_there(module) => LoadResult::Loaded,
-                result => result,
-            },
+        if self.is_there(module) {
+            return LoadOutcome { module: module.clone(), result: LoadResult::AlreadyThere };
+        }
+        let result = match self.modprobe(&[module]) {
+            LoadResult::NotSeen if self.is_there(module) => LoadResult::Loaded,
+            result => result,
         };
         LoadOutcome { module: module.clone(), result }
     }

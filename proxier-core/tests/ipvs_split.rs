@@ -82,7 +82,8 @@ fn clients_outside_have_a_list_of_their_own() {
     assert_eq!(all["-t 198.51.100.2:80"].len(), 1);
     let place = "ip daddr . meta l4proto . th dport";
     assert!(chain(&kernel, "services").contains(&format!("{place} @local-split jump from-inside")));
-    assert_eq!(chain(&kernel, "input-split"), [format!("{place} @local-split goto from-outside")]);
+    let node_ports = format!("meta mark set {place} map @node-port-mark");
+    assert_eq!(chain(&kernel, "input-split"), [format!("{place} @local-split goto from-outside"), node_ports]);
     assert_eq!(
         chain(&kernel, "from-outside"),
         [
@@ -92,7 +93,13 @@ fn clients_outside_have_a_list_of_their_own() {
         ]
     );
     assert_eq!(chain(&kernel, "from-inside").len(), 2);
-    assert_eq!(chain(&kernel, "output-split"), ["meta mark & 0xff00c000 == 0x16000000 meta mark set 0x00000000"]);
+    assert_eq!(
+        chain(&kernel, "output-split"),
+        [
+            "meta mark & 0xff00c000 == 0x16000000 meta mark set 0x00000000",
+            "meta mark & 0xff00c000 == 0x16004000 meta mark set 0x00004000"
+        ]
+    );
     // A second process changes nothing. Finding flows to forget counts as a write.
     let writes = || kernel.writes().total() - kernel.writes().conntrack;
     let before = writes();
