@@ -1,5 +1,6 @@
 //! The client: transactions, and reading.
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
 use netlink_batch::header::NfGenHeader;
@@ -9,7 +10,7 @@ use crate::attrs::{ChainAttr, ElemListAttr, ObjAttr, RuleAttr, SetAttr, TableAtt
 use crate::error::{self, Error, ErrorKind, Part, Refusal, classify};
 use crate::model::{
     ChainKey, Element, ElementKey, Family, ObjectKey, ObservedChain, ObservedObject, ObservedRule, ObservedSet,
-    ObservedTable, Set, SetKey, TableKey,
+    ObservedTable, Set, SetFlags, SetKey, TableKey,
 };
 use crate::snapshot::{SetContents, TableSnapshot};
 use crate::transaction::{SentMessage, Transaction, put_begin};
@@ -283,7 +284,8 @@ impl Client {
     ///
     /// A hash table that grows is moved by the kernel in the background, for up to some seconds after tens of thousands of additions. A dump
     /// meanwhile may leave out elements or have them twice, and nothing in it says so (net/netfilter/nft_set_hash.c, `nft_rhash_walk`, skips
-    /// by a count what earlier messages had). Seen on 6.18: 80,341 of 88,250. Whoever deletes or adds by what is missing reads twice.
+    /// by a count what earlier messages had). Seen on 6.18: 80,341 of 88,250. [`Client::snapshot`] reads again where the kernel says how many
+    /// there are (6.16); whoever else deletes or adds by what is missing reads twice.
     ///
     /// # Errors
     /// [`ErrorKind::Interrupted`] when anybody changed the rule set meanwhile; else as [`Client::list_elements`].
@@ -391,11 +393,30 @@ impl Client {
         let rules = self.dump(uapi::NFT_MSG_GETRULE, Some(key.family), put, get_rule, &action)?;
         let mut sets = Vec::new();
         for set in self.list_sets(key)? {
-            let elements = self.list_elements(&set.set)?;
+            let elements = self.all_elements(&set)?;
             sets.push(SetContents { set, elements });
         }
         let objects = self.list_objects(key)?;
         Ok(TableSnapshot { generation, table, chains, rules, sets, objects })
+    }
+
+    /// The elements of a set. While the kernel enlarges its table a dump leaves some out ([`Client::for_each_element`]): where the kernel
+    /// says how many there are, what several dumps have together.
+    fn all_elements(&mut self, set: &ObservedSet) -> Result<Vec<Element>, Error> {
+        const MORE_DUMPS: usize = 8;
+        let elements = self.list_elements(&set.set)?;
+        // In others the ends of ranges count, and what has timed out.
+        let changing = SetFlags::INTERVAL | SetFlags::TIMEOUT | SetFlags::DYNAMIC;
+        let count = set.count.filter(|_| !set.set.flags.intersects(changing)).and_then(|of| usize::try_from(of).ok());
+        let Some(count) = count.filter(|count| *count != elements.len()) else { return Ok(elements) };
+        let mut all: BTreeMap<ElementKey, Element> = by_key(elements).collect();
+        for _ in 0..MORE_DUMPS {
+            if all.len() >= count {
+                break;
+            }
+            all.extend(by_key(self.list_elements(&set.set)?));
+        }
+        Ok(all.into_values().collect())
     }
 
     fn ask<T>(
@@ -461,4 +482,8 @@ fn refusal(
         None => operation.part_without_place(&sent.elements),
     };
     Refusal { operation: Some(sent.operation), action: operation.action(), part, kind, kernel }
+}
+
+fn by_key(elements: Vec<Element>) -> impl Iterator<Item = (ElementKey, Element)> {
+    elements.into_iter().map(|element| (element.key.clone(), element))
 }

@@ -337,3 +337,28 @@ fn a_table_of_another_owner_is_left_alone() {
         }
     });
 }
+
+/// Right after many additions the kernel enlarges its table, and a dump leaves elements out. Kernels that say how many there are show it.
+#[test]
+fn a_set_that_grows_is_read_in_full() {
+    const COUNT: u32 = 60_000;
+    kernel_test(&[Need::Root, Need::Nftables], || {
+        let mut client = Client::open().unwrap();
+        let addresses = |range: std::ops::Range<u32>| {
+            let all: Vec<String> = range.map(|of| std::net::Ipv4Addr::from(10 << 24 | of).to_string()).collect();
+            all.join(", ")
+        };
+        load("table ip grows {\n set s {\n type ipv4_addr\n }\n }\n");
+        let table = TableKey::new(Family::Ip, "grows").unwrap();
+        for part in 0..6 {
+            let (first, last) = (part * COUNT / 6, (part + 1) * COUNT / 6);
+            load(&format!("add element ip grows s {{ {} }}\n", addresses(first..last)));
+            let snapshot = client.snapshot(&table).unwrap();
+            let set = &snapshot.sets[0];
+            let different: std::collections::BTreeSet<_> = set.elements.iter().map(|of| &of.key).collect();
+            if set.set.count.is_some() {
+                assert_eq!((set.elements.len(), different.len()), (last as usize, last as usize));
+            }
+        }
+    });
+}
