@@ -116,7 +116,7 @@ const BACK_ENDS: [Backend; 2] = [Backend::Legacy, Backend::NfTables];
 fn called(back_end: Backend) -> &'static str {
     match back_end {
         Backend::NfTables => "nft",
-        _ => "legacy",
+        Backend::Legacy => "legacy",
     }
 }
 

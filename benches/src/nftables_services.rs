@@ -53,7 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let text = Scratch(text);
     let path = text.0.to_str().ok_or("the folder for temporary files has no name in UTF-8")?;
     warm_up(&["nftables-services", "write-text", &many.to_string(), path])?;
-    let connections = if options.smoke { "20" } else { "300" };
+    let connections = if options.smoke { "20" } else { "1000" };
     for round in 0..options.rounds {
         for way in ["program", "program-nft"] {
             settle();
@@ -94,14 +94,18 @@ fn goals(report: &mut Report, many: u32, changed: &[u32], connected: &[u32]) {
         let name = format!("P11: nftables mode / nft -f, {most} Services");
         report.ratio(&name, (CHANGE, Some(*most)), OURS, NFT, Goal::AtMost("<= 0.5", 0.5));
     }
-    let flat = [
-        ("P11: one change", CHANGE, OURS.to_owned(), changed, Goal::Within("flat: 0.8 to 1.2", 0.8, 1.2)),
-        ("P12: connecting", LATENCY, format!("{OURS}, last"), connected, Goal::Within("flat: 0.9 to 1.1", 0.9, 1.1)),
-    ];
-    for (name, what, side, sizes, goal) in flat {
-        let (Some(least), Some(most)) = (sizes.first(), sizes.last()) else { continue };
-        let growth = report.median(what, Some(*most), &side) / report.median(what, Some(*least), &side);
-        report.goal(format!("{name}, {most} / {least} Services"), growth, goal);
+    if let (Some(least), Some(most)) = (changed.first(), changed.last()) {
+        let growth = report.median(CHANGE, Some(*most), OURS) / report.median(CHANGE, Some(*least), OURS);
+        let name = format!("P11: one change, {most} / {least} Services");
+        report.goal(name, growth, Goal::Within("flat: 0.8 to 1.2", 0.8, 1.2));
+    }
+    if let (Some(least), Some(most)) = (connected.first(), connected.last()) {
+        // A machine connects faster at one time than at another: each against connections past the Services at the same time.
+        let of = |size: u32, side: &str| report.median(LATENCY, Some(size), side);
+        let relative = |size: u32| of(size, &format!("{OURS}, last")) / of(size, "directly, no Service");
+        let growth = relative(*most) / relative(*least);
+        let name = format!("P12: connecting, {most} / {least} Services");
+        report.goal(name, growth, Goal::Within("flat: 0.9 to 1.1", 0.9, 1.1));
     }
 }
 
