@@ -12,9 +12,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use live::{Service, Witness, World};
-use program::{Running, changed, command, demo, ipvsadm, set_up, text, tool};
+use program::{Running, changed, command, demo, ipvsadm, ok, set_up, text, tool};
 use serde_json::{Value, json};
-use testkit::apiserver::{ApiServer, Fault, Verb};
+use testkit::apiserver::{ApiServer, Fault, ServiceCidrs, Verb};
 use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
 
 /// Services of several kinds.
@@ -495,5 +495,45 @@ fn events_tell_and_never_stop_anything() {
         running.until_logged("Events are forbidden; allow create of events.events.k8s.io");
         assert_eq!(running.log().matches("Events are forbidden").count(), 1);
         assert!(running.end().success());
+    });
+}
+
+/// With `ipvs.binding: routes` the networks of the cluster's ServiceCIDR objects are made local, as they come and go.
+#[test]
+fn the_clusters_networks_become_local() {
+    kernel_test(PROXY, || {
+        set_up();
+        let cidr = |name: &str, network: &str| {
+            json!({"kind": "ServiceCIDR", "apiVersion": "networking.k8s.io/v1",
+                "metadata": {"name": name}, "spec": {"cidrs": [network]}})
+        };
+        let local = |network: &str| {
+            let routes = tool("ip route show table local proto 119");
+            routes.lines().any(|line| line.starts_with(&format!("local {network} dev lo")))
+        };
+        let server = ApiServer::start();
+        server.serve_service_cidrs(ServiceCidrs::V1);
+        server.put(&cidr("kubernetes", "10.96.0.0/16"));
+        let world = World::on(server, vec![Service::new("web", "10.96.0.10", &["10.244.1.5"])]);
+        let arguments = ["--kubeconfig", &world.kubeconfig(), "--proxy-mode", "ipvs", "--ipvs-binding", "routes"];
+        let running = Running::start(&arguments);
+        running.until("the cluster's network", || local("10.96.0.0/16") && ipvsadm() == world.lines());
+        assert!(!tool("ip -o address").contains("10.96.0.10"), "no interface has a Service's address");
+
+        // A second network, and a Service in it.
+        let second = Service::new("more", "10.200.0.10", &["10.244.1.6"]);
+        world.server.put(&second.object());
+        world.server.put(&second.slice());
+        running.until("a route of its own", || local("10.200.0.10"));
+        world.server.put(&cidr("more", "10.200.0.0/24"));
+        running.until("its network", || local("10.200.0.0/24") && !local("10.200.0.10"));
+        world.server.delete("servicecidrs", "", "more");
+        running.until("its own route again", || local("10.200.0.10") && !local("10.200.0.0/24"));
+        world.server.delete("services", "demo", "more");
+        running.until("no route of it", || !local("10.200.0.10"));
+        assert!(local("10.96.0.0/16"));
+        assert!(running.end().success());
+        ok(&demo(&["cleanup"]));
+        assert!(!local("10.96.0.0/16"));
     });
 }
