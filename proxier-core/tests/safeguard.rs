@@ -231,7 +231,8 @@ fn small_passes_do_not_nibble() {
     let before = observed.clone();
     let changed = world.delete_service("s13");
     let mut changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
-    let stopped = safeguard.check(losing(&changes, &observed), &observed, &world.store, world.wanted.desired(), secs(1)).unwrap();
+    let stopped =
+        safeguard.check(losing(&changes, &observed), &observed, &world.store, world.wanted.desired(), secs(1)).unwrap();
     assert_eq!((stopped.would_lose, stopped.of), (39, 60));
     hold(&stopped, &mut changes, &observed);
     observed.apply(&changes);
@@ -239,7 +240,8 @@ fn small_passes_do_not_nibble() {
     // An unrelated change is carried out; the rest is still held back.
     let changed = world.slice("s20-1", "s20", json!([]));
     let mut changes = diff_changed(&world.wanted, &observed, &changed, &world.config);
-    let stopped = safeguard.check(losing(&changes, &observed), &observed, &world.store, world.wanted.desired(), secs(2)).unwrap();
+    let stopped =
+        safeguard.check(losing(&changes, &observed), &observed, &world.store, world.wanted.desired(), secs(2)).unwrap();
     assert_eq!(stopped.held().count(), 39);
     hold(&stopped, &mut changes, &observed);
     observed.apply(&changes);

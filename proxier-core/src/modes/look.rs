@@ -83,7 +83,7 @@ impl fmt::Display for Difference {
 pub fn look(mode: Kind, key: &FrontendKey, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<Held, PortError> {
     let names = &facts.config().names;
     match mode {
-        Kind::Ipvs => ipvs::look(key, names, ports),
+        Kind::Ipvs => ipvs::look(key, facts.config(), ports),
         Kind::Nftables => nftables::look(key, names, ports.tables),
         Kind::Iptables => {
             let dump = ports.rules.dump(key.family())?;

@@ -3,8 +3,10 @@
 use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, ObservedRealServer, VirtualServer};
 
+use super::guards::nft;
 use super::reading::device_addresses;
-use crate::config::KernelNames;
+use super::split;
+use crate::config::Config;
 use crate::modes::look::{Counted, Held};
 use crate::net::FrontendKey;
 use crate::ports::{PortError, Ports, RouteOwner};
@@ -14,16 +16,23 @@ use crate::ports::{PortError, Ports, RouteOwner};
 ///
 /// # Errors
 /// Something could not be read.
-pub(in crate::modes) fn look(key: &FrontendKey, names: &KernelNames, ports: &mut Ports<'_>) -> Result<Held, PortError> {
+pub(in crate::modes) fn look(key: &FrontendKey, config: &Config, ports: &mut Ports<'_>) -> Result<Held, PortError> {
     let mut held = Held::default();
-    let virtual_key = VirtualServerKey::from(*key);
+    let names = &config.names;
+    let shared = if config.shares_node_ports() { nft::shared_server(key, config, ports.tables)? } else { None };
+    let virtual_key = shared.unwrap_or_else(|| VirtualServerKey::from(*key));
+    // Which mark it is differs from node to node.
+    let name = match shared {
+        Some(_) => format!("virtual server of node port {}", split::node_port_of(key)),
+        None => format!("virtual server {virtual_key}"),
+    };
     let snapshot = ports.ipvs.snapshot()?;
     let mut entries = snapshot.entries.into_iter();
     if let Some(entry) = entries.find(|entry| entry.virtual_server.server.key == virtual_key) {
         let stats = entry.virtual_server.stats;
         held.counted =
             Some(Counted { connections: stats.connections, packets: Some((stats.packets_in, stats.packets_out)) });
-        held.parts.insert(format!("virtual server {virtual_key}"), details(&entry.virtual_server.server));
+        held.parts.insert(name, details(&entry.virtual_server.server));
         for real in &entry.real_servers {
             let name = format!("real server {}", real.server.key);
             if real.server.config.weight.get() == 0 {

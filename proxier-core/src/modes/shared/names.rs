@@ -1,7 +1,7 @@
 //! Looks up the names of Services for people.
 
 use crate::net::{EndpointKey, FrontendKey};
-use crate::service::{Desired, Roles};
+use crate::service::{Desired, Frontend, Roles};
 use crate::snapshot::Store;
 
 /// Looks up names of Services.
@@ -18,8 +18,14 @@ impl<'a> Names<'a> {
     }
 
     /// The Service and port that a Frontend is for: `namespace/name:port`, without `:port` when the port has no name. `None`
-    /// when no Service has it.
+    /// when no Service has it. At address 0 it is that of a node port; to find it costs O(Frontends).
     pub fn service_of(&self, key: &FrontendKey) -> Option<String> {
+        if key.address.is_unspecified() {
+            let at = |address| FrontendKey { address, ..*key };
+            let is_it = |of: &&Frontend| of.roles.contains(Roles::NODE_PORT) && of.key == at(of.key.address);
+            let mut frontends = self.desired.frontends().filter(|of| of.key.family() == key.family());
+            return frontends.find(is_it).and_then(|of| self.service_of(&of.key));
+        }
         let owner = self.desired.owner(key)?;
         let frontend = self.desired.frontend(key)?;
         let ports = self.store.service(owner).map_or(&[][..], |service| &service.ports);

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
+use proxier_core::config::Config;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::ipvs::reading;
@@ -56,7 +57,7 @@ pub async fn show(configured: &Configured, output: Output) -> ExitCode {
     let bound: Vec<String> =
         reading::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
     let printed = match output {
-        Output::Text => text(&entries, &names, bound.len()),
+        Output::Text => text(&entries, &names, &configured.settings.core, &host, bound.len()),
         Output::Json => json::print(&json!({
             "virtualServers": entries.iter().map(|entry| entry_json(entry, &names)).collect::<Vec<_>>(),
             "addresses": bound,
@@ -132,18 +133,32 @@ fn details(server: &VirtualServer) -> String {
 /// The same, with whose it is for one of a mark.
 fn details_of_mark(server: &VirtualServer, names: &Known<'_>) -> String {
     match names.marks.get(&server.key) {
+        Some(frontend) if frontend.address.is_unspecified() => {
+            format!("{} for {frontend}, every address of the node", details(server))
+        }
         Some(frontend) => format!("{} for clients outside of {frontend}", details(server)),
         None => details(server),
     }
 }
 
-fn text(entries: &[SnapshotEntry], names: &Known<'_>, bound: usize) -> std::io::Result<()> {
+fn text(
+    entries: &[SnapshotEntry],
+    names: &Known<'_>,
+    config: &Config,
+    host: &HostAddresses,
+    bound: usize,
+) -> std::io::Result<()> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     for line in table(entries, names).iter().flat_map(|line| wrapped(line)) {
         writeln!(out, "{line}")?;
     }
     let real: usize = entries.iter().map(|entry| entry.real_servers.len()).sum();
-    writeln!(out, "{} virtual servers, {real} real servers, {bound} addresses on kube-ipvs0", entries.len())?;
+    write!(out, "{} virtual servers, {real} real servers", entries.len())?;
+    // Where routes bind, there is no such device.
+    if reading::has_device(host, &config.names) || !config.binds_by_routes() {
+        write!(out, ", {bound} addresses on {}", config.names.device)?;
+    }
+    writeln!(out)?;
     out.flush()
 }
 

@@ -134,6 +134,24 @@ pub fn marks(
     if unread.is_empty() { Ok(marks) } else { Err(unread) }
 }
 
+/// The virtual server whose mark packets to a node port get, if it has one in common with other addresses.
+///
+/// # Errors
+/// The table exists and could not be read.
+pub(in crate::modes::ipvs) fn shared_server(
+    place: &FrontendKey,
+    config: &Config,
+    tables: &mut dyn TablesPort,
+) -> Result<Option<VirtualServerKey>, PortError> {
+    let found = match read(place.family(), config, tables) {
+        Ok(found) => found.map(|found| found.entries).unwrap_or_default(),
+        Err(unread) if unread.error.kind() == PortErrorKind::Unavailable => return Ok(None),
+        Err(unread) => return Err(unread.error),
+    };
+    let mut entries = found.get(&SetKind::NodePortMark).into_iter().flatten();
+    Ok(entries.find(|of| split::recorded(of).is_some_and(|(at, _)| at == *place)).and_then(split::server_of))
+}
+
 /// Has the kernel check a family's table with every set, chain and rule that this variant writes, and make none of it. The kernel
 /// loads the modules that it needs for that.
 ///
