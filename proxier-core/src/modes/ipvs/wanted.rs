@@ -428,6 +428,10 @@ impl Index {
 
     /// The endpoints of one of a Frontend's virtual servers, if it has that one.
     fn endpoints<'a>(&self, key: &VirtualServerKey, frontend: &'a Frontend) -> Option<&'a Arc<[EndpointKey]>> {
+        // Nearly everywhere, and asked for each virtual server of each full pass.
+        if !self.splits && !self.shares {
+            return key.addr().is_some().then(|| frontend.endpoints());
+        }
         match (key, self.mark_of(frontend)) {
             (VirtualServerKey::Fwmark { .. }, mark) if mark != Some(*key) => None,
             (VirtualServerKey::Fwmark { .. }, _) if frontend.can_share() => Some(frontend.endpoints()),
