@@ -155,14 +155,14 @@ pub trait Kernel {
 ///
 /// let mut safeguard = Safeguard::new(MassRemoval::default());
 /// let now = Duration::from_secs(1);
-/// let stopped = safeguard.check(losing(&changes), &observed, &store, wanted.desired(), now).ok_or("not stopped")?;
+/// let stopped = safeguard.check(losing(&changes, &observed), &observed, &store, wanted.desired(), now).ok_or("not stopped")?;
 /// assert_eq!((stopped.would_lose, stopped.of), (20, 20));
 /// hold(&stopped, &mut changes, &observed);
 /// assert!(changes.virtual_servers.is_empty() && changes.delete_addresses.is_empty());
 ///
 /// safeguard.confirm();
 /// let changes = diff(&wanted, &observed, &config);
-/// assert_eq!(safeguard.check(losing(&changes), &observed, &store, wanted.desired(), now), None);
+/// assert_eq!(safeguard.check(losing(&changes, &observed), &observed, &store, wanted.desired(), now), None);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
