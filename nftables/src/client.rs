@@ -1,7 +1,8 @@
 //! The client: transactions, and reading.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Be32, Connection, Encoder, KernelError, Protocol, Socket, Transport, WireError};
@@ -284,8 +285,8 @@ impl Client {
     ///
     /// A hash table that grows is moved by the kernel in the background, for up to some seconds after tens of thousands of additions. A dump
     /// meanwhile may leave out elements or have them twice, and nothing in it says so (net/netfilter/nft_set_hash.c, `nft_rhash_walk`, skips
-    /// by a count what earlier messages had). Seen on 6.18: 80,341 of 88,250. [`Client::snapshot`] reads again where the kernel says how many
-    /// there are (6.16); whoever else deletes or adds by what is missing reads twice.
+    /// by a count what earlier messages had). Seen on 6.18: 80,341 of 88,250. [`Client::snapshot`] reads again until it has as many as the
+    /// kernel counts (6.16), or without a count until a dump has nothing twice; whoever else deletes or adds by what is missing reads twice.
     ///
     /// # Errors
     /// [`ErrorKind::Interrupted`] when anybody changed the rule set meanwhile; else as [`Client::list_elements`].
@@ -364,7 +365,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Interrupted`] when the rule set changed during each of
-    /// [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) readings.
+    /// [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) readings, or when the kernel was enlarging a set for more than a second.
     pub fn snapshot(&mut self, table: &TableKey) -> Result<TableSnapshot, Error> {
         let mut attempts = self.connection.limits().dump_attempts.max(1);
         loop {
@@ -400,23 +401,43 @@ impl Client {
         Ok(TableSnapshot { generation, table, chains, rules, sets, objects })
     }
 
-    /// The elements of a set. While the kernel enlarges its table a dump leaves some out ([`Client::for_each_element`]): where the kernel
-    /// says how many there are, what several dumps have together.
+    /// The elements of a set, each once. While the kernel enlarges its table a dump leaves some out and may have others twice
+    /// ([`Client::for_each_element`]): what several dumps have together, until it is as many as the kernel counts.
     fn all_elements(&mut self, set: &ObservedSet) -> Result<Vec<Element>, Error> {
-        const MORE_DUMPS: usize = 8;
+        const DUMPS: u32 = 10;
         let elements = self.list_elements(&set.set)?;
-        // In others the ends of ranges count, and what has timed out.
-        let changing = SetFlags::INTERVAL | SetFlags::TIMEOUT | SetFlags::DYNAMIC;
-        let count = set.count.filter(|_| !set.set.flags.intersects(changing)).and_then(|of| usize::try_from(of).ok());
-        let Some(count) = count.filter(|count| *count != elements.len()) else { return Ok(elements) };
-        let mut all: BTreeMap<ElementKey, Element> = by_key(elements).collect();
-        for _ in 0..MORE_DUMPS {
-            if all.len() >= count {
-                break;
-            }
-            all.extend(by_key(self.list_elements(&set.set)?));
+        // Trees and their like are not moved.
+        if set.set.flags.contains(SetFlags::INTERVAL) {
+            return Ok(elements);
         }
-        Ok(all.into_values().collect())
+        // What times out, or what packets add, is soon no longer what was counted.
+        if set.set.flags.intersects(SetFlags::TIMEOUT | SetFlags::DYNAMIC) {
+            return Ok(by_key(elements).collect::<BTreeMap<_, _>>().into_values().collect());
+        }
+        let count = set.count.and_then(|of| usize::try_from(of).ok());
+        let different = elements.iter().map(|element| &element.key).collect::<HashSet<_>>().len();
+        if different == elements.len() && count.is_none_or(|count| different >= count) {
+            return Ok(elements);
+        }
+        let mut all: BTreeMap<ElementKey, Element> = by_key(elements).collect();
+        let mut agrees = false;
+        for dump in 0..DUMPS {
+            // A kernel that does not count: until a dump has nothing new and nothing twice.
+            if count.map_or(agrees, |count| all.len() >= count) {
+                return Ok(all.into_values().collect());
+            }
+            std::thread::sleep(Duration::from_millis(1 << dump));
+            let (elements, before) = (self.list_elements(&set.set)?, all.len());
+            let listed = elements.len();
+            all.extend(by_key(elements));
+            agrees = all.len() == before && listed == before;
+        }
+        // All there is, whatever the kernel counts.
+        if agrees || count.is_some_and(|count| all.len() >= count) {
+            return Ok(all.into_values().collect());
+        }
+        let action = format!("listing the elements of set {}, which the kernel moves to a larger table", set.set.key);
+        Err(Error::new(ErrorKind::Interrupted, action))
     }
 
     fn ask<T>(
