@@ -8,14 +8,12 @@ mod program;
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use program::world::{Client, Lan, NODE_PORT, SERVICE};
 use program::{Folder, Running, changed, demo, ipvsadm, ok, text, tool};
 use testkit::traffic::{Connection, NameServer, connect_and_ask};
-use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
+use testkit::{Need, PROXY, kernel_test};
 
 const NODE: &str = "apiVersion: v1
 kind: Node
@@ -23,11 +21,9 @@ metadata: {name: n1}
 status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
 ";
 
+const EXTERNAL: &str = "198.51.100.7:80";
 /// Each with an endpoint of its own: of two connections from one port of a client, through two virtual servers to one endpoint,
 /// IPVS gives the younger all answers (`ip_vs_conn_out_get`), and clients that connect all the time meet by chance.
-const SERVICE: &str = "10.96.0.10:80";
-const NODE_PORT: &str = "192.0.2.1:30080";
-const EXTERNAL: &str = "198.51.100.7:80";
 const PLACES: [&str; 3] = [SERVICE, NODE_PORT, EXTERNAL];
 /// What listens on all addresses of the node, as a daemon does.
 const DAEMON: u16 = 9999;
@@ -56,39 +52,19 @@ type Answer = Result<String, ErrorKind>;
 
 /// A node with a pod and a daemon, and a client on another host.
 struct World {
-    client: Netns,
-    node: Netns,
-    _pod: Netns,
+    lan: Lan,
     _servers: [NameServer; 4],
     manifests: Folder,
 }
 
 impl World {
     fn new() -> Self {
-        let (node, client, pod) = (Netns::current().unwrap(), Netns::new().unwrap(), Netns::new().unwrap());
-        veth_pair((&node, "eth9"), (&client, "eth0")).unwrap();
-        veth_pair((&node, "pod9"), (&pod, "eth0")).unwrap();
-        for (of, address, device) in [
-            (&node, "192.0.2.1/24", "eth9"),
-            (&client, "192.0.2.2/24", "eth0"),
-            (&node, "10.244.0.1/24", "pod9"),
-            (&pod, "10.244.0.5/24", "eth0"),
-        ] {
-            of.add_address(address, device).unwrap();
-            of.link_up(device).unwrap();
-        }
-        node.link_up("lo").unwrap();
-        client.add_route("10.96.0.0/12", "192.0.2.1").unwrap();
-        client.add_route("198.51.100.0/24", "192.0.2.1").unwrap();
-        pod.add_route("default", "10.244.0.1").unwrap();
-        node.add_route("default", "192.0.2.2").unwrap();
-        node.write_sysctl("net/ipv4/ip_forward", "1").unwrap();
-        let at = |port: u16| NameServer::tcp(&pod, SocketAddr::from(([10, 244, 0, 5], port)), "pod").unwrap();
+        let lan = Lan::new();
         let servers = [
-            at(8080),
-            at(8081),
-            at(8082),
-            NameServer::tcp(&node, SocketAddr::from(([0, 0, 0, 0], DAEMON)), "daemon").unwrap(),
+            lan.serve(8080),
+            lan.serve(8081),
+            lan.serve(8082),
+            NameServer::tcp(&lan.node, SocketAddr::from(([0, 0, 0, 0], DAEMON)), "daemon").unwrap(),
         ];
         let manifests = Folder::new("binding");
         manifests.put("node.yaml", NODE);
@@ -106,7 +82,7 @@ impl World {
             );
             manifests.put(&format!("{name}.yaml"), &service(name, port, &spec));
         }
-        World { client, node, _pod: pod, _servers: servers, manifests }
+        World { lan, _servers: servers, manifests }
     }
 
     fn arguments(&self, binding: &str) -> Vec<String> {
@@ -135,7 +111,7 @@ impl World {
     /// Who answers a client of another host, and one on the node.
     fn answers(&self, address: &str) -> [Answer; 2] {
         let to: SocketAddr = address.parse().unwrap();
-        [&self.client, &self.node]
+        [&self.lan.client, &self.lan.node]
             .map(|from| from.run_in(|| connect_and_ask(to).map_err(|error| error.kind())).unwrap())
     }
 
@@ -227,37 +203,6 @@ fn services_are_served_and_no_interface_has_their_addresses() {
     });
 }
 
-/// Somebody who connects again and again, and keeps what went wrong.
-struct Client {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<(u32, Vec<String>)>,
-}
-
-impl Client {
-    fn start(from: &Netns, to: &'static str) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let until = stop.clone();
-        let work = move || {
-            let address: SocketAddr = to.parse().unwrap();
-            let (mut made, mut failed) = (0, Vec::new());
-            while !until.load(Ordering::Relaxed) {
-                match connect_and_ask(address) {
-                    Ok(name) if name == "pod" => made += 1,
-                    other => failed.push(format!("{to}: {other:?}")),
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            (made, failed)
-        };
-        Client { stop, thread: from.spawn(work).unwrap() }
-    }
-
-    fn end(self) -> (u32, Vec<String>) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
-    }
-}
-
 #[test]
 fn a_live_node_changes_its_binding() {
     kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
@@ -265,12 +210,13 @@ fn a_live_node_changes_its_binding() {
         let mut proxy = world.start("addresses");
         proxy.until("it serves", || world.serves());
         let address: SocketAddr = SERVICE.parse().unwrap();
-        let mut long =
-            [&world.client, &world.node].map(|from| from.run_in(|| Connection::open(address).unwrap()).unwrap());
+        let mut long = [&world.lan.client, &world.lan.node]
+            .map(|from| from.run_in(|| Connection::open(address).unwrap()).unwrap());
         for connection in &mut long {
             connection.ask().unwrap();
         }
-        let clients: Vec<Client> = [&world.client, &world.node]
+        let since = Instant::now();
+        let clients: Vec<Client> = [&world.lan.client, &world.lan.node]
             .into_iter()
             .flat_map(|from| PLACES.map(|place| Client::start(from, place)))
             .collect();
@@ -297,7 +243,7 @@ fn a_live_node_changes_its_binding() {
             }
         }
         for client in clients {
-            let (made, failed) = client.end();
+            let (made, failed) = client.end(since, None);
             assert!(made > 5 && failed.is_empty(), "{made} connections; failed: {failed:#?}\n{}", proxy.log());
         }
         assert!(proxy.end().success());

@@ -33,15 +33,14 @@ endpoints: [{addresses: [10.244.0.5]}]
 pub(crate) const SERVICE: &str = "10.96.0.10:80";
 pub(crate) const NODE_PORT: &str = "192.0.2.1:30080";
 
-/// A node with a pod, and a client on another host.
-pub(crate) struct World {
+/// This namespace as a node, a pod of it, and another host that knows the way to the Services' addresses.
+pub(crate) struct Lan {
+    pub(crate) node: Netns,
     pub(crate) client: Netns,
-    _pod: Netns,
-    _server: NameServer,
-    pub(crate) manifests: Folder,
+    pub(crate) pod: Netns,
 }
 
-impl World {
+impl Lan {
     pub(crate) fn new() -> Self {
         let (node, client, pod) = (Netns::current().unwrap(), Netns::new().unwrap(), Netns::new().unwrap());
         veth_pair((&node, "eth9"), (&client, "eth0")).unwrap();
@@ -56,15 +55,40 @@ impl World {
             of.link_up(device).unwrap();
         }
         node.link_up("lo").unwrap();
-        client.add_route("10.96.0.0/12", "192.0.2.1").unwrap();
+        for network in ["10.96.0.0/12", "198.51.100.0/24"] {
+            client.add_route(network, "192.0.2.1").unwrap();
+        }
         pod.add_route("default", "10.244.0.1").unwrap();
         // As a node has it: without a route, programs of the node could not send to a Service's address.
         node.add_route("default", "192.0.2.2").unwrap();
         node.write_sysctl("net/ipv4/ip_forward", "1").unwrap();
-        let server = NameServer::tcp(&pod, "10.244.0.5:8080".parse().unwrap(), "pod").unwrap();
+        Lan { node, client, pod }
+    }
+
+    /// A server of the pod; it says "pod".
+    pub(crate) fn serve(&self, port: u16) -> NameServer {
+        NameServer::tcp(&self.pod, SocketAddr::from(([10, 244, 0, 5], port)), POD).unwrap()
+    }
+}
+
+/// What the pod's servers say.
+pub(crate) const POD: &str = "pod";
+
+/// A node with a pod, and a client on another host.
+pub(crate) struct World {
+    pub(crate) client: Netns,
+    _pod: Netns,
+    _server: NameServer,
+    pub(crate) manifests: Folder,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let lan = Lan::new();
+        let server = lan.serve(8080);
         let manifests = Folder::new("modes");
         manifests.put("web.yaml", WEB);
-        World { client, _pod: pod, _server: server, manifests }
+        World { client: lan.client, _pod: lan.pod, _server: server, manifests }
     }
 
     pub(crate) fn arguments(&self, mode: &str) -> Vec<String> {
@@ -104,8 +128,8 @@ impl Client {
             while !until.load(Ordering::Relaxed) {
                 let start = Instant::now();
                 match connect_and_ask(address) {
-                    Ok(_) => made += 1,
-                    Err(error) => failures.lock().unwrap().push((start, format!("{to}: {error}"))),
+                    Ok(name) if name == POD => made += 1,
+                    other => failures.lock().unwrap().push((start, format!("{to}: {other:?}"))),
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
