@@ -1,5 +1,7 @@
 //! Carries out a plan.
 
+use std::borrow::Cow;
+
 use super::plan::{Fate, Plan, TablePlan};
 use crate::modes::shared::names::Names;
 use crate::net::{Family, FrontendKey};
@@ -46,7 +48,7 @@ pub(super) fn apply(plan: &Plan, names: &Names<'_>, ports: &mut Ports<'_>) -> (A
 
 /// Writes a table. What the kernel refuses of a Frontend is left out, and the rest written without it.
 fn write(plan: &TablePlan, names: &Names<'_>, tables: &mut dyn Tables, applied: &mut Applied) -> Written {
-    let mut plan = plan.clone();
+    let mut plan = Cow::Borrowed(plan);
     let mut written = Written { family: plan.layout.family(), is_done: false, refused: Vec::new(), is_surprise: false };
     loop {
         let outgoing = plan.transaction();
@@ -54,7 +56,7 @@ fn write(plan: &TablePlan, names: &Names<'_>, tables: &mut dyn Tables, applied: 
             Ok(()) => break,
             Err(refused) => refused,
         };
-        let element = refused.and_then(|(operation, element)| outgoing.frontend_at(operation, element?));
+        let element = refused.and_then(|(operation, element)| plan.frontend_at(&outgoing, operation, element?));
         let Some(frontend) = element.filter(|_| written.refused.len() < PATIENCE) else {
             // Nothing was changed: the transaction is one.
             let step = plan.table_step().unwrap_or_else(|| Step::new(Action::Change, Part::Table, plan.layout.table()));
@@ -64,7 +66,7 @@ fn write(plan: &TablePlan, names: &Names<'_>, tables: &mut dyn Tables, applied: 
             return written;
         };
         applied.fail(plan.frontend_step(&frontend, names), error);
-        plan.leave_out(&frontend);
+        plan.to_mut().leave_out(&frontend);
         written.refused.push(frontend);
     }
     written.is_done = true;

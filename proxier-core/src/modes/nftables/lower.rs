@@ -83,9 +83,9 @@ impl Item {
     }
 
     /// As the kernel takes it.
-    pub(super) fn element(&self) -> Element {
-        let mut element = Element::new(self.key.clone());
-        element.data.clone_from(&self.data);
+    pub(super) fn into_element(self) -> Element {
+        let mut element = Element::new(self.key);
+        element.data = self.data;
         element
     }
 }

@@ -83,7 +83,7 @@ impl TablePlan {
         plan.sets = slot_sets(&plan.layout, wanted);
         plan.chains = all_chains(&plan.layout, wanted);
         for item in wanted.items(family) {
-            plan.add(&item);
+            plan.add(item);
         }
         let frontends = wanted.desired().frontends().filter(|frontend| frontend.key.family() == family);
         plan.frontends = frontends.map(|of| (of.key, (Action::Add, of.endpoints().len()))).collect();
@@ -116,7 +116,7 @@ impl TablePlan {
                 None => {}
             }
             differing.extend(frontend_of(item.set, &item.key, family));
-            plan.add(&item);
+            plan.add(item);
         }
         for (set, left) in left {
             for key in left.into_keys() {
@@ -158,7 +158,7 @@ impl TablePlan {
                     None => {}
                 }
                 differs = true;
-                plan.add(&item);
+                plan.add(item);
             }
             differs |= !old.is_empty();
             for (set, key) in old.into_keys() {
@@ -178,15 +178,15 @@ impl TablePlan {
                     plan.delete_sets.extend(chain.slot().map(ToString::to_string));
                     plan.delete_chains.push(chain.to_string());
                 }
-                (need, true) => need.item().iter().for_each(|item| plan.add(item)),
+                (need, true) => need.item().into_iter().for_each(|item| plan.add(item)),
                 (need, false) => need.item().into_iter().for_each(|item| plan.delete(item.set, item.key)),
             }
         }
         plan
     }
 
-    fn add(&mut self, item: &Item) {
-        self.add.entry(item.set).or_default().push(item.element());
+    fn add(&mut self, item: Item) {
+        self.add.entry(item.set).or_default().push(item.into_element());
     }
 
     fn delete(&mut self, set: SetName, key: ElementKey) {
@@ -262,6 +262,12 @@ impl TablePlan {
         self.frontends.remove(left_out);
     }
 
+    /// The Frontend of an element that the kernel refused, of what this plan's transaction was.
+    pub(super) fn frontend_at(&self, outgoing: &Outgoing, operation: usize, element: usize) -> Option<FrontendKey> {
+        let set = outgoing.added.get(&operation)?;
+        frontend_of(*set, &self.add.get(set)?.get(element)?.key, self.layout.family())
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         let has_elements = self.add.values().any(|of| !of.is_empty()) || self.delete.values().any(|of| !of.is_empty());
         !self.changes_rules() && !has_elements
@@ -281,7 +287,7 @@ impl TablePlan {
         made.chain(sets).chain(gone).collect()
     }
 
-    /// The transaction, with the Frontend of each element by operation.
+    /// The transaction, with the set of each operation that adds elements.
     pub(super) fn transaction(&self) -> Outgoing {
         let layout = &self.layout;
         let mut out = Outgoing::default();
@@ -319,9 +325,7 @@ impl TablePlan {
             transaction.delete_elements(&layout.set(*set), keys.iter().cloned().map(Element::new));
         }
         for (set, elements) in self.add.iter().filter(|(_, elements)| !elements.is_empty()) {
-            let family = layout.family();
-            let keys = elements.iter().map(|element| frontend_of(*set, &element.key, family)).collect();
-            out.added.insert(transaction.len(), keys);
+            out.added.insert(transaction.len(), *set);
             transaction.add_elements(&layout.set(*set), elements.iter().cloned());
         }
         for chain in &self.delete_chains {
@@ -337,19 +341,12 @@ impl TablePlan {
     }
 }
 
-/// A transaction, and whose its elements are.
+/// A transaction, and what its operations are of.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     pub(super) transaction: Transaction,
-    /// Operations that add elements, with the Frontend of each.
-    added: BTreeMap<usize, Vec<Option<FrontendKey>>>,
-}
-
-impl Outgoing {
-    /// The Frontend of an element that the kernel refused.
-    pub(super) fn frontend_at(&self, operation: usize, element: usize) -> Option<FrontendKey> {
-        *self.added.get(&operation)?.get(element)?
-    }
+    /// Operations that add the elements of a set.
+    added: BTreeMap<usize, SetName>,
 }
 
 fn shared_chain(layout: &Layout, chain: &SharedChain) -> (Chain, Vec<Rule>) {
