@@ -28,8 +28,8 @@ impl TableChanges {
     }
 }
 
-/// Listens for changes of the tables of one name, of any family, in one network namespace: of [nftables mode](crate::modes::Kind::Nftables)
-/// after [`KernelNames::table`](crate::config::KernelNames::table).
+/// Listens for changes of the tables of one name, of any family, in one network namespace: of those that a reconciler writes after
+/// [`Reconciler::table_name`](crate::reconciler::Reconciler::table_name).
 ///
 /// It hears of this process's own transactions too: [`Reconciler::tables_changed`](crate::reconciler::Reconciler::tables_changed) knows
 /// them. To miss nothing, open it before the tables are read. Wait for its descriptor to become readable, then call [`drain`](TableMonitor::drain).

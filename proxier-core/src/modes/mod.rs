@@ -218,6 +218,15 @@ impl Mode {
         }
     }
 
+    /// Whether the mode has tables of nf_tables, and has read them.
+    pub(crate) fn has_read_tables(&self) -> bool {
+        match self {
+            Mode::Ipvs(mode) => mode.has_read_tables(),
+            Mode::Nftables(mode) => mode.has_read(),
+            Mode::Iptables(_) | Mode::Userspace(_) => false,
+        }
+    }
+
     /// The next pass reads the kernel.
     pub(crate) fn forget_kernel(&mut self) {
         match self {

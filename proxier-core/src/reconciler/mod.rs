@@ -1,6 +1,7 @@
 //! The reconciler: takes objects, and brings the kernel to serve them.
 
 pub mod backoff;
+mod committed;
 mod first;
 mod node_weights;
 pub mod report;
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use ::ipvs::VirtualServerKey;
 
-use crate::config::{Config, MayAskFor};
+use crate::config::{Config, MayAskFor, RulesBy};
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::wanted::Wanted;
@@ -28,6 +29,7 @@ use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, 
 use crate::net::{FrontendKey, Network};
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::{Links, Ports, Tables};
+use crate::reconciler::committed::{Committed, Noting};
 use crate::reconciler::node_weights::NodeWeights;
 use crate::reconciler::report::{Refused, Report, Unread};
 use crate::reconciler::safeguard::{MassRemoval, Safeguard};
@@ -119,6 +121,8 @@ pub struct Reconciler {
     /// A full pass has succeeded.
     settled: bool,
     totals: Totals,
+    /// Own transactions of nf_tables.
+    committed: Committed,
 }
 
 impl Reconciler {
@@ -167,6 +171,7 @@ impl Reconciler {
             tried_first: false,
             settled: false,
             totals: Totals::default(),
+            committed: Committed::default(),
             options,
         }
     }
@@ -424,14 +429,24 @@ impl Reconciler {
         self.schedule.request_full(now);
     }
 
-    /// Transactions wrote to this proxy's tables of nf_tables, maybe its own, and made these generations of the rule set; with `lost`
-    /// there may have been more. In [nftables mode](modes::Kind::Nftables) the next pass compares everything if one was somebody else's;
-    /// in other modes nothing follows.
+    /// The name of the tables of nf_tables that this proxy writes, for [`TableMonitor`](crate::kernel::TableMonitor): in
+    /// [nftables mode](modes::Kind::Nftables), and in IPVS mode with [rules by nftables](RulesBy::Nftables). `None` otherwise.
+    pub fn table_name(&self) -> Option<String> {
+        let config = &self.options.config;
+        match self.mode.kind() {
+            modes::Kind::Nftables => Some(config.names.table.to_string()),
+            modes::Kind::Ipvs if config.ipvs.rules == RulesBy::Nftables => Some(config.names.ipvs_table().to_string()),
+            _ => None,
+        }
+    }
+
+    /// Transactions wrote to the tables of [this name](Reconciler::table_name), maybe this proxy's own, and made these generations of the
+    /// rule set; with `lost` there may have been more. The next pass compares everything if one was somebody else's; not before the
+    /// tables have been read.
     ///
     /// Returns whether it does. Call it between passes.
     pub fn tables_changed(&mut self, generations: &[u32], lost: bool, tables: &mut dyn Tables, now: Moment) -> bool {
-        let Mode::Nftables(mode) = &mut self.mode else { return false };
-        let differs = mode.differs(generations, lost, tables);
+        let differs = self.committed.differs(generations, lost, tables) && self.mode.has_read_tables();
         if differs {
             self.schedule.request_full(now);
         }
@@ -484,6 +499,26 @@ impl Reconciler {
             self.schedule.request(now);
         }
         let pass = self.schedule.start(now)?;
+        let mut committed = std::mem::take(&mut self.committed);
+        let mut tables = Noting::new(ports.tables, &mut committed);
+        let mut ports = Ports {
+            ipvs: ports.ipvs,
+            sets: ports.sets,
+            rules: ports.rules,
+            links: ports.links,
+            sysctls: ports.sysctls,
+            tables: &mut tables,
+            conntrack: ports.conntrack,
+            routes: ports.routes,
+            relays: ports.relays,
+        };
+        let report = self.make(pass, now, clock, &mut ports);
+        self.committed = committed;
+        Some(report)
+    }
+
+    /// Makes a pass.
+    fn make(&mut self, pass: schedule::Pass, now: Moment, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Report {
         let mut report = Report::default();
         let first = self.serve_first(now, clock, ports);
         if let Some(prepared) = self.prepare(pass, now, &mut report, ports) {
@@ -505,7 +540,7 @@ impl Reconciler {
             self.schedule.done_but_for_objects(end);
         }
         self.totals.add(&report, end);
-        Some(report)
+        report
     }
 
     /// What a full pass would do now, without doing it.

@@ -125,8 +125,8 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         health.set_api(cluster.counters().clone());
     }
     host::watch(messages.clone());
-    if settings.mode == Kind::Nftables {
-        tables::watch(settings.core.names.table.to_string(), messages.clone());
+    if let Some(table) = engine.proxier().table_name() {
+        tables::watch(table, messages.clone());
     }
     // In the API's runtime: looking up names may take a while.
     api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));

@@ -253,7 +253,7 @@ impl<K: Kernel> Engine<K> {
         self.proxier.host_changed(now);
     }
 
-    /// Somebody wrote to the tables of nftables mode. Returns whether the next pass compares everything: not after this process's own
+    /// Somebody wrote to this proxy's tables of nf_tables. Returns whether the next pass compares everything: not after this process's own
     /// transactions.
     pub(crate) fn tables_changed(&mut self, changes: &TableChanges) -> bool {
         let now = self.now();

@@ -1,4 +1,4 @@
-//! Watches the tables of nftables mode.
+//! Watches this proxy's tables of nf_tables.
 
 use std::fmt::Display;
 use std::os::fd::AsFd;

@@ -144,6 +144,11 @@ impl Mode {
         self.observed.as_ref()
     }
 
+    /// Whether its rules are tables of nf_tables, and have been read.
+    pub(crate) fn has_read_tables(&self) -> bool {
+        self.guards.kind() == guards::Kind::Nft && self.observed.is_some()
+    }
+
     pub(crate) fn drains(&self) -> &Drains {
         &self.drains
     }

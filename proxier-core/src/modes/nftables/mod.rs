@@ -38,7 +38,6 @@
 
 mod apply;
 mod cleanup;
-mod committed;
 mod kube_proxy;
 mod layout;
 mod look;

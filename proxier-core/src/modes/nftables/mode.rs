@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use nftables::Name;
 
 use super::apply::{Written, apply};
-use super::committed::Committed;
 use super::layout::{Layout, table_name};
 use super::lower::Treatment;
 use super::observed::Observed;
@@ -48,8 +47,6 @@ pub(crate) struct Mode {
     unfinished: BTreeSet<Family>,
     /// The last pass found something unexpected in the kernel.
     surprised: bool,
-    /// This process's transactions that nobody has reported yet.
-    committed: Committed,
 }
 
 /// What the kernel holds.
@@ -90,7 +87,6 @@ impl Mode {
             unforgotten: BTreeSet::new(),
             unfinished: BTreeSet::new(),
             surprised: false,
-            committed: Committed::default(),
         }
     }
 
@@ -109,14 +105,9 @@ impl Mode {
         self.read.clear();
     }
 
-    /// Whether any of the transactions that made these generations was somebody else's; not before the first reading. `lost`: there may
-    /// have been more.
-    pub(crate) fn differs(&mut self, generations: &[u32], lost: bool, tables: &mut dyn Tables) -> bool {
-        let Some(known) = &self.known else { return false };
-        // Each is looked up, so that those that are this process's own are forgotten.
-        let others = generations.iter().filter(|generation| !self.committed.forget(**generation)).count();
-        let unseen = lost && tables.generation().map_or(true, |now| known.generation != Some(now));
-        others > 0 || unseen
+    /// Whether the tables have been read.
+    pub(crate) fn has_read(&self) -> bool {
+        self.known.is_some()
     }
 
     pub(crate) fn compact(&mut self) {
@@ -326,9 +317,6 @@ impl Mode {
         }
         let ours = u32::try_from(written.iter().filter(|of| of.is_done).count()).unwrap_or(u32::MAX);
         let after = if ours > 0 { tables.generation().ok() } else { None };
-        if let (Some(before), Some(after)) = (before, after) {
-            self.committed.note(before, after, ours);
-        }
         if let Some(known) = self.known.as_mut().filter(|_| ours > 0) {
             // Nobody else changed anything when it grew by our transactions.
             let is_ours = known.generation.is_some() && known.generation == before;
