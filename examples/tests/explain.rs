@@ -110,16 +110,30 @@ fn a_service_is_explained_in_every_mode() {
                 "ipset: KUBE-CLUSTER-IP: 10.96.0.10,tcp:80",
                 "ipset: KUBE-LOAD-BALANCER-SOURCE-CIDR: 203.0.113.5,tcp:80,198.51.100.0/24",
                 "ipset: KUBE-NODE-PORT-LOCAL-TCP: 30080",
+                "ip address: 10.96.0.10 dev kube-ipvs0",
+                "ip address: 203.0.113.5 dev kube-ipvs0",
             ],
             "nftables" => &["nft: guarded: 203.0.113.5 . tcp . 80", "nft: services: 10.96.0.10 . tcp . 80"],
             "iptables" => &["iptables: -A KUBE-SERVICES", "shop/web:http cluster IP"],
-            _ => &[],
+            _ => &["ip route: local 10.96.0.10/32 dev lo"],
         };
         for line in of_kernel {
             assert!(flat.contains(line), "{line}\n{explained}");
         }
         assert!(!explained.contains("10.96.0.11"), "another Service's: {explained}");
     }
+}
+
+#[test]
+fn routes_that_bind_addresses_are_mentioned() {
+    let input = Input::new();
+    let by_routes = ["explain", "shop/web", "--ipvs-binding", "routes", "--ipvs-service-cidrs", "10.96.0.0/12"];
+    let explained = ok(&input.run("ipvs", &by_routes));
+    for network in ["10.96.0.0/12", "203.0.113.5"] {
+        let route = format!("ip route: local {network}");
+        assert!(explained.lines().any(|line| line.trim().starts_with(&route)), "{route}\n{explained}");
+    }
+    assert!(!explained.contains("ip address:") && !explained.contains("10.96.0.11"), "{explained}");
 }
 
 #[test]

@@ -268,7 +268,8 @@ impl Explained {
             explained.ports.iter().flat_map(|port| port.frontends.iter().map(|(frontend, _)| frontend.key)).collect();
         let keys: Vec<FrontendKey> = keys.into_iter().collect();
         let marks: Vec<_> = keys.iter().filter_map(|key| proxier.split(key).or_else(|| proxier.shared(key))).collect();
-        explained.kernel = mentions::of(&kernel.state(), &found.service.to_string(), &keys, &marks);
+        let device = facts.config().names.device.as_str();
+        explained.kernel = mentions::of(&kernel.state(), &found.service.to_string(), device, &keys, &marks);
         let name = found.service.to_string();
         let refused = proxier.refused().filter(|refused| refused.service == name);
         explained.not_served = refused.map(|refused| format!("{}: {}", refused.key, refused.reason)).collect();

@@ -1,8 +1,12 @@
 //! What a kernel in memory holds about a Service, in the words of the field's tools.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use ipvs::VirtualServerKey;
 use proxier_core::fake::KernelState;
 use proxier_core::net::{FrontendKey, Protocol};
+use proxier_core::ports::{LocalRoute, RouteOwner};
 
 /// One line: the tool that would print it, and the line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -11,11 +15,18 @@ pub(super) struct Mention {
     pub(super) line: String,
 }
 
-/// Entries, elements and rules about these Frontends, and rules that name the Service in their comments. `marks`: their virtual servers of
-/// firewall marks.
+/// A route as `ip route` has it.
+pub(super) fn route((owner, route): &(RouteOwner, LocalRoute)) -> String {
+    let number = owner.number();
+    format!("{route} proto {number} metric {number}")
+}
+
+/// Entries, elements, rules, addresses and routes about these Frontends, and rules that name the Service in their comments. `device`: the one
+/// that Services' addresses are bound to. `marks`: their virtual servers of firewall marks.
 pub(super) fn of(
     state: &KernelState,
     service: &str,
+    device: &str,
     frontends: &[FrontendKey],
     marks: &[VirtualServerKey],
 ) -> Vec<Mention> {
@@ -27,6 +38,14 @@ pub(super) fn of(
     };
     for line in state.ipvs.lines().filter(|line| is_about(line)) {
         add("ipvsadm", line.to_owned());
+    }
+    let addresses: BTreeSet<IpAddr> = frontends.iter().map(|key| key.address).collect();
+    let bound = state.devices.get(device).into_iter().flatten();
+    for address in bound.filter(|address| addresses.contains(address)) {
+        add("ip address", format!("{address} dev {device}"));
+    }
+    for ours in state.routes.iter().filter(|(_, of)| addresses.iter().any(|address| of.network.contains(address))) {
+        add("ip route", route(ours));
     }
     for (set, (_, entries)) in &state.sets {
         for entry in entries.iter().filter(|entry| frontends.iter().any(|key| is_entry(set, entry, key))) {

@@ -11,9 +11,9 @@ use std::process::ExitCode;
 use iptables::Family;
 use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::modes::Kind;
-use proxier_core::ports::{LocalRoute, RouteOwner};
 use serde_json::{Value, json};
 
+use crate::proxier_demo::commands::mentions;
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input, tell};
 use crate::proxier_demo::engine::Engine;
 use crate::proxier_demo::settings::cli::{Configured, Output};
@@ -124,11 +124,7 @@ impl Rendered {
         rendered.nft = after.tables.into_values().collect();
         rendered.addresses = after.devices.into_iter().filter(|(device, _)| device != DEVICE).collect();
         rendered.addresses.retain(|device, addresses| before.devices.get(device) != Some(&*addresses));
-        let line = |(owner, route): &(RouteOwner, LocalRoute)| {
-            let number = owner.number();
-            format!("{route} proto {number} metric {number}")
-        };
-        rendered.routes = after.routes.iter().map(line).collect();
+        rendered.routes = after.routes.iter().map(mentions::route).collect();
         rendered.sysctls =
             after.sysctls.into_iter().filter(|(path, value)| before.sysctls.get(path) != Some(value)).collect();
         rendered
