@@ -67,15 +67,17 @@ impl Report {
         }
     }
 
-    /// The tests of a program that have passed so far and failed nowhere, and how many tests of it are known.
-    pub(crate) fn passed(&self, program: &str) -> (Vec<&str>, usize) {
+    /// The tests of a program that have passed so far and failed nowhere, with the time that each took on the first kernel, zero when
+    /// it did not run there; and how many tests of it are known.
+    pub(crate) fn passed(&self, program: &str) -> (Vec<(&str, Duration)>, usize) {
         let mut known = 0;
         let mut passed = Vec::new();
         for (test, results) in self.tests.iter().filter(|(test, _)| test.program == program) {
             known += 1;
             let has = |wanted: &Verdict| results.iter().any(|(_, verdict)| verdict == wanted);
             if has(&Verdict::Passed) && !has(&Verdict::Failed) {
-                passed.push(test.name.as_str());
+                let first = self.times.iter().find(|(_, place, timed)| *place == 0 && timed == test);
+                passed.push((test.name.as_str(), first.map(|(took, ..)| *took).unwrap_or_default()));
             }
         }
         (passed, known)
@@ -304,9 +306,23 @@ mod tests {
             report.add("host", program, name, verdict);
         }
         report.add("6.1", "p", "c", Verdict::Failed);
-        assert_eq!(report.passed("p"), (vec!["a"], 3));
-        assert_eq!(report.passed("q"), (vec!["d"], 1));
+        assert_eq!(report.passed("p"), (vec![("a", Duration::ZERO)], 3));
+        assert_eq!(report.passed("q"), (vec![("d", Duration::ZERO)], 1));
         assert_eq!(report.passed("r"), (vec![], 0));
+    }
+
+    #[test]
+    fn what_passed_is_told_with_its_time_on_the_first_kernel() {
+        let start = Instant::now();
+        let mut report = Report::default();
+        for (place, test, seconds) in [("host", "a", 3), ("6.1", "a", 30), ("6.1", "b", 20)] {
+            let mut run = ProgramRun::new(Some(1));
+            run.line("running 1 test", start);
+            run.line(&format!("test {test} ... ok"), start + Duration::from_secs(seconds));
+            run.exit(Some(0));
+            report.add_program(place, "p", &run);
+        }
+        assert_eq!(report.passed("p"), (vec![("a", Duration::from_secs(3)), ("b", Duration::ZERO)], 2));
     }
 
     #[test]

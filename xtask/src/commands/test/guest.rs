@@ -45,8 +45,13 @@ struct Part<'a> {
 /// as long for a test as this machine's own: what cannot run here always runs there, and what can is repeated by turns.
 const AGAIN: u64 = 4;
 
-fn is_turn(test: &str, turns: Turns) -> bool {
-    turns.takes(test.bytes().map(u64::from).sum(), AGAIN)
+/// What took twice as long as this is repeated half as often, and so on, so that a few long tests do not take most of the time.
+const SHORT: Duration = Duration::from_secs(2);
+
+fn is_turn(test: &str, took: Duration, turns: Turns) -> bool {
+    let times = took.as_millis().div_ceil(SHORT.as_millis()).max(1);
+    let one_in = AGAIN.saturating_mul(u64::try_from(times).unwrap_or(u64::MAX));
+    turns.takes(test.bytes().map(u64::from).sum(), one_in)
 }
 
 /// The programs with what is left to run of each, which is all tests that have not passed yet and those to be repeated, and how
@@ -55,8 +60,11 @@ fn parts<'a>(binaries: &[&'a Binary], repeats: Turns, report: &Report) -> (Vec<P
     let (mut parts, mut spared) = (Vec::new(), 0);
     for binary in binaries {
         let (passed, known) = report.passed(&binary.name);
-        let left_out: Vec<String> =
-            passed.into_iter().filter(|name| !is_turn(name, repeats)).map(str::to_owned).collect();
+        let left_out: Vec<String> = passed
+            .into_iter()
+            .filter(|(name, took)| !is_turn(name, *took, repeats))
+            .map(|(name, _)| name.to_owned())
+            .collect();
         spared += left_out.len();
         // One of which no test is known has not run here.
         if left_out.is_empty() || left_out.len() < known {
@@ -83,10 +91,11 @@ pub(super) fn run(
     if parts.is_empty() {
         return Ok(());
     }
-    // Large ones first, which tend to be those that take long: then no machine is left alone with one at the end.
+    // First those that start the whole proxy, then large ones, which tend to be those that take long: then no machine is left alone
+    // with one at the end.
     parts.sort_by_key(|part| {
         let size = fs::metadata(&part.binary.executable).map_or(0, |metadata| metadata.len());
-        (std::cmp::Reverse(size), part.binary.name.clone())
+        (!part.binary.name.starts_with("examples "), std::cmp::Reverse(size), part.binary.name.clone())
     });
     // The whole matrix takes its time, and more than one processor.
     let machines = if runs.all_scenarios { 1 } else { MACHINES.min(parts.len()) };
@@ -288,9 +297,9 @@ mod tests {
     use std::io::Write as _;
     use std::process::Command;
     use std::sync::mpsc::channel;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
-    use super::{Line, Lines, Part, collect, parts, script};
+    use super::{Line, Lines, Part, collect, is_turn, parts, script};
     use crate::commands::test::binaries::Binary;
     use crate::libtest::Verdict;
     use crate::report::{Report, Totals};
@@ -299,6 +308,16 @@ mod tests {
     /// The programs with all their tests.
     fn whole(binaries: &[Binary]) -> Vec<Part<'_>> {
         binaries.iter().map(|binary| Part { binary, left_out: Vec::new() }).collect()
+    }
+
+    #[test]
+    fn what_took_longer_is_repeated_less_often() {
+        let often = |took: Duration| {
+            let seeds = (0..80_u64).map(|seed| Turns::of(seed.to_string().as_ref()));
+            seeds.filter(|turns| is_turn("a", took, *turns)).count()
+        };
+        let times = [0, 2000, 2001, 4000, 10_000].map(|millis| often(Duration::from_millis(millis)));
+        assert_eq!(times, [20, 20, 10, 10, 4]);
     }
 
     #[test]

@@ -30,7 +30,8 @@ Missing programs are installed with apt when this is root, else named.
   --also K:CRATE[,CRATE]...
                      these crates' tests on one more kernel (may be repeated)
   --every            every test on every kernel; without it, of the tests that passed on one kernel (this machine's, for
-                     example), one in four runs again on each further one, another quarter for each seed
+                     example), one in four runs again on each further one, another quarter for each seed; one in
+                     eight of those that took 2 to 4 s, and so on
   --full             the whole matrix: all kernels, --every, and all scenarios instead of a sample; takes hours
   --filter NAME      only tests whose name contains NAME
   -p CRATE           only this crate (may be repeated)
