@@ -202,7 +202,8 @@ impl Transaction {
                 edit.check_deletion()?;
             }
         }
-        let text = self.to_string();
+        let mut text = String::new();
+        self.write_to(&mut text);
         match text.split('\n').find(|line| line.len() > Self::MAX_LINE) {
             None => Ok(text),
             Some(line) => Err(Error::new(
@@ -258,38 +259,61 @@ impl Edit {
 /// The line of restore text.
 impl fmt::Display for Edit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = String::new();
+        self.write_to(&mut line);
+        f.write_str(&line)
+    }
+}
+
+impl Edit {
+    /// Appends the line, without its end.
+    fn write_to(&self, out: &mut String) {
         if let (Some(counters), Self::Append(..) | Self::Insert(..)) = (self.rule().and_then(|r| r.counters), self) {
-            write!(f, "{counters} ")?;
+            out.extend([&*counters.to_string(), " "]);
         }
+        let (command, chain) = match self {
+            Self::Append(chain, _) => ("-A ", chain),
+            Self::Insert(chain, ..) => ("-I ", chain),
+            Self::Delete(chain, _) => ("-D ", chain),
+            Self::NewChain(chain) => ("-N ", chain),
+            Self::Flush(chain) => ("-F ", chain),
+            Self::DeleteChain(chain) => ("-X ", chain),
+            Self::SetPolicy(chain, _) => ("-P ", chain),
+        };
+        out.extend([command, chain.as_str()]);
         match self {
-            Self::Append(chain, _) => write!(f, "-A {chain}")?,
-            Self::Insert(chain, at, _) => write!(f, "-I {chain} {at}")?,
-            Self::Delete(chain, _) => write!(f, "-D {chain}")?,
-            Self::NewChain(chain) => write!(f, "-N {chain}")?,
-            Self::Flush(chain) => write!(f, "-F {chain}")?,
-            Self::DeleteChain(chain) => write!(f, "-X {chain}")?,
-            Self::SetPolicy(chain, policy) => write!(f, "-P {chain} {policy}")?,
+            Self::Insert(_, at, _) => out.extend([" ", &at.to_string()]),
+            Self::SetPolicy(_, policy) => out.extend([" ", &policy.to_string()]),
+            _ => {}
         }
-        match self.rule() {
-            Some(rule) if !rule.tokens().is_empty() => write!(f, " {rule}"),
-            _ => Ok(()),
+        if let Some(rule) = self.rule().filter(|rule| !rule.tokens().is_empty()) {
+            out.push(' ');
+            rule.write_arguments(out);
         }
     }
 }
 
 impl fmt::Display for Transaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::new();
+        self.write_to(&mut text);
+        f.write_str(&text)
+    }
+}
+
+impl Transaction {
+    fn write_to(&self, out: &mut String) {
         for table in self.tables.iter().filter(|t| !t.is_empty()) {
-            writeln!(f, "*{}", table.name)?;
+            out.extend(["*", table.name.as_str(), "\n"]);
             for chain in &table.declared {
-                writeln!(f, ":{chain} - [0:0]")?;
+                out.extend([":", chain.as_str(), " - [0:0]\n"]);
             }
             for edit in &table.edits {
-                writeln!(f, "{edit}")?;
+                edit.write_to(out);
+                out.push('\n');
             }
-            writeln!(f, "COMMIT")?;
+            out.push_str("COMMIT\n");
         }
-        Ok(())
     }
 }
 

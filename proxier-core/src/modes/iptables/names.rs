@@ -6,7 +6,7 @@ use data_encoding::BASE32;
 use iptables::{ChainName, Error, Rule, TableName};
 use sha2::{Digest as _, Sha256};
 
-use crate::net::{EndpointKey, Protocol};
+use crate::net::Protocol;
 use crate::service::Port;
 
 pub(super) const SERVICES: &str = "KUBE-SERVICES";
@@ -113,12 +113,12 @@ pub(super) fn is_jump_of_ours(table: &TableName, rule: &Rule) -> bool {
 
 /// The hash in the names of a Service port's chains: the first 16 letters of base32 of the SHA-256 of name and protocol, which
 /// are exactly the first ten bytes. An endpoint's chain has the endpoint in it too.
-fn hash(port: &Port, endpoint: Option<EndpointKey>) -> String {
+fn hash(port: &Port, endpoint: Option<&str>) -> String {
     let mut digest = Sha256::new();
     digest.update(&*port.name);
     digest.update(protocol(port.protocol));
     if let Some(endpoint) = endpoint {
-        digest.update(endpoint.to_string());
+        digest.update(endpoint);
     }
     BASE32.encode(digest.finalize().get(..10).unwrap_or_default())
 }
@@ -167,7 +167,7 @@ impl PortNames {
     }
 }
 
-/// The name of the chain that leads to an endpoint.
-pub(super) fn endpoint_chain(port: &Port, endpoint: EndpointKey) -> Result<ChainName, Error> {
+/// The name of the chain that leads to an endpoint, given by address and port.
+pub(super) fn endpoint_chain(port: &Port, endpoint: &str) -> Result<ChainName, Error> {
     ChainName::new(format!("KUBE-SEP-{}", hash(port, Some(endpoint))))
 }

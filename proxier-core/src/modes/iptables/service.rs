@@ -6,6 +6,10 @@
 //!               └──▶ KUBE-FW-…  ──▶ KUBE-EXT-…                            load balancer with source ranges
 //! ```
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+
 use iptables::{Chain, ChainName, Error, Rule, RuleBuilder};
 
 use super::names::{self, PortNames};
@@ -65,22 +69,41 @@ pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result
     }
     let serves_cluster = uses_cluster(port) && !port.cluster.is_empty();
     let serves_local = uses_local(port) && !port.local.is_empty();
-    let mut reached = Vec::new();
+    let reached = reached(port, [(serves_cluster, &port.cluster), (serves_local, &port.local)])?;
     for (policy, serves, endpoints) in
         [(TrafficPolicy::Cluster, serves_cluster, &port.cluster), (TrafficPolicy::Local, serves_local, &port.local)]
     {
         if serves {
-            let endpoints = as_kube_proxy_sorts(endpoints);
+            let endpoints = as_kube_proxy_sorts(endpoints, &reached);
             chains.push(chain(policy_chain(&lowering.names, policy)?, lowering.policy(policy, &endpoints)?));
-            reached.extend(endpoints);
         }
     }
-    reached.sort_unstable();
-    reached.dedup();
-    for endpoint in reached {
-        chains.push(chain(names::endpoint_chain(port, endpoint)?, lowering.endpoint(endpoint)?));
+    for endpoint in reached.into_values() {
+        let rules = lowering.endpoint(&endpoint)?;
+        chains.push(chain(endpoint.chain, rules));
     }
     Ok(chains)
+}
+
+/// An endpoint of the port, and what is needed of it more than once.
+struct Endpoint {
+    key: EndpointKey,
+    /// Address and port.
+    text: String,
+    chain: ChainName,
+}
+
+/// The endpoints of these lists, as far as they serve, each once.
+fn reached(port: &Port, lists: [(bool, &Arc<[EndpointKey]>); 2]) -> Result<BTreeMap<EndpointKey, Endpoint>, Error> {
+    let mut reached = BTreeMap::new();
+    for key in lists.into_iter().filter(|(serves, _)| *serves).flat_map(|(_, endpoints)| endpoints.iter()) {
+        if let Entry::Vacant(new) = reached.entry(*key) {
+            let text = key.to_string();
+            let chain = names::endpoint_chain(port, &text)?;
+            new.insert(Endpoint { key: *key, text, chain });
+        }
+    }
+    Ok(reached)
 }
 
 fn chain(name: ChainName, rules: Vec<Rule>) -> Chain {
@@ -100,9 +123,12 @@ fn uses_local(port: &Port) -> bool {
 }
 
 /// Sorted as text. The order has no meaning, but rules in another order would be written anew when taking over.
-fn as_kube_proxy_sorts(endpoints: &[EndpointKey]) -> Vec<EndpointKey> {
-    let mut sorted = endpoints.to_vec();
-    sorted.sort_by_cached_key(ToString::to_string);
+fn as_kube_proxy_sorts<'a>(
+    endpoints: &[EndpointKey],
+    reached: &'a BTreeMap<EndpointKey, Endpoint>,
+) -> Vec<&'a Endpoint> {
+    let mut sorted: Vec<&Endpoint> = endpoints.iter().filter_map(|key| reached.get(key)).collect();
+    sorted.sort_by_key(|endpoint| &*endpoint.text);
     sorted
 }
 
@@ -115,8 +141,8 @@ struct Lowering<'a> {
 
 impl Lowering<'_> {
     /// Begins a rule about an endpoint.
-    fn about_endpoint(&self, comment: &str) -> RuleBuilder {
-        if self.comments { noted(comment) } else { Rule::builder() }
+    fn about_endpoint(&self, comment: impl FnOnce() -> String) -> RuleBuilder {
+        if self.comments { noted(&comment()) } else { Rule::builder() }
     }
 
     /// External traffic. Under policy `Local` what comes from inside the cluster goes to any node, as if it went out to a
@@ -165,25 +191,25 @@ impl Lowering<'_> {
     }
 
     /// Chooses an endpoint: that of the client's earlier connections, else any with equal probability.
-    fn policy(&self, policy: TrafficPolicy, endpoints: &[EndpointKey]) -> Result<Vec<Rule>, Error> {
+    fn policy(&self, policy: TrafficPolicy, endpoints: &[&Endpoint]) -> Result<Vec<Rule>, Error> {
         let mut rules = Vec::new();
         rules.extend(self.masquerade_outside(policy)?);
-        let comment = |endpoint: &EndpointKey| format!("{} -> {endpoint}", self.port.name);
+        let about = |endpoint: &Endpoint| self.about_endpoint(|| format!("{} -> {}", self.port.name, endpoint.text));
         if let Some(secs) = self.port.affinity_secs {
             for endpoint in endpoints {
-                let to = names::endpoint_chain(self.port, *endpoint)?;
+                let to = &endpoint.chain;
                 let known =
                     ["-m", "recent", "--name", to.as_str(), "--rcheck", "--seconds", &secs.to_string(), "--reap"];
-                rules.push(self.about_endpoint(&comment(endpoint)).args(known).jump(&to).build()?);
+                rules.push(about(endpoint).args(known).jump(to).build()?);
             }
         }
         for (left, endpoint) in (1..=endpoints.len()).rev().zip(endpoints) {
-            let rule = self.about_endpoint(&comment(endpoint));
+            let rule = about(endpoint);
             let rule = match left {
                 1 => rule,
                 _ => rule.args(["-m", "statistic", "--mode", "random", "--probability", &probability(left)]),
             };
-            rules.push(rule.jump(&names::endpoint_chain(self.port, *endpoint)?).build()?);
+            rules.push(rule.jump(&endpoint.chain).build()?);
         }
         Ok(rules)
     }
@@ -201,19 +227,16 @@ impl Lowering<'_> {
     }
 
     /// The endpoint itself as client is masqueraded: otherwise it would answer itself, past this node.
-    fn endpoint(&self, endpoint: EndpointKey) -> Result<Vec<Rule>, Error> {
-        let rule = || self.about_endpoint(&self.port.name);
-        let hairpin = rule().args(["-s", &endpoint.address.to_string()]).target(names::MARK_MASQ).build()?;
+    fn endpoint(&self, endpoint: &Endpoint) -> Result<Vec<Rule>, Error> {
+        let rule = || self.about_endpoint(|| self.port.name.to_string());
+        let hairpin = rule().args(["-s", &endpoint.key.address.to_string()]).target(names::MARK_MASQ).build()?;
         let chosen = match self.port.affinity_secs {
-            Some(_) => {
-                let name = names::endpoint_chain(self.port, endpoint)?;
-                rule().args(["-m", "recent", "--name", name.as_str(), "--set"])
-            }
+            Some(_) => rule().args(["-m", "recent", "--name", endpoint.chain.as_str(), "--set"]),
             None => rule(),
         };
         let protocol = names::protocol(self.port.protocol);
         let chosen = chosen.args(["-m", protocol, "-p", protocol]).target("DNAT");
-        Ok(vec![hairpin, chosen.args(["--to-destination", &endpoint.to_string()]).build()?])
+        Ok(vec![hairpin, chosen.args(["--to-destination", &endpoint.text]).build()?])
     }
 }
 
