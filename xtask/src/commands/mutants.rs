@@ -247,7 +247,8 @@ impl Part {
 /// `cargo mutants` with what every run has.
 fn mutants(root: &Path, target: &Path, filters: &[String]) -> Command {
     let mut command = cargo::command();
-    command.current_dir(root).env("CARGO_TARGET_DIR", target).args(["mutants", "--all-features"]).args(filters);
+    command.current_dir(root).env("CARGO_TARGET_DIR", target).env("CARGO_INCREMENTAL", "1");
+    command.args(["mutants", "--all-features", "--profile=mutants"]).args(filters);
     command
 }
 
