@@ -17,6 +17,13 @@ pub enum Family {
 }
 
 /// The address families that are used.
+///
+/// ```
+/// use kmod_probe::{Families, Family};
+///
+/// assert!(Families::Dual.has(Family::Ipv6));
+/// assert!(!Families::Ipv4.has(Family::Ipv6));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Families {
@@ -38,6 +45,15 @@ impl Families {
 
 /// The name of an IPVS scheduler such as `rr`: the kernel looks for module `ip_vs_<name>`
 /// (`net/netfilter/ipvs/ip_vs_sched.c`, `ip_vs_scheduler_get`), so out-of-tree ones are names too.
+///
+/// ```
+/// use kmod_probe::Scheduler;
+///
+/// assert_eq!(Scheduler::new("my_own")?.as_str(), "my_own");
+/// assert!(Scheduler::known().all(|name| name != "my_own"));
+/// assert!(Scheduler::known().any(|name| name == "mh")); // maglev hashing, since Linux 4.18
+/// # Ok::<(), kmod_probe::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(
     feature = "serde",
@@ -100,6 +116,24 @@ impl From<Scheduler> for String {
 /// assert!(Profile::default().scheduler("no such/scheduler").is_err());
 /// # Ok::<(), kmod_probe::Error>(())
 /// ```
+///
+/// What a load balancer with its own rules and sets needs, row by row:
+///
+/// ```
+/// use kmod_probe::{Backend, Need, Profile};
+///
+/// let profile = Profile::default().backend(Backend::Nft).set_type("hash:net").strict_arp(true);
+/// let rows = profile.requirements(Some(&"6.1.0-56-amd64".parse()?));
+/// for row in rows.iter().filter(|row| row.need != Need::Wanted) {
+///     println!("{}: {}", row.name, row.why); // ip_vs: virtual servers …
+/// }
+/// assert!(rows.iter().any(|row| row.name == "set hash:net"));
+///
+/// // With tables of nf_tables in place of iptables and ipset, less is needed.
+/// let rows = Profile::default().without_iptables(true).requirements(None);
+/// assert!(rows.iter().all(|row| row.name != "ip_set" && row.backend.is_none()));
+/// # Ok::<(), kmod_probe::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     schedulers: Vec<Scheduler>,
@@ -157,6 +191,13 @@ impl Profile {
     }
 
     /// Requires every set type that this crate knows.
+    ///
+    /// ```
+    /// use kmod_probe::Profile;
+    ///
+    /// let rows = Profile::default().all_set_types().requirements(None);
+    /// assert!(rows.iter().any(|row| row.name == "set list:set"));
+    /// ```
     #[must_use]
     pub fn all_set_types(mut self) -> Self {
         for (name, ..) in SET_TYPES {

@@ -40,6 +40,18 @@ pub enum Access {
 }
 
 /// A sysctl that IPVS mode wants.
+///
+/// ```
+/// use kmod_probe::{Access, Probe, SysctlState};
+///
+/// // Only `Right` needs nothing: `Absent` ones below net/ipv4/vs appear with `ip_vs`.
+/// for sysctl in Probe::new().run().sysctls.iter().filter(|sysctl| sysctl.state == SysctlState::Wrong) {
+///     match sysctl.access {
+///         Access::Writable => println!("sysctl -w {}={} # {}", sysctl.name, sysctl.wanted, sysctl.why),
+///         _ => println!("{} has to be set on the host", sysctl.name),
+///     }
+/// }
+/// ```
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

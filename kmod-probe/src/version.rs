@@ -34,7 +34,11 @@ static IPSET_VERSION: LazyLock<Option<Regex>> =
 /// assert_eq!(release.version(), &semver::Version::new(6, 8, 0));
 /// assert_eq!(release.suffix(), "-1015-aws");
 /// assert!(release.at_least(5, 9));
-/// assert!("4.19-rc3".parse::<KernelRelease>()?.at_least(4, 19));
+///
+/// // As a file has it. A release candidate counts as its version.
+/// let candidate = KernelRelease::parse(b"4.19.0-rc3\n")?;
+/// assert_eq!((candidate.as_str(), candidate.release_candidate()), ("4.19.0-rc3", Some(3)));
+/// assert!(candidate.at_least(4, 19));
 /// # Ok::<(), kmod_probe::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
