@@ -71,6 +71,39 @@ struct Pending {
 ///
 /// Requests are carried out in the order they are added. Call [`finish`](BatchWriter::finish): what was not yet sent when
 /// the writer is dropped is never sent.
+///
+/// ```
+/// use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL};
+/// use netlink_batch::testing::{Reply, Simulated};
+/// use netlink_batch::{Connection, Errno, Message, Outcome};
+///
+/// const RTM_NEWADDR: u16 = 20;
+/// const IFA_LOCAL: u16 = 2;
+///
+/// // A kernel whose device has 10.96.0.10 already; in a program, `Connection::open(Protocol::Route)?`.
+/// let mut connection = Connection::new(Simulated::new(|message: &Message<'_>| {
+///     let is_there = message.attributes(8).flatten().any(|attribute| attribute.payload == [10, 96, 0, 10]);
+///     if is_there { Reply::Error(Errno::EEXIST) } else { Reply::Ok }
+/// }));
+///
+/// let device = 7_u32.to_ne_bytes();
+/// let header = [[2, 32, 0, 0], device].concat(); // struct ifaddrmsg: AF_INET, /32
+/// let mut batch = connection.batch();
+/// for address in [[10, 96, 0, 1], [10, 96, 0, 10], [10, 96, 0, 11]] {
+///     batch.push(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &header, |out| out.attr(IFA_LOCAL, &address));
+/// }
+/// assert_eq!((batch.len(), batch.pending()), (3, 3)); // all fit into one send
+///
+/// let report = batch.finish();
+/// assert!(!report.is_done());
+/// for (place, outcome) in &report.failures {
+///     match outcome {
+///         Outcome::Refused(error) => assert_eq!((*place, error.errno), (1, Errno::EEXIST)),
+///         other => println!("{place}: {other:?}"),
+///     }
+/// }
+/// assert!(report.outcome(2).is_done()); // a refused request does not stop the batch
+/// ```
 #[derive(Debug)]
 #[must_use = "a batch is only complete after finish()"]
 pub struct BatchWriter<'a> {

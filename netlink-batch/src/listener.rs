@@ -53,6 +53,7 @@ const RECEIVE: usize = 64 << 10;
 /// use netlink_batch::{Listener, Protocol};
 ///
 /// let mut listener = Listener::open(Protocol::Route, &[1])?;
+/// listener.set_receive_buffer(8 << 20)?; // a node that starts hundreds of pods at once
 /// // Nothing has changed since: `None`, at once.
 /// let changes = listener.wait(Duration::ZERO, |kind, _payload| Ok(kind == 16))?;
 /// # drop(changes);

@@ -10,6 +10,35 @@ use crate::header::NLM_F_ACK;
 /// Collects requests and sends them in one datagram, for which the send buffer is made as large as needed.
 ///
 /// Nothing is sent before [`send`](TogetherWriter::send).
+///
+/// A transaction of nf_tables:
+///
+/// ```
+/// use netlink_batch::header::{NLM_F_CREATE, NfGenHeader};
+/// use netlink_batch::testing::{Reply, Simulated};
+/// use netlink_batch::{Connection, Message, NulStr};
+///
+/// const BATCH_BEGIN: u16 = 0x10;
+/// const BATCH_END: u16 = 0x11;
+/// const NEW_TABLE: u16 = 10 << 8; // NFNL_SUBSYS_NFTABLES, NFT_MSG_NEWTABLE
+/// const NAME: u16 = 1;
+///
+/// // In a program, `Connection::open(Protocol::Netfilter)?`.
+/// let mut connection = Connection::new(Simulated::new(|_: &Message<'_>| Reply::Ok));
+/// let nftables = NfGenHeader { resource: 10, ..NfGenHeader::default() }.to_bytes();
+/// let inet = NfGenHeader { family: 1, ..NfGenHeader::default() }.to_bytes();
+///
+/// let mut transaction = connection.together();
+/// transaction.push(BATCH_BEGIN, 0, &nftables, |_| {})?;
+/// let table = transaction.push(NEW_TABLE, NLM_F_CREATE, &inet, |out| out.attr(NAME, &NulStr::from("agent")))?;
+/// transaction.push(BATCH_END, 0, &nftables, |_| {})?;
+/// assert_eq!((transaction.len(), transaction.bytes()), (3, 20 + 32 + 20));
+///
+/// // The kernel commits at the end, and then acknowledges the table.
+/// let refused = transaction.send(table)?;
+/// assert_eq!(refused, []);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "nothing is sent before send()"]
 pub struct TogetherWriter<'a> {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::{fs, io};
 
-/// To hold an attribute table against its header: names and values of the enumerations of headers below `/usr/include/linux`, and of their macros that are plain numbers.
+/// To hold an attribute table against its header: names and values of the enumerations of headers below `/usr/include/linux`, and of their
+/// macros that are plain numbers.
 ///
 /// Values may be numbers, names that a header before gave, and these with `|`, `+`, `-` or `<<` between them; what is more than that
 /// is left out.

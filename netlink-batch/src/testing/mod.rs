@@ -3,6 +3,22 @@
 //! [`Simulated`] answers each message of a datagram from a function, with the kernel's own framing: errors for any message,
 //! acknowledgements where asked for, the end of a dump. [`Faults`] makes it behave as badly as a real socket can.
 //! [`header_numbers`] reads the numbers of C headers.
+//!
+//! ```
+//! use netlink_batch::testing::{Reply, Simulated};
+//! use netlink_batch::{Connection, ErrorKind, Message};
+//!
+//! let transport = Simulated::new(|_: &Message<'_>| Reply::Dump(vec![(33, vec![1]), (33, vec![2])]));
+//! let faults = transport.faults();
+//! let mut connection = Connection::new(transport);
+//! let mut table = move || connection.dump(33, 0, &[], |_| {}, |payload| Ok(payload.to_vec())).map(|dump| dump.items);
+//!
+//! faults.lock().unwrap().interrupted_dumps = 1;
+//! assert_eq!(table()?, [[1], [2]]); // read again
+//! faults.lock().unwrap().interrupted_dumps = u32::MAX;
+//! assert_eq!(*table().unwrap_err().kind(), ErrorKind::Interrupted);
+//! # Ok::<(), netlink_batch::Error>(())
+//! ```
 
 mod headers;
 
