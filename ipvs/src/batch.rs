@@ -11,6 +11,22 @@ use crate::error::{Error, ErrorKind, MissingModule, Subject};
 use crate::model::{OutOfRange, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 /// One change.
+///
+/// ```
+/// use ipvs::text::Statement;
+/// use ipvs::{Operation, RealServer, Subject, VirtualServerKey};
+///
+/// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
+/// let real = RealServer::new("10.244.1.5:8080".parse()?);
+/// let add = Operation::AddRealServer(key, real);
+/// assert_eq!(add.virtual_server(), key);
+/// assert_eq!(add.subject(), Subject::RealServer(key, real.key));
+///
+/// // For people, and as ipvsadm takes it.
+/// assert_eq!(add.to_string(), "adding real server 10.244.1.5:8080 of virtual server TCP 10.96.0.10:80");
+/// assert_eq!(Statement::from(add).to_string(), "-a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 1");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -153,6 +169,41 @@ impl fmt::Display for Operation {
 ///
 /// A batch is fast, not atomic: the kernel carries out each operation for itself. An operation that fails does not stop those
 /// after it.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "testing")] {
+/// use ipvs::{Batch, Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
+///
+/// let kernel = ipvs::fake::FakeIpvs::new();
+/// let mut ipvs = kernel.client()?;
+/// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
+/// let [old, new] = ["10.244.1.5:8080".parse()?, "10.244.2.7:8080".parse()?].map(RealServer::new);
+///
+/// let mut batch = Batch::new();
+/// batch.add_virtual_server(VirtualServer::new(key, Scheduler::RoundRobin)).add_real_server(key, old);
+/// ipvs.run(&batch).into_result()?;
+///
+/// // One endpoint replaces another: the new one first.
+/// let mut batch = Batch::new();
+/// batch.add_real_server(key, new).update_real_server(key, old.with_weight(Weight::DRAIN));
+/// let adds = batch.iter().filter(|operation| matches!(operation, Operation::AddRealServer(..))).count();
+/// println!("{adds} of {} operations add a real server", batch.len());
+/// ipvs.run(&batch).into_result()?;
+/// assert_eq!(
+///     kernel.dump()?,
+///     "-A -t 10.96.0.10:80 -s rr\n\
+///      -a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 0\n\
+///      -a -t 10.96.0.10:80 -r 10.244.2.7:8080 -m -w 1\n"
+/// );
+///
+/// // Printed, a batch is a dry run.
+/// let batch: Batch = [Operation::DeleteRealServer(key, old.key)].into_iter().collect();
+/// assert_eq!(batch.to_string(), "-d -t 10.96.0.10:80 -r 10.244.1.5:8080\n");
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Batch {
@@ -283,6 +334,38 @@ impl Outcome {
 }
 
 /// One outcome for each operation of a [`Batch`], in its order.
+///
+/// # Example
+///
+/// ```
+/// # #[cfg(feature = "testing")] {
+/// use ipvs::{Batch, RealServer, Scheduler, VirtualServer, VirtualServerKey};
+///
+/// let kernel = ipvs::fake::FakeIpvs::new();
+/// kernel.remove_module("ip_vs_mh");
+/// let web = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
+/// let dns = VirtualServerKey::udp("10.96.0.10:53".parse()?);
+/// let mut batch = Batch::new();
+/// batch
+///     .add_virtual_server(VirtualServer::new(web, Scheduler::MaglevHashing))
+///     .add_real_server(web, RealServer::new("10.244.1.5:8080".parse()?))
+///     .add_virtual_server(VirtualServer::new(dns, Scheduler::RoundRobin));
+///
+/// let report = kernel.client()?.run(&batch);
+/// assert!(!report.is_done());
+/// assert!(report.outcomes[2].is_done()); // a failure does not stop what comes after it
+/// assert_eq!(report.failures().count(), 2);
+/// assert_eq!(report.cause(1), Some(0)); // refused because operation 0 failed
+///
+/// let causes = report.root_failures().filter_map(|(_, outcome)| outcome.error());
+/// assert_eq!(
+///     causes.map(|error| error.to_string()).collect::<Vec<_>>(),
+///     ["adding virtual server TCP 10.96.0.10:80: this kernel has no scheduler \"mh\"; \
+///       load it with `modprobe ip_vs_mh` [ENOENT]"]
+/// );
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a batch reports failures only here"]
 #[non_exhaustive]

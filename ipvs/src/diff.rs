@@ -9,6 +9,32 @@ use crate::model::{RealServer, RealServerKey, Snapshot, SnapshotEntry, VirtualSe
 use crate::text::{Entry, Ruleset};
 
 /// Who decides on the weights of real servers that are there.
+///
+/// ```
+/// use ipvs::model::Snapshot;
+/// use ipvs::{Ruleset, SyncPolicy, Weights};
+///
+/// // A health check has taken the first real server out and lowered the second one's share.
+/// let observed: Ruleset = "
+///     -A -t 10.96.0.10:80 -s wrr
+///     -a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 0
+///     -a -t 10.96.0.10:80 -r 10.244.2.7:8080 -m -w 50
+/// "
+/// .parse()?;
+/// let wanted: Ruleset = observed.to_string().replace("-w 0", "-w 100").replace("-w 50", "-w 100").parse()?;
+/// let changes = |weights| {
+///     let policy = SyncPolicy::owning_all().with_weights(weights);
+///     wanted.diff(&Snapshot::from(&observed), &policy).map(|batch| batch.to_string())
+/// };
+/// assert_eq!(
+///     changes(Weights::Set)?,
+///     "-e -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 100\n\
+///      -e -t 10.96.0.10:80 -r 10.244.2.7:8080 -m -w 100\n"
+/// );
+/// assert_eq!(changes(Weights::KeepZero)?, "-e -t 10.96.0.10:80 -r 10.244.2.7:8080 -m -w 100\n");
+/// assert_eq!(changes(Weights::Keep)?, "");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -37,6 +63,19 @@ impl Weights {
 /// What a difference or a sync may touch.
 ///
 /// There is no default: IPVS does not say who added a virtual server, so the caller has to.
+///
+/// ```
+/// use std::net::IpAddr;
+///
+/// use ipvs::{SyncPolicy, VirtualServerKey, Weights};
+///
+/// let vips: [IpAddr; 2] = ["10.96.0.10".parse()?, "2001:db8::10".parse()?];
+/// let policy =
+///     SyncPolicy::owning(|key| key.addr().is_some_and(|addr| vips.contains(&addr))).with_weights(Weights::KeepZero);
+/// assert!(policy.owns(&VirtualServerKey::udp("[2001:db8::10]:53".parse()?)));
+/// assert!(!policy.owns(&VirtualServerKey::tcp("192.0.2.1:25".parse()?))); // another program's
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct SyncPolicy<'a> {
     owns: Box<dyn Fn(&VirtualServerKey) -> bool + Send + Sync + 'a>,
     weights: Weights,

@@ -39,6 +39,27 @@ impl FromStr for DaemonState {
 }
 
 /// A synchronisation daemon of this network namespace; there is at most one in each state.
+///
+/// ```
+/// # #[cfg(feature = "testing")] {
+/// use ipvs::model::{DaemonState, SyncDaemon};
+///
+/// let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
+/// let (interface, group) = ("eth0".parse()?, "224.0.0.82".parse()?);
+/// let daemon = |state| SyncDaemon::new(state, interface, 7).with_group(group).with_port(8850);
+/// ipvs.start_daemon(&daemon(DaemonState::Master))?; // sends this director's connections
+/// ipvs.start_daemon(&daemon(DaemonState::Backup))?; // receives those of the others
+/// assert_eq!(ipvs.list_daemons()?.len(), 2);
+///
+/// // The kernel says what it filled in.
+/// let ttl = ipvs.list_daemons()?.iter().find(|daemon| daemon.state == DaemonState::Master).and_then(|daemon| daemon.ttl);
+/// assert_eq!(ttl, Some(1));
+///
+/// ipvs.stop_daemon(DaemonState::Master)?;
+/// assert!(ipvs.stop_daemon(DaemonState::Master).unwrap_err().is_not_found());
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

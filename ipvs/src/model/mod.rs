@@ -1,4 +1,42 @@
 //! Virtual and real servers as plain data. Nothing here does I/O.
+//!
+//! # Example
+//!
+//! A virtual server with persistence and a limited real server, and how `ipvsadm -S -n` prints them.
+//!
+//! ```
+//! use ipvs::model::{Persistence, Thresholds};
+//! use ipvs::{RealServer, Ruleset, Scheduler, VirtualServer, VirtualServerKey, Weight};
+//!
+//! let key = VirtualServerKey::tcp("10.96.0.10:443".parse()?);
+//! let server = VirtualServer::new(key, Scheduler::WeightedRoundRobin).with_persistence(Persistence::new(10_800));
+//! let real = RealServer::new("10.244.1.5:8443".parse()?)
+//!     .with_weight(Weight::new(100)?)
+//!     .with_thresholds(Thresholds::new(1000, 800)?);
+//! let mut rules = Ruleset::new();
+//! rules.push(server, [real]);
+//! assert_eq!(
+//!     rules.to_string(),
+//!     "-A -t 10.96.0.10:443 -s wrr -p 10800\n\
+//!      -a -t 10.96.0.10:443 -r 10.244.1.5:8443 -m -w 100 -x 1000 -y 800\n"
+//! );
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Serde
+//!
+//! With feature `serde` the types are `Serialize` and `Deserialize`. A key is its text; fields that have a default may be left out.
+//!
+//! ```
+//! # #[cfg(feature = "serde")] {
+//! use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
+//!
+//! let server: VirtualServer = serde_json::from_str(r#"{"key": "UDP 10.96.0.10:53", "config": {"scheduler": "rr"}}"#)?;
+//! let key = VirtualServerKey::udp("10.96.0.10:53".parse()?);
+//! assert_eq!(server, VirtualServer::new(key, Scheduler::RoundRobin));
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod daemon;
 mod forwarding;

@@ -27,6 +27,15 @@ pub struct TimeoutsUpdate {
 }
 
 /// What IPVS says of itself.
+///
+/// ```
+/// # #[cfg(feature = "testing")] {
+/// let info = ipvs::fake::FakeIpvs::new().client()?.info()?;
+/// assert_eq!((info.version, info.connection_table_size), (0x01_02_01, 4096));
+/// assert_eq!(info.to_string(), "1.2.1 (size=4096)");
+/// # }
+/// # Ok::<(), ipvs::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -5,6 +5,16 @@ use std::net::Ipv4Addr;
 use crate::model::{Family, Name, ObservedRealServer, OutOfRange, Scheduler, SchedulerFlags, Stats, VirtualServerKey};
 
 /// Which clients count as one for persistence.
+///
+/// ```
+/// use ipvs::model::{Family, Granularity};
+///
+/// assert_eq!(Granularity::from_prefix(Family::V4, 24)?, Granularity::Prefix(24));
+/// assert_eq!(Granularity::from_mask("255.255.255.0".parse()?), Granularity::Prefix(24));
+/// assert_eq!(Granularity::from_prefix(Family::V6, 128)?, Granularity::Client); // the whole address
+/// assert!(Granularity::from_prefix(Family::V4, 64).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Granularity {
@@ -65,6 +75,23 @@ impl Granularity {
 
 /// Persistence: a client stays with the real server it had last (`ipvsadm -p`), even when that one's weight is 0: see
 /// [`Weight::DRAIN`](crate::Weight::DRAIN).
+///
+/// ```
+/// use ipvs::model::{Family, Granularity, Persistence};
+/// use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
+///
+/// // `sessionAffinity: ClientIP` of a Kubernetes Service.
+/// let web = VirtualServer::new(VirtualServerKey::tcp("10.96.0.10:443".parse()?), Scheduler::RoundRobin)
+///     .with_persistence(Persistence::new(10_800));
+/// assert_eq!(web.config.persistence.map(|persistence| persistence.timeout_secs), Some(10_800));
+///
+/// // Clients of one /64 count as one.
+/// let networks = Persistence::new(600).with_granularity(Granularity::from_prefix(Family::V6, 64)?);
+/// // SIP calls stay together whatever address they come from.
+/// let calls = Persistence::new(60).with_engine("sip".parse()?);
+/// assert_eq!((networks.engine, calls.granularity), (None, Granularity::Client));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -101,6 +128,20 @@ impl Persistence {
 }
 
 /// What can be changed about a virtual server.
+///
+/// ```
+/// use ipvs::model::{Persistence, VirtualServerConfig};
+/// use ipvs::{Scheduler, SchedulerFlags, VirtualServer, VirtualServerKey};
+///
+/// // One configuration for the ports of a service.
+/// let config = VirtualServerConfig::new(Scheduler::MaglevHashing)
+///     .with_scheduler_flags(SchedulerFlags::MH_FALLBACK)
+///     .with_persistence(Persistence::new(300));
+/// let ports = ["10.96.0.10:80".parse()?, "10.96.0.10:443".parse()?]
+///     .map(|at| VirtualServer { key: VirtualServerKey::tcp(at), config });
+/// assert_eq!(ports[0].config, ports[1].config);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -152,6 +193,17 @@ impl VirtualServerConfig {
 }
 
 /// A virtual server: clients connect to it, and the kernel gives each connection to one of its real servers.
+///
+/// ```
+/// use ipvs::text::Statement;
+/// use ipvs::{Operation, Scheduler, VirtualServer, VirtualServerKey};
+///
+/// // Schedules each DNS query for itself: a client's next one may go to another real server.
+/// let key = VirtualServerKey::udp("10.96.0.10:53".parse()?);
+/// let dns = VirtualServer::new(key, Scheduler::RoundRobin).with_one_packet();
+/// assert_eq!(Statement::from(Operation::AddVirtualServer(dns)).to_string(), "-A -u 10.96.0.10:53 -s rr -o");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "service")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
