@@ -169,7 +169,8 @@ impl From<Thresholds> for (u32, u32) {
 ///     .with_forwarding_method(ForwardingMethod::DirectRoute)
 ///     .with_thresholds(Thresholds::new(5000, 0)?);
 /// let pool = ["192.0.2.21:80".parse()?, "192.0.2.22:80".parse()?].map(|at| RealServer::new(at).with_config(config));
-/// assert_eq!(pool[0].config, pool[1].config);
+/// assert_eq!(pool.map(|real| real.key.to_string()), ["192.0.2.21:80", "192.0.2.22:80"]);
+/// assert_eq!(pool.map(|real| real.config.weight.get()), [10, 10]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -78,18 +78,27 @@ impl Granularity {
 ///
 /// ```
 /// use ipvs::model::{Family, Granularity, Persistence};
-/// use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
+/// use ipvs::{Ruleset, Scheduler, VirtualServer, VirtualServerKey};
 ///
 /// // `sessionAffinity: ClientIP` of a Kubernetes Service.
-/// let web = VirtualServer::new(VirtualServerKey::tcp("10.96.0.10:443".parse()?), Scheduler::RoundRobin)
-///     .with_persistence(Persistence::new(10_800));
-/// assert_eq!(web.config.persistence.map(|persistence| persistence.timeout_secs), Some(10_800));
-///
+/// let affinity = Persistence::new(10_800);
 /// // Clients of one /64 count as one.
 /// let networks = Persistence::new(600).with_granularity(Granularity::from_prefix(Family::V6, 64)?);
-/// // SIP calls stay together whatever address they come from.
-/// let calls = Persistence::new(60).with_engine("sip".parse()?);
-/// assert_eq!((networks.engine, calls.granularity), (None, Granularity::Client));
+/// // SIP packets with the same Call-ID, from any address: each packet is looked at, since one client's port may carry many calls.
+/// let calls = Persistence::new(60).with_granularity(Granularity::Prefix(0)).with_engine("sip".parse()?);
+///
+/// let web = VirtualServer::new(VirtualServerKey::tcp("10.96.0.10:443".parse()?), Scheduler::RoundRobin);
+/// let web6 = VirtualServer::new(VirtualServerKey::tcp("[2001:db8::10]:443".parse()?), Scheduler::RoundRobin);
+/// let sip = VirtualServer::new(VirtualServerKey::udp("192.0.2.1:5060".parse()?), Scheduler::RoundRobin);
+/// let mut rules = Ruleset::new();
+/// rules.push(web.with_persistence(affinity), []).push(web6.with_persistence(networks), []);
+/// rules.push(sip.with_persistence(calls).with_one_packet(), []);
+/// assert_eq!(
+///     rules.to_string(),
+///     "-A -t 10.96.0.10:443 -s rr -p 10800\n\
+///      -A -t [2001:db8::10]:443 -s rr -p 600 -M 64\n\
+///      -A -u 192.0.2.1:5060 -s rr -p 60 -M 0.0.0.0 --pe sip -o\n"
+/// );
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -131,15 +140,17 @@ impl Persistence {
 ///
 /// ```
 /// use ipvs::model::{Persistence, VirtualServerConfig};
-/// use ipvs::{Scheduler, SchedulerFlags, VirtualServer, VirtualServerKey};
+/// use ipvs::text::Statement;
+/// use ipvs::{Operation, Scheduler, SchedulerFlags, VirtualServer, VirtualServerKey};
 ///
 /// // One configuration for the ports of a service.
 /// let config = VirtualServerConfig::new(Scheduler::MaglevHashing)
 ///     .with_scheduler_flags(SchedulerFlags::MH_FALLBACK)
 ///     .with_persistence(Persistence::new(300));
-/// let ports = ["10.96.0.10:80".parse()?, "10.96.0.10:443".parse()?]
-///     .map(|at| VirtualServer { key: VirtualServerKey::tcp(at), config });
-/// assert_eq!(ports[0].config, ports[1].config);
+/// let [http, https] = ["10.96.0.10:80".parse()?, "10.96.0.10:443".parse()?]
+///     .map(|at| Operation::AddVirtualServer(VirtualServer { key: VirtualServerKey::tcp(at), config }));
+/// assert_eq!(Statement::from(http).to_string(), "-A -t 10.96.0.10:80 -s mh -p 300 -b mh-fallback");
+/// assert_eq!(Statement::from(https).to_string(), "-A -t 10.96.0.10:443 -s mh -p 300 -b mh-fallback");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

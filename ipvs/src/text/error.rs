@@ -93,7 +93,7 @@ impl Error {
     }
 }
 
-/// `line 3, column 4: found "10.0.0.1:http", expected a port from 0 to 65535 …`.
+/// `line 3, column 16: found "http", expected a port in numbers: service names are not looked up`.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { line, column, found, expected, .. } = &*self.0;
