@@ -71,6 +71,27 @@ impl Client {
     /// Of an entry's options, comment, mark, priority, queue and nomatch are compared. Counters are not compared, and
     /// survive. A running timeout is left alone unless it is longer than wanted, or the entry is wanted without one.
     ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// use ipset::{Entry, SetFlags, SetSpec, SetType};
+    ///
+    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
+    /// let set = SetSpec::new("cluster-ip".parse()?, SetType::HashIpPort);
+    /// let entry = |text| Entry::parse(SetType::HashIpPort, text);
+    /// client.sync(&set, &[entry("10.96.0.1,tcp:443")?, entry("10.96.0.10,udp:53")?])?;
+    ///
+    /// let wanted = [entry("10.96.0.10,udp:53")?, entry("10.96.0.10,tcp:53")?];
+    /// let report = client.sync(&set, &wanted)?;
+    /// assert_eq!((report.added, report.deleted, report.unchanged), (1, 1, 1));
+    /// assert!(!client.sync(&set, &wanted)?.is_changed());
+    ///
+    /// // Another option: a new set is built, filled and swapped in.
+    /// let report = client.sync(&set.with_flags(SetFlags::COUNTERS), &wanted)?;
+    /// assert!(report.swapped);
+    /// # }
+    /// # Ok::<(), ipset::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Before anything is written, for what can be known without the kernel: [`ErrorKind::Invalid`] for values that no set of this
     /// type has, [`ErrorKind::ExtensionMissing`] for a timeout, comment, counter or mark in a set without them,

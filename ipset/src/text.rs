@@ -43,6 +43,22 @@ pub fn save<'a>(sets: impl IntoIterator<Item = &'a SavedSet>) -> String {
 
 /// Reads the text of `ipset save`: `create` and `add` lines. Empty lines, comments and `COMMIT` are skipped.
 ///
+/// ```
+/// let text = "\
+/// create allowed hash:net family inet hashsize 1024 maxelem 65536
+/// add allowed 192.0.2.0/24
+/// add allowed 192.0.2.128/25 nomatch
+/// ";
+/// let sets = ipset::parse_save(text)?;
+/// assert_eq!(sets[0].spec.set_type, ipset::SetType::HashNet);
+/// assert!(sets[0].entries[1].options.nomatch);
+/// assert_eq!(ipset::save(&sets), text);
+///
+/// let error = ipset::parse_save("create allowed hash:net\nadd alowed 192.0.2.0/24\n").unwrap_err();
+/// assert!(error.to_string().contains("line 2"), "{error}");
+/// # Ok::<(), ipset::Error>(())
+/// ```
+///
 /// # Errors
 /// [`ErrorKind::Line`] with the number of the first line that cannot be read, counted from 1.
 pub fn parse_save(text: &str) -> Result<Vec<SavedSet>, Error> {
@@ -89,6 +105,19 @@ impl Client {
     }
 
     /// Creates the sets with their entries, in order; what exists is an error, as with `ipset restore`.
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// use ipset::parse_save;
+    ///
+    /// # let mut client = ipset::Client::with_transport(ipset::fake::FakeIpset::new().transport())?;
+    /// let sets = parse_save("create nodes hash:ip timeout 600\nadd nodes 192.0.2.7 timeout 0\n")?;
+    /// client.restore(&sets)?;
+    /// assert!(client.save()?.contains("add nodes 192.0.2.7 timeout 0"));
+    /// assert!(client.restore(&sets).unwrap_err().is_already_exists());
+    /// # }
+    /// # Ok::<(), ipset::Error>(())
+    /// ```
     ///
     /// # Errors
     /// The first failure. The sets and entries before it stay.

@@ -10,6 +10,22 @@ use super::{Comment, Family, Interface, IpSpan, MacAddr, PortRange, Ports, SetNa
 ///
 /// Which networks and ranges stand for one entry and which for many depends on the set's type: see
 /// [`Entry::expand`].
+///
+/// ```
+/// use std::net::Ipv4Addr;
+///
+/// use ipset::{Element, IpSpan, Ports, Protocol, SetType};
+///
+/// let dns = IpSpan::from(Ipv4Addr::new(10, 96, 0, 10));
+/// let element = Element::IpPort(dns, Ports::port(Protocol::UDP, 53));
+/// assert_eq!(element.to_string(), "10.96.0.10,udp:53");
+/// assert_eq!(element, Element::parse(SetType::HashIpPort, "10.96.0.10,udp:53")?);
+///
+/// // Of types with one part, that part will do.
+/// let element: Element = Ipv4Addr::new(192, 0, 2, 1).into();
+/// assert_eq!(element, Element::parse(SetType::HashIp, "192.0.2.1")?);
+/// # Ok::<(), ipset::InvalidValue>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -179,6 +195,19 @@ pub enum Position {
 }
 
 /// What an entry carries besides its identity. Most of it needs a set created for it.
+///
+/// ```
+/// use ipset::{Entry, EntryOptions, IpSpan, SetType};
+///
+/// let mut options = EntryOptions::default();
+/// options.skbmark = Some("0x4000/0x4000".parse()?);
+/// options.skbqueue = Some(3);
+/// let pods: IpSpan = "10.244.0.0/16".parse()?;
+/// let entry = Entry::new(pods.into()).with_options(options);
+/// assert_eq!(entry.to_string(), "10.244.0.0/16 skbmark 0x4000/0x4000 skbqueue 3");
+/// assert_eq!(entry, Entry::parse(SetType::HashNet, &entry.to_string())?);
+/// # Ok::<(), ipset::InvalidValue>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -212,6 +241,26 @@ pub struct EntryOptions {
 ///
 /// let entry = Entry::parse(SetType::HashIpPortNet, "10.0.0.1,80,10.1.2.3/16 nomatch")?;
 /// assert_eq!(entry.to_string(), "10.0.0.1,tcp:80,10.1.0.0/16 nomatch");
+/// # Ok::<(), ipset::InvalidValue>(())
+/// ```
+///
+/// Built from its parts:
+///
+/// ```
+/// use std::net::Ipv4Addr;
+///
+/// use ipset::{Comment, Element, Entry, Timeout};
+///
+/// let entry = Entry::new(Element::from(Ipv4Addr::new(192, 0, 2, 1)))
+///     .with_timeout(Timeout::from_secs(600)?)
+///     .with_counters(3, 180)
+///     .with_comment(Comment::new("failed logins")?);
+/// assert_eq!(entry.to_string(), "192.0.2.1 timeout 600 packets 3 bytes 180 comment \"failed logins\"");
+///
+/// // All of the network but its upper half.
+/// let network: ipset::IpSpan = "198.51.100.128/25".parse()?;
+/// let upper = Entry::new(network.into()).with_nomatch();
+/// assert_eq!(upper.to_string(), "198.51.100.128/25 nomatch");
 /// # Ok::<(), ipset::InvalidValue>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
