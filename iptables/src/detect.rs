@@ -72,6 +72,31 @@ pub enum BackendChoice {
 }
 
 /// What the host has in both back ends. Looking changes nothing.
+///
+/// ```
+/// # #[cfg(feature = "testing")] {
+/// use iptables::{Backend, BackendChoice, Family, Survey, TableName};
+///
+/// # use iptables::{ChainName, Iptables, fake::FakeHost};
+/// # let host = FakeHost::new();
+/// # let legacy = Iptables::open(&host, Family::Ipv4, Backend::Legacy)?;
+/// # let _ = legacy.ensure_chain(&TableName::MANGLE, &ChainName::new("KUBE-IPTABLES-HINT")?)?;
+/// // On a host: System::new(). The kubelet has left its hint chain in the legacy tables of this one.
+/// let mut survey = Survey::take(&host)?;
+/// assert!(survey.presence(Backend::Legacy).kubelet_hint && !survey.nf_tables.in_use());
+/// assert_eq!(survey.choose(BackendChoice::Detect)?, Backend::Legacy);
+///
+/// // Expecting the other one is an error; forcing it is not.
+/// assert!(survey.choose(BackendChoice::Expect(Backend::NfTables)).is_err());
+/// assert_eq!(survey.choose(BackendChoice::Force(Backend::NfTables))?, Backend::NfTables);
+///
+/// let iptables = survey.open(&host, Family::Ipv4, BackendChoice::Detect)?;
+/// assert_eq!(iptables.backend(), Backend::Legacy);
+/// let dump = survey.take_dump(Backend::Legacy, Family::Ipv4); // what was read already need not be read again
+/// assert!(dump.is_some_and(|dump| dump.has_chain(&TableName::MANGLE, "KUBE-IPTABLES-HINT")));
+/// # }
+/// # Ok::<(), iptables::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survey {
@@ -267,6 +292,26 @@ impl Survey {
     }
 
     /// Opens the programs of this back end, whatever the host uses, as they were found by the survey.
+    ///
+    /// ```
+    /// # #[cfg(feature = "testing")] {
+    /// use iptables::{Backend, BackendChoice, ChainName, Family, Survey, TableName};
+    ///
+    /// # use iptables::{Iptables, fake::FakeHost};
+    /// # let host = FakeHost::new();
+    /// # let legacy = Iptables::open(&host, Family::Ipv4, Backend::Legacy)?;
+    /// # let _ = legacy.ensure_chain(&TableName::NAT, &ChainName::new("MY-SERVICES")?)?;
+    /// # let nft = Iptables::open(&host, Family::Ipv4, Backend::NfTables)?;
+    /// # let _ = nft.ensure_chain(&TableName::MANGLE, &ChainName::new("KUBE-IPTABLES-HINT")?)?;
+    /// // The host has changed to nf_tables: what we left in the legacy tables has to go.
+    /// let survey = Survey::take(&host)?;
+    /// let used = survey.choose(BackendChoice::Detect)?;
+    /// let other = survey.reopen(&host, Family::Ipv4, used.other())?;
+    /// assert_eq!(other.backend(), Backend::Legacy);
+    /// assert!(other.delete_chain(&TableName::NAT, &ChainName::new("MY-SERVICES")?)?);
+    /// # }
+    /// # Ok::<(), iptables::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::ProgramMissing`] if they were not there.

@@ -23,6 +23,25 @@ pub enum CanaryState {
 ///
 /// The chain holds one rule and nothing jumps to it, so packets never see it. The rule tells of a flush (`-F`) that left the
 /// chains in place. There is no thread: call [`Canary::check`] from your own timer.
+///
+/// ```
+/// # #[cfg(feature = "testing")] {
+/// use iptables::{Backend, Canary, CanaryState, ChainName, Family, Iptables, fake::FakeHost};
+///
+/// let host = FakeHost::new();
+/// let iptables = Iptables::open(&host, Family::Ipv4, Backend::NfTables)?;
+/// let canary = Canary::new(ChainName::new("MY-CANARY")?);
+/// let _ = canary.plant(&iptables)?;
+/// assert_eq!(canary.check(&iptables)?, CanaryState::Intact);
+///
+/// host.flush(Family::Ipv4, Backend::NfTables); // nft flush ruleset
+/// assert_eq!(canary.check(&iptables)?, CanaryState::Flushed);
+/// // Now write all rules anew, and plant it again.
+///
+/// canary.remove(&iptables)?; // at the end of one's work
+/// # }
+/// # Ok::<(), iptables::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Canary {
     chain: ChainName,

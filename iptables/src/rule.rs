@@ -42,6 +42,24 @@ impl fmt::Display for Counters {
 /// `-m tcp`, writes `/32`, …), compare [`Rule::canonical`].
 ///
 /// A rule read from a dump remembers its exact text and is printed byte for byte as it was.
+///
+/// ```
+/// use iptables::{Counters, Rule};
+///
+/// let rule = Rule::from_args(["-s", "192.0.2.0/24", "-m", "comment", "--comment", "known scanners", "-j", "DROP"])?;
+/// assert_eq!(rule.arguments(), "-s 192.0.2.0/24 -m comment --comment \"known scanners\" -j DROP");
+/// assert_eq!(rule, Rule::parse(&rule.arguments())?);
+/// assert_eq!((rule.target(), rule.comment()), (Some("DROP"), Some("known scanners")));
+/// assert_eq!(rule.tokens()[5].as_str(), "known scanners"); // tokens are without quotes
+///
+/// let saved = Rule::parse("-j DROP -m comment --comment \"known scanners\" --source 192.0.2.0/255.255.255.0")?;
+/// assert!(rule.same_as(&saved) && rule != saved);
+///
+/// // A restore sets them; without, the rule begins at zero.
+/// let counted = rule.with_counters(Counters { packets: 12, bytes: 840 });
+/// assert_eq!(counted.counters.map(|counters| counters.to_string()).as_deref(), Some("[12:840]"));
+/// # Ok::<(), iptables::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rule {
@@ -237,6 +255,27 @@ impl fmt::Display for Rule {
 }
 
 /// Builds a [`Rule`]; the first bad argument is reported by [`build`](RuleBuilder::build).
+///
+/// ```
+/// use iptables::{ChainName, Rule};
+///
+/// let rule = Rule::builder()
+///     .comment("masquerade what does not come from pods")
+///     .args(["!", "-s", "10.244.0.0/16"])
+///     .match_set("KUBE-CLUSTER-IP", "dst,dst")
+///     .jump(&ChainName::new("KUBE-MARK-MASQ")?)
+///     .build()?;
+/// assert!(rule.arguments().ends_with("! -s 10.244.0.0/16 -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-MARK-MASQ"));
+///
+/// let masquerade = Rule::builder().target("MASQUERADE").arg("--random-fully").build()?;
+/// assert_eq!(masquerade.to_string(), "-j MASQUERADE --random-fully");
+///
+/// // One argument stays one, whatever is in it; what could start a command of its own is refused.
+/// let quoted = Rule::builder().comment("x\" -j ACCEPT").target("DROP").build()?;
+/// assert_eq!(quoted.target(), Some("DROP"));
+/// assert!(Rule::builder().comment("x\n-A INPUT -j ACCEPT").build().is_err());
+/// # Ok::<(), iptables::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RuleBuilder {

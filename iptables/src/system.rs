@@ -27,6 +27,19 @@ const DIRECTORIES: [&str; 6] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/b
 ///
 /// Programs are started by absolute path, without a shell, with an environment of just `LC_ALL=C` and `PATH` (and
 /// `XTABLES_LOCKFILE`, if set here), and killed when their time is over.
+///
+/// ```
+/// use iptables::{Runner, System};
+///
+/// // In a container: programs from the image, the lock file of the host.
+/// let system = System::new().with_directory("/opt/iptables/sbin").with_lock_file("/host/run/xtables.lock");
+/// assert_eq!(system.lock_path().to_str(), Some("/host/run/xtables.lock"));
+///
+/// // Only these: nothing is taken from the usual directories.
+/// let system = System::new().with_only_directory("/opt/iptables/none");
+/// assert_eq!(system.find("iptables-restore"), None);
+/// # Ok::<(), iptables::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct System {
     directories: Vec<PathBuf>,

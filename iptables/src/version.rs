@@ -53,6 +53,18 @@ impl ProgramVersion {
     }
 
     /// Whether `MASQUERADE --random-fully` is known (since 1.6.2).
+    ///
+    /// ```
+    /// use iptables::{ProgramVersion, Rule};
+    ///
+    /// let version = ProgramVersion::parse("iptables v1.6.1")?;
+    /// let mut rule = Rule::builder().target("MASQUERADE");
+    /// if version.has_random_fully() {
+    ///     rule = rule.arg("--random-fully");
+    /// }
+    /// assert_eq!(rule.build()?.to_string(), "-j MASQUERADE");
+    /// # Ok::<(), iptables::Error>(())
+    /// ```
     pub fn has_random_fully(&self) -> bool {
         self.version >= Version::new(1, 6, 2)
     }
