@@ -70,6 +70,102 @@ pub fn rule(family: Family) -> RuleBuilder {
 ///
 /// In tables that see both IP versions, a match on an address also adds the match on its version.
 /// [`build`](RuleBuilder::build) reports the first mistake.
+///
+/// # Filters
+///
+/// ```
+/// use nftables::expr::{IcmpCode, LimitUnit, Reject};
+/// use nftables::{CtState, Family, L4Protocol, Name, RuleBuilder, rule};
+///
+/// let inet = || rule(Family::Inet);
+/// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
+///
+/// let answers = inet().ct_state(CtState::ESTABLISHED | CtState::RELATED).accept();
+/// assert_eq!(nft(answers)?, "ct state established,related accept");
+///
+/// let forged = inet().iifname("eth0").saddr_in("10.244.0.0".parse()?, 16).drop_packet();
+/// assert_eq!(nft(forged)?, "iifname \"eth0\" meta nfproto ipv4 ip saddr & 255.255.0.0 == 10.244.0.0 drop");
+///
+/// let ssh = inet().meta_l4proto(L4Protocol::TCP).dport(22).limit(5, LimitUnit::Minute, 3).log("ssh: ").accept();
+/// assert_eq!(nft(ssh)?, "meta l4proto tcp tcp dport 22 limit rate 5/minute burst 3 packets log prefix \"ssh: \" accept");
+///
+/// let pods = inet().daddr_in("2001:db8:1::".parse()?, 48).jump(Name::new("to-pods")?);
+/// assert_eq!(nft(pods)?, "meta nfproto ipv6 ip6 daddr & ffff:ffff:ffff:: == 2001:db8:1:: jump to-pods");
+///
+/// let rest = inet().counter().reject(Reject::Unreachable(IcmpCode::AdminProhibited));
+/// assert_eq!(nft(rest)?, "counter reject with icmpx admin-prohibited");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Translations
+///
+/// ```
+/// use nftables::expr::NatFlags;
+/// use nftables::{Family, L4Protocol, Operand, RuleBuilder, rule};
+///
+/// let inet = || rule(Family::Inet);
+/// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
+///
+/// let web = inet().meta_l4proto(L4Protocol::TCP).daddr("2001:db8::80".parse()?).dport(80);
+/// let web = web.dnat_to("[2001:db8:1::7]:8080".parse()?);
+/// assert_eq!(
+///     nft(web)?,
+///     "meta l4proto tcp meta nfproto ipv6 ip6 daddr 2001:db8::80 tcp dport 80 dnat ip6 to [2001:db8:1::7]:8080"
+/// );
+///
+/// let floating = inet().daddr("192.0.2.10".parse()?).dnat_to_address("10.244.1.7".parse()?);
+/// assert_eq!(nft(floating)?, "meta nfproto ipv4 ip daddr 192.0.2.10 dnat ip to 10.244.1.7");
+///
+/// let egress = inet().saddr("10.244.1.7".parse()?).snat_to("192.0.2.10".parse()?, NatFlags::empty());
+/// assert_eq!(nft(egress)?, "meta nfproto ipv4 ip saddr 10.244.1.7 snat ip to 192.0.2.10");
+///
+/// let others = inet().oifname("eth0").saddr_not_in("192.0.2.0".parse()?, 24).masquerade(NatFlags::FULLY_RANDOM);
+/// assert_eq!(
+///     nft(others)?,
+///     "oifname \"eth0\" meta nfproto ipv4 ip saddr & 255.255.255.0 != 192.0.2.0 masquerade fully-random"
+/// );
+///
+/// let proxied = inet().daddr_is_local().meta_l4proto(L4Protocol::TCP).dport(80).redirect_to(3128);
+/// assert_eq!(nft(proxied)?, "fib daddr type local meta l4proto tcp tcp dport 80 redirect to :3128");
+///
+/// // The destination stays what it is, and later chains do not translate it.
+/// let direct = inet().mark(0x200, 0xf00).dnat_to_operand(Family::Ip, &Operand::IP_DADDR);
+/// assert_eq!(nft(direct)?, "meta mark & 0x00000f00 == 0x00000200 meta nfproto ipv4 dnat ip to ip daddr");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Sets and maps
+///
+/// Rules refer to a set by its key; the order of the operands is that of the fields of the set's key.
+///
+/// ```
+/// use nftables::expr::NatFlags;
+/// use nftables::{DataType, Family, FieldTypes, Name, Operand, RuleBuilder, TableKey, rule};
+///
+/// let inet = || rule(Family::Inet);
+/// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
+/// let table = TableKey::new(Family::Inet, "proxy")?;
+///
+/// let outsiders = inet().not_in_set(&[Operand::IP_SADDR], &table.set("allowed")?).drop_packet();
+/// assert_eq!(nft(outsiders)?, "meta nfproto ipv4 ip saddr != @allowed drop");
+///
+/// let hairpins = inet().in_set(&[Operand::IP_SADDR, Operand::IP_DADDR], &table.set("hairpins")?);
+/// assert_eq!(nft(hairpins.masquerade(NatFlags::empty()))?, "meta nfproto ipv4 ip saddr . ip daddr @hairpins masquerade");
+///
+/// let services = inet().verdict_map(&[Operand::IP6_DADDR, Operand::DPORT], &table.set("services6")?);
+/// assert_eq!(nft(services)?, "meta nfproto ipv6 ip6 daddr . th dport vmap @services6");
+///
+/// // The destination of a connection to a floating address, and the source of its owner's connections.
+/// let floating = inet().dnat_to_address_map(Family::Ip, &[Operand::IP_DADDR], &table.set("owners")?);
+/// assert_eq!(nft(floating)?, "meta nfproto ipv4 dnat ip to ip daddr map @owners");
+/// let egress = inet().snat_to_address_map(Family::Ip, &[Operand::IP_SADDR], &table.set("floating")?);
+/// assert_eq!(nft(egress)?, "meta nfproto ipv4 snat ip to ip saddr map @floating");
+///
+/// let class = Operand::map([Operand::IP_SADDR], &table.set("classes")?, FieldTypes::of(&[DataType::MARK])?);
+/// let shaped = inet().set_mark_to(&class).named_counter(Name::new("shaped")?);
+/// assert_eq!(nft(shaped)?, "meta nfproto ipv4 meta mark set ip saddr map @classes counter name \"shaped\"");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a rule is made by build()"]
 pub struct RuleBuilder {
@@ -84,11 +180,36 @@ impl RuleBuilder {
     ///
     /// # Errors
     /// The first value that is not possible.
+    ///
+    /// ```
+    /// # use nftables::{Family, rule};
+    /// let mixed = rule(Family::Inet).saddr("192.0.2.1".parse()?).daddr("2001:db8::1".parse()?).accept().build();
+    /// assert_eq!(mixed.unwrap_err().to_string(), "a rule: no packet is of IPv4 and IPv6 at once");
+    /// let long = rule(Family::Inet).iifname("more-than-15-bytes").saddr_in("10.0.0.0".parse()?, 33).drop_packet().build();
+    /// assert_eq!(long.unwrap_err().to_string(), "interface \"more-than-15-bytes\": names have at most 15 bytes");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn build(self) -> Result<Rule, InvalidValue> {
         self.error.map_or(Ok(self.rule), Err)
     }
 
     /// Adds any expression. No method of this type leaves a value in a register for the next one.
+    ///
+    /// A match on a range of ports, for which there is no method:
+    ///
+    /// ```
+    /// use nftables::{Expression, Family, L4Protocol, Operand, Register, RuleBuilder, Value, rule};
+    ///
+    /// let register = Register::FIRST;
+    /// let mut node_ports = Vec::new();
+    /// Operand::DPORT.load(register, &mut node_ports)?;
+    /// node_ports.push(Expression::Range { register, inverted: false, from: Value::port(30000), to: Value::port(32767) });
+    ///
+    /// let tcp = rule(Family::Inet).meta_l4proto(L4Protocol::TCP);
+    /// let rule = node_ports.into_iter().fold(tcp, RuleBuilder::expression).accept().build()?;
+    /// assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("meta l4proto tcp tcp dport 30000-32767 accept"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn expression(mut self, expression: Expression) -> Self {
         self.rule.expressions.push(expression);
         self
@@ -146,6 +267,17 @@ impl RuleBuilder {
     }
 
     /// Matches when an operand compares so with a value.
+    ///
+    /// ```
+    /// use nftables::expr::CmpOp;
+    /// use nftables::{Family, Operand, Value, rule};
+    ///
+    /// // IPS_DST_NAT: the destination of the connection was translated.
+    /// let translated = Operand::CT_STATUS.masked(Value::mark(1 << 5));
+    /// let rule = rule(Family::Inet).matches(&translated, CmpOp::Ne, Value::mark(0)).accept().build()?;
+    /// assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("ct status dnat accept"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn matches(mut self, operand: &Operand, op: CmpOp, value: Value) -> Self {
         if usize::try_from(operand.length()).is_ok_and(|length| length != value.len()) {
             self.note::<()>(Err(InvalidValue::new(
@@ -288,6 +420,21 @@ impl RuleBuilder {
     }
 
     /// Matches up to so many packets in a unit of time.
+    ///
+    /// Excess packets go on to the next rule:
+    ///
+    /// ```
+    /// # use nftables::{Family, L4Protocol, expr::LimitUnit, rule};
+    /// let ping = || rule(Family::Inet).meta_l4proto(L4Protocol::ICMP);
+    /// let up_to_a_rate = ping().limit(10, LimitUnit::Second, 5).accept().build()?;
+    /// let others = ping().drop_packet().build()?;
+    /// assert_eq!(
+    ///     up_to_a_rate.to_nft(Family::Inet).as_deref(),
+    ///     Some("meta l4proto icmp limit rate 10/second burst 5 packets accept")
+    /// );
+    /// assert_eq!(others.to_nft(Family::Inet).as_deref(), Some("meta l4proto icmp drop"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn limit(self, rate: u64, unit: LimitUnit, burst: u32) -> Self {
         self.expression(Expression::Limit { rate, unit, burst, bytes: false, inverted: false })
     }
@@ -305,6 +452,17 @@ impl RuleBuilder {
     }
 
     /// Leaves the packet without connection tracking.
+    ///
+    /// In a chain at [`Priority::RAW`](crate::Priority::RAW), which is before connection tracking:
+    ///
+    /// ```
+    /// # use nftables::{Family, L4Protocol, rule};
+    /// // Answers of the node's own DNS cache.
+    /// let cache =
+    ///     rule(Family::Ip).saddr("169.254.20.10".parse()?).meta_l4proto(L4Protocol::UDP).sport(53).notrack().build()?;
+    /// assert_eq!(cache.to_nft(Family::Ip).as_deref(), Some("ip saddr 169.254.20.10 meta l4proto udp udp sport 53 notrack"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn notrack(self) -> Self {
         self.expression(Expression::NoTrack)
     }
@@ -316,6 +474,19 @@ impl RuleBuilder {
     }
 
     /// Sets the bits of `mask` in the packet mark to those of `bits`; the others stay.
+    ///
+    /// ```
+    /// # use nftables::{Family, RuleBuilder, expr::NatFlags, rule};
+    /// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
+    /// // The bit by which one chain asks another to masquerade.
+    /// let ask = rule(Family::Inet).set_mark_bits(0x4000, 0x4000);
+    /// assert_eq!(nft(ask)?, "meta mark set meta mark & 0xffffbfff ^ 0x00004000");
+    /// let answer = rule(Family::Inet).mark(0x4000, 0x4000).masquerade(NatFlags::empty());
+    /// assert_eq!(nft(answer)?, "meta mark & 0x00004000 == 0x00004000 masquerade");
+    /// // `set_mark` sets all 32 bits.
+    /// assert_eq!(nft(rule(Family::Inet).set_mark(0x4000))?, "meta mark set 0x00004000");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_mark_bits(mut self, bits: u32, mask: u32) -> Self {
         let register = Register::FIRST;
         self.load(&[Operand::MARK], register);
@@ -336,6 +507,26 @@ impl RuleBuilder {
     }
 
     /// Adds, updates or deletes an element.
+    ///
+    /// Session affinity: the map keeps for three hours which endpoint a client had, by the number in the packet mark.
+    ///
+    /// ```
+    /// use nftables::expr::DynSetOp;
+    /// use nftables::{Family, Operand, Set, SetFlags, TableKey, rule};
+    /// use std::time::Duration;
+    ///
+    /// let table = TableKey::new(Family::Ip, "proxy")?;
+    /// let key = [Operand::IP_SADDR, Operand::IP_DADDR];
+    /// let clients = Set::typeof_map(table.set("clients")?, &key, &[Operand::MARK])?;
+    /// let clients = clients.flags(SetFlags::DYNAMIC).timeout(Duration::from_secs(3 * 3600)).size(65_536);
+    ///
+    /// let remember = rule(Family::Ip).change_set(DynSetOp::Update, &clients.key, &key, &[Operand::MARK], clients.timeout);
+    /// assert_eq!(
+    ///     remember.build()?.to_nft(Family::Ip).as_deref(),
+    ///     Some("update @clients { ip saddr . ip daddr timeout 3h : meta mark }")
+    /// );
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn change_set(
         mut self,
         op: DynSetOp,

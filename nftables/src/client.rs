@@ -22,6 +22,36 @@ use crate::wire::{
 };
 
 /// A conversation with the kernel's nf_tables in one network namespace. Blocking; one request at a time; [`Send`].
+///
+/// ```
+/// use nftables::fake::FakeNftables;
+/// use nftables::{Chain, Client, ErrorKind, Family, L4Protocol, Operand, Set, Table, TableKey, Transaction, rule};
+///
+/// // Client::open()? speaks to the kernel of the namespace that the thread is in.
+/// let mut client = Client::with_transport(FakeNftables::new().transport());
+/// let table = TableKey::new(Family::Inet, "proxy")?;
+/// let chain = table.chain("web")?;
+/// let clients = Set::typeof_set(table.set("clients")?, &[Operand::IP_SADDR])?.size(1024);
+/// let mut transaction = Transaction::new();
+/// transaction.add_table(Table::new(table.clone()).comment("example"));
+/// transaction.add_chain(Chain::regular(chain.clone()));
+/// transaction.add_set(clients.clone());
+/// transaction.add_rule(&chain, rule(Family::Inet).meta_l4proto(L4Protocol::TCP).dport(80).accept().build()?);
+/// client.commit(&transaction)?;
+///
+/// // One thing by its key, or all of a kind.
+/// assert_eq!(client.get_table(&table)?.table.comment.as_deref(), Some("example"));
+/// assert_eq!(client.get_set(&clients.key)?.set.size, Some(1024));
+/// assert_eq!(client.get_chain(&table.chain("dns")?).unwrap_err().kind(), ErrorKind::NotFound);
+/// assert_eq!(client.list_tables(Some(Family::Ip6))?, []);
+/// let sets: Vec<String> = client.list_sets(&table)?.iter().map(|found| found.set.key.to_string()).collect();
+/// assert_eq!(sets, ["inet proxy clients"]);
+/// for found in client.list_chains(&table)? {
+///     let rules = client.list_rules(&found.chain.key)?;
+///     assert_eq!(rules[0].rule.to_nft(table.family).as_deref(), Some("meta l4proto tcp tcp dport 80 accept"));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Client {
     connection: Connection,
@@ -52,6 +82,22 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::open`]. Entering a namespace takes `CAP_SYS_ADMIN`.
+    ///
+    /// ```no_run
+    /// use std::fs::File;
+    /// use std::os::fd::AsFd;
+    ///
+    /// use nftables::{Client, Events};
+    ///
+    /// let namespace = File::open("/run/netns/blue")?;
+    /// let events = Events::open_in(namespace.as_fd())?;
+    /// let mut client = Client::open_in(namespace.as_fd())?;
+    /// for found in client.list_tables(None)? {
+    ///     print!("{}", client.snapshot(&found.table.key)?);
+    /// }
+    /// # drop(events);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
         Socket::open_in(Protocol::Netfilter, namespace).map(Self::with_transport).map_err(opening)
     }
@@ -62,6 +108,18 @@ impl Client {
     }
 
     /// The connection below, to change its limits.
+    ///
+    /// ```
+    /// # use nftables::fake::FakeNftables;
+    /// use nftables::Client;
+    /// use std::time::Duration;
+    ///
+    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
+    /// let connection = client.connection_mut();
+    /// let limits = connection.limits().with_timeout(Duration::from_secs(2));
+    /// connection.set_limits(limits);
+    /// # assert_eq!(client.connection_mut().limits().timeout, Duration::from_secs(2));
+    /// ```
     pub fn connection_mut(&mut self) -> &mut Connection {
         &mut self.connection
     }
@@ -93,6 +151,22 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::commit`].
+    ///
+    /// ```
+    /// # use nftables::fake::FakeNftables;
+    /// use nftables::{Client, Family, Name, Part, Table, TableKey, Transaction, rule};
+    ///
+    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
+    /// let chain = TableKey::new(Family::Inet, "filter")?.chain("input")?;
+    /// let mut transaction = Transaction::new();
+    /// transaction.add_table(Table::new(chain.table.clone())).add_chain(nftables::Chain::regular(chain.clone()));
+    /// transaction.add_rule(&chain, rule(Family::Inet).counter().jump(Name::new("missing")?).build()?);
+    ///
+    /// let error = client.check(&transaction).unwrap_err();
+    /// assert_eq!(error.refusals()[0].part, Part::Expression { index: 1, name: "immediate".to_owned() });
+    /// assert_eq!(client.list_tables(None)?, []);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn check(&mut self, transaction: &Transaction) -> Result<(), Error> {
         self.send(transaction, false)
     }
@@ -103,6 +177,30 @@ impl Client {
     /// # Errors
     /// As [`Client::snapshot`] and [`Client::commit`]; [`ErrorKind::GenerationChanged`] when the rule set changed
     /// during each of [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) attempts.
+    ///
+    /// A rule is added once, whoever else changes the table meanwhile:
+    ///
+    /// ```
+    /// # use nftables::fake::FakeNftables;
+    /// use nftables::{Chain, Client, Family, Table, TableKey, Transaction, rule};
+    ///
+    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
+    /// let table = TableKey::new(Family::Inet, "filter")?;
+    /// let chain = table.chain("web")?;
+    /// let wanted = rule(Family::Inet).dport(443).accept().comment("https").build()?;
+    /// for _ in 0..2 {
+    ///     client.change_table(&table, |found| {
+    ///         let mut transaction = Transaction::new();
+    ///         if found.is_none_or(|found| found.rules_of(&chain).all(|found| found.rule != wanted)) {
+    ///             transaction.add_table(Table::new(table.clone())).add_chain(Chain::regular(chain.clone()));
+    ///             transaction.add_rule(&chain, wanted.clone());
+    ///         }
+    ///         transaction
+    ///     })?;
+    /// }
+    /// assert_eq!(client.list_rules(&chain)?.len(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn change_table(
         &mut self,
         table: &TableKey,
@@ -290,6 +388,39 @@ impl Client {
     ///
     /// # Errors
     /// [`ErrorKind::Interrupted`] when anybody changed the rule set meanwhile; else as [`Client::list_elements`].
+    ///
+    /// A range as the kernel keeps it: its start, and the first value behind it.
+    ///
+    /// ```
+    /// # use nftables::fake::FakeNftables;
+    /// use nftables::{
+    ///     Client, DataType, Element, ElementKey, Family, FieldTypes, Set, SetFlags, Table, TableKey, Transaction, Value,
+    /// };
+    /// use std::net::Ipv4Addr;
+    ///
+    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
+    /// let address = FieldTypes::of(&[DataType::IPV4_ADDR])?;
+    /// let nodes = Set::new(TableKey::new(Family::Ip, "proxy")?.set("nodes")?, address).flags(SetFlags::INTERVAL);
+    /// let mut transaction = Transaction::new();
+    /// transaction.add_table(Table::new(nodes.key.table.clone()));
+    /// transaction.add_set(nodes.clone());
+    /// let (first, last) = (Ipv4Addr::new(192, 0, 2, 16), Ipv4Addr::new(192, 0, 2, 31));
+    /// transaction.add_elements(&nodes, [Element::range(first, last)]);
+    /// client.commit(&transaction)?;
+    /// assert_eq!(client.list_elements(&nodes)?, [Element::range(first, last)]);
+    ///
+    /// let mut keys = Vec::new();
+    /// client.for_each_element(&nodes.key, |element| keys.push(element.key))?;
+    /// keys.sort();
+    /// let behind = Value::from(last).successor().ok_or("no address is behind it")?;
+    /// assert_eq!(keys, [ElementKey::Value(first.into()), ElementKey::End(behind.clone())]);
+    /// assert_eq!(behind.predecessor(), Some(last.into()));
+    ///
+    /// // Finds the range that holds an address.
+    /// let found = client.get_element(&nodes, &ElementKey::Value(Ipv4Addr::new(192, 0, 2, 20).into()))?;
+    /// assert_eq!(found.map(|element| element.key), Some(ElementKey::Value(first.into())));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn for_each_element(&mut self, set: &SetKey, mut each: impl FnMut(Element)) -> Result<(), Error> {
         let limits = self.connection.limits();
         let mut once = limits;

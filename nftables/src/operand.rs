@@ -6,6 +6,30 @@ use crate::expr::{
 use crate::model::{DataType, Field, FieldTypes, InvalidValue, Value, padded};
 
 /// A value that expressions compute from a packet.
+///
+/// The same client gets the same of three endpoints, and packets that would expire are dropped:
+///
+/// ```
+/// use nftables::expr::{CmpOp, HeaderBase};
+/// use nftables::{DataType, Family, Field, Operand, TableKey, Value, rule};
+///
+/// let endpoints = TableKey::new(Family::Ip, "proxy")?.set("endpoints")?;
+/// let slot = Operand::hash([Operand::IP_SADDR], 3);
+/// assert_eq!(slot.length(), 4);
+/// let pick = rule(Family::Ip).dnat_to_map(Family::Ip, &[slot], &endpoints).build()?;
+/// assert_eq!(pick.to_nft(Family::Ip).as_deref(), Some("dnat to jhash ip saddr mod 3 map @endpoints"));
+///
+/// // A header field without a constant here: the time to live.
+/// let field = Field { data_type: DataType::INTEGER, length: 1 };
+/// let ttl = Operand::Payload { base: HeaderBase::Network, offset: 8, field };
+/// let expiring = rule(Family::Ip).matches(&ttl, CmpOp::Lt, Value::byte(2)).drop_packet().build()?;
+/// assert_eq!(expiring.to_nft(Family::Ip).as_deref(), Some("@nh,64,8 < 2 drop"));
+///
+/// // What a set of these operands has as fields of its key.
+/// assert_eq!(Operand::IP6_DADDR.field(), Field { data_type: DataType::IPV6_ADDR, length: 16 });
+/// assert_eq!(Operand::MARK.masked(Value::mark(0xff)).field(), DataType::MARK.into());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operand {

@@ -22,6 +22,32 @@ use crate::wire::{
 const NLM_F_APPEND: u16 = 0x800;
 
 /// Where a rule goes.
+///
+/// Rules are found by their handles, which the kernel gives:
+///
+/// ```
+/// use nftables::fake::FakeNftables;
+/// use nftables::{Chain, Client, Family, InvalidValue, Rule, RulePlace, Table, TableKey, Transaction, rule};
+///
+/// let named = |comment: &str| -> Result<Rule, InvalidValue> { rule(Family::Inet).counter().comment(comment).build() };
+/// let mut client = Client::with_transport(FakeNftables::new().transport());
+/// let chain = TableKey::new(Family::Inet, "filter")?.chain("web")?;
+/// let mut transaction = Transaction::new();
+/// transaction.add_table(Table::new(chain.table.clone())).add_chain(Chain::regular(chain.clone()));
+/// transaction.add_rule(&chain, named("b")?).add_rule(&chain, named("d")?).add_rule(&chain, named("e")?);
+/// client.commit(&transaction)?;
+///
+/// let handles: Vec<u64> = client.list_rules(&chain)?.iter().map(|found| found.handle).collect();
+/// let mut transaction = Transaction::new();
+/// transaction.add_rule_at(&chain, named("a")?, RulePlace::First);
+/// transaction.add_rule_at(&chain, named("c")?, RulePlace::After(handles[0]));
+/// transaction.replace_rule(&chain, handles[1], named("D")?).delete_rule(&chain, handles[2]);
+/// client.commit(&transaction)?;
+///
+/// let comments: Vec<_> = client.list_rules(&chain)?.into_iter().filter_map(|found| found.rule.comment).collect();
+/// assert_eq!(comments, ["a", "b", "c", "D"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RulePlace {
@@ -79,6 +105,95 @@ pub(crate) struct Elements {
 /// If something exists already and is equal, `add_…` counts as done (an existing chain gets the policy; an existing map
 /// element with other data is an error), and `create_…` is refused. Deleting what does not exist is an error. The
 /// kernel checks each operation when its turn comes: what it needs must exist or come before it.
+///
+/// # A table anew
+///
+/// The new table takes the place of the old one at one instant: no packet meets neither, or both. Operations print as nft takes them.
+///
+/// ```
+/// use nftables::fake::FakeNftables;
+/// use nftables::{
+///     BaseChain, Chain, ChainType, Client, Element, Family, Hook, Operand, Policy, Priority, Set, Table, TableKey,
+///     Transaction, Value, rule,
+/// };
+///
+/// let table = TableKey::new(Family::Inet, "firewall")?;
+/// let input = table.chain("input")?;
+/// let open = Set::typeof_set(table.set("open")?, &[Operand::DPORT])?;
+/// let base = BaseChain::new(ChainType::Filter, Hook::Input, Priority::FILTER);
+///
+/// let mut transaction = Transaction::new();
+/// // Whether it is there or not.
+/// transaction.remove_table(&table).add_table(Table::new(table));
+/// transaction.add_chain(Chain::base(input.clone(), base).policy(Policy::Drop));
+/// transaction.add_set(open.clone());
+/// transaction.add_elements(&open, [22, 443].map(|port| Element::value(Value::port(port))));
+/// transaction.add_rule(&input, rule(Family::Inet).in_set(&[Operand::DPORT], &open.key).accept().build()?);
+/// assert_eq!(
+///     transaction.to_string(),
+///     "\
+/// add table inet firewall
+/// delete table inet firewall
+/// add table inet firewall
+/// add chain inet firewall input { type filter hook input priority 0; policy drop; }
+/// add set inet firewall open { typeof th dport; }
+/// add element inet firewall open { 22, 443 }
+/// add rule inet firewall input th dport @open accept
+/// "
+/// );
+/// let mut client = Client::with_transport(FakeNftables::new().transport());
+/// client.commit(&transaction)?;
+///
+/// // What is there is kept by `add_…` and refused by `create_…`; the error names each refused operation.
+/// let mut again = Transaction::new();
+/// again.create_chain(Chain::regular(input.clone()));
+/// again.add_elements(&open, [Element::value(Value::port(22))]);
+/// again.create_elements(&open, [Element::value(Value::port(80)), Element::value(Value::port(443))]);
+/// let error = client.commit(&again).unwrap_err();
+/// let refused: Vec<_> = error.refusals().iter().map(|refusal| (refusal.operation, refusal.action.as_str())).collect();
+/// assert_eq!(
+///     refused,
+///     [(Some(0), "adding chain inet firewall input"), (Some(2), "adding elements to set inet firewall open")]
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Deleting
+///
+/// What refers to something goes before it, in the same transaction:
+///
+/// ```
+/// # use nftables::fake::FakeNftables;
+/// use nftables::{Chain, Client, ErrorKind, Family, Operand, Set, Table, TableKey, Transaction, rule};
+///
+/// let table = TableKey::new(Family::Ip, "proxy")?;
+/// let (services, old) = (table.chain("services")?, table.chain("old")?);
+/// let clients = Set::typeof_set(table.set("clients")?, &[Operand::IP_SADDR])?;
+/// let mut transaction = Transaction::new();
+/// transaction.create_table(Table::new(table.clone()));
+/// transaction.add_chain(Chain::regular(services.clone())).add_chain(Chain::regular(old.clone()));
+/// transaction.create_set(clients.clone());
+/// let jump = rule(Family::Ip).in_set(&[Operand::IP_SADDR], &clients.key).goto(old.name.clone()).build()?;
+/// transaction.add_rule(&services, jump);
+/// # let mut client = Client::with_transport(FakeNftables::new().transport());
+/// client.commit(&transaction)?;
+///
+/// let mut transaction = Transaction::new();
+/// transaction.delete_chain(&old);
+/// assert_eq!(client.commit(&transaction).unwrap_err().kind(), ErrorKind::InUse);
+///
+/// let mut transaction = Transaction::new();
+/// transaction.flush_chain(&services).delete_chain(&old).delete_set(&clients.key);
+/// client.commit(&transaction)?;
+/// assert_eq!(client.list_chains(&table)?.len(), 1);
+///
+/// // `delete_table` takes all of it, and refuses a table that does not exist; `remove_table` does not.
+/// let mut transaction = Transaction::new();
+/// transaction.delete_table(&table).remove_table(&table);
+/// client.commit(&transaction)?;
+/// assert_eq!(client.list_tables(None)?, []);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Transaction {
     pub(crate) operations: Vec<Operation>,
@@ -105,6 +220,24 @@ impl Transaction {
 
     /// Refuses the transaction when the rule set is not of this generation any more
     /// ([`Client::generation`](crate::Client::generation)).
+    ///
+    /// ```
+    /// # use nftables::fake::FakeNftables;
+    /// use nftables::{Client, ErrorKind, Family, Table, TableKey, Transaction};
+    ///
+    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
+    /// let table = TableKey::new(Family::Inet, "example")?;
+    /// let read_at = client.generation()?;
+    /// let mut ours = Transaction::new();
+    /// ours.expect_generation(read_at).remove_table(&table);
+    ///
+    /// // Somebody else is faster.
+    /// let mut theirs = Transaction::new();
+    /// theirs.add_table(Table::new(table.clone()));
+    /// client.commit(&theirs)?;
+    /// assert_eq!(client.commit(&ours).unwrap_err().kind(), ErrorKind::GenerationChanged);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn expect_generation(&mut self, generation: u32) -> &mut Self {
         self.generation = Some(generation);
         self
@@ -212,6 +345,23 @@ impl Transaction {
     ///
     /// # Errors
     /// Never: the kernel's pattern for such names is a valid name.
+    ///
+    /// ```
+    /// use nftables::{
+    ///     Chain, DataType, Element, Family, FieldTypes, L4Protocol, Operand, Set, Table, TableKey, Transaction, Value, rule,
+    /// };
+    ///
+    /// let chain = TableKey::new(Family::Inet, "filter")?.chain("web")?;
+    /// let mut transaction = Transaction::new();
+    /// transaction.add_table(Table::new(chain.table.clone())).add_chain(Chain::regular(chain.clone()));
+    /// let ports = Set::new(chain.table.set("any")?, FieldTypes::of(&[DataType::INET_SERVICE])?);
+    /// let elements = [80, 443].map(|port| Element::value(Value::port(port)));
+    /// let ports = transaction.add_anonymous_set(ports, elements.to_vec())?;
+    /// let web = rule(Family::Inet).meta_l4proto(L4Protocol::TCP).in_set(&[Operand::DPORT], ports).accept().build()?;
+    /// transaction.add_rule(&chain, web);
+    /// assert!(transaction.to_string().ends_with("add rule inet filter web meta l4proto tcp tcp dport { 80, 443 } accept\n"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn add_anonymous_set(&mut self, set: Set, elements: Vec<Element>) -> Result<SetReference, InvalidValue> {
         let pattern = if set.data.is_some() { "__map%d" } else { "__set%d" };
         let mut set = set.flags(SetFlags::ANONYMOUS | SetFlags::CONSTANT);
@@ -249,6 +399,29 @@ impl Transaction {
     }
 
     /// Deletes elements by their keys; data and options do not matter.
+    ///
+    /// ```
+    /// # use nftables::fake::FakeNftables;
+    /// # use nftables::{Client, DataType, Element, ErrorKind, Family, FieldTypes, Set, Table, TableKey, Transaction, Value};
+    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
+    /// let port = FieldTypes::of(&[DataType::INET_SERVICE])?;
+    /// let marks = Set::map(TableKey::new(Family::Inet, "qos")?.set("marks")?, port, FieldTypes::of(&[DataType::MARK])?);
+    /// let mut transaction = Transaction::new();
+    /// transaction.add_table(Table::new(marks.key.table.clone()));
+    /// transaction.add_set(marks.clone());
+    /// transaction.add_elements(&marks, [Element::value(Value::port(53)).maps_to(Value::mark(7))]);
+    /// client.commit(&transaction)?;
+    ///
+    /// let mut transaction = Transaction::new();
+    /// transaction.delete_elements(&marks, [Element::value(Value::port(53))]);
+    /// client.commit(&transaction)?;
+    /// // Gone already; `flush_set` empties a set in any case.
+    /// assert_eq!(client.commit(&transaction).unwrap_err().kind(), ErrorKind::NotFound);
+    /// let mut transaction = Transaction::new();
+    /// transaction.flush_set(&marks.key);
+    /// client.commit(&transaction)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "NFT_MSG_DELSETELEM")]
     pub fn delete_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
         let elements = elements.into_iter().map(|element| Element::new(element.key)).collect();
@@ -273,6 +446,24 @@ impl Transaction {
     }
 
     /// Appends the operations of another transaction.
+    ///
+    /// Parts that were planned apart are made at one instant:
+    ///
+    /// ```
+    /// use nftables::{Family, TableKey, Transaction, rule};
+    ///
+    /// let chain = TableKey::new(Family::Inet, "filter")?.chain("web")?;
+    /// let mut all = Transaction::new();
+    /// for port in [80, 443] {
+    ///     let mut part = Transaction::new();
+    ///     part.add_rule(&chain, rule(Family::Inet).dport(port).accept().build()?);
+    ///     all.append(part);
+    /// }
+    /// assert_eq!(all.len(), 2);
+    /// // One without operations is not sent.
+    /// assert!(Transaction::new().is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn append(&mut self, other: Transaction) -> &mut Self {
         let base = self.sets;
         self.sets = self.sets.saturating_add(other.sets);
