@@ -80,24 +80,26 @@ impl Client {
 
     /// Opens a conversation in another network namespace, given by an open file such as `/run/netns/<name>`.
     ///
-    /// # Errors
-    /// As [`Client::open`]. Entering a namespace takes `CAP_SYS_ADMIN`.
-    ///
     /// ```no_run
+    /// use nftables::{Client, Events};
     /// use std::fs::File;
     /// use std::os::fd::AsFd;
-    ///
-    /// use nftables::{Client, Events};
+    /// use std::time::Duration;
     ///
     /// let namespace = File::open("/run/netns/blue")?;
-    /// let events = Events::open_in(namespace.as_fd())?;
+    /// let mut events = Events::open_in(namespace.as_fd())?;
     /// let mut client = Client::open_in(namespace.as_fd())?;
     /// for found in client.list_tables(None)? {
     ///     print!("{}", client.snapshot(&found.table.key)?);
     /// }
-    /// # drop(events);
+    /// if let Some(changes) = events.wait(Duration::from_secs(10))? {
+    ///     println!("{changes:?}");
+    /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// As [`Client::open`]. Entering a namespace takes `CAP_SYS_ADMIN`.
     pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
         Socket::open_in(Protocol::Netfilter, namespace).map(Self::with_transport).map_err(opening)
     }
@@ -118,7 +120,7 @@ impl Client {
     /// let connection = client.connection_mut();
     /// let limits = connection.limits().with_timeout(Duration::from_secs(2));
     /// connection.set_limits(limits);
-    /// # assert_eq!(client.connection_mut().limits().timeout, Duration::from_secs(2));
+    /// assert_eq!(client.connection_mut().limits().timeout, Duration::from_secs(2));
     /// ```
     pub fn connection_mut(&mut self) -> &mut Connection {
         &mut self.connection
@@ -149,17 +151,14 @@ impl Client {
     /// For tables that the same transaction makes, the kernel skips its last checks here: of jumps in a circle,
     /// and of expressions in a chain at a hook where they are not possible. `nft -c` has the same gap.
     ///
-    /// # Errors
-    /// As [`Client::commit`].
-    ///
     /// ```
     /// # use nftables::fake::FakeNftables;
-    /// use nftables::{Client, Family, Name, Part, Table, TableKey, Transaction, rule};
+    /// use nftables::{Chain, Client, Family, Name, Part, Table, TableKey, Transaction, rule};
     ///
     /// # let mut client = Client::with_transport(FakeNftables::new().transport());
     /// let chain = TableKey::new(Family::Inet, "filter")?.chain("input")?;
     /// let mut transaction = Transaction::new();
-    /// transaction.add_table(Table::new(chain.table.clone())).add_chain(nftables::Chain::regular(chain.clone()));
+    /// transaction.add_table(Table::new(chain.table.clone())).add_chain(Chain::regular(chain.clone()));
     /// transaction.add_rule(&chain, rule(Family::Inet).counter().jump(Name::new("missing")?).build()?);
     ///
     /// let error = client.check(&transaction).unwrap_err();
@@ -167,16 +166,15 @@ impl Client {
     /// assert_eq!(client.list_tables(None)?, []);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// As [`Client::commit`].
     pub fn check(&mut self, transaction: &Transaction) -> Result<(), Error> {
         self.send(transaction, false)
     }
 
     /// Reads a table, passes it to `plan` (`None` if there is none), and commits the transaction that `plan` returns
     /// for the generation that was read. Starts over if somebody changed the rule set meanwhile.
-    ///
-    /// # Errors
-    /// As [`Client::snapshot`] and [`Client::commit`]; [`ErrorKind::GenerationChanged`] when the rule set changed
-    /// during each of [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) attempts.
     ///
     /// A rule is added once, whoever else changes the table meanwhile:
     ///
@@ -201,6 +199,10 @@ impl Client {
     /// assert_eq!(client.list_rules(&chain)?.len(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// As [`Client::snapshot`] and [`Client::commit`]; [`ErrorKind::GenerationChanged`] when the rule set changed
+    /// during each of [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) attempts.
     pub fn change_table(
         &mut self,
         table: &TableKey,
@@ -386,9 +388,6 @@ impl Client {
     /// by a count what earlier messages had). Seen on 6.18: 80,341 of 88,250. [`Client::snapshot`] reads again until it has as many as the
     /// kernel counts (6.16), or without a count until a dump has nothing twice; whoever else deletes or adds by what is missing reads twice.
     ///
-    /// # Errors
-    /// [`ErrorKind::Interrupted`] when anybody changed the rule set meanwhile; else as [`Client::list_elements`].
-    ///
     /// A range as the kernel keeps it: its start, and the first value behind it.
     ///
     /// ```
@@ -415,12 +414,11 @@ impl Client {
     /// let behind = Value::from(last).successor().ok_or("no address is behind it")?;
     /// assert_eq!(keys, [ElementKey::Value(first.into()), ElementKey::End(behind.clone())]);
     /// assert_eq!(behind.predecessor(), Some(last.into()));
-    ///
-    /// // Finds the range that holds an address.
-    /// let found = client.get_element(&nodes, &ElementKey::Value(Ipv4Addr::new(192, 0, 2, 20).into()))?;
-    /// assert_eq!(found.map(|element| element.key), Some(ElementKey::Value(first.into())));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::Interrupted`] when anybody changed the rule set meanwhile; else as [`Client::list_elements`].
     pub fn for_each_element(&mut self, set: &SetKey, mut each: impl FnMut(Element)) -> Result<(), Error> {
         let limits = self.connection.limits();
         let mut once = limits;
@@ -436,6 +434,37 @@ impl Client {
 
     /// The element that a key finds: in a set of intervals, the one that holds it; if the key has one field, the kernel
     /// reports only its start. `None` when there is none.
+    ///
+    /// ```
+    /// # use nftables::fake::FakeNftables;
+    /// use nftables::{
+    ///     Client, DataType, Element, ElementKey, Family, FieldTypes, Set, SetFlags, Table, TableKey, Transaction, Value,
+    /// };
+    /// use std::net::Ipv4Addr;
+    ///
+    /// # let mut client = Client::with_transport(FakeNftables::new().transport());
+    /// let table = TableKey::new(Family::Ip, "policy")?;
+    /// let fields = [DataType::IPV4_ADDR, DataType::INET_SERVICE];
+    /// let nodes = Set::new(table.set("nodes")?, FieldTypes::of(&fields[..1])?).flags(SetFlags::INTERVAL);
+    /// let open = Set::new(table.set("open")?, FieldTypes::of(&fields)?).flags(SetFlags::INTERVAL);
+    /// let at = |last, port| Value::concat(&[Ipv4Addr::new(192, 0, 2, last).into(), Value::port(port)]);
+    /// let (first, last) = (Ipv4Addr::new(192, 0, 2, 16), Ipv4Addr::new(192, 0, 2, 31));
+    /// let mut transaction = Transaction::new();
+    /// transaction.add_table(Table::new(table));
+    /// for set in [&nodes, &open] {
+    ///     transaction.add_set(set.clone());
+    /// }
+    /// transaction.add_elements(&nodes, [Element::range(first, last)]);
+    /// transaction.add_elements(&open, [Element::range(at(16, 8000)?, at(31, 8999)?)]);
+    /// client.commit(&transaction)?;
+    ///
+    /// let node = client.get_element(&nodes, &ElementKey::Value(Ipv4Addr::new(192, 0, 2, 20).into()))?;
+    /// assert_eq!(node.map(|element| element.key), Some(ElementKey::Value(first.into())));
+    /// let open_at = client.get_element(&open, &ElementKey::Value(at(20, 8080)?))?;
+    /// assert_eq!(open_at.map(|element| element.key), Some(ElementKey::Range(at(16, 8000)?, at(31, 8999)?)));
+    /// assert_eq!(client.get_element(&open, &ElementKey::Value(at(40, 8080)?))?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] without the set.

@@ -109,6 +109,28 @@ enum Source {
 }
 
 /// A failed operation: what failed, on what, why, and what to do.
+///
+/// ```
+/// # use nftables::fake::FakeNftables;
+/// use nftables::{Chain, Client, ErrorKind, Family, Operand, Part, Table, TableKey, Transaction, rule};
+///
+/// let table = TableKey::new(Family::Inet, "filter")?;
+/// let mut transaction = Transaction::new();
+/// transaction.add_table(Table::new(table.clone()));
+/// transaction.add_chain(Chain::regular(table.chain("web")?));
+/// let lookup = rule(Family::Inet).counter().in_set(&[Operand::DPORT], &table.set("ports")?).accept();
+/// transaction.add_rule(&table.chain("web")?, lookup.build()?);
+/// # let mut client = Client::with_transport(FakeNftables::new().transport());
+/// let error = client.commit(&transaction).unwrap_err();
+///
+/// assert_eq!(error.kind(), ErrorKind::NotFound);
+/// assert_eq!(error.action(), "adding a rule to chain inet filter web");
+/// assert!(error.to_string().starts_with("adding a rule to chain inet filter web (operation 3, expression 3 (lookup)): "));
+/// let refusal = &error.refusals()[0];
+/// assert_eq!(refusal.operation, Some(2));
+/// assert_eq!(refusal.part, Part::Expression { index: 2, name: "lookup".to_owned() });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Error {
     kind: ErrorKind,

@@ -63,6 +63,33 @@ impl Event {
 ///
 /// It can be waited for in an event loop or async runtime ([`AsFd`]): when its descriptor is readable, [`wait`](Events::wait) with a
 /// timeout of zero until that gives `None`. [`Listener`] shows how with tokio.
+///
+/// ```no_run
+/// use nftables::{Client, ErrorKind, Events, TableKey};
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let table: TableKey = "inet proxy".parse()?;
+/// // Listen first and read afterwards: no change is missed between.
+/// let mut events = Events::open()?;
+/// events.set_receive_buffer(8 << 20)?;
+/// let mut client = Client::open()?;
+/// let mut known = client.snapshot(&table)?;
+/// loop {
+///     let changed = match events.wait(Duration::from_secs(60)) {
+///         Ok(Some(events)) => events.iter().any(|event| event.table() == Some(&table)),
+///         Ok(None) => false,
+///         // Some were lost.
+///         Err(error) if error.kind() == ErrorKind::StateUnknown => true,
+///         Err(error) => return Err(error.into()),
+///     };
+///     if changed {
+///         known = client.snapshot(&table)?;
+///         println!("{known}");
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Events<T = Socket> {
     listener: Listener<T>,

@@ -343,9 +343,6 @@ impl Transaction {
     ///
     /// The name in the set's key does not matter.
     ///
-    /// # Errors
-    /// Never: the kernel's pattern for such names is a valid name.
-    ///
     /// ```
     /// use nftables::{
     ///     Chain, DataType, Element, Family, FieldTypes, L4Protocol, Operand, Set, Table, TableKey, Transaction, Value, rule,
@@ -362,6 +359,9 @@ impl Transaction {
     /// assert!(transaction.to_string().ends_with("add rule inet filter web meta l4proto tcp tcp dport { 80, 443 } accept\n"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// Never: the kernel's pattern for such names is a valid name.
     pub fn add_anonymous_set(&mut self, set: Set, elements: Vec<Element>) -> Result<SetReference, InvalidValue> {
         let pattern = if set.data.is_some() { "__map%d" } else { "__set%d" };
         let mut set = set.flags(SetFlags::ANONYMOUS | SetFlags::CONSTANT);

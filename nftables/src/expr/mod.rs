@@ -21,6 +21,21 @@ use std::time::Duration;
 use crate::model::{Family, Name, ObjectType, Value, Verdict};
 
 /// A set as an expression names it.
+///
+/// ```
+/// use nftables::{DataType, Family, FieldTypes, Name, Operand, Set, SetReference, TableKey, Transaction, rule};
+///
+/// let banned = Set::new(TableKey::new(Family::Inet, "filter")?.set("banned")?, FieldTypes::of(&[DataType::IPV4_ADDR])?);
+/// // By name or key, a set that exists when the rule is added; by what `add_set` returns, one of the same transaction.
+/// let by_name = SetReference::named(Name::new("banned")?);
+/// assert_eq!(by_name, SetReference::from(&banned.key));
+/// let in_transaction = Transaction::new().add_set(banned);
+/// for reference in [by_name, in_transaction] {
+///     let rule = rule(Family::Inet).in_set(&[Operand::IP_SADDR], reference).drop_packet().build()?;
+///     assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("meta nfproto ipv4 ip saddr @banned drop"));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct SetReference {
@@ -48,6 +63,25 @@ impl From<&crate::model::SetKey> for SetReference {
 }
 
 /// One step of a rule.
+///
+/// What a rule does, and what it has counted:
+///
+/// ```
+/// use nftables::{Expression, Family, L4Protocol, Rule, rule};
+///
+/// fn packets(rule: &Rule) -> Option<u64> {
+///     rule.expressions.iter().find_map(|expression| match expression {
+///         Expression::Counter { packets, .. } => Some(*packets),
+///         _ => None,
+///     })
+/// }
+///
+/// let rule = rule(Family::Inet).meta_l4proto(L4Protocol::TCP).dport(80).counter().accept().build()?;
+/// let names: Vec<&str> = rule.expressions.iter().map(Expression::name).collect();
+/// assert_eq!(names, ["meta", "cmp", "payload", "cmp", "counter", "immediate"]);
+/// assert_eq!(packets(&rule), Some(0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Expression {
@@ -312,6 +346,32 @@ pub enum Expression {
 }
 
 /// An expression as bytes.
+///
+/// A mark in a set of ranges, where it must be in network byte order. `byteorder` turns it around:
+///
+/// ```
+/// use nftables::expr::{MetaKey, OtherExpression};
+/// use nftables::{Expression, Family, Name, Register, Rule, SetReference, Verdict};
+///
+/// let register = Register::FIRST;
+/// // NFTA_BYTEORDER_SREG and _DREG: NFT_REG_1; _OP: NFT_BYTEORDER_HTON; _LEN and _SIZE: four bytes.
+/// let mut attributes = Vec::new();
+/// for (kind, number) in [(1_u16, 1_u32), (2, 1), (3, 1), (4, 4), (5, 4)] {
+///     attributes.extend(8_u16.to_ne_bytes());
+///     attributes.extend(kind.to_ne_bytes());
+///     attributes.extend(number.to_be_bytes());
+/// }
+/// let set = SetReference::named(Name::new("marks")?);
+/// let rule = Rule::new(vec![
+///     Expression::Meta { key: MetaKey::Mark, register },
+///     Expression::Other(OtherExpression::new("byteorder", Some(attributes))),
+///     Expression::Lookup { set, source: register, register: None, inverted: false },
+///     Expression::Verdict(Verdict::Accept),
+/// ]);
+/// // There are no words for what is kept as bytes.
+/// assert_eq!(rule.to_nft(Family::Inet), None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct OtherExpression {

@@ -19,6 +19,28 @@ use crate::uapi;
 use state::State;
 
 /// A namespace's rule set. Clones share it.
+///
+/// A test looks at what the code under test left:
+///
+/// ```
+/// use nftables::fake::FakeNftables;
+/// use nftables::{Chain, Client, Error, Family, Table, TableKey, Transaction};
+///
+/// fn sync(client: &mut Client, table: &TableKey) -> Result<(), Error> {
+///     let mut transaction = Transaction::new();
+///     transaction.add_table(Table::new(table.clone())).add_chain(Chain::regular(table.chain("services")?));
+///     client.commit(&transaction)
+/// }
+///
+/// let kernel = FakeNftables::new();
+/// let table = TableKey::new(Family::Inet, "proxy")?;
+/// sync(&mut Client::with_transport(kernel.transport()), &table)?;
+///
+/// let mut other = Client::with_transport(kernel.transport());
+/// assert_eq!(other.get_table(&table)?.references, 1);
+/// assert_eq!(other.snapshot(&table)?.to_string(), "table inet proxy {\n\tchain services {\n\t}\n}\n");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct FakeNftables {
     state: Arc<Mutex<State>>,

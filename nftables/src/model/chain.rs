@@ -28,6 +28,13 @@ pub enum Hook {
 
 impl Hook {
     /// The number of the hook in this family; `None` for a hook that the family does not have.
+    ///
+    /// ```
+    /// # use nftables::{Family, Hook};
+    /// assert_eq!(Hook::Input.number(Family::Inet), Some(1));
+    /// assert_eq!(Hook::Input.number(Family::Arp), Some(0));
+    /// assert_eq!(Hook::Ingress.number(Family::Ip), None);
+    /// ```
     pub fn number(self, family: Family) -> Option<u32> {
         match (self, family) {
             (Hook::Other(number), _) => Some(number),
@@ -145,6 +152,22 @@ impl fmt::Display for Policy {
 }
 
 /// What makes a chain see packets.
+///
+/// ```
+/// use nftables::{BaseChain, Chain, ChainType, Family, Hook, Priority, TableKey, Transaction};
+///
+/// // Before everything else that packets of these devices meet.
+/// let mut base = BaseChain::new(ChainType::Filter, Hook::Ingress, Priority(-500));
+/// base.devices = vec!["eth0".to_owned(), "eth1".to_owned()];
+/// let early = TableKey::new(Family::Netdev, "shield")?.chain("early")?;
+/// let mut transaction = Transaction::new();
+/// transaction.add_chain(Chain::base(early, base));
+/// assert_eq!(
+///     transaction.to_string(),
+///     "add chain netdev shield early { type filter hook ingress devices = { \"eth0\", \"eth1\" } priority -500; policy accept; }\n"
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BaseChain {
@@ -168,6 +191,24 @@ impl BaseChain {
 }
 
 /// A chain.
+///
+/// ```
+/// use nftables::{BaseChain, Chain, ChainType, Family, Hook, Policy, Priority, TableKey, Transaction};
+///
+/// let table = TableKey::new(Family::Inet, "filter")?;
+/// let input = BaseChain::new(ChainType::Filter, Hook::Input, Priority::FILTER);
+/// let mut transaction = Transaction::new();
+/// transaction.add_chain(Chain::base(table.chain("input")?, input).policy(Policy::Drop).comment("to this host"));
+/// transaction.add_chain(Chain::regular(table.chain("web")?));
+/// assert_eq!(
+///     transaction.to_string(),
+///     "\
+/// add chain inet filter input { type filter hook input priority 0; policy drop; comment \"to this host\"; }
+/// add chain inet filter web
+/// "
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Chain {

@@ -4,6 +4,15 @@ use super::ChainKey;
 use crate::expr::Expression;
 
 /// A rule: expressions that are worked through for each packet until one does not match.
+///
+/// [`rule`](crate::rule) builds most rules; any other is its expressions:
+///
+/// ```
+/// use nftables::{Expression, Family, Rule, Verdict};
+///
+/// let rule = Rule::new(vec![Expression::COUNTER, Expression::Verdict(Verdict::Return)]).comment("not for us");
+/// assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("counter return comment \"not for us\""));
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rule {

@@ -58,6 +58,57 @@ pub enum MapData {
 }
 
 /// A set or map, without its elements.
+///
+/// Sets and maps by the types of their fields:
+///
+/// ```
+/// use nftables::{DataType, Family, FieldTypes, ObjectType, Set, SetFlags, TableKey, Transaction};
+/// use std::time::Duration;
+///
+/// let table = TableKey::new(Family::Inet, "proxy")?;
+/// let address = FieldTypes::of(&[DataType::IPV4_ADDR])?;
+/// let target = FieldTypes::of(&[DataType::IPV4_ADDR, DataType::INET_SERVICE])?;
+/// let mut transaction = Transaction::new();
+/// for set in [
+///     Set::new(table.set("nodes")?, address.clone()).flags(SetFlags::INTERVAL),
+///     Set::new(table.set("banned")?, address.clone()).timeout(Duration::from_secs(600)).comment("for ten minutes"),
+///     Set::map(table.set("targets")?, target.clone(), target.clone()).size(4096),
+///     Set::verdict_map(table.set("services")?, target),
+///     Set::object_map(table.set("counters")?, address, ObjectType::Counter),
+/// ] {
+///     transaction.add_set(set);
+/// }
+/// assert_eq!(
+///     transaction.to_string(),
+///     "\
+/// add set inet proxy nodes { type ipv4_addr; flags interval; }
+/// add set inet proxy banned { type ipv4_addr; flags timeout; timeout 10m; comment \"for ten minutes\"; }
+/// add map inet proxy targets { type ipv4_addr . inet_service : ipv4_addr . inet_service; size 4096; }
+/// add map inet proxy services { type ipv4_addr . inet_service : verdict; }
+/// add map inet proxy counters { type ipv4_addr : counter; }
+/// "
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A set by the operands that rules look up in it, for which there need not be a type:
+///
+/// ```
+/// use nftables::{Family, Operand, Set, TableKey, Transaction};
+///
+/// let table = TableKey::new(Family::Inet, "proxy")?;
+/// let slots = [Operand::IP_DADDR, Operand::DPORT, Operand::random(3)];
+/// let endpoints = Set::typeof_map(table.set("endpoints3")?, &slots, &[Operand::IP_DADDR, Operand::DPORT])?;
+/// let mut transaction = Transaction::new();
+/// transaction.add_set(endpoints);
+/// assert_eq!(
+///     transaction.to_string(),
+///     "add map inet proxy endpoints3 { typeof ip daddr . th dport . numgen random mod 3 : ip daddr . tcp dport; }\n"
+/// );
+/// // nft keeps no notes of hashes.
+/// assert!(Set::typeof_set(table.set("hashes")?, &[Operand::hash([Operand::IP_SADDR], 3)]).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Set {

@@ -12,6 +12,28 @@ use crate::uapi::NFT_DATA_VALUE_MAXLEN;
 const INLINE: usize = 30;
 
 /// Bytes as registers hold them, at most 64: addresses and ports in network byte order, marks and numbers in the machine's.
+///
+/// ```
+/// use nftables::{L4Protocol, Value};
+/// use std::net::Ipv4Addr;
+///
+/// // The key of a concatenation: each field takes whole registers of four bytes.
+/// let address = Value::from(Ipv4Addr::new(10, 96, 0, 10));
+/// let service = Value::concat(&[address, Value::byte(L4Protocol::TCP.0), Value::port(80)])?;
+/// assert_eq!(service.as_bytes(), [10, 96, 0, 10, 6, 0, 0, 0, 0, 80, 0, 0]);
+///
+/// let device = Value::interface("eth0")?;
+/// assert_eq!((device.len(), &device.as_bytes()[..5]), (16, b"eth0\0".as_slice()));
+///
+/// // Anything else as bytes, such as an Ethernet address.
+/// let mac = Value::new(&[0x02, 0x42, 0xac, 0x11, 0, 0x02])?;
+/// assert_eq!(format!("{mac:?}"), "0x0242ac110002");
+///
+/// // A mark lies in the machine's byte order. A range compares byte by byte: its ends need network byte order.
+/// assert_eq!(Value::mark(0x4000).as_bytes(), 0x4000_u32.to_ne_bytes());
+/// assert!(Value::be32(255) < Value::be32(256));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Value(Repr);
 
