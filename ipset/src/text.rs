@@ -81,7 +81,7 @@ pub fn parse_save(text: &str) -> Result<Vec<SavedSet>, Error> {
                 let (name, entry) = rest.trim_start().split_once(char::is_whitespace).unwrap_or((rest, ""));
                 let name = SetName::new(name).map_err(fail)?;
                 let place = places.get(&name).and_then(|place| sets.get_mut(*place));
-                let set = place.ok_or_else(|| fail(InvalidValue::Name(name.to_string())))?;
+                let set = place.ok_or_else(|| fail(InvalidValue::NotCreated(name.to_string())))?;
                 let entry = Entry::parse(set.spec.set_type, entry).map_err(fail)?;
                 set.entries.push(entry);
             }

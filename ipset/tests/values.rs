@@ -23,6 +23,16 @@ fn wrong(line: &str) -> InvalidValue {
 }
 
 #[test]
+fn saved_text_creates_a_set_before_it_adds_to_it() {
+    for text in ["add alowed 10.0.0.1", "create allowed hash:ip\nadd alowed 10.0.0.1"] {
+        let error = parse_save(text).unwrap_err();
+        let line = text.lines().count();
+        assert!(matches!(error.kind(), ErrorKind::Line(at, InvalidValue::NotCreated(set)) if *at == line && set == "alowed"));
+        assert!(error.to_string().contains(&format!("line {line}: set \"alowed\" is not created")), "{error}");
+    }
+}
+
+#[test]
 fn a_set_that_is_built_is_the_line_that_says_the_same() {
     for (built, line) in [
         (named(SetType::HashIp), "create a hash:ip"),
@@ -153,7 +163,7 @@ fn what_is_no_entry_says_why() {
         (SetType::HashIpPort, "10.0.0.1,icmp:nosuch"),
         (SetType::HashMac, "01:02:03:04:05"),
         (SetType::HashIpMark, "10.0.0.1,0x100000000"),
-        (SetType::HashIp, "10.0.0.1 timeout"),
+    assert_eq!(wrong("add a 10.0.0.1"), InvalidValue::NotCreated("a".to_owned()));
         (SetType::HashIp, "10.0.0.1 nosuch 5"),
         // IFNAMSIZ is 16 with the NUL.
         (SetType::HashNetIface, "10.0.0.0/8,abcdefghijklmnop"),

@@ -226,6 +226,25 @@ fn rules_read_the_same_as_text() {
 }
 
 #[test]
+fn tables_and_flushes_read_the_same_as_text() {
+    text_says_the_same(|transaction| {
+        let key = suite::table();
+        let mut table = Table::new(key.clone());
+        table.flags = TableFlags::DORMANT;
+        table.comment = Some("sleeps for now".to_owned());
+        transaction.add_table(table);
+        let ports = Set::new(key.set("ports").unwrap(), suite::types(&[DataType::INET_SERVICE]));
+        let (ports_type, marks) = (suite::types(&[DataType::INET_SERVICE]), suite::types(&[DataType::MARK]));
+        let names = Set::map(key.set("names").unwrap(), ports_type, marks);
+        for set in [&ports, &names] {
+            transaction.add_set(set.clone());
+        }
+        transaction.add_elements(&ports, [Element::value(Value::port(80))]);
+        transaction.flush_set(&ports.key).flush_map(&names.key);
+    });
+}
+
+#[test]
 fn elements_print_as_nft_prints_them() {
     kernel_test(NEEDS, || {
         let table = TableKey::new(Family::Inet, "t").unwrap();

@@ -48,18 +48,13 @@ pub(super) fn get_entry_checked(set: &SetSpec, bytes: &[u8]) -> Result<Entry, Re
     if !in_range(set.options.range, &entry.element) {
         return Err(uapi::IPSET_ERR_BITMAP_RANGE);
     }
-    if matches!(set.set_type, SetType::HashIp) && entry.element == Element::Ip(null(extensions)) {
+    // Cut to the mask first: `hash_ip4_uadt`, `hash_ip6_uadt`.
+    let stored = |span: IpSpan| set.mask().map_or(span, |mask| span.and_mask(mask)).first();
+    if matches!((set.set_type, first), (SetType::HashIp, Some(span)) if stored(IpSpan::from(span.first())).is_unspecified())
+    {
         return Err(uapi::IPSET_ERR_HASH_ELEM);
     }
     Ok(entry)
-}
-
-/// The address of zeros.
-fn null(options: &SetOptions) -> IpSpan {
-    match options.family {
-        Family::Inet => IpSpan::from(std::net::Ipv4Addr::UNSPECIFIED),
-        Family::Inet6 => IpSpan::from(std::net::Ipv6Addr::UNSPECIFIED),
-    }
 }
 
 /// How well a stored element holds a tested one: the prefix lengths of its networks, or `None`.

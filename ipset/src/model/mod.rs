@@ -25,11 +25,16 @@ pub enum InvalidValue {
     /// A set's name is empty, longer than 31 bytes, or holds blanks, quotes or control characters.
     #[error("set name {0:?}: 1 to 31 bytes without blanks, quotes and control characters are allowed")]
     Name(String),
+    /// Saved text adds an entry to a set that no line before it creates.
+    #[error("set {0:?} is not created by a line before this one")]
+    NotCreated(String),
     /// A comment is longer than 255 bytes, or holds a double quote or a control character.
     #[error("comment {0:?}: at most 255 bytes without double quotes and control characters are allowed")]
     Comment(String),
-    /// An interface's name is empty, longer than 15 bytes, or holds blanks or a slash.
-    #[error("interface {0:?}: 1 to 15 bytes without blanks, commas and slashes are allowed")]
+    /// An interface's name is empty, longer than 15 bytes, or holds blanks, commas, slashes, quotes or control characters.
+    #[error(
+        "interface {0:?}: 1 to 15 bytes without blanks, commas, slashes, quotes and control characters are allowed"
+    )]
     Interface(String),
     /// Not an address, network or range of addresses.
     #[error("{0:?} is not an address, a network or a range of addresses")]

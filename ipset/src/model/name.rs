@@ -101,7 +101,7 @@ impl SetName {
 }
 
 text! {
-    /// An entry's comment: at most 255 bytes.
+    /// An entry's comment: at most 255 bytes, without double quotes and control characters.
     ///
     /// ```
     /// let comment = ipset::Comment::new("kube-system/kube-dns:dns cluster IP")?;

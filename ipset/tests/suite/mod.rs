@@ -456,9 +456,16 @@ pub(crate) fn members_of_a_list_have_places(client: &mut Client) {
 }
 
 pub(crate) fn the_null_entry_is_refused(client: &mut Client) {
-    let set = create(client, "create a hash:ip");
-    let null = entry(&set, "0.0.0.0");
-    assert!(matches!(kind(client.add_entry(&set.name, &null)), ErrorKind::EntryInvalid(_)));
+    for (line, null) in [
+        ("create a hash:ip", "0.0.0.0"),
+        ("create b hash:ip", "0.0.0.0/30"),
+        ("create c hash:ip netmask 8", "0.1.2.3"),
+        ("create d hash:ip family inet6 netmask 64", "::1"),
+    ] {
+        let set = create(client, line);
+        assert!(matches!(kind(client.add_entry(&set.name, &entry(&set, null))), ErrorKind::EntryInvalid(_)), "{line}");
+        assert_eq!(elements(client, &set), [""; 0], "{line}");
+    }
 }
 
 pub(crate) fn all_sets_are_flushed_and_destroyed(client: &mut Client) {

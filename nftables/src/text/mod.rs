@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::expr::{Expression, SetReference};
 use crate::model::{
     Chain, Element, ElementData, ElementKey, Family, MapData, Name, Object, ObjectData, Rule, Set, SetFlags, SetPolicy,
-    Verdict,
+    TableFlags, Verdict,
 };
 use crate::snapshot::{SetContents, TableSnapshot};
 use crate::transaction::{Elements, Operation, RulePlace, Transaction};
@@ -226,7 +226,7 @@ impl fmt::Display for TableSnapshot {
         if let Some(comment) = &table.comment {
             writeln!(f, "\tcomment {}", quoted(comment))?;
         }
-        if table.flags.contains(crate::model::TableFlags::DORMANT) {
+        if table.flags.contains(TableFlags::DORMANT) {
             writeln!(f, "\tflags dormant")?;
         }
         for observed in &self.objects {
@@ -321,11 +321,11 @@ impl Transaction {
         };
         match operation {
             Operation::AddTable(table, present) => {
+                let comment = table.comment.as_ref().map(|comment| format!("comment {}", quoted(comment)));
+                let dormant = table.flags.contains(TableFlags::DORMANT).then(|| "flags dormant".to_owned());
+                let lines: Vec<String> = comment.into_iter().chain(dormant).collect();
                 write!(f, "{} table {}", verb(present), table.key)?;
-                match &table.comment {
-                    Some(comment) => writeln!(f, " {{ comment {}; }}", quoted(comment)),
-                    None => writeln!(f),
-                }
+                if lines.is_empty() { writeln!(f) } else { writeln!(f, " {}", block(&lines)) }
             }
             Operation::DeleteTable(key) => writeln!(f, "delete table {key}"),
             Operation::FlushTable(key) => writeln!(f, "flush table {key}"),
@@ -363,6 +363,7 @@ impl Transaction {
             },
             Operation::DeleteSet(key) => writeln!(f, "delete set {key}"),
             Operation::FlushSet(key) => writeln!(f, "flush set {key}"),
+            Operation::FlushMap(key) => writeln!(f, "flush map {key}"),
             Operation::AddElements(elements, _) if elements.set.flags.contains(SetFlags::ANONYMOUS) => Ok(()),
             Operation::AddElements(elements, present) => elements.command(verb(present), f),
             Operation::DeleteElements(elements) => elements.command("delete", f),
