@@ -8,6 +8,14 @@ use std::str::FromStr;
 pub use ipnet::IpNet as Network;
 
 /// Address family.
+///
+/// ```
+/// use proxier_core::net::Family;
+///
+/// let family = Family::of("2001:db8::1".parse()?);
+/// assert_eq!((family.name(), family.bits(), family.unspecified().to_string()), ("IPv6", 128, "::".to_owned()));
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// IPv4.
@@ -94,6 +102,19 @@ impl fmt::Display for Protocol {
 
 /// An address, protocol and port on which a Service answers. Sorted by protocol, address, port; prints as `TCP 10.96.0.1:80`
 /// or `UDP [fd00::1]:53`.
+///
+/// ```
+/// use proxier_core::net::{Family, FrontendKey, Protocol};
+///
+/// let web = FrontendKey::new(Protocol::Tcp, "10.96.0.10".parse()?, 80);
+/// assert_eq!("TCP 10.96.0.10:80".parse(), Ok(web));
+/// assert_eq!((web.family(), web.udp()), (Family::V4, None));
+///
+/// let dns: FrontendKey = "UDP [2001:db8::a]:53".parse()?;
+/// assert_eq!(dns.udp(), Some("[2001:db8::a]:53".parse()?));
+/// assert!(web < dns); // by protocol first
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrontendKey {
     /// Protocol.

@@ -10,6 +10,21 @@ use crate::net::Network;
 
 bitflags! {
     /// What annotations of Services, EndpointSlices and Nodes may decide.
+    ///
+    /// ```
+    /// use proxier_core::config::{Config, MayAskFor};
+    ///
+    /// let mut config = Config::default();
+    /// assert_eq!(config.ipvs.may_ask_for, MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
+    /// // Whoever writes a Service may choose neither where its packets go by themselves nor how long they are waited for.
+    /// config.ipvs.may_ask_for.remove(MayAskFor::FORWARDING | MayAskFor::DRAIN);
+    /// assert!(!config.ipvs.may_ask_for.contains(MayAskFor::DRAIN));
+    ///
+    /// // From a list in a configuration file; one name that is not known makes the list invalid.
+    /// let from_names = |names: &[&str]| -> Option<MayAskFor> { names.iter().map(|name| MayAskFor::by_name(name)).collect() };
+    /// assert_eq!(from_names(&["scheduler", "weights"]), Some(MayAskFor::SCHEDULER.union(MayAskFor::WEIGHTS)));
+    /// assert_eq!(from_names(&["scheduler", "weight"]), None);
+    /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct MayAskFor: u8 {
         /// `scheduler`: the scheduler and its flags.
@@ -77,6 +92,16 @@ impl Binding {
 }
 
 /// What masquerades and guards beside the virtual servers.
+///
+/// ```
+/// use proxier_core::config::{Binding, Config, RulesBy};
+///
+/// let mut config = Config::default();
+/// config.ipvs.rules = RulesBy::by_name("nftables").ok_or("not auto, nftables or iptables")?;
+/// config.ipvs.binding = Binding::by_name("routes").ok_or("not addresses or routes")?;
+/// assert_eq!((config.ipvs.rules.name(), config.ipvs.binding.name()), ("nftables", "routes"));
+/// # Ok::<(), &str>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RulesBy {
     /// Rules of iptables with ipsets where the programs and the kernel have them, else one table of nf_tables a family:

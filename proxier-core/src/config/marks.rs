@@ -8,6 +8,21 @@ use super::MarkBit;
 
 /// Firewall marks that are this proxy's alone: those of which `mark & mask` is `value`. Default `0x16000000/0xff00c000`, which are 4,194,304
 /// marks without the bits by which kube-proxy has packets masqueraded (`0x4000`) and the kubelet has them dropped (`0x8000`).
+///
+/// ```
+/// use proxier_core::config::{MarkBit, MarkRange};
+///
+/// // Marks that another program of this node leaves alone: 0x16000000 to 0x160000ff.
+/// let range = MarkRange::new(0x1600_0000, 0xffff_ff00).ok_or("no such range")?;
+/// assert_eq!((range.value(), range.mask(), range.len()), (0x1600_0000, 0xffff_ff00, 256));
+/// assert_eq!(range.nth(7).get(), 0x1600_0007);
+/// assert!(range.contains(0x1600_00ff) && !range.contains(0x1600_0100));
+/// // None of them means "masquerade this" to kube-proxy; each would if that were bit 25.
+/// assert!(range.is_apart_from(MarkBit::default()));
+/// assert!(!range.is_apart_from(MarkBit::new(25).ok_or("no such bit")?));
+/// assert_eq!("0x16000000/0xffffff00".parse(), Ok(range));
+/// # Ok::<(), &str>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MarkRange {
     value: u32,

@@ -30,6 +30,15 @@ impl std::error::Error for InvalidName {}
 
 /// The name of a network device: at most 15 bytes, no `/`, `:` or blank (`dev_valid_name` in `net/core/dev.c`), and no `+`
 /// at its end, which iptables reads as a wildcard.
+///
+/// ```
+/// use proxier_core::config::InterfaceName;
+///
+/// assert_eq!(InterfaceName::new("cni0").ok_or("not a name")?.as_str(), "cni0");
+/// assert_eq!(InterfaceName::new("veth+"), None); // a pattern for iptables
+/// assert_eq!(InterfaceName::new("a-device-of-16-b"), None);
+/// # Ok::<(), &str>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InterfaceName(Box<str>);
 
@@ -63,6 +72,14 @@ impl fmt::Display for InterfaceName {
 /// 2 to 6 bytes: upper-case letters, digits, `_` and `-`; a letter first, `-` last, and not `-6-` at the end. So the names of
 /// chains fit into the 28 bytes that iptables takes, those of sets differ within the 31 that the kernel keeps, and no two
 /// prefixes make the same name: sets of IPv6 have `6-` after the prefix. No other program may use names of this prefix.
+///
+/// ```
+/// use proxier_core::config::NamePrefix;
+///
+/// assert_eq!(NamePrefix::default().as_str(), "KUBE-");
+/// let error = NamePrefix::new("agent-").map_err(|error| error.to_string());
+/// assert!(error.is_err_and(|error| error.contains("upper-case letters")));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamePrefix {
     /// Padded with NUL.
@@ -185,6 +202,20 @@ impl fmt::Display for TableName {
 /// [`other_devices`](KernelNames::other_devices). Two things they share all the same. The kernel has one virtual server for
 /// an address, port and protocol, so they must not serve the same ones. And the bit of the packet mark means "masquerade
 /// this" in both ([`MarkBit`](super::MarkBit)), which does no harm.
+///
+/// ```
+/// use proxier_core::config::{Config, InterfaceName, NamePrefix, TableName};
+///
+/// let mut config = Config::default();
+/// config.names.device = InterfaceName::new("agent0").ok_or("not a device's name")?;
+/// config.names.prefix = NamePrefix::new("AGENT-")?;
+/// config.names.table = TableName::new("agent")?;
+/// assert_eq!(config.names.ipvs_table().as_str(), "agent-ipvs");
+/// // No node ports are served on addresses of these devices.
+/// assert!(config.names.is_of_a_proxy("agent0") && config.names.is_of_a_proxy("kube-ipvs0"));
+/// assert!(!config.names.is_of_a_proxy("eth0"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelNames {

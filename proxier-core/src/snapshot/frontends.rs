@@ -11,6 +11,17 @@ use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 
 bitflags! {
     /// What kind of address of its Service a Frontend has.
+    ///
+    /// ```
+    /// use proxier_core::snapshot::Roles;
+    ///
+    /// // A Service may list an address as external IP, and its load balancer may have it too.
+    /// let roles = Roles::EXTERNAL_IP | Roles::LOAD_BALANCER;
+    /// assert!(roles.contains(Roles::LOAD_BALANCER) && !roles.contains(Roles::CLUSTER_IP));
+    /// assert!(roles.intersects(Roles::LOAD_BALANCER | Roles::NODE_PORT));
+    /// let names: Vec<_> = roles.iter_names().map(|(name, _)| name).collect();
+    /// assert_eq!(names, ["EXTERNAL_IP", "LOAD_BALANCER"]);
+    /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Roles: u8 {
         /// Cluster IP: masqueraded only where the configuration says so.
@@ -30,6 +41,20 @@ pub(crate) const OTHER_PORT: &str =
 
 /// A Frontend with its endpoints, from an agent with a source of truth of its own
 /// ([`Reconciler::upsert_frontends`](crate::reconciler::Reconciler::upsert_frontends)).
+///
+/// ```
+/// use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
+/// use proxier_core::snapshot::{FrontendSpec, Roles, TrafficPolicy};
+///
+/// let endpoint = |last| EndpointKey::new([10, 244, 1, last].into(), 5353);
+/// let mut dns = FrontendSpec::new(FrontendKey::new(Protocol::Udp, "203.0.113.7".parse()?, 53), [endpoint(7), endpoint(8)]);
+/// // An external address; clients outside get the endpoint on this node only, and it sees their addresses.
+/// (dns.roles, dns.policy) = (Roles::EXTERNAL_IP, TrafficPolicy::Local);
+/// dns.local = vec![endpoint(7)];
+/// dns.affinity_secs = Some(60);
+/// assert_eq!(dns.cluster.len(), 2);
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FrontendSpec {

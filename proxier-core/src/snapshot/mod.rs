@@ -31,6 +31,16 @@ pub use store::Store;
 pub use weights::ZoneWeights;
 
 /// Namespace and name of an object. Prints as `namespace/name`; cheap to clone.
+///
+/// ```
+/// use proxier_core::objects::Metadata;
+/// use proxier_core::snapshot::ObjectKey;
+///
+/// let web = Metadata { name: "web".into(), ..Metadata::default() };
+/// assert_eq!(ObjectKey::of(&web), ObjectKey::new("default", "web"));
+/// assert_eq!(ObjectKey::new("demo", "web").to_string(), "demo/web");
+/// assert!(ObjectKey::new("default", "kubernetes").is_kubernetes());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// Namespace; empty for objects that have none, such as Nodes.

@@ -121,6 +121,35 @@ impl SourceRanges {
 }
 
 /// A Service that has something to program.
+///
+/// ```
+/// use proxier_core::net::Family;
+/// use proxier_core::objects::ServiceObject;
+/// use proxier_core::snapshot::{Created, Service, ServiceType};
+///
+/// let object: ServiceObject = serde_json::from_str(r#"{
+///     "metadata": {"namespace": "demo", "name": "web", "creationTimestamp": "2026-01-31T23:59:59Z"},
+///     "spec": {
+///         "type": "LoadBalancer", "clusterIP": "10.96.0.10", "ports": [{"port": 80, "nodePort": 30080}],
+///         "loadBalancerSourceRanges": ["192.0.2.0/24"]
+///     },
+///     "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}, {"hostname": "lb.example.com"}]}}
+/// }"#)?;
+/// let mut rejections = Vec::new();
+/// let web = Service::check(&object, false, &mut rejections).ok_or("nothing to program")?;
+/// assert_eq!((web.service_type, web.cluster_ip(Family::V6)), (ServiceType::LoadBalancer, None));
+/// assert_eq!(web.load_balancer_ips, ["203.0.113.7".parse::<std::net::IpAddr>()?]);
+/// assert_eq!(web.source_ranges.restriction(Family::V4).ok_or("open")?.len(), 1);
+/// assert_eq!(web.source_ranges.restriction(Family::V6), None); // everybody
+/// // Of two Services that claim one address and port, the older gets it.
+/// assert!(web.created < Created::parse("2026-02-01T00:00:00Z").ok_or("no date")?);
+/// assert_eq!(rejections, []);
+///
+/// let mut headless = object.clone();
+/// headless.spec.cluster_ip = Some("None".into());
+/// assert_eq!(Service::check(&headless, false, &mut rejections), None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Service {

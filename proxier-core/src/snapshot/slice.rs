@@ -56,6 +56,36 @@ pub struct Endpoint {
 }
 
 /// An EndpointSlice: endpoints of one Service and one family.
+///
+/// ```
+/// use proxier_core::objects::EndpointSliceObject;
+/// use proxier_core::snapshot::{EndpointFlags, EndpointSlice};
+///
+/// let object: EndpointSliceObject = serde_json::from_str(r#"{
+///     "metadata": {
+///         "namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"},
+///         "annotations": {"proxier/weights": "10.244.1.7=3"}
+///     },
+///     "addressType": "IPv4",
+///     "ports": [{"name": "http", "port": 8080}],
+///     "endpoints": [
+///         {"addresses": ["10.244.1.7"], "nodeName": "node-a", "zone": "zone-a", "hints": {"forZones": [{"name": "zone-a"}]}},
+///         {"addresses": ["10.244.2.9"], "nodeName": "node-b", "conditions": {"ready": false, "terminating": true}}
+///     ]
+/// }"#)?;
+/// let mut rejections = Vec::new();
+/// let slice = EndpointSlice::check(&object, "node-a", &mut rejections).ok_or("nothing to program")?;
+/// assert_eq!(slice.service.to_string(), "demo/web");
+/// let [here, there] = &slice.endpoints[..] else { return Err("not two".into()) };
+/// assert_eq!(here.flags, EndpointFlags::READY | EndpointFlags::SERVING | EndpointFlags::LOCAL);
+/// assert_eq!(there.flags, EndpointFlags::SERVING | EndpointFlags::TERMINATING);
+/// assert_eq!((slice.zone_of(here), slice.zones_of(here).ok_or("no hints")?), (Some("zone-a"), &["zone-a".into()][..]));
+/// assert_eq!((slice.zone_of(there), slice.zones_of(there)), (None, None));
+/// // A weight of its own; the other has 1.
+/// assert!(slice.has_weights());
+/// assert_eq!((slice.weight_of(here), slice.weight_of(there)), (Some(3), None));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndpointSlice {
