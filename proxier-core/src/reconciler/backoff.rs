@@ -60,6 +60,16 @@ impl Backoff {
     }
 
     /// Failures since it last worked.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::reconciler::backoff::Backoff;
+    ///
+    /// let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30), 7);
+    /// let pauses: Vec<Duration> = std::iter::repeat_with(|| backoff.next_pause()).take(8).collect();
+    /// assert!(pauses.iter().all(|pause| *pause <= Duration::from_secs(30)));
+    /// assert_eq!(backoff.failures(), 8);
+    /// ```
     pub fn failures(&self) -> u32 {
         self.failures
     }

@@ -91,6 +91,54 @@ impl Default for Options {
 /// [`Limits::max_interval`], after a failure and on request.
 ///
 /// Before [`Reconciler::start`] nothing is changed: half a list of Services would delete the other half.
+///
+/// ```
+/// use std::time::Duration;
+/// use proxier_core::fake::FakeKernel;
+/// use proxier_core::modes::Kind;
+/// use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+/// use proxier_core::reconciler::{Options, Reconciler};
+/// use proxier_core::snapshot::ObjectKey;
+///
+/// let service: ServiceObject = serde_json::from_str(r#"{
+///     "metadata": {"namespace": "demo", "name": "web"},
+///     "spec": {"clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}]}
+/// }"#)?;
+/// let mut slice: EndpointSliceObject = serde_json::from_str(r#"{
+///     "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+///     "addressType": "IPv4",
+///     "ports": [{"name": "http", "port": 8080}],
+///     "endpoints": [{"addresses": ["10.244.1.7"]}]
+/// }"#)?;
+///
+/// let (mut kernel, mut now) = (FakeKernel::new(), Duration::ZERO);
+/// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+/// assert_eq!((proxier.node_name(), proxier.mode()), ("node-a", Kind::Ipvs));
+/// proxier.replace_objects([&service], [&slice], now);
+/// assert_eq!(proxier.next_wake(), None); // the lists may not be complete
+/// proxier.start(now);
+/// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
+/// assert!(report.full && report.is_done());
+/// assert_eq!(kernel.state().ipvs, "-A -t 10.96.0.10:80 -s rr\n-a -t 10.96.0.10:80 -r 10.244.1.7:8080 -m -w 1\n");
+/// proxier.compact(); // the memory that a first list of many objects took
+///
+/// // An endpoint is added: one operation, and nothing is read.
+/// now += Duration::from_secs(5);
+/// slice.endpoints.push(slice.endpoints[0].clone());
+/// slice.endpoints[1].addresses = vec!["10.244.1.8".into()];
+/// assert!(proxier.upsert_slice(&slice, now));
+/// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
+/// assert_eq!((report.full, report.writes()), (false, 1));
+/// assert!(!proxier.upsert_slice(&slice, now)); // the same again
+///
+/// now += Duration::from_secs(5);
+/// proxier.delete_service(&ObjectKey::new("demo", "web"), now);
+/// proxier.delete_slice(&ObjectKey::new("demo", "web-1"), now);
+/// proxier.pass(&|| now, &mut kernel.ports());
+/// assert_eq!(kernel.state().ipvs, "");
+/// assert_eq!(proxier.next_wake(), Some(Duration::from_secs(30))); // the next full pass
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the past, and none excludes another")]
 #[derive(Debug)]
 pub struct Reconciler {
@@ -247,6 +295,30 @@ impl Reconciler {
     }
 
     /// Removes the Frontends under this name.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::modes::Kind;
+    /// use proxier_core::net::EndpointKey;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
+    ///
+    /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
+    /// let mut options = Options::default();
+    /// options.mode = Kind::Nftables;
+    /// let mut proxier = Reconciler::new("node-a", options, now);
+    /// let (web, endpoint) = (ObjectKey::new("agent", "web"), EndpointKey::new([10, 244, 1, 7].into(), 8080));
+    /// proxier.upsert_frontends(&web, [FrontendSpec::new("TCP 10.96.0.10:80".parse()?, [endpoint])], now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// assert!(kernel.state().tables["ip proxier"].contains("10.96.0.10"));
+    ///
+    /// proxier.delete_frontends(&web, now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// assert!(!kernel.state().tables["ip proxier"].contains("10.96.0.10"));
+    /// # Ok::<(), proxier_core::net::InvalidFrontendKey>(())
+    /// ```
     pub fn delete_frontends(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         let changed = self.store.delete_frontends(key);
@@ -285,6 +357,26 @@ impl Reconciler {
 
     /// A list lacks an EndpointSlice, and nobody reported it as deleted: the next pass removes its endpoints, unless too
     /// many Services would lose their last endpoint at once ([`Safeguard`]).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::objects::EndpointSliceObject;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::snapshot::ObjectKey;
+    ///
+    /// let slice: EndpointSliceObject = serde_json::from_str(r#"{
+    ///     "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+    ///     "addressType": "IPv4"
+    /// }"#)?;
+    /// let (now, key) = (Duration::ZERO, ObjectKey::new("demo", "web-1"));
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+    /// proxier.upsert_slice(&slice, now);
+    /// proxier.lose_slice(&key, now);
+    /// assert!(proxier.store().service_of_slice(&key).is_some()); // kept until a pass has judged it
+    /// proxier.delete_slice(&key, now);
+    /// assert_eq!(proxier.store().service_of_slice(&key), None); // an event is believed
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn lose_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         if self.store.service_of_slice(key).is_some() {
@@ -303,6 +395,44 @@ impl Reconciler {
     }
 
     /// Confirms what is held back ([`Safeguard`]): the next pass deletes it. Returns how many virtual servers that affects.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::objects::ServiceObject;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::snapshot::ObjectKind;
+    ///
+    /// let services: Vec<ServiceObject> = (1..=20)
+    ///     .map(|number| {
+    ///         serde_json::from_value(serde_json::json!({
+    ///             "metadata": {"namespace": "demo", "name": format!("web-{number}")},
+    ///             "spec": {"clusterIP": format!("10.96.0.{number}"), "ports": [{"port": 80}]}
+    ///         }))
+    ///     })
+    ///     .collect::<Result<_, _>>()?;
+    /// let (mut kernel, mut now) = (FakeKernel::new(), Duration::ZERO);
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+    /// proxier.replace_objects(&services, [], now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    ///
+    /// // A new list of Services is empty: all of them stay, and somebody has to look.
+    /// now += Duration::from_secs(1);
+    /// proxier.list_begins(ObjectKind::Service);
+    /// let known: Vec<_> = proxier.store().services().map(|service| service.key.clone()).collect();
+    /// known.iter().for_each(|key| proxier.lose_service(key, now));
+    /// proxier.list_ends(ObjectKind::Service);
+    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
+    /// assert!(report.stopped.is_some_and(|why| why.starts_with("20 of 20 virtual servers would go")));
+    /// assert_eq!(proxier.safeguard().held().count(), 20);
+    ///
+    /// // An operator says that it is true.
+    /// assert_eq!(proxier.confirm_removal(now), 20);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// assert_eq!(kernel.state().ipvs, "");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn confirm_removal(&mut self, now: Moment) -> usize {
         self.schedule.request_full(now);
         self.safeguard.confirm()
@@ -333,6 +463,23 @@ impl Reconciler {
     }
 
     /// Takes the Node object of this node.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::net::Family;
+    /// use proxier_core::objects::NodeObject;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    ///
+    /// let node: NodeObject = serde_json::from_str(r#"{
+    ///     "metadata": {"name": "node-a"}, "spec": {"podCIDRs": ["10.244.1.0/24", "10.244.1.0/33"]}
+    /// }"#)?;
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
+    /// proxier.set_node(&node, Duration::ZERO);
+    /// assert_eq!(proxier.facts().pod_cidr(Family::V4), Some("10.244.1.0/24".parse()?));
+    /// let said: Vec<String> = proxier.rejections().map(ToString::to_string).collect();
+    /// assert_eq!(said, ["Node node-a: spec.podCIDRs[1] 10.244.1.0/33: not a network; left out"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_node(&mut self, object: &NodeObject, now: Moment) {
         self.node_rejections.clear();
         let node = Node::check(object, &mut self.node_rejections);
@@ -346,6 +493,29 @@ impl Reconciler {
     /// Takes a Node of the cluster, for the weight that its endpoints have by it ([`Node::weight`]). Ignored unless the configuration
     /// lets annotations decide it ([`MayAskFor::NODE_WEIGHTS`](crate::config::MayAskFor::NODE_WEIGHTS)). When a weight changed, the
     /// next pass compiles every Service again.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::config::MayAskFor;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::objects::NodeObject;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    ///
+    /// let node: NodeObject = serde_json::from_str(r#"{"metadata": {"name": "node-b", "labels": {"proxier/weight": "3"}}}"#)?;
+    /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
+    /// let mut options = Options::default();
+    /// options.config.ipvs.may_ask_for |= MayAskFor::NODE_WEIGHTS;
+    /// let mut proxier = Reconciler::new("node-a", options, now);
+    /// proxier.upsert_node_weight(&node, now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// assert_eq!(proxier.facts().node_weights().get("node-b"), Some(&3));
+    ///
+    /// proxier.delete_node_weight("node-b", now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// assert_eq!(proxier.facts().node_weights().get("node-b"), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn upsert_node_weight(&mut self, object: &NodeObject, now: Moment) {
         if self.options.config.lets(MayAskFor::NODE_WEIGHTS) && self.node_weights.upsert(object) {
             self.schedule.request(now);
@@ -366,6 +536,25 @@ impl Reconciler {
     ///
     /// The next pass makes new networks local as a whole. Addresses in a network that went get routes of their own before its
     /// route goes, so connections stay.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::config::Binding;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::ports::LocalRoute;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    ///
+    /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
+    /// let mut options = Options::default();
+    /// options.config.ipvs.binding = Binding::Routes;
+    /// let mut proxier = Reconciler::new("node-a", options, now);
+    /// proxier.set_service_cidrs(["10.96.0.0/12".parse()?], now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// let routes: Vec<LocalRoute> = kernel.state().routes.into_iter().map(|(_, route)| route).collect();
+    /// assert_eq!(routes, [LocalRoute::new("10.96.0.0/12".parse()?)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_service_cidrs(&mut self, networks: impl IntoIterator<Item = Network>, now: Moment) {
         if !self.service_cidrs.set(networks) {
             return;
@@ -395,6 +584,29 @@ impl Reconciler {
     /// Sets the neighbours of a kind, which this node has to reach, in place of the earlier ones: no Service may take their
     /// addresses ([`Reserved`](crate::service::Reserved)). Gateways and the endpoints of `default/kubernetes` are found
     /// without this.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::net::EndpointKey;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::service::{Neighbour, User};
+    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles};
+    ///
+    /// let now = Duration::ZERO;
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+    /// proxier.set_neighbours(User::NameServer, [Neighbour::new("192.0.2.53".parse()?)], now);
+    /// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+    /// let mut web = FrontendSpec::new("TCP 192.0.2.53:80".parse()?, [endpoint]);
+    /// web.roles = Roles::EXTERNAL_IP;
+    /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [web], now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut FakeKernel::new().ports());
+    /// let refused = proxier.refused().next().ok_or("served")?;
+    /// assert_eq!((refused.service.as_str(), refused.key.to_string().as_str()), ("agent/web", "TCP 192.0.2.53:80"));
+    /// assert!(refused.reason.starts_with("a name server of this node has that address"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_neighbours(&mut self, user: User, neighbours: impl IntoIterator<Item = Neighbour>, now: Moment) {
         if self.options.config.reserved.set_neighbours(user, neighbours) {
             self.refresh_facts();
@@ -403,6 +615,40 @@ impl Reconciler {
     }
 
     /// An address, a default route or a device of this host changed: the next pass reads them again.
+    ///
+    /// ```
+    /// use std::net::IpAddr;
+    /// use std::time::Duration;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::net::Family;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    ///
+    /// let node: IpAddr = "192.0.2.10".parse()?;
+    /// let (mut kernel, mut now) = (FakeKernel::new(), Duration::ZERO);
+    /// kernel.set_interface("eth0", &[node]);
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    ///
+    /// // A DHCP client takes the address away: node ports stay on it for the address grace of 10 s.
+    /// kernel.set_interface("eth0", &[]);
+    /// proxier.host_changed(now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// assert!(proxier.facts().is_here(node) && !proxier.facts().is_on_interface(node));
+    /// assert_eq!(proxier.next_wake(), Some(Duration::from_secs(10)));
+    ///
+    /// // It was back for a moment, as a monitor of addresses saw: the time begins anew.
+    /// now += Duration::from_secs(8);
+    /// proxier.addresses_seen([node], now);
+    /// assert_eq!(proxier.next_wake(), Some(Duration::from_secs(18)));
+    /// now += Duration::from_secs(10);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// assert_eq!(proxier.facts().node_port_addresses(Family::V4).count(), 0);
+    ///
+    /// // A process that ends after one pass cannot wait.
+    /// proxier.set_address_grace(Duration::ZERO);
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
     pub fn host_changed(&mut self, now: Moment) {
         self.host_stale = true;
         self.schedule.request(now);
@@ -445,6 +691,35 @@ impl Reconciler {
     /// tables have been read.
     ///
     /// Returns whether it does. Call it between passes.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use nftables::{Table, TableKey, Transaction};
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::modes::Kind;
+    /// use proxier_core::ports::Tables;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    ///
+    /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
+    /// let mut options = Options::default();
+    /// options.mode = Kind::Nftables;
+    /// let mut proxier = Reconciler::new("node-a", options, now);
+    /// assert_eq!(proxier.table_name().as_deref(), Some("proxier")); // what to monitor
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    ///
+    /// let own = kernel.ports().tables.generation()?;
+    /// assert!(!proxier.tables_changed(&[own], false, kernel.ports().tables, now));
+    /// // Somebody runs nft: the next pass is a full one.
+    /// let mut transaction = Transaction::new();
+    /// transaction.delete_table(&TableKey::new(nftables::Family::Ip, "proxier")?);
+    /// kernel.nftables().commit(&transaction)?;
+    /// let theirs = kernel.ports().tables.generation()?;
+    /// assert!(proxier.tables_changed(&[theirs], false, kernel.ports().tables, now));
+    /// assert!(proxier.pass(&|| now, &mut kernel.ports()).is_some_and(|report| report.full));
+    /// assert!(kernel.state().tables.contains_key("ip proxier"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn tables_changed(&mut self, generations: &[u32], lost: bool, tables: &mut dyn Tables, now: Moment) -> bool {
         let differs = self.committed.differs(generations, lost, tables) && self.mode.has_read_tables();
         if differs {
@@ -544,6 +819,29 @@ impl Reconciler {
     }
 
     /// What a full pass would do now, without doing it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::modes::shared::names::Names;
+    /// use proxier_core::objects::ServiceObject;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    ///
+    /// let service: ServiceObject = serde_json::from_str(r#"{
+    ///     "metadata": {"namespace": "demo", "name": "web"},
+    ///     "spec": {"clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}]}
+    /// }"#)?;
+    /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+    /// proxier.upsert_service(&service, now);
+    /// let (plan, report) = proxier.preview(now, &mut kernel.ports());
+    /// assert!(report.unread.is_empty() && !plan.is_empty());
+    /// let names = Names::new(proxier.store(), proxier.desired());
+    /// let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
+    /// assert!(steps.contains(&"+ virtual server TCP 10.96.0.10:80 rr  (demo/web:http)".to_owned()), "{steps:#?}");
+    /// assert_eq!(kernel.writes().total(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
         let (before, safeguard) = (self.mode.before_preview(), self.safeguard.clone());
         let mut report = Report::default();
@@ -742,6 +1040,40 @@ impl Reconciler {
     }
 
     /// What IPVS holds, as far as is known; `None` in other modes.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use ipvs::VirtualServerKey;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::net::EndpointKey;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
+    ///
+    /// let (mut kernel, mut now) = (FakeKernel::new(), Duration::ZERO);
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+    /// let web = ObjectKey::new("agent", "web");
+    /// let with = |endpoints: &[u8]| -> Result<FrontendSpec, proxier_core::net::InvalidFrontendKey> {
+    ///     let endpoints = endpoints.iter().map(|last| EndpointKey::new([10, 244, 1, *last].into(), 8080));
+    ///     Ok(FrontendSpec::new("TCP 10.96.0.10:80".parse()?, endpoints))
+    /// };
+    /// proxier.upsert_frontends(&web, [with(&[7, 8])?], now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// let key: VirtualServerKey = "TCP 10.96.0.10:80".parse()?;
+    /// let real = "10.244.1.8:8080".parse()?;
+    /// assert!(proxier.observed().is_some_and(|observed| observed.owns(&key)));
+    /// assert_eq!(proxier.frontend_of(&key), Some("TCP 10.96.0.10:80".parse()?));
+    ///
+    /// // An endpoint leaves while a client is connected: it drains, wanted no more but still there.
+    /// kernel.set_connections(&key, &real, 1, 0);
+    /// now += Duration::from_secs(1);
+    /// proxier.upsert_frontends(&web, [with(&[7])?], now);
+    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
+    /// assert_eq!(report.draining, 1);
+    /// assert!(proxier.drains().is_some_and(|drains| drains.is_draining(&key, &real)));
+    /// assert!(proxier.wanted().is_some_and(|wanted| !wanted.has_real_server(&key, &real)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn observed(&self) -> Option<&Observed> {
         match &self.mode {
             Mode::Ipvs(mode) => mode.observed(),
@@ -783,6 +1115,39 @@ impl Reconciler {
 
     /// The virtual server of a firewall mark that a node port has in common with this node's other addresses, in place of one of its own
     /// ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use ipvs::VirtualServerKey;
+    /// use proxier_core::config::RulesBy;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::net::EndpointKey;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
+    ///
+    /// let now = Duration::ZERO;
+    /// let mut options = Options::default();
+    /// options.config.ipvs.rules = RulesBy::Nftables;
+    /// (options.config.ipvs.mark_split, options.config.ipvs.mark_node_ports) = (true, true);
+    /// let mut proxier = Reconciler::new("node-a", options, now);
+    /// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+    /// let mut node_port = FrontendSpec::new("TCP 192.0.2.10:30080".parse()?, [endpoint]);
+    /// node_port.roles = Roles::NODE_PORT;
+    /// let mut external = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [endpoint]);
+    /// (external.roles, external.policy) = (Roles::EXTERNAL_IP, TrafficPolicy::Local);
+    /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [node_port, external], now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut FakeKernel::new().ports());
+    ///
+    /// // For all addresses of this node, so it is recorded at address 0.
+    /// let shared = proxier.shared(&"TCP 192.0.2.10:30080".parse()?).ok_or("not shared")?;
+    /// assert!(matches!(shared, VirtualServerKey::Fwmark { .. }));
+    /// assert_eq!(proxier.frontend_of(&shared), Some("TCP 0.0.0.0:30080".parse()?));
+    /// // For clients outside, beside the virtual server of the address.
+    /// let split = proxier.split(&"TCP 203.0.113.7:80".parse()?).ok_or("not split")?;
+    /// assert_eq!(proxier.frontend_of(&split), Some("TCP 203.0.113.7:80".parse()?));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn shared(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
         match &self.mode {
             Mode::Ipvs(mode) => mode.wanted().shared(frontend),
@@ -800,6 +1165,30 @@ impl Reconciler {
 
     /// Since when something is wanted that the kernel does not have; `None` when it has everything, and before
     /// [`Reconciler::start`], when nothing is wanted yet. Health checks use this (`/healthz`).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::fake::{Call, FakeKernel, Fault};
+    /// use proxier_core::ports::PortErrorKind;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    ///
+    /// let (mut kernel, now) = (FakeKernel::new(), Duration::from_secs(7));
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+    /// assert_eq!(proxier.pending_since(), None);
+    /// proxier.start(now);
+    /// kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy));
+    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
+    /// assert!(report.has_failed());
+    /// assert_eq!(proxier.pending_since(), Some(now)); // /healthz fails when that is long ago
+    /// assert_eq!((proxier.schedule().failures(), proxier.totals().failed_passes), (1, 1));
+    ///
+    /// // It is tried again after a pause, or at once on request.
+    /// proxier.request_full(now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// assert_eq!(proxier.pending_since(), None);
+    /// assert_eq!((proxier.totals().full_passes, proxier.totals().last_success), (2, Some(now)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn pending_since(&self) -> Option<Moment> {
         self.schedule.pending_since().filter(|_| self.started)
     }

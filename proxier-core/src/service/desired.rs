@@ -18,6 +18,58 @@ use crate::snapshot::{Created, ObjectKey, Rejection, Store};
 /// It says nothing about any kernel: a mode follows the changes ([`Follower`]).
 ///
 /// Two values with the same Services compare equal, however they were built.
+///
+/// ```
+/// use proxier_core::config::Config;
+/// use proxier_core::net::FrontendKey;
+/// use proxier_core::objects::ServiceObject;
+/// use proxier_core::service::{Compiled, Desired, Follower, Frontend, NodeFacts};
+/// use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
+///
+/// /// Writes down which Frontends come, change and go.
+/// #[derive(Default)]
+/// struct Log(Vec<String>);
+///
+/// impl Follower for Log {
+///     fn service(&mut self, _: Option<&Compiled>, _: Option<&Compiled>) {}
+///
+///     fn frontend(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
+///         let key = before.or(after).map_or_else(String::new, |frontend| frontend.key.to_string());
+///         self.0.push(format!("{} {key}", if after.is_none() { "-" } else { "+" }));
+///     }
+/// }
+///
+/// // Two Services with one external IP, of which the second is younger.
+/// let service = |name: &str, cluster_ip: &str, day: u8| -> serde_json::Result<ServiceObject> {
+///     serde_json::from_value(serde_json::json!({
+///         "metadata": {"namespace": "demo", "name": name, "creationTimestamp": format!("2026-01-{day:02}T00:00:00Z")},
+///         "spec": {"clusterIP": cluster_ip, "externalIPs": ["203.0.113.7"], "ports": [{"port": 80}]}
+///     }))
+/// };
+/// let mut store = Store::new("node-a");
+/// let mut changed = store.upsert_service(&service("web", "10.96.0.10", 1)?);
+/// changed.extend(store.upsert_service(&service("copy", "10.96.0.11", 2)?));
+///
+/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+/// let (mut desired, mut log) = (Desired::new(), Log::default());
+/// desired.refresh(&store, &facts, &changed, &mut log);
+/// assert_eq!(log.0, ["+ TCP 10.96.0.10:80", "+ TCP 203.0.113.7:80", "+ TCP 10.96.0.11:80"]);
+/// assert_eq!(desired.frontends().count(), 3);
+///
+/// let (web, copy) = (ObjectKey::new("demo", "web"), ObjectKey::new("demo", "copy"));
+/// let external: FrontendKey = "TCP 203.0.113.7:80".parse()?;
+/// assert_eq!(desired.owner(&external), Some(&web));
+/// let conflict = desired.conflicts().next().ok_or("none")?;
+/// assert_eq!((conflict.key, conflict.owner, conflict.refused), (external, &web, &copy));
+///
+/// // Its owner goes, so the other Service gets it: one change, to a Frontend that looks the same.
+/// let changed = store.delete_service(&web);
+/// desired.refresh(&store, &facts, &changed, &mut log);
+/// assert_eq!(log.0.split_off(3), ["- TCP 10.96.0.10:80"]);
+/// assert_eq!(desired.owner(&external), Some(&copy));
+/// assert_eq!(desired.services_with(&store), [copy].into());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
     /// Boxed, since a map keeps room for more values than it has.
@@ -176,6 +228,33 @@ impl Desired {
     }
 
     /// Health checks by Service.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::objects::ServiceObject;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    ///
+    /// let service: ServiceObject = serde_json::from_str(r#"{
+    ///     "metadata": {"namespace": "demo", "name": "web"},
+    ///     "spec": {
+    ///         "type": "LoadBalancer", "clusterIP": "10.96.0.10", "ports": [{"port": 80}],
+    ///         "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000
+    ///     }
+    /// }"#)?;
+    /// let now = Duration::ZERO;
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+    /// proxier.upsert_service(&service, now);
+    /// proxier.start(now);
+    /// let report = proxier.pass(&|| now, &mut FakeKernel::new().ports()).ok_or("not due")?;
+    ///
+    /// // What the health server of the node has to answer: 503 on port 32000.
+    /// assert!(report.health_checks_changed);
+    /// let (web, check) = proxier.desired().health_checks().next().ok_or("none")?;
+    /// assert_eq!((web.to_string(), check.port, check.local_endpoints), ("demo/web".into(), 32000, 0));
+    /// assert_eq!(proxier.desired().health_check(web), Some(check));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn health_checks(&self) -> impl Iterator<Item = (&ObjectKey, HealthCheck)> {
         self.services.iter().filter_map(|(key, compiled)| Some((key, compiled.health_check?)))
     }

@@ -26,6 +26,37 @@ impl OpenOn {
 
 /// What compiling needs besides the Service. Computed again when configuration, Node object or addresses of the host
 /// change; when the result differs, every Service has to be compiled again.
+///
+/// ```
+/// use proxier_core::config::Config;
+/// use proxier_core::net::Family;
+/// use proxier_core::service::{NodeFacts, OpenOn};
+/// use proxier_core::snapshot::{HostAddresses, Node};
+///
+/// let mut node = Node::new("node-a");
+/// node.addresses = vec!["192.0.2.10".parse()?];
+/// node.pod_cidrs = vec!["10.244.1.0/24".parse()?];
+/// let mut host = HostAddresses::default();
+/// host.interfaces.insert("eth0".into(), vec!["192.0.2.10".parse()?, "192.0.2.99".parse()?]);
+/// host.interfaces.insert("kube-ipvs0".into(), vec!["10.96.0.10".parse()?]);
+///
+/// let facts = NodeFacts::new(&Config::default(), &node, &host);
+/// let node_ports: Vec<String> = facts.node_port_addresses(Family::V4).map(|address| address.to_string()).collect();
+/// assert_eq!(node_ports, ["192.0.2.10", "192.0.2.99"]);
+/// assert_eq!(facts.node_address(Family::V4), Some("192.0.2.10".parse()?));
+/// assert_eq!(facts.pod_cidr(Family::V4), Some("10.244.1.0/24".parse()?));
+/// assert!(!facts.is_on_interface("10.96.0.10".parse()?)); // a Service's, not the host's
+/// assert_eq!(facts.health_checks_open_on(Family::V4), OpenOn::All);
+/// assert!(facts.health_checks_open_on(Family::V6).is_nowhere());
+///
+/// // An address that eth0 has just lost still gets node ports.
+/// let lost = "192.0.2.99".parse()?;
+/// host.interfaces.insert("eth0".into(), vec!["192.0.2.10".parse()?]);
+/// let facts = NodeFacts::with_absent(&Config::default(), &node, &host, [lost]);
+/// assert!(facts.is_here(lost) && facts.is_own_address(lost) && !facts.is_on_interface(lost));
+/// assert_eq!(facts.node_port_addresses(Family::V4).count(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeFacts {
     pub(crate) config: Config,
@@ -89,6 +120,25 @@ impl NodeFacts {
 
     /// Sets the weights of nodes by name: their endpoints have them, if the configuration lets annotations decide it
     /// ([`MayAskFor::NODE_WEIGHTS`]) and the store keeps nodes ([`Store::keep_nodes`](crate::snapshot::Store::keep_nodes)).
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    /// use std::sync::Arc;
+    /// use proxier_core::config::{Config, MayAskFor};
+    /// use proxier_core::service::NodeFacts;
+    /// use proxier_core::snapshot::{HostAddresses, Node};
+    ///
+    /// let weights = Arc::new(BTreeMap::from([("node-b".into(), 3)]));
+    /// let mut config = Config::default();
+    /// let mut facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
+    /// facts.set_node_weights(weights.clone());
+    /// assert_eq!(facts.node_weights().get("node-b"), None); // not allowed by default
+    ///
+    /// config.ipvs.may_ask_for |= MayAskFor::NODE_WEIGHTS;
+    /// let mut facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
+    /// facts.set_node_weights(weights);
+    /// assert_eq!(facts.node_weights().get("node-b"), Some(&3));
+    /// ```
     pub fn set_node_weights(&mut self, weights: Arc<BTreeMap<Box<str>, u16>>) {
         if self.config.lets(MayAskFor::NODE_WEIGHTS) {
             self.node_weights = weights;

@@ -8,6 +8,29 @@ use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::snapshot::{Balancing, Roles, TrafficPolicy};
 
 /// One protocol, address and port on which a Service answers, and who answers there.
+///
+/// ```
+/// use proxier_core::config::Config;
+/// use proxier_core::net::EndpointKey;
+/// use proxier_core::service::{NodeFacts, Roles, compile_frontends};
+/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, TrafficPolicy};
+///
+/// let (here, there) = (EndpointKey::new([10, 244, 1, 7].into(), 80), EndpointKey::new([10, 244, 2, 9].into(), 80));
+/// let mut spec = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [here, there]);
+/// spec.local = vec![here];
+/// (spec.roles, spec.policy) = (Roles::LOAD_BALANCER, TrafficPolicy::Local);
+/// spec.source_ranges = Some(vec!["198.51.100.0/24".parse()?]);
+///
+/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+/// let compiled = compile_frontends(&ObjectKey::new("agent", "web"), &[spec], &facts, false);
+/// let web = compiled.frontend(&"TCP 203.0.113.7:80".parse()?).ok_or("not served")?;
+/// assert_eq!(**web.endpoints(), [here]);
+/// assert!(!web.has_endpoint(&there));
+/// assert!(web.can_split()); // this node and pods may get both
+/// assert!(web.is_virtual() && !web.is_elsewhere()); // no interface of this host has the address
+/// assert!(web.is_barred_from_node()); // nor is one in the source ranges
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -233,6 +233,34 @@ impl Reserved {
     }
 
     /// Whether a Frontend must not be served because its address and port are reserved, and for whom.
+    ///
+    /// ```
+    /// use proxier_core::config::Config;
+    /// use proxier_core::service::{Neighbour, NodeFacts, Reserved, ReservedPort, Roles, User};
+    /// use proxier_core::snapshot::{HostAddresses, Node};
+    ///
+    /// let mut reserved = Reserved::none();
+    /// reserved.reserve(ReservedPort::tcp_here(Reserved::KUBELET), User::Kubelet);
+    /// reserved.set_neighbours(User::NameServer, [Neighbour::new("192.0.2.53".parse()?)]);
+    /// reserved.set_neighbours(User::ApiServer, [Neighbour::tcp("192.0.2.6".parse()?, 6443)]);
+    /// assert_eq!(reserved.neighbours().count(), 2);
+    ///
+    /// let mut host = HostAddresses::default();
+    /// host.interfaces.insert("eth0".into(), vec!["192.0.2.10".parse()?]);
+    /// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &host);
+    /// let kubelet = "TCP 192.0.2.10:10250".parse()?;
+    /// let refusal = reserved.refuses(&kubelet, &facts).ok_or("served")?;
+    /// assert_eq!(refusal.to_string(), "TCP 192.0.2.10:10250: the kubelet answers there; not served unless allowed");
+    ///
+    /// // An external IP that is a name server's, whatever the port.
+    /// let web = "TCP 192.0.2.53:80".parse()?;
+    /// assert_eq!(reserved.refuses(&web, &facts), None);
+    /// let refusal = reserved.refuses_address(&web, Roles::EXTERNAL_IP, &[], &facts).ok_or("served")?;
+    /// assert!(refusal.reason().starts_with("a name server of this node has that address"));
+    /// reserved.allow_address("192.0.2.53".parse()?);
+    /// assert_eq!(reserved.refuses_address(&web, Roles::EXTERNAL_IP, &[], &facts), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn refuses(&self, key: &FrontendKey, facts: &NodeFacts) -> Option<Rejected> {
         let FrontendKey { protocol, address, port } = *key;
         let at = |address| self.places.get(&ReservedPort { address, protocol, port });

@@ -61,6 +61,14 @@ impl Wanted {
     }
 
     /// What to write, given the present value.
+    ///
+    /// ```
+    /// use proxier_core::modes::shared::sysctls::Wanted;
+    ///
+    /// let limit = Wanted { path: "net/netfilter/nf_conntrack_max", value: 131_072, at_least: true, optional: true };
+    /// assert_eq!(limit.change(Some("262144\n")), None); // higher is fine
+    /// assert_eq!(limit.change(Some("65536")).map(|change| change.to), Some("131072".to_owned()));
+    /// ```
     pub fn change(&self, there: Option<&str>) -> Option<SysctlChange> {
         let number = there.and_then(|text| text.trim().parse::<u64>().ok());
         let fits = number.is_some_and(|number| {
@@ -130,6 +138,23 @@ pub fn of_every_mode(settings: &HostSettings) -> Vec<Wanted> {
 
 /// The values that differ: those to write, and optional ones that may not be written from here. One that cannot be read is
 /// written all the same: a failed write says more than a failed reading.
+///
+/// ```
+/// use proxier_core::fake::FakeKernel;
+/// use proxier_core::modes::shared::sysctls::{HostSettings, changes, of_every_mode, wanted};
+///
+/// let mut settings = HostSettings::default();
+/// settings.conntrack_max = Some(131_072);
+/// let mut kernel = FakeKernel::new();
+/// kernel.set_sysctl("net/ipv4/ip_forward", Some("1"));
+/// let (write, unmet) = changes(kernel.ports().sysctls, of_every_mode(&settings));
+/// assert_eq!((write[0].path.as_str(), write[0].from.as_deref()), ("net/netfilter/nf_conntrack_max", Some("65536")));
+/// assert_eq!((write.len(), unmet.len()), (1, 0));
+/// // IPVS needs more than that, depending on the kernel's release.
+/// let of_ipvs = |release| wanted(&settings, release).into_iter().map(|one| one.to_string()).collect::<Vec<_>>();
+/// assert!(of_ipvs("5.8.18").contains(&"net/ipv4/vs/conn_reuse_mode = 0".to_owned()));
+/// assert!(!of_ipvs("6.1.0-50-amd64").contains(&"net/ipv4/vs/conn_reuse_mode = 0".to_owned()));
+/// ```
 pub fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<Wanted>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     let (mut changes, mut unmet) = (Vec::new(), Vec::new());
     for wanted in wanted {

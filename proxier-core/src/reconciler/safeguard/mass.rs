@@ -46,6 +46,33 @@ impl MassRemoval {
 /// Deletions that a pass does not do.
 ///
 /// Prints on one line.
+///
+/// ```
+/// use std::time::Duration;
+/// use proxier_core::net::FrontendKey;
+/// use proxier_core::reconciler::safeguard::{Kernel, Loss, MassRemoval, Safeguard};
+/// use proxier_core::service::Desired;
+/// use proxier_core::snapshot::Store;
+///
+/// /// A kernel that serves these with endpoints.
+/// struct Serving(Vec<FrontendKey>);
+///
+/// impl Kernel for Serving {
+///     fn serves(&self, key: &FrontendKey) -> Option<bool> {
+///         self.0.contains(key).then_some(true)
+///     }
+/// }
+///
+/// let keys: Result<Vec<FrontendKey>, _> = (1..=12).map(|last| format!("TCP 10.96.0.{last}:80").parse()).collect();
+/// let kernel = Serving(keys?);
+/// let losing = kernel.0.iter().map(|key| (*key, Loss::Everything));
+/// let mut safeguard = Safeguard::new(MassRemoval::default());
+/// let stopped = safeguard.check(losing, &kernel, &Store::new("node-a"), &Desired::new(), Duration::ZERO).ok_or("not stopped")?;
+/// assert_eq!(stopped.until, Some(Duration::from_secs(5 * 60)));
+/// // No object explains them: an earlier process has left them in the kernel.
+/// assert!(stopped.held().eq(kernel.0.iter().copied()) && stopped.inherited().count() == 12);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stopped {
@@ -185,6 +212,29 @@ impl Safeguard {
 
     /// A list lacks this object, and nobody reported it as deleted. It stays in the store until [`Safeguard::judge`]
     /// returns it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::config::Config;
+    /// use proxier_core::reconciler::safeguard::{MassRemoval, Safeguard};
+    /// use proxier_core::service::{Desired, NodeFacts};
+    /// use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Store};
+    ///
+    /// let (store, desired) = (Store::new("node-a"), Desired::new());
+    /// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+    /// let mut safeguard = Safeguard::new(MassRemoval::default());
+    /// let web = ObjectKey::new("demo", "web");
+    /// safeguard.lose(ObjectKind::Service, web.clone());
+    /// assert!(safeguard.is_lost(ObjectKind::Service, &web));
+    /// // It is one, so it is believed.
+    /// let gone = safeguard.judge(&store, &desired, &facts, Duration::ZERO);
+    /// assert_eq!(gone, [(ObjectKind::Service, web.clone())].into());
+    ///
+    /// // One that comes back before that was never gone.
+    /// safeguard.lose(ObjectKind::Service, web.clone());
+    /// assert!(safeguard.found(ObjectKind::Service, &web));
+    /// assert!(safeguard.judge(&store, &desired, &facts, Duration::ZERO).is_empty());
+    /// ```
     pub fn lose(&mut self, kind: ObjectKind, key: ObjectKey) {
         self.lost.lose((kind, key));
     }

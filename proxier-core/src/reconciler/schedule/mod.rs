@@ -74,6 +74,36 @@ pub struct Wake {
 /// assert_eq!(schedule.next().ok_or("it runs")?.at, at(32)); // full, 30 s after the first
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// After a failure:
+///
+/// ```
+/// use std::time::Duration;
+/// use proxier_core::reconciler::schedule::{Limits, Pass, Schedule};
+///
+/// let at = Duration::from_secs;
+/// let mut schedule = Schedule::new(Limits::default(), 7, at(0));
+/// assert_eq!(schedule.limits().max_interval, at(30));
+/// schedule.start(at(0));
+/// schedule.done(at(1), false);
+/// assert!(schedule.is_failing());
+/// assert_eq!((schedule.failures(), schedule.pending_since()), (1, Some(at(0))));
+/// let wake = schedule.next().ok_or("it runs")?;
+/// assert!(wake.pass == Pass::Full && wake.at <= at(2)); // a pause of 0.5 to 1 s
+/// // Other changes need not wait for that.
+/// schedule.request(at(1));
+/// assert_eq!(schedule.start(at(1)), Some(Pass::Changes));
+/// schedule.done(at(1), true);
+/// assert!(schedule.is_failing());
+///
+/// schedule.request_full(at(1));
+/// assert_eq!(schedule.start(at(1)), Some(Pass::Full));
+/// // The kernel refused one object: that is retried, and is no failure of the node.
+/// schedule.done_but_for_objects(at(1));
+/// assert!(!schedule.is_failing());
+/// assert_eq!(schedule.earliest(), at(1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Schedule {
     limits: Limits,
