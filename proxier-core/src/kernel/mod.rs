@@ -26,6 +26,54 @@
 //! println!("{:?}", ports.links.addresses()?);
 //! # Ok::<(), proxier_core::ports::PortError>(())
 //! ```
+//!
+//! # An agent's loop
+//!
+//! It waits for whatever comes first: the next pass, an address that comes or goes, somebody's change of a table.
+//!
+//! ```no_run
+//! use std::os::fd::AsFd;
+//! use std::time::{Duration, Instant};
+//! use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+//! use proxier_core::kernel::{KernelPorts, Monitor, Options as KernelOptions, TableMonitor};
+//! use proxier_core::modes::Kind;
+//! use proxier_core::ports::Tables;
+//! use proxier_core::reconciler::{Options, Reconciler};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut options = Options::default();
+//! options.mode = Kind::Nftables;
+//! let origin = Instant::now();
+//! let mut proxier = Reconciler::new("node-a", options, Duration::ZERO);
+//!
+//! // Opened before anything is read, so that nothing is missed.
+//! let mut monitor = Monitor::open()?;
+//! let mut tables = TableMonitor::open(&proxier.table_name().ok_or("no tables in this mode")?)?;
+//! let mut kernel = KernelPorts::open(&KernelOptions::default())?;
+//!
+//! proxier.start(origin.elapsed());
+//! while let Some(at) = proxier.next_wake() {
+//!     let wait = PollTimeout::try_from(at.saturating_sub(origin.elapsed())).unwrap_or(PollTimeout::MAX);
+//!     let mut readable =
+//!         [PollFd::new(monitor.as_fd(), PollFlags::POLLIN), PollFd::new(tables.as_fd(), PollFlags::POLLIN)];
+//!     poll(&mut readable, wait)?;
+//!
+//!     let changes = monitor.drain()?;
+//!     if !changes.is_empty() {
+//!         proxier.addresses_seen(changes.came, origin.elapsed());
+//!         proxier.host_changed(origin.elapsed());
+//!     }
+//!     let written = tables.drain()?;
+//!     if !written.is_empty() {
+//!         proxier.tables_changed(&written.generations, written.lost, kernel.ports().tables, origin.elapsed());
+//!     }
+//!     if let Some(report) = proxier.pass(&|| origin.elapsed(), &mut kernel.ports()) {
+//!         println!("{} operations, {} failed", report.writes(), report.applied.failures.len());
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod conntrack;
 mod error;
@@ -87,6 +135,22 @@ impl Default for Options {
 ///
 /// Sockets stay in the namespace in which they were opened; programs, and files below `/proc/sys/net`, are those of the calling
 /// thread. So threads that use one value must share a namespace, as those of a process do unless it moves one.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use proxier_core::kernel::{KernelPorts, Options};
+///
+/// let mut options = Options::default();
+/// options.sysctl_root = "/host/proc/sys".into(); // in a container
+/// let mut kernel = KernelPorts::open(&options)?;
+/// let rules = kernel.ports().rules.dump(proxier_core::net::Family::V4)?;
+/// println!("{} rules, by {:?}", rules.rule_count(), kernel.iptables_backend());
+///
+/// // Before the process ends: connections that it relays (userspace mode) get time.
+/// let left = kernel.relays().finish(Duration::from_secs(30));
+/// println!("{left} connections are cut");
+/// # Ok::<(), proxier_core::ports::PortError>(())
+/// ```
 #[derive(Debug)]
 pub struct KernelPorts {
     ipvs: IpvsPort,

@@ -10,6 +10,17 @@ use crate::ports::{PortError, Relays};
 
 /// A [`Relay`] that starts when it is first needed. Connections end when this is dropped; [`RelaysPort::finish`] lets them
 /// come to their own end.
+///
+/// ```
+/// use std::time::Duration;
+/// use proxier_core::kernel::RelaysPort;
+/// use proxier_core::ports::Relays;
+///
+/// let mut port = RelaysPort::new(); // no thread yet
+/// assert!(port.listeners().is_empty() && port.notices().is_empty());
+/// assert_eq!((port.counts().connections, port.leaving()), (0, 0));
+/// assert_eq!(port.finish(Duration::from_secs(30)), 0); // nothing to wait for
+/// ```
 #[derive(Debug, Default)]
 pub struct RelaysPort {
     settings: Settings,

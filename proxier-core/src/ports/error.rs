@@ -33,6 +33,14 @@ pub enum PortErrorKind {
 /// A failed call, or a failed part of one.
 ///
 /// Prints as one line that says what failed, on what and why, in the words of the client below.
+///
+/// ```
+/// use proxier_core::ports::{PortError, PortErrorKind};
+///
+/// // A client's error with its causes, on one line.
+/// let cause = "many".parse::<u16>().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error));
+/// assert_eq!(cause, Err(PortError::new(PortErrorKind::Invalid, "invalid digit found in string")));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PortError {
     kind: PortErrorKind,

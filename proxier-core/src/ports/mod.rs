@@ -3,6 +3,46 @@
 //! Feature `kernel` implements them with this project's clients; feature `testing` has fakes that keep the kernel's rules
 //! and pass the same tests. Every method blocks until the kernel has answered. None of them logs, retries for long or
 //! decides: a failure comes back as [`PortError`].
+//!
+//! # A port of one's own
+//!
+//! A pass works on [`Ports`], which are put together field by field: an agent replaces one and leaves the others as they are. This one
+//! lets somebody else set values below `/proc/sys`:
+//!
+//! ```
+//! use std::time::Duration;
+//! use proxier_core::fake::FakeKernel;
+//! use proxier_core::ports::{PortError, PortErrorKind, Ports, Sysctls};
+//! use proxier_core::reconciler::{Options, Reconciler};
+//!
+//! struct AlreadySet(Vec<String>);
+//!
+//! impl Sysctls for AlreadySet {
+//!     fn get(&mut self, path: &str) -> Result<String, PortError> {
+//!         Err(PortError::new(PortErrorKind::NotFound, format!("{path}: not asked for")))
+//!     }
+//!
+//!     fn can_set(&mut self, _path: &str) -> bool {
+//!         false
+//!     }
+//!
+//!     fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
+//!         self.0.push(format!("{path} = {value}"));
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
+//! let mut sysctls = AlreadySet(Vec::new());
+//! let mut proxier = Reconciler::new("node-a", Options::default(), now);
+//! proxier.start(now);
+//! let mut ports = Ports { sysctls: &mut sysctls, ..kernel.ports() };
+//! let report = proxier.pass(&|| now, &mut ports).ok_or("not due")?;
+//! assert!(report.is_done());
+//! assert!(sysctls.0.contains(&"net/ipv4/ip_forward = 1".to_owned()));
+//! assert_eq!(kernel.writes().sysctls, 0);
+//! # Ok::<(), &str>(())
+//! ```
 
 mod conntrack;
 mod error;

@@ -56,6 +56,21 @@ attrs! {
 ///
 /// Not part of a pass: a second way to receive packets for Services, which costs the same for any number of addresses. The
 /// route also takes packets to other hosts' addresses in its network, so the network must be the Services' alone.
+///
+/// ```no_run
+/// use proxier_core::kernel::LocalRoutes;
+///
+/// let network: ipset::IpSpan = "10.96.0.0/12".parse()?;
+/// let mut routes = LocalRoutes::of_protocol(200); // others' routes are neither listed nor deleted
+/// let failures = routes.add_with_source("lo", &[(network, Some("192.0.2.10".parse()?))]);
+/// for failure in failures {
+///     eprintln!("{}", failure.error);
+/// }
+/// assert_eq!(routes.list_with_source("lo")?, [(network, Some("192.0.2.10".parse()?))]);
+/// routes.delete("lo", &[network]);
+/// assert_eq!(routes.list("lo")?, []);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct LocalRoutes {
     connection: Lazy<Connection, Error>,
     maker: Maker,
