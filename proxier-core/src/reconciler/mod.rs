@@ -40,6 +40,29 @@ use crate::service::{Desired, Neighbour, NodeFacts, User, is_reachable};
 use crate::snapshot::{EndpointSlice, FrontendSpec, HostAddresses, Node, ObjectKey, ObjectKind, Rejection, Store};
 
 /// How a [`Reconciler`] works.
+///
+/// ```
+/// use std::time::Duration;
+/// use proxier_core::config::{LocalTraffic, NamePrefix};
+/// use proxier_core::modes::Kind;
+/// use proxier_core::reconciler::{Options, Reconciler};
+///
+/// // An agent beside kube-proxy: names of its own, pods by the cluster's network.
+/// let mut options = Options::default();
+/// options.mode = Kind::Nftables;
+/// options.config.names.table = "agent".parse()?;
+/// options.config.names.prefix = NamePrefix::new("AGENT-")?;
+/// options.config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse()?]);
+/// options.host.conntrack_max = Some(262_144);
+/// // At most five passes a second, and everything is read again every five minutes.
+/// options.limits.min_interval = Duration::from_millis(200);
+/// options.limits.max_interval = Duration::from_secs(300);
+/// options.mass_removal.patience = None; // a list that became empty has to be confirmed
+/// options.seed = 7; // from the node's name, say
+/// let proxier = Reconciler::new("node-a", options, Duration::ZERO);
+/// assert_eq!(proxier.table_name().as_deref(), Some("agent"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {

@@ -90,6 +90,22 @@ impl Store {
 
     /// The same, remembering on which nodes endpoints are, for nodes' weights
     /// ([`NodeFacts::set_node_weights`](crate::service::NodeFacts::set_node_weights)). This takes memory for each slice.
+    ///
+    /// ```
+    /// use proxier_core::objects::EndpointSliceObject;
+    /// use proxier_core::snapshot::{ObjectKey, Store};
+    ///
+    /// let slice: EndpointSliceObject = serde_json::from_str(r#"{
+    ///     "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+    ///     "addressType": "IPv4", "endpoints": [{"addresses": ["10.244.2.9"], "nodeName": "node-b"}]
+    /// }"#)?;
+    /// for (mut store, known) in [(Store::new("node-a"), None), (Store::new("node-a").keep_nodes(), Some("node-b"))] {
+    ///     store.upsert_slice(&slice);
+    ///     let slice = store.slices_of(&ObjectKey::new("demo", "web")).next().ok_or("gone")?;
+    ///     assert_eq!(slice.node_of(&slice.endpoints[0]), known);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn keep_nodes(mut self) -> Self {
         self.keeps_nodes = true;

@@ -18,6 +18,39 @@ use crate::snapshot::{ObjectKey, Store};
 ///
 /// No rules are kept: those of a Service are made of what it means, when they are asked for. Two values with the same
 /// Services, node facts and options compare equal, however they were built.
+///
+/// ```
+/// use iptables::Dump;
+/// use proxier_core::config::{Config, NodePortAddresses};
+/// use proxier_core::modes::iptables::{Options, Wanted, changes};
+/// use proxier_core::net::{EndpointKey, Family};
+/// use proxier_core::service::NodeFacts;
+/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
+///
+/// let mut store = Store::new("node-a");
+/// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+/// let web = ObjectKey::new("agent", "web");
+/// store.upsert_frontends(&web, [FrontendSpec::new("TCP 10.96.0.10:80".parse()?, [endpoint])]);
+/// let mut config = Config::default();
+/// let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
+/// let mut wanted = Wanted::build(&store, &facts, Options::default());
+/// assert_eq!(Vec::from_iter(wanted.families()), [Family::V4, Family::V6]);
+/// assert!(wanted.has_comments(Family::V4)); // not in a large cluster
+/// assert!(wanted.settings(Family::V4).is_some_and(|settings| settings.serves_localhost()));
+///
+/// // All rules, as the program reads them.
+/// let text = changes(&wanted, &Dump::default(), Family::V4)?.to_restore_text()?;
+/// assert!(text.contains("-j DNAT --to-destination 10.244.1.7:8080\n"), "{text}");
+///
+/// // One Service changes; then a setting on which all rules depend.
+/// let changed = store.delete_frontends(&web);
+/// let changed = wanted.refresh(&store, &facts, &changed);
+/// assert!(changed.services().eq([&web]) && !changed.is_everything());
+/// config.node_port_addresses = NodePortAddresses::Primary;
+/// let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
+/// assert!(wanted.refresh_all(&store, &facts, Options::default()).is_everything());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     desired: Desired,

@@ -204,6 +204,40 @@ struct Watch {
 /// assert_eq!(drains.next_check(), None);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// One of two comes back, the other loses its last connection:
+///
+/// ```
+/// use std::time::Duration;
+/// use proxier_core::fake::FakeKernel;
+/// use proxier_core::modes::ipvs::drain::{Drains, Finish, Policy};
+///
+/// let at = Duration::from_secs;
+/// let (key, one, two) = ("TCP 10.96.0.1:80".parse()?, "10.244.0.7:8080".parse()?, "10.244.0.8:8080".parse()?);
+/// let mut kernel = FakeKernel::new();
+/// kernel.ipvs().load("-A -t 10.96.0.1:80 -s rr\n-a -t 10.96.0.1:80 -r 10.244.0.7:8080 -m -w 0\n")?;
+/// kernel.ipvs().load("-a -t 10.96.0.1:80 -r 10.244.0.8:8080 -m -w 0\n")?;
+/// kernel.set_connections(&key, &one, 2, 0);
+///
+/// let mut drains = Drains::new(Policy::default());
+/// assert!(drains.policy().drains(&key) && !drains.policy().drains(&"UDP 10.96.0.1:53".parse()?));
+/// drains.begin(key, one, at(100));
+/// drains.begin_within(key, two, Some(at(30)), at(100)); // its Service asks for less time
+///
+/// let listed = kernel.ports().ipvs.real_servers(&key)?;
+/// let verdicts = drains.observe(&key, &listed, at(101));
+/// assert_eq!((verdicts.waiting[0].real, verdicts.waiting[0].connections), (one, Some(2)));
+/// assert_eq!((verdicts.finished[0].real, verdicts.finished[0].why), (two, Finish::Idle));
+/// assert!(drains.is_draining(&key, &two)); // until it is deleted
+/// assert!(drains.deleted(&key, &two) && drains.cancel(&key, &one));
+/// assert!(drains.is_empty());
+///
+/// // The virtual server goes, and its real servers with it.
+/// drains.begin(key, one, at(200));
+/// drains.forget_virtual_server(&key);
+/// assert_eq!(drains.next_check(), None);
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drains {
     policy: Policy,

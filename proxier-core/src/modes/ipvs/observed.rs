@@ -37,6 +37,31 @@ impl ObservedServer {
 ///
 /// The caller fills it from the kernel. An empty part means that the kernel was read and has nothing: a failed listing must
 /// not end up here.
+///
+/// ```
+/// use ipvs::{RealServer, Scheduler, VirtualServer};
+/// use proxier_core::config::Config;
+/// use proxier_core::modes::ipvs::diff::diff;
+/// use proxier_core::modes::ipvs::observed::Observed;
+/// use proxier_core::modes::ipvs::wanted::Wanted;
+///
+/// let mut observed = Observed::new();
+/// let real = RealServer::new("10.244.1.7:8080".parse()?);
+/// let web = VirtualServer::new("TCP 10.96.0.10:80".parse()?, Scheduler::RoundRobin);
+/// observed.insert(&web, [real]);
+/// // Its address on the dummy device shows that it is ours to delete.
+/// assert!(!observed.owns(&web.key));
+/// observed.addresses.insert("10.96.0.10".parse()?);
+/// assert!(observed.owns(&web.key));
+/// assert_eq!(observed.virtual_servers[&web.key].real_server(&real.key), Some(real));
+///
+/// // Nothing is wanted. As if the changes had been made:
+/// let config = Config::default();
+/// let changes = diff(&Wanted::new(&config), &observed, &config);
+/// observed.apply(&changes);
+/// assert!(observed.virtual_servers.is_empty() && observed.addresses.is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Observed {

@@ -157,6 +157,21 @@ sets! {
 }
 
 /// One set: which, and of which family. Whose it is, and so its name, says [`NamedSet`].
+///
+/// ```
+/// use proxier_core::config::NamePrefix;
+/// use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
+/// use proxier_core::net::Family;
+///
+/// let set = SetKey::new(Family::V6, SetKind::ClusterIp).named(NamePrefix::KUBE);
+/// assert_eq!(set.name(), "KUBE-6-CLUSTER-IP");
+/// assert_eq!(set.spec()?.to_string(), "create KUBE-6-CLUSTER-IP hash:ip,port family inet6 hashsize 1024 maxelem 65536");
+/// assert_eq!(SetKind::NodePortTcp.set_type().to_string(), "bitmap:port");
+/// // All but one are kube-proxy's too.
+/// let own: Vec<SetKey> = SetKey::all(Family::V4).filter(|set| !set.kind.is_of_kube_proxy()).collect();
+/// assert_eq!(own, [SetKey::new(Family::V4, SetKind::NodePortServed)]);
+/// # Ok::<(), ipset::InvalidValue>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SetKey {
     /// Family of its addresses; the port bitmaps are kept for each family too.

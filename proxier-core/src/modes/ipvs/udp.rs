@@ -50,6 +50,27 @@ use crate::ports::UdpServices;
 /// notice.
 ///
 /// `wanted` and `drains` are those the changes were made from. Costs O(changes).
+///
+/// ```
+/// use ipvs::{Scheduler, VirtualServer};
+/// use proxier_core::config::Config;
+/// use proxier_core::modes::ipvs::diff::diff;
+/// use proxier_core::modes::ipvs::drain::Drains;
+/// use proxier_core::modes::ipvs::observed::Observed;
+/// use proxier_core::modes::ipvs::udp::{all, stale, udp_place};
+/// use proxier_core::modes::ipvs::wanted::Wanted;
+///
+/// // Only the kernel has this one: it is deleted, and nobody answers its clients any more.
+/// let (config, mut observed, drains) = (Config::default(), Observed::new(), Drains::default());
+/// let dns = VirtualServer::new("UDP 10.96.0.10:53".parse()?, Scheduler::RoundRobin);
+/// observed.insert(&dns, []);
+/// observed.addresses.insert("10.96.0.10".parse()?);
+/// let wanted = Wanted::new(&config);
+/// let services = stale(&diff(&wanted, &observed, &config), &wanted, &drains);
+/// assert_eq!(services, [(udp_place(&dns.key).ok_or("not UDP")?, [].into())].into());
+/// assert!(all(&wanted, &drains).is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn stale(changes: &Changes, wanted: &Wanted, drains: &Drains) -> UdpServices {
     let mut services = UdpServices::new();
     for (key, change) in &changes.virtual_servers {

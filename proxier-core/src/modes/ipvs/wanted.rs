@@ -31,6 +31,50 @@ use crate::snapshot::{Balancing, ObjectKey, Store, TrafficPolicy};
 /// is counted and goes when its last user goes.
 ///
 /// Two values with the same Services compare equal, however they were built.
+///
+/// ```
+/// use std::time::Duration;
+/// use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
+/// use proxier_core::config::Config;
+/// use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
+/// use proxier_core::modes::ipvs::wanted::Wanted;
+/// use proxier_core::net::{EndpointKey, Family};
+/// use proxier_core::service::NodeFacts;
+/// use proxier_core::snapshot::{Balancing, FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store};
+///
+/// let endpoints = [7, 8].map(|last| EndpointKey::new([10, 244, 1, last].into(), 80));
+/// let mut web = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, endpoints);
+/// web.roles = Roles::LOAD_BALANCER;
+/// web.source_ranges = Some(vec!["198.51.100.0/24".parse()?]);
+/// let mut balancing = Balancing::default();
+/// (balancing.scheduler, balancing.drain_secs) = (Some(Scheduler::LeastConnection), Some(30));
+/// web.balancing = Some(balancing.into());
+/// let mut store = Store::new("node-a");
+/// store.upsert_frontends(&ObjectKey::new("agent", "web"), [web]);
+///
+/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+/// let mut wanted = Wanted::build(&store, &facts);
+/// let key: VirtualServerKey = "TCP 203.0.113.7:80".parse()?;
+/// let server = wanted.server(&key).ok_or("not wanted")?;
+/// assert_eq!(server.virtual_server(), VirtualServer::new(key, Scheduler::LeastConnection));
+/// assert_eq!(wanted.servers().count(), 1);
+/// assert!(wanted.has_real_server(&key, &"10.244.1.8:80".parse()?));
+/// assert_eq!(wanted.owner(&key), Some(&ObjectKey::new("agent", "web")));
+/// assert_eq!(wanted.drain_time(&key), Some(Duration::from_secs(30)));
+/// // On the dummy device or by a route, unless another interface has it.
+/// assert!(wanted.has_address("203.0.113.7".parse()?) && !wanted.is_elsewhere("203.0.113.7".parse()?));
+///
+/// // What rules match: the source ranges, and that this node is in none of them.
+/// let ranges = SetKey::new(Family::V4, SetKind::LoadBalancerSourceCidr);
+/// let entries: Vec<String> = wanted.entries(ranges).map(ToString::to_string).collect();
+/// assert_eq!(entries, ["203.0.113.7,tcp:80,198.51.100.0/24"]);
+/// assert!(wanted.sets().any(|set| set == ranges));
+/// assert!(wanted.barred_from_node().eq([key]));
+///
+/// // Every Service is compiled again, as after a change of node facts; nothing differs.
+/// assert!(wanted.refresh_all(&store, &facts).is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     desired: Desired,

@@ -195,6 +195,23 @@ impl Treatment {
 }
 
 /// The elements of a Frontend whose endpoints have these slots, each once.
+///
+/// ```
+/// use proxier_core::config::Config;
+/// use proxier_core::modes::nftables::{Slots, lower};
+/// use proxier_core::net::EndpointKey;
+/// use proxier_core::service::{NodeFacts, compile_frontends};
+/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey};
+///
+/// let endpoints = [7, 8].map(|last| EndpointKey::new([10, 244, 1, last].into(), 8080));
+/// let web = FrontendSpec::new("TCP 10.96.0.10:80".parse()?, endpoints);
+/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+/// let compiled = compile_frontends(&ObjectKey::new("agent", "web"), &[web], &facts, false);
+/// // One element that chooses, and one for each endpoint.
+/// let sets: Vec<&str> = lower(&compiled.frontends[0], &Slots::default()).iter().map(|item| item.set.as_str()).collect();
+/// assert_eq!(sets, ["services", "endpoints", "endpoints"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn lower(frontend: &Frontend, slots: &Slots) -> Vec<Item> {
     let key = &frontend.key;
     let treatment = Treatment::of(frontend, slots);

@@ -13,6 +13,20 @@ use crate::service::NodeFacts;
 ///
 /// # Errors
 /// What the kernel cannot do: nf_tables, the family, or a kind of chain, set or expression, which the message names.
+///
+/// ```
+/// use proxier_core::config::Config;
+/// use proxier_core::fake::FakeKernel;
+/// use proxier_core::modes::nftables::trial;
+/// use proxier_core::net::Family;
+/// use proxier_core::service::NodeFacts;
+/// use proxier_core::snapshot::{HostAddresses, Node};
+///
+/// let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+/// let kernel = FakeKernel::new();
+/// assert_eq!(trial(Family::V4, &facts, kernel.clone().ports().tables), Ok(()));
+/// assert!(kernel.state().tables.is_empty());
+/// ```
 pub fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
     let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
         .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;

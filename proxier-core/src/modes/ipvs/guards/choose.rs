@@ -13,6 +13,24 @@ use crate::snapshot::{HostAddresses, Node};
 ///
 /// Programs come first because their rules can do what a table of nf_tables cannot: accept a packet that another firewall's
 /// default drops. A node that has kube-proxy's chains keeps them.
+///
+/// ```
+/// use iptables::fake::FakeHost;
+/// use proxier_core::config::{Config, RulesBy};
+/// use proxier_core::fake::FakeKernel;
+/// use proxier_core::modes::ipvs::guards::{choose, trial};
+/// use proxier_core::net::Family;
+/// use proxier_core::service::NodeFacts;
+/// use proxier_core::snapshot::{HostAddresses, Node};
+///
+/// let mut config = Config::default();
+/// assert_eq!(choose(&config, &mut FakeKernel::new().ports()), RulesBy::Iptables);
+/// // What is asked for is not probed, so an agent that needs it asks the kernel first.
+/// config.ipvs.rules = RulesBy::Nftables;
+/// assert_eq!(choose(&config, &mut FakeKernel::new().ports()), RulesBy::Nftables);
+/// let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
+/// assert_eq!(trial(Family::V4, &facts, FakeKernel::new().ports().tables), Ok(()));
+/// ```
 pub fn choose(config: &Config, ports: &mut Ports<'_>) -> RulesBy {
     if config.ipvs.rules != RulesBy::Auto {
         return config.ipvs.rules;

@@ -160,6 +160,24 @@ pub fn has_device(host: &HostAddresses, names: &KernelNames) -> bool {
 }
 
 /// The values below `/proc/sys` that differ: those to write, and optional ones that may not be written from here.
+///
+/// ```
+/// use ipvs::model::TimeoutsUpdate;
+/// use proxier_core::fake::FakeKernel;
+/// use proxier_core::modes::ipvs::reading::{sysctl_changes, timeout_changes};
+/// use proxier_core::modes::shared::sysctls::HostSettings;
+///
+/// let mut kernel = FakeKernel::new();
+/// let (write, unmet) = sysctl_changes(kernel.ports().sysctls, &HostSettings::default());
+/// assert!(write.iter().any(|change| change.path == "net/ipv4/vs/conntrack" && change.to == "1"));
+/// assert_eq!(unmet, []);
+///
+/// // Timeouts that are as wanted are left out.
+/// let asked = TimeoutsUpdate { tcp_secs: Some(900), udp_secs: Some(30), ..TimeoutsUpdate::default() };
+/// let update = timeout_changes(kernel.ports().ipvs, &asked).map_err(|unread| unread.to_string())?;
+/// assert_eq!(update, Some(TimeoutsUpdate { udp_secs: Some(30), ..TimeoutsUpdate::default() }));
+/// # Ok::<(), String>(())
+/// ```
 pub fn sysctl_changes(sysctls: &mut dyn Sysctls, settings: &HostSettings) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     let release = sysctls.get(OSRELEASE).unwrap_or_default();
     sysctls::changes(sysctls, sysctls::wanted(settings, &release))

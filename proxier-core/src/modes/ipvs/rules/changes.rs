@@ -66,6 +66,21 @@ impl fmt::Display for RuleLine {
 }
 
 /// What has to change in the tables of a family. Prints as lines that come and go.
+///
+/// ```
+/// use proxier_core::config::NamePrefix;
+/// use proxier_core::modes::ipvs::rules::{LineChange, cleanup};
+///
+/// let observed = iptables::Dump::parse(
+///     "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -m comment --comment \"kubernetes service portals\" \
+///      -j KUBE-SERVICES\nCOMMIT\n",
+/// )?;
+/// let changes = cleanup(&observed, NamePrefix::KUBE)?;
+/// assert!(changes.lines().iter().all(|line| line.change == LineChange::Removed && line.table == "nat"));
+/// let transaction = changes.into_transaction().ok_or("nothing to remove")?;
+/// assert!(transaction.to_restore_text()?.contains("-X KUBE-SERVICES\n"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleChanges {
     transaction: Transaction,

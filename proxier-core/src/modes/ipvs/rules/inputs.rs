@@ -113,6 +113,48 @@ impl MasqueradeSources {
 ///
 /// Costs O(sets + load balancers that this node may not use), however many Services there are: compare it with the last one
 /// after each update, and compile rules only when it differs.
+///
+/// ```
+/// use iptables::TableName;
+/// use proxier_core::config::{Config, LocalTraffic};
+/// use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, MasqueradeSources, compile};
+/// use proxier_core::modes::ipvs::sets::SetKind;
+/// use proxier_core::modes::ipvs::wanted::Wanted;
+/// use proxier_core::net::{EndpointKey, Family};
+/// use proxier_core::service::{NodeFacts, Roles};
+/// use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
+///
+/// let mut config = Config::default();
+/// config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse()?]);
+/// let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
+/// let mut wanted = Wanted::new(&config);
+/// let before = Inputs::new(Family::V4, &wanted, &facts, Capabilities::default());
+/// assert_eq!(before.sources(), &MasqueradeSources::OutsideNetwork("10.244.0.0/16".parse()?));
+///
+/// let mut web = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [EndpointKey::new([10, 244, 1, 7].into(), 80)]);
+/// web.roles = Roles::LOAD_BALANCER;
+/// web.source_ranges = Some(vec!["198.51.100.0/24".parse()?]);
+/// let mut store = Store::new("node-a");
+/// let changed = store.upsert_frontends(&ObjectKey::new("agent", "web"), [web]);
+/// wanted.refresh(&store, &facts, &changed);
+///
+/// // The first load balancer with source ranges: there are new rules, and they restrict.
+/// let inputs = Inputs::new(Family::V4, &wanted, &facts, Capabilities::default());
+/// assert!(inputs.is_filled(SetKind::LoadBalancerFirewall));
+/// assert_eq!(inputs.barred_from_node().len(), 1);
+/// assert!(before.only_relaxes(&inputs) && !inputs.only_relaxes(&before));
+/// let rules = compile(&inputs)?;
+/// assert_eq!((rules.family(), rules.jumps()[0].from.as_str()), (Family::V4, "PREROUTING"));
+/// assert!(rules.chains(&TableName::FILTER).iter().any(|chain| chain.name.as_str() == "KUBE-SOURCE-RANGES-FIREWALL"));
+///
+/// // A kernel without the match `ipvs` cannot keep this node out.
+/// let mut capabilities = inputs.capabilities();
+/// capabilities.ipvs = false;
+/// assert!(capabilities.lost().contains("without match ipvs"));
+/// let without = inputs.with_capabilities(capabilities);
+/// assert_eq!(without.not_enforced(), ["TCP 203.0.113.7:80".parse()?]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inputs {
     family: Family,

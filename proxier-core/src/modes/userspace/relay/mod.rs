@@ -69,6 +69,33 @@ const LEAVING: Duration = Duration::from_secs(5);
 /// assert_eq!((&greeting, relay.counts().connections), (b"hello", 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// Where a listener leads can be changed, and it can be closed, while connections go on:
+///
+/// ```
+/// use std::net::TcpListener;
+/// use std::time::Duration;
+/// use proxier_core::modes::userspace::{Listener, Relay, Settings};
+/// use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
+///
+/// let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+/// let key = FrontendKey::new(Protocol::Tcp, [127, 0, 0, 1].into(), port);
+/// let endpoint = |last| EndpointKey::new([10, 244, 1, last].into(), 8080);
+/// let mut relay = Relay::start(Settings::default())?;
+/// relay.serve(&Listener::new(key, "shop/web").with_endpoints([endpoint(7)]))?;
+/// relay.serve(&Listener::new(key, "shop/web").with_endpoints([endpoint(8)]))?;
+/// let leads_to: Vec<_> = relay.listeners().map(|listener| listener.has(&endpoint(7))).collect();
+/// assert_eq!(leads_to, [false]);
+///
+/// let mut settings = Settings::default();
+/// settings.max_of_service = Some(1000);
+/// relay.configure(settings); // for all listeners
+///
+/// relay.close(&key);
+/// assert_eq!((relay.listeners().count(), relay.busy().len()), (0, 0));
+/// assert_eq!(relay.finish(Duration::from_secs(30)), 0); // no connection is left
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Relay {
     shared: Arc<Shared>,
     threads: Vec<(Handle, JoinHandle<()>)>,
