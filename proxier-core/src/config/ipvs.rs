@@ -16,7 +16,7 @@ bitflags! {
     ///
     /// let mut config = Config::default();
     /// assert_eq!(config.ipvs.may_ask_for, MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
-    /// // Whoever writes a Service may choose neither where its packets go by themselves nor how long they are waited for.
+    /// // Services may ask neither for direct routing nor for a drain time.
     /// config.ipvs.may_ask_for.remove(MayAskFor::FORWARDING | MayAskFor::DRAIN);
     /// assert!(!config.ipvs.may_ask_for.contains(MayAskFor::DRAIN));
     ///

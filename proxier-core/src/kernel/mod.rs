@@ -37,7 +37,6 @@
 //! use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 //! use proxier_core::kernel::{KernelPorts, Monitor, Options as KernelOptions, TableMonitor};
 //! use proxier_core::modes::Kind;
-//! use proxier_core::ports::Tables;
 //! use proxier_core::reconciler::{Options, Reconciler};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

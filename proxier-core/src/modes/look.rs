@@ -77,10 +77,6 @@ impl fmt::Display for Difference {
 ///
 /// Costs as much as reading everything that the mode has in the kernel.
 ///
-/// # Errors
-/// It could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in userspace mode: the sockets are another
-/// process's.
-///
 /// ```
 /// use std::time::Duration;
 /// use proxier_core::fake::FakeKernel;
@@ -108,6 +104,10 @@ impl fmt::Display for Difference {
 /// assert!(said.contains(&"missing: real server 10.244.1.7:8080 (weight 1)".to_owned()), "{said:?}");
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
+///
+/// # Errors
+/// It could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in userspace mode: the sockets are another
+/// process's.
 pub fn look(mode: Kind, key: &FrontendKey, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<Held, PortError> {
     let names = &facts.config().names;
     match mode {

@@ -37,9 +37,11 @@ pub enum PortErrorKind {
 /// ```
 /// use proxier_core::ports::{PortError, PortErrorKind};
 ///
-/// // A client's error with its causes, on one line.
-/// let cause = "many".parse::<u16>().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error));
-/// assert_eq!(cause, Err(PortError::new(PortErrorKind::Invalid, "invalid digit found in string")));
+/// let read = |path: &str| {
+///     std::fs::read_to_string(path).map_err(|error| PortError::from_error(PortErrorKind::NotFound, &error))
+/// };
+/// let error = read("/proc/sys/net/no-such-value").err();
+/// assert_eq!(error, Some(PortError::new(PortErrorKind::NotFound, "No such file or directory (os error 2)")));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PortError {

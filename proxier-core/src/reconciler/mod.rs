@@ -717,10 +717,9 @@ impl Reconciler {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use nftables::{Table, TableKey, Transaction};
+    /// use nftables::{TableKey, Transaction};
     /// use proxier_core::fake::FakeKernel;
     /// use proxier_core::modes::Kind;
-    /// use proxier_core::ports::Tables;
     /// use proxier_core::reconciler::{Options, Reconciler};
     ///
     /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);

@@ -62,7 +62,7 @@ use crate::snapshot::{Created, ObjectKey, Rejection, Store};
 /// let conflict = desired.conflicts().next().ok_or("none")?;
 /// assert_eq!((conflict.key, conflict.owner, conflict.refused), (external, &web, &copy));
 ///
-/// // Its owner goes, so the other Service gets it: one change, to a Frontend that looks the same.
+/// // Its owner goes, so the other Service gets it. The Frontend itself is the same as before.
 /// let changed = store.delete_service(&web);
 /// desired.refresh(&store, &facts, &changed, &mut log);
 /// assert_eq!(log.0.split_off(3), ["- TCP 10.96.0.10:80"]);

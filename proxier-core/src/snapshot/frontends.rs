@@ -47,7 +47,8 @@ pub(crate) const OTHER_PORT: &str =
 /// use proxier_core::snapshot::{FrontendSpec, Roles, TrafficPolicy};
 ///
 /// let endpoint = |last| EndpointKey::new([10, 244, 1, last].into(), 5353);
-/// let mut dns = FrontendSpec::new(FrontendKey::new(Protocol::Udp, "203.0.113.7".parse()?, 53), [endpoint(7), endpoint(8)]);
+/// let key = FrontendKey::new(Protocol::Udp, "203.0.113.7".parse()?, 53);
+/// let mut dns = FrontendSpec::new(key, [endpoint(7), endpoint(8)]);
 /// // An external address; clients outside get the endpoint on this node only, and it sees their addresses.
 /// (dns.roles, dns.policy) = (Roles::EXTERNAL_IP, TrafficPolicy::Local);
 /// dns.local = vec![endpoint(7)];

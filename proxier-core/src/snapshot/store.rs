@@ -49,7 +49,10 @@ use crate::pack::pack;
 /// assert_eq!(store.upsert_service(&service), [web.clone()]);
 /// assert_eq!(store.service(&web).ok_or("gone")?.ports.len(), 1);
 /// let rejection = &store.rejections_of(ObjectKind::Service, &web)[0];
-/// assert_eq!(rejection.to_string(), "Service demo/web: spec.ports[1].port 70000: not a port (1 to 65535); the port is left out");
+/// assert_eq!(
+///     rejection.to_string(),
+///     "Service demo/web: spec.ports[1].port 70000: not a port (1 to 65535); the port is left out"
+/// );
 /// assert_eq!(store.rejections().count(), 1);
 ///
 /// assert_eq!(store.service_of_slice(&web_1), Some(&web));

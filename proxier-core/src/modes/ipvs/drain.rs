@@ -181,6 +181,8 @@ struct Watch {
 /// O(log n) for each method that names a virtual or real server. [`observe`](Drains::observe) takes that for each real
 /// server listed or watched there, [`due`](Drains::due) for each virtual server that is due.
 ///
+/// # Examples
+///
 /// ```
 /// use std::time::Duration;
 /// use proxier_core::modes::ipvs::drain::{Drains, Finish, Policy};

@@ -11,9 +11,6 @@ use crate::service::NodeFacts;
 /// Has the kernel check a family's table with every kind of set, chain and rule that this mode may write, and make none of it.
 /// The kernel loads the modules that it needs for that.
 ///
-/// # Errors
-/// What the kernel cannot do: nf_tables, the family, or a kind of chain, set or expression, which the message names.
-///
 /// ```
 /// use proxier_core::config::Config;
 /// use proxier_core::fake::FakeKernel;
@@ -27,6 +24,9 @@ use crate::service::NodeFacts;
 /// assert_eq!(trial(Family::V4, &facts, kernel.clone().ports().tables), Ok(()));
 /// assert!(kernel.state().tables.is_empty());
 /// ```
+///
+/// # Errors
+/// What the kernel cannot do: nf_tables, the family, or a kind of chain, set or expression, which the message names.
 pub fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
     let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
         .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;

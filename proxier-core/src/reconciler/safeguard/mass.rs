@@ -67,7 +67,8 @@ impl MassRemoval {
 /// let kernel = Serving(keys?);
 /// let losing = kernel.0.iter().map(|key| (*key, Loss::Everything));
 /// let mut safeguard = Safeguard::new(MassRemoval::default());
-/// let stopped = safeguard.check(losing, &kernel, &Store::new("node-a"), &Desired::new(), Duration::ZERO).ok_or("not stopped")?;
+/// let (store, desired) = (Store::new("node-a"), Desired::new());
+/// let stopped = safeguard.check(losing, &kernel, &store, &desired, Duration::ZERO).ok_or("not stopped")?;
 /// assert_eq!(stopped.until, Some(Duration::from_secs(5 * 60)));
 /// // No object explains them: an earlier process has left them in the kernel.
 /// assert!(stopped.held().eq(kernel.0.iter().copied()) && stopped.inherited().count() == 12);
@@ -226,7 +227,7 @@ impl Safeguard {
     /// let web = ObjectKey::new("demo", "web");
     /// safeguard.lose(ObjectKind::Service, web.clone());
     /// assert!(safeguard.is_lost(ObjectKind::Service, &web));
-    /// // It is one, so it is believed.
+    /// // One is not many at once: it is believed to be gone.
     /// let gone = safeguard.judge(&store, &desired, &facts, Duration::ZERO);
     /// assert_eq!(gone, [(ObjectKind::Service, web.clone())].into());
     ///

@@ -15,7 +15,6 @@ use crate::snapshot::{HostAddresses, Node};
 /// default drops. A node that has kube-proxy's chains keeps them.
 ///
 /// ```
-/// use iptables::fake::FakeHost;
 /// use proxier_core::config::{Config, RulesBy};
 /// use proxier_core::fake::FakeKernel;
 /// use proxier_core::modes::ipvs::guards::{choose, trial};
