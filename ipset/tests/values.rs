@@ -27,7 +27,9 @@ fn saved_text_creates_a_set_before_it_adds_to_it() {
     for text in ["add alowed 10.0.0.1", "create allowed hash:ip\nadd alowed 10.0.0.1"] {
         let error = parse_save(text).unwrap_err();
         let line = text.lines().count();
-        assert!(matches!(error.kind(), ErrorKind::Line(at, InvalidValue::NotCreated(set)) if *at == line && set == "alowed"));
+        assert!(
+            matches!(error.kind(), ErrorKind::Line(at, InvalidValue::NotCreated(set)) if *at == line && set == "alowed")
+        );
         assert!(error.to_string().contains(&format!("line {line}: set \"alowed\" is not created")), "{error}");
     }
 }
@@ -163,7 +165,7 @@ fn what_is_no_entry_says_why() {
         (SetType::HashIpPort, "10.0.0.1,icmp:nosuch"),
         (SetType::HashMac, "01:02:03:04:05"),
         (SetType::HashIpMark, "10.0.0.1,0x100000000"),
-    assert_eq!(wrong("add a 10.0.0.1"), InvalidValue::NotCreated("a".to_owned()));
+        (SetType::HashIp, "10.0.0.1 timeout"),
         (SetType::HashIp, "10.0.0.1 nosuch 5"),
         // IFNAMSIZ is 16 with the NUL.
         (SetType::HashNetIface, "10.0.0.0/8,abcdefghijklmnop"),
@@ -173,7 +175,7 @@ fn what_is_no_entry_says_why() {
     }
     assert_eq!(wrong("create a hash:nosuch"), InvalidValue::SetType("hash:nosuch".to_owned()));
     assert_eq!(wrong("create a hash:ip family inet7"), InvalidValue::Family("inet7".to_owned()));
-    assert_eq!(wrong("add a 10.0.0.1"), InvalidValue::Name("a".to_owned()));
+    assert_eq!(wrong("add a 10.0.0.1"), InvalidValue::NotCreated("a".to_owned()));
     assert!(matches!(wrong("destroy a"), InvalidValue::Option { option, .. } if option == "destroy"));
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Does what kube-proxy's IPVS mode and iptables mode do, and has an nftables mode. [`Reconciler`] is the reconciler of
 //! one node: objects go in as they change, and each [`pass`](reconciler::Reconciler::pass) brings the kernel behind
-//! seven small [`ports`] to what they ask for. It is a state machine without clock, thread or file, made of functions
+//! nine small [`ports`] to what they ask for. It is a state machine without clock, thread or file, made of functions
 //! on values that are usable on their own:
 //!
 //! ```text

@@ -101,7 +101,7 @@ impl NamePrefix {
         let is_good = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || matches!(c, '-' | '_');
         if prefix.len() > Self::MAX_LEN {
             return invalid(
-                "it is longer than 7 bytes, so names of sets would not differ in the 31 that the kernel keeps",
+                "it is longer than 6 bytes, so names of sets would not differ in the 31 that the kernel keeps",
             );
         }
         if !prefix.starts_with(|c: char| c.is_ascii_uppercase()) || !prefix.chars().all(is_good) {
