@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use super::reply::Refusal;
 use crate::foresee::in_range;
-use crate::model::{Element, Entry, Family, IpSpan, SetFlags, SetOptions, SetSpec, SetType};
+use crate::model::{Element, Entry, IpSpan, SetFlags, SetSpec, SetType};
 use crate::uapi;
 use crate::wire::get_entry;
 
