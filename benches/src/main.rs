@@ -58,6 +58,7 @@ benches:
   cold-start        proxier-demo in IPVS mode: start with rules by programs and by nf_tables, also with no module loaded  (P14)
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
   end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
+  policy            proxier-demo with an API server: a Service gets another scheduler, against another endpoint  (P15)
   passes            the reconciler on a kernel: a rolling update of 1,000 endpoints, binding 1,000 to 20,000 addresses
   reconcile         compile, diff and plan, in instructions; up to 50,000 Services  (P8)
   memory            what Store, Desired and Observed take  (P6)
@@ -118,6 +119,7 @@ fn main() -> ExitCode {
         "drift" => end(drift::run(&options)),
         "cold-start" => end(end_to_end::run_start(&options)),
         "end-to-end" => end(end_to_end::run(&options)),
+        "policy" => end(end_to_end::run_policy(&options)),
         "passes" => end(passes::run(&options)),
         "reconcile" => end(reconcile::run(&options)),
         "memory" => end(memory::run(&options)),

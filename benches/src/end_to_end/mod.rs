@@ -2,11 +2,13 @@
 //! change takes, what memory it takes.
 
 mod objects;
+mod policy;
 mod proxy;
 mod server;
 mod side;
 mod start;
 
+pub(crate) use self::policy::run as run_policy;
 pub(crate) use self::server::serve;
 pub(crate) use self::side::side;
 pub(crate) use self::start::run as run_start;
@@ -19,6 +21,8 @@ const START_STAGES: &str = "The same on an empty kernel, by stage";
 const PROCESSOR: &str = "Processor time of the same, programs that it starts included";
 const SERVER: &str = "The server's part: all lists, to a client that throws them away";
 const CHANGE: &str = "From the API server's event until the kernel has the other endpoint";
+const POLICY: &str = "From the API server's event until the kernel has the other scheduler";
+const ALONE: &str = "That change of a virtual server, alone";
 const POLL: &str = "Between two looks at the kernel while a change is waited for";
 const MEMORY: &str = "Memory of the process";
 const SLOPE: &str = "Resident memory per endpoint beyond 1,000 x 10";
@@ -29,10 +33,13 @@ const WARM: &str = "everything there";
 const PROGRAMS: &str = "programs";
 const TABLE: &str = "ipvs.rules nftables";
 const BOOTED: &str = "ipvs.rules nftables, no module loaded";
+/// By programs, and policies change besides endpoints.
+const POLICIES: &str = "policies";
 const START: &str = "until it takes objects";
 const LISTS: &str = "objects, as far as they have not come before";
 const PASS: &str = "first pass";
 const INTERVAL: &str = "mean of each change";
+const REQUEST: &str = "one request of the crate ipvs";
 
 /// Changes of each cluster that is compared. While they go on, the proxy polls the real servers of earlier changes,
 /// which drain, so a few changes would be cheaper than many.

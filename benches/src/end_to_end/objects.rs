@@ -64,6 +64,15 @@ pub(super) fn service(number: u32) -> Value {
     })
 }
 
+/// The same with a scheduler of its own.
+pub(super) fn with_scheduler(number: u32, scheduler: &str) -> Value {
+    let mut service = service(number);
+    if let Some(metadata) = service.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.insert("annotations".to_owned(), json!({ "proxier/scheduler": scheduler }));
+    }
+    service
+}
+
 /// Its EndpointSlice: so many endpoints on other nodes, port 8080. Changed, the last endpoint is another one.
 pub(super) fn slice(number: u32, endpoints: u32, changed: bool) -> Value {
     let name = service_name(number);

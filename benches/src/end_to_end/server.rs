@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 use testkit::apiserver::ApiServer;
 
-use super::objects::{node, service, slice};
+use super::objects::{node, service, slice, with_scheduler};
 use crate::Failure;
 
 /// How often a real server tells its watches where they are.
@@ -20,7 +20,7 @@ pub(super) fn monotonic() -> Result<Duration, Failure> {
 }
 
 /// The server's process: prints its kubeconfig; then makes one change for each line of standard input (a Service's
-/// number and 0 or 1, see [`slice()`]) and prints when it began to tell of it.
+/// number, and 0 or 1, see [`slice()`], or a scheduler) and prints when it began to tell of it.
 pub(crate) fn serve(arguments: &[String]) -> Result<(), Failure> {
     let [services, endpoints] = arguments else { return Err("SERVICES ENDPOINTS".into()) };
     let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
@@ -42,10 +42,14 @@ pub(crate) fn serve(arguments: &[String]) -> Result<(), Failure> {
     println!("{}", server.kubeconfig(None));
     for line in std::io::stdin().lines() {
         let line = line?;
-        let (number, changed) = line.split_once(' ').ok_or("NUMBER CHANGED")?;
-        let slice = slice(number.parse()?, endpoints, changed == "1");
+        let (number, change) = line.split_once(' ').ok_or("NUMBER CHANGE")?;
+        let number = number.parse()?;
+        let object = match change {
+            "0" | "1" => slice(number, endpoints, change == "1"),
+            scheduler => with_scheduler(number, scheduler),
+        };
         let told = monotonic()?;
-        server.put(&slice);
+        server.put(&object);
         println!("{}", told.as_nanos());
     }
     Ok(())
@@ -82,7 +86,16 @@ impl Server {
 
     /// Changes a slice; when the server began to tell of it, by [`monotonic`].
     pub(super) fn change(&mut self, number: u32, changed: bool) -> Result<Duration, Failure> {
-        writeln!(self.orders, "{number} {}", u8::from(changed))?;
+        self.order(number, if changed { "1" } else { "0" })
+    }
+
+    /// Gives a Service a scheduler; when the server began to tell of it.
+    pub(super) fn set_scheduler(&mut self, number: u32, scheduler: &str) -> Result<Duration, Failure> {
+        self.order(number, scheduler)
+    }
+
+    fn order(&mut self, number: u32, change: &str) -> Result<Duration, Failure> {
+        writeln!(self.orders, "{number} {change}")?;
         self.orders.flush()?;
         Ok(Duration::from_nanos(self.answer()?.trim().parse()?))
     }

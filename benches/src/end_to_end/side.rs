@@ -7,14 +7,14 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ipvs::model::ObservedRealServer;
-use ipvs::{Client, VirtualServerKey};
+use ipvs::{Client, Scheduler, VirtualServer, VirtualServerKey};
 
 use super::objects::{OTHER, address};
 use super::proxy::Proxy;
 use super::server::{Server, monotonic};
 use super::{
-    BOOTED, CHANGE, COLD, INTERVAL, LISTS, MEMORY, PASS, POLL, PROCESSOR, PROGRAMS, SERVER, START, START_STAGES, WARM,
-    WHOLE, label,
+    ALONE, BOOTED, CHANGE, COLD, INTERVAL, LISTS, MEMORY, PASS, POLICIES, POLICY, POLL, PROCESSOR, PROGRAMS, REQUEST,
+    SERVER, START, START_STAGES, WARM, WHOLE, label,
 };
 use crate::namespace::tell;
 use crate::report::ms;
@@ -45,18 +45,22 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     std::fs::write(&path, &server.kubeconfig)?;
     let kubeconfig = Temporary(path);
     let took = ms(lists(&server.kubeconfig)?);
-    let rules = if *kind == PROGRAMS { "iptables" } else { "nftables" };
-    let side = if *kind == PROGRAMS { label(endpoints) } else { format!("{}, {kind}", label(endpoints)) };
+    let by_programs = [PROGRAMS, POLICIES].contains(kind);
+    let rules = if by_programs { "iptables" } else { "nftables" };
+    let side = if by_programs { label(endpoints) } else { format!("{}, {kind}", label(endpoints)) };
     let start = Start { kubeconfig: &kubeconfig.0, rules, side: &side, services, endpoints };
     if *kind == BOOTED {
         unload_modules()?;
         return cold(&start);
     }
-    if *kind != PROGRAMS {
+    if !by_programs {
         cold(&start)?;
         return warm(&start)?.stop();
     }
     tell(SERVER, services, "ms", &side, took);
+    if *kind == POLICIES {
+        request_alone(services, changes)?;
+    }
 
     cold(&start)?;
     let mut proxy = warm(&start)?;
@@ -66,6 +70,10 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         let number = (change * 7919 + services / 2) % services;
         std::thread::sleep(PAUSE);
         one_change(&mut server, &mut client, services, endpoints, number)?;
+        if *kind == POLICIES {
+            std::thread::sleep(PAUSE);
+            one_policy(&mut server, &mut client, services, endpoints, (number + 1) % services)?;
+        }
     }
     proxy.wait_until_idle()?;
     memory(&proxy, services, &format!("{side}, {WARM}, after {changes} changes"))?;
@@ -246,6 +254,50 @@ fn one_change(
         }
         std::thread::sleep(LOOK);
     }
+    Ok(())
+}
+
+/// A Service gets another scheduler: from the server's first word of it until the kernel has it.
+fn one_policy(
+    server: &mut Server,
+    client: &mut Client,
+    services: u32,
+    endpoints: u32,
+    number: u32,
+) -> Result<(), Failure> {
+    let (key, other) = (key(number)?, Scheduler::WeightedRoundRobin);
+    let mut has_it =
+        || -> Result<bool, Failure> { Ok(client.get_virtual_server(&key)?.server.config.scheduler == other) };
+    if has_it()? {
+        return Err(format!("Service {number} has that scheduler before the change").into());
+    }
+    let told = server.set_scheduler(number, &other.to_string())?;
+    while !has_it()? {
+        if monotonic()?.saturating_sub(told) > PATIENCE {
+            return Err(format!("Service {number} never got its other scheduler").into());
+        }
+        std::thread::sleep(LOOK);
+    }
+    tell(POLICY, services, "ms", &label(endpoints), ms(monotonic()?.saturating_sub(told)));
+    Ok(())
+}
+
+/// The request that gives a virtual server another scheduler, by itself, on an otherwise empty IPVS.
+fn request_alone(services: u32, changes: u32) -> Result<(), Failure> {
+    let mut client = Client::open()?;
+    let key = key(0)?;
+    let with = |scheduler| VirtualServer::new(key, scheduler);
+    client.add_virtual_server(&with(Scheduler::RoundRobin))?;
+    // The first loads the module.
+    client.update_virtual_server(&with(Scheduler::WeightedRoundRobin))?;
+    for _ in 0..changes {
+        client.update_virtual_server(&with(Scheduler::RoundRobin))?;
+        std::thread::sleep(PAUSE);
+        let start = Instant::now();
+        client.update_virtual_server(&with(Scheduler::WeightedRoundRobin))?;
+        tell(ALONE, services, "ms", REQUEST, ms(start.elapsed()));
+    }
+    client.delete_virtual_server(&key)?;
     Ok(())
 }
 

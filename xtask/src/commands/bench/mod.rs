@@ -38,6 +38,7 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   ipvs-library      single operations and batches, snapshots; in the virtual machine
   drift             a full check of 10,000 Services, nothing changed; in the virtual machine
   passes            a rolling update of 1,000 endpoints, binding addresses; in the virtual machine
+  policy            proxier-demo in IPVS mode: another scheduler for a Service; in the virtual machine
   cold-start        proxier-demo in IPVS mode: start with and without programs; in the virtual machine
   end-to-end        proxier-demo with an API server: start, changes, memory; in the virtual machine
   versus-iptables   Services by IPVS and by iptables, 10 to 10,000; in the virtual machine
@@ -63,7 +64,7 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 17] = [
+const BENCHES: [(&str, Place); 18] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
     ("ipset-fill", Place::Both),
@@ -79,6 +80,7 @@ const BENCHES: [(&str, Place); 17] = [
     ("drift", Place::Machine),
     ("passes", Place::Machine),
     ("cold-start", Place::Machine),
+    ("policy", Place::Machine),
     ("end-to-end", Place::Machine),
     ("versus-iptables", Place::Machine),
 ];
