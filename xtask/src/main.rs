@@ -25,15 +25,16 @@ use crate::error::{Error, Result};
 const HELP: &str = "\
 Usage: cargo xtask COMMAND [OPTIONS]
 
-  setup   install what the tests need and fetch kernels
-  test    run every test, those on real kernels too
-  demo    see what IPVS mode does, on a real kernel
-  api     compare the public API of each library with its list
-  bench   measure side by side, on real kernels
-  mutants which changes of the code no test would notice
-  package pack the libraries, and use them from outside
-  soak    load, changes and faults for a long time, on a real kernel
-  vm      run a command, or a shell, on a real kernel in a virtual machine
+  setup    install what the tests need and fetch kernels
+  test     run every test, those on real kernels too
+  demo     see what IPVS mode does, on a real kernel
+  api      compare the public API of each library with its list
+  examples which functions of the libraries no example in the docs shows
+  bench    measure side by side, on real kernels
+  mutants  which changes of the code no test would notice
+  package  pack the libraries, and use them from outside
+  soak     load, changes and faults for a long time, on a real kernel
+  vm       run a command, or a shell, on a real kernel in a virtual machine
 
 cargo xtask COMMAND --help says more. Exit codes: 0 done, 2 bad usage, 125 the command could not do its work.
 ";
@@ -68,6 +69,7 @@ fn dispatch(arguments: &[OsString]) -> Result<ExitCode> {
     let (help, main): (&str, Main) = match command.to_str() {
         Some("setup") => (commands::setup::HELP, commands::setup::main),
         Some("api") => (commands::api::HELP, commands::api::main),
+        Some("examples") => (commands::examples::HELP, commands::examples::main),
         Some("bench") => (commands::bench::HELP, commands::bench::main),
         Some("demo") => (commands::demo::HELP, commands::demo::main),
         Some("mutants") => (commands::mutants::HELP, commands::mutants::main),

@@ -29,7 +29,7 @@ pub(crate) const CRATES: [&str; 8] =
     ["netlink-batch", "ipvs-sys", "ipvs", "ipset", "iptables", "nftables", "kmod-probe", "proxier-core"];
 
 /// A list's name in its crate's folder.
-const LIST: &str = "public-api.txt";
+pub(super) const LIST: &str = "public-api.txt";
 
 /// What the first line of a list begins with; the compiler's version follows.
 const HEAD: &str = "# Public API with all features, made by `cargo xtask api --bless` with rustc ";

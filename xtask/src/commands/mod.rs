@@ -3,6 +3,7 @@
 pub(crate) mod api;
 pub(crate) mod bench;
 pub(crate) mod demo;
+pub(crate) mod examples;
 pub(crate) mod mutants;
 pub(crate) mod package;
 pub(crate) mod setup;
