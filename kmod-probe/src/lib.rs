@@ -1,6 +1,6 @@
 //! What this kernel can do for IPVS, ipset and iptables, and how we know.
 //!
-//! A node that should run a service proxy in IPVS mode needs some thirty things from its kernel: `ip_vs` and a
+//! A node that should run a service proxy in IPVS mode needs some forty things from its kernel: `ip_vs` and a
 //! scheduler, sets of five types, a dozen iptables matches, a dummy device. Each may be a module, be built in, be
 //! switched off, be installed but not visible from a container, or have another name in an older kernel. [`Probe`] looks
 //! for each of them and says for each what was found, in which file and line, and what to do if it is not there.

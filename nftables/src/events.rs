@@ -120,7 +120,8 @@ impl Events {
         Ok(Events { listener })
     }
 
-    /// Sets how many bytes of events the kernel keeps until they are read; see [`Socket::set_receive_buffer`]. Default: 1 MiB.
+    /// Sets how many bytes of events the kernel keeps until they are read, and returns what it set: twice as many, since it counts its
+    /// own part too (socket(7), `SO_RCVBUF`); see [`Socket::set_receive_buffer`]. Default: 1 MiB.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io).

@@ -110,7 +110,8 @@ pub struct Persistence {
     /// Which clients count as one.
     #[cfg_attr(feature = "serde", serde(default))]
     pub granularity: Granularity,
-    /// A persistence engine that looks into packets; the kernel has `sip`.
+    /// A persistence engine that looks into packets. The kernel has `sip`, which keeps the packets of a call together, but only those of
+    /// clients that count as one (`ip_vs_sip_ct_match` in `net/netfilter/ipvs/ip_vs_pe_sip.c`).
     #[cfg_attr(feature = "serde", serde(default))]
     pub engine: Option<Name>,
 }

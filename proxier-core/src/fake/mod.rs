@@ -367,7 +367,8 @@ impl FakeKernel {
         self.parts.tables.client()
     }
 
-    /// The iptables programs, to change rules or hold the lock behind the ports' back.
+    /// The iptables programs, to change rules behind the ports' back, or to hold the lock, which only the programs of the legacy
+    /// back end take.
     ///
     /// ```
     /// use std::time::Duration;
