@@ -336,7 +336,7 @@ fn affinity_ends_with_its_time() {
 /// `nft` prints the tables, as text and as JSON, and takes the text again.
 #[test]
 fn nft_lists_tables_with_affinity_and_takes_the_text_again() {
-    kernel_test(NEEDS, || {
+    kernel_test(&[NEEDS, &[Need::NftRanges]].concat(), || {
         let mut node = Node::new();
         let local = json!({"externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local",
             "externalIPs": ["203.0.113.1", "2001:db8:2::1"],

@@ -39,11 +39,14 @@ pub enum Need {
     IptablesNft,
     /// nf_tables, and the program `nft`.
     Nftables,
+    /// A program `nft` that this kernel takes a lookup of ranges in a concatenation from: Linux 7.2 refuses what 1.0.6 sends, also what
+    /// it has listed itself. Its absence is a skip everywhere.
+    NftRanges,
     /// Connection tracking, and the program `conntrack`.
     Conntrack,
     /// A program.
     Tool(&'static str),
-    /// A kernel of this version (major, minor) or newer. The one need whose absence is a skip everywhere.
+    /// A kernel of this version (major, minor) or newer. Its absence is a skip everywhere.
     Kernel(u32, u32),
 }
 
@@ -74,6 +77,9 @@ impl fmt::Display for Need {
             Self::IptablesLegacy => f.write_str("iptables-legacy"),
             Self::IptablesNft => f.write_str("iptables-nft"),
             Self::Nftables => f.write_str("nf_tables"),
+            Self::NftRanges => {
+                f.write_str("nft that knows how this kernel looks up ranges in concatenations, or newer")
+            }
             Self::Conntrack => f.write_str("connection tracking"),
             Self::Tool(name) => write!(f, "program {name}"),
             Self::Kernel(major, minor) => write!(f, "kernel {major}.{minor} or newer"),
@@ -84,7 +90,7 @@ impl fmt::Display for Need {
 /// Runs a test in a new network namespace, or skips it when the kernel lacks one of `needs`.
 ///
 /// A skip is printed on standard error and appended to the file that the environment variable `TESTKIT_SKIPPED` names.
-/// With `TESTKIT_REQUIRE=all` it is a failure, except for [`Need::Kernel`].
+/// With `TESTKIT_REQUIRE=all` it is a failure, except for [`Need::Kernel`] and [`Need::NftRanges`].
 ///
 /// The name in the report is the thread's: libtest gives each test a thread of its own name unless it runs with
 /// `--test-threads=1`.
@@ -116,7 +122,7 @@ static IPVS_TURN: Mutex<()> = Mutex::new(());
 fn skip(need: Need, reason: &str) {
     let current = thread::current();
     let test = current.name().unwrap_or("(unnamed)");
-    let excused = matches!(need, Need::Kernel(..));
+    let excused = matches!(need, Need::Kernel(..) | Need::NftRanges);
     let required = std::env::var_os(REQUIRE_VARIABLE).is_some_and(|value| value == "all");
     assert!(excused || !required, "{test} needs {need}, and {REQUIRE_VARIABLE}=all: {reason}");
     eprintln!("SKIPPED {test}: no {need}: {reason}");
@@ -165,6 +171,12 @@ fn try_out(need: Need) -> Result<(), String> {
         Need::IptablesLegacy => attempt("iptables-legacy", "-w -t nat -A POSTROUTING -j MASQUERADE"),
         Need::IptablesNft => attempt("iptables-nft", "-w -t nat -A POSTROUTING -j MASQUERADE"),
         Need::Nftables => attempt("nft", "add table inet testkit"),
+        Need::NftRanges => attempt(
+            "nft",
+            "add table ip testkit; add chain ip testkit c; \
+             add set ip testkit s { type ipv4_addr . inet_proto . ipv4_addr; flags interval; }; \
+             add rule ip testkit c ip daddr . meta l4proto . ip saddr @s return",
+        ),
         Need::Conntrack => attempt("conntrack", "-L"),
     }
 }
