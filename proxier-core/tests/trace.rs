@@ -241,6 +241,22 @@ fn of_ipvs(of: &Difference<'_>) -> Option<&'static str> {
     }
 }
 
+/// The steps say how many endpoints there are, and tell of a client that may get itself.
+fn words_fit(traced: &Trace, flow: &Flow) {
+    let Verdict::Endpoints(reached) = &traced.verdict else { return };
+    let said = traced.steps.join("\n");
+    let count = match reached.len() {
+        1 => "the only endpoint".to_owned(),
+        count => format!("any of {count} endpoints"),
+    };
+    assert!(said.contains(&count), "{count}: {said}");
+    let not_all = reached.iter().any(|one| !one.masqueraded);
+    let itself = reached.iter().any(|one| one.endpoint.address == flow.source && one.masqueraded);
+    let told = said.contains("The client is itself one of the endpoints");
+    assert!(told == itself || !not_all, "{said}");
+    assert!(!told || itself, "{said}");
+}
+
 /// Traces all flows in a mode; returns how many differ, by name.
 fn differences(mode: Kind, explain: fn(&Difference<'_>) -> Option<&'static str>) -> BTreeMap<&'static str, usize> {
     let worlds: BTreeMap<String, World> =
@@ -259,6 +275,7 @@ fn differences(mode: Kind, explain: fn(&Difference<'_>) -> Option<&'static str>)
             let (ours, theirs) = (Answer::ours(&traced.verdict), Answer::theirs(value));
             flows += 1;
             assert!(!traced.steps.is_empty(), "{value}");
+            words_fit(&traced, &flow);
             if ours.dest.is_array() && theirs.dest.is_array() {
                 let secs = value.get("affinity").and_then(Value::as_u64);
                 assert_eq!(traced.affinity_secs.map(u64::from), secs, "{value}");

@@ -90,7 +90,17 @@ const PARTS: [Part; 9] = [
         name: "service",
         package: "proxier-core",
         files: &["proxier-core/src/service/**", "proxier-core/src/snapshot/**", "proxier-core/src/config/**"],
-        tests: &["--lib", "--test=services", "--test=oracle", "--test=policy", "--test=trace"],
+        tests: &[
+            "--lib",
+            "--test=services",
+            "--test=oracle",
+            "--test=oracle_iptables",
+            "--test=policy",
+            "--test=trace",
+            "--test=frontends",
+            "--test=neighbours",
+            "--test=ipvs_split",
+        ],
     },
     Part {
         name: "ipvs-mode",
