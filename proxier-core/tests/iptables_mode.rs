@@ -434,6 +434,42 @@ fn a_service_whose_change_is_refused_is_served_as_before() {
     node.has_not("demo/s2");
 }
 
+/// The API server gives a node port to one Service, but a watch may show two that want the same for a moment.
+#[test]
+fn who_is_refused_does_not_keep_a_node_port_from_another() {
+    let wants = |affinity: &str, ip: &str| {
+        json!({"clusterIP": ip, "type": "NodePort", "sessionAffinity": affinity,
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]})
+    };
+    let mut node = Node::new();
+    node.kernel.with_host(|host| host.set_match("recent", false));
+    for (name, affinity, ip) in
+        [("bad-1", "ClientIP", "10.96.1.1"), ("bad-2", "ClientIP", "10.96.1.2"), ("good", "None", "10.96.1.3")]
+    {
+        node.service(name, wants(affinity, ip));
+        node.slice(name, &["10.244.0.1"]);
+    }
+    let node_ports = |node: &Node| {
+        let text = node.v4();
+        let lines = text.lines().filter(|line| line.contains("-A KUBE-NODEPORTS") && line.contains("--dport 30080"));
+        lines
+            .map(|line| line.split("--comment ").nth(1).unwrap().split(' ').next().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    for _ in 0..2 {
+        let report = node.full();
+        assert!(!report.has_failed() && !report.is_done(), "{report:#?}");
+        assert_eq!(node_ports(&node), ["demo/good:p"]);
+        node.has_not("demo/bad");
+        node.counts_are_true(&report);
+    }
+    node.kernel.with_host(|host| host.set_match("recent", true));
+    let report = node.full();
+    assert!(report.is_done(), "{report:#?}");
+    assert_eq!(node_ports(&node), ["demo/bad-1:p", "demo/bad-2:p", "demo/good:p"]);
+    assert_eq!(node.full().writes(), 0);
+}
+
 /// With very many refused Services the rest is written in several passes.
 #[test]
 fn many_refused_services_are_found_in_several_passes() {

@@ -100,8 +100,10 @@ pub(super) fn served(dump: &Dump, family: Family, node_addresses: &[IpAddr]) -> 
 /// What stays in a family's rules as it is, whatever is wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keep {
-    /// Lines for these stay and none are written; if a Service is named, only its lines stay.
-    places: BTreeMap<Place, Option<ObjectKey>>,
+    /// Lines for these stay, whoever's they are, and none are written.
+    held: BTreeSet<Place>,
+    /// The lines of these Services for these stay, and no others of theirs are written. Two Services may want the same node port.
+    left: BTreeMap<Place, BTreeSet<ObjectKey>>,
     /// The chains of these Services are not written.
     services: BTreeSet<ObjectKey>,
 }
@@ -114,21 +116,21 @@ impl Keep {
             let address = Place::Address(*key);
             let node_port = Place::NodePort(key.protocol, key.port);
             let place = if !lines.contains(&address) && lines.contains(&node_port) { node_port } else { address };
-            self.places.insert(place, None);
+            self.held.insert(place);
         }
     }
 
     /// Keeps what a Service has, of which these are the places now.
     pub(super) fn leave(&mut self, service: &ObjectKey, places: impl IntoIterator<Item = Place>) {
         for place in places {
-            self.places.entry(place).or_insert_with(|| Some(service.clone()));
+            self.left.entry(place).or_default().insert(service.clone());
         }
         self.services.insert(service.clone());
     }
 
-    /// Whether nothing is written for this place.
-    pub(super) fn has_place(&self, place: &Place) -> bool {
-        self.places.contains_key(place)
+    /// Whether no line of this Service is written for this place.
+    pub(super) fn has_place(&self, place: &Place, service: &ObjectKey) -> bool {
+        self.held.contains(place) || self.left.get(place).is_some_and(|services| services.contains(service))
     }
 
     /// Whether the chains of this Service are not written.
@@ -139,12 +141,12 @@ impl Keep {
     /// The lines that stay, by chain.
     pub(super) fn lines(&self, dump: &Dump, family: Family) -> BTreeMap<Shared, Vec<Rule>> {
         let mut kept: BTreeMap<Shared, Vec<Rule>> = BTreeMap::new();
-        if self.places.is_empty() {
+        if self.held.is_empty() && self.left.is_empty() {
             return kept;
         }
         for (shared, rule, place) in lines(dump, family) {
-            let stays = self.places.get(&place).is_some_and(|of| of.as_ref().is_none_or(|of| is_line_of(rule, of)));
-            if stays {
+            let mut services = self.left.get(&place).into_iter().flatten();
+            if self.held.contains(&place) || services.any(|service| is_line_of(rule, service)) {
                 kept.entry(shared).or_default().push(rule.clone());
             }
         }

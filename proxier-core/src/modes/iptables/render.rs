@@ -101,7 +101,7 @@ fn line_edits(before: Vec<Line>, now: Vec<Line>) -> Result<Vec<(Shared, Edit)>, 
         for _ in 0..count.unsigned_abs() {
             let (name, rule) = (name.clone(), rule.clone());
             match chain {
-                _ if count < 0 => gone.push((chain, Edit::Delete(name, rule))),
+                _ if count.is_negative() => gone.push((chain, Edit::Delete(name, rule))),
                 // Before the last lines, which lead to node ports.
                 Shared::Services => new.push((chain, Edit::Insert(name, 1, rule))),
                 _ => new.push((chain, Edit::Append(name, rule))),

@@ -314,7 +314,9 @@ impl Wanted {
     /// load balancers, node port.
     fn shared_rules(&self, family: Family, keep: &Keep) -> Result<BTreeMap<Shared, Vec<Rule>>, Error> {
         let mut sorted = Vec::new();
-        let is_written = |key: &FrontendKey| key.family() == family && !keep.has_place(&Place::Address(*key));
+        let is_left =
+            |key: &FrontendKey| self.desired.owner(key).is_some_and(|of| keep.has_place(&Place::Address(*key), of));
+        let is_written = |key: &FrontendKey| key.family() == family && !is_left(key);
         for frontend in self.desired.frontends().filter(|frontend| is_written(&frontend.key)) {
             let Some(port) = frontend.port.as_deref() else { continue };
             let place = (&port.name, port.protocol, frontend.roles, Some(frontend.key));
@@ -322,8 +324,9 @@ impl Wanted {
         }
         for (compiled, port) in self.ports(family) {
             let place = (&port.name, port.protocol, crate::service::Roles::NODE_PORT, None);
-            let check = health_check(compiled).filter(|check| !keep.has_place(&Place::HealthCheck(*check)));
-            let is_kept = |number| keep.has_place(&Place::NodePort(port.protocol, number));
+            let is_left = |place| keep.has_place(&place, &compiled.service);
+            let check = health_check(compiled).filter(|check| !is_left(Place::HealthCheck(*check)));
+            let is_kept = |number| is_left(Place::NodePort(port.protocol, number));
             let lines = lines::of_port(port, check)?.into_iter();
             let lines = lines.filter(|line| line.chain == Shared::HealthChecks || !port.node_port.is_some_and(is_kept));
             sorted.extend(lines.map(|line| (place, line)));
