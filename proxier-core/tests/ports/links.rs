@@ -12,6 +12,8 @@ fn addresses(world: &impl World) -> BTreeSet<IpAddr> {
 }
 
 pub(crate) fn the_device_is_created_and_deleted(world: &mut impl World) {
+    // `lo`, and `tunl0` and its like where a module of tunnels is loaded: it puts its own device into every namespace.
+    let before: Vec<String> = world.devices().into_keys().collect();
     let links = world.ports().links;
     links.delete_device(DEVICE).unwrap();
     assert_eq!(links.has_device(DEVICE), Ok(false));
@@ -22,7 +24,7 @@ pub(crate) fn the_device_is_created_and_deleted(world: &mut impl World) {
     assert_eq!(world.ports().links.bind(DEVICE, &ips(&["10.96.0.1"])), []);
     world.ports().links.delete_device(DEVICE).unwrap();
     world.ports().links.delete_device(DEVICE).unwrap();
-    assert_eq!(world.devices().keys().collect::<Vec<_>>(), ["lo"]);
+    assert_eq!(world.devices().into_keys().collect::<Vec<_>>(), before);
     let error = world.ports().links.create_device("a-name-of-more-than-15-bytes").unwrap_err();
     assert_eq!(error.kind(), PortErrorKind::Invalid, "{error}");
 }
@@ -65,6 +67,7 @@ pub(crate) fn without_the_device(world: &mut impl World) {
 }
 
 pub(crate) fn every_interface_is_listed(world: &mut impl World) {
+    let mut wanted = world.devices();
     world.add_interface("other0", &ips(&["192.0.2.1", "2001:db8::1"]));
     world.add_interface("bare0", &[]);
     let links = world.ports().links;
@@ -76,13 +79,14 @@ pub(crate) fn every_interface_is_listed(world: &mut impl World) {
         .into_iter()
         .map(|(name, addresses)| (name, addresses.into_iter().filter(|address| !link_local(address)).collect()))
         .collect();
-    let wanted = [
+    let ours = [
         ("bare0", ips(&[])),
         (DEVICE, ips(&["10.96.0.1", "192.0.2.1"])),
         ("lo", ips(&["127.0.0.1", "::1"])),
         ("other0", ips(&["192.0.2.1", "2001:db8::1"])),
     ];
-    assert_eq!(found, wanted.map(|(name, addresses)| (name.to_owned(), addresses.into_iter().collect())));
+    wanted.extend(ours.map(|(name, addresses)| (name.to_owned(), addresses.into_iter().collect())));
+    assert_eq!(found, wanted.into_iter().collect::<Vec<_>>());
 }
 
 pub(crate) fn a_thousand_addresses(world: &mut impl World) {
