@@ -67,23 +67,33 @@ pub(super) struct Noting<'a> {
     tables: &'a mut dyn Tables,
     committed: &'a mut Committed,
     has_read: bool,
+    /// The generation that the kernel told last, as far as this process has written nothing since.
+    told: Option<u32>,
 }
 
 impl<'a> Noting<'a> {
     pub(super) fn new(tables: &'a mut dyn Tables, committed: &'a mut Committed) -> Self {
-        Noting { tables, committed, has_read: false }
+        Noting { tables, committed, has_read: false, told: None }
+    }
+
+    /// The generation, asked for only if it was not told in this pass. What others wrote since counts among what comes after it.
+    fn before(&mut self) -> Option<u32> {
+        self.told.or_else(|| self.generation().ok())
     }
 }
 
 impl Tables for Noting<'_> {
     fn generation(&mut self) -> Result<u32, PortError> {
-        self.tables.generation()
+        self.told = None;
+        let generation = self.tables.generation()?;
+        self.told = Some(generation);
+        Ok(generation)
     }
 
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
         // What is read after this has whatever others wrote before.
         if !std::mem::replace(&mut self.has_read, true) {
-            self.committed.seen = self.tables.generation().ok();
+            self.committed.seen = self.before();
         }
         self.tables.read(table)
     }
@@ -101,10 +111,10 @@ impl Tables for Noting<'_> {
     }
 
     fn commit(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {
-        let before = self.tables.generation();
+        let before = self.before();
         self.tables.commit(transaction)?;
-        match (before, self.tables.generation()) {
-            (Ok(before), Ok(after)) => self.committed.note(before, after, 1),
+        match (before, self.generation()) {
+            (Some(before), Ok(after)) => self.committed.note(before, after, 1),
             // Its report will be taken for somebody else's, and everything compared.
             _ => self.committed.seen = None,
         }
