@@ -85,9 +85,8 @@ pub(crate) enum Operation {
     DeleteSet(SetKey),
     AddElements(Elements, Present),
     DeleteElements(Elements),
-    FlushSet(SetKey),
-    /// As a set; only the text differs.
-    FlushMap(SetKey),
+    /// With the word for it, `set` or `map`, on which only the text depends.
+    FlushSet(SetKey, &'static str),
     AddObject(Object, Present),
     DeleteObject(ObjectKey),
 }
@@ -383,12 +382,12 @@ impl Transaction {
     ///
     /// The kernel takes it for a map too, but nft does not read the text of that: see [`flush_map`](Self::flush_map).
     pub fn flush_set(&mut self, set: &SetKey) -> &mut Self {
-        self.push(Operation::FlushSet(set.clone()))
+        self.push(Operation::FlushSet(set.clone(), "set"))
     }
 
     /// Deletes all elements of a map.
     pub fn flush_map(&mut self, map: &SetKey) -> &mut Self {
-        self.push(Operation::FlushMap(map.clone()))
+        self.push(Operation::FlushSet(map.clone(), "map"))
     }
 
     /// Adds elements, thousands in a message. `set` says how keys are laid out; only its key, types and flags matter.
@@ -516,8 +515,7 @@ impl Operation {
             | Operation::FlushChain(key) => key.table.family,
             Operation::AddSet(Set { key, .. }, _, _)
             | Operation::DeleteSet(key)
-            | Operation::FlushSet(key)
-            | Operation::FlushMap(key)
+            | Operation::FlushSet(key, _)
             | Operation::AddElements(Elements { set: Set { key, .. }, .. }, _)
             | Operation::DeleteElements(Elements { set: Set { key, .. }, .. }) => key.table.family,
             Operation::AddObject(Object { key, .. }, _) | Operation::DeleteObject(key) => key.table.family,
@@ -551,9 +549,7 @@ impl Operation {
             Operation::AddSet(_, _, present) => (uapi::NFT_MSG_NEWSET, create(present)),
             Operation::DeleteSet(_) => (uapi::NFT_MSG_DELSET, 0),
             Operation::AddElements(_, present) => (uapi::NFT_MSG_NEWSETELEM, create(present)),
-            Operation::DeleteElements(_) | Operation::FlushSet(_) | Operation::FlushMap(_) => {
-                (uapi::NFT_MSG_DELSETELEM, 0)
-            }
+            Operation::DeleteElements(_) | Operation::FlushSet(..) => (uapi::NFT_MSG_DELSETELEM, 0),
             Operation::AddObject(_, present) => (uapi::NFT_MSG_NEWOBJ, create(present)),
             Operation::DeleteObject(_) => (uapi::NFT_MSG_DELOBJ, 0),
         }
@@ -640,7 +636,7 @@ impl Operation {
                 put_name(out, SetAttr::TABLE, &key.table.name);
                 put_name(out, SetAttr::NAME, &key.name);
             }
-            Operation::FlushSet(key) | Operation::FlushMap(key) => {
+            Operation::FlushSet(key, _) => {
                 put_name(out, ElemListAttr::TABLE, &key.table.name);
                 put_name(out, ElemListAttr::SET, &key.name);
             }
@@ -671,8 +667,7 @@ impl Operation {
             Operation::DeleteRule(key, handle) => format!("deleting rule {handle} of chain {key}"),
             Operation::AddSet(set, _, _) => format!("adding set {}", set.key),
             Operation::DeleteSet(key) => format!("deleting set {key}"),
-            Operation::FlushSet(key) => format!("flushing set {key}"),
-            Operation::FlushMap(key) => format!("flushing map {key}"),
+            Operation::FlushSet(key, word) => format!("flushing {word} {key}"),
             Operation::AddElements(elements, _) => format!("adding elements to set {}", elements.set.key),
             Operation::DeleteElements(elements) => format!("deleting elements of set {}", elements.set.key),
             Operation::AddObject(object, _) => format!("adding object {}", object.key),
@@ -728,10 +723,9 @@ impl Operation {
             | Operation::FlushChain(_)
             | Operation::FlushTable(_) => table_of::<RuleAttr<'_>>(),
             Operation::AddSet(..) | Operation::DeleteSet(_) => table_of::<SetAttr<'_>>(),
-            Operation::AddElements(..)
-            | Operation::DeleteElements(_)
-            | Operation::FlushSet(_)
-            | Operation::FlushMap(_) => table_of::<ElemListAttr<'_>>(),
+            Operation::AddElements(..) | Operation::DeleteElements(_) | Operation::FlushSet(..) => {
+                table_of::<ElemListAttr<'_>>()
+            }
             Operation::AddObject(..) | Operation::DeleteObject(_) => table_of::<ObjAttr<'_>>(),
         }
     }
