@@ -40,7 +40,7 @@ impl Drop for Temporary {
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let [services, endpoints, changes, kind] = arguments else { return Err("SERVICES ENDPOINTS CHANGES KIND".into()) };
     let (services, endpoints, changes): (u32, u32, u32) = (services.parse()?, endpoints.parse()?, changes.parse()?);
-    let mut server = Server::start(services, endpoints)?;
+    let server = Server::start(services, endpoints)?;
     let path = std::env::temp_dir().join(format!("end-to-end-{}.kubeconfig", std::process::id()));
     std::fs::write(&path, &server.kubeconfig)?;
     let kubeconfig = Temporary(path);
@@ -64,15 +64,15 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
 
     cold(&start)?;
     let mut proxy = warm(&start)?;
-    let mut client = Client::open()?;
+    let mut cluster = Cluster { server, client: Client::open()?, services, endpoints };
     for change in 0..changes {
         // Each of another Service, in no order.
         let number = (change * 7919 + services / 2) % services;
         std::thread::sleep(PAUSE);
-        one_change(&mut server, &mut client, services, endpoints, number)?;
+        cluster.one_change(number)?;
         if *kind == POLICIES {
             std::thread::sleep(PAUSE);
-            one_policy(&mut server, &mut client, services, endpoints, (number + 1) % services)?;
+            cluster.one_policy((number + 1) % services)?;
         }
     }
     proxy.wait_until_idle()?;
@@ -219,67 +219,65 @@ fn key(number: u32) -> Result<VirtualServerKey, Failure> {
     Ok(VirtualServerKey::tcp(SocketAddr::new(cluster_ip(number).parse()?, 80)))
 }
 
-/// One endpoint becomes another one: from the server's first word of it until the kernel sends connections to the new
-/// one, and none to the old one any more.
-fn one_change(
-    server: &mut Server,
-    client: &mut Client,
+/// An API server, and the kernel that a proxy programs for it.
+struct Cluster {
+    server: Server,
+    client: Client,
     services: u32,
     endpoints: u32,
-    number: u32,
-) -> Result<(), Failure> {
-    let key = key(number)?;
-    let serves = |servers: &[ObservedRealServer], place: u32| {
-        let addr = Ipv4Addr::from(address(number, place));
-        servers.iter().any(|known| known.server.key.addr == addr && known.server.config.weight.get() > 0)
-    };
-    let (old, new) = (endpoints - 1, OTHER);
-    if !serves(&client.list_real_servers(&key)?, old) {
-        return Err(format!("endpoint {old} of Service {number} is not there before the change").into());
-    }
-    let told = server.change(number, true)?;
-    let (mut looks, first) = (0_u32, monotonic()?);
-    loop {
-        let servers = client.list_real_servers(&key)?;
-        looks += 1;
-        let now = monotonic()?;
-        if serves(&servers, new) && !serves(&servers, old) {
-            let side = label(endpoints);
-            tell(CHANGE, services, "ms", &side, ms(now.saturating_sub(told)));
-            tell(POLL, services, "ms", INTERVAL, ms(now.saturating_sub(first)) / f64::from(looks));
-            break;
-        }
-        if now.saturating_sub(told) > PATIENCE {
-            return Err(format!("Service {number} never got its other endpoint: {servers:?}").into());
-        }
-        std::thread::sleep(LOOK);
-    }
-    Ok(())
 }
 
-/// A Service gets another scheduler: from the server's first word of it until the kernel has it.
-fn one_policy(
-    server: &mut Server,
-    client: &mut Client,
-    services: u32,
-    endpoints: u32,
-    number: u32,
-) -> Result<(), Failure> {
-    let (key, other) = (key(number)?, Scheduler::WeightedRoundRobin);
-    let mut has_it =
-        || -> Result<bool, Failure> { Ok(client.get_virtual_server(&key)?.server.config.scheduler == other) };
-    if has_it()? {
-        return Err(format!("Service {number} has that scheduler before the change").into());
-    }
-    let told = server.set_scheduler(number, &other.to_string())?;
-    while !has_it()? {
-        if monotonic()?.saturating_sub(told) > PATIENCE {
-            return Err(format!("Service {number} never got its other scheduler").into());
+impl Cluster {
+    /// One endpoint becomes another one: from the server's first word of it until the kernel sends connections to the new
+    /// one, and none to the old one any more.
+    fn one_change(&mut self, number: u32) -> Result<(), Failure> {
+        let key = key(number)?;
+        let serves = |servers: &[ObservedRealServer], place: u32| {
+            let addr = Ipv4Addr::from(address(number, place));
+            servers.iter().any(|known| known.server.key.addr == addr && known.server.config.weight.get() > 0)
+        };
+        let (old, new) = (self.endpoints - 1, OTHER);
+        if !serves(&self.client.list_real_servers(&key)?, old) {
+            return Err(format!("endpoint {old} of Service {number} is not there before the change").into());
         }
-        std::thread::sleep(LOOK);
+        let told = self.server.change(number, true)?;
+        let (mut looks, first) = (0_u32, monotonic()?);
+        loop {
+            let servers = self.client.list_real_servers(&key)?;
+            looks += 1;
+            let now = monotonic()?;
+            if serves(&servers, new) && !serves(&servers, old) {
+                let side = label(self.endpoints);
+                tell(CHANGE, self.services, "ms", &side, ms(now.saturating_sub(told)));
+                tell(POLL, self.services, "ms", INTERVAL, ms(now.saturating_sub(first)) / f64::from(looks));
+                break;
+            }
+            if now.saturating_sub(told) > PATIENCE {
+                return Err(format!("Service {number} never got its other endpoint: {servers:?}").into());
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
     }
-    tell(POLICY, services, "ms", &label(endpoints), ms(monotonic()?.saturating_sub(told)));
-    Ok(())
+
+    /// A Service gets another scheduler: from the server's first word of it until the kernel has it.
+    fn one_policy(&mut self, number: u32) -> Result<(), Failure> {
+        let (key, other) = (key(number)?, Scheduler::WeightedRoundRobin);
+        let mut has_it =
+            || -> Result<bool, Failure> { Ok(self.client.get_virtual_server(&key)?.server.config.scheduler == other) };
+        if has_it()? {
+            return Err(format!("Service {number} has that scheduler before the change").into());
+        }
+        let told = self.server.set_scheduler(number, &other.to_string())?;
+        while !has_it()? {
+            if monotonic()?.saturating_sub(told) > PATIENCE {
+                return Err(format!("Service {number} never got its other scheduler").into());
+            }
+            std::thread::sleep(LOOK);
+        }
+        tell(POLICY, self.services, "ms", &label(self.endpoints), ms(monotonic()?.saturating_sub(told)));
+        Ok(())
+    }
 }
 
 /// The request that gives a virtual server another scheduler, by itself, on an otherwise empty IPVS.
