@@ -77,9 +77,7 @@ impl fmt::Display for Need {
             Self::IptablesLegacy => f.write_str("iptables-legacy"),
             Self::IptablesNft => f.write_str("iptables-nft"),
             Self::Nftables => f.write_str("nf_tables"),
-            Self::NftRanges => {
-                f.write_str("nft that knows how this kernel looks up ranges in concatenations, or newer")
-            }
+            Self::NftRanges => f.write_str("nft that this kernel takes ranges in concatenations from"),
             Self::Conntrack => f.write_str("connection tracking"),
             Self::Tool(name) => write!(f, "program {name}"),
             Self::Kernel(major, minor) => write!(f, "kernel {major}.{minor} or newer"),

@@ -31,12 +31,11 @@ struct Function {
 impl Function {
     /// Whether code calls it, or something that is called the same.
     fn is_in(&self, code: &str) -> bool {
-        let of_type = format!("{}::{}", self.owner, self.name);
         if self.owner.is_empty() {
             return has_word(code, &self.name);
         }
-        // `Vec::<u8>::new` is `Vec::new`.
-        has_word(code, &of_type) || self.has_receiver && has_word(code, &format!(".{}", self.name))
+        has_word(code, &format!("{}::{}", self.owner, self.name))
+            || self.has_receiver && has_word(code, &format!(".{}", self.name))
     }
 }
 
