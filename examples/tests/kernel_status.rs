@@ -14,24 +14,7 @@ use serde_json::{Value, json};
 use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
 
 fn web(endpoints: &str) -> String {
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{name: web, namespace: shop}}
-spec:
-  clusterIP: 10.96.0.10
-  clusterIPs: [10.96.0.10]
-  ipFamilies: [IPv4]
-  ports: [{{name: http, port: 80, protocol: TCP}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: web-1, namespace: shop, labels: {{kubernetes.io/service-name: web}}}}
-addressType: IPv4
-ports: [{{name: http, port: 8080, protocol: TCP}}]
-endpoints: [{endpoints}]
-"
-    )
+    program::service("shop", "web", "10.96.0.10", endpoints)
 }
 
 /// The data with Services: while a machine is busy, there are answers without.

@@ -14,23 +14,11 @@ use testkit::{Need, PROXY, kernel_test};
 const METRICS: &str = "127.0.0.1:10249";
 
 fn web(number: usize, endpoint: &str) -> String {
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{name: web-{number}, namespace: demo}}
-spec:
-  clusterIP: 10.96.0.{number}
-  clusterIPs: [10.96.0.{number}]
-  ipFamilies: [IPv4]
-  ports: [{{name: http, port: 80, protocol: TCP}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: web-{number}-1, namespace: demo, labels: {{kubernetes.io/service-name: web-{number}}}}}
-addressType: IPv4
-ports: [{{name: http, port: 8080, protocol: TCP}}]
-endpoints: [{{addresses: [{endpoint}]}}]
-"
+    program::service(
+        "demo",
+        &format!("web-{number}"),
+        &format!("10.96.0.{number}"),
+        &format!("{{addresses: [{endpoint}]}}"),
     )
 }
 

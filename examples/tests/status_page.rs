@@ -17,29 +17,9 @@ use testkit::{Need, kernel_test};
 
 /// A Service for each of these numbers: its name, the last number of its cluster IP, and its endpoints on this node.
 fn service(name: &str, number: u8, endpoints: &[&str]) -> String {
-    let quoted = serde_json::to_string(name).unwrap();
     let list: Vec<String> =
         endpoints.iter().map(|address| format!("{{addresses: [{address}], nodeName: n1}}")).collect();
-    let list = list.join(", ");
-    format!(
-        "apiVersion: v1
-kind: Service
-metadata: {{name: {quoted}, namespace: shop}}
-spec:
-  clusterIP: 10.96.1.{number}
-  clusterIPs: [10.96.1.{number}]
-  ipFamilies: [IPv4]
-  ports: [{{name: http, port: 80, protocol: TCP}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: s{number}, namespace: shop, labels: {{kubernetes.io/service-name: {quoted}}}}}
-addressType: IPv4
-ports: [{{name: http, port: 8080, protocol: TCP}}]
-endpoints: [{list}]
----
-"
-    )
+    program::service("shop", name, &format!("10.96.1.{number}"), &list.join(", "))
 }
 
 const HOSTILE: &str = "a<script>document.title='owned'</script>\"'&amp;";

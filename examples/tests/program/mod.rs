@@ -30,6 +30,30 @@ pub(crate) fn tool(line: &str) -> String {
     text(&output.stdout)
 }
 
+/// A Service of one port, 80, and its EndpointSlice with port 8080, as YAML; `endpoints` is what stands in the slice's list.
+pub(crate) fn service(namespace: &str, name: &str, cluster_ip: &str, endpoints: &str) -> String {
+    let (quoted, slice) = (serde_json::Value::from(name), cluster_ip.replace('.', "-"));
+    format!(
+        "apiVersion: v1
+kind: Service
+metadata: {{name: {quoted}, namespace: {namespace}}}
+spec:
+  clusterIP: {cluster_ip}
+  clusterIPs: [{cluster_ip}]
+  ipFamilies: [IPv4]
+  ports: [{{name: http, port: 80, protocol: TCP}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: s-{slice}, namespace: {namespace}, labels: {{kubernetes.io/service-name: {quoted}}}}}
+addressType: IPv4
+ports: [{{name: http, port: 8080, protocol: TCP}}]
+endpoints: [{endpoints}]
+---
+"
+    )
+}
+
 /// The lines of `ipvsadm -Sn`.
 pub(crate) fn ipvsadm() -> BTreeSet<String> {
     tool("ipvsadm -Sn").lines().map(str::to_owned).collect()
