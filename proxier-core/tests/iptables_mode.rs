@@ -645,6 +645,24 @@ fn an_empty_list_takes_nothing_away_at_once() {
     node.has_not("KUBE-SVC-");
 }
 
+#[test]
+fn an_empty_first_list_takes_nothing_away_where_one_family_cannot_be_read() {
+    for (unread, served) in [(Family::V4, "fd00:1::"), (Family::V6, "10.96.0.")] {
+        let mut node = Node::new();
+        for number in 1..=20 {
+            node.service(&format!("s{number}"), json!({"clusterIP": format!("{served}{number}")}));
+        }
+        node.settles();
+        let rules = |node: &Node| [node.rules(Side::Ipv4), node.rules(Side::Ipv6)];
+        let before = rules(&node);
+        let mut next = node.next(options());
+        next.kernel.fail(Fault::new(Call::RulesDump, PortErrorKind::Other).family(unread).every());
+        let report = next.pass();
+        assert!(report.has_failed() && report.stopped.is_some(), "{report:#?}");
+        assert_eq!(rules(&next), before, "{unread:?}");
+    }
+}
+
 /// What an earlier process served stays, with its chains, when the first lists are empty.
 #[test]
 fn an_empty_first_list_takes_nothing_away_at_once() {
@@ -870,8 +888,13 @@ fn a_plan_is_the_text_for_the_program() {
     assert!(text.contains("\n    -A KUBE-SERVICES -m comment --comment \"demo/s1:p cluster IP\""), "{text}");
     assert_eq!(node.writes(), 0);
     node.settles();
-    let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
-    assert!(plan.is_empty(), "{plan:?}");
+    let preview = |node: &mut Node| node.proxier.preview(node.now, &mut node.kernel.ports()).0.is_empty();
+    assert!(preview(&mut node));
+    node.slice("s1", &["10.244.0.9"]);
+    assert!(!preview(&mut node), "rules alone");
+    node.settles();
+    node.kernel.set_sysctl("net/ipv4/conf/all/route_localnet", Some("0"));
+    assert!(!preview(&mut node), "a setting alone");
 }
 
 #[test]

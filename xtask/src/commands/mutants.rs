@@ -1,8 +1,8 @@
 //! `cargo xtask mutants`: which changes of the code no test would notice.
 //!
 //! cargo-mutants makes the changes, each alone, in a copy of the sources: another operator, a missing arm of a match, a function that
-//! gives a fixed value. Here is what it is started with: for each part of the code the tests that have to notice, none of which
-//! needs a kernel or root. `.cargo/mutants.toml` says what is left out, and why.
+//! gives a fixed value. Here is what it is started with: for each part of the code the tests that have to notice. They need neither
+//! root nor a kernel, but for modes whose rules only packets can judge. `.cargo/mutants.toml` says what is left out, and why.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -19,9 +19,10 @@ use crate::turns::SEED;
 pub(crate) const HELP: &str = "\
 Usage: cargo xtask mutants [OPTIONS] [PART]...
 
-Changes the code in many small ways, each alone and in a copy, and runs the tests in memory: a change that none of them notices is
-a survivor. Prints the survivors, and how many changes were noticed, of those that compile. Needs cargo-mutants (cargo install
-cargo-mutants --locked). Parts, or packages for all of their parts; everything unless told:
+Changes the code in many small ways, each alone and in a copy, and runs its tests: a change that none of them notices is a survivor.
+Prints the survivors, and how many changes were noticed, of those that compile. Needs cargo-mutants (cargo install cargo-mutants
+--locked); nftables-mode and iptables-mode need root too, because packets through this machine's kernel judge their rules. Parts,
+or packages for all of their parts; everything unless told:
 
   netlink-batch ipvs ipset iptables
   proxier-core: service ipvs-mode nftables-mode iptables-mode userspace-mode
@@ -116,7 +117,7 @@ const PARTS: [Part; 9] = [
         name: "nftables-mode",
         package: "proxier-core",
         files: &["proxier-core/src/modes/nftables/{lower,wanted,layout,pick,slots,plan,observed}.rs"],
-        tests: &["--lib", "--test=nftables_mode"],
+        tests: &["--lib", "--test=nftables_mode", "--test=kernel_flows_nftables", "--test=kernel_affinity_nftables"],
     },
     Part {
         name: "iptables-mode",
@@ -125,7 +126,13 @@ const PARTS: [Part; 9] = [
             "proxier-core/src/modes/iptables/{service,lines,tables,names,settings,spelling,wanted}.rs",
             "proxier-core/src/modes/iptables/{diff,render,observed,plan,count}.rs",
         ],
-        tests: &["--lib", "--test=iptables_rules", "--test=iptables_mode", "--test=oracle_iptables"],
+        tests: &[
+            "--lib",
+            "--test=iptables_rules",
+            "--test=iptables_mode",
+            "--test=oracle_iptables",
+            "--test=kernel_flows_iptables",
+        ],
     },
     Part {
         name: "userspace-mode",
@@ -200,6 +207,9 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     if tools::find("cargo-mutants").is_none() {
         return Err(Error::new("no cargo-mutants: cargo install cargo-mutants --locked"));
     }
+    if let Some(part) = options.parts.iter().find(|part| part.is_on_kernel() && !tools::is_root()) {
+        return Err(Error::new(format!("{}: needs root, for packets through this machine's kernel", part.name)));
+    }
     let root = super::test::repository()?;
     // A folder of its own: what is built of changed sources must never pass for what a developer builds.
     let target =
@@ -226,6 +236,9 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         let mut command = mutants(&root, &target, filters);
         command.args(part.selection()).arg("--sharding=round-robin");
         command.arg(format!("--shard={}/{}", shard.first, shard.one_in)).env(SEED, options.seed.to_string());
+        if part.is_on_kernel() {
+            command.env("TESTKIT_REQUIRE", "all");
+        }
         let folder = target.join(part.name);
         fs::create_dir_all(&folder).context(|| format!("cannot create {}", folder.display()))?;
         command.arg("--output").arg(&folder);
@@ -243,6 +256,11 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
 }
 
 impl Part {
+    /// Whether some of the tests send packets through this machine's kernel, in namespaces of their own.
+    fn is_on_kernel(&self) -> bool {
+        self.tests.iter().any(|option| option.starts_with("--test=kernel"))
+    }
+
     fn filters(&self) -> Vec<String> {
         let files = self.files.iter().map(|glob| format!("--file={glob}"));
         [format!("--package={}", self.package)].into_iter().chain(files).collect()

@@ -142,10 +142,12 @@ fn fixed_point(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Both ways agree, with and without comments.
+    /// Both ways agree, with and without comments. What the kernel prints of most rules of ours is found the quick way.
     #[track_caller]
     fn compare(a: &str, b: &str, expected: bool) {
         let (a, b) = (Rule::parse(a).unwrap(), Rule::parse(b).unwrap());
+        let is_slow = a.target() == Some("MARK");
+        assert_eq!(Words::of(&a, true).unwrap() == Words::of(&b, true).unwrap(), expected && !is_slow, "{a} / {b}");
         for comments in [true, false] {
             assert_eq!(same(&a, &b, comments), expected, "{a} / {b}");
         }
