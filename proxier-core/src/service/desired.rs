@@ -227,6 +227,11 @@ impl Desired {
         self.claims.get(key)?.first().map(|claim| &claim.service)
     }
 
+    /// The Services that claim a Frontend, each with the roles it wants it for; the owner first.
+    pub(crate) fn claimants(&self, key: &FrontendKey) -> impl Iterator<Item = (&ObjectKey, Roles)> {
+        self.claims.get(key).into_iter().flatten().map(|claim| (&claim.service, claim.frontend.roles))
+    }
+
     /// Health checks by Service.
     ///
     /// ```

@@ -1,12 +1,13 @@
 //! Objects that are missing from a list although nobody reported them as deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::mass::MassRemoval;
 use crate::net::FrontendKey;
 use crate::reconciler::schedule::Moment;
 use crate::service::Desired;
-use crate::service::{Frontend, NodeFacts, compile};
+use crate::service::{Frontend, NodeFacts, Roles, compile};
 use crate::snapshot::{ObjectKey, ObjectKind, Store};
 
 /// A Service or an EndpointSlice.
@@ -94,6 +95,7 @@ impl Lost {
             self.held.clear();
             return gone;
         }
+        gone.extend(self.take_replaced(store, desired));
         let is_over = |since: Moment| settings.patience.is_some_and(|patience| since.saturating_add(patience) <= now);
         let over: Vec<Object> = self
             .doubted
@@ -122,6 +124,36 @@ impl Lost {
         }
         self.hold(store, desired, facts, now);
         gone
+    }
+
+    /// Takes out the missing Services of which another has the cluster IP or a node port now, and their missing slices: the API
+    /// server gives each of these to one Service, so they are deleted. Held back they would keep the new one from being
+    /// served, because an older Service owns what both want.
+    fn take_replaced(&mut self, store: &Store, desired: &Desired) -> Vec<Object> {
+        let missing = || self.new.iter().chain(self.doubted.keys());
+        let is_there = |service: &ObjectKey| {
+            store.service(service).is_some() && !self.is_lost(&(ObjectKind::Service, service.clone()))
+        };
+        let is_taken = |frontend: &Arc<Frontend>| {
+            let only_one = frontend.roles & (Roles::CLUSTER_IP | Roles::NODE_PORT);
+            let mut others = desired.claimants(&frontend.key);
+            others.any(|(other, roles)| roles.intersects(only_one) && is_there(other))
+        };
+        let is_replaced = |service: &ObjectKey| {
+            let compiled = desired.compiled(service);
+            compiled.is_some_and(|compiled| compiled.frontends.iter().any(is_taken))
+        };
+        let mut replaced = Vec::new();
+        for (_, service) in missing().filter(|(kind, key)| *kind == ObjectKind::Service && is_replaced(key)) {
+            let slices = store.slices_of(service).map(|slice| (ObjectKind::EndpointSlice, slice.key.clone()));
+            replaced.push((ObjectKind::Service, service.clone()));
+            replaced.extend(slices.filter(|slice| self.is_lost(slice)));
+        }
+        for object in &replaced {
+            self.new.remove(object);
+            self.doubted.remove(object);
+        }
+        replaced
     }
 
     /// Finds the Frontends that stay only because of doubted objects.

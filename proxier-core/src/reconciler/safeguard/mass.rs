@@ -155,6 +155,8 @@ pub trait Kernel {
 ///
 /// * The input comes back: what is named again is not held back any more. The rest stays held back, however little it is: a
 ///   list that comes back in parts does not delete the rest.
+/// * A Service has the cluster IP or a node port of one that is missing: the API server gives each to one Service, so that one
+///   is gone, and goes at once.
 /// * An operator confirms: [`Safeguard::confirm`] releases what is held back then, and nothing later.
 /// * The input stays as it is for [`MassRemoval::patience`]: what was missing all the time is believed then. Not while it is
 ///   listed again ([`Safeguard::list_begins`]): a list that fails again and again says nothing about its last page.
