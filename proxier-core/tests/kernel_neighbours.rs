@@ -37,12 +37,15 @@ fn at(address: &str) -> Vec<String> {
     ipvsadm().into_iter().filter(|line| line.contains(&format!(" {address}:"))).collect()
 }
 
-/// Virtual servers of somebody else, with the numbers of node ports that are served.
+/// Virtual servers of somebody else: with the numbers of node ports that are served, and at addresses of Services.
 const FOREIGN: &str = "\
     -A -t 203.0.113.250:30010 -s wlc -p 300\n\
     -a -t 203.0.113.250:30010 -r 203.0.113.251:30010 -g -w 7\n\
     -A -u 203.0.113.250:30010 -s sh\n\
-    -A -t [2001:db8:f::250]:30011 -s rr\n";
+    -A -t [2001:db8:f::250]:30011 -s rr\n\
+    -A -t 10.96.0.10:7 -s rr\n\
+    -A -u 203.0.113.10:7 -s rr\n\
+    -A -t [2001:db8:f::110]:7 -s rr\n";
 
 #[track_caller]
 fn foreign_is_there(report: Option<&Report>) {
@@ -52,7 +55,14 @@ fn foreign_is_there(report: Option<&Report>) {
     }
     if let Some(report) = report {
         let keys: Vec<String> = report.foreign.clone();
-        let foreign = ["TCP 203.0.113.250:30010", "TCP [2001:db8:f::250]:30011", "UDP 203.0.113.250:30010"];
+        let foreign = [
+            "TCP 10.96.0.10:7",
+            "TCP 203.0.113.250:30010",
+            "TCP [2001:db8:f::110]:7",
+            "TCP [2001:db8:f::250]:30011",
+            "UDP 203.0.113.10:7",
+            "UDP 203.0.113.250:30010",
+        ];
         let mut sorted = keys.clone();
         sorted.sort();
         assert_eq!(sorted, foreign);

@@ -172,7 +172,9 @@ impl World {
     }
 }
 
-const FOREIGN: [&str; 3] = ["TCP 198.51.100.9:30080", "TCP [2001:db8::9]:30080", "UDP 198.51.100.9:30080"];
+/// One is at the address of a Service, with another port.
+const FOREIGN: [&str; 4] =
+    ["TCP 10.96.0.10:7", "TCP 198.51.100.9:30080", "TCP [2001:db8::9]:30080", "UDP 198.51.100.9:30080"];
 
 fn invite(world: &World) {
     world
@@ -180,7 +182,7 @@ fn invite(world: &World) {
         .ipvs()
         .load(
             "-A -t 198.51.100.9:30080 -s wlc -p 300\n-a -t 198.51.100.9:30080 -r 198.51.100.1:80 -g -w 3\n\
-             -A -u 198.51.100.9:30080 -s rr\n-A -t [2001:db8::9]:30080 -s rr\n",
+             -A -u 198.51.100.9:30080 -s rr\n-A -t [2001:db8::9]:30080 -s rr\n-A -t 10.96.0.10:7 -s rr\n",
         )
         .unwrap();
 }
@@ -191,7 +193,7 @@ fn foreign_of(report: &Report) -> Vec<String> {
     keys
 }
 
-/// A port alone does not make a virtual server ours: not in the first pass, not in a later one, not after a kill, not in a
+/// A port alone does not make a virtual server ours, and an address alone neither: not in the first pass, not in a later one, not after a kill, not in a
 /// cleanup.
 #[test]
 fn a_virtual_server_on_a_node_port_at_a_foreign_address_is_never_touched() {

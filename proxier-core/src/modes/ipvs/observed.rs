@@ -85,18 +85,20 @@ pub struct Observed {
 
 /// The entries that show that a virtual server is ours; any one suffices. Each has its address, protocol and port.
 fn marks(key: &VirtualServerKey) -> impl Iterator<Item = (SetKey, Element)> + use<> {
-    let kinds = [
-        SetKind::ClusterIp,
-        SetKind::ExternalIp,
-        SetKind::ExternalIpLocal,
-        SetKind::LoadBalancer,
-        SetKind::NodePortServed,
-        SetKind::NodePortSctp,
-    ];
     place(key).into_iter().flat_map(move |(addr, ports)| {
-        kinds.map(|kind| (SetKey::new(Family::of(addr), kind), Element::IpPort(IpSpan::host(addr), ports)))
+        MARKING.map(|kind| (SetKey::new(Family::of(addr), kind), Element::IpPort(IpSpan::host(addr), ports)))
     })
 }
+
+/// The sets that together have the address, protocol and port of every virtual server of ours.
+const MARKING: [SetKind; 6] = [
+    SetKind::ClusterIp,
+    SetKind::ExternalIp,
+    SetKind::ExternalIpLocal,
+    SetKind::LoadBalancer,
+    SetKind::NodePortServed,
+    SetKind::NodePortSctp,
+];
 
 /// The entry of a node port in its bitmap, which has no address.
 fn node_port(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
@@ -177,11 +179,14 @@ impl Observed {
         [&self.sets, &self.before].into_iter().filter_map(move |sets| sets.get(&set)).flatten()
     }
 
-    /// Whether a virtual server is ours, made by this proxy or one with the same sets: its address is on the dummy device or
-    /// has a route of its own, or its address, protocol and port are in a set, or it is in [`ours`](Observed::ours). One by
-    /// firewall mark is if its mark is recorded ([`SetKind::SplitMark`]). A route of a whole network says nothing: others may have virtual servers there.
+    /// Whether a virtual server is ours, made by this proxy or one with the same sets: its address, protocol and port are in a
+    /// set, or it is in [`ours`](Observed::ours). One by firewall mark is if its mark is recorded ([`SetKind::SplitMark`]).
     ///
-    /// No state file is needed after a crash, since a virtual server is deleted before its entries and its address.
+    /// Where no set has its address, a virtual server is ours too if that is on the dummy device or has a route of its own:
+    /// somebody destroyed a set, or kube-proxy ended before it wrote its sets, which it does after its virtual servers. Where
+    /// sets have the address with other ports, a virtual server is somebody else's. A route of a whole network says nothing.
+    ///
+    /// No state file is needed after a crash, since a virtual server is added after its entries and deleted before them.
     ///
     /// kube-proxy keeps node ports without addresses, and so did this crate before it had [`SetKind::NodePortServed`].
     /// Virtual servers that they left are recognised so: a node port that is in their set, and in ours with no address at
@@ -191,9 +196,22 @@ impl Observed {
         let VirtualServerKey::Address { addr, .. } = *key else {
             return self.ours.contains(key) || self.frontend_of_mark(key).is_some();
         };
+        let is_bound = || self.addresses.contains(&addr) || self.routes.has(&Network::from(addr));
         let marked = || marks(key).any(|(set, element)| self.has_or_had_entry(set, &element));
-        let is_bound = self.addresses.contains(&addr) || self.routes.has(&Network::from(addr));
-        is_bound || self.ours.contains(key) || marked() || self.is_left_behind(key)
+        self.ours.contains(key) || marked() || self.is_left_behind(key) || (is_bound() && !self.sets_know(addr))
+    }
+
+    /// Whether a set has this address, with whatever port.
+    fn sets_know(&self, addr: IpAddr) -> bool {
+        let host = IpSpan::host(addr);
+        // TCP has the least number of the protocols that Services have.
+        let least = Element::IpPort(host, Ports::port(ipset::Protocol::TCP, 0));
+        let know = |sets: &BTreeMap<SetKey, BTreeSet<Element>>, kind| {
+            let elements = sets.get(&SetKey::new(Family::of(addr), kind));
+            let next = elements.and_then(|elements| elements.range(&least..).next());
+            matches!(next, Some(Element::IpPort(span, _)) if *span == host)
+        };
+        MARKING.into_iter().any(|kind| know(&self.sets, kind) || know(&self.before, kind))
     }
 
     /// Whether a virtual server is for a node port, from a process that did not record its address.
