@@ -4,16 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use nftables::{Chain, Family, Table, TableKey, Transaction};
+use nftables::{Chain, DataType, Family, FieldTypes, Set, SetFlags, Table, TableKey, Transaction};
 use proptest::prelude::*;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::{self, nftables as mode};
+use proxier_core::net::EndpointKey;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::{Action, Part};
 use proxier_core::reconciler::{Options, Reconciler};
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::service::Roles;
+use proxier_core::snapshot::{FrontendSpec, ObjectKey, TrafficPolicy};
 use serde_json::{Value, json};
 
 struct Node {
@@ -346,6 +348,43 @@ fn a_change_to_a_table_that_is_gone_makes_it_again_at_once() {
     assert!(node.v4().contains("10.96.0.2 . tcp . 80") && node.v4().contains("10.96.0.1 . tcp . 80"));
 }
 
+/// No rule needs the map of endpoints while there are none, so that anybody may delete it, or make another of its name.
+#[test]
+fn a_map_that_somebody_replaced_is_made_again() {
+    let settled = || {
+        let mut node = Node::new();
+        node.settles();
+        (node.tables(), node)
+    };
+    let key = TableKey::new(Family::Ip, "proxier").unwrap().set("endpoints").unwrap();
+    let ours = settled().1.kernel.nftables().get_set(&key).unwrap().set;
+    let other = |change: fn(&mut Set)| {
+        let mut set = ours.clone();
+        change(&mut set);
+        Some(set)
+    };
+    let replacements = [
+        None,
+        other(|set| set.key_type = FieldTypes::of(&[DataType::MARK]).unwrap()),
+        other(|set| set.data = None),
+        other(|set| set.flags |= SetFlags::TIMEOUT),
+        other(|set| set.size = Some(7)),
+    ];
+    for replacement in replacements {
+        let (whole, mut node) = settled();
+        let mut change = Transaction::new();
+        change.delete_set(&key);
+        if let Some(set) = replacement.clone() {
+            change.create_set(set);
+        }
+        node.kernel.nftables().commit(&change).unwrap();
+        assert_ne!(node.tables(), whole);
+        let report = node.full();
+        assert!(report.is_done() && !report.drift.is_empty(), "{replacement:?}: {report:#?}");
+        assert_eq!(node.tables(), whole, "{replacement:?}");
+    }
+}
+
 #[test]
 fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
     let kernel = kernel();
@@ -408,6 +447,56 @@ fn a_refused_transaction_changes_nothing_and_is_tried_again() {
             assert!(table.contains("10.96.0.2 . tcp . 80"), "{kind:?} {takes_effect} {table}");
             assert!(table.contains(": 10.244.0.2 . 8080") && !table.contains("10.244.0.1"), "{kind:?} {table}");
         }
+    }
+}
+
+/// A plan is empty only when no part of it has anything to do.
+#[test]
+fn a_plan_says_whether_it_is_empty() {
+    let preview = |node: &mut Node| node.proxier.preview(node.now, &mut node.kernel.ports()).0.is_empty();
+    let mut node = Node::new();
+    assert!(!preview(&mut node));
+    node.settles();
+    assert!(preview(&mut node));
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    assert!(!preview(&mut node), "tables alone");
+    node.settles();
+    node.kernel.set_sysctl("net/ipv4/ip_forward", Some("0"));
+    assert!(!preview(&mut node), "a setting alone");
+}
+
+#[test]
+fn passes_say_whether_health_checks_change() {
+    let checked = |port: u16| {
+        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
+        "healthCheckNodePort": port, "ports": [{"name": "p", "port": 80, "nodePort": 30080}]})
+    };
+    let mut node = Node::new();
+    node.settles();
+    node.service("web", checked(32000));
+    assert!(node.settles().health_checks_changed);
+    node.slice("web", &["10.244.0.1", "10.244.0.2@node-a"]);
+    node.settles();
+    node.slice("web", &["10.244.0.3", "10.244.0.2@node-a"]);
+    assert!(!node.settles().health_checks_changed, "as many endpoints here as before");
+    node.service("web", checked(32001));
+    assert!(node.settles().health_checks_changed);
+}
+
+/// An agent may name endpoints here that it does not name for everybody.
+#[test]
+fn endpoints_of_this_node_alone_serve_where_the_policy_says_so() {
+    for (policy, refused, dropped) in [(TrafficPolicy::Cluster, true, false), (TrafficPolicy::Local, false, false)] {
+        let mut node = Node::new();
+        let mut spec = FrontendSpec::new("TCP 203.0.113.7:80".parse().unwrap(), []);
+        spec.roles = Roles::EXTERNAL_IP;
+        spec.policy = policy;
+        spec.local = vec![EndpointKey::new([10, 244, 0, 2].into(), 8080)];
+        node.proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [spec], node.now);
+        node.settles();
+        let nowhere = blocks(&node.v4()).remove("map no-endpoints").unwrap();
+        let fate = |verdict: &str| nowhere.iter().any(|of| of.starts_with("203.0.113.7") && of.contains(verdict));
+        assert_eq!((fate("reject"), fate("drop")), (refused, dropped), "{policy:?}: {nowhere:?}");
     }
 }
 
