@@ -116,6 +116,12 @@ fn watched_rates_are_those_of_ipvs() {
                 into.lock().unwrap().push(serde_json::from_str(&line.unwrap()).unwrap());
             }
         });
+        // What was counted before the first block is in no rate.
+        let started = Instant::now();
+        while blocks(&printed).is_empty() {
+            assert!(started.elapsed() < Duration::from_secs(60), "no block");
+            std::thread::sleep(Duration::from_millis(100));
+        }
         // Twenty seconds of a connection each tenth of a second, roughly: the kernel's own average has settled by then.
         let (begun, mut made) = (Instant::now(), 0_u64);
         let mut averages = Vec::new();
@@ -127,7 +133,7 @@ fn watched_rates_are_those_of_ipvs() {
                 averages.push(numbers("--rate", "10.244.0.5:8080")[0]);
             }
         }
-        // Without connections the rate is 0: blocks may be late on a busy machine, but not many.
+        // Without connections the rate is 0, however late blocks come on a busy machine.
         let web = |block: &Value| block["virtualServers"][0].clone();
         let number = |value: &Value| value.as_f64().unwrap_or_default();
         let quiet =
@@ -135,7 +141,6 @@ fn watched_rates_are_those_of_ipvs() {
         let (ended, so_far) = (Instant::now(), blocks(&printed).len());
         while !quiet(blocks(&printed).get(so_far + 1..).unwrap_or_default()) {
             assert!(ended.elapsed() < Duration::from_secs(60), "{:?}", blocks(&printed));
-            assert!(blocks(&printed).len() <= so_far + 4, "{:?}", blocks(&printed));
             std::thread::sleep(Duration::from_millis(100));
         }
         tool(&format!("kill -INT {}", child.id()));
@@ -163,9 +168,8 @@ fn watched_rates_are_those_of_ipvs() {
                     number(&of["perSecond"][name]) * seconds
                 })
                 .sum();
-            // What was counted before the first block is not in a rate.
             let total = counted[at] as f64;
-            assert!(sum > total * 0.8 && sum < total * 1.01, "{name}: {sum}, {total}");
+            assert!(sum > total * 0.99 && sum < total * 1.01, "{name}: {sum}, {total}");
         }
         // And the kernel's own estimates are in the same range.
         let busiest = blocks.iter().map(|block| number(&web(block)["perSecond"]["connections"])).fold(0.0, f64::max);
