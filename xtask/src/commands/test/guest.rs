@@ -1,5 +1,6 @@
 //! The tiers on real kernels, in virtual machines that share the test programs among them.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Write};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::Runs;
 use super::binaries::Binary;
+use super::slow::{Place, Slow};
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::{Kernel, Series};
 use crate::libtest::Verdict;
@@ -41,6 +43,15 @@ struct Part<'a> {
     left_out: Vec<String>,
 }
 
+/// What decides which tests run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Selection<'a> {
+    /// Which of those that passed on a kernel before are repeated.
+    pub(super) repeats: Turns,
+    /// Those that take long, which run by the same turns.
+    pub(super) slow: &'a Slow,
+}
+
 /// Of the tests that passed on one real kernel, one in so many runs again on each further one. An emulated kernel takes ten times
 /// as long for a test as this machine's own: what cannot run here always runs there, and what can is repeated by turns.
 const AGAIN: u64 = 4;
@@ -54,17 +65,17 @@ fn is_turn(test: &str, took: Duration, turns: Turns) -> bool {
     turns.takes(test.bytes().map(u64::from).sum(), one_in)
 }
 
-/// The programs with what is left to run of each, which is all tests that have not passed yet and those to be repeated, and how
-/// many tests that makes fewer.
-fn parts<'a>(binaries: &[&'a Binary], repeats: Turns, report: &Report) -> (Vec<Part<'a>>, usize) {
+/// The programs with what is left to run of each, which is all tests that have not passed yet and those to be repeated, without
+/// slow ones whose turn it is not; and how many tests that makes fewer.
+fn parts<'a>(binaries: &[&'a Binary], selection: Selection<'_>, report: &Report) -> (Vec<Part<'a>>, usize) {
+    let Selection { repeats, slow } = selection;
     let (mut parts, mut spared) = (Vec::new(), 0);
     for binary in binaries {
         let (passed, known) = report.passed(&binary.name);
-        let left_out: Vec<String> = passed
-            .into_iter()
-            .filter(|(name, took)| !is_turn(name, *took, repeats))
-            .map(|(name, _)| name.to_owned())
-            .collect();
+        let again = passed.into_iter().filter(|(name, took)| !is_turn(name, *took, repeats));
+        let mut left_out: BTreeSet<String> = again.map(|(name, _)| name.to_owned()).collect();
+        left_out.extend(slow.left_out(Place::Kernel, binary, repeats));
+        let left_out = Vec::from_iter(left_out);
         spared += left_out.len();
         // One of which no test is known has not run here.
         if left_out.is_empty() || left_out.len() < known {
@@ -79,14 +90,20 @@ pub(super) fn run(
     series: Series,
     binaries: &[&Binary],
     runs: &Runs,
-    repeats: Turns,
+    selection: &Selection<'_>,
     report: &mut Report,
 ) -> Result<()> {
     let kernel = Kernel::get(series)?;
     let place = format!("kernel {series} ({})", kernel.release);
-    let (mut parts, spared) = parts(binaries, repeats, report);
+    let (mut parts, spared) = parts(binaries, *selection, report);
     if spared > 0 {
-        println!("{place}: without {spared} tests that passed on a kernel before; --every repeats all of them");
+        println!(
+            "{place}: without {spared} tests that passed on a kernel before or take long; --every runs all of them"
+        );
+    }
+    for binary in binaries {
+        let left_out = selection.slow.left_out(Place::Kernel, binary, selection.repeats);
+        report.leave_to_other_seeds(&place, &binary.name, &left_out);
     }
     if parts.is_empty() {
         return Ok(());
@@ -299,7 +316,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::{Duration, Instant};
 
-    use super::{Line, Lines, Part, collect, is_turn, parts, script};
+    use super::{Line, Lines, Part, Selection, Slow, collect, is_turn, parts, script};
     use crate::commands::test::binaries::Binary;
     use crate::libtest::Verdict;
     use crate::report::{Report, Totals};
@@ -341,7 +358,8 @@ mod tests {
             report.add("this machine", program, name, verdict);
         }
         let run = |repeats: Turns| -> Vec<String> {
-            let (parts, spared) = parts(&binaries, repeats, &report);
+            let slow = Slow::default();
+            let (parts, spared) = parts(&binaries, Selection { repeats, slow: &slow }, &report);
             let mut lines: Vec<String> = parts
                 .iter()
                 .map(|part| format!("{}: {}", part.binary.name, part.binary.arguments(None, &part.left_out).join(" ")))

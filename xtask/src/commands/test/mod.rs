@@ -2,6 +2,7 @@
 
 pub(crate) mod binaries;
 mod guest;
+mod slow;
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,6 +12,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use self::binaries::Binary;
+use self::slow::{Place, Slow};
 use crate::cargo;
 use crate::error::{Context as _, Error, Result};
 use crate::kernel::Series;
@@ -31,12 +33,15 @@ Missing programs are installed with apt when this is root, else named.
                      these crates' tests on one more kernel (may be repeated)
   --every            every test on every kernel; without it, of the tests that passed on one kernel (this machine's, for
                      example), one in four runs again on each further one, another quarter for each seed; one in
-                     eight of those that took 2 to 4 s, and so on
+                     eight of those that took 2 to 4 s, and so on; and of the tests that take 10 s or more
+                     (xtask/slow-tests.txt), one that takes 40 s runs in one run of four
   --full             the whole matrix: all kernels, --every, and all scenarios instead of a sample; takes hours
   --filter NAME      only tests whose name contains NAME
   -p CRATE           only this crate (may be repeated)
   --host-only        no virtual machine
-  --strict           a test that ran nowhere is a failure, unless it needs a newer kernel (also when CI=true)
+  --strict           a test that ran nowhere is a failure, unless it needs a newer kernel or its turn comes with another
+                     seed (also when CI=true)
+  --record           write the times of this run's tests to xtask/slow-tests.txt; with --every, the file has no others then
 
 Tests on random input, and which scenarios are in the sample, go by one seed, which is printed; PROPTEST_RNG_SEED=N in
 the environment repeats a run's. PROXIER_SCENARIOS, PROXIER_KERNEL_MODEL_CASES, PROXIER_MODEL_CASES and
@@ -66,6 +71,7 @@ struct Options {
     crates: Vec<String>,
     host_only: bool,
     strict: bool,
+    record: bool,
 }
 
 impl Options {
@@ -100,6 +106,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     // Who names a test wants it wherever it can run.
     let repeats =
         if options.extent >= Extent::Every || options.filter.is_some() { Turns::ALL } else { Turns::of(&runs.seed) };
+    let slow = Slow::read(&root);
     let binaries = binaries::build(&root, &options.crates)?.tests;
     for name in options.also.iter().flat_map(|(_, crates)| crates) {
         // A name that is mistyped must not look like tests that passed.
@@ -113,15 +120,19 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     // The real-kernel tiers come last: they are the ones that can take long.
     let (kernel, plain): (Vec<&Binary>, Vec<&Binary>) = binaries.iter().partition(|binary| binary.needs_kernel);
     for binary in plain.iter().chain(&kernel) {
-        let run = run_here(binary, &runs)?;
+        let left_out = slow.left_out(Place::Here, binary, repeats);
+        let run = run_here(binary, &runs, &left_out)?;
         report.add_program(&host, &binary.name, &run);
+        report.leave_to_other_seeds(&host, &binary.name, &left_out);
     }
     documentation_examples(&root, &options, &host, &mut report)?;
     if !options.host_only && ready.is_ok() && !kernel.is_empty() {
         for (series, chosen) in on_kernels(&options, &kernel) {
             let place = format!("kernel {series}");
             println!("\n=== {place} ===");
-            if let Err(error) = guest::run(series, &chosen, &runs, repeats, &mut report) {
+            if let Err(error) =
+                guest::run(series, &chosen, &runs, &guest::Selection { repeats, slow: &slow }, &mut report)
+            {
                 eprintln!("xtask: {place}: {error}");
                 report.add(&place, "xtask", &format!("virtual machine with {place}"), Verdict::Failed);
             }
@@ -129,6 +140,9 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
     }
 
     report.print();
+    if options.record {
+        slow.record(&root, &report, repeats == Turns::ALL && options.filter.is_none() && options.crates.is_empty())?;
+    }
     let totals = report.totals();
     let mut failed = totals.failed > 0;
     if options.strict {
@@ -193,6 +207,7 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
         crates: Vec::new(),
         host_only: false,
         strict: std::env::var_os("CI").is_some_and(|value| value == "true"),
+        record: false,
     };
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
@@ -219,6 +234,7 @@ fn parse(arguments: &[OsString]) -> Result<Options> {
             Some("-p" | "--package") => options.crates.push(value()?),
             Some("--host-only") => options.host_only = true,
             Some("--strict") => options.strict = true,
+            Some("--record") => options.record = true,
             _ => return Err(Error::usage(format!("test: unknown option {}", argument.display()))),
         }
     }
@@ -249,7 +265,7 @@ fn host_release() -> String {
 }
 
 /// Runs a test program on this machine's kernel.
-fn run_here(binary: &Binary, runs: &Runs) -> Result<ProgramRun> {
+fn run_here(binary: &Binary, runs: &Runs, left_out: &[String]) -> Result<ProgramRun> {
     println!("\n--- {} ---", binary.name);
     let skips = std::env::temp_dir().join(format!("ipvs-rs-skips-{}", std::process::id()));
     drop(fs::remove_file(&skips));
@@ -258,7 +274,7 @@ fn run_here(binary: &Binary, runs: &Runs) -> Result<ProgramRun> {
     command
         .args(["-c", "exec \"$0\" \"$@\" 2>&1"])
         .arg(&binary.executable)
-        .args(binary.arguments(runs.filter.as_deref(), &[]));
+        .args(binary.arguments(runs.filter.as_deref(), left_out));
     command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).env("TESTKIT_SKIPPED", &skips);
     command.envs(runs.environment());
     let mut run = ProgramRun::new(Some(binary.threads()));
