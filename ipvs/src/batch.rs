@@ -120,6 +120,10 @@ impl Operation {
         }
     }
 
+    fn is_addition(&self) -> bool {
+        matches!(self, Operation::AddVirtualServer(_) | Operation::AddRealServer(..))
+    }
+
     /// Checks what the types cannot rule out.
     fn check(&self) -> Result<(), OutOfRange> {
         match self {
@@ -422,11 +426,15 @@ where
 {
     let mut failures: Vec<(usize, Operation, Outcome)> = Vec::new();
     let mut impossible: Vec<(usize, Operation, Outcome)> = Vec::new();
+    let mut additions: Vec<(usize, Subject)> = Vec::new();
     let mut len = 0_usize;
     let possible = operations.into_iter().filter_map(|operation| {
         let operation = *operation.borrow();
         let index = len;
         len = len.saturating_add(1);
+        if operation.is_addition() {
+            additions.push((index, operation.subject()));
+        }
         match operation.check() {
             Ok(()) => Some((index, operation)),
             Err(range) => {
@@ -449,7 +457,7 @@ where
     outcomes.resize_with(len, || Outcome::Done);
     failures.append(&mut impossible);
     failures.sort_by_key(|(index, ..)| *index);
-    let causes = causes(&failures);
+    let causes = causes(&additions, &failures);
     for (index, _, outcome) in failures {
         if let Some(place) = outcomes.get_mut(index) {
             *place = outcome;
@@ -458,31 +466,29 @@ where
     Report { outcomes, stopped, causes }
 }
 
-/// Which of these failures follow from which.
-fn causes(failures: &[(usize, Operation, Outcome)]) -> BTreeMap<usize, usize> {
-    let mut virtual_servers = BTreeMap::new();
-    let mut real_servers = BTreeMap::new();
+/// Which of these failures follow from which. `additions` are all that were tried; both are in the order of their places.
+fn causes(additions: &[(usize, Subject)], failures: &[(usize, Operation, Outcome)]) -> BTreeMap<usize, usize> {
+    let mut additions = additions.iter().peekable();
+    // Virtual and real servers whose last addition failed, with its place.
+    let mut missing: BTreeMap<Subject, usize> = BTreeMap::new();
     let mut causes = BTreeMap::new();
     for (index, operation, outcome) in failures {
+        // Whatever became of an addition, those before it explain nothing any more.
+        while let Some((_, subject)) = additions.next_if(|(place, _)| place <= index) {
+            missing.remove(subject);
+        }
         let Some(error) = outcome.error() else { continue };
-        let key = operation.virtual_server();
-        let cause = match (error.kind(), operation.subject()) {
-            (ErrorKind::VirtualServerNotFound, _) => virtual_servers.get(&key),
-            (ErrorKind::RealServerNotFound, Subject::RealServer(_, real)) => real_servers.get(&(key, real)),
+        let cause = match error.kind() {
+            ErrorKind::VirtualServerNotFound => missing.get(&Subject::VirtualServer(operation.virtual_server())),
+            ErrorKind::RealServerNotFound => missing.get(&operation.subject()),
             _ => None,
         };
         if let Some(cause) = cause {
             causes.insert(*index, *cause);
         }
         // What exists already can be worked with.
-        match operation {
-            Operation::AddVirtualServer(_) if !error.is_already_exists() => {
-                virtual_servers.insert(key, *index);
-            }
-            Operation::AddRealServer(_, real) if !error.is_already_exists() => {
-                real_servers.insert((key, real.key), *index);
-            }
-            _ => {}
+        if operation.is_addition() && !error.is_already_exists() {
+            missing.insert(operation.subject(), *index);
         }
     }
     causes

@@ -143,6 +143,27 @@ pub(crate) fn refusals_know_what_they_follow_from(world: &dyn World) {
     assert_eq!(report.root_failures().map(|(index, _)| index).collect::<Vec<_>>(), [0, 1, 6, 7, 9]);
 }
 
+pub(crate) fn a_later_addition_ends_the_blame(world: &dyn World) {
+    let mut client = world.client();
+    let (key, real) = (tcp("10.0.0.1:80"), real("10.1.0.1:80"));
+    let mut batch = Batch::new();
+    batch
+        .add_virtual_server(VirtualServer::new(key, "nosuch".parse().unwrap())) // 0
+        .add_real_server(key, real) // 1: from 0
+        .add_virtual_server(round_robin(key))
+        .add_real_server(key, real)
+        .delete_real_server(key, real.key)
+        .update_real_server(key, real) // 5: the last addition of it succeeded
+        .delete_virtual_server(key)
+        .update_virtual_server(round_robin(key)) // 7: the last addition of it succeeded
+        .add_virtual_server(VirtualServer::new(key, "nosuch".parse().unwrap())) // 8
+        .delete_virtual_server(key); // 9: from 8
+    let report = client.run(&batch);
+    let causes: Vec<(usize, Option<usize>)> =
+        report.failures().map(|(index, _)| (index, report.cause(index))).collect();
+    assert_eq!(causes, [(0, None), (1, Some(0)), (5, None), (7, None), (8, None), (9, Some(8))]);
+}
+
 pub(crate) fn an_empty_batch(world: &dyn World) {
     let mut client = world.client();
     let report = client.run(&Batch::new());

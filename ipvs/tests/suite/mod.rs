@@ -95,6 +95,7 @@ macro_rules! for_each_case {
                 a_batch_in_which_everything_fails,
                 an_empty_batch,
                 refusals_know_what_they_follow_from,
+                a_later_addition_ends_the_blame,
                 a_big_table,
                 a_virtual_server_with_a_thousand_real_servers,
                 many_marks_and_addresses,
