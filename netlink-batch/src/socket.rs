@@ -26,13 +26,12 @@ pub enum Protocol {
     Generic,
 }
 
-impl From<Protocol> for NlFamily {
-    fn from(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Route => NlFamily::Route,
-            Protocol::Netfilter => NlFamily::Netfilter,
-            Protocol::Generic => NlFamily::Generic,
-        }
+/// The protocol in neli's words; no `From`, which would make neli's type public.
+fn family(protocol: Protocol) -> NlFamily {
+    match protocol {
+        Protocol::Route => NlFamily::Route,
+        Protocol::Netfilter => NlFamily::Netfilter,
+        Protocol::Generic => NlFamily::Generic,
     }
 }
 
@@ -107,7 +106,7 @@ impl Socket {
     /// # Errors
     /// `Io` when the kernel refuses the socket, its options or a group.
     pub fn open_groups(protocol: Protocol, groups: &[u32]) -> Result<Self, Error> {
-        let socket = NlSocket::connect(protocol.into(), None, Groups::new_groups(groups))
+        let socket = NlSocket::connect(family(protocol), None, Groups::new_groups(groups))
             .map_err(|error| Error::io("opening a netlink socket", error))?;
         configure(&socket).map_err(|error| Error::io("setting netlink socket options", error))?;
         let port = socket.pid().map_err(|error| Error::io("reading the netlink port id", error))?;

@@ -202,4 +202,34 @@ mod tests {
             assert!(text.as_deref().is_ok_and(|text| made_with(text).is_some()), "{name}: {text:?}");
         }
     }
+
+    /// The socket is replaced by changing one file only as long as this holds.
+    #[test]
+    fn no_type_of_neli_is_public() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for name in CRATES {
+            let text = fs::read_to_string(root.join(name).join(LIST)).unwrap_or_default();
+            let found: Vec<&str> = text.lines().filter(|line| line.contains("neli::")).collect();
+            assert!(!text.is_empty() && found.is_empty(), "{name}: {found:?}");
+        }
+    }
+
+    /// The documentation of netlink-batch says how many crates are below it.
+    #[test]
+    fn netlink_batch_has_as_many_dependencies_as_it_says() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let tree = cargo::command()
+            .current_dir(&root)
+            .args(["tree", "--package", "netlink-batch", "--edges", "normal", "--prefix", "none", "--locked", "--offline"])
+            .output()
+            .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+            .unwrap_or_default();
+        // `name v1.2.3 (how it is built)`: two versions of one crate are two.
+        let crates: BTreeSet<Vec<&str>> = tree.lines().map(|line| line.split(' ').take(2).collect()).collect();
+        let below = crates.iter().filter(|name| !matches!(name.as_slice(), ["" | "netlink-batch", ..])).count();
+        for (file, words) in [("README.md", "crates are below it"), ("src/lib.rs", "crates below this one")] {
+            let text = fs::read_to_string(root.join("netlink-batch").join(file)).unwrap_or_default();
+            assert!(text.contains(&format!("{below} {words}")), "{file} says another number than {below}:\n{tree}");
+        }
+    }
 }
