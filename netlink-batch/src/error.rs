@@ -5,8 +5,9 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// Bytes that are not what they should be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Bytes that are not what they should be. `Debug` prints the message, as a `main` that returns the error does.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum WireError {
     /// A message whose length field is below its header or beyond the datagram.
@@ -61,8 +62,15 @@ pub enum WireError {
     },
 }
 
+impl fmt::Debug for WireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// A Linux error number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Errno(pub i32);
 
 impl Errno {
@@ -160,6 +168,7 @@ impl fmt::Debug for Errno {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct KernelError {
     /// The error number, positive.
@@ -168,6 +177,7 @@ pub struct KernelError {
     pub text: Option<String>,
     /// Numbers of the attribute the kernel refused and of those around it, outermost first; empty when it named none.
     /// [`AttrTable::path`](crate::AttrTable::path) gives their names.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub attribute: Vec<u16>,
     /// Where the attribute the kernel refused starts, in bytes from the start of its message. Tells apart attributes of one number
     /// in a list.
@@ -176,6 +186,7 @@ pub struct KernelError {
     pub missing: Option<u32>,
     /// What follows the message header in the kernel's copy of the request. Empty but for subsystems that answer in
     /// words of their own there: ipset writes the failing line's number into it.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub echo: Vec<u8>,
 }
 
@@ -224,6 +235,7 @@ impl std::error::Error for KernelError {}
 
 /// Which kind of failure; decides what the caller can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The kernel refused the request and changed nothing.
@@ -357,8 +369,26 @@ impl fmt::Debug for Error {
 mod tests {
     use super::*;
 
+    #[cfg(feature = "serde")]
+    #[test]
+    fn kinds_of_errors_are_serialised() {
+        let cut = WireError::Missing { attribute: "IFLA_MTU".to_owned() };
+        let kinds = [ErrorKind::Kernel(KernelError::new(Errno::EPERM)), ErrorKind::Malformed(cut), ErrorKind::Timeout];
+        assert_eq!(
+            serde_json::to_value(kinds).ok(),
+            Some(serde_json::json!([
+                {"Kernel": {"errno": 1, "text": null, "attribute": [], "offset": null, "missing": null, "echo": []}},
+                {"Malformed": {"Missing": {"attribute": "IFLA_MTU"}}},
+                "Timeout",
+            ]))
+        );
+        assert_eq!(serde_json::from_str(r#"{"errno": 1}"#).ok(), Some(KernelError::new(Errno::EPERM)));
+    }
+
     #[test]
     fn debug_is_one_short_line() {
+        let cut = WireError::Missing { attribute: "IFLA_MTU".to_owned() };
+        assert_eq!(format!("{cut:?}"), "IFLA_MTU is missing");
         let mut refusal = KernelError::new(Errno::EINVAL);
         refusal.echo = vec![7; 4096];
         assert_eq!(format!("{refusal:?}"), "KernelError { errno: EINVAL, echo: 4096 bytes }");

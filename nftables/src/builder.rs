@@ -11,6 +11,7 @@ use crate::operand::{IpVersion, Operand, load_all};
 
 /// A transport protocol by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct L4Protocol(pub u8);
 
 impl L4Protocol {
@@ -29,6 +30,7 @@ impl L4Protocol {
 bitflags::bitflags! {
     /// States of a connection.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct CtState: u32 {
         /// Fits no connection.
         const INVALID = 1;

@@ -11,6 +11,7 @@ use crate::uapi;
 
 /// Which kind of failure; decides what the caller can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The table, chain, rule, set, element or object does not exist, or one that is referred to. Also when the kernel
@@ -57,6 +58,7 @@ pub enum ErrorKind {
 
 /// The part of an operation that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Part {
     /// The operation as a whole, or the kernel did not say.
@@ -86,6 +88,7 @@ pub enum Part {
 
 /// One refusal of a transaction. A transaction of which one operation is refused changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Refusal {
     /// Place of the operation in the transaction, from 0; `None` when the transaction as a whole was refused.

@@ -15,6 +15,7 @@ use crate::wire::{get_chain, get_elements, get_generation, get_object, get_rule,
 
 /// Whether something came or went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum Change {
     /// It was added or changed.
     Added,
@@ -24,6 +25,7 @@ pub enum Change {
 
 /// Something that somebody changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Event {
     /// A table.

@@ -20,6 +20,9 @@
 //! It does not read nft's syntax, look up host, service or interface names, log, start threads, keep state of its own,
 //! or load modules (the kernel loads what an expression needs by itself). Flow tables are not supported.
 //!
+//! Feature `serde` serialises keys, what tables are made of, snapshots and events: words as nft has them, values as hexadecimal
+//! digits, flags by their names. A [`Transaction`] is left out, since it numbers the sets that it makes, and so is [`Error`].
+//!
 //! # Example
 //!
 //! A service with two endpoints, and a chain that sends new connections to one of them. The map has the endpoints, the

@@ -31,6 +31,7 @@ use crate::model::{DataType, Field, FieldTypes, InvalidValue, Value, padded};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Operand {
     /// Bytes of a header.

@@ -7,11 +7,13 @@ use crate::transaction::Transaction;
 
 /// A set and its elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SetContents {
     /// The set.
     pub set: ObservedSet,
     /// Its elements; ranges as [`ElementKey::Range`](crate::ElementKey::Range).
+    #[cfg_attr(feature = "serde", serde(default))]
     pub elements: Vec<Element>,
 }
 
@@ -56,6 +58,7 @@ pub struct SetContents {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TableSnapshot {
     /// Generation of the rule set.
@@ -63,12 +66,16 @@ pub struct TableSnapshot {
     /// The table.
     pub table: ObservedTable,
     /// Its chains.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub chains: Vec<ObservedChain>,
     /// Its rules, those of a chain in order.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub rules: Vec<ObservedRule>,
     /// Its sets and maps.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub sets: Vec<SetContents>,
     /// Its objects.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub objects: Vec<ObservedObject>,
 }
 

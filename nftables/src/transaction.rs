@@ -49,6 +49,7 @@ const NLM_F_APPEND: u16 = 0x800;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum RulePlace {
     /// At the end of the chain.

@@ -6,6 +6,7 @@ macro_rules! numbered {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[non_exhaustive]
         pub enum $name {
             $( $(#[$doc])* $variant, )*
@@ -129,6 +130,7 @@ numbered! {
 
 /// A direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Direction {
     /// As its first packet.
     Original,
@@ -157,6 +159,7 @@ numbered! {
 bitflags! {
     /// What is looked for in the routing tables (`NFTA_FIB_F_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct FibFlags: u32 {
         /// The source.
         const SADDR = 1;
@@ -205,6 +208,7 @@ numbered! {
 bitflags! {
     /// How to choose addresses and ports (`NF_NAT_RANGE_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct NatFlags: u32 {
         /// Addresses are given; the kernel sets it by itself.
         const MAP_IPS = 1;
@@ -248,6 +252,7 @@ numbered! {
 
 /// A unit of time of a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum LimitUnit {
     /// Second.
@@ -292,6 +297,7 @@ impl LimitUnit {
 
 /// Why a destination is said to be unreachable, in a message of ICMP or ICMPv6 (`NFT_REJECT_ICMPX_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum IcmpCode {
     /// No route.
     NoRoute,
@@ -326,6 +332,7 @@ impl IcmpCode {
 
 /// How a packet is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Reject {
     /// A reset of TCP.

@@ -37,6 +37,7 @@ use crate::model::{Family, Name, ObjectType, Value, Verdict};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SetReference {
     /// Its name; for an anonymous set of the same transaction a pattern that the kernel fills in.
@@ -83,6 +84,7 @@ impl From<&crate::model::SetKey> for SetReference {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Expression {
     /// Reads bytes of a packet.
@@ -182,6 +184,7 @@ pub enum Expression {
         /// The register.
         register: Register,
         /// Goes on when it is not in the range instead.
+        #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
         /// First value.
         from: Value,
@@ -197,6 +200,7 @@ pub enum Expression {
         /// Where the data go; [`Register::VERDICT`] in a map of verdicts.
         register: Option<Register>,
         /// Goes on when the set does not have the key instead.
+        #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
     },
     /// Sets a register to a constant.
@@ -219,6 +223,7 @@ pub enum Expression {
         /// Registers with the first and the last port.
         port: Option<RegisterRange>,
         /// How to choose.
+        #[cfg_attr(feature = "serde", serde(default))]
         flags: NatFlags,
     },
     /// Translates the source to the address of the device that the packet leaves by.
@@ -226,6 +231,7 @@ pub enum Expression {
         /// Registers with the first and the last port.
         port: Option<RegisterRange>,
         /// How to choose.
+        #[cfg_attr(feature = "serde", serde(default))]
         flags: NatFlags,
     },
     /// Translates the destination to this host.
@@ -233,6 +239,7 @@ pub enum Expression {
         /// Registers with the first and the last port.
         port: Option<RegisterRange>,
         /// How to choose.
+        #[cfg_attr(feature = "serde", serde(default))]
         flags: NatFlags,
     },
     /// Drops the packet and answers with a refusal.
@@ -286,8 +293,10 @@ pub enum Expression {
         /// Time-out of the element, in whole milliseconds. `None` for the set's.
         timeout: Option<Duration>,
         /// Goes on when the element could not be added instead.
+        #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
         /// Expressions of a new element.
+        #[cfg_attr(feature = "serde", serde(default))]
         expressions: Vec<Expression>,
     },
     /// Counts packets and bytes.
@@ -306,8 +315,10 @@ pub enum Expression {
         /// How many at once beyond the rate.
         burst: u32,
         /// Counts bytes instead of packets.
+        #[cfg_attr(feature = "serde", serde(default))]
         bytes: bool,
         /// Goes on above the rate instead.
+        #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
     },
     /// Writes into a log.
@@ -373,6 +384,7 @@ pub enum Expression {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct OtherExpression {
     /// Name of its kind.

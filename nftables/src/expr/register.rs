@@ -19,6 +19,7 @@ use std::fmt;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Plain", into = "Plain"))]
 pub struct Register(u8);
 
 /// Slots of four bytes.
@@ -71,6 +72,31 @@ impl Register {
     }
 }
 
+/// What is serialised of a register.
+#[cfg(feature = "serde")]
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Plain {
+    Verdict,
+    Slot(u8),
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Plain> for Register {
+    type Error = crate::model::InvalidValue;
+    fn try_from(plain: Plain) -> Result<Self, Self::Error> {
+        let Plain::Slot(number) = plain else { return Ok(Register::VERDICT) };
+        Register::slot(number).ok_or_else(|| Self::Error::new(format!("slot {number}"), "there are 0 to 15"))
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<Register> for Plain {
+    fn from(register: Register) -> Self {
+        register.number().map_or(Plain::Verdict, Plain::Slot)
+    }
+}
+
 impl fmt::Debug for Register {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.number() {
@@ -82,6 +108,7 @@ impl fmt::Debug for Register {
 
 /// The registers with the first and the last of several values; the same one twice for a single value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RegisterRange {
     /// Register with the first value.
     pub first: Register,

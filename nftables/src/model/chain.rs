@@ -1,11 +1,13 @@
 //! Chains.
 
 use std::fmt;
+use std::str::FromStr;
 
-use super::{ChainKey, Family};
+use super::{ChainKey, Family, InvalidValue};
 
 /// Where in a packet's way a base chain hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Hook {
     /// Before the routing decision.
@@ -81,8 +83,31 @@ impl fmt::Display for Hook {
     }
 }
 
+/// nft's word, or a number.
+impl FromStr for Hook {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        const KNOWN: [Hook; 7] = [
+            Hook::Prerouting,
+            Hook::Input,
+            Hook::Forward,
+            Hook::Output,
+            Hook::Postrouting,
+            Hook::Ingress,
+            Hook::Egress,
+        ];
+        let known = KNOWN.into_iter().find(|hook| hook.to_string() == text);
+        let number = || text.parse().ok().map(Hook::Other);
+        known.or_else(number).ok_or_else(|| {
+            let known = "it is none of prerouting, input, forward, output, postrouting, ingress, egress";
+            InvalidValue::new(format!("hook {text:?}"), known)
+        })
+    }
+}
+
 /// Order among the base chains of a hook: smaller is earlier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Priority(pub i32);
 
 impl Priority {
@@ -102,6 +127,7 @@ impl Priority {
 
 /// The type of a base chain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum ChainType {
     /// Decides on packets.
@@ -136,7 +162,8 @@ impl ChainType {
 }
 
 /// What becomes of packets that reach the end of a base chain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum Policy {
     /// They pass.
     #[default]
@@ -148,6 +175,18 @@ pub enum Policy {
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if *self == Policy::Accept { "accept" } else { "drop" })
+    }
+}
+
+/// `accept` or `drop`.
+impl FromStr for Policy {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        match text {
+            "accept" => Ok(Policy::Accept),
+            "drop" => Ok(Policy::Drop),
+            _ => Err(InvalidValue::new(format!("policy {text:?}"), "it is neither accept nor drop")),
+        }
     }
 }
 
@@ -169,6 +208,7 @@ impl fmt::Display for Policy {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BaseChain {
     /// The type.
@@ -178,8 +218,10 @@ pub struct BaseChain {
     /// When it is its turn there.
     pub priority: Priority,
     /// What becomes of packets at its end.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub policy: Policy,
     /// Devices, for hooks `ingress` and `egress`.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub devices: Vec<String>,
 }
 
@@ -210,6 +252,7 @@ impl BaseChain {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Chain {
     /// What it is known by.
@@ -250,6 +293,7 @@ impl Chain {
 
 /// A chain as the kernel holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedChain {
     /// The chain.
@@ -258,4 +302,21 @@ pub struct ObservedChain {
     pub handle: u64,
     /// Number of its rules and of jumps to it.
     pub references: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hooks_and_policies_come_back_from_their_text() {
+        let hooks = [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting];
+        for hook in hooks.into_iter().chain([Hook::Ingress, Hook::Egress, Hook::Other(9)]) {
+            assert_eq!(hook.to_string().parse(), Ok(hook));
+        }
+        for policy in [Policy::Accept, Policy::Drop] {
+            assert_eq!(policy.to_string().parse(), Ok(policy));
+        }
+        assert!("INPUT".parse::<Hook>().is_err() && "".parse::<Hook>().is_err() && "queue".parse::<Policy>().is_err());
+    }
 }

@@ -39,6 +39,7 @@ impl ByteOrder {
 /// assert_eq!(DataType::MARK.byte_order(), ByteOrder::Host);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DataType(pub u32);
 
 macro_rules! types {
@@ -136,6 +137,7 @@ impl fmt::Debug for DataType {
 
 /// One field of a key or of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Field {
     /// Its type.
     pub data_type: DataType,
@@ -169,6 +171,11 @@ impl From<DataType> for Field {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "Vec<Field>", into = "Vec<Field>")
+)]
 pub struct FieldTypes {
     fields: Vec<Field>,
 }
@@ -280,6 +287,19 @@ impl FieldTypes {
     pub(crate) fn has_names(&self) -> bool {
         let unqualified = [DataType::INTEGER, DataType::STRING];
         self.fields.iter().all(|field| field.data_type.name().is_some() && !unqualified.contains(&field.data_type))
+    }
+}
+
+impl TryFrom<Vec<Field>> for FieldTypes {
+    type Error = InvalidValue;
+    fn try_from(fields: Vec<Field>) -> Result<Self, InvalidValue> {
+        FieldTypes::new(fields)
+    }
+}
+
+impl From<FieldTypes> for Vec<Field> {
+    fn from(types: FieldTypes) -> Self {
+        types.fields
     }
 }
 

@@ -8,6 +8,7 @@ use crate::expr::Expression;
 
 /// What becomes of a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Verdict {
     /// It passes this base chain.
@@ -42,6 +43,7 @@ impl fmt::Display for Verdict {
 
 /// What an element is known by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum ElementKey {
     /// One value. In a set of intervals of one field, the start of a range.
@@ -67,6 +69,7 @@ impl ElementKey {
 
 /// What a map says of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum ElementData {
     /// A verdict.
@@ -113,6 +116,7 @@ pub enum ElementData {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Element {
     /// What it is known by.
@@ -124,6 +128,7 @@ pub struct Element {
     /// How long it still lives; only read.
     pub expiration: Option<Duration>,
     /// Counters and the like.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub expressions: Vec<Expression>,
     /// Text for people. nft takes at most 128 bytes, the kernel has room for 253.
     pub comment: Option<Box<str>>,

@@ -1,6 +1,7 @@
 //! What tables, chains, sets and objects are known by.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -74,6 +75,9 @@ impl FromStr for Name {
     }
 }
 
+#[cfg(feature = "serde")]
+super::serde_as_text!(Name, "a name of 1 to 255 bytes without control characters", Name::as_str, Name::new);
+
 /// Which packets a table sees (`NFPROTO_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -141,6 +145,16 @@ impl FromStr for Family {
     }
 }
 
+#[cfg(feature = "serde")]
+super::serde_as_text!(Family, "inet, ip, ip6, arp, bridge, netdev or a number", Family::clone, str::parse::<Family>);
+
+/// `ip` or `ip6`: the family of a table that sees only such packets.
+impl From<IpAddr> for Family {
+    fn from(address: IpAddr) -> Self {
+        if address.is_ipv4() { Family::Ip } else { Family::Ip6 }
+    }
+}
+
 /// What a table is known by.
 ///
 /// ```
@@ -154,6 +168,7 @@ impl FromStr for Family {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TableKey {
     /// Which packets it sees.
     pub family: Family,
@@ -212,8 +227,21 @@ impl FromStr for TableKey {
     }
 }
 
+/// Family, table and a name: `inet filter input`. Names with blanks have no text: where one ends could not be told.
+fn in_table<'a>(what: &str, text: &'a str) -> Result<(TableKey, &'a str), InvalidValue> {
+    let mut words = text.split(' ');
+    match [words.next(), words.next(), words.next(), words.next()] {
+        [Some(family), Some(table), Some(name), None] => Ok((TableKey::new(family.parse()?, table)?, name)),
+        _ => Err(InvalidValue::new(
+            format!("{what} {text:?}"),
+            "it takes a family, a table and a name, without other blanks",
+        )),
+    }
+}
+
 /// What a chain is known by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ChainKey {
     /// Its table.
     pub table: TableKey,
@@ -227,8 +255,18 @@ impl fmt::Display for ChainKey {
     }
 }
 
+/// Family, table and name: `inet filter input`.
+impl FromStr for ChainKey {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let (table, name) = in_table("chain", text)?;
+        table.chain(name)
+    }
+}
+
 /// What a set or map is known by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SetKey {
     /// Its table.
     pub table: TableKey,
@@ -242,8 +280,18 @@ impl fmt::Display for SetKey {
     }
 }
 
+/// Family, table and name: `inet filter banned`.
+impl FromStr for SetKey {
+    type Err = InvalidValue;
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let (table, name) = in_table("set", text)?;
+        table.set(name)
+    }
+}
+
 /// What an object is known by: objects of different kinds may have one name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ObjectKey {
     /// Its table.
     pub table: TableKey,
@@ -271,6 +319,24 @@ mod tests {
         for text in ["filter", "ipx filter", "inet ", ""] {
             assert!(text.parse::<TableKey>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn chains_and_sets_come_back_from_their_text() {
+        for text in ["inet filter input", "42 y z"] {
+            assert_eq!(text.parse::<ChainKey>().map(|key| key.to_string()), Ok(text.to_owned()));
+            assert_eq!(text.parse::<SetKey>().map(|key| key.to_string()), Ok(text.to_owned()));
+        }
+        for text in ["inet filter", "inet filter  input", "inet filter my input", "ipx filter input", "inet  input", ""]
+        {
+            assert!(text.parse::<ChainKey>().is_err() && text.parse::<SetKey>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_family_of_an_address() {
+        assert_eq!(Family::from(IpAddr::from([192, 0, 2, 1])), Family::Ip);
+        assert_eq!(Family::from(IpAddr::from([1; 16])), Family::Ip6);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What a rule set is made of, as values. No I/O.
 
+use std::fmt;
+
 mod chain;
 mod datatype;
 mod element;
@@ -21,8 +23,8 @@ pub use set::{MapData, ObservedSet, Set, SetFlags, SetPolicy};
 pub use table::{ObservedTable, Table, TableFlags};
 pub use value::Value;
 
-/// A value that cannot be part of a request.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// A value that cannot be part of a request. `Debug` prints the message, as a `main` that returns the error does.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct InvalidValue {
     what: String,
@@ -34,3 +36,39 @@ impl InvalidValue {
         InvalidValue { what: what.into(), why }
     }
 }
+
+impl fmt::Debug for InvalidValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Serialises a type as text: how it is written, and how it is read.
+#[cfg(feature = "serde")]
+macro_rules! serde_as_text {
+    ($type:ty, $expecting:literal, $write:expr, $read:expr) => {
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(&$write(self))
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Visitor;
+                impl serde::de::Visitor<'_> for Visitor {
+                    type Value = $type;
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                        f.write_str($expecting)
+                    }
+                    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$type, E> {
+                        $read(text).map_err(E::custom)
+                    }
+                }
+                deserializer.deserialize_str(Visitor)
+            }
+        }
+    };
+}
+#[cfg(feature = "serde")]
+pub(crate) use serde_as_text;

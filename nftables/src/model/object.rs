@@ -4,6 +4,7 @@ use super::ObjectKey;
 
 /// The kind of an object (`NFT_OBJECT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum ObjectType {
     /// Counts packets and bytes.
@@ -50,6 +51,7 @@ impl ObjectType {
 
 /// What an object holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum ObjectData {
     /// A counter.
@@ -98,6 +100,7 @@ pub enum ObjectData {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Object {
     /// What it is known by.
@@ -129,6 +132,7 @@ impl Object {
 
 /// An object as the kernel holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedObject {
     /// The object.

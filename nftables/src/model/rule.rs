@@ -14,6 +14,7 @@ use crate::expr::Expression;
 /// assert_eq!(rule.to_nft(Family::Inet).as_deref(), Some("counter return comment \"not for us\""));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct Rule {
     /// Expressions, in order.
@@ -42,6 +43,7 @@ impl Rule {
 
 /// A rule as the kernel holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedRule {
     /// The chain it is in.

@@ -12,6 +12,7 @@ use crate::typing::{self, About};
 bitflags! {
     /// `NFT_SET_*`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct SetFlags: u32 {
         /// Goes with the rule that uses it.
         const ANONYMOUS = 0x1;
@@ -36,7 +37,8 @@ bitflags! {
 }
 
 /// What the kernel shall save when it chooses an implementation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum SetPolicy {
     /// Time.
     #[default]
@@ -47,6 +49,7 @@ pub enum SetPolicy {
 
 /// What the elements of a map have besides their keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum MapData {
     /// A verdict.
@@ -110,6 +113,7 @@ pub enum MapData {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Set {
     /// What it is known by.
@@ -120,6 +124,7 @@ pub struct Set {
     pub data: Option<MapData>,
     /// Flags besides [`MAP`](SetFlags::MAP), [`OBJECT`](SetFlags::OBJECT) and
     /// [`CONCATENATION`](SetFlags::CONCATENATION), which follow from the types.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub flags: SetFlags,
     /// Time-out of elements without one of their own, in whole milliseconds.
     pub timeout: Option<Duration>,
@@ -128,17 +133,22 @@ pub struct Set {
     /// Greatest number of elements.
     pub size: Option<u32>,
     /// What the kernel shall save.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub policy: SetPolicy,
     /// Expressions of each element, such as a counter.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub expressions: Vec<Expression>,
     /// Text for people. nft takes at most 128 bytes, the kernel has room for 253.
     pub comment: Option<String>,
     /// What the keys are made of, field by field; empty when only their types are known. nft prints such a set with
     /// `typeof`; without it, it takes no numbers of `numgen`.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub key_typeof: Vec<Operand>,
     /// What the data are made of, in the same way.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub data_typeof: Vec<Operand>,
     /// What else programs keep with it, as nft lays it out: type, length, value. Written unchanged.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub userdata: Vec<u8>,
 }
 
@@ -263,6 +273,7 @@ fn types_of(operands: &[Operand], about: About) -> Result<FieldTypes, InvalidVal
 
 /// A set as the kernel holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedSet {
     /// The set.

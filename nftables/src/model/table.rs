@@ -7,6 +7,7 @@ use super::TableKey;
 bitflags! {
     /// `NFT_TABLE_F_*`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct TableFlags: u32 {
         /// Its base chains see no packets.
         const DORMANT = 1;
@@ -41,11 +42,13 @@ bitflags! {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Table {
     /// What it is known by.
     pub key: TableKey,
     /// Flags.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub flags: TableFlags,
     /// Text for people. nft takes at most 128 bytes, the kernel has room for 253. Kept since Linux 5.10.
     pub comment: Option<String>,
@@ -67,6 +70,7 @@ impl Table {
 
 /// A table as the kernel holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedTable {
     /// The table.

@@ -221,6 +221,24 @@ impl Hash for Value {
     }
 }
 
+/// From what `Debug` prints: `0x` and two hexadecimal digits a byte.
+#[cfg(feature = "serde")]
+fn from_hex(text: &str) -> Result<Value, InvalidValue> {
+    let byte = |pair: &[u8]| {
+        let digits =
+            std::str::from_utf8(pair).ok().filter(|_| pair.len() == 2 && pair.iter().all(u8::is_ascii_hexdigit))?;
+        u8::from_str_radix(digits, 16).ok()
+    };
+    let digits = text.strip_prefix("0x").map(str::as_bytes);
+    let bytes = digits.and_then(|digits| digits.chunks(2).map(byte).collect::<Option<Vec<u8>>>());
+    Value::new(
+        &bytes.ok_or_else(|| InvalidValue::new(format!("value {text:?}"), "it is not 0x and two digits a byte"))?,
+    )
+}
+
+#[cfg(feature = "serde")]
+super::serde_as_text!(Value, "bytes such as \"0x0a600001\"", |value: &Value| format!("{value:?}"), from_hex);
+
 impl fmt::Debug for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("0x")?;

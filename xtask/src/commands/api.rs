@@ -220,7 +220,17 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let tree = cargo::command()
             .current_dir(&root)
-            .args(["tree", "--package", "netlink-batch", "--edges", "normal", "--prefix", "none", "--locked", "--offline"])
+            .args([
+                "tree",
+                "--package",
+                "netlink-batch",
+                "--edges",
+                "normal",
+                "--prefix",
+                "none",
+                "--locked",
+                "--offline",
+            ])
             .output()
             .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
             .unwrap_or_default();

@@ -1,0 +1,119 @@
+//! Values outside of requests: serialised and back, and errors as people see them.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+use nftables::fake::FakeNftables;
+use nftables::{Client, Family, Name, Policy, SetPolicy, TableKey, Value};
+
+#[allow(dead_code, unused_macros, reason = "only some of its tables are needed here")]
+mod suite;
+
+/// Whatever can be in a table, as the fake kernel holds it.
+fn tables() -> Vec<nftables::TableSnapshot> {
+    let cases: [fn(&mut Client); 6] = [
+        suite::chains_come_back_as_they_were_written,
+        suite::expressions_come_back_as_they_were_written,
+        suite::sets_come_back_as_they_were_written,
+        suite::elements_come_back_as_they_were_written,
+        suite::ranges_come_back_as_ranges,
+        suite::a_proxy_fits_in_one_transaction,
+    ];
+    let snapshots = cases.into_iter().flat_map(|case| {
+        let mut client = Client::with_transport(FakeNftables::new().transport());
+        case(&mut client);
+        let tables = client.list_tables(None).unwrap();
+        tables.into_iter().map(move |found| client.snapshot(&found.table.key).unwrap()).collect::<Vec<_>>()
+    });
+    snapshots.collect()
+}
+
+#[test]
+fn debug_prints_what_display_prints() {
+    let invalid = Name::new("").unwrap_err();
+    assert_eq!(format!("{invalid:?}"), "name \"\": it is empty");
+    let error = nftables::Error::from(invalid.clone());
+    assert_eq!(format!("{error:?}"), error.to_string());
+    assert_eq!(format!("{invalid:?}"), invalid.to_string());
+}
+
+#[test]
+fn policies_have_an_order() {
+    assert!(Policy::Accept < Policy::Drop && SetPolicy::Performance < SetPolicy::Memory);
+}
+
+#[cfg(feature = "serde")]
+mod serialised {
+    use nftables::{
+        BaseChain, Chain, ChainType, DataType, Element, ErrorKind, FieldTypes, Hook, Priority, Register, Rule, Set,
+        SetFlags, Table, TableSnapshot, Verdict,
+    };
+    use serde_json::{from_str, json, to_string, to_value};
+
+    use super::*;
+
+    #[test]
+    fn whole_tables_come_back() {
+        let tables = tables();
+        assert!(tables.len() >= 6, "{}", tables.len());
+        for table in tables {
+            let text = to_string(&table).unwrap();
+            assert!(from_str::<TableSnapshot>(&text).unwrap() == table, "{text}\n{table}");
+        }
+    }
+
+    #[test]
+    fn words_are_those_of_nft() {
+        let table = TableKey::new(Family::Inet, "filter").unwrap();
+        let base = BaseChain::new(ChainType::Filter, Hook::Input, Priority::FILTER);
+        let chain = Chain::base(table.chain("input").unwrap(), base).policy(Policy::Drop);
+        assert_eq!(
+            to_value(&chain).unwrap(),
+            json!({
+                "key": {"table": {"family": "inet", "name": "filter"}, "name": "input"},
+                "base": {"kind": "filter", "hook": "input", "priority": 0, "policy": "drop", "devices": []},
+                "comment": null,
+            })
+        );
+        let element = Element::value(Value::port(80)).verdict(Verdict::Goto(Name::new("web").unwrap()));
+        let element = to_value(element).unwrap();
+        assert_eq!(
+            (&element["key"], &element["data"]),
+            (&json!({"value": "0x0050"}), &json!({"verdict": {"goto": "web"}}))
+        );
+        assert_eq!(to_value(Family::Other(42)).unwrap(), json!("42"));
+        assert_eq!(to_value(SetFlags::INTERVAL | SetFlags::TIMEOUT).unwrap(), json!("INTERVAL | TIMEOUT"));
+        assert_eq!(to_value((Register::VERDICT, Register::FIRST)).unwrap(), json!(["verdict", {"slot": 0}]));
+        assert_eq!(to_value(ErrorKind::NotFound).unwrap(), json!("NotFound"));
+    }
+
+    #[test]
+    fn what_is_left_out_has_its_default() {
+        let key = json!({"table": {"family": "ip", "name": "t"}, "name": "n"});
+        let table: Table = from_str(r#"{"key": {"family": "ip", "name": "t"}}"#).unwrap();
+        assert_eq!(table, Table::new("ip t".parse().unwrap()));
+        let chain: Chain =
+            from_str(&json!({"key": key, "base": {"kind": "nat", "hook": "output", "priority": -100}}).to_string())
+                .unwrap();
+        let base = BaseChain::new(ChainType::Nat, Hook::Output, Priority::DSTNAT);
+        assert_eq!(chain, Chain::base("ip t n".parse().unwrap(), base));
+        let set: Set = from_str(&json!({"key": key, "key_type": [{"data_type": 7, "length": 4}]}).to_string()).unwrap();
+        assert_eq!(set, Set::new("ip t n".parse().unwrap(), FieldTypes::of(&[DataType::IPV4_ADDR]).unwrap()));
+        let element: Element = from_str(r#"{"key": {"value": "0x0050"}}"#).unwrap();
+        assert_eq!(element, Element::value(Value::port(80)));
+        assert_eq!(from_str::<Rule>("{}").unwrap(), Rule::default());
+    }
+
+    #[test]
+    fn what_no_constructor_makes_is_refused() {
+        for text in ["\"\"", "\"a\\nb\"", "7"] {
+            assert!(from_str::<Name>(text).is_err(), "{text}");
+        }
+        let long = format!("\"0x{}\"", "00".repeat(65));
+        for text in ["\"0050\"", "\"0x005\"", "\"0x00g0\"", "\"0x+1\"", "\"0x\u{fc}\"", long.as_str()] {
+            assert!(from_str::<Value>(text).is_err(), "{text}");
+        }
+        assert_eq!(from_str::<Value>("\"0x\"").unwrap(), Value::EMPTY);
+        assert!(from_str::<Register>("{\"slot\": 16}").is_err() && from_str::<Family>("\"ipx\"").is_err());
+        let error = from_str::<FieldTypes>("[]").unwrap_err().to_string();
+        assert!(error.contains("each field needs a length"), "{error}");
+    }
+}
