@@ -36,6 +36,7 @@ impl Outcome {
 /// The outcomes of a batch. Only requests that were not carried out are listed, so success takes no memory.
 #[derive(Clone, Debug)]
 #[must_use = "a batch reports failures only here"]
+#[non_exhaustive]
 pub struct BatchReport {
     /// Number of requests.
     pub len: usize,
