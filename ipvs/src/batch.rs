@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 use ipvs_sys::{Command, DelDest, DelService, Failure, NewDest, NewService, SetDest, SetService, Zero};
 use netlink_batch::{Encoder, Errno, Genl, KernelError};
@@ -296,6 +297,14 @@ impl<'a> IntoIterator for &'a Batch {
     }
 }
 
+/// As [`parse_batch`](crate::text::parse_batch): ipvsadm's words, one operation a line.
+impl FromStr for Batch {
+    type Err = crate::text::Error;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        crate::text::parse_batch(text)
+    }
+}
+
 impl FromIterator<Operation> for Batch {
     fn from_iter<I: IntoIterator<Item = Operation>>(operations: I) -> Self {
         Batch { operations: operations.into_iter().collect() }
@@ -309,7 +318,8 @@ impl Extend<Operation> for Batch {
 }
 
 /// What became of one operation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Outcome {
     /// The kernel carried it out.
@@ -370,7 +380,8 @@ impl Outcome {
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[must_use = "a batch reports failures only here"]
 #[non_exhaustive]
 pub struct Report {

@@ -176,7 +176,7 @@ impl Client {
     /// use ipvs::model::TimeoutsUpdate;
     ///
     /// let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
-    /// ipvs.set_timeouts(&TimeoutsUpdate { udp_secs: Some(60), ..TimeoutsUpdate::default() })?;
+    /// ipvs.set_timeouts(&TimeoutsUpdate::new().with_udp_secs(60))?;
     /// let timeouts = ipvs.timeouts()?;
     /// assert_eq!((timeouts.tcp_secs, timeouts.tcp_fin_secs, timeouts.udp_secs), (900, 120, 60));
     /// # }

@@ -10,6 +10,7 @@ use crate::model::{Name, OutOfRange, RealServerKey, Scheduler, VirtualServerKey}
 
 /// What a failed operation was about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Subject {
     /// IPVS as a whole.
@@ -35,6 +36,7 @@ impl fmt::Display for Subject {
 
 /// A kernel module that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum MissingModule {
     /// `ip_vs` itself.
@@ -63,6 +65,7 @@ impl fmt::Display for MissingModule {
 
 /// Which kind of failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// There is no such virtual server.
@@ -135,7 +138,7 @@ pub enum ErrorKind {
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Inner>);
 
 #[derive(Clone)]
@@ -145,6 +148,31 @@ struct Inner {
     subject: Subject,
     kernel: Option<KernelError>,
     source: Option<netlink_batch::Error>,
+}
+
+/// The same failure of the same request. What the system said of a failed call takes no part.
+impl PartialEq for Inner {
+    fn eq(&self, other: &Self) -> bool {
+        let below = |inner: &Self| inner.source.as_ref().map(|error| (error.kind().clone(), error.context()));
+        (&self.kind, self.doing, self.subject, &self.kernel) == (&other.kind, other.doing, other.subject, &other.kernel)
+            && below(self) == below(other)
+    }
+}
+
+impl Eq for Inner {}
+
+/// For reports: the kind, the subject, the kernel's error number and the message. It is not read back.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Error {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct as _;
+        let mut error = serializer.serialize_struct("Error", 4)?;
+        error.serialize_field("kind", self.kind())?;
+        error.serialize_field("subject", &self.subject())?;
+        error.serialize_field("errno", &self.errno())?;
+        error.serialize_field("message", &self.to_string())?;
+        error.end()
+    }
 }
 
 impl Error {

@@ -33,7 +33,8 @@ const ATTEMPTS: usize = 4;
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[must_use = "a sync reports failures only here"]
 #[non_exhaustive]
 pub struct SyncReport {
@@ -46,7 +47,8 @@ pub struct SyncReport {
 }
 
 /// An operation that a sync did not get carried out.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct SyncFailure {
     /// The operation.

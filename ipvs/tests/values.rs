@@ -1,12 +1,12 @@
 //! Values, counters and errors without a kernel.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use ipvs::fake::FakeIpvs;
 use ipvs::model::{DaemonState, Family, Protocol, RealServerConfig, Thresholds, VirtualServerConfig};
 use ipvs::text::Statement;
 use ipvs::{
-    Batch, Client, ErrorKind, ForwardingMethod, Limits, MissingModule, Operation, RealServer, Scheduler, VirtualServer,
-    VirtualServerKey, Weight,
+    Batch, Client, ErrorKind, ForwardingMethod, Limits, MissingModule, Operation, RealServer, Ruleset, Scheduler,
+    SyncPolicy, VirtualServer, VirtualServerKey, Weight,
 };
 use netlink_batch::header::GenlHeader;
 use netlink_batch::testing::{Reply, Simulated};
@@ -209,4 +209,68 @@ fn batches_are_extended_and_zeroing_reaches_the_kernel() {
         let report = client.run(&batch);
         assert!(format!("{report:?}").contains(doing), "{doing}: {report:?}");
     }
+}
+
+/// What a `main` that returns an error prints.
+#[test]
+fn debug_of_errors_prints_what_display_prints() {
+    let range = VirtualServerKey::fwmark(Family::V4, 0).unwrap_err();
+    assert_eq!(format!("{range:?}"), range.to_string());
+    assert!(range.to_string().contains("allowed: "), "{range}");
+    let text = "-A -t 10.0.0.1:http -s rr".parse::<Statement>().unwrap_err();
+    assert_eq!(format!("{text:?}"), text.to_string());
+    let nowhere = std::env::temp_dir().join("ipvs-values-nowhere");
+    let proc = ipvs::proc::Proc::at(&nowhere).stats().unwrap_err();
+    assert_eq!(format!("{proc:?}"), format!("{proc}: No such file or directory (os error 2)"));
+    let sysctl = ipvs::sysctl::Sysctl::at(&nowhere).read_all().unwrap_err();
+    assert_eq!(format!("{sysctl:?}"), format!("{sysctl}: No such file or directory (os error 2)"));
+    // The kinds alone, for metrics and reports.
+    assert_eq!(text.kind().to_string(), "service name in place of a port");
+    assert_eq!(proc.kind().to_string(), "the file is not there; load the module with `modprobe ip_vs`");
+    assert_eq!(sysctl.kind().to_string(), "there are no settings of IPVS; load the module with `modprobe ip_vs`");
+}
+
+#[test]
+fn batches_are_read_in_the_words_they_print() {
+    let text = "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:80 -m -w 1\n-D -t 10.0.0.1:80\n";
+    let batch: Batch = text.parse().unwrap();
+    assert_eq!((batch.len(), batch.to_string().as_str()), (3, text));
+    assert!("-C".parse::<Batch>().is_err());
+}
+
+#[test]
+fn reports_are_compared_and_serialised() {
+    let wanted: Ruleset = "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 224.0.0.1:80 -m".parse().unwrap();
+    let sync = || FakeIpvs::new().client().unwrap().sync(&wanted, &SyncPolicy::owning_all()).unwrap();
+    let report = sync();
+    assert_eq!(report, sync());
+    assert_ne!(report, ipvs::SyncReport::default());
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["done"]["operations"][0]["AddVirtualServer"]["key"], "TCP 10.0.0.1:80");
+    assert_eq!(json["stopped"], serde_json::Value::Null);
+    let failure = &json["failures"][0];
+    assert_eq!(failure["is_consequence"], false);
+    let error = &failure["outcome"]["Failed"];
+    assert_eq!((&error["kind"], &error["errno"]), (&"Invalid".into(), &22.into()));
+    assert!(error["message"].as_str().unwrap().starts_with("adding real server 224.0.0.1:80"), "{error}");
+}
+
+#[test]
+fn kinds_of_errors_come_back() {
+    let range = VirtualServerKey::fwmark(Family::V4, 0).unwrap_err();
+    for kind in [
+        ErrorKind::Permission,
+        ErrorKind::OutOfRange(range.clone()),
+        ErrorKind::ModuleMissing(MissingModule::Scheduler(Scheduler::MaglevHashing)),
+    ] {
+        let text = serde_json::to_string(&kind).unwrap();
+        assert_eq!(serde_json::from_str::<ErrorKind>(&text).unwrap(), kind, "{text}");
+    }
+    for kind in [ipvs::sysctl::ErrorKind::Malformed("x".to_owned()), ipvs::sysctl::ErrorKind::OutOfRange(range)] {
+        let text = serde_json::to_string(&kind).unwrap();
+        assert_eq!(serde_json::from_str::<ipvs::sysctl::ErrorKind>(&text).unwrap(), kind, "{text}");
+    }
+    assert_eq!(serde_json::from_str::<ipvs::model::Snapshot>("{}").unwrap(), ipvs::model::Snapshot::default());
+    let timeouts: ipvs::model::Timeouts = serde_json::from_str(r#"{"udp_secs": 30}"#).unwrap();
+    assert_eq!(timeouts, ipvs::model::Timeouts::new(900, 120, 30));
 }

@@ -177,7 +177,7 @@ impl Namespace {
             trash: BTreeMap::new(),
             serial: 0,
             daemons: [None, None],
-            timeouts: Timeouts { tcp_secs: 900, tcp_fin_secs: 120, udp_secs: 300 },
+            timeouts: Timeouts::default(),
             interfaces: ["lo", "eth0"].map(str::to_owned).into(),
             modules: schedulers.chain(["ip_vs_pe_sip".to_owned()]).collect(),
             ipv6: true,

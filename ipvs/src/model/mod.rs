@@ -49,6 +49,7 @@ mod stats;
 mod timeouts;
 mod virtual_server;
 
+use std::borrow::Cow;
 use std::fmt;
 
 pub use daemon::{DaemonState, SyncDaemon};
@@ -64,22 +65,30 @@ pub use virtual_server::{
 };
 
 /// A value outside the range that the kernel can hold; the message names the range.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct OutOfRange {
-    what: &'static str,
+    what: Cow<'static, str>,
     value: String,
-    allowed: &'static str,
+    allowed: Cow<'static, str>,
 }
 
 impl OutOfRange {
     pub(crate) fn new(what: &'static str, value: impl fmt::Display, allowed: &'static str) -> Self {
-        OutOfRange { what, value: value.to_string(), allowed }
+        OutOfRange { what: what.into(), value: value.to_string(), allowed: allowed.into() }
     }
 }
 
 impl fmt::Display for OutOfRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} is impossible; allowed: {}", self.what, self.value, self.allowed)
+    }
+}
+
+/// The message, which is what a `main` that returns the error prints.
+impl fmt::Debug for OutOfRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -2,9 +2,16 @@
 
 use std::fmt;
 
-/// How long connections are kept, in seconds.
+/// How long connections are kept, in seconds. The default is the kernel's.
+///
+/// ```
+/// use ipvs::model::Timeouts;
+///
+/// assert_eq!(Timeouts::default(), Timeouts::new(900, 120, 300));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
 pub struct Timeouts {
     /// An idle TCP connection; the kernel's default is 900.
     pub tcp_secs: u32,
@@ -14,9 +21,30 @@ pub struct Timeouts {
     pub udp_secs: u32,
 }
 
+impl Timeouts {
+    /// These, in seconds: TCP, TCP after a FIN, UDP.
+    pub fn new(tcp_secs: u32, tcp_fin_secs: u32, udp_secs: u32) -> Self {
+        Timeouts { tcp_secs, tcp_fin_secs, udp_secs }
+    }
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Timeouts::new(900, 120, 300)
+    }
+}
+
 /// Timeouts to set; `None` and 0 leave one as it is.
+///
+/// ```
+/// use ipvs::model::TimeoutsUpdate;
+///
+/// let update = TimeoutsUpdate::new().with_tcp_secs(600).with_udp_secs(30);
+/// assert_eq!((update.tcp_secs, update.tcp_fin_secs, update.udp_secs), (Some(600), None, Some(30)));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[non_exhaustive]
 pub struct TimeoutsUpdate {
     /// An idle TCP connection, in seconds.
     pub tcp_secs: Option<u32>,
@@ -24,6 +52,34 @@ pub struct TimeoutsUpdate {
     pub tcp_fin_secs: Option<u32>,
     /// An idle UDP exchange, in seconds.
     pub udp_secs: Option<u32>,
+}
+
+impl TimeoutsUpdate {
+    /// Leaves all as they are.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same with this for an idle TCP connection.
+    #[must_use]
+    pub fn with_tcp_secs(mut self, secs: u32) -> Self {
+        self.tcp_secs = Some(secs);
+        self
+    }
+
+    /// The same with this for a TCP connection after a FIN.
+    #[must_use]
+    pub fn with_tcp_fin_secs(mut self, secs: u32) -> Self {
+        self.tcp_fin_secs = Some(secs);
+        self
+    }
+
+    /// The same with this for an idle UDP exchange.
+    #[must_use]
+    pub fn with_udp_secs(mut self, secs: u32) -> Self {
+        self.udp_secs = Some(secs);
+        self
+    }
 }
 
 /// What IPVS says of itself.

@@ -314,5 +314,6 @@ pub struct SnapshotEntry {
 #[non_exhaustive]
 pub struct Snapshot {
     /// The virtual servers, in the kernel's order.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub entries: Vec<SnapshotEntry>,
 }

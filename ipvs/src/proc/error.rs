@@ -11,6 +11,7 @@ const SHOWN: usize = 120;
 
 /// Which kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// There is no such file: this kernel has no IPVS now.
@@ -21,6 +22,18 @@ pub enum ErrorKind {
     Io,
     /// A line that is not as the kernel writes it.
     Malformed,
+}
+
+/// Why it failed and what to do; the error says which file and line.
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ErrorKind::Absent => "the file is not there; load the module with `modprobe ip_vs`",
+            ErrorKind::Permission => "the file may only be read by root",
+            ErrorKind::Io => "reading the file failed",
+            ErrorKind::Malformed => "a line is not as the kernel writes it",
+        })
+    }
 }
 
 /// A file of `/proc` that could not be read, or a line of it.

@@ -17,7 +17,9 @@
 //! # Which network namespace
 //!
 //! [`Proc::new`] reads below `/proc/thread-self/net`, the namespace of the calling thread; `/proc/net` is that of the
-//! process's first thread, which is another one when a thread has changed its own.
+//! process's first thread, which is another one when a thread has changed its own. Another namespace is read by a process in it, without
+//! entering it: `Proc::at("/proc/<pid>/net")`. Where there is none, a thread of this process enters it, and the rest of the process reads
+//! `/proc/<that thread>/net`, or the thread itself [`Proc::new`], as [for settings](crate::sysctl#which-network-namespace).
 //!
 //! # Large tables
 //!

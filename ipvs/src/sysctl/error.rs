@@ -11,6 +11,7 @@ use crate::model::OutOfRange;
 
 /// Which kind of failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// There are no settings of IPVS at all: this kernel has no IPVS now.
@@ -29,6 +30,24 @@ pub enum ErrorKind {
     Malformed(String),
     /// Reading or writing failed.
     Io,
+}
+
+/// Why it failed and what to do; the error says which setting.
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ErrorKind::NotLoaded => "there are no settings of IPVS; load the module with `modprobe ip_vs`",
+            ErrorKind::Absent => "this kernel does not have it",
+            ErrorKind::ReadOnly => {
+                "it is read-only here; write it in the initial network namespace, or where /proc/sys may be written"
+            }
+            ErrorKind::Permission => "not permitted; it takes root (CAP_NET_ADMIN)",
+            ErrorKind::OutOfRange(range) => return fmt::Display::fmt(range, f),
+            ErrorKind::Refused => "the kernel refuses the value",
+            ErrorKind::Malformed(text) => return write!(f, "found {text:?}, which is no value of its type"),
+            ErrorKind::Io => "reading or writing the file failed",
+        })
+    }
 }
 
 /// A setting that could not be read or written.
@@ -93,14 +112,8 @@ impl fmt::Display for Error {
                     None => Ok(()),
                 }
             }
-            ErrorKind::ReadOnly => f.write_str(
-                "it is read-only here; write it in the initial network namespace, or where /proc/sys may be written",
-            ),
-            ErrorKind::Permission => f.write_str("not permitted; it takes root (CAP_NET_ADMIN)"),
-            ErrorKind::OutOfRange(range) => range.fmt(f),
-            ErrorKind::Refused => f.write_str("the kernel refuses the value"),
-            ErrorKind::Malformed(text) => write!(f, "found {text:?}, which is no value of its type"),
             ErrorKind::Io => write!(f, "{} failed", path.display()),
+            other => fmt::Display::fmt(other, f),
         }
     }
 }

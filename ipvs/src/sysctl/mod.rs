@@ -19,8 +19,23 @@
 //! # Ok::<(), ipvs::sysctl::Error>(())
 //! ```
 //!
-//! The settings are those of the calling thread's network namespace. Writing takes effect at once; what was there before is
-//! not kept.
+//! Writing takes effect at once; what was there before is not kept.
+//!
+//! # Which network namespace
+//!
+//! That of the calling thread, at the time of each call: the kernel shows below `/proc/sys/net` what the thread that opens a file has, whichever
+//! path leads there. So the settings of another namespace take a thread that has entered it, with `setns` (`CAP_SYS_ADMIN`) of a crate such as nix:
+//!
+//! ```ignore
+//! let namespace = std::fs::File::open("/run/netns/pod-1")?;
+//! let entered = std::thread::spawn(move || {
+//!     nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET)?;
+//!     Sysctl::new().drain_persistent_clients().map_err(Failure::from)
+//! });
+//! ```
+//!
+//! A thread of its own, since one that comes back from another namespace may fail to. A [`Client`](crate::Client) needs none of that:
+//! [`Client::open_in`](crate::Client::open_in) does it.
 //!
 //! Kernel: `vs_vars` in net/netfilter/ipvs/ip_vs_ctl.c, Documentation/networking/ipvs-sysctl.rst.
 
@@ -212,6 +227,9 @@ impl Sysctl {
     ///
     /// It is for every virtual server of the network namespace, and stays when this program ends. A health check that sets weight 0
     /// then ends the affinity of its clients too.
+    ///
+    /// Like every call here, it acts in the network namespace of the calling thread, not in that of a client opened with
+    /// [`Client::open_in`](crate::Client::open_in): the [module](self) shows how to reach that.
     ///
     /// # Errors
     /// As [`Sysctl::write`].

@@ -7,6 +7,7 @@ const SHOWN: usize = 60;
 
 /// Which kind of mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// An option that ipvsadm does not have.
@@ -33,6 +34,26 @@ pub enum ErrorKind {
     NotAllowedHere,
     /// A real server for a virtual server that the text did not add before.
     UnknownVirtualServer,
+}
+
+/// What is wrong, in a few words; the error says where, and what should be there.
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ErrorKind::UnknownOption => "unknown option",
+            ErrorKind::Value => "missing or unexpected value of an option",
+            ErrorKind::BadValue => "impossible value",
+            ErrorKind::HostName => "host name in place of an address",
+            ErrorKind::ServiceName => "service name in place of a port",
+            ErrorKind::UnexpectedWord => "word where an option should be",
+            ErrorKind::Missing => "something that the command needs is missing",
+            ErrorKind::Repeated => "the same thing twice",
+            ErrorKind::Conflict => "options that do not go together",
+            ErrorKind::Unsupported => "command that does not change virtual or real servers one by one",
+            ErrorKind::NotAllowedHere => "command that is not allowed here",
+            ErrorKind::UnknownVirtualServer => "real server of a virtual server that was not added before",
+        })
+    }
 }
 
 /// A mistake in a text, with its place.

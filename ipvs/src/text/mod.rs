@@ -188,12 +188,20 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 /// A virtual server and its real servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Entry {
     /// The virtual server.
     pub virtual_server: VirtualServer,
     /// Its real servers.
     #[cfg_attr(feature = "serde", serde(default))]
     pub real_servers: Vec<RealServer>,
+}
+
+impl Entry {
+    /// A virtual server with these real servers.
+    pub fn new(virtual_server: VirtualServer, real_servers: impl IntoIterator<Item = RealServer>) -> Self {
+        Entry { virtual_server, real_servers: real_servers.into_iter().collect() }
+    }
 }
 
 /// A table of virtual servers with their real servers, without counters: what `ipvsadm -S -n` prints, and a state to bring the
@@ -239,7 +247,7 @@ impl Ruleset {
         virtual_server: VirtualServer,
         real_servers: impl IntoIterator<Item = RealServer>,
     ) -> &mut Self {
-        self.entries.push(Entry { virtual_server, real_servers: real_servers.into_iter().collect() });
+        self.entries.push(Entry::new(virtual_server, real_servers));
         self
     }
 

@@ -5,17 +5,17 @@ use super::{World, real, round_robin, tcp, with_server};
 
 pub(crate) fn timeouts_one_by_one(world: &dyn World) {
     let mut client = world.client();
-    let timeouts = |tcp_secs, tcp_fin_secs, udp_secs| Timeouts { tcp_secs, tcp_fin_secs, udp_secs };
+    let timeouts = Timeouts::new;
     assert_eq!(client.timeouts().unwrap(), timeouts(900, 120, 300));
     let none = TimeoutsUpdate::default();
     client.set_timeouts(&none).unwrap();
-    client.set_timeouts(&TimeoutsUpdate { tcp_secs: Some(901), ..none }).unwrap();
+    client.set_timeouts(&none.with_tcp_secs(901)).unwrap();
     assert_eq!(client.timeouts().unwrap(), timeouts(901, 120, 300));
-    client.set_timeouts(&TimeoutsUpdate { tcp_fin_secs: Some(121), ..none }).unwrap();
+    client.set_timeouts(&none.with_tcp_fin_secs(121)).unwrap();
     assert_eq!(client.timeouts().unwrap(), timeouts(901, 121, 300));
-    client.set_timeouts(&TimeoutsUpdate { udp_secs: Some(301), ..none }).unwrap();
+    client.set_timeouts(&none.with_udp_secs(301)).unwrap();
     assert_eq!(client.timeouts().unwrap(), timeouts(901, 121, 301));
-    let zero = TimeoutsUpdate { tcp_secs: Some(0), tcp_fin_secs: Some(0), udp_secs: Some(0) };
+    let zero = none.with_tcp_secs(0).with_tcp_fin_secs(0).with_udp_secs(0);
     client.set_timeouts(&zero).unwrap();
     assert_eq!(client.timeouts().unwrap(), timeouts(901, 121, 301));
 }
@@ -24,7 +24,7 @@ pub(crate) fn impossible_timeouts_change_nothing(world: &dyn World) {
     let mut client = world.client();
     let before = client.timeouts().unwrap();
     for secs in [u32::MAX, 1 << 31, 1 << 30] {
-        let update = TimeoutsUpdate { tcp_secs: Some(77), tcp_fin_secs: None, udp_secs: Some(secs) };
+        let update = TimeoutsUpdate::new().with_tcp_secs(77).with_udp_secs(secs);
         let error = client.set_timeouts(&update).unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Invalid, "{error}");
         assert_eq!(client.timeouts().unwrap(), before);

@@ -158,9 +158,9 @@ pub(crate) fn ruleset() -> impl Strategy<Value = Ruleset> {
         let entries = entries
             .into_iter()
             .filter(|((key, _), _)| seen.insert(*key))
-            .map(|((key, config), reals)| Entry {
-                virtual_server: VirtualServer { key, config },
-                real_servers: reals.into_iter().map(|(key, config)| RealServer { key, config }).collect(),
+            .map(|((key, config), reals)| {
+                let reals = reals.into_iter().map(|(key, config)| RealServer { key, config });
+                Entry::new(VirtualServer { key, config }, reals)
             })
             .collect();
         Ruleset { entries }
@@ -204,8 +204,8 @@ pub(crate) fn ruleset_of_ipvsadm(schedulers: Vec<Scheduler>) -> impl Strategy<Va
             config.persistence = persistence;
             config.one_packet = one_packet && may_be_one_packet;
             let mut seen = std::collections::BTreeSet::new();
-            let real_servers = reals.into_iter().filter(|real: &RealServer| seen.insert(real.key)).collect();
-            Entry { virtual_server: VirtualServer { key, config }, real_servers }
+            let real_servers = reals.into_iter().filter(|real: &RealServer| seen.insert(real.key));
+            Entry::new(VirtualServer { key, config }, real_servers)
         })
     });
     vec(entry, 1..12).prop_map(|entries| {

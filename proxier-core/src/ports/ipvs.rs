@@ -31,7 +31,7 @@ use super::{ItemFailures, PortError};
 /// assert_eq!(snapshot.entries[0].virtual_server.server.key, web.key);
 /// assert_eq!(port.real_servers(&web.key)?[0].active_connections, 0);
 ///
-/// port.set_timeouts(&TimeoutsUpdate { udp_secs: Some(30), ..TimeoutsUpdate::default() })?;
+/// port.set_timeouts(&TimeoutsUpdate::new().with_udp_secs(30))?;
 /// assert_eq!(port.timeouts()?.udp_secs, 30);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -58,7 +58,7 @@ fn options() -> Options {
     options.ipvs.drain = policy;
     options.mass_removal.at_least = 4;
     options.mass_removal.patience = Some(Duration::from_secs(20));
-    options.ipvs.timeouts = TimeoutsUpdate { tcp_secs: Some(500), ..TimeoutsUpdate::default() };
+    options.ipvs.timeouts = TimeoutsUpdate::new().with_tcp_secs(500);
     options
 }
 

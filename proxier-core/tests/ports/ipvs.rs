@@ -99,7 +99,7 @@ pub(crate) fn a_thousand_operations(world: &mut impl World) {
 pub(crate) fn timeouts_are_read_and_set(world: &mut impl World) {
     let ports = world.ports();
     let before = ports.ipvs.timeouts().unwrap();
-    ports.ipvs.set_timeouts(&TimeoutsUpdate { udp_secs: Some(77), ..TimeoutsUpdate::default() }).unwrap();
+    ports.ipvs.set_timeouts(&TimeoutsUpdate::new().with_udp_secs(77)).unwrap();
     let after = ports.ipvs.timeouts().unwrap();
     assert_eq!((after.tcp_secs, after.tcp_fin_secs, after.udp_secs), (before.tcp_secs, before.tcp_fin_secs, 77));
 }

@@ -105,10 +105,7 @@ impl Subject for Pure {
     fn printed(&mut self, rules: bool) -> Printed {
         let mut servers = Ruleset::default();
         for (key, server) in &self.observed.virtual_servers {
-            servers.entries.push(ipvs::text::Entry {
-                virtual_server: VirtualServer { key: *key, config: server.config },
-                real_servers: server.real_servers.to_vec(),
-            });
+            servers.push(VirtualServer { key: *key, config: server.config }, server.real_servers.to_vec());
         }
         let entries = self.observed.sets.iter().flat_map(|(set, elements)| {
             elements.iter().map(move |element| format!("add {} {element}", set.named(NamePrefix::KUBE)))

@@ -173,9 +173,9 @@ pub fn has_device(host: &HostAddresses, names: &KernelNames) -> bool {
 /// assert_eq!(unmet, []);
 ///
 /// // Timeouts that are as wanted are left out.
-/// let asked = TimeoutsUpdate { tcp_secs: Some(900), udp_secs: Some(30), ..TimeoutsUpdate::default() };
+/// let asked = TimeoutsUpdate::new().with_tcp_secs(900).with_udp_secs(30);
 /// let update = timeout_changes(kernel.ports().ipvs, &asked).map_err(|unread| unread.to_string())?;
-/// assert_eq!(update, Some(TimeoutsUpdate { udp_secs: Some(30), ..TimeoutsUpdate::default() }));
+/// assert_eq!(update, Some(TimeoutsUpdate::new().with_udp_secs(30)));
 /// # Ok::<(), String>(())
 /// ```
 pub fn sysctl_changes(sysctls: &mut dyn Sysctls, settings: &HostSettings) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
@@ -193,11 +193,10 @@ pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<O
         return Ok(None);
     }
     let there = ipvs.timeouts().map_err(|error| Unread::new("timeouts of IPVS", error))?;
-    let update = TimeoutsUpdate {
-        tcp_secs: asked(wanted.tcp_secs).filter(|secs| *secs != there.tcp_secs),
-        tcp_fin_secs: asked(wanted.tcp_fin_secs).filter(|secs| *secs != there.tcp_fin_secs),
-        udp_secs: asked(wanted.udp_secs).filter(|secs| *secs != there.udp_secs),
-    };
+    let mut update = TimeoutsUpdate::new();
+    update.tcp_secs = asked(wanted.tcp_secs).filter(|secs| *secs != there.tcp_secs);
+    update.tcp_fin_secs = asked(wanted.tcp_fin_secs).filter(|secs| *secs != there.tcp_fin_secs);
+    update.udp_secs = asked(wanted.udp_secs).filter(|secs| *secs != there.udp_secs);
     Ok((update != TimeoutsUpdate::default()).then_some(update))
 }
 
