@@ -8,7 +8,10 @@ use netlink_batch::{Errno, KernelError};
 use crate::model::InvalidValue;
 
 /// Which kind of failure; decides what the caller can do.
+///
+/// With feature `serde` it is written, for reports, and not read back: it has words of this library in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// There is no set of this name.

@@ -11,11 +11,20 @@ use crate::write::IfPresent;
 /// A set with its entries, as text says it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct SavedSet {
     /// The set.
     pub spec: SetSpec,
     /// Its entries, in the order of the text.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub entries: Vec<Entry>,
+}
+
+impl SavedSet {
+    /// A set with these entries.
+    pub fn new(spec: SetSpec, entries: impl IntoIterator<Item = Entry>) -> Self {
+        SavedSet { spec, entries: entries.into_iter().collect() }
+    }
 }
 
 impl From<ObservedSet> for SavedSet {

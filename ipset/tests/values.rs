@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use ipset::{
-    Comment, Entry, ErrorKind, Family, InvalidValue, IpSpan, MacAddr, PortRange, Ports, Protocol, Range, SetFlags,
-    SetName, SetSpec, SetType, Timeout, parse_save,
+    Comment, Entry, EntryOptions, ErrorKind, Family, InvalidValue, IpSpan, MacAddr, PortRange, Ports, Position,
+    Protocol, Range, SetFlags, SetName, SetOptions, SetSpec, SetType, Timeout, parse_save,
 };
 
 fn spec(line: &str) -> SetSpec {
@@ -242,5 +242,151 @@ fn words_of_one_type_are_not_those_of_another() {
         (SetType::BitmapIpMac, "10.0.0.1"),
     ] {
         assert_eq!(Entry::parse(set_type, text).unwrap().to_string(), text, "{set_type}");
+    }
+}
+
+/// What a `main` that returns an error prints.
+#[test]
+fn debug_of_errors_prints_what_display_prints() {
+    let invalid = SetName::new("").unwrap_err();
+    assert_eq!(format!("{invalid:?}"), invalid.to_string());
+    assert!(invalid.to_string().starts_with("set name \"\": "), "{invalid}");
+    let error = ipset::Error::from(invalid);
+    assert_eq!(format!("{error:?}"), error.to_string());
+}
+
+#[test]
+fn options_are_built_like_what_has_them() {
+    let (mask, timeout) = ("255.255.0.255".parse().unwrap(), Timeout::from_secs(60).unwrap());
+    let options = SetOptions::new()
+        .with_family(Family::Inet)
+        .with_hashsize(64)
+        .with_maxelem(100)
+        .with_bitmask(mask)
+        .with_timeout(timeout)
+        .with_flags(SetFlags::COUNTERS)
+        .with_flags(SetFlags::SKBINFO)
+        .with_bucketsize(8)
+        .with_initval(0x2a);
+    let built = named(SetType::HashIp)
+        .with_hashsize(64)
+        .with_maxelem(100)
+        .with_bitmask(mask)
+        .with_timeout(timeout)
+        .with_flags(SetFlags::COUNTERS | SetFlags::SKBINFO)
+        .with_bucketsize(8)
+        .with_initval(0x2a);
+    assert_eq!(named(SetType::HashIp).with_options(options), built);
+    let line = "create a hash:ip hashsize 64 maxelem 100 bitmask 255.255.0.255 timeout 60 bucketsize 8 initval 0x2a \
+                counters skbinfo";
+    assert_eq!(built, spec(line));
+    for (options, built, line) in [
+        (SetOptions::new().with_size(4), named(SetType::ListSet).with_size(4), "create a list:set size 4"),
+        (SetOptions::new().with_netmask(24), named(SetType::HashIp).with_netmask(24), "create a hash:ip netmask 24"),
+        (
+            SetOptions::new().with_markmask(0xff),
+            named(SetType::HashIpMark).with_markmask(0xff),
+            "create a hash:ip,mark markmask 0xff",
+        ),
+        (
+            SetOptions::new().with_range(Range::Ports("1-9".parse().unwrap())),
+            named(SetType::BitmapPort).with_range(Range::Ports("1-9".parse().unwrap())),
+            "create a bitmap:port range 1-9",
+        ),
+    ] {
+        assert_eq!(built, spec(line));
+        assert_eq!(built.options, options);
+    }
+
+    let (mark, class) = ("0x1/0xf".parse().unwrap(), "1:10".parse().unwrap());
+    let options = EntryOptions::new()
+        .with_timeout(timeout)
+        .with_counters(1, 60)
+        .with_comment(Comment::new("web").unwrap())
+        .with_skbmark(mark)
+        .with_skbprio(class)
+        .with_skbqueue(3)
+        .with_nomatch();
+    let network = Entry::new("10.0.0.0/8".parse::<IpSpan>().unwrap().into());
+    let built = network
+        .clone()
+        .with_timeout(timeout)
+        .with_counters(1, 60)
+        .with_comment(Comment::new("web").unwrap())
+        .with_skbmark(mark)
+        .with_skbprio(class)
+        .with_skbqueue(3)
+        .with_nomatch();
+    let text =
+        "10.0.0.0/8 timeout 60 nomatch packets 1 bytes 60 comment \"web\" skbmark 0x1/0xf skbprio 1:10 skbqueue 3";
+    assert_eq!(built.to_string(), text);
+    assert_eq!(network.with_options(options), built);
+    let interface = Entry::parse(SetType::HashNetIface, "10.0.0.0/8,eth").unwrap();
+    assert_eq!(interface.clone().with_wildcard().to_string(), "10.0.0.0/8,eth wildcard");
+    assert_eq!(interface.clone().with_options(EntryOptions::new().with_wildcard()), interface.with_wildcard());
+    let (member, before) = (Entry::parse(SetType::ListSet, "b").unwrap(), Position::Before("c".parse().unwrap()));
+    assert_eq!(member.clone().with_position(before.clone()).to_string(), "b before c");
+    assert_eq!(
+        member.clone().with_options(EntryOptions::new().with_position(before.clone())),
+        member.with_position(before)
+    );
+}
+
+#[cfg(feature = "serde")]
+mod serialised {
+    use ipset::SavedSet;
+    use serde_json::{from_str, json, to_string, to_value};
+
+    use super::*;
+
+    #[test]
+    fn saved_sets_come_back() {
+        let text = "\
+create a hash:ip,port family inet hashsize 1024 maxelem 65536 timeout 60 counters comment skbinfo bucketsize 12 initval 0x0000002a
+add a 10.0.0.1,tcp:80 timeout 9 packets 1 bytes 60 comment \"web\" skbmark 0x1/0xf skbprio 1:10 skbqueue 3
+add a 10.0.0.2,udp:53
+create b hash:net,iface family inet6 hashsize 64 maxelem 10
+add b 2001:db8::/32,physdev:eth0 nomatch
+create c bitmap:port range 1-1024
+add c 80-90
+create d list:set size 8
+add d a
+create e hash:mac hashsize 1024 maxelem 65536
+add e 01:23:45:67:89:AB
+create f hash:ip,mark family inet markmask 0x000000ff hashsize 1024 maxelem 65536
+add f 10.0.0.1,0x00000001
+create g hash:net,port,net family inet hashsize 1024 maxelem 65536
+add g 10.0.0.0/8,icmp:echo-request,192.0.2.0/24
+";
+        let sets = parse_save(text).unwrap();
+        let json = to_string(&sets).unwrap();
+        let back: Vec<SavedSet> = from_str(&json).unwrap();
+        assert_eq!(back, sets, "{json}");
+        assert_eq!(ipset::save(&back), ipset::save(&sets));
+    }
+
+    #[test]
+    fn what_is_left_out_has_its_default() {
+        let saved: SavedSet = from_str(r#"{"spec": {"name": "a", "set_type": "hash:ip"}}"#).unwrap();
+        assert_eq!(saved, SavedSet::new(named(SetType::HashIp), []));
+        let entry: Entry = from_str(r#"{"element": {"Ip": "10.0.0.1"}}"#).unwrap();
+        assert_eq!(entry, Entry::parse(SetType::HashIp, "10.0.0.1").unwrap());
+        let report: ipset::SyncReport = from_str(&to_string(&ipset::SyncReport::default()).unwrap()).unwrap();
+        assert_eq!(report, ipset::SyncReport::default());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        assert!(from_str::<SetName>("\"a b\"").is_err() && from_str::<SetType>("\"hash:web\"").is_err());
+        assert!(from_str::<IpSpan>("\"10.0.0.0/33\"").is_err() && from_str::<Ports>("\"tcp:http:\"").is_err());
+        assert!(from_str::<PortRange>("\"70000\"").is_err() && from_str::<Timeout>("4294967295").is_err());
+    }
+
+    #[test]
+    fn kinds_of_errors_are_written() {
+        assert_eq!(to_value(ErrorKind::SetMissing).unwrap(), json!("SetMissing"));
+        assert_eq!(to_value(ErrorKind::ExtensionMissing("timeout")).unwrap(), json!({"ExtensionMissing": "timeout"}));
+        let line = parse_save("add alowed 10.0.0.1").unwrap_err();
+        assert_eq!(to_value(line.kind()).unwrap(), json!({"Line": [1, {"NotCreated": "alowed"}]}));
     }
 }

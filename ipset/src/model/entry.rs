@@ -199,9 +199,7 @@ pub enum Position {
 /// ```
 /// use ipset::{Entry, EntryOptions, IpSpan, SetType};
 ///
-/// let mut options = EntryOptions::default();
-/// options.skbmark = Some("0x4000/0x4000".parse()?);
-/// options.skbqueue = Some(3);
+/// let options = EntryOptions::new().with_skbmark("0x4000/0x4000".parse()?).with_skbqueue(3);
 /// let pods: IpSpan = "10.244.0.0/16".parse()?;
 /// let entry = Entry::new(pods.into()).with_options(options);
 /// assert_eq!(entry.to_string(), "10.244.0.0/16 skbmark 0x4000/0x4000 skbqueue 3");
@@ -232,6 +230,76 @@ pub struct EntryOptions {
     pub wildcard: bool,
     /// Where to put the member. list:set.
     pub position: Option<Position>,
+}
+
+impl EntryOptions {
+    /// None.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same with this time left.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Timeout) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The same with these counts.
+    #[must_use]
+    pub fn with_counters(mut self, packets: u64, bytes: u64) -> Self {
+        (self.packets, self.bytes) = (Some(packets), Some(bytes));
+        self
+    }
+
+    /// The same with this text.
+    #[must_use]
+    pub fn with_comment(mut self, comment: Comment) -> Self {
+        self.comment = Some(comment);
+        self
+    }
+
+    /// The same with this mark.
+    #[must_use]
+    pub fn with_skbmark(mut self, skbmark: SkbMark) -> Self {
+        self.skbmark = Some(skbmark);
+        self
+    }
+
+    /// The same with this class.
+    #[must_use]
+    pub fn with_skbprio(mut self, skbprio: SkbPriority) -> Self {
+        self.skbprio = Some(skbprio);
+        self
+    }
+
+    /// The same with this queue.
+    #[must_use]
+    pub fn with_skbqueue(mut self, skbqueue: u16) -> Self {
+        self.skbqueue = Some(skbqueue);
+        self
+    }
+
+    /// The same, of which nothing is in the set.
+    #[must_use]
+    pub fn with_nomatch(mut self) -> Self {
+        self.nomatch = true;
+        self
+    }
+
+    /// The same, whose interface's name is a prefix.
+    #[must_use]
+    pub fn with_wildcard(mut self) -> Self {
+        self.wildcard = true;
+        self
+    }
+
+    /// The same with this place in a list:set.
+    #[must_use]
+    pub fn with_position(mut self, position: Position) -> Self {
+        self.position = Some(position);
+        self
+    }
 }
 
 /// One entry of a set.
@@ -305,6 +373,41 @@ impl Entry {
     #[must_use]
     pub fn with_nomatch(mut self) -> Self {
         self.options.nomatch = true;
+        self
+    }
+
+    /// The same with this mark: [`EntryOptions::skbmark`].
+    #[must_use]
+    pub fn with_skbmark(mut self, skbmark: SkbMark) -> Self {
+        self.options.skbmark = Some(skbmark);
+        self
+    }
+
+    /// The same with this class: [`EntryOptions::skbprio`].
+    #[must_use]
+    pub fn with_skbprio(mut self, skbprio: SkbPriority) -> Self {
+        self.options.skbprio = Some(skbprio);
+        self
+    }
+
+    /// The same with this queue: [`EntryOptions::skbqueue`].
+    #[must_use]
+    pub fn with_skbqueue(mut self, skbqueue: u16) -> Self {
+        self.options.skbqueue = Some(skbqueue);
+        self
+    }
+
+    /// The same, whose interface's name is a prefix: [`EntryOptions::wildcard`].
+    #[must_use]
+    pub fn with_wildcard(mut self) -> Self {
+        self.options.wildcard = true;
+        self
+    }
+
+    /// The same with this place in a list:set: [`EntryOptions::position`].
+    #[must_use]
+    pub fn with_position(mut self, position: Position) -> Self {
+        self.options.position = Some(position);
         self
     }
 

@@ -1,5 +1,7 @@
 //! Plain data: names, types, addresses, entries, sets. No I/O.
 
+use std::fmt;
+
 mod address;
 mod entry;
 mod expand;
@@ -19,7 +21,10 @@ pub use set::{ObservedSet, Range, SetFlags, SetOptions, SetSpec};
 pub use set_type::{Family, SetType, Shape};
 
 /// Why a value cannot be part of a set: it would be refused by the kernel, or change its meaning on the way there.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+///
+/// `Debug` prints the message, as a `main` that returns the error does.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum InvalidValue {
     /// A set's name is empty, longer than 31 bytes, or holds blanks, quotes or control characters.
@@ -124,4 +129,10 @@ pub enum InvalidValue {
         /// The limit.
         max: usize,
     },
+}
+
+impl fmt::Debug for InvalidValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

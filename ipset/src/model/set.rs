@@ -67,9 +67,7 @@ impl fmt::Display for Range {
 /// ```
 /// use ipset::{SetOptions, SetSpec, SetType};
 ///
-/// let mut options = SetOptions::default();
-/// options.initval = Some(0x2a);
-/// options.bucketsize = Some(8);
+/// let options = SetOptions::new().with_initval(0x2a).with_bucketsize(8);
 /// let set = SetSpec::new("allowed".parse()?, SetType::HashIp).with_options(options);
 /// assert_eq!(set.to_string(), "create allowed hash:ip family inet bucketsize 8 initval 0x0000002a");
 /// # Ok::<(), ipset::InvalidValue>(())
@@ -106,6 +104,97 @@ pub struct SetOptions {
     pub range: Option<Range>,
     /// Size of a list:set; without effect since Linux 4.3. Default 8.
     pub size: Option<u32>,
+}
+
+impl SetOptions {
+    /// All left to the kernel.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same with addresses of this family.
+    #[must_use]
+    pub fn with_family(mut self, family: Family) -> Self {
+        self.family = family;
+        self
+    }
+
+    /// The same with this initial number of buckets.
+    #[must_use]
+    pub fn with_hashsize(mut self, hashsize: u32) -> Self {
+        self.hashsize = Some(hashsize);
+        self
+    }
+
+    /// The same with room for this many entries.
+    #[must_use]
+    pub fn with_maxelem(mut self, maxelem: u32) -> Self {
+        self.maxelem = Some(maxelem);
+        self
+    }
+
+    /// The same with addresses cut to this prefix length.
+    #[must_use]
+    pub fn with_netmask(mut self, netmask: u8) -> Self {
+        self.netmask = Some(netmask);
+        self
+    }
+
+    /// The same with addresses cut to this mask.
+    #[must_use]
+    pub fn with_bitmask(mut self, bitmask: IpAddr) -> Self {
+        self.bitmask = Some(bitmask);
+        self
+    }
+
+    /// The same with marks cut to this mask.
+    #[must_use]
+    pub fn with_markmask(mut self, markmask: u32) -> Self {
+        self.markmask = Some(markmask);
+        self
+    }
+
+    /// The same with this default timeout.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Timeout) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The same, whose entries can also carry these.
+    #[must_use]
+    pub fn with_flags(mut self, flags: SetFlags) -> Self {
+        self.flags |= flags;
+        self
+    }
+
+    /// The same with this start value of the hash.
+    #[must_use]
+    pub fn with_initval(mut self, initval: u32) -> Self {
+        self.initval = Some(initval);
+        self
+    }
+
+    /// The same with at most this many entries in a bucket.
+    #[must_use]
+    pub fn with_bucketsize(mut self, bucketsize: u8) -> Self {
+        self.bucketsize = Some(bucketsize);
+        self
+    }
+
+    /// The same with this range, for a bitmap.
+    #[must_use]
+    pub fn with_range(mut self, range: Range) -> Self {
+        self.range = Some(range);
+        self
+    }
+
+    /// The same with this size, for a list:set.
+    #[must_use]
+    pub fn with_size(mut self, size: u32) -> Self {
+        self.size = Some(size);
+        self
+    }
 }
 
 /// A set to be created.
@@ -233,6 +322,27 @@ impl SetSpec {
     #[must_use]
     pub fn with_flags(mut self, flags: SetFlags) -> Self {
         self.options.flags |= flags;
+        self
+    }
+
+    /// The same with this start value of the hash: [`SetOptions::initval`].
+    #[must_use]
+    pub fn with_initval(mut self, initval: u32) -> Self {
+        self.options.initval = Some(initval);
+        self
+    }
+
+    /// The same with at most this many entries in a bucket: [`SetOptions::bucketsize`].
+    #[must_use]
+    pub fn with_bucketsize(mut self, bucketsize: u8) -> Self {
+        self.options.bucketsize = Some(bucketsize);
+        self
+    }
+
+    /// The same with this size, for a list:set: [`SetOptions::size`].
+    #[must_use]
+    pub fn with_size(mut self, size: u32) -> Self {
+        self.options.size = Some(size);
         self
     }
 

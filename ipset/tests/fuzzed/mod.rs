@@ -34,7 +34,7 @@ pub(crate) fn text(data: &[u8]) {
     }
     if let Ok(spec) = text.parse::<SetSpec>() {
         assert_eq!(spec.to_string().parse(), Ok(spec.clone()), "{spec}");
-        again(&[SavedSet { spec, entries: Vec::new() }]);
+        again(&[SavedSet::new(spec, [])]);
     }
     for set_type in SetType::ALL {
         let Ok(entry) = Entry::parse(*set_type, text) else { continue };
