@@ -76,11 +76,21 @@ pub struct Chain {
     /// Its name, unique in its table.
     pub name: ChainName,
     /// The policy of a built-in chain; `None` (`-` in dumps) for a user-defined one.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub policy: Option<Policy>,
     /// The counters of the policy; always `[0:0]` for a user-defined chain; `None` where the text has none.
+    #[cfg_attr(feature = "serde", serde(default = "not_counted"))]
     pub counters: Option<Counters>,
     /// Its rules in order.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub rules: Vec<Rule>,
+}
+
+/// The counters of [`Chain::new`].
+#[cfg(feature = "serde")]
+#[expect(clippy::unnecessary_wraps, reason = "serde calls it for a field that is an Option")]
+fn not_counted() -> Option<Counters> {
+    Some(Counters::default())
 }
 
 impl Chain {
@@ -100,6 +110,13 @@ impl Chain {
     #[must_use]
     pub fn with_policy(mut self, policy: Policy) -> Self {
         self.policy = Some(policy);
+        self
+    }
+
+    /// The same with these counters of its policy, which a restore then sets.
+    #[must_use]
+    pub fn with_counters(mut self, counters: Counters) -> Self {
+        self.counters = Some(counters);
         self
     }
 
@@ -267,6 +284,15 @@ pub struct Dump {
     /// Comment and empty lines after the last `COMMIT`.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) trailing: Vec<String>,
+}
+
+/// As [`Dump::parse`].
+impl FromStr for Dump {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::parse(text)
+    }
 }
 
 impl Dump {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, excerpt};
@@ -35,6 +36,12 @@ impl fmt::Display for Family {
             Self::Ipv4 => "IPv4",
             Self::Ipv6 => "IPv6",
         })
+    }
+}
+
+impl From<IpAddr> for Family {
+    fn from(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::Ipv4 } else { Self::Ipv6 }
     }
 }
 

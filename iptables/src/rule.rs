@@ -1,6 +1,8 @@
 //! A rule: its arguments as tokens, and its counters.
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::str::FromStr;
 
 use crate::canonical::CanonicalRule;
 use crate::error::{Error, ErrorKind, excerpt};
@@ -81,6 +83,28 @@ impl PartialEq for Rule {
 }
 
 impl Eq for Rule {}
+
+/// That of the arguments, as for equality.
+impl Ord for Rule {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.tokens.cmp(&other.tokens)
+    }
+}
+
+impl PartialOrd for Rule {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// As [`Rule::parse`].
+impl FromStr for Rule {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::parse(text)
+    }
+}
 
 impl std::hash::Hash for Rule {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {

@@ -42,6 +42,7 @@ impl Invocation {
 
 /// What came of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Output {
     /// The exit code; `None` if a signal ended it.
     pub code: Option<i32>,
@@ -49,6 +50,27 @@ pub struct Output {
     pub stdout: Vec<u8>,
     /// What it complained about.
     pub stderr: Vec<u8>,
+}
+
+impl Output {
+    /// A run with this exit code that printed nothing; `None` if a signal ended it.
+    pub fn new(code: Option<i32>) -> Self {
+        Self { code, ..Self::default() }
+    }
+
+    /// The same with this printed.
+    #[must_use]
+    pub fn with_stdout(mut self, stdout: impl Into<Vec<u8>>) -> Self {
+        self.stdout = stdout.into();
+        self
+    }
+
+    /// The same with these complaints.
+    #[must_use]
+    pub fn with_stderr(mut self, stderr: impl Into<Vec<u8>>) -> Self {
+        self.stderr = stderr.into();
+        self
+    }
 }
 
 /// The lock on behalf of programs too old to take it; released on drop.

@@ -319,6 +319,8 @@ fn values_survive_json() {
     let mut change = Transaction::new();
     change.table(TableName::NAT).chain(ChainName::new("A").unwrap());
     assert_eq!(serde_json::to_string(&change).unwrap(), "\"*nat\\n:A - [0:0]\\nCOMMIT\\n\"");
+    let chain: iptables::Chain = serde_json::from_str("{\"name\": \"A\"}").unwrap();
+    assert_eq!(chain, iptables::Chain::new(ChainName::new("A").unwrap()));
     assert!(serde_json::from_str::<ChainName>("\"-bad\"").is_err());
     assert!(serde_json::from_str::<Token>("\"a\\nb\"").is_err());
 }

@@ -121,13 +121,13 @@ fn the_lock_is_taken_for_programs_that_do_not() {
     let host = Noted::new(FakeHost::new().with_version(Backend::Legacy, "v1.4.21"));
     let iptables = open(&host, Backend::Legacy);
     // Not even `--version` is answered.
-    *host.words.lock().unwrap() = Some(Output { code: Some(0), ..Output::default() });
+    *host.words.lock().unwrap() = Some(Output::new(Some(0)));
     iptables.restore(&new_chain()).unwrap();
     assert_eq!(*host.locked.lock().unwrap(), [WAIT]);
 }
 
 fn says(code: i32, stderr: &str) -> Output {
-    Output { code: Some(code), stdout: Vec::new(), stderr: stderr.as_bytes().to_vec() }
+    Output::new(Some(code)).with_stderr(stderr)
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn what_a_shared_runner_knows_is_asked_for() {
 fn refused(code: Option<i32>, stderr: &str) -> Error {
     let host = Noted::new(FakeHost::new());
     let iptables = open(&host, Backend::NfTables);
-    *host.words.lock().unwrap() = Some(Output { code, stdout: Vec::new(), stderr: stderr.as_bytes().to_vec() });
+    *host.words.lock().unwrap() = Some(Output::new(code).with_stderr(stderr));
     iptables.restore(&new_chain()).unwrap_err()
 }
 
@@ -307,6 +307,36 @@ fn tables_are_built_as_they_are_read() {
     assert!(table.chain("B").unwrap().same_rules(&[rule("-j DROP").with_counters(Counters { packets: 1, bytes: 60 })]));
     assert!(!table.chain("B").unwrap().same_rules(&[]));
     assert!(!table.chain("B").unwrap().same_rules(&[rule("-j RETURN")]));
+}
+
+#[test]
+fn values_come_from_their_text() {
+    let rule: Rule = "-s 10.0.0.0/8 -j ACCEPT".parse().unwrap();
+    assert_eq!(rule, Rule::parse("-s 10.0.0.0/8 -j ACCEPT").unwrap());
+    assert!("-j \"".parse::<Rule>().is_err() && "*nat".parse::<Dump>().is_err());
+    let dump: Dump = "*nat\n:A - [0:0]\nCOMMIT\n".parse().unwrap();
+    assert!(dump.has_chain(&TableName::NAT, "A"));
+    // By arguments, as equality; counters take no part.
+    let later = Rule::parse("-s 10.0.0.0/8 -j DROP").unwrap();
+    let counted = rule.clone().with_counters(Counters { packets: 1, bytes: 60 });
+    assert!(rule < later && counted < later && counted.cmp(&rule).is_eq());
+    assert_eq!(Family::from(std::net::IpAddr::from([10, 0, 0, 1])), Family::Ipv4);
+    assert_eq!(Family::from(std::net::IpAddr::from([0; 16])), Family::Ipv6);
+    // Of the policy, as a restore sets them.
+    let chain =
+        Chain::new(chain("FORWARD")).with_policy(Policy::Drop).with_counters(Counters { packets: 2, bytes: 120 });
+    let mut table = iptables::Table::new(TableName::FILTER);
+    table.insert(chain);
+    let mut dump = Dump::default();
+    dump.tables.push(table);
+    assert_eq!(dump.to_string(), "*filter\n:FORWARD DROP [2:120]\nCOMMIT\n");
+}
+
+/// What a `main` that returns an error prints.
+#[test]
+fn debug_of_errors_prints_what_display_prints() {
+    let error = Rule::parse("-j \"").unwrap_err();
+    assert_eq!(format!("{error:?}"), error.to_string());
 }
 
 #[test]

@@ -268,7 +268,7 @@ impl State {
         let warnings = script.warnings(text);
         match script.run(text, tables) {
             // A check only warns of what the kernel lacks.
-            Ok(()) => Output { code: Some(0), stderr: warnings.into_bytes(), ..Output::default() },
+            Ok(()) => Output::new(Some(0)).with_stderr(warnings),
             Err(failure) => failed(failure.code, warnings + &failure.words),
         }
     }
@@ -280,11 +280,11 @@ fn no_nft(name: &str) -> String {
 }
 
 fn printed(text: String) -> Output {
-    Output { code: Some(0), stdout: text.into_bytes(), stderr: Vec::new() }
+    Output::new(Some(0)).with_stdout(text)
 }
 
 fn failed(code: i32, words: String) -> Output {
-    Output { code: Some(code), stdout: Vec::new(), stderr: words.into_bytes() }
+    Output::new(Some(code)).with_stderr(words)
 }
 
 /// A table that has only its built-in chains.
