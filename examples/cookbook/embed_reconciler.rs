@@ -99,10 +99,7 @@ fn parse(text: &str) -> Result<Wanted, Failure> {
     let mut wanted = Wanted::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (key, endpoints) = line.split_once(" -> ").ok_or_else(|| format!("{line:?} has no arrow"))?;
-        let endpoint = |word: &str| {
-            let address: std::net::SocketAddr = word.parse().map_err(|error| format!("{word:?}: {error}"))?;
-            Ok::<_, String>(EndpointKey::new(address.ip(), address.port()))
-        };
+        let endpoint = |word: &str| word.parse::<EndpointKey>().map_err(|error| format!("{word:?}: {error}"));
         wanted.insert(key.parse()?, endpoints.split_whitespace().map(endpoint).collect::<Result<_, _>>()?);
     }
     Ok(wanted)

@@ -1,7 +1,7 @@
 //! Addresses, networks and protocols, independent of any kernel subsystem.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 /// A network: an address and a prefix length, without host bits.
@@ -158,12 +158,19 @@ impl FromStr for FrontendKey {
 }
 
 /// The text is no [`FrontendKey`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct InvalidFrontendKey(Box<str>);
 
 impl fmt::Display for InvalidFrontendKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: not PROTOCOL ADDRESS:PORT, such as TCP 10.96.0.1:80", self.0)
+    }
+}
+
+/// The message, which is what a `main` that returns the error prints.
+impl fmt::Debug for InvalidFrontendKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -176,6 +183,16 @@ impl fmt::Display for FrontendKey {
 }
 
 /// The address and port of an endpoint. Sorted by address, then port; prints as `10.244.0.7:8080` or `[fd00::7]:8080`.
+///
+/// ```
+/// use proxier_core::net::EndpointKey;
+///
+/// let web = EndpointKey::new("10.244.0.7".parse()?, 8080);
+/// assert_eq!("10.244.0.7:8080".parse(), Ok(web));
+/// let address: std::net::SocketAddr = web.into();
+/// assert_eq!(EndpointKey::from(address), web);
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey {
     /// Address.
@@ -191,6 +208,21 @@ impl EndpointKey {
     }
 }
 
+impl From<SocketAddr> for EndpointKey {
+    fn from(address: SocketAddr) -> Self {
+        EndpointKey::new(address.ip(), address.port())
+    }
+}
+
+/// As it prints.
+impl FromStr for EndpointKey {
+    type Err = AddrParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<SocketAddr>().map(EndpointKey::from)
+    }
+}
+
 impl From<EndpointKey> for SocketAddr {
     fn from(key: EndpointKey) -> Self {
         SocketAddr::new(key.address, key.port)
@@ -200,5 +232,25 @@ impl From<EndpointKey> for SocketAddr {
 impl fmt::Display for EndpointKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         SocketAddr::from(*self).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_prints_what_display_prints() {
+        let error = "TCP 10.96.0.1".parse::<FrontendKey>().map_err(|error| format!("{error:?}"));
+        let message = "\"TCP 10.96.0.1\": not PROTOCOL ADDRESS:PORT, such as TCP 10.96.0.1:80";
+        assert_eq!(error, Err(message.to_owned()));
+    }
+
+    #[test]
+    fn endpoints_come_back_from_their_text() {
+        for text in ["10.244.0.7:8080", "[fd00::7]:8080"] {
+            assert_eq!(text.parse::<EndpointKey>().map(|key| key.to_string()), Ok(text.to_owned()));
+        }
+        assert!("10.244.0.7".parse::<EndpointKey>().is_err() && "web:80".parse::<EndpointKey>().is_err());
     }
 }

@@ -134,6 +134,9 @@ impl Default for Options {
 ///
 /// Sockets stay in the namespace in which they were opened; programs, and files below `/proc/sys/net`, are those of the calling
 /// thread. So threads that use one value must share a namespace, as those of a process do unless it moves one.
+/// For another namespace, such as a pod's, start a thread, enter the namespace there (`setns` with `CAP_SYS_ADMIN`), and open, use and drop the value
+/// on that thread; a [`Monitor`] or [`TableMonitor`] opened there may be drained anywhere. There is no `open_in`, since programs and sysctls would
+/// stay those of the caller.
 ///
 /// ```no_run
 /// use std::time::Duration;

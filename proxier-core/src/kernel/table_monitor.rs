@@ -33,6 +33,8 @@ impl TableChanges {
 ///
 /// It hears of this process's own transactions too: [`Reconciler::tables_changed`](crate::reconciler::Reconciler::tables_changed) knows
 /// them. To miss nothing, open it before the tables are read. Wait for its descriptor to become readable, then call [`drain`](TableMonitor::drain).
+///
+/// It stays in the network namespace in which the thread was that opened it: for another one, open it on a thread that has entered that.
 #[derive(Debug)]
 pub struct TableMonitor {
     events: Events,

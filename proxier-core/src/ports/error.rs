@@ -30,6 +30,24 @@ pub enum PortErrorKind {
     Other,
 }
 
+/// In a few words; the error's message says what it was about.
+impl fmt::Display for PortErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            PortErrorKind::NotFound => "does not exist",
+            PortErrorKind::AlreadyExists => "exists already",
+            PortErrorKind::Permission => "not permitted",
+            PortErrorKind::Unavailable => "not possible on this kernel now",
+            PortErrorKind::Busy => "busy; try again",
+            PortErrorKind::Full => "full",
+            PortErrorKind::Invalid => "refused value or form",
+            PortErrorKind::Skipped => "not tried, because something it depends on failed",
+            PortErrorKind::Unknown => "outcome unknown",
+            PortErrorKind::Other => "failed otherwise",
+        })
+    }
+}
+
 /// A failed call, or a failed part of one.
 ///
 /// Prints as one line that says what failed, on what and why, in the words of the client below.
@@ -43,7 +61,7 @@ pub enum PortErrorKind {
 /// let error = read("/proc/sys/net/no-such-value").err();
 /// assert_eq!(error, Some(PortError::new(PortErrorKind::NotFound, "No such file or directory (os error 2)")));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PortError {
     kind: PortErrorKind,
     message: Box<str>,
@@ -83,6 +101,13 @@ impl fmt::Display for PortError {
     }
 }
 
+/// The message, which is what a `main` that returns the error prints.
+impl fmt::Debug for PortError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl std::error::Error for PortError {}
 
 /// One item of a call with many that was not carried out.
@@ -96,3 +121,15 @@ pub struct ItemFailure {
 
 /// The items of a call that were not carried out, by index. All others were.
 pub type ItemFailures = Vec<ItemFailure>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_prints_what_display_prints() {
+        let error = PortError::new(PortErrorKind::Busy, "the lock of iptables is held");
+        assert_eq!(format!("{error:?}"), "the lock of iptables is held");
+        assert_eq!(error.kind().to_string(), "busy; try again");
+    }
+}

@@ -68,6 +68,8 @@ impl Changes {
 ///
 /// To miss nothing, open it before reading the addresses. Wait for its descriptor to become readable, then call
 /// [`drain`](Monitor::drain).
+///
+/// It stays in the network namespace in which the thread was that opened it: for another one, open it on a thread that has entered that.
 pub struct Monitor {
     socket: OwnedFd,
     connection: Connection,

@@ -16,7 +16,7 @@ use crate::net::{Family, Protocol};
 use crate::snapshot::ObjectKey;
 
 /// Why rules could not be compared; nothing is written then.
-#[derive(Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub enum Incomparable {
     /// A table that `iptables-save` cannot show, because it holds what only `nft` can express.
@@ -34,6 +34,17 @@ impl fmt::Display for Incomparable {
                  left as they are; find them with `nft list ruleset` and remove what was not made by iptables"
             ),
             Incomparable::Rule(_) => f.write_str("a rule of a Service cannot be written"),
+        }
+    }
+}
+
+/// The message and what caused it, which is what a `main` that returns the error prints.
+impl fmt::Debug for Incomparable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        match self {
+            Incomparable::Unreadable(_) => Ok(()),
+            Incomparable::Rule(error) => write!(f, ": {error:?}"),
         }
     }
 }
@@ -284,4 +295,19 @@ fn same_lines(there: &[Rule], wanted: &[Rule]) -> bool {
     let last = there.iter().filter(is_last).count();
     let in_place = there.iter().rev().take_while(is_last).count() == last;
     in_place && spelling::same_in_any_order(there, wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_prints_what_display_prints_and_the_cause() {
+        let unreadable = Incomparable::Unreadable(TableName::NAT);
+        assert_eq!(format!("{unreadable:?}"), unreadable.to_string());
+        let cause = iptables::Rule::parse("-j \"").err().map(Incomparable::Rule);
+        let shown = cause.clone().map(|cause| format!("{cause:?}")).unwrap_or_default();
+        assert!(shown.starts_with("a rule of a Service cannot be written: ") && shown.contains("quot"), "{shown}");
+        assert_eq!(shown.lines().count(), 1);
+    }
 }
