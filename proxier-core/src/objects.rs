@@ -280,6 +280,8 @@ objects! {
         allowed_annotations: Option<Vec<String>>,
         /// How addresses become this host's: `addresses` (also when empty), `routes`. Not in kube-proxy.
         binding: Option<String>,
+        /// What counts where no annotation of a Service says otherwise. Not in kube-proxy.
+        defaults: IpvsDefaultsObject,
         /// With `routes`, the networks of cluster IPs. Not in kube-proxy.
         #[serde(rename = "serviceCIDRs")]
         service_cidrs: Vec<String>,
@@ -296,5 +298,31 @@ objects! {
         /// What masquerades and guards beside the virtual servers: `auto`, `nftables`, `iptables`; `auto` when empty. Not in
         /// kube-proxy.
         rules: Option<String>,
+    }
+
+    /// `ipvs.defaults` of `KubeProxyConfiguration`: the words of annotations of Services.
+    IpvsDefaultsObject {
+        /// Flags of the scheduler, with commas.
+        scheduler_flags: Option<String>,
+        /// How long a client stays with its endpoint.
+        persistence_seconds: Option<i64>,
+        /// Which clients of IPv4 count as one, 0 to 32.
+        #[serde(rename = "persistencePrefixIPv4")]
+        persistence_prefix_ipv4: Option<i64>,
+        /// Which clients of IPv6 count as one, 1 to 128.
+        #[serde(rename = "persistencePrefixIPv6")]
+        persistence_prefix_ipv6: Option<i64>,
+        /// Whether each UDP datagram is scheduled for itself.
+        one_packet: Option<bool>,
+        /// Weights of endpoints by zone: `zone-a=3, *=0`.
+        zone_weights: Option<String>,
+        /// How packets for external addresses reach endpoints.
+        forwarding: Option<String>,
+        /// Connections above which an endpoint gets no new ones.
+        max_connections: Option<i64>,
+        /// Connections below which it gets new ones again.
+        min_connections: Option<i64>,
+        /// How long an endpoint that leaves keeps its connections.
+        drain_seconds: Option<i64>,
     }
 }

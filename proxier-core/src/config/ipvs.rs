@@ -1,12 +1,14 @@
 //! Configuration of IPVS mode.
 
 use std::fmt;
+use std::sync::Arc;
 
 use bitflags::bitflags;
 use ipvs::model::Scheduler;
 
 use super::MarkRange;
 use crate::net::Network;
+use crate::snapshot::Balancing;
 
 bitflags! {
     /// What annotations of Services, EndpointSlices and Nodes may decide.
@@ -147,6 +149,20 @@ pub struct IpvsConfig {
     /// What Services may decide by annotations ([`Balancing`](crate::snapshot::Balancing)). Default everything but weights by
     /// node.
     pub may_ask_for: MayAskFor,
+    /// How connections are shared out where a Service's annotations say nothing, or may not decide. The scheduler is
+    /// [`IpvsConfig::scheduler`], and persistence is for Services without session affinity. Default nothing.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use proxier_core::config::Config;
+    /// use proxier_core::snapshot::Balancing;
+    ///
+    /// let mut config = Config::default();
+    /// let mut defaults = Balancing::default();
+    /// defaults.drain_secs = Some(120);
+    /// config.ipvs.defaults = Some(Arc::new(defaults));
+    /// ```
+    pub defaults: Option<Arc<Balancing>>,
     /// Networks in which no virtual server is ever deleted: another program made it. Default none.
     pub exclude_cidrs: Vec<Network>,
     /// How addresses become this host's. Default by binding them.
@@ -172,6 +188,7 @@ impl Default for IpvsConfig {
         IpvsConfig {
             scheduler: Scheduler::RoundRobin,
             may_ask_for: MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS),
+            defaults: None,
             exclude_cidrs: Vec::new(),
             binding: Binding::default(),
             service_cidrs: Vec::new(),

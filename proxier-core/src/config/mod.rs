@@ -8,7 +8,7 @@ mod names;
 use crate::net::{Family, Network};
 use crate::objects::ConfigObject;
 use crate::service::Reserved;
-use crate::snapshot::{ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
+use crate::snapshot::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, parse_network};
 
 pub use self::ipvs::{Binding, IpvsConfig, MayAskFor, RulesBy};
 pub use marks::MarkRange;
@@ -161,6 +161,7 @@ impl Config {
         if let Some(names) = &object.ipvs.allowed_annotations {
             config.ipvs.may_ask_for = check_allowed(names, report);
         }
+        config.ipvs.defaults = Balancing::check_defaults(&object.ipvs.defaults, report);
         config.node_port_addresses = check_node_port_addresses(&object.node_port_addresses, report);
         config.ipvs.exclude_cidrs = check_networks(&object.ipvs.exclude_cidrs, "ipvs.excludeCIDRs", report);
         if let Some(name) = object.ipvs.binding.as_deref().filter(|name| !name.is_empty()) {

@@ -49,7 +49,8 @@ pub struct Frontend {
     pub falls_back: bool,
     /// How long a client stays with its endpoint, in seconds; `None`: each connection is for itself.
     pub affinity_secs: Option<u32>,
-    /// How its connections are shared out, where that differs from the configuration.
+    /// How its connections are shared out, where anything is asked for: by its Service, as far as that may decide, else by the
+    /// configuration ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)). Used by IPVS mode.
     pub balancing: Option<Arc<Balancing>>,
     /// The weights of endpoints where any are asked for, sorted by endpoint; 1 for those that are not here. Used by IPVS mode.
     pub weights: Option<Arc<[(EndpointKey, u16)]>>,

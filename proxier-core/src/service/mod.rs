@@ -18,8 +18,8 @@ use std::sync::Arc;
 use crate::config::{LocalFallback, MayAskFor};
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::snapshot::{
-    Created, EndpointSlice, FrontendSpec, OTHER_PORT, ObjectKey, ObjectKind, Rejection, Reporter, Service, ServicePort,
-    Spelled, Store, TrafficPolicy,
+    Balancing, Created, EndpointSlice, FrontendSpec, OTHER_PORT, ObjectKey, ObjectKind, Rejection, Reporter, Service,
+    ServicePort, Spelled, Store, TrafficPolicy,
 };
 use endpoints::{Candidate, Choice, choose, count_ready_local, gather};
 use weights::weigh;
@@ -125,6 +125,8 @@ fn compile_service<'a>(
     let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
     let mut compiled = Compiled::empty(service.key.clone(), service.created);
     let mut frontends = BTreeMap::new();
+    let balancing = Balancing::of(service.balancing.as_ref(), &facts.config.ipvs, service.affinity_secs.is_some());
+    let balancing = balancing.as_ref();
     for family in facts.config.families.iter() {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
         for port in &service.ports {
@@ -134,7 +136,7 @@ fn compile_service<'a>(
             let key = |candidate: &Candidate<'_>| EndpointKey::new(candidate.address, candidate.port);
             compiled.hairpins.extend(local.map(|candidate| (port.protocol, key(candidate))));
             let mut rows = table(service, port, cluster_ip, facts);
-            let context = Context { service, port, facts };
+            let context = Context { service, port, facts, balancing };
             for row in &mut rows {
                 row.elsewhere_only = choice.is_elsewhere_only(&candidates);
                 row.leave_out_reserved(&context, &choice, &mut compiled.rejected);
@@ -142,7 +144,7 @@ fn compile_service<'a>(
             }
             let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
             let asked = Asked {
-                weights: weigh(&slices, service, port, family, facts),
+                weights: weigh(&slices, balancing.map(|of| &**of), port, family, facts),
                 returns_directly: context.returns_directly(&rows, &choice, &mut compiled.refused),
             };
             for row in &rows {
@@ -185,6 +187,7 @@ pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFa
         let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
         let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node)));
         compiled.ports.extend(port.clone());
+        let balancing = Balancing::of(spec.balancing.as_ref(), &facts.config.ipvs, spec.affinity_secs.is_some());
         compiled.frontends.push(Arc::new(Frontend {
             key: spec.key,
             roles: spec.roles,
@@ -193,11 +196,11 @@ pub fn compile_frontends(key: &ObjectKey, specs: &[FrontendSpec], facts: &NodeFa
             local: spec.local.as_slice().into(),
             falls_back: false,
             affinity_secs: spec.affinity_secs,
-            balancing: spec.balancing.clone(),
+            returns_directly: balancing.as_ref().is_some_and(|of| of.returning().is_some())
+                && spec.why_only_masqueraded().is_none(),
+            balancing,
             weights: (!spec.weights.is_empty() && facts.config.lets(MayAskFor::WEIGHTS))
                 .then(|| spec.weights.as_slice().into()),
-            returns_directly: spec.balancing.as_ref().is_some_and(|balancing| balancing.forwarding.is_some())
-                && facts.config.lets(MayAskFor::FORWARDING),
             on_interface: facts.is_on_interface(spec.key.address),
             source_ranges: ranges.map(Into::into),
             node_may_use: node.is_some_and(in_ranges),
@@ -228,15 +231,15 @@ struct Context<'a> {
     service: &'a Service,
     port: &'a ServicePort,
     facts: &'a NodeFacts,
+    /// How its connections are shared out.
+    balancing: Option<&'a Arc<Balancing>>,
 }
 
 impl Context<'_> {
     /// Whether endpoints answer clients of external addresses by themselves. Notes why not, if the Service asks for it.
     fn returns_directly(&self, rows: &[Row], choice: &Choice, refused: &mut Vec<Rejection>) -> bool {
-        let asked = self.service.balancing.as_ref().filter(|_| self.facts.config.lets(MayAskFor::FORWARDING));
-        let Some((method, name)) = asked.and_then(|asked| Some((asked.forwarding?, asked.forwarding_asked_by))) else {
-            return false;
-        };
+        let Some(asked) = self.balancing else { return false };
+        let Some(method) = asked.returning() else { return false };
         if !rows.iter().any(|row| row.is_external() && !row.addresses.is_empty()) {
             return false;
         }
@@ -246,7 +249,7 @@ impl Context<'_> {
         };
         let value = format_args!("{} for {protocol} {port}, endpoint {other}", Spelled(method));
         Reporter::new(ObjectKind::Service, self.service.key.clone(), refused).reject(
-            format!("metadata.annotations[{name}]"),
+            asked.forwarding_field(),
             value,
             OTHER_PORT,
         );
@@ -348,7 +351,7 @@ impl Row {
             local: choice.local.clone(),
             falls_back: self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster,
             affinity_secs: service.affinity_secs,
-            balancing: service.balancing.clone(),
+            balancing: context.balancing.cloned(),
             weights: asked.weights.clone(),
             returns_directly: asked.returns_directly && self.is_external(),
             on_interface: facts.is_on_interface(address),

@@ -68,7 +68,7 @@ pub struct Port {
 impl Port {
     /// `rows`: without the addresses that are reserved.
     pub(super) fn new(context: &Context<'_>, rows: &[Row], family: Family, choice: &Choice) -> Self {
-        let Context { service, port, facts } = context;
+        let Context { service, port, facts, .. } = context;
         let addresses = |role| {
             let mut rows = rows.iter().filter(move |row| row.role == role);
             rows.next().map_or(&[][..], |row| &row.addresses)

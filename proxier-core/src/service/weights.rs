@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::NodeFacts;
 use crate::config::MayAskFor;
 use crate::net::{EndpointKey, Family};
-use crate::snapshot::{EndpointSlice, Service, ServicePort};
+use crate::snapshot::{Balancing, EndpointSlice, ServicePort};
 
 /// The weights that are asked for the endpoints of a Service port, sorted by endpoint; `None` when nobody asks, which costs nothing
 /// for each endpoint.
@@ -14,13 +14,13 @@ use crate::snapshot::{EndpointSlice, Service, ServicePort};
 /// the larger one.
 pub(super) fn weigh(
     slices: &[&EndpointSlice],
-    service: &Service,
+    balancing: Option<&Balancing>,
     port: &ServicePort,
     family: Family,
     facts: &NodeFacts,
 ) -> Option<Arc<[(EndpointKey, u16)]>> {
     let lets = facts.config.lets(MayAskFor::WEIGHTS);
-    let by_zone = service.balancing.as_ref().and_then(|balancing| balancing.zone_weights.as_ref()).filter(|_| lets);
+    let by_zone = balancing.and_then(|balancing| balancing.zone_weights.as_ref());
     let by_slice = lets && slices.iter().any(|slice| slice.has_weights());
     let by_node = facts.node_weights();
     if by_zone.is_none() && !by_slice && by_node.is_empty() {

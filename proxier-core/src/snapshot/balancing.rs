@@ -6,10 +6,13 @@ use std::sync::Arc;
 use ipvs::model::{Family as KernelFamily, ForwardingMethod, Granularity, Scheduler, SchedulerFlags, Thresholds};
 
 use super::{Reporter, ZoneWeights, forwarding};
+use crate::config::{IpvsConfig, MayAskFor};
 use crate::net::Protocol;
+use crate::objects::IpvsDefaultsObject;
 
 /// How a Service's connections are shared out among its endpoints, where that differs from the configuration. Used by IPVS mode;
-/// other modes ignore it.
+/// other modes ignore it. The same values are the configuration's for what Services say nothing of
+/// ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)).
 ///
 /// | annotation | value | also read |
 /// | --- | --- | --- |
@@ -79,8 +82,8 @@ pub struct Balancing {
     pub granularity_v4: Option<Granularity>,
     /// Which clients of IPv6 count as one.
     pub granularity_v6: Option<Granularity>,
-    /// Whether each UDP datagram is scheduled for itself.
-    pub one_packet: bool,
+    /// Whether each UDP datagram is scheduled for itself. `None`: no.
+    pub one_packet: Option<bool>,
     /// The weights of endpoints by zone. `None`: all the same.
     pub zone_weights: Option<ZoneWeights>,
     /// How packets for external addresses reach endpoints. `None`: by masquerading.
@@ -89,8 +92,8 @@ pub struct Balancing {
     pub thresholds: Thresholds,
     /// How long an endpoint that leaves may keep connections, in seconds; 0: it loses them at once.
     pub drain_secs: Option<u32>,
-    /// The annotation that asks for `forwarding`.
-    pub(crate) forwarding_asked_by: &'static str,
+    /// The annotation that asks for `forwarding`; the field, if it is the configuration.
+    forwarding_asked_by: &'static str,
 }
 
 const SCHEDULER: &str = "proxier/scheduler";
@@ -105,6 +108,8 @@ const MAX_CONNECTIONS: &str = "proxier/max-connections";
 const MIN_CONNECTIONS: &str = "proxier/min-connections";
 const DRAIN: &str = "proxier/drain-seconds";
 
+const FORWARDING_DEFAULT: &str = "ipvs.defaults.forwarding";
+
 /// Names of kube-router.
 const ALIASES: [(&str, &str); 3] = [
     (SCHEDULER, "kube-router.io/service.scheduler"),
@@ -115,9 +120,30 @@ const ALIASES: [(&str, &str); 3] = [
 /// The longest persistence that ipvsadm accepts: 31 days. An endpoint drains no longer either.
 const MAX_PERSISTENCE_SECS: u32 = 31 * 86_400;
 
-/// The annotations of one Service.
+/// The fields of `ipvs.defaults` in a configuration that say what annotations say.
+const FIELDS: [(&str, &str); 10] = [
+    (FLAGS, "ipvs.defaults.schedulerFlags"),
+    (PERSISTENCE, "ipvs.defaults.persistenceSeconds"),
+    (PREFIX_V4, "ipvs.defaults.persistencePrefixIPv4"),
+    (PREFIX_V6, "ipvs.defaults.persistencePrefixIPv6"),
+    (ONE_PACKET, "ipvs.defaults.onePacket"),
+    (ZONE_WEIGHTS, "ipvs.defaults.zoneWeights"),
+    (FORWARDING, FORWARDING_DEFAULT),
+    (MAX_CONNECTIONS, "ipvs.defaults.maxConnections"),
+    (MIN_CONNECTIONS, "ipvs.defaults.minConnections"),
+    (DRAIN, "ipvs.defaults.drainSeconds"),
+];
+
+/// The path of an annotation, or of the field of a configuration that says the same.
+fn path(name: &str, is_configuration: bool) -> String {
+    let field = FIELDS.iter().filter(|_| is_configuration).find(|(annotation, _)| *annotation == name);
+    field.map_or_else(|| format!("metadata.annotations[{name}]"), |(_, field)| (*field).to_owned())
+}
+
+/// The annotations of one Service, or what a configuration says in their place.
 struct Annotations<'a, 'r> {
     all: &'a BTreeMap<String, String>,
+    is_configuration: bool,
     report: &'a mut Reporter<'r>,
 }
 
@@ -139,19 +165,19 @@ impl<'a> Annotations<'a, '_> {
     }
 
     fn reject(&mut self, name: &str, value: &str, reason: &'static str) {
-        self.report.reject(format!("metadata.annotations[{name}]"), value, reason);
+        self.report.reject(path(name, self.is_configuration), value, reason);
     }
 
     fn zone_weights(&mut self) -> Option<ZoneWeights> {
         let (name, value) = self.get(ZONE_WEIGHTS)?;
-        ZoneWeights::check(name, value, self.report)
+        ZoneWeights::check(&path(name, self.is_configuration), value, self.report)
     }
 
-    /// The method, unless it is masquerading, and the annotation that asks for it.
+    /// The method, and the annotation that asks for it.
     fn forwarding(&mut self) -> Option<(&'static str, ForwardingMethod)> {
         let (name, value) = self.get(FORWARDING)?;
         match forwarding::parse(value) {
-            Ok(method) => Some((name, method)).filter(|(_, method)| *method != ForwardingMethod::Masquerade),
+            Ok(method) => Some((name, method)),
             Err(reason) => {
                 self.reject(name, value, reason);
                 None
@@ -191,7 +217,127 @@ impl Balancing {
         if !annotations.keys().any(|name| Balancing::is_annotation(name)) {
             return None;
         }
-        let mut given = Annotations { all: annotations, report };
+        let given = Annotations { all: annotations, is_configuration: false, report };
+        let balancing = Balancing::read(given, protocols, has_affinity);
+        (balancing != Balancing::default()).then(|| Arc::new(balancing))
+    }
+
+    /// Reads what a configuration says of Services without such annotations. `None`: nothing.
+    pub(crate) fn check_defaults(object: &IpvsDefaultsObject, report: &mut Reporter<'_>) -> Option<Arc<Self>> {
+        let number = |number: Option<i64>| number.map(|number| number.to_string());
+        let all: BTreeMap<String, String> = [
+            (FLAGS, object.scheduler_flags.clone()),
+            (PERSISTENCE, number(object.persistence_seconds)),
+            (PREFIX_V4, number(object.persistence_prefix_ipv4)),
+            (PREFIX_V6, number(object.persistence_prefix_ipv6)),
+            (ONE_PACKET, object.one_packet.map(|is_on| is_on.to_string())),
+            (ZONE_WEIGHTS, object.zone_weights.clone()),
+            (FORWARDING, object.forwarding.clone()),
+            (MAX_CONNECTIONS, number(object.max_connections)),
+            (MIN_CONNECTIONS, number(object.min_connections)),
+            (DRAIN, number(object.drain_seconds)),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+        .collect();
+        let given = Annotations { all: &all, is_configuration: true, report };
+        let mut balancing = Balancing::read(given, [Protocol::Udp], true);
+        if balancing.forwarding.is_some() {
+            balancing.forwarding_asked_by = FORWARDING_DEFAULT;
+        }
+        (balancing != Balancing::default()).then(|| Arc::new(balancing))
+    }
+
+    /// What counts for a Service that asks for this: what its annotations may decide, else what the configuration says.
+    /// `has_affinity`: the Service asks for session affinity by its own field.
+    pub(crate) fn of(asked: Option<&Arc<Self>>, config: &IpvsConfig, has_affinity: bool) -> Option<Arc<Self>> {
+        let may = config.may_ask_for;
+        let merged = match (asked, &config.defaults) {
+            (None, None) => return None,
+            // Nearly everywhere nothing is left out, and nothing added.
+            (Some(asked), None) if may.union(MayAskFor::NODE_WEIGHTS).is_all() => return Some(asked.clone()),
+            (None, Some(defaults)) if !has_affinity || defaults.persistence_secs.is_none() => {
+                return Some(defaults.clone());
+            }
+            (asked, defaults) => {
+                let asked = asked.map(|asked| asked.only(may)).unwrap_or_default();
+                match defaults {
+                    Some(defaults) => asked.or(defaults, has_affinity),
+                    None => asked,
+                }
+            }
+        };
+        (merged != Balancing::default()).then(|| Arc::new(merged))
+    }
+
+    /// Without what may not be asked for.
+    fn only(&self, may: MayAskFor) -> Self {
+        let mut allowed = self.clone();
+        let left = Balancing::default();
+        if !may.contains(MayAskFor::SCHEDULER) {
+            (allowed.scheduler, allowed.scheduler_flags) = (left.scheduler, left.scheduler_flags);
+        }
+        if !may.contains(MayAskFor::PERSISTENCE) {
+            allowed.persistence_secs = left.persistence_secs;
+            (allowed.granularity_v4, allowed.granularity_v6) = (left.granularity_v4, left.granularity_v6);
+        }
+        if !may.contains(MayAskFor::ONE_PACKET) {
+            allowed.one_packet = left.one_packet;
+        }
+        if !may.contains(MayAskFor::WEIGHTS) {
+            allowed.zone_weights = left.zone_weights;
+        }
+        if !may.contains(MayAskFor::FORWARDING) {
+            (allowed.forwarding, allowed.forwarding_asked_by) = (left.forwarding, left.forwarding_asked_by);
+        }
+        if !may.contains(MayAskFor::THRESHOLDS) {
+            allowed.thresholds = left.thresholds;
+        }
+        if !may.contains(MayAskFor::DRAIN) {
+            allowed.drain_secs = left.drain_secs;
+        }
+        allowed
+    }
+
+    /// The same, with the configuration's values for what is not said. Flags go with the scheduler that they are for.
+    fn or(mut self, defaults: &Balancing, has_affinity: bool) -> Self {
+        if self.scheduler.is_none() {
+            self.scheduler_flags = self.scheduler_flags.or(defaults.scheduler_flags);
+        }
+        self.persistence_secs = self.persistence_secs.or(defaults.persistence_secs.filter(|_| !has_affinity));
+        self.granularity_v4 = self.granularity_v4.or(defaults.granularity_v4);
+        self.granularity_v6 = self.granularity_v6.or(defaults.granularity_v6);
+        self.one_packet = self.one_packet.or(defaults.one_packet);
+        self.zone_weights = self.zone_weights.or_else(|| defaults.zone_weights.clone());
+        if self.forwarding.is_none() {
+            (self.forwarding, self.forwarding_asked_by) = (defaults.forwarding, defaults.forwarding_asked_by);
+        }
+        if self.thresholds == Thresholds::default() {
+            self.thresholds = defaults.thresholds;
+        }
+        self.drain_secs = self.drain_secs.or(defaults.drain_secs);
+        self
+    }
+
+    /// The method by which endpoints answer clients by themselves, if one is asked for.
+    pub(crate) fn returning(&self) -> Option<ForwardingMethod> {
+        self.forwarding.filter(|method| *method != ForwardingMethod::Masquerade)
+    }
+
+    /// What the method of [`Balancing::forwarding`] is called in annotations: `direct-route`, `gue:6080`.
+    pub fn forwarding_name(&self) -> Option<String> {
+        self.forwarding.map(|method| forwarding::Spelled(method).to_string())
+    }
+
+    /// What asks for `forwarding`.
+    pub(crate) fn forwarding_field(&self) -> String {
+        match self.forwarding_asked_by {
+            FORWARDING_DEFAULT => FORWARDING_DEFAULT.to_owned(),
+            annotation => path(annotation, false),
+        }
+    }
+
+    fn read(mut given: Annotations<'_, '_>, protocols: impl IntoIterator<Item = Protocol>, has_affinity: bool) -> Self {
         let scheduler = given.read(SCHEDULER, "not a scheduler of IPVS; the configured one counts", |text| {
             text.parse().ok().filter(|scheduler| Scheduler::KNOWN.contains(scheduler) && *scheduler != Scheduler::None)
         });
@@ -216,11 +362,10 @@ impl Balancing {
                 }
             }
         }
-        let one_packet = given.read(ONE_PACKET, "neither true nor false; taken as false", |text| text.parse().ok());
-        let mut one_packet = one_packet.unwrap_or_default();
-        if one_packet && !protocols.into_iter().any(|protocol| protocol == Protocol::Udp) {
+        let mut one_packet = given.read(ONE_PACKET, "neither true nor false; taken as false", |text| text.parse().ok());
+        if one_packet == Some(true) && !protocols.into_iter().any(|protocol| protocol == Protocol::Udp) {
             given.reject(ONE_PACKET, "true", "needs a port of UDP; ignored");
-            one_packet = false;
+            one_packet = None;
         }
         let zone_weights = given.zone_weights();
         let (forwarding_asked_by, forwarding) = given.forwarding().unzip();
@@ -228,7 +373,7 @@ impl Balancing {
         let drain_secs = given.read(DRAIN, "not 0 to 2678400 seconds; the configured time counts", |text| {
             text.parse().ok().filter(|secs| *secs <= MAX_PERSISTENCE_SECS)
         });
-        let balancing = Balancing {
+        Balancing {
             scheduler,
             scheduler_flags,
             persistence_secs,
@@ -240,7 +385,6 @@ impl Balancing {
             thresholds,
             drain_secs,
             forwarding_asked_by: forwarding_asked_by.unwrap_or_default(),
-        };
-        (balancing != Balancing::default()).then(|| Arc::new(balancing))
+        }
     }
 }

@@ -99,7 +99,7 @@ impl FrontendSpec {
     }
 
     /// Why its packets cannot be forwarded in any other way than by masquerading; see [`Balancing`].
-    fn why_only_masqueraded(&self) -> Option<&'static str> {
+    pub(crate) fn why_only_masqueraded(&self) -> Option<&'static str> {
         let has_other_port = |endpoint: &EndpointKey| endpoint.port != self.key.port;
         if self.roles.intersects(Roles::CLUSTER_IP | Roles::NODE_PORT) {
             Some("for external and load-balancer addresses only; masquerade counts")
@@ -163,7 +163,7 @@ impl FrontendSpec {
                 list.sort_unstable();
                 list.dedup();
             }
-            if let Some(method) = spec.balancing.as_ref().and_then(|balancing| balancing.forwarding)
+            if let Some(method) = spec.balancing.as_ref().and_then(|balancing| balancing.returning())
                 && let Some(reason) = spec.why_only_masqueraded()
             {
                 report.reject(format!("{field}.balancing.forwarding"), Spelled(method), reason);

@@ -54,10 +54,10 @@ impl ZoneWeights {
         found.and_then(|place| self.zones.get(place)).map_or(self.others, |(_, weight)| *weight)
     }
 
-    /// Reads an annotation. Leaves out items that cannot be read, and reports them; `None` when nothing is left.
-    pub(super) fn check(name: &str, text: &str, report: &mut Reporter<'_>) -> Option<Self> {
+    /// Reads an annotation, or a field of the configuration, with this path. Leaves out items that cannot be read, and reports them; `None` when nothing is left.
+    pub(super) fn check(field: &str, text: &str, report: &mut Reporter<'_>) -> Option<Self> {
         let reason = "not a zone (or *) and its weight, 0 to 65535: zone-a=3; left out";
-        let items = items(text, name, reason, report, |zone| (!zone.is_empty()).then_some(zone));
+        let items = items(text, field, reason, report, |zone| (!zone.is_empty()).then_some(zone));
         let (named, others): (Vec<_>, Vec<_>) = items.into_iter().partition(|(zone, _)| *zone != OTHERS);
         if named.is_empty() && others.is_empty() {
             return None;
@@ -69,7 +69,8 @@ impl ZoneWeights {
 /// Reads the weights of a slice's endpoints, sorted by address. Leaves out items that cannot be read, and reports them.
 pub(super) fn of_addresses(text: &str, report: &mut Reporter<'_>) -> Box<[(IpAddr, u16)]> {
     let reason = "not an address and its weight, 0 to 65535: 10.0.0.1=3; left out";
-    let mut weights = items(text, OF_ADDRESSES, reason, report, parse_address);
+    let field = format!("metadata.annotations[{OF_ADDRESSES}]");
+    let mut weights = items(text, &field, reason, report, parse_address);
     weights.sort_by_key(|(address, _)| *address);
     weights.dedup_by_key(|(address, _)| *address);
     weights.into()
@@ -83,7 +84,7 @@ pub(super) fn parse(text: &str) -> Option<u16> {
 /// The items `KEY=WEIGHT` between commas.
 fn items<'a, K>(
     text: &'a str,
-    name: &str,
+    field: &str,
     reason: &'static str,
     report: &mut Reporter<'_>,
     key: impl Fn(&'a str) -> Option<K>,
@@ -92,7 +93,7 @@ fn items<'a, K>(
     for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
         let read = item.split_once('=').and_then(|(left, right)| Some((key(left.trim())?, parse(right)?)));
         if read.is_none() {
-            report.reject(format!("metadata.annotations[{name}]"), item, reason);
+            report.reject(field, item, reason);
         }
         items.extend(read);
     }

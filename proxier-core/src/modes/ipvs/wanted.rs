@@ -11,7 +11,7 @@ use ipset::{Element, IpSpan, Ports};
 use ipvs::model::{Persistence, RealServerConfig, Scheduler, SchedulerFlags, VirtualServerConfig};
 use ipvs::{Operation, RealServerKey, VirtualServer, VirtualServerKey};
 
-use crate::config::{Config, MayAskFor};
+use crate::config::Config;
 use crate::modes::ipvs::drain::Policy;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::Plan;
@@ -430,27 +430,24 @@ impl Index {
         let mut config = self.defaults.server;
         config.persistence = frontend.affinity_secs.map(Persistence::new);
         let Some(asked) = &frontend.balancing else { return config };
-        let may = |what| self.defaults.may_ask_for.contains(what);
-        if let Some(scheduler) = asked.scheduler.filter(|_| may(MayAskFor::SCHEDULER)) {
+        if let Some(scheduler) = asked.scheduler {
             config.scheduler = scheduler;
             config.scheduler_flags = usual_flags(scheduler);
         }
-        if let Some(flags) = asked.scheduler_flags.filter(|_| may(MayAskFor::SCHEDULER)) {
+        if let Some(flags) = asked.scheduler_flags {
             // Without its fallback, this scheduler loses new connections while a real server drains.
             let needed = usual_flags(config.scheduler) & SchedulerFlags::MH_FALLBACK;
             config.scheduler_flags = flags | needed;
         }
-        if may(MayAskFor::PERSISTENCE) {
-            config.persistence = asked.persistence_secs.map(Persistence::new).or(config.persistence);
-            let granularity = match frontend.key.family() {
-                Family::V4 => asked.granularity_v4,
-                Family::V6 => asked.granularity_v6,
-            };
-            if let (Some(persistence), Some(granularity)) = (&mut config.persistence, granularity) {
-                persistence.granularity = granularity;
-            }
+        config.persistence = asked.persistence_secs.map(Persistence::new).or(config.persistence);
+        let granularity = match frontend.key.family() {
+            Family::V4 => asked.granularity_v4,
+            Family::V6 => asked.granularity_v6,
+        };
+        if let (Some(persistence), Some(granularity)) = (&mut config.persistence, granularity) {
+            persistence.granularity = granularity;
         }
-        config.one_packet = asked.one_packet && frontend.key.protocol == Protocol::Udp && may(MayAskFor::ONE_PACKET);
+        config.one_packet = asked.one_packet == Some(true) && frontend.key.protocol == Protocol::Udp;
         config
     }
 
@@ -490,9 +487,7 @@ impl Index {
         let mut config = RealServerConfig::default();
         if let Some(asked) = &frontend.balancing {
             config.forwarding_method = asked.forwarding.filter(|_| frontend.returns_directly).unwrap_or_default();
-            if self.defaults.may_ask_for.contains(MayAskFor::THRESHOLDS) {
-                config.thresholds = asked.thresholds;
-            }
+            config.thresholds = asked.thresholds;
         }
         RealServers::weighted(keys, config, frontend.weights.as_deref().unwrap_or_default())
     }
@@ -503,16 +498,12 @@ impl Index {
 struct Defaults {
     /// A virtual server without affinity.
     server: VirtualServerConfig,
-    may_ask_for: MayAskFor,
 }
 
 impl Defaults {
     fn new(config: &Config) -> Self {
         let server = VirtualServerConfig::new(config.ipvs.scheduler);
-        Defaults {
-            server: server.with_scheduler_flags(usual_flags(config.ipvs.scheduler)),
-            may_ask_for: config.ipvs.may_ask_for,
-        }
+        Defaults { server: server.with_scheduler_flags(usual_flags(config.ipvs.scheduler)) }
     }
 }
 
@@ -724,8 +715,7 @@ impl Wanted {
     /// How long a real server of this virtual server drains, where its Service says so.
     pub fn drain_time(&self, key: &VirtualServerKey) -> Option<Duration> {
         let asked = self.frontend(key)?.balancing.as_ref()?.drain_secs?;
-        let may = self.index.defaults.may_ask_for.contains(MayAskFor::DRAIN);
-        may.then(|| Duration::from_secs(asked.into()))
+        Some(Duration::from_secs(asked.into()))
     }
 
     /// Whether a real server that this virtual server loses drains.
