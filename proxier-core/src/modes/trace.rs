@@ -18,6 +18,7 @@ pub fn ways(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::O
                 | Ways::TRUSTS_NODE
                 | Ways::NEVER_DROPS
                 | Ways::CLOSES_ADDRESSES
+                | Ways::BALANCES
         }
         Kind::Nftables => Ways::SPLITS_LOCAL | Ways::REFUSES_NODE | Ways::CLOSES_CLUSTER_IPS,
         Kind::Iptables => {

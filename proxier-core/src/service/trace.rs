@@ -8,11 +8,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bitflags::bitflags;
+use ipvs::model::Granularity;
 
 use super::{Desired, Frontend, NodeFacts, Port, compile_from};
 use crate::config::LocalTraffic;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
-use crate::snapshot::{ObjectKey, Roles, Store, TrafficPolicy};
+use crate::snapshot::{Balancing, ObjectKey, Roles, Store, TrafficPolicy};
 
 bitflags! {
     /// What differs from mode to mode in what becomes of a packet; [`modes::trace`](crate::modes::trace) has those of each.
@@ -44,6 +45,8 @@ bitflags! {
         const CLOSES_ADDRESSES = 1 << 11;
         /// As `SPLITS_LOCAL`, where no session affinity is asked for ([`Frontend::can_split`]); those inside are masqueraded.
         const SPLITS_LOCAL_BY_MARK = 1 << 12;
+        /// What [`Balancing`] says counts: weights, forwarding, persistence, limits.
+        const BALANCES = 1 << 13;
     }
 }
 
@@ -97,6 +100,37 @@ impl Packet {
         self.device = Some(device.into());
         self
     }
+
+    fn is_this_node(&self, facts: &NodeFacts, ways: Ways) -> bool {
+        is_here(facts, self.source) || (ways.contains(Ways::OWNS_ADDRESSES) && self.source == self.to.address)
+    }
+
+    /// Whether it comes from this node or from a pod, which get the endpoints of all nodes where a policy `Local` is split.
+    pub(crate) fn is_inside(&self, facts: &NodeFacts, ways: Ways) -> bool {
+        self.is_this_node(facts, ways) || self.is_pods(facts) == Some(true)
+    }
+
+    /// Whether it comes from a pod, as far as that can be told.
+    fn is_pods(&self, facts: &NodeFacts) -> Option<bool> {
+        let family = self.to.family();
+        let within = |network: Option<Network>| Some(network?.contains(&self.source));
+        let device = self.device.as_deref();
+        match &facts.config().local_traffic {
+            LocalTraffic::ClusterCidrs(networks) => {
+                within(networks.iter().copied().find(|network| Family::of(network.addr()) == family))
+            }
+            LocalTraffic::NodeCidr => within(facts.pod_cidr(family)),
+            LocalTraffic::BridgeInterface(name) => Some(device == Some(name.as_str())),
+            LocalTraffic::InterfaceNamePrefix(name) => {
+                Some(device.is_some_and(|device| device.starts_with(name.as_str())))
+            }
+        }
+    }
+}
+
+/// Whether an address is one of a node's interfaces.
+fn is_here(facts: &NodeFacts, address: IpAddr) -> bool {
+    address.is_loopback() || facts.is_on_interface(address)
 }
 
 /// An endpoint that a packet may get to.
@@ -107,6 +141,8 @@ pub struct Reached {
     pub endpoint: EndpointKey,
     /// It sees an address of this node as the source.
     pub masqueraded: bool,
+    /// Its weight, from 1; 1 where weights do not count.
+    pub weight: u16,
 }
 
 /// What becomes of a packet.
@@ -134,7 +170,12 @@ impl fmt::Display for Verdict {
                 for (index, one) in reached.iter().enumerate() {
                     let between = if index == 0 { "" } else { " or " };
                     let source = if one.masqueraded { "masqueraded" } else { "source kept" };
-                    write!(f, "{between}{} ({source})", one.endpoint)?;
+                    write!(f, "{between}{} ({source}", one.endpoint)?;
+                    if one.weight == 1 {
+                        f.write_str(")")?;
+                    } else {
+                        write!(f, ", weight {})", one.weight)?;
+                    }
                 }
                 Ok(())
             }
@@ -154,6 +195,9 @@ pub struct Trace {
     pub service: Option<ObjectKey>,
     /// How long a later connection of this client goes to the same endpoint, in seconds.
     pub affinity_secs: Option<u32>,
+    /// How packets reach the endpoints, if these answer the client by themselves: `direct-route`, `ipip`
+    /// ([`Balancing::forwarding_name`]).
+    pub forwarding: Option<String>,
 }
 
 /// Works out what becomes of a packet in a mode that treats packets so.
@@ -167,7 +211,9 @@ pub fn trace(store: &Store, desired: &Desired, facts: &NodeFacts, packet: &Packe
         Some(frontend) => {
             let owner = desired.owner(&packet.to).cloned();
             tracing.found(frontend, owner.as_ref());
-            (tracing.at(&Place::of(frontend)), owner, frontend.affinity_secs)
+            let place = Place::of(frontend, *ways);
+            let secs = place.balancing.and_then(|balancing| balancing.persistence_secs).or(frontend.affinity_secs);
+            (tracing.at(&place), owner, secs)
         }
         None => tracing.elsewhere(),
     };
@@ -175,11 +221,17 @@ pub fn trace(store: &Store, desired: &Desired, facts: &NodeFacts, packet: &Packe
     if let Some(secs) = affinity_secs {
         tracing.step(format!("Session affinity: for {secs} s this client stays with the endpoint that it gets."));
     }
-    Trace { steps: tracing.steps, verdict, service, affinity_secs }
+    let place = frontend.map(|frontend| Place::of(frontend, *ways));
+    if let Some(place) = place.filter(|_| matches!(verdict, Verdict::Endpoints(_))) {
+        tracing.details(&place, affinity_secs.is_some());
+    }
+    let forwarding = place.and_then(|place| place.forwarding()).filter(|_| matches!(verdict, Verdict::Endpoints(_)));
+    Trace { steps: tracing.steps, verdict, service, affinity_secs, forwarding }
 }
 
 /// What decides about packets to one address and port.
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
+#[derive(Clone, Copy)]
 struct Place<'a> {
     is_internal: bool,
     policy: TrafficPolicy,
@@ -189,11 +241,19 @@ struct Place<'a> {
     can_split: bool,
     ranges: Option<&'a [Network]>,
     node_may_use: bool,
+    /// What counts of how connections are shared out.
+    balancing: Option<&'a Balancing>,
+    weights: &'a [(EndpointKey, u16)],
+    returns_directly: bool,
 }
 
 impl<'a> Place<'a> {
-    fn of(frontend: &'a Frontend) -> Self {
+    fn of(frontend: &'a Frontend, ways: Ways) -> Self {
+        let balances = ways.contains(Ways::BALANCES);
         Place {
+            balancing: frontend.balancing.as_deref().filter(|_| balances),
+            weights: frontend.weights.as_deref().filter(|_| balances).unwrap_or_default(),
+            returns_directly: balances && frontend.returns_directly,
             is_internal: frontend.roles.contains(Roles::CLUSTER_IP) && frontend.source_ranges.is_none(),
             policy: frontend.policy,
             cluster: &frontend.cluster,
@@ -216,7 +276,20 @@ impl<'a> Place<'a> {
             can_split: false,
             ranges: None,
             node_may_use: false,
+            balancing: None,
+            weights: &[],
+            returns_directly: false,
         }
+    }
+
+    fn weight(&self, endpoint: &EndpointKey) -> u16 {
+        let place = self.weights.binary_search_by(|(known, _)| known.cmp(endpoint)).ok();
+        place.and_then(|place| self.weights.get(place)).map_or(1, |(_, weight)| *weight)
+    }
+
+    /// How packets reach endpoints that answer by themselves.
+    fn forwarding(&self) -> Option<String> {
+        self.balancing.filter(|_| self.returns_directly)?.forwarding_name()
     }
 
     fn has_endpoints(&self) -> bool {
@@ -245,7 +318,7 @@ impl Tracing<'_> {
 
     /// Whether an address is one of this node's interfaces.
     fn is_here(&self, address: IpAddr) -> bool {
-        address.is_loopback() || self.facts.is_on_interface(address)
+        is_here(self.facts, address)
     }
 
     fn is_left_to_others(&self) -> bool {
@@ -346,18 +419,64 @@ impl Tracing<'_> {
         if list.is_empty() {
             return self.nowhere(place);
         }
+        let list = self.weighed(place, list);
+        if list.is_empty() {
+            self.step("No endpoint takes new connections.");
+            return Verdict::Rejected;
+        }
         let masquerade = self.masquerades(place, is_inside);
+        let is_hairpin = |endpoint: &EndpointKey| {
+            !place.returns_directly && endpoint.address == self.packet.source && self.is_hairpin(endpoint)
+        };
         let reached: Vec<Reached> = list
             .iter()
-            .map(|endpoint| Reached {
+            .map(|(endpoint, weight)| Reached {
                 endpoint: *endpoint,
-                masqueraded: masquerade || (endpoint.address == self.packet.source && self.is_hairpin(endpoint)),
+                masqueraded: masquerade || is_hairpin(endpoint),
+                weight: *weight,
             })
             .collect();
         if !masquerade && reached.iter().any(|one| one.masqueraded) {
             self.step("The client is itself one of the endpoints: when it gets itself, its source is rewritten.");
         }
         Verdict::Endpoints(reached)
+    }
+
+    /// The endpoints that take new connections, with their weights.
+    fn weighed(&mut self, place: &Place<'_>, list: &[EndpointKey]) -> Vec<(EndpointKey, u16)> {
+        let all = list.iter().map(|endpoint| (*endpoint, place.weight(endpoint)));
+        let (rest, taking): (Vec<_>, Vec<_>) = all.partition(|(_, weight)| *weight == 0);
+        if !rest.is_empty() {
+            let rest: Vec<String> = rest.iter().map(|(endpoint, _)| endpoint.to_string()).collect();
+            self.step(format!("Weight 0, so no new connections: {}.", rest.join(", ")));
+        }
+        if taking.iter().any(|(_, weight)| *weight != 1) {
+            let shown: Vec<String> = taking.iter().map(|(endpoint, weight)| format!("{endpoint} {weight}")).collect();
+            self.step(format!("Weights, for schedulers that share out by weight: {}.", shown.join(", ")));
+        }
+        taking
+    }
+
+    /// What else is asked for of connections to a place.
+    fn details(&mut self, place: &Place<'_>, is_kept: bool) {
+        let Some(asked) = place.balancing else { return };
+        let granularity = match self.family() {
+            Family::V4 => asked.granularity_v4,
+            Family::V6 => asked.granularity_v6,
+        };
+        if let (true, Some(Granularity::Prefix(prefix))) = (is_kept, granularity) {
+            self.step(format!("Clients of one network of /{prefix} count as one."));
+        }
+        if asked.one_packet == Some(true) && self.packet.to.protocol == Protocol::Udp {
+            self.step("Each datagram is scheduled for itself.");
+        }
+        match (asked.thresholds.upper(), asked.thresholds.lower()) {
+            (0, _) => {}
+            (upper, 0) => self.step(format!("An endpoint with {upper} connections gets no new ones.")),
+            (upper, lower) => self.step(format!(
+                "An endpoint with {upper} connections gets no new ones until it has fewer than {lower}."
+            )),
+        }
     }
 
     fn is_admitted(&mut self, place: &Place<'_>, ranges: &[Network]) -> bool {
@@ -435,29 +554,16 @@ impl Tracing<'_> {
     }
 
     fn is_this_node(&self) -> bool {
-        let source = self.packet.source;
-        self.is_here(source) || (self.ways.contains(Ways::OWNS_ADDRESSES) && source == self.packet.to.address)
+        self.packet.is_this_node(self.facts, self.ways)
     }
 
     fn is_inside(&self) -> bool {
-        self.is_this_node() || self.is_pods() == Some(true)
+        self.packet.is_inside(self.facts, self.ways)
     }
 
     /// Whether it comes from a pod, as far as that can be told.
     fn is_pods(&self) -> Option<bool> {
-        let family = self.family();
-        let within = |network: Option<Network>| Some(network?.contains(&self.packet.source));
-        let device = self.packet.device.as_deref();
-        match &self.facts.config().local_traffic {
-            LocalTraffic::ClusterCidrs(networks) => {
-                within(networks.iter().copied().find(|network| Family::of(network.addr()) == family))
-            }
-            LocalTraffic::NodeCidr => within(self.facts.pod_cidr(family)),
-            LocalTraffic::BridgeInterface(name) => Some(device == Some(name.as_str())),
-            LocalTraffic::InterfaceNamePrefix(name) => {
-                Some(device.is_some_and(|device| device.starts_with(name.as_str())))
-            }
-        }
+        self.packet.is_pods(self.facts)
     }
 
     /// Whether every endpoint sees an address of this node.
@@ -465,6 +571,15 @@ impl Tracing<'_> {
         if self.ways.contains(Ways::RELAYS) {
             self.step("This node connects to the endpoint itself, from its own address.");
             return true;
+        }
+        if let Some(method) = place.forwarding() {
+            self.step(format!("Forwarding {method}: the source stays, and the endpoint answers the client by itself."));
+            if self.is_this_node() {
+                self.step(
+                    "This node has the address too, so an answer does not find back: its programs use the cluster IP.",
+                );
+            }
+            return false;
         }
         let (masquerades, why) = match (place.is_internal, place.policy) {
             (true, _) if self.facts.config().masquerade_all => (true, "masqueradeAll"),

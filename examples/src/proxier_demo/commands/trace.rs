@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proxier_core::modes::{iptables, trace};
 use proxier_core::net::{Family, FrontendKey, Protocol};
-use proxier_core::service::{Packet, Trace, Treatment, Verdict, Ways};
+use proxier_core::service::{Packet, Reached, Trace, Treatment, Verdict, Ways};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::live::{Found, Live};
@@ -127,7 +127,7 @@ pub async fn trace_packet(
     };
     let traced = trace::trace(mode, proxier.store(), (proxier.desired(), proxier.facts()), &packet, options);
     let found = match &mut live {
-        Some(live) => match live.look(mode, &to, proxier.facts(), &mut kernel.ports()).await {
+        Some(live) => match live.look(mode, &packet, proxier.facts(), &mut kernel.ports()).await {
             Ok(found) => Some(found),
             Err(problem) => {
                 eprintln!("proxier-demo: {problem}");
@@ -220,7 +220,8 @@ fn text(packet: &Packet, traced: &Trace, mode: &str) -> String {
             line(format!("it gets to {}", if reached.len() == 1 { "" } else { "one of" }).trim_end().to_owned());
             for one in reached {
                 let source = if one.masqueraded { "which sees this node's address" } else { "which sees the source" };
-                line(format!("  {}  {source}", one.endpoint));
+                let weight = if one.weight == 1 { String::new() } else { format!(", weight {}", one.weight) };
+                line(format!("  {}  {source}{weight}", one.endpoint));
             }
         }
         verdict => line(format!("it is {verdict}")),
@@ -234,7 +235,7 @@ fn value(packet: &Packet, traced: &Trace, mode: &str) -> Value {
         Verdict::Dropped => ("dropped", Vec::new()),
         Verdict::Rejected => ("rejected", Vec::new()),
         Verdict::Endpoints(reached) => {
-            let one = |one: &proxier_core::service::Reached| json!({"address": one.endpoint.to_string(), "masqueraded": one.masqueraded});
+            let one = |one: &Reached| json!({"address": one.endpoint.to_string(), "masqueraded": one.masqueraded, "weight": one.weight});
             ("endpoints", reached.iter().map(one).collect())
         }
         _ => ("unknown", Vec::new()),
@@ -249,6 +250,7 @@ fn value(packet: &Packet, traced: &Trace, mode: &str) -> Value {
         "verdict": verdict,
         "endpoints": endpoints,
         "affinitySeconds": traced.affinity_secs,
+        "forwarding": traced.forwarding,
     })
 }
 
