@@ -18,6 +18,7 @@ use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::cleanup::cleanup;
+use proxier_core::modes::look::{differences, look, look_for};
 use proxier_core::modes::{self, Kind};
 use proxier_core::net::FrontendKey;
 use proxier_core::objects::ConfigObject;
@@ -523,4 +524,50 @@ fn impossible_settings_are_reported() {
     assert!(!on(json!({"markRange": "0x200000/0xfff00000"})).0, "has the bits of others");
     assert_eq!(on(json!({"masqueradeBit": 3})), (false, vec!["ipvs.markRange".to_owned()]));
     assert_eq!(check(json!({"markRange": "0x200000/0xfff0c000"})), (false, vec![]));
+}
+
+/// A look for a packet is at the virtual server that it gets.
+#[test]
+fn what_a_kernel_holds_depends_on_the_sender() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    node.pass();
+    let key: FrontendKey = format!("TCP {BALANCER}").parse().unwrap();
+    let (pod, client) = (Packet::new([10, 244, 3, 3].into(), key), Packet::new([203, 0, 113, 9].into(), key));
+    let of_node = Packet::from_node([192, 0, 2, 10].into(), key);
+    let facts = node.proxier.facts().clone();
+    let held = |kernel: &FakeKernel, packet: &Packet| {
+        look_for(Kind::Ipvs, packet, &facts, &mut kernel.clone().ports()).unwrap()
+    };
+    let reals = |kernel: &FakeKernel, packet: &Packet| -> Vec<String> {
+        let parts = held(kernel, packet).parts;
+        parts.into_keys().filter_map(|name| name.strip_prefix("real server ").map(str::to_owned)).collect()
+    };
+    assert_eq!(reals(&kernel, &client), [HERE]);
+    for inside in [&pod, &of_node] {
+        assert_eq!(reals(&kernel, inside), [HERE, THERE]);
+    }
+    let at_address = look(Kind::Ipvs, &key, &facts, &mut kernel.clone().ports()).unwrap();
+    assert_eq!(at_address, held(&kernel, &pod));
+    let expected = held(&kernel, &client);
+    let name = "virtual server of clients outside of TCP 198.51.100.1:80";
+    assert!(expected.parts.contains_key(name), "{expected:?}");
+    // Somebody changes what clients outside get: that is what differs for them, and nothing does for pods.
+    let (whole, inside) = (expected, held(&kernel, &pod));
+    let mark: ipvs::VirtualServerKey = format!("FWM {}", marks(&kernel)[PLACE]).parse().unwrap();
+    kernel.ipvs().apply(&ipvs::Operation::DeleteRealServer(mark, HERE.parse().unwrap())).unwrap();
+    let said: Vec<String> = differences(&whole, &held(&kernel, &client)).iter().map(ToString::to_string).collect();
+    assert_eq!(said, ["missing: real server 10.244.0.1:8080 (weight 1)"]);
+    assert_eq!(differences(&inside, &held(&kernel, &pod)), []);
+    // A kernel in which the address is not split.
+    let plain = kernel_of_plain();
+    let said: Vec<String> = differences(&whole, &held(&plain, &client)).iter().map(ToString::to_string).collect();
+    assert!(said.iter().any(|line| line.starts_with(&format!("missing: {name}"))), "{said:?}");
+}
+
+/// A kernel that serves the same without a split.
+fn kernel_of_plain() -> FakeKernel {
+    let kernel = kernel();
+    serving(&kernel, false).pass();
+    kernel
 }

@@ -12,10 +12,14 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use proxier_core::config::{Config, MayAskFor};
 use proxier_core::fake::FakeKernel;
+use proxier_core::modes::look::{differences, look};
+use proxier_core::modes::trace::trace;
+use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::EndpointKey;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::{Action, Part};
 use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::service::{Packet, Trace, Verdict};
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles};
 use serde_json::{Value, json};
 
@@ -67,10 +71,24 @@ struct Node {
 
 impl Node {
     fn with(allowed: MayAskFor) -> Self {
+        let mut config = Config::default();
+        config.ipvs.may_ask_for = allowed;
+        Node::configured(config)
+    }
+
+    /// With these fields of `ipvs.defaults` in the configuration.
+    fn defaulting(allowed: MayAskFor, defaults: &Value) -> Self {
+        let (mut config, rejected) = defaults_of(defaults);
+        assert_eq!(rejected, [""; 0]);
+        config.ipvs.may_ask_for = allowed;
+        Node::configured(config)
+    }
+
+    fn configured(config: Config) -> Self {
         let kernel = FakeKernel::new();
         kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
         let mut options = Options::default();
-        options.config.ipvs.may_ask_for = allowed;
+        options.config = config;
         let mut proxier = Reconciler::new("node-a", options, Duration::ZERO);
         proxier.start(Duration::ZERO);
         Node { kernel, proxier, now: Duration::ZERO }
@@ -133,9 +151,22 @@ impl Node {
         self.kernel.state().sets[set].1.iter().any(|line| line.contains(&entry))
     }
 
+    fn traced(&self, mode: Kind, packet: &Packet) -> Trace {
+        let known = (self.proxier.desired(), self.proxier.facts());
+        trace(mode, self.proxier.store(), known, packet, iptables::Options::default())
+    }
+
     fn rejections(&self) -> Vec<String> {
         self.proxier.rejections().map(ToString::to_string).collect()
     }
+}
+
+/// A configuration, and what is wrong with it.
+fn defaults_of(defaults: &Value) -> (Config, Vec<String>) {
+    let object = serde_json::from_value(json!({"ipvs": {"defaults": defaults}})).unwrap();
+    let mut rejections = Vec::new();
+    let config = Config::check(&object, &mut rejections);
+    (config, rejections.iter().map(ToString::to_string).collect())
 }
 
 /// The weights of the three endpoints.
@@ -485,6 +516,201 @@ fn agents_ask_for_the_same() {
         assert_eq!(node.real_servers(masqueraded), ["10.1.0.1:80 -m -w 1", "10.1.0.2:80 -m -w 9"]);
     }
     assert_eq!(node.rejections().len(), 2, "{:?}", node.rejections());
+}
+
+/// The line of `ipvsadm --save` for a virtual server.
+fn server(node: &Node, key: &str) -> String {
+    let text = node.kernel.state().ipvs;
+    let start = format!("-A -t {key} ");
+    text.lines().find_map(|line| line.strip_prefix(&start)).unwrap().trim_end().to_owned()
+}
+
+#[test]
+fn the_configuration_says_what_no_annotation_says() {
+    let defaults = json!({
+        "schedulerFlags": "flag-1", "persistenceSeconds": 300, "persistencePrefixIPv4": 24, "zoneWeights": "a=3, *=2",
+        "forwarding": "ipip", "maxConnections": 90, "minConnections": 10, "drainSeconds": 0,
+    });
+    let mut node = Node::defaulting(MayAskFor::all(), &defaults);
+    node.serve(&Input::new());
+    assert_eq!(server(&node, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
+    assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:80 -i -w 3 -x 90 -y 10 --tun-type ipip");
+    assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 2 -x 90 -y 10");
+    assert!(node.has("KUBE-LOAD-BALANCER-LOCAL", BALANCER));
+    assert_eq!(node.rejections(), [""; 0]);
+    // No time to drain: connections do not keep it.
+    let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
+    assert!(node.kernel.set_connections(&key, &real, 1, 0));
+    let mut fewer = Input::new();
+    fewer.endpoints.remove(0);
+    node.serve(&fewer);
+    assert_eq!(node.real_servers(CLUSTER_IP).len(), 2);
+
+    // Annotations go first, each for itself; a scheduler goes with its own flags.
+    let asked = Input::annotated(json!({
+        "proxier/scheduler": "wlc", "proxier/persistence-seconds": "60", "proxier/forwarding": "masquerade",
+        "proxier/zone-weights": "*=7", "proxier/max-connections": "5",
+    }));
+    node.serve(&asked);
+    assert_eq!(server(&node, BALANCER), "-s wlc -p 60 -M 255.255.255.0");
+    assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:80 -m -w 7 -x 5");
+    // Session affinity of the Service goes before a default time.
+    node.serve(&Input { spec: json!({"sessionAffinity": "ClientIP"}), ..Input::new() });
+    assert_eq!(server(&node, BALANCER), "-s rr -p 10800 -M 255.255.255.0 -b flag-1");
+    // Without the annotation the default is there again; what may not be asked for does not hide it.
+    node.serve(&Input::new());
+    assert_eq!(server(&node, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
+    let mut strict = Node::defaulting(MayAskFor::empty(), &defaults);
+    strict.serve(&asked);
+    assert_eq!(server(&strict, BALANCER), "-s rr -p 300 -M 255.255.255.0 -b flag-1");
+    assert_eq!(strict.real_servers(BALANCER)[0], "10.244.0.1:80 -i -w 3 -x 90 -y 10 --tun-type ipip");
+
+    // Only a Service whose ports fit returns directly; the default is named where it cannot be.
+    node.serve(&Input { port: 8080, ..Input::new() });
+    node.run(Duration::from_secs(5));
+    assert_eq!(node.real_servers(BALANCER)[0], "10.244.0.1:8080 -m -w 3 -x 90 -y 10");
+    let said = node.rejections();
+    assert!(
+        said.len() == 1 && said[0].starts_with("Service demo/web: ipvs.defaults.forwarding ipip for TCP 80"),
+        "{said:?}"
+    );
+
+    // Datagrams.
+    for (annotations, option) in [(json!({}), "-s rr -o"), (json!({"proxier/one-packet": "false"}), "-s rr")] {
+        let mut node = Node::defaulting(MayAskFor::all(), &json!({"onePacket": true}));
+        let ports = json!({"ports": [{"name": "p", "port": 53, "protocol": "UDP"}, {"name": "q", "port": 53}], "type": "ClusterIP"});
+        node.serve(&Input { spec: ports, ..Input::annotated(annotations) });
+        let text = node.kernel.state().ipvs;
+        assert!(text.lines().any(|line| line.trim_end() == format!("-A -u 10.96.0.1:53 {option}")), "{text}");
+        assert!(text.lines().any(|line| line.trim_end() == "-A -t 10.96.0.1:53 -s rr"), "{text}");
+    }
+}
+
+#[test]
+fn wrong_defaults_are_named() {
+    for (field, value, reason) in [
+        ("schedulerFlags", json!("fast"), "not flags of a scheduler"),
+        ("persistenceSeconds", json!(0), "not 1 to 2678400 seconds"),
+        ("persistencePrefixIPv4", json!(33), "not 0 to 32"),
+        ("persistencePrefixIPv6", json!(0), "not 1 to 128"),
+        ("zoneWeights", json!("a"), "not a zone (or *) and its weight"),
+        ("forwarding", json!("gue"), "gue needs the UDP port"),
+        ("maxConnections", json!(-1), "not a number from 1"),
+        ("minConnections", json!(5), "not a number from 1 to one less than max-connections"),
+        ("drainSeconds", json!(2_678_401), "not 0 to 2678400 seconds"),
+    ] {
+        let (config, said) = defaults_of(&json!({field: value}));
+        assert!(said.len() == 1 && said[0].contains(&format!("ipvs.defaults.{field} ")), "{field}: {said:?}");
+        assert!(said[0].contains(reason), "{field}: {said:?}");
+        assert_eq!(config.ipvs.defaults, None);
+    }
+}
+
+/// An agent's own Frontends too.
+#[test]
+fn defaults_are_for_agents_as_well() {
+    let mut node = Node::defaulting(MayAskFor::all(), &json!({"forwarding": "direct-route", "maxConnections": 3}));
+    let frontend = |key: &str, roles| {
+        let mut spec = FrontendSpec::new(key.parse().unwrap(), [EndpointKey::new([10, 1, 0, 1].into(), 80)]);
+        spec.roles = roles;
+        spec
+    };
+    let all = [
+        frontend("TCP 203.0.113.1:80", Roles::EXTERNAL_IP),
+        frontend("TCP 203.0.113.2:8080", Roles::LOAD_BALANCER),
+        frontend("TCP 10.96.0.7:80", Roles::CLUSTER_IP),
+    ];
+    node.proxier.upsert_frontends(&ObjectKey::new("agent", "web"), all, node.now);
+    node.pass();
+    assert_eq!(node.real_servers("203.0.113.1:80"), ["10.1.0.1:80 -g -w 1 -x 3"]);
+    for masqueraded in ["203.0.113.2:8080", "10.96.0.7:80"] {
+        assert_eq!(node.real_servers(masqueraded), ["10.1.0.1:80 -m -w 1 -x 3"]);
+    }
+}
+
+#[test]
+fn a_trace_knows_the_policy() {
+    let mut node = Node::new();
+    let asked = json!({
+        "proxier/forwarding": "ipip", "proxier/persistence-seconds": "300", "proxier/persistence-prefix-ipv4": "24",
+        "proxier/max-connections": "9", "proxier/min-connections": "4",
+    });
+    let input = Input { slice: json!({"proxier/weights": "10.244.0.1=0, 10.244.0.2=3"}), ..Input::annotated(asked) };
+    node.serve(&input);
+    let outside: IpAddr = "198.51.100.7".parse().unwrap();
+    let packet = |key: &str| Packet::new(outside, format!("TCP {key}").parse().unwrap());
+    let to_balancer = node.traced(Kind::Ipvs, &packet(BALANCER));
+    assert_eq!(to_balancer.verdict.to_string(), "10.244.0.2:80 (source kept, weight 3) or 10.244.0.3:80 (source kept)");
+    assert_eq!((to_balancer.forwarding.as_deref(), to_balancer.affinity_secs), (Some("ipip"), Some(300)));
+    let said = to_balancer.steps.join("\n");
+    for step in [
+        "Weight 0, so no new connections: 10.244.0.1:80.",
+        "Forwarding ipip: the source stays, and the endpoint answers the client by itself.",
+        "for 300 s this client stays",
+        "Clients of one network of /24 count as one.",
+        "An endpoint with 9 connections gets no new ones until it has fewer than 4.",
+    ] {
+        assert!(said.contains(step), "{step}: {said}");
+    }
+    // A cluster IP is masqueraded in any case.
+    let to_cluster = node.traced(Kind::Ipvs, &packet(CLUSTER_IP));
+    assert_eq!(to_cluster.forwarding, None);
+    assert!(!to_cluster.steps.join("\n").contains("Forwarding"));
+    let of_node = Packet::from_node("203.0.113.81".parse().unwrap(), format!("TCP {BALANCER}").parse().unwrap());
+    let said = node.traced(Kind::Ipvs, &of_node).steps.join("\n");
+    assert!(said.contains("its programs use the cluster IP"), "{said}");
+    // What other modes ignore is no part of their traces.
+    let elsewhere = node.traced(Kind::Nftables, &packet(BALANCER));
+    assert_eq!((elsewhere.forwarding, elsewhere.affinity_secs), (None, None));
+    let Verdict::Endpoints(all) = elsewhere.verdict else { panic!("{:?}", elsewhere.verdict) };
+    assert!(all.len() == 3 && all.iter().all(|one| one.masqueraded && one.weight == 1), "{all:?}");
+
+    // An endpoint that reaches itself is not masqueraded where it answers by itself.
+    let itself = Packet::new("10.244.0.2".parse().unwrap(), format!("TCP {BALANCER}").parse().unwrap());
+    let Verdict::Endpoints(all) = node.traced(Kind::Ipvs, &itself).verdict else { panic!() };
+    assert!(all.iter().all(|one| !one.masqueraded), "{all:?}");
+
+    // Nobody takes connections.
+    node.serve(&Input::annotated(json!({"proxier/zone-weights": "*=0"})));
+    let nobody = node.traced(Kind::Ipvs, &packet(CLUSTER_IP));
+    assert_eq!((nobody.verdict, nobody.affinity_secs), (Verdict::Rejected, None));
+    // What annotations may not decide is not traced.
+    let mut strict = Node::with(MayAskFor::empty());
+    strict.serve(&input);
+    let strict = strict.traced(Kind::Ipvs, &packet(BALANCER));
+    assert_eq!((strict.forwarding, strict.affinity_secs), (None, None));
+}
+
+/// Flags, one-packet scheduling, the network of persistence and limits are compared too.
+#[test]
+fn what_a_kernel_has_otherwise_is_named_by_its_policy() {
+    let key = "TCP 203.0.113.81:80".parse().unwrap();
+    let held = |annotations: Value| {
+        let mut node = Node::new();
+        node.serve(&Input::annotated(annotations));
+        look(Kind::Ipvs, &key, node.proxier.facts(), &mut node.kernel.ports()).unwrap()
+    };
+    let base = json!({"proxier/persistence-seconds": "300"});
+    for (name, value, expected) in [
+        (
+            "proxier/scheduler-flags",
+            "flag-1",
+            "differs: virtual server TCP 203.0.113.81:80: rr (flag-1) persistent 300 s",
+        ),
+        (
+            "proxier/persistence-prefix-ipv4",
+            "24",
+            "differs: virtual server TCP 203.0.113.81:80: rr persistent 300 s by /24",
+        ),
+        ("proxier/max-connections", "7", "differs: real server 10.244.0.1:80: weight 1, at most 7 connections"),
+        ("proxier/forwarding", "direct-route", "differs: real server 10.244.0.1:80: weight 1, route in the kernel"),
+    ] {
+        let mut other = base.clone();
+        other[name] = value.into();
+        let said: Vec<String> =
+            differences(&held(base.clone()), &held(other)).iter().map(ToString::to_string).collect();
+        assert!(said.iter().any(|line| line.starts_with(expected)), "{name}: {said:?}");
+    }
 }
 
 /// Annotations of a Service: some of these, good and bad.

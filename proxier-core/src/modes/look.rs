@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use crate::modes::trace::ways;
 use crate::modes::{Kind, iptables, ipvs, nftables};
 use crate::net::FrontendKey;
 use crate::ports::{PortError, PortErrorKind, Ports};
-use crate::service::NodeFacts;
+use crate::service::{NodeFacts, Packet};
 
 /// What a kernel holds for an address and port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -109,9 +110,28 @@ impl fmt::Display for Difference {
 /// It could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in userspace mode: the sockets are another
 /// process's.
 pub fn look(mode: Kind, key: &FrontendKey, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<Held, PortError> {
+    look_at(mode, (key, false), facts, ports)
+}
+
+/// As [`look`], for one packet: where clients outside get other endpoints than this node and pods
+/// ([`Config::splits_local`](crate::config::Config::splits_local)), what its sender gets.
+///
+/// # Errors
+/// As [`look`].
+pub fn look_for(mode: Kind, packet: &Packet, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<Held, PortError> {
+    let ways = ways(mode, packet.to.family(), facts, iptables::Options::default());
+    look_at(mode, (&packet.to, !packet.is_inside(facts, ways)), facts, ports)
+}
+
+fn look_at(
+    mode: Kind,
+    (key, is_outside): (&FrontendKey, bool),
+    facts: &NodeFacts,
+    ports: &mut Ports<'_>,
+) -> Result<Held, PortError> {
     let names = &facts.config().names;
     match mode {
-        Kind::Ipvs => ipvs::look(key, facts.config(), ports),
+        Kind::Ipvs => ipvs::look(key, is_outside, facts.config(), ports),
         Kind::Nftables => nftables::look(key, names, ports.tables),
         Kind::Iptables => {
             let dump = ports.rules.dump(key.family())?;

@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use iptables::{BackendChoice, Iptables, System};
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::look::{Counted, Difference, Held, differences, look};
+use proxier_core::modes::look::{Counted, Difference, Held, differences, look_for};
 use proxier_core::modes::shared::host;
 use proxier_core::modes::{Kind, iptables as iptables_mode};
-use proxier_core::net::FrontendKey;
 use proxier_core::ports::{PortError, Ports};
-use proxier_core::service::NodeFacts;
+use proxier_core::service::{NodeFacts, Packet};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::engine::kernel;
@@ -53,26 +52,27 @@ impl Live {
     pub(super) async fn look(
         &mut self,
         mode: Kind,
-        key: &FrontendKey,
+        packet: &Packet,
         facts: &NodeFacts,
         complete: &mut Ports<'_>,
     ) -> Result<Found, Problem> {
-        let expected = look(mode, key, facts, complete).map_err(|error| unread(&error))?;
-        let mut held = self.held(mode, key, facts)?;
+        let expected = look_for(mode, packet, facts, complete).map_err(|error| unread(&error))?;
+        let mut held = self.held(mode, packet, facts)?;
         let mut counted = None;
         if !self.during.is_zero() {
             let before = held.counted;
             tokio::time::sleep(self.during).await;
-            held = self.held(mode, key, facts)?;
+            held = self.held(mode, packet, facts)?;
             counted = held.counted.map(|now| since(before.as_ref(), &now));
         }
         Ok(Found { mode, during: self.during, differences: differences(&expected, &held), held, counted })
     }
 
-    fn held(&mut self, mode: Kind, key: &FrontendKey, facts: &NodeFacts) -> Result<Held, Problem> {
+    fn held(&mut self, mode: Kind, packet: &Packet, facts: &NodeFacts) -> Result<Held, Problem> {
         if mode != Kind::Iptables {
-            return look(mode, key, facts, &mut self.kernel.ports()).map_err(|error| unread(&error));
+            return look_for(mode, packet, facts, &mut self.kernel.ports()).map_err(|error| unread(&error));
         }
+        let key = &packet.to;
         let refused = |error: iptables::Error| Problem::new("trace --live", error.to_string());
         let programs = Iptables::detect(System::new(), key.family().into(), BackendChoice::Detect).map_err(refused)?;
         let dump = programs.dump_with_counters().map_err(refused)?;

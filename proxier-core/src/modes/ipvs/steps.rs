@@ -97,7 +97,7 @@ impl Step {
 }
 
 /// A virtual server's configuration: `rr`, `mh persistent 10800`.
-struct Shown<'a>(&'a VirtualServer);
+pub(super) struct Shown<'a>(pub(super) &'a VirtualServer);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -121,7 +121,7 @@ impl fmt::Display for Shown<'_> {
 }
 
 /// A real server's configuration: `weight 1`, `weight 3, tunnel, at most 100 connections`.
-struct ShownReal<'a>(&'a RealServer);
+pub(super) struct ShownReal<'a>(pub(super) &'a RealServer);
 
 impl fmt::Display for ShownReal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -134,22 +134,36 @@ pub fn marks(
     if unread.is_empty() { Ok(marks) } else { Err(unread) }
 }
 
-/// The virtual server whose mark packets to a node port get, if it has one in common with other addresses.
+/// The virtual servers of marks that packets to one place get.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::modes::ipvs) struct Marked {
+    /// All of them, to a node port.
+    pub(in crate::modes::ipvs) shared: Option<VirtualServerKey>,
+    /// Those of clients outside.
+    pub(in crate::modes::ipvs) split: Option<VirtualServerKey>,
+}
+
+/// Which marks the kernel's table gives to packets to a place.
 ///
 /// # Errors
-/// The table exists and could not be read.
-pub(in crate::modes::ipvs) fn shared_server(
+/// The table could not be read.
+pub(in crate::modes::ipvs) fn marked(
     place: &FrontendKey,
     config: &Config,
     tables: &mut dyn TablesPort,
-) -> Result<Option<VirtualServerKey>, PortError> {
+) -> Result<Marked, PortError> {
     let found = match read(place.family(), config, tables) {
         Ok(found) => found.map(|found| found.entries).unwrap_or_default(),
-        Err(unread) if unread.error.kind() == PortErrorKind::Unavailable => return Ok(None),
+        Err(unread) if unread.error.kind() == PortErrorKind::Unavailable => return Ok(Marked::default()),
         Err(unread) => return Err(unread.error),
     };
-    let mut entries = found.get(&SetKind::NodePortMark).into_iter().flatten();
-    Ok(entries.find(|of| split::recorded(of).is_some_and(|(at, _)| at == *place)).and_then(split::server_of))
+    let entries = |kind| found.get(&kind).into_iter().flatten();
+    let recorded = |kind| {
+        let is_it = |of: &&ipset::Element| split::recorded(of).is_some_and(|(at, _)| at == *place);
+        entries(kind).find(is_it).and_then(split::server_of)
+    };
+    let is_split = entries(SetKind::LocalSplit).any(|of| split::frontend_of(of) == Some(*place));
+    Ok(Marked { shared: recorded(SetKind::NodePortMark), split: recorded(SetKind::SplitMark).filter(|_| is_split) })
 }
 
 /// Has the kernel check a family's table with every set, chain and rule that this variant writes, and make none of it. The kernel
