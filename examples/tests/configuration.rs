@@ -69,6 +69,27 @@ fn a_bad_file_is_bad_input_with_file_and_field() {
         ("kind", "kind: ConfigMap\napiVersion: v1\n", "kind: \"ConfigMap\"; should be KubeProxyConfiguration"),
         ("yaml", "a: b: c\n", "not YAML or JSON: "),
         ("field", "ipvs: {syncPeriod: soon}\n", "ipvs.syncPeriod: \"soon\" is not a duration"),
+        (
+            "default",
+            "ipvs: {defaults: {forwarding: nat}}\n",
+            "ipvs.defaults.forwarding: \"nat\" is not masquerade, direct-route",
+        ),
+        (
+            "zones",
+            "ipvs: {defaults: {zoneWeights: 'a=1, b'}}\n",
+            "ipvs.defaults.zoneWeights: \"b\" is not a zone (or *)",
+        ),
+        (
+            "limit",
+            "ipvs: {defaults: {maxConnections: 0}}\n",
+            "ipvs.defaults.maxConnections: \"0\" is not a number from 1",
+        ),
+        (
+            "gue",
+            "ipvs: {defaults: {forwarding: gue}}\n",
+            "ipvs.defaults.forwarding: \"gue\" is not complete: gue needs",
+        ),
+        ("switch", "ipvs: {defaults: {onePacket: often}}\n", "ipvs.defaults.onePacket: "),
         ("cidr", "ipvs: {excludeCIDRs: [10.0.0.0/40]}\n", "ipvs.excludeCIDRs[0]: \"10.0.0.0/40\" is not a network"),
     ] {
         let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
@@ -80,6 +101,36 @@ fn a_bad_file_is_bad_input_with_file_and_field() {
         assert!(ending.text.starts_with(&expected), "{}\n{expected}", ending.text);
         assert_eq!(ending.text.lines().count(), 1);
     }
+}
+
+#[test]
+fn defaults_of_policy_are_read_and_written() {
+    let dir = TempDir::new("defaults");
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+ipvs:
+  defaults: {schedulerFlags: 'sh-port', persistenceSeconds: 60, persistencePrefixIPv4: 24, persistencePrefixIPv6: 64, onePacket: true,
+    zoneWeights: 'a=3', forwarding: 'gue:6080', maxConnections: 9, minConnections: 3, drainSeconds: 5}
+";
+    let path = dir.write("config", text);
+    let first = configured(&["run", "--config", path.to_str().unwrap(), "--hostname-override=node-a"]).unwrap();
+    assert_eq!(first.warnings, Vec::<String>::new());
+    let defaults = first.settings.core.ipvs.defaults.clone().unwrap();
+    assert_eq!((defaults.persistence_secs, defaults.one_packet, defaults.drain_secs), (Some(60), Some(true), Some(5)));
+    assert_eq!((defaults.thresholds.upper(), defaults.thresholds.lower()), (9, 3));
+    assert_eq!(defaults.forwarding_name().as_deref(), Some("gue:6080"));
+    let written = dir.0.join("effective.yaml");
+    first.settings.write(&written).unwrap();
+    let second = configured(&["run", "--config", written.to_str().unwrap(), "--hostname-override=node-a"]).unwrap();
+    assert_eq!(second.settings.object, first.settings.object);
+    assert_eq!(second.settings.core, first.settings.core);
+    // A field that the format does not have is no default.
+    let path = dir.write(
+        "typo",
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nipvs: {defaults: {drain: 5}}\n",
+    );
+    let warned = configured(&["run", "--config", path.to_str().unwrap(), "--hostname-override=node-a"]).unwrap();
+    assert!(warned.warnings[0].contains("ipvs.defaults.drain: no such field"), "{:?}", warned.warnings);
 }
 
 #[test]

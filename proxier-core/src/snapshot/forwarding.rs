@@ -31,8 +31,7 @@ pub(super) fn parse(text: &str) -> Result<ForwardingMethod, &'static str> {
         _ => match text.strip_prefix("gue") {
             Some(rest) => {
                 let port = rest.strip_prefix(':').and_then(|port| port.parse::<NonZeroU16>().ok());
-                let needed =
-                    "gue needs the UDP port on which endpoints unwrap, 1 to 65535: gue:6080; masquerade counts";
+                let needed = "not complete: gue needs the UDP port on which endpoints unwrap, 1 to 65535 (gue:6080); masquerade counts";
                 port.map_or(Err(needed), |port| tunnel(TunnelKind::Gue { port }))
             }
             None => Err("not masquerade, direct-route, ipip, gre or gue:PORT; masquerade counts"),

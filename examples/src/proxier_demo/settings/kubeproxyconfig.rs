@@ -70,7 +70,7 @@ objects! {
         enable_profiling: bool,
         /// Feature gates; unused.
         feature_gates: BTreeMap<String, bool>,
-        /// `/healthz` and `/livez`. Default port 10256 on all addresses.
+        /// `/healthz`, `/livez` and `/readyz`. Default port 10256 on all addresses.
         healthz_bind_address: String,
         /// The node's name. Default the host's.
         hostname_override: String,
@@ -201,6 +201,9 @@ objects! {
         /// kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         binding: Option<String>,
+        /// What counts where no annotation of a Service says otherwise. Not in kube-proxy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        defaults: Option<IpvsDefaults>,
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
@@ -244,6 +247,40 @@ objects! {
         tcp_timeout: GoDuration,
         /// Of UDP. 0: the kernel's.
         udp_timeout: GoDuration,
+    }
+
+    /// `ipvs.defaults`: the values of annotations of Services. Not in kube-proxy.
+    IpvsDefaults {
+        /// How long an endpoint that leaves keeps its connections, 0 to 2678400.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        drain_seconds: Option<i64>,
+        /// How packets for external addresses reach endpoints: `masquerade`, `direct-route`, `ipip`, `gre`, `gue:PORT`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        forwarding: Option<String>,
+        /// Connections above which an endpoint gets no new ones.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        max_connections: Option<i64>,
+        /// Connections below which it gets new ones again.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        min_connections: Option<i64>,
+        /// Whether each UDP datagram is scheduled for itself.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        one_packet: Option<bool>,
+        /// Which clients of IPv4 count as one, 0 to 32.
+        #[serde(rename = "persistencePrefixIPv4", skip_serializing_if = "Option::is_none")]
+        persistence_prefix_ipv4: Option<i64>,
+        /// Which clients of IPv6 count as one, 1 to 128.
+        #[serde(rename = "persistencePrefixIPv6", skip_serializing_if = "Option::is_none")]
+        persistence_prefix_ipv6: Option<i64>,
+        /// How long a client stays with its endpoint, 1 to 2678400; for Services without session affinity.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        persistence_seconds: Option<i64>,
+        /// Flags of the scheduler, with commas.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        scheduler_flags: Option<String>,
+        /// Weights of endpoints by zone: `zone-a=3, *=0`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        zone_weights: Option<String>,
     }
 
     /// `logging`.

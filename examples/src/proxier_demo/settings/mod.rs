@@ -38,7 +38,7 @@ pub struct Settings {
     pub bind_address: IpAddr,
     /// Whether an address that cannot be bound ends the process.
     pub bind_address_hard_fail: bool,
-    /// Where `/healthz` and `/livez` are served; `None`: nowhere.
+    /// Where `/healthz`, `/livez` and `/readyz` are served; `None`: nowhere.
     pub healthz: Option<SocketAddr>,
     /// Where `/metrics` is served; `None`: nowhere.
     pub metrics: Option<SocketAddr>,
