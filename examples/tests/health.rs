@@ -110,6 +110,22 @@ async fn healthz_and_livez_say_what_kube_proxy_says() {
 }
 
 #[tokio::test]
+async fn readyz_waits_for_the_first_full_pass() {
+    let health = Health::new(Duration::from_secs(30), Families::V4);
+    let (listener, address) = local().await;
+    tokio::spawn(serve_health(listener, health.clone()));
+    let got = get(address, "/readyz").await;
+    assert_eq!((got.status, got.json()), (503, json!({"ready": false})));
+    assert_eq!(get(address, "/healthz").await.status, 200, "waiting for lists is healthy");
+    health.set_ready();
+    assert_eq!(get(address, "/readyz").await.status, 200);
+    // One that serves, and falls behind, is unhealthy; what it serves it goes on to serve.
+    let Some(earlier) = Instant::now().checked_sub(Duration::from_secs(61)) else { return };
+    health.set_pending(Some(earlier));
+    assert_eq!((get(address, "/healthz").await.status, get(address, "/readyz").await.status), (503, 200));
+}
+
+#[tokio::test]
 async fn the_metrics_server() {
     let health = Health::new(Duration::from_secs(30), Families::V4);
     health.metrics(|metrics| metrics.service_changes = 5);

@@ -7,7 +7,8 @@
 mod program;
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,15 @@ fn first_answer(ask: impl Fn() -> std::io::Result<String> + Send + 'static) -> t
     })
 }
 
+/// What the health server answers: the number of HTTP.
+fn asked(path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect("127.0.0.1:10256")?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text.split(' ').nth(1).unwrap_or_default().to_owned())
+}
+
 /// The milliseconds in the line of the log that has these words.
 fn milliseconds(log: &str, words: &str) -> f64 {
     let line = log.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{words}: {log}"));
@@ -89,9 +99,29 @@ fn dns_answers_long_before_the_rest() {
         let dns = first_answer(|| ask_udp(DNS.parse().unwrap()));
         let last = format!("{}:80", address(services - 1)).parse().unwrap();
         let web = first_answer(move || connect_and_ask(last));
+        // Once it is ready, the last Service answers at once.
+        let ready = thread::spawn(move || {
+            let end = Instant::now() + Duration::from_secs(300);
+            let mut before = Vec::new();
+            loop {
+                match asked("/readyz") {
+                    Ok(code) if code == "200" => return (before, connect_and_ask(last)),
+                    Ok(code) => before.push(code),
+                    Err(_nobody_listens_yet) => {}
+                }
+                assert!(Instant::now() < end, "never ready: {before:?}");
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
         let folder = folder.0.display().to_string();
         let running = Running::start(&["--proxy-mode", "ipvs", "--no-fallback", "--manifests", &folder]);
-        let (dns, web) = (dns.join().unwrap(), web.join().unwrap());
+        let dns = dns.join().unwrap();
+        let codes = ["/healthz", "/readyz"].map(|path| asked(path).unwrap());
+        assert_eq!(codes, ["200", "503"], "cluster DNS answers, and the rest is not served yet");
+        let web = web.join().unwrap();
+        let (before, answer) = ready.join().unwrap();
+        assert!(!before.is_empty() && before.iter().all(|code| code == "503"), "{before:?}");
+        assert_eq!(answer.unwrap(), "web");
         running.until_logged("full pass:");
         let log = running.log();
         let all = milliseconds(&log, "full pass:");

@@ -1,4 +1,4 @@
-//! The health of the proxy, and the servers that report it: `/healthz`, `/livez`, `/metrics`, `/proxyMode`, `/status`.
+//! The health of the proxy, and the servers that report it: `/healthz`, `/livez`, `/readyz`, `/metrics`, `/proxyMode`, `/status`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,6 +32,8 @@ struct State {
     families: Vec<Family>,
     /// Since when something is wanted that the kernel does not have.
     pending: Option<Instant>,
+    /// A full pass has succeeded.
+    ready: bool,
     node_eligible: bool,
     metrics: Metrics,
     /// Counts of requests to the API server.
@@ -56,6 +58,7 @@ impl Health {
             state: Mutex::new(State {
                 families: families.collect(),
                 pending: None,
+                ready: false,
                 node_eligible: true,
                 metrics: Metrics::default(),
                 api: None,
@@ -71,6 +74,11 @@ impl Health {
     /// everything. Health depends only on the last value.
     pub fn set_pending(&self, since: Option<Instant>) {
         self.state().pending = since;
+    }
+
+    /// A full pass has succeeded: this node serves everything that its lists had. It stays ready.
+    pub fn set_ready(&self) {
+        self.state().ready = true;
     }
 
     /// A pass was requested.
@@ -136,6 +144,18 @@ impl Health {
 
     fn is_in_time(&self, pending: Option<Instant>, now: Instant) -> bool {
         pending.is_none_or(|since| now.saturating_duration_since(since) < self.timeout)
+    }
+
+    /// Whether a full pass has succeeded.
+    pub fn is_ready(&self) -> bool {
+        self.state().ready
+    }
+
+    /// `/readyz`: not in kube-proxy.
+    fn answer_ready(&self) -> Answer {
+        let ready = self.is_ready();
+        let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        Answer::json(status, json!({"ready": ready}).to_string())
     }
 
     /// `/healthz` and `/livez`: the keys of kube-proxy 1.33, which include those of 1.28. Times are RFC 3339.
@@ -211,10 +231,11 @@ pub async fn listen(
     }
 }
 
-/// Serves `/healthz` and `/livez`, for ever.
+/// Serves `/healthz`, `/livez` and `/readyz`, for ever.
 pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
     let answers = by_path(move |path| match path {
         "/healthz" | "/livez" => health.answer(path, Instant::now()),
+        "/readyz" => health.answer_ready(),
         _ => Answer::not_found(),
     });
     serve(listener, Places::new(CONNECTIONS), answers).await;

@@ -138,6 +138,9 @@ impl Worker {
             if let Some(report) = engine.pass() {
                 let is_first = self.progress.take().is_some();
                 self.tell(engine, &report, start);
+                if report.full && !report.has_failed() {
+                    self.health.set_ready();
+                }
                 if report.full && !report.has_failed() && self.clean_at.is_none() {
                     let cleaned = engine.clean_up_after_processes();
                     self.tell_cleaned(&cleaned);

@@ -117,6 +117,22 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     assert!(play.metric(|metrics| metrics.sync_failures) > 5);
 }
 
+/// Only a full pass that succeeds makes it ready, not the wait for lists, nor a pass that failed.
+#[test]
+fn it_is_ready_after_the_first_full_pass() {
+    let kernel = FakeKernel::new();
+    kernel.fail(Fault::new(Call::IpvsSetTimeouts, PortErrorKind::Busy).every());
+    let play = Play::on(kernel, Duration::from_millis(300), |options| options.ipvs.timeouts.tcp_secs = Some(1234));
+    play.service("web", "10.96.0.10");
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!play.health.is_ready(), "lists are not complete");
+    play.send(Change::Synced);
+    play.until("passes fail", |play| play.metric(|metrics| metrics.sync_failures) > 0);
+    assert!(!play.health.is_ready());
+    play.kernel.clear_faults();
+    play.until("it is ready", |play| play.health.is_ready());
+}
+
 /// A node that waits for lists is healthy, whatever has arrived already and however long it takes.
 #[test]
 fn waiting_for_lists_is_healthy() {
