@@ -368,3 +368,34 @@ proptest! {
         comes_to_what_is_wanted(&steps);
     }
 }
+
+/// No failure: what is not shared, and why.
+#[test]
+fn why_a_node_port_is_not_shared_is_told() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    let unmarked = |node: &Node| -> Vec<String> { node.proxier.unmarked().map(|of| of.to_string()).collect() };
+    node.pass();
+    assert_eq!(unmarked(&node), [""; 0]);
+    let affine = json!({"externalTrafficPolicy": "Cluster", "sessionAffinity": "ClientIP"});
+    node.publish(2, &affine, &["node-a"]);
+    let sctp = json!({"externalTrafficPolicy": "Cluster", "ports": [{"name": "p", "port": 80, "nodePort": 30003, "protocol": "SCTP"}]});
+    node.publish(3, &sctp, &["node-a"]);
+    // A node port with policy Local is nothing to share.
+    node.publish(4, &json!({}), &["node-a"]);
+    let report = node.pass();
+    assert!(report.is_done() && !report.has_failed(), "{report:#?}");
+    let instead = "each address of the node has a virtual server";
+    assert_eq!(
+        unmarked(&node),
+        [
+            format!(
+                "Service demo/web-2: ipvs.markNodePorts not for TCP 192.0.2.10:30002: clients stay with their endpoints, and such a virtual \
+                 server of a firewall mark does not translate ports; {instead}"
+            ),
+            format!("Service demo/web-3: ipvs.markNodePorts not for SCTP 192.0.2.10:30003: it is of SCTP; {instead}"),
+        ]
+    );
+    assert!(servers(&kernel).contains_key("-t 192.0.2.10:30002"));
+    assert_eq!(node.proxier.wanted().unwrap().marked(), (0, 1));
+}

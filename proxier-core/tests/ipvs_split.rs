@@ -571,3 +571,89 @@ fn kernel_of_plain() -> FakeKernel {
     serving(&kernel, false).pass();
     kernel
 }
+
+/// What is said of Services that are not split.
+fn unmarked(node: &Node) -> Vec<String> {
+    node.proxier.unmarked().map(|unmarked| unmarked.to_string()).collect()
+}
+
+/// No failure, and said once for each Service: what is not split, and why.
+#[test]
+fn why_a_service_is_not_split_is_told() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    assert_eq!(node.pass().refused, []);
+    assert_eq!(unmarked(&node), [""; 0]);
+    node.publish(2, &json!({"sessionAffinity": "ClientIP"}), &["node-a"]);
+    let report = node.pass();
+    assert!(report.is_done() && !report.has_failed(), "{report:#?}");
+    let said = unmarked(&node);
+    assert_eq!(
+        said,
+        [
+            "Service demo/web-2: ipvs.markSplit not for TCP 192.0.2.10:30002 and 1 more: clients stay with their endpoints, and such a \
+            virtual server of a firewall mark does not translate ports; pods and this node get local endpoints too"
+        ]
+    );
+    // It is over when the affinity is.
+    node.publish(2, &json!({}), &["node-a"]);
+    node.pass();
+    assert_eq!(unmarked(&node), [""; 0]);
+
+    // By annotation, and direct return.
+    let annotated = |node: &mut Node, number: u16, port: u16, name: &str, value: &str| {
+        node.publish(number, &json!({}), &["node-a"]);
+        let service = json!({
+            "metadata": {"namespace": "demo", "name": format!("web-{number}"), "annotations": {name: value}},
+            "spec": {
+                "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": format!("10.96.0.{number}"),
+                "ports": [{"name": "p", "port": port}],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": format!("198.51.100.{number}")}]}},
+        });
+        node.proxier.upsert_service(&serde_json::from_value(service).unwrap(), node.now);
+    };
+    annotated(&mut node, 3, 80, "proxier/persistence-seconds", "60");
+    annotated(&mut node, 4, 8080, "proxier/forwarding", "ipip");
+    node.pass();
+    let said = unmarked(&node);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(
+        said[0].starts_with("Service demo/web-3: ipvs.markSplit not for TCP 198.51.100.3:80: clients stay"),
+        "{said:?}"
+    );
+    let expected =
+        "Service demo/web-4: ipvs.markSplit not for TCP 198.51.100.4:8080: endpoints answer clients by themselves;";
+    assert!(said[1].starts_with(expected), "{said:?}");
+    for number in [3, 4] {
+        node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
+    }
+    node.pass();
+    assert_eq!(unmarked(&node), [""; 0]);
+    assert_eq!(unmarked(&serving(&kernel, false)), [""; 0], "nobody asks for a split");
+}
+
+#[test]
+fn marks_that_are_used_up_are_told() {
+    let kernel = kernel();
+    let mut config = config(true, RulesBy::Nftables);
+    // 256 marks, and two for each Service.
+    config.ipvs.mark_range = "0x16000000/0xffffff00".parse().unwrap();
+    let mut node = Node::with(&kernel, config);
+    for number in 1..=130 {
+        node.publish(number, &json!({}), &["node-a"]);
+    }
+    node.proxier.start(node.now);
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    let said = unmarked(&node);
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said.iter().all(|line| line.contains("and 1 more: ipvs.markRange has no mark left;")), "{said:?}");
+    for number in 1..=2 {
+        node.proxier.delete_service(&ObjectKey::new("demo", &format!("web-{number}")), node.now);
+    }
+    for _ in 0..3 {
+        node.full_pass();
+    }
+    assert_eq!(unmarked(&node), [""; 0]);
+}

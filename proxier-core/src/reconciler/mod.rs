@@ -22,7 +22,7 @@ use ::ipvs::VirtualServerKey;
 use crate::config::{Config, MayAskFor, RulesBy};
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::ipvs::wanted::{Unmarked, Wanted};
 use crate::modes::shared::host;
 use crate::modes::shared::sysctls::HostSettings;
 use crate::modes::{self, Mode, Pass, Plan, Prepared, Refreshed, iptables, ipvs, nftables, userspace};
@@ -1175,6 +1175,36 @@ impl Reconciler {
             Mode::Ipvs(mode) => mode.wanted().shared(frontend),
             Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
         }
+    }
+
+    /// Which Services IPVS mode serves without the firewall marks that the configuration asks for
+    /// ([`Config::splits_local`](crate::config::Config::splits_local),
+    /// [`Config::shares_node_ports`](crate::config::Config::shares_node_ports)), and why. Costs O(such Frontends).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::config::RulesBy;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::net::EndpointKey;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
+    ///
+    /// let now = Duration::ZERO;
+    /// let mut options = Options::default();
+    /// (options.config.ipvs.rules, options.config.ipvs.mark_split) = (RulesBy::Nftables, true);
+    /// let mut proxier = Reconciler::new("node-a", options, now);
+    /// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+    /// let mut external = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [endpoint]);
+    /// (external.roles, external.policy, external.affinity_secs) = (Roles::EXTERNAL_IP, TrafficPolicy::Local, Some(60));
+    /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [external], now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut FakeKernel::new().ports());
+    /// let said: Vec<String> = proxier.unmarked().map(|unmarked| unmarked.to_string()).collect();
+    /// assert!(said[0].starts_with("Service agent/web: ipvs.markSplit not for TCP 203.0.113.7:80: clients stay"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn unmarked(&self) -> impl Iterator<Item = Unmarked> {
+        self.wanted().into_iter().flat_map(Wanted::unmarked)
     }
 
     /// Which Frontend a virtual server is for, wanted or not; a shared node port has address 0; `None` for one of a firewall mark that is none of ours.

@@ -86,22 +86,27 @@ impl Frontend {
     /// ([`cluster`](Frontend::cluster)): the policy keeps the traffic of clients outside on this node, each connection is for itself, and
     /// answers come back through this node.
     pub fn can_split(&self) -> bool {
-        let is_external = !self.roles.contains(Roles::CLUSTER_IP);
-        is_external && self.policy == TrafficPolicy::Local && !self.keeps_clients() && !self.returns_directly
+        self.would_split() && !self.keeps_clients() && !self.returns_directly
+    }
+
+    /// Whether its policy is what a split is for.
+    pub(crate) fn would_split(&self) -> bool {
+        !self.roles.contains(Roles::CLUSTER_IP) && self.policy == TrafficPolicy::Local
     }
 
     /// Whether it can have one list of endpoints with the same node port on this node's other addresses: it is nothing but a node port, every
     /// client gets the endpoints of all nodes, each connection is for itself, and answers come back through this node.
     pub fn can_share(&self) -> bool {
-        self.roles == Roles::NODE_PORT
-            && self.key.protocol != Protocol::Sctp
-            && self.policy == TrafficPolicy::Cluster
-            && !self.keeps_clients()
-            && !self.returns_directly
+        self.would_share() && self.key.protocol != Protocol::Sctp && !self.keeps_clients() && !self.returns_directly
+    }
+
+    /// Whether it is a node port for which one list of endpoints would do.
+    pub(crate) fn would_share(&self) -> bool {
+        self.roles == Roles::NODE_PORT && self.policy == TrafficPolicy::Cluster
     }
 
     /// Whether a client's connections are to reach one endpoint.
-    fn keeps_clients(&self) -> bool {
+    pub(crate) fn keeps_clients(&self) -> bool {
         self.affinity_secs.is_some()
             || self.balancing.as_ref().is_some_and(|balancing| balancing.persistence_secs.is_some())
     }

@@ -2,6 +2,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -24,6 +25,48 @@ use crate::pack::pack;
 use crate::service::{Compiled, Frontend, NodeFacts, Roles};
 use crate::service::{Desired, Follower};
 use crate::snapshot::{Balancing, ObjectKey, Store, TrafficPolicy};
+
+/// What a firewall mark is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Marking {
+    /// A list of endpoints of its own for clients outside ([`Config::splits_local`]).
+    Split,
+    /// One list for all addresses of a node port ([`Config::shares_node_ports`]).
+    Shared,
+}
+
+/// What the configuration asks for, and a Service does not get. It is served without.
+///
+/// Prints on one line.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Unmarked {
+    /// The Service.
+    pub service: ObjectKey,
+    /// What it does not get.
+    pub marking: Marking,
+    /// Where; never empty.
+    pub frontends: Vec<FrontendKey>,
+    /// Why.
+    pub reason: &'static str,
+}
+
+impl fmt::Display for Unmarked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Unmarked { service, marking, frontends, reason } = self;
+        let first = frontends.first().map(ToString::to_string).unwrap_or_default();
+        let more = match frontends.len() {
+            0 | 1 => String::new(),
+            count => format!(" and {} more", count.saturating_sub(1)),
+        };
+        let (what, instead) = match marking {
+            Marking::Split => ("ipvs.markSplit", "pods and this node get local endpoints too"),
+            Marking::Shared => ("ipvs.markNodePorts", "each address of the node has a virtual server"),
+        };
+        write!(f, "Service {service}: {what} not for {first}{more}: {reason}; {instead}")
+    }
+}
 
 /// What IPVS has to hold, kept up to date at O(changed Services).
 ///
@@ -95,6 +138,8 @@ struct Index {
     /// Node ports that can be are shared.
     shares: bool,
     marks: Marks,
+    /// Frontends that would be split or shared, and are not.
+    unmarked: BTreeSet<FrontendKey>,
     /// The addresses of each node port.
     node_ports: BTreeMap<FrontendKey, BTreeSet<IpAddr>>,
 }
@@ -230,6 +275,7 @@ impl Follower for Following<'_> {
             index.marks.give(place);
         }
         let mark_after = after.and_then(|after| index.mark_of(after));
+        index.note_unmarked(&frontend, after);
         let has_node_port = |of: Option<&Frontend>| of.is_some_and(|of| of.roles.contains(Roles::NODE_PORT));
         let node_port = split::node_port_of(&frontend);
         match (has_node_port(before), has_node_port(after)) {
@@ -458,6 +504,41 @@ impl Index {
         shares.then(|| split::node_port_of(&frontend.key)).or(splits.then_some(frontend.key))
     }
 
+    /// Notes whether a Frontend lacks a mark that it would have.
+    fn note_unmarked(&mut self, key: &FrontendKey, frontend: Option<&Frontend>) {
+        if !self.splits && !self.shares {
+            return;
+        }
+        if frontend.is_some_and(|frontend| self.why_unmarked(frontend).is_some()) {
+            self.unmarked.insert(*key);
+        } else {
+            self.unmarked.remove(key);
+        }
+    }
+
+    /// Why a Frontend that the configuration would have split or shared is not.
+    fn why_unmarked(&self, frontend: &Frontend) -> Option<(Marking, &'static str)> {
+        let marking = if self.splits && frontend.would_split() {
+            Marking::Split
+        } else if self.shares && frontend.would_share() {
+            Marking::Shared
+        } else {
+            return None;
+        };
+        if self.mark_of(frontend).is_some() {
+            return None;
+        }
+        let reason = match marking {
+            _ if frontend.keeps_clients() => {
+                "clients stay with their endpoints, and such a virtual server of a firewall mark does not translate ports"
+            }
+            _ if frontend.returns_directly => "endpoints answer clients by themselves",
+            Marking::Shared if frontend.key.protocol == Protocol::Sctp => "it is of SCTP",
+            _ => "ipvs.markRange has no mark left",
+        };
+        Some((marking, reason))
+    }
+
     /// The virtual server of a Frontend's mark, if it is split or shared.
     fn mark_of(&self, frontend: &Frontend) -> Option<VirtualServerKey> {
         self.marks.server(&self.marked_place(frontend)?)
@@ -528,6 +609,7 @@ impl Wanted {
             splits: config.splits_local(),
             shares: config.shares_node_ports(),
             marks: Marks::new(config.ipvs.mark_range, config.masquerade_bit),
+            unmarked: BTreeSet::new(),
             node_ports: BTreeMap::new(),
         };
         Wanted { desired: Desired::new(), index }
@@ -652,6 +734,25 @@ impl Wanted {
         self.index.mark_of(frontend)
     }
 
+    /// Which Services the configuration would have split or shared, and why they are not. Costs O(such Frontends).
+    pub fn unmarked(&self) -> impl Iterator<Item = Unmarked> {
+        let mut all: BTreeMap<(ObjectKey, Marking, &'static str), Vec<FrontendKey>> = BTreeMap::new();
+        for key in &self.index.unmarked {
+            let why = self.desired.frontend(key).and_then(|frontend| self.index.why_unmarked(frontend));
+            if let (Some((marking, reason)), Some(owner)) = (why, self.desired.owner(key)) {
+                all.entry((owner.clone(), marking, reason)).or_default().push(*key);
+            }
+        }
+        all.into_iter().map(|((service, marking, reason), frontends)| Unmarked { service, marking, frontends, reason })
+    }
+
+    /// How many Frontends are split, and how many node ports are shared.
+    pub fn marked(&self) -> (usize, usize) {
+        let wanted = self.index.marks.iter().filter(|(key, _)| self.has_server(key));
+        let (shared, split): (Vec<_>, Vec<_>) = wanted.partition(|(_, place)| place.address.is_unspecified());
+        (split.len(), shared.len())
+    }
+
     /// Every endpoint that may answer at an address and port, in whatever virtual server.
     pub(crate) fn answering(&self, frontend: &FrontendKey) -> impl Iterator<Item = EndpointKey> {
         let servers = [Some(VirtualServerKey::from(*frontend)), self.split(frontend), self.shared(frontend)];
@@ -699,6 +800,9 @@ impl Wanted {
             for (set, element) in entries(before) {
                 self.index.uncount_entry(set, &element, notes);
             }
+        }
+        for (frontend, _) in &marked {
+            self.index.note_unmarked(&frontend.key, Some(frontend));
         }
     }
 
