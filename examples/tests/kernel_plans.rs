@@ -176,7 +176,7 @@ fn left_to_do(scenario: &Value, name: &str) -> Option<String> {
     let run = |words: &[&str]| -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
         command.args(words).arg("--config").arg(&configuration).arg("--manifests").arg(&folder.0);
-        command.args(["--hostname-override", node]).output().unwrap()
+        command.args(["--hostname-override", node, "--ipvs-rules", "iptables"]).output().unwrap()
     };
     // First the state before the steps, then the one after them: differences have to be removed again.
     let first = json!({"objects": scenario["objects"]});

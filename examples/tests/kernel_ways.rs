@@ -559,7 +559,8 @@ fn another_user_than_root() {
                 .args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"])
                 .args(capabilities)
                 .arg(program.path());
-            nobody.args(words).args(["--hostname-override", "n1", "--manifests"]).arg(&folder.0);
+            nobody.args(words).args(["--hostname-override", "n1", "--ipvs-rules", "iptables", "--manifests"]);
+            nobody.arg(&folder.0);
             nobody.output().unwrap()
         };
         let none = nobody(&["--inh-caps=-all", "--bounding-set=-all"], &["run", "--once"]);

@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use iptables::{Invocation, Runner as _};
 use nftables::{Chain, Element, ElementKey, Set, Table, TableKey, Transaction, Value as NftValue};
 use proxier_core::config::{Config, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
@@ -588,21 +589,98 @@ fn a_table_of_somebody_else_is_not_touched() {
     assert_eq!(node.table(V4), theirs);
 }
 
+/// `auto` on this kernel, and why.
+fn chosen(kernel: &FakeKernel) -> (RulesBy, String) {
+    let choice = choose(&config(RulesBy::Auto), &mut kernel.clone().ports(), || {});
+    (choice.by, choice.reason.unwrap())
+}
+
+/// Commits a text as `iptables-restore --noflush` of this program takes it.
+fn restore(kernel: &FakeKernel, program: &str, text: &str) {
+    let output = kernel.with_host(|host| {
+        let program = host.find(program).unwrap();
+        host.run(&Invocation::new(&program, ["--noflush"], Duration::from_secs(1)).with_stdin(text.to_owned())).unwrap()
+    });
+    assert_eq!(output.code, Some(0), "{output:?}");
+}
+
+/// No program is asked on a node on which iptables has no tables.
 #[test]
-fn auto_is_iptables_where_programs_and_ipset_are() {
-    let chosen = |calls: &[Call]| {
-        let mut kernel = kernel();
-        for call in calls {
-            kernel.fail(Fault::new(*call, PortErrorKind::Unavailable).every());
-        }
-        choose(&config(RulesBy::Auto), &mut kernel.ports())
-    };
-    assert_eq!(chosen(&[]), RulesBy::Iptables);
-    assert_eq!(chosen(&[Call::RulesHasRandomFully]), RulesBy::Nftables);
-    assert_eq!(chosen(&[Call::SetsEntries]), RulesBy::Nftables);
-    for by in [RulesBy::Nftables, RulesBy::Iptables] {
-        assert_eq!(choose(&config(by), &mut kernel().ports()), by);
+fn auto_is_a_table_on_a_fresh_node() {
+    let kernel = kernel();
+    for call in [Call::RulesHasRandomFully, Call::RulesDump, Call::RulesCheck, Call::SetsEntries] {
+        kernel.fail(Fault::new(call, PortErrorKind::Permission).every());
     }
+    let (by, why) = chosen(&kernel);
+    assert_eq!(by, RulesBy::Nftables, "{why}");
+    kernel.fail(Fault::new(Call::TablesCheck, PortErrorKind::Unavailable).every());
+    let (by, why) = chosen(&kernel);
+    assert!(by == RulesBy::Iptables && why.contains("nf_tables cannot guard virtual servers"), "{why}");
+    // What is asked for is not probed.
+    for by in [RulesBy::Nftables, RulesBy::Iptables] {
+        assert_eq!(choose(&config(by), &mut kernel.clone().ports(), || panic!("asked")).by, by);
+    }
+}
+
+#[test]
+fn auto_is_a_table_where_one_family_takes_it() {
+    let kernel = kernel();
+    kernel.fail(Fault::new(Call::TablesCheck, PortErrorKind::Unavailable));
+    assert_eq!(chosen(&kernel).0, RulesBy::Nftables);
+}
+
+/// What iptables mode, or somebody else, has in tables does not matter unless it drops.
+#[test]
+fn auto_is_iptables_where_a_filter_drops_by_default() {
+    for (chain, program) in [
+        ("FORWARD", "iptables-legacy-restore"),
+        ("INPUT", "iptables-legacy-restore"),
+        ("FORWARD", "ip6tables-legacy-restore"),
+        ("FORWARD", "iptables-nft-restore"),
+    ] {
+        let kernel = kernel();
+        restore(&kernel, program, "*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n*filter\n:OUTPUT DROP [0:0]\nCOMMIT\n");
+        assert_eq!(chosen(&kernel).0, RulesBy::Nftables);
+        restore(&kernel, program, &format!("*filter\n:{chain} DROP [0:0]\nCOMMIT\n"));
+        let (by, why) = chosen(&kernel);
+        assert!(by == RulesBy::Iptables && why.contains(chain), "{program}: {why}");
+        // Also where a table serves already.
+        assert!(Node::serving(&kernel, RulesBy::Nftables).pass().is_done());
+        assert_eq!(chosen(&kernel).0, RulesBy::Iptables);
+    }
+}
+
+/// Chains that cannot be listed may be kube-proxy's; without programs they are of no use.
+#[test]
+fn auto_is_iptables_where_its_rules_cannot_be_listed() {
+    for (kind, by) in [
+        (PortErrorKind::Permission, RulesBy::Iptables),
+        (PortErrorKind::Busy, RulesBy::Iptables),
+        (PortErrorKind::Unavailable, RulesBy::Nftables),
+    ] {
+        let kernel = kernel();
+        restore(&kernel, "iptables-legacy-restore", "*filter\n:FORWARD ACCEPT [0:0]\nCOMMIT\n");
+        kernel.fail(Fault::new(Call::RulesDump, kind).every());
+        assert_eq!(chosen(&kernel).0, by, "{kind:?}");
+    }
+}
+
+#[test]
+fn auto_keeps_what_serves() {
+    let kernel = kernel();
+    assert!(Node::serving(&kernel, RulesBy::Iptables).pass().is_done());
+    let (by, why) = chosen(&kernel);
+    assert!(by == RulesBy::Iptables && why.contains("KUBE-SERVICES"), "{why}");
+    // Rules are gone, sets are left.
+    kernel.fail(Fault::new(Call::RulesDump, PortErrorKind::Unavailable).every());
+    let (by, why) = chosen(&kernel);
+    assert!(by == RulesBy::Iptables && why.contains("KUBE-CLUSTER-IP"), "{why}");
+    kernel.fail(Fault::new(Call::RulesHasRandomFully, PortErrorKind::Unavailable).every());
+    assert_eq!(chosen(&kernel).0, RulesBy::Nftables);
+    kernel.clear_faults();
+    // Both stand until the first pass has been cleaned up after.
+    assert!(Node::serving(&kernel, RulesBy::Nftables).pass().is_done());
+    assert_eq!(chosen(&kernel), (RulesBy::Nftables, "the table of an earlier process is there".to_owned()));
 }
 
 #[test]

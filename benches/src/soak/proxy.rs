@@ -26,10 +26,13 @@ const EVERY: Duration = Duration::from_secs(2);
 const KEPT_LINES: usize = 4_000;
 
 /// The flags of every command of the proxy here.
-fn flags() -> [&'static str; 14] {
+fn flags() -> [&'static str; 16] {
     [
         "--hostname-override",
         NODE,
+        // What it is compared with are ipsets and rules of iptables.
+        "--ipvs-rules",
+        "iptables",
         "--nodeport-addresses",
         NODE_PORT_NETWORKS,
         "--cluster-cidr",

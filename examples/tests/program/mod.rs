@@ -104,10 +104,13 @@ impl Drop for Folder {
     }
 }
 
-/// `proxier-demo` with these arguments, as the node `n1`.
+/// `proxier-demo` with these arguments, as the node `n1`. IPVS mode has rules of iptables and ipsets unless they say otherwise.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
     command.args(arguments).args(["--hostname-override", "n1"]);
+    if !arguments.contains(&"--ipvs-rules") {
+        command.args(["--ipvs-rules", "iptables"]);
+    }
     command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
     command
 }

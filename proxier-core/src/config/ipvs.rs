@@ -106,7 +106,7 @@ impl Binding {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RulesBy {
-    /// Rules of iptables with ipsets where the programs and the kernel have them, else one table of nf_tables a family:
+    /// One table of nf_tables a family; rules of iptables with ipsets where the host or what is there needs them:
     /// [`choose`](crate::modes::ipvs::guards::choose()) says which. Unchosen it counts as [`RulesBy::Iptables`]. Default.
     #[default]
     Auto,

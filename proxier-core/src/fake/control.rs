@@ -65,6 +65,8 @@ pub enum Call {
     TablesTable,
     /// [`Tables::has_chain`](crate::ports::Tables::has_chain).
     TablesHasChain,
+    /// [`Tables::check`](crate::ports::Tables::check).
+    TablesCheck,
     /// [`Tables::commit`](crate::ports::Tables::commit).
     TablesCommit,
     /// [`LocalNetworks::networks`](crate::ports::LocalNetworks::networks).
@@ -81,7 +83,7 @@ pub enum Call {
 
 impl Call {
     /// All of them.
-    pub const ALL: [Call; 34] = [
+    pub const ALL: [Call; 35] = [
         Call::IpvsSnapshot,
         Call::IpvsRealServers,
         Call::IpvsRun,
@@ -110,6 +112,7 @@ impl Call {
         Call::TablesRead,
         Call::TablesTable,
         Call::TablesHasChain,
+        Call::TablesCheck,
         Call::TablesCommit,
         Call::RoutesNetworks,
         Call::RoutesAdd,
@@ -136,6 +139,7 @@ impl Call {
                 | Call::TablesRead
                 | Call::TablesTable
                 | Call::TablesHasChain
+                | Call::TablesCheck
                 | Call::RoutesNetworks
                 | Call::RelaysConfigure
         )
@@ -285,6 +289,7 @@ impl Writes {
             | Call::TablesRead
             | Call::TablesTable
             | Call::TablesHasChain
+            | Call::TablesCheck
             | Call::TablesCommit => &mut self.tables,
             Call::RoutesNetworks | Call::RoutesAdd | Call::RoutesDelete => &mut self.routes,
             Call::RelaysConfigure | Call::RelaysServe => &mut self.relays,

@@ -232,14 +232,15 @@ impl FakeKernel {
     /// ```
     /// use iptables::Backend;
     /// use iptables::fake::FakeHost;
-    /// use proxier_core::config::{Config, RulesBy};
     /// use proxier_core::fake::FakeKernel;
-    /// use proxier_core::modes::ipvs::guards::choose;
+    /// use proxier_core::net::Family;
+    /// use proxier_core::ports::PortErrorKind;
     ///
-    /// // A node without any iptables program: IPVS mode takes nf_tables.
+    /// // A node without any iptables program.
     /// let without = || FakeHost::new().without_programs(Backend::Legacy).without_programs(Backend::NfTables);
     /// let mut kernel = FakeKernel::with_iptables(without);
-    /// assert_eq!(choose(&Config::default(), &mut kernel.ports()), RulesBy::Nftables);
+    /// let refused = kernel.ports().rules.dump(Family::V4).map_err(|error| error.kind());
+    /// assert_eq!(refused.err(), Some(PortErrorKind::Unavailable));
     /// ```
     pub fn with_iptables(make: impl Fn() -> FakeHost + Send + Sync + 'static) -> Self {
         let sets = FakeIpset::new();

@@ -319,6 +319,11 @@ impl Rules for FakeRulesPort {
         })
     }
 
+    fn has_tables(&mut self, family: Family) -> Option<bool> {
+        // Those of both back ends: the fake's are no tables of its nf_tables.
+        Some(self.host.dump().into_keys().any(|(of, _)| of == family.into()))
+    }
+
     fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
         self.gate.call(Call::RulesCheck, Some(family), || self.port.check(family, transaction))
     }
@@ -436,19 +441,25 @@ impl Tables for FakeTablesPort {
     }
 
     fn check(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
-        self.port.check(transaction)
+        let port = &mut self.port;
+        committing(&self.gate, Call::TablesCheck, || port.check(transaction))
     }
 
     fn commit(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
-        let mut refused = None;
-        let outcome = self.gate.call(Call::TablesCommit, None, || {
-            self.port.commit(transaction).map_err(|not| {
-                refused = not.refused;
-                not.error
-            })
-        });
-        outcome.map_err(|error| NotCommitted { error, refused })
+        let port = &mut self.port;
+        committing(&self.gate, Call::TablesCommit, || port.commit(transaction))
     }
+}
+
+fn committing(gate: &Gate, call: Call, commit: impl FnOnce() -> Result<(), NotCommitted>) -> Result<(), NotCommitted> {
+    let mut refused = None;
+    let outcome = gate.call(call, None, || {
+        commit().map_err(|not| {
+            refused = not.refused;
+            not.error
+        })
+    });
+    outcome.map_err(|error| NotCommitted { error, refused })
 }
 
 struct FakeRoutesPort {

@@ -163,6 +163,10 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         Ok(dump)
     }
 
+    fn has_tables(&mut self, family: Family) -> Option<bool> {
+        self.runner.has_legacy_tables(family.into())
+    }
+
     fn list_meanwhile(&mut self, families: &[Family], work: &mut dyn FnMut()) {
         let at = now();
         let is_fresh = |at: Instant| at.elapsed() <= FRESH;

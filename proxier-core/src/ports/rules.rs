@@ -30,7 +30,7 @@ use crate::net::Family;
 /// port.list_meanwhile(&Family::ALL, &mut || worked = true);
 /// let (v4, v6) = (port.dump(Family::V4)?, port.dump(Family::V6)?);
 /// assert!(worked && v4.has_chain(&TableName::NAT, "AGENT-MARK") && v6.has_chain(&TableName::NAT, "AGENT-MARK"));
-/// assert!(port.has_random_fully(Family::V4)?);
+/// assert!(port.has_random_fully(Family::V4)? && port.has_tables(Family::V4) == Some(true));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Rules {
@@ -45,6 +45,13 @@ pub trait Rules {
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) when there is no program for this family that works with this kernel.
     fn dump(&mut self, family: Family) -> Result<iptables::Dump, PortError>;
+
+    /// Whether iptables has tables of this family, found out without starting a program; `None` when that is not known. Those of the
+    /// nf_tables back end may not count: they are tables of nf_tables, too ([`Tables::table`](super::Tables::table)).
+    fn has_tables(&mut self, family: Family) -> Option<bool> {
+        let _ = family;
+        None
+    }
 
     /// Runs `work`, and lists these families in parallel where possible: the next [`Rules::dump`] waits less, and shows the
     /// rules as they were when this was called.

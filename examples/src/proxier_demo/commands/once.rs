@@ -74,7 +74,8 @@ async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, 
     if let Some(reason) = chosen.reason() {
         say(reason);
     }
-    let Chosen { mut engine, notes, .. } = chosen;
+    let Chosen { mut engine, notes, rules, .. } = chosen;
+    rules.iter().for_each(say);
     notes.iter().for_each(say);
     feed(&mut engine, snapshot);
     Ok((engine, unreadable))
@@ -210,7 +211,8 @@ pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
             if let Some(reason) = chosen.reason() {
                 say(reason);
             }
-            let Chosen { mut engine, notes, .. } = chosen;
+            let Chosen { mut engine, notes, rules, .. } = chosen;
+            rules.iter().for_each(say);
             notes.iter().for_each(say);
             feed(&mut engine, snapshot);
             return preview(&mut engine, &unreadable, output, &progress);

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::forwarding::Hints;
 use crate::proxier_demo::commands::modes::Modes;
+use crate::proxier_demo::engine::choose::Preparing;
 use crate::proxier_demo::engine::{self, kernel, neighbours, userspace};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
@@ -279,11 +280,12 @@ fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
 
 /// Whether IPVS mode can serve, with each requirement, and what no Service gets on this node.
 async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result<Found, Problem> {
-    let settings = &engine::with_rules(&configured.settings, kernel);
+    let (settings, choice) = &engine::with_rules(&configured.settings, kernel, Preparing::Nothing);
     let report = look(settings, kernel)?;
     let reserved = neighbours::reserved(configured, kernel).await;
     let by = settings.core.ipvs.rules;
-    let mut text = format!("{report}rules by {by}\n");
+    let choice = choice.as_ref();
+    let mut text = format!("{report}{}\n", choice.map_or_else(|| format!("rules by {by}"), ToString::to_string));
     let mut takes_table = true;
     if by == RulesBy::Nftables {
         let tried = try_ipvs_table(settings, kernel);
@@ -301,6 +303,7 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
     text += &hints.text();
     let mut json = json!(report);
     json["rules"] = json!(by.name());
+    json["rules_reason"] = json!(choice.and_then(|choice| choice.reason.as_deref()));
     json["reserved"] = neighbours::json(&reserved);
     json["forwarding"] = hints.json();
     Ok(Found { works: report.verdict.answer == Answer::Yes && takes_table, text, json })

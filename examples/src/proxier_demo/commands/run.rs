@@ -80,7 +80,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         }
     };
     let (reason, fell_back) = (chosen.reason(), chosen.fell_back());
-    let Chosen { configured, engine, notes, passed_over } = chosen;
+    let Chosen { configured, engine, notes, passed_over, rules } = chosen;
     let (configured, settings) = (&configured, &configured.settings);
     for note in notes {
         tracing::warn!("{note}");
@@ -120,6 +120,9 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
         Some(reason) if fell_back => tracing::warn!("{reason}"),
         Some(reason) => tracing::info!("{reason}"),
         None => {}
+    }
+    if let Some(rules) = rules {
+        tracing::info!("{rules}");
     }
     if let Running::Cluster(cluster) = &source {
         health.set_api(cluster.counters().clone());

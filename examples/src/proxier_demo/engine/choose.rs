@@ -6,6 +6,7 @@ use std::fmt;
 use iptables::Backend;
 use proxier_core::config::RulesBy;
 use proxier_core::modes::Kind;
+use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::select::{Asked, RulePrograms, candidates};
 use proxier_core::net::Family;
 
@@ -54,6 +55,8 @@ pub(crate) struct Chosen {
     pub(crate) notes: Vec<String>,
     /// Those that would have been better, or were asked for.
     pub(crate) passed_over: Vec<PassedOver>,
+    /// What guards virtual servers, and why, where that was not configured.
+    pub(crate) rules: Option<guards::Choice>,
 }
 
 impl Chosen {
@@ -92,24 +95,35 @@ pub(crate) async fn choose(
 ) -> Result<Chosen, Vec<Problem>> {
     privileges::require().map_err(|problem| vec![problem])?;
     let asked = configured.settings.asked;
+    let is_asked = asked == Asked::Mode(Kind::Ipvs);
+    let is_configured = configured.settings.core.ipvs.rules != RulesBy::Auto;
+    // Once for all: whether programs are needed depends on it.
+    let (configured, rules) = &with_rules(configured, preparing).map_err(|problem| vec![problem])?;
     // A capability that is missing is no reason to serve in another way.
-    let by_nft = asked == Asked::Mode(Kind::Ipvs) && configured.settings.core.ipvs.rules == RulesBy::Nftables;
+    let by_nft = is_asked && configured.settings.core.ipvs.rules == RulesBy::Nftables;
     let needs_no_rules = by_nft || matches!(asked, Asked::Mode(Kind::Nftables | Kind::Userspace));
     if !needs_no_rules {
         privileges::require_rules().map_err(|problem| vec![problem])?;
     }
     let may_fall_back = !configured.no_fallback;
-    let programs = match (may_fall_back, by_nft) {
-        (false, _) => RulePrograms::Legacy,
-        // Nobody starts programs to find out what they can do.
-        (true, true) => RulePrograms::Missing,
-        (true, false) => programs(),
-    };
     let mut passed_over: Vec<PassedOver> = Vec::new();
-    for mode in candidates(asked, may_fall_back, programs).into_iter().filter(|mode| serves(*mode)) {
+    let mut modes = candidates(asked, may_fall_back, RulePrograms::Missing);
+    for place in 0.. {
+        // What comes first does not depend on the programs: they are started only when it cannot be had, and never where the
+        // configuration does without them.
+        if place == 1 && asked != Asked::Auto && !(by_nft && is_configured) {
+            modes = candidates(asked, may_fall_back, programs());
+        }
+        let Some(mode) = modes.get(place).copied() else { break };
+        if !serves(mode) {
+            continue;
+        }
         let problems = match configured.in_mode(mode) {
             Ok(configured) => match open(&configured, preparing).await {
-                Ok((engine, notes)) => return Ok(Chosen { configured, engine, notes, passed_over }),
+                Ok((engine, notes)) => {
+                    let rules = rules.clone().filter(|choice| mode == Kind::Ipvs && choice.reason.is_some());
+                    return Ok(Chosen { configured, engine, notes, passed_over, rules });
+                }
                 Err(problems) => problems,
             },
             Err(problems) => problems,
@@ -122,11 +136,19 @@ pub(crate) async fn choose(
     }
 }
 
+/// The configuration with what guards virtual servers, chosen where it is open.
+fn with_rules(configured: &Configured, preparing: Preparing) -> Result<(Configured, Option<guards::Choice>), Problem> {
+    let mut configured = configured.clone();
+    let (settings, choice) = engine::with_rules(&configured.settings, &mut kernel::open()?, preparing);
+    configured.settings = settings;
+    Ok((configured, choice))
+}
+
 async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, Vec<String>), Vec<Problem>> {
     if preparing == Preparing::LoadModules || configured.settings.mode != Kind::Ipvs {
         let mut kernel = kernel::open().map_err(|problem| vec![problem])?;
         if preparing == Preparing::LoadModules {
-            modules::preload(&engine::with_rules(&configured.settings, &mut kernel));
+            modules::preload(&configured.settings);
         }
         probe::require(&configured.settings, &mut kernel)?;
     }

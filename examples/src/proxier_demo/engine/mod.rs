@@ -36,6 +36,7 @@ use proxier_core::reconciler::schedule::Limits;
 use proxier_core::reconciler::{Options, Reconciler};
 
 use crate::proxier_demo::commands::probe::{self, Looked, Wanted};
+use crate::proxier_demo::engine::choose::Preparing;
 use crate::proxier_demo::engine::message::Found;
 use crate::proxier_demo::engine::neighbours::Neighbours;
 use crate::proxier_demo::problem::Problem;
@@ -94,7 +95,7 @@ impl Engine {
     /// Neither family can be served, or a capability is missing; the problem says what to do.
     pub async fn open(configured: &Configured) -> Result<Opened, Problem> {
         let mut kernel = kernel::open()?;
-        let settings = &with_rules(&configured.settings, &mut kernel);
+        let settings = &with_rules(&configured.settings, &mut kernel, Preparing::Nothing).0;
         let by_nft = settings.mode == Kind::Ipvs && settings.core.ipvs.rules == RulesBy::Nftables;
         if !matches!(settings.mode, Kind::Nftables | Kind::Userspace) && !by_nft {
             privileges::require_rules()?;
@@ -298,13 +299,26 @@ impl<K: Kernel> Engine<K> {
     }
 }
 
-/// The settings, with what guards virtual servers in IPVS mode chosen where they leave it open.
-pub(crate) fn with_rules(settings: &Settings, kernel: &mut KernelPorts) -> Settings {
+/// The settings, with what guards virtual servers in IPVS mode chosen where they leave it open, and why.
+pub(crate) fn with_rules(
+    settings: &Settings,
+    kernel: &mut KernelPorts,
+    preparing: Preparing,
+) -> (Settings, Option<guards::Choice>) {
     let mut settings = settings.clone();
-    if settings.mode == Kind::Ipvs {
-        settings.core.ipvs.rules = guards::choose(&settings.core, &mut kernel.ports());
+    if settings.mode != Kind::Ipvs {
+        return (settings, None);
     }
-    settings
+    let mut by_nft = settings.clone();
+    by_nft.core.ipvs.rules = RulesBy::Nftables;
+    let prepare = || {
+        if preparing == Preparing::LoadModules {
+            modules::preload(&by_nft);
+        }
+    };
+    let choice = guards::choose(&settings.core, &mut kernel.ports(), prepare);
+    settings.core.ipvs.rules = choice.by;
+    (settings, Some(choice))
 }
 
 /// Of the families that are wanted, those that this machine can serve: rules need iptables for each.

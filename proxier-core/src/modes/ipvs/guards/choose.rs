@@ -1,18 +1,47 @@
 //! Which variant serves.
 
+use std::fmt;
+
+use iptables::{Dump, Policy, TableName};
+use nftables::TableKey;
+
 use super::nft;
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::shared::nft::{self as shared, OWNED};
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, Node};
 
-/// What serves where the configuration leaves it open ([`RulesBy::Auto`]): rules of iptables, as kube-proxy has them, if a family
-/// has its programs and the kernel has ipsets; else nf_tables, if the kernel takes what this mode writes for a family.
+/// The tables of iptables, which its nf_tables back end makes as tables of nf_tables.
+const TABLES_OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+
+/// Which variant serves, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Choice {
+    /// The variant; never [`RulesBy::Auto`].
+    pub by: RulesBy,
+    /// What decided; `None` where the configuration did.
+    pub reason: Option<String>,
+}
+
+/// As `rules by nftables: …`.
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rules by {}", self.by)?;
+        self.reason.iter().try_for_each(|reason| write!(f, ": {reason}"))
+    }
+}
+
+/// What serves where the configuration leaves it open ([`RulesBy::Auto`]). Rules of iptables and ipsets, as kube-proxy has them,
+/// * where iptables' table filter drops by default: a table of nf_tables cannot accept what another program's drops;
+/// * where the chains and sets of kube-proxy's IPVS mode are, and no table of this mode: migration stays seamless;
+/// * where the kernel does not take that table for any family.
 ///
-/// Programs come first because their rules can do what a table of nf_tables cannot: accept a packet that another firewall's
-/// default drops. A node that has kube-proxy's chains keeps them.
+/// Everywhere else a table of nf_tables. Where iptables has no tables, none of its programs is started to find that out. `prepare` runs
+/// before the kernel is asked whether it takes the table: it may load modules.
 ///
 /// ```
 /// use proxier_core::config::{Config, RulesBy};
@@ -23,27 +52,93 @@ use crate::snapshot::{HostAddresses, Node};
 /// use proxier_core::snapshot::{HostAddresses, Node};
 ///
 /// let mut config = Config::default();
-/// assert_eq!(choose(&config, &mut FakeKernel::new().ports()), RulesBy::Iptables);
+/// let choice = choose(&config, &mut FakeKernel::new().ports(), || {});
+/// assert!(choice.by == RulesBy::Nftables && choice.to_string().starts_with("rules by nftables: "));
 /// // What is asked for is not probed, so an agent that needs it asks the kernel first.
 /// config.ipvs.rules = RulesBy::Nftables;
-/// assert_eq!(choose(&config, &mut FakeKernel::new().ports()), RulesBy::Nftables);
+/// assert_eq!(choose(&config, &mut FakeKernel::new().ports(), || {}).reason, None);
 /// let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
 /// assert_eq!(trial(Family::V4, &facts, FakeKernel::new().ports().tables), Ok(()));
 /// ```
-pub fn choose(config: &Config, ports: &mut Ports<'_>) -> RulesBy {
+pub fn choose(config: &Config, ports: &mut Ports<'_>, prepare: impl FnOnce()) -> Choice {
     if config.ipvs.rules != RulesBy::Auto {
-        return config.ipvs.rules;
+        return Choice { by: config.ipvs.rules, reason: None };
     }
-    let lacks = |error: PortError| error.kind() == PortErrorKind::Unavailable;
-    let lacks_programs = config.families.iter().all(|family| ports.rules.has_random_fully(family).is_err_and(lacks));
-    let family = config.families.iter().next().unwrap_or(Family::V4);
-    let set = SetKey::new(family, SetKind::ClusterIp).named(config.names.prefix);
-    if !lacks_programs && !ports.sets.entries(set).is_err_and(lacks) {
-        return RulesBy::Iptables;
+    let of = |by, reason| Choice { by, reason: Some(reason) };
+    let serves = |family| ports.tables.has_chain(&nft::table(family, &config.names), OWNED) == Ok(true);
+    let is_there = config.families.iter().any(serves);
+    if let Some(reason) = why_iptables(config, is_there, ports) {
+        return of(RulesBy::Iptables, reason);
     }
+    prepare();
     let facts = NodeFacts::new(config, &Node::new(""), &HostAddresses::default());
-    let can = config.families.iter().any(|family| trial(family, &facts, ports.tables).is_ok());
-    if can { RulesBy::Nftables } else { RulesBy::Iptables }
+    let mut refused = Vec::new();
+    for family in config.families.iter() {
+        match trial(family, &facts, ports.tables) {
+            Ok(()) if is_there => return of(RulesBy::Nftables, "the table of an earlier process is there".to_owned()),
+            Ok(()) => {
+                let reason = "iptables has no table filter that drops by default, and no chains of IPVS mode";
+                return of(RulesBy::Nftables, reason.to_owned());
+            }
+            Err(error) => refused.push(format!("{family}: {error}")),
+        }
+    }
+    of(RulesBy::Iptables, format!("nf_tables cannot guard virtual servers: {}", refused.join("; ")))
+}
+
+/// What here needs rules of iptables. `is_there`: a table of this mode is.
+fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Option<String> {
+    let prefix = config.names.prefix;
+    let has_device = ports.links.has_device(config.names.device.as_str()) == Ok(true);
+    let services = format!("{prefix}SERVICES");
+    let (mut has_programs, mut has_chains) = (false, false);
+    for family in config.families.iter() {
+        if !may_have_tables(family, ports) {
+            continue;
+        }
+        match ports.rules.dump(family) {
+            Ok(dump) => {
+                if let Some(chain) = dropping(&dump) {
+                    return Some(format!("chain {chain} of iptables' table filter ({family}) drops by default"));
+                }
+                has_programs = true;
+                has_chains |= dump.has_chain(&TableName::NAT, &services);
+            }
+            Err(error) if error.kind() == PortErrorKind::Unavailable || is_there => {}
+            // Unknown chains are taken for some that matter.
+            Err(error) => return Some(format!("rules of iptables ({family}) are there and cannot be listed: {error}")),
+        }
+    }
+    if is_there || !(has_chains || has_device) {
+        return None;
+    }
+    if has_chains && has_device {
+        return Some(format!("chain {services} and device {} are there, as of IPVS mode", config.names.device));
+    }
+    let mut has_set = |family| {
+        let set = SetKey::new(family, SetKind::ClusterIp).named(prefix);
+        ports.sets.entries(set).is_ok_and(|entries| entries.is_some()).then(|| set.name())
+    };
+    let set = config.families.iter().find_map(&mut has_set)?;
+    let lacks = |error: PortError| error.kind() == PortErrorKind::Unavailable;
+    has_programs |= !config.families.iter().all(|family| ports.rules.has_random_fully(family).is_err_and(lacks));
+    has_programs.then(|| format!("set {set} is there, as of IPVS mode"))
+}
+
+/// Whether iptables may have tables of this family, found out without a program.
+fn may_have_tables(family: Family, ports: &mut Ports<'_>) -> bool {
+    let of_nft = |name: &&str| {
+        let table = TableKey { family: family.into(), name: shared::name(name) };
+        ports.tables.table(&table).is_ok_and(|table| table.is_some())
+    };
+    ports.rules.has_tables(family) != Some(false) || TABLES_OF_IPTABLES.iter().any(of_nft)
+}
+
+/// The chain that drops what nothing accepts.
+fn dropping(dump: &Dump) -> Option<&'static str> {
+    let filter = dump.table(&TableName::FILTER)?;
+    let drops = |chain: &&str| filter.chain(chain).is_some_and(|chain| chain.policy == Some(Policy::Drop));
+    ["FORWARD", "INPUT"].into_iter().find(drops)
 }
 
 /// Has the kernel check a family's table with every set, chain and rule that IPVS mode writes there, and make none of it. The

@@ -1,0 +1,140 @@
+//! `ipvs.rules: auto`: one table of nf_tables on a fresh node, without a program; rules of iptables where kube-proxy's chains and sets are,
+//! and where iptables drops by default.
+#![cfg(feature = "proxier-demo")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+
+mod program;
+
+use std::process::Command;
+
+use program::{Folder, changed, command, demo, ipvsadm, ok, service, set_up, text, tool};
+use serde_json::Value;
+use testkit::{Need, PROXY, kernel_test};
+
+const AUTO: [&str; 5] = ["--proxy-mode", "ipvs", "--no-fallback", "--ipvs-rules", "auto"];
+
+fn manifests() -> Folder {
+    let folder = Folder::new("auto-rules");
+    folder.put("web.yaml", &service("demo", "web", "10.96.0.10", "{addresses: [10.244.0.5]}"));
+    folder
+}
+
+/// `run --once`, and what it says on standard error.
+#[track_caller]
+fn once(manifests: &Folder) -> String {
+    let path = manifests.0.display().to_string();
+    let output = demo(&[&["run", "--once", "--manifests", &path][..], &AUTO].concat());
+    ok(&output);
+    assert!(ipvsadm().contains("-a -t 10.96.0.10:80 -r 10.244.0.5:8080 -m -w 1"), "{:?}", ipvsadm());
+    text(&output.stderr)
+}
+
+/// What `probe` says: the rules, and why.
+fn probed() -> (String, String) {
+    let output = demo(&[&["probe", "-o", "json"][..], &AUTO].concat());
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let text = text(&demo(&[&["probe"][..], &AUTO].concat()).stdout);
+    let (rules, reason) = (report["rules"].as_str().unwrap(), report["rules_reason"].as_str().unwrap());
+    assert!(text.contains(&format!("rules by {rules}: {reason}\n")), "{text}");
+    (rules.to_owned(), reason.to_owned())
+}
+
+/// The tables of nf_tables, but for those of the programs of iptables.
+fn tables() -> Vec<String> {
+    let theirs = |line: &str| ["filter", "nat", "mangle"].iter().any(|name| line.ends_with(&format!(" {name}")));
+    tool("nft list tables").lines().filter(|line| !theirs(line)).map(str::to_owned).collect()
+}
+
+fn needs() -> Vec<Need> {
+    [PROXY, &[Need::Nftables, Need::Tool("strace")]].concat()
+}
+
+#[test]
+fn a_fresh_node_gets_a_table_and_starts_no_program() {
+    kernel_test(&needs(), || {
+        set_up();
+        let folder = manifests();
+        assert_eq!(probed().0, "nftables");
+        let trace = folder.0.join(".trace");
+        let path = folder.0.display().to_string();
+        let inner = command(&[&["run", "--once", "--manifests", &path][..], &AUTO].concat());
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-qq", "-e", "trace=execve", "-o"]).arg(&trace).arg(inner.get_program());
+        let output = strace.args(inner.get_args()).output().unwrap();
+        ok(&output);
+        let said = text(&output.stderr);
+        assert!(said.contains("rules by nftables: iptables has no table filter that drops by default"), "{said}");
+        let trace = std::fs::read_to_string(&trace).unwrap();
+        let others: Vec<&str> = trace.lines().filter(|line| line.contains("execve(")).skip(1).collect();
+        assert!(others.iter().all(|line| line.contains("modprobe")), "{others:#?}");
+
+        assert!(ipvsadm().contains("-a -t 10.96.0.10:80 -r 10.244.0.5:8080 -m -w 1"), "{:?}", ipvsadm());
+        assert!(tool("nft list table ip proxier-ipvs").contains("10.96.0.10 . tcp . 80"));
+        assert_eq!(tool("nft list tables"), "table ip proxier-ipvs\ntable ip6 proxier-ipvs\n");
+        assert_eq!(tool("ipset list -n"), "");
+        assert!(["iptables-save", "iptables-legacy-save"].iter().all(|save| !tool(save).contains("KUBE-")));
+
+        // A successor takes what it finds, also once iptables has tables that drop nothing.
+        tool("iptables -A INPUT -s 203.0.113.0/24 -j DROP");
+        let said = once(&folder);
+        assert!(said.contains("rules by nftables: the table of an earlier process is there"), "{said}");
+        assert_eq!(tool("ipset list -n"), "");
+        ok(&demo(&["cleanup"]));
+        assert_eq!((changed(), tables()), (vec![], vec![]));
+    });
+}
+
+#[test]
+fn chains_and_sets_of_kube_proxy_are_kept() {
+    for save in ["iptables", "iptables-legacy"] {
+        kernel_test(&needs(), || {
+            set_up();
+            let folder = manifests();
+            // Chains alone are of kube-proxy's iptables mode, too.
+            tool(&format!("{save} -t nat -N KUBE-SERVICES"));
+            assert_eq!(probed().0, "nftables");
+            tool("ip link add kube-ipvs0 type dummy");
+            let (rules, reason) = probed();
+            assert!(rules == "iptables" && reason.contains("chain KUBE-SERVICES"), "{rules}: {reason}");
+            // Sets are enough, while the device is there.
+            tool(&format!("{save} -t nat -X KUBE-SERVICES"));
+            assert_eq!(probed().0, "nftables");
+            tool("ipset create KUBE-CLUSTER-IP hash:ip,port");
+            let (rules, reason) = probed();
+            assert!(rules == "iptables" && reason.contains("set KUBE-CLUSTER-IP"), "{rules}: {reason}");
+
+            let said = once(&folder);
+            assert!(said.contains("rules by iptables: set KUBE-CLUSTER-IP"), "{said}");
+            assert!(tool("ipset save KUBE-CLUSTER-IP").contains("10.96.0.10,tcp:80"));
+            assert!(tool(&format!("{save}-save")).contains("-j KUBE-SERVICES"));
+            assert_eq!(tables(), [""; 0]);
+            let said = once(&folder);
+            assert!(said.contains("rules by iptables: chain KUBE-SERVICES and device kube-ipvs0"), "{said}");
+            ok(&demo(&["cleanup"]));
+            assert_eq!(changed(), [""; 0]);
+        });
+    }
+}
+
+#[test]
+fn a_filter_that_drops_by_default_needs_rules_that_accept() {
+    for program in ["iptables", "iptables-legacy", "ip6tables"] {
+        kernel_test(&needs(), || {
+            set_up();
+            let folder = manifests();
+            let said = once(&folder);
+            assert!(said.contains("rules by nftables: "), "{said}");
+            tool(&format!("{program} -P FORWARD DROP"));
+            let (rules, reason) = probed();
+            assert!(rules == "iptables" && reason.contains("chain FORWARD"), "{program}: {rules}: {reason}");
+            // The table of before goes once the chains serve.
+            let said = once(&folder);
+            assert!(said.contains("rules by iptables: chain FORWARD"), "{program}: {said}");
+            assert!(tool("ipset save KUBE-CLUSTER-IP").contains("10.96.0.10,tcp:80"));
+            assert_eq!(tables(), [""; 0], "{program}");
+            ok(&demo(&["cleanup"]));
+            tool(&format!("{program} -P FORWARD ACCEPT"));
+            assert_eq!((changed(), tables()), (vec![], vec![]), "{program}");
+        });
+    }
+}
