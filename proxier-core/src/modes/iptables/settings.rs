@@ -2,9 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use crate::config::{InterfaceName, LocalTraffic, MarkBit, NodePortAddresses};
+use crate::config::{InterfaceName, MarkBit, NodePortAddresses};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
+
+pub use crate::modes::shared::local_traffic::PodTraffic;
 
 /// What the administrator, iptables and the kernel allow. By default all that kube-proxy does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,32 +52,7 @@ impl RandomFully {
     }
 }
 
-/// How traffic of pods is told from traffic from outside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PodTraffic {
-    /// It is not.
-    Unknown,
-    /// Its source is in this network.
-    Network(Network),
-    /// It comes in by this device.
-    Interface(InterfaceName),
-    /// It comes in by devices whose names begin so.
-    Prefix(InterfaceName),
-}
-
 impl PodTraffic {
-    fn of(facts: &NodeFacts, family: Family) -> Self {
-        let network = match &facts.config().local_traffic {
-            LocalTraffic::ClusterCidrs(networks) => {
-                networks.iter().copied().find(|network| Family::of(network.addr()) == family)
-            }
-            LocalTraffic::NodeCidr => facts.pod_cidr(family),
-            LocalTraffic::BridgeInterface(name) => return PodTraffic::Interface(name.clone()),
-            LocalTraffic::InterfaceNamePrefix(name) => return PodTraffic::Prefix(name.clone()),
-        };
-        network.map_or(PodTraffic::Unknown, PodTraffic::Network)
-    }
-
     fn matching(&self) -> Option<[String; 2]> {
         let (option, value) = match self {
             PodTraffic::Unknown => return None,

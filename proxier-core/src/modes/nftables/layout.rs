@@ -11,7 +11,8 @@ use nftables::{
 
 use super::lower::SetName;
 use super::pick::Slot;
-use crate::config::{Config, KernelNames, LocalTraffic};
+use crate::config::{Config, KernelNames};
+use crate::modes::shared::local_traffic::PodTraffic;
 pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
 use crate::modes::shared::nft::{RTN_LOCAL, interface, port_unreachable};
 use crate::net::{Family, Network};
@@ -79,14 +80,11 @@ impl Layout {
     /// The layout of a family's table of this name.
     pub fn new(family: Family, table: &Name, facts: &NodeFacts, is_liberal: bool) -> Self {
         let config: &Config = facts.config();
-        let outside = |network: Option<Network>| network.map_or(MasqueradeRule::Nobody, MasqueradeRule::Outside);
-        let local = match &config.local_traffic {
-            LocalTraffic::ClusterCidrs(networks) => {
-                outside(networks.iter().copied().find(|network| Family::of(network.addr()) == family))
-            }
-            LocalTraffic::NodeCidr => outside(facts.pod_cidr(family)),
-            LocalTraffic::BridgeInterface(name) => MasqueradeRule::OutsideInterface(name.as_str().to_owned()),
-            LocalTraffic::InterfaceNamePrefix(name) => MasqueradeRule::OutsidePrefix(name.as_str().to_owned()),
+        let local = match PodTraffic::of(facts, family) {
+            PodTraffic::Unknown => MasqueradeRule::Nobody,
+            PodTraffic::Network(network) => MasqueradeRule::Outside(network),
+            PodTraffic::Interface(name) => MasqueradeRule::OutsideInterface(name.as_str().to_owned()),
+            PodTraffic::Prefix(name) => MasqueradeRule::OutsidePrefix(name.as_str().to_owned()),
         };
         Layout {
             table: self::table(family, table),

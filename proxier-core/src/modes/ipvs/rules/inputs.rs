@@ -6,13 +6,14 @@ use std::fmt;
 use ipvs::VirtualServerKey;
 
 use super::names;
-use crate::config::{InterfaceName, LocalTraffic, MarkBit, NamePrefix};
+use crate::config::{InterfaceName, MarkBit, NamePrefix};
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::guards;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::{self, Wanted};
+use crate::modes::shared::local_traffic::PodTraffic;
 use crate::net::{Family, Network};
 use crate::service::{Frontend, NodeFacts};
 
@@ -89,22 +90,15 @@ pub enum MasqueradeSources {
 
 impl MasqueradeSources {
     pub(in crate::modes::ipvs) fn of(facts: &NodeFacts, family: Family) -> Self {
-        let config = facts.config();
-        let outside = |network: Option<Network>| match network {
-            None => MasqueradeSources::ClusterIps,
-            Some(network) if network.prefix_len() == 0 => MasqueradeSources::Nobody,
-            Some(network) => MasqueradeSources::OutsideNetwork(network),
-        };
-        if config.masquerade_all {
+        if facts.config().masquerade_all {
             return MasqueradeSources::All;
         }
-        match &config.local_traffic {
-            LocalTraffic::ClusterCidrs(networks) => {
-                outside(networks.iter().copied().find(|network| Family::of(network.addr()) == family))
-            }
-            LocalTraffic::NodeCidr => outside(facts.pod_cidr(family)),
-            LocalTraffic::BridgeInterface(name) => MasqueradeSources::OutsideInterface(name.clone()),
-            LocalTraffic::InterfaceNamePrefix(name) => MasqueradeSources::OutsidePrefix(name.clone()),
+        match PodTraffic::of(facts, family) {
+            PodTraffic::Unknown => MasqueradeSources::ClusterIps,
+            PodTraffic::Network(network) if network.prefix_len() == 0 => MasqueradeSources::Nobody,
+            PodTraffic::Network(network) => MasqueradeSources::OutsideNetwork(network),
+            PodTraffic::Interface(name) => MasqueradeSources::OutsideInterface(name),
+            PodTraffic::Prefix(name) => MasqueradeSources::OutsidePrefix(name),
         }
     }
 }

@@ -29,9 +29,10 @@ use nftables::{
     Rule, RuleBuilder, Set, SetFlags, SetKey as NftSetKey, SetReference, Table, TableKey, Value, Verdict, rule,
 };
 
-use crate::config::{InterfaceName, KernelNames, LocalTraffic, MarkRange};
+use crate::config::{InterfaceName, KernelNames, MarkRange};
 use crate::modes::ipvs::rules::MasqueradeSources;
 use crate::modes::ipvs::sets::SetKind;
+use crate::modes::shared::local_traffic::PodTraffic;
 use crate::modes::shared::nft::{OWNED, RTN_LOCAL, built, interface, name, port_unreachable};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
@@ -62,32 +63,9 @@ pub struct Layout {
     /// Packets of clients outside get marks of this range where they are to find local endpoints only.
     split: Option<MarkRange>,
     /// How clients outside are told from pods.
-    pods: Pods,
+    pods: PodTraffic,
     /// Networks that are local as a whole, sorted: what no Service serves in them is refused.
     whole: Vec<Network>,
-}
-
-/// How traffic of pods is detected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Pods {
-    Undetected,
-    Network(Network),
-    Interface(InterfaceName),
-    Prefix(InterfaceName),
-}
-
-impl Pods {
-    fn of(facts: &NodeFacts, family: Family) -> Self {
-        let within = |network: Option<Network>| network.map_or(Pods::Undetected, Pods::Network);
-        match &facts.config().local_traffic {
-            LocalTraffic::ClusterCidrs(networks) => {
-                within(networks.iter().copied().find(|network| Family::of(network.addr()) == family))
-            }
-            LocalTraffic::NodeCidr => within(facts.pod_cidr(family)),
-            LocalTraffic::BridgeInterface(name) => Pods::Interface(name.clone()),
-            LocalTraffic::InterfaceNamePrefix(name) => Pods::Prefix(name.clone()),
-        }
-    }
 }
 
 /// The table of a family.
@@ -105,7 +83,7 @@ impl Layout {
             sources: MasqueradeSources::of(facts, family),
             keeps,
             split: facts.config().uses_marks().then_some(facts.config().ipvs.mark_range),
-            pods: Pods::of(facts, family),
+            pods: PodTraffic::of(facts, family),
             whole: Vec::new(),
         }
     }
@@ -293,11 +271,11 @@ impl Layout {
             Value::mark(RTN_LOCAL),
         );
         let of_pods = match &self.pods {
-            Pods::Undetected => None,
-            Pods::Network(network) if network.prefix_len() == 0 => Some(self.rule()),
-            Pods::Network(network) => Some(self.rule().saddr_in(network.network(), network.prefix_len())),
-            Pods::Interface(name) => Some(interface(self.rule(), name.as_str(), false, CmpOp::Eq)),
-            Pods::Prefix(name) => {
+            PodTraffic::Unknown => None,
+            PodTraffic::Network(network) if network.prefix_len() == 0 => Some(self.rule()),
+            PodTraffic::Network(network) => Some(self.rule().saddr_in(network.network(), network.prefix_len())),
+            PodTraffic::Interface(name) => Some(interface(self.rule(), name.as_str(), false, CmpOp::Eq)),
+            PodTraffic::Prefix(name) => {
                 Some(interface(self.rule(), name.as_str(), name.as_str().len() < InterfaceName::MAX_LEN, CmpOp::Eq))
             }
         };
