@@ -202,12 +202,15 @@ impl Mode {
             held = stopped.inherited().collect();
             report.stopped = Some(stopped.to_string().into());
         }
-        for family in due {
+        if !held.is_empty() {
             // What is held back is told from the rules that are there.
-            if !held.is_empty() && !dumps.contains_key(&family) {
-                let Some(dump) = self.read(family, &pass, report, ports.rules) else { continue };
-                dumps.insert(family, dump);
+            for family in due.iter().filter(|family| !dumps.contains_key(family)).copied().collect::<Vec<_>>() {
+                dumps.extend(self.read(family, &pass, report, ports.rules).map(|dump| (family, dump)));
             }
+            due.retain(|family| dumps.contains_key(family));
+        }
+        // All has been read.
+        for family in due {
             match self.plan_family(family, &pass, dumps.get(&family), &held) {
                 Ok(family) => plan.families.push(family),
                 Err(error) => report.unread.push(self.unreadable(family, error, pass.now)),
