@@ -1,0 +1,82 @@
+//! Arranged failures in front of a port.
+
+use std::collections::BTreeMap;
+
+use crate::fake::control::{Call, Control, Fate, Verdict};
+use crate::fake::shared::Shared;
+use crate::net::Family;
+use crate::ports::{ItemFailure, ItemFailures, PortError};
+
+/// Where arranged failures happen.
+pub(super) struct Gate(pub(super) Shared<Control>);
+
+impl Gate {
+    /// A call without items.
+    pub(super) fn call<T>(
+        &self,
+        call: Call,
+        family: Option<Family>,
+        ask: impl FnOnce() -> Result<T, PortError>,
+    ) -> Result<T, PortError> {
+        self.weighing(call, family, 1, true, ask)
+    }
+
+    pub(super) fn weighing<T>(
+        &self,
+        call: Call,
+        family: Option<Family>,
+        writes: usize,
+        spends: bool,
+        ask: impl FnOnce() -> Result<T, PortError>,
+    ) -> Result<T, PortError> {
+        let verdict = self.0.lock().decide(call, family, writes, spends);
+        let (error, done) = match verdict {
+            Verdict::Plain => return ask(),
+            Verdict::Fail(error, done) => (error, done),
+            Verdict::Items(fates) => match fates.into_iter().next() {
+                Some(Fate::Fail(error)) => (error, false),
+                Some(Fate::DoneAndFail(error)) => (error, true),
+                _ => return ask(),
+            },
+        };
+        if done {
+            // The answer is lost.
+            drop(ask());
+        }
+        Err(error)
+    }
+
+    /// A call with items.
+    pub(super) fn items<T: Clone>(
+        &self,
+        call: Call,
+        family: Option<Family>,
+        items: &[T],
+        write: impl FnOnce(&[T]) -> ItemFailures,
+    ) -> ItemFailures {
+        let verdict = self.0.lock().decide(call, family, items.len(), true);
+        let fates = match verdict {
+            Verdict::Plain => return write(items),
+            Verdict::Fail(error, true) => vec![Fate::DoneAndFail(error); items.len()],
+            Verdict::Fail(error, false) => vec![Fate::Fail(error); items.len()],
+            Verdict::Items(fates) => fates,
+        };
+        let sent = fates.iter().enumerate().filter(|(_, fate)| !matches!(fate, Fate::Fail(_)));
+        let (places, sent): (Vec<usize>, Vec<T>) =
+            sent.filter_map(|(place, _)| Some((place, items.get(place)?.clone()))).unzip();
+        let mut failures = BTreeMap::new();
+        if !sent.is_empty() {
+            for failure in write(&sent) {
+                if let Some(place) = places.get(failure.index) {
+                    failures.insert(*place, failure.error);
+                }
+            }
+        }
+        for (place, fate) in fates.into_iter().enumerate() {
+            if let Fate::Fail(error) | Fate::DoneAndFail(error) = fate {
+                failures.insert(place, error);
+            }
+        }
+        failures.into_iter().map(|(index, error)| ItemFailure { index, error }).collect()
+    }
+}

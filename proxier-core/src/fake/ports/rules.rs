@@ -1,0 +1,55 @@
+//! Rules of iptables.
+
+use std::collections::BTreeMap;
+
+use iptables::{Dump, Transaction};
+
+use super::gate::Gate;
+use crate::fake::control::Call;
+use crate::fake::host::Host;
+use crate::kernel::RulesPort;
+use crate::net::Family;
+use crate::ports::{PortError, Rules};
+
+pub(super) struct FakeRulesPort {
+    pub(super) gate: Gate,
+    pub(super) port: RulesPort<Host>,
+    pub(super) host: Host,
+    /// The last reading by family, and its generation: writing and reading the text takes time.
+    pub(super) seen: BTreeMap<Family, (u64, Dump)>,
+}
+
+impl Rules for FakeRulesPort {
+    fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError> {
+        self.gate.call(Call::RulesHasRandomFully, Some(family), || self.port.has_random_fully(family))
+    }
+
+    fn dump(&mut self, family: Family) -> Result<Dump, PortError> {
+        let (host, seen, port) = (&self.host, &mut self.seen, &mut self.port);
+        self.gate.call(Call::RulesDump, Some(family), || {
+            let generation = host.generation();
+            if let Some((_, dump)) = seen.get(&family).filter(|(at, _)| *at == generation) {
+                return Ok(dump.clone());
+            }
+            let dump = port.dump(family)?;
+            seen.insert(family, (generation, dump.clone()));
+            Ok(dump)
+        })
+    }
+
+    fn has_tables(&mut self, family: Family) -> Option<bool> {
+        // Those of both back ends: the fake's are no tables of its nf_tables.
+        Some(self.host.dump().into_keys().any(|(of, _)| of == family.into()))
+    }
+
+    fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        self.gate.call(Call::RulesCheck, Some(family), || self.port.check(family, transaction))
+    }
+
+    fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        // Every table ends in a `COMMIT`; a transaction that cannot be written is refused below.
+        let text = transaction.to_restore_text().unwrap_or_default();
+        let tables = text.lines().filter(|line| *line == "COMMIT").count();
+        self.gate.weighing(Call::RulesRestore, Some(family), tables, false, || self.port.restore(family, transaction))
+    }
+}
