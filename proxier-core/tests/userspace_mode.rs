@@ -9,7 +9,7 @@ use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::{self, userspace};
 use proxier_core::net::{FrontendKey, Network};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::ports::{PortErrorKind, RouteOwner};
+use proxier_core::ports::{PortErrorKind, RouteOwner, Settings};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::{Action, Part};
 use proxier_core::reconciler::{Options, Reconciler};
@@ -424,4 +424,15 @@ fn settings_follow_the_host() {
     node.settles();
     let listener = node.kernel.listeners().remove(&key("TCP 10.96.0.10:80")).unwrap();
     assert_eq!(listener.affinity, Some(Duration::from_secs(10_800)));
+}
+
+#[test]
+fn a_preview_leaves_the_relay_as_it_is() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    let (plan, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    assert!(report.unread.is_empty() && !plan.is_empty(), "{report:#?}");
+    assert_eq!(node.kernel.relay_settings(), Settings::default());
+    node.settles();
+    assert_ne!(node.kernel.relay_settings(), Settings::default(), "the addresses of this host");
 }

@@ -48,9 +48,8 @@ use ipvs::fake::FakeIpvs;
 use ipvs::{RealServerKey, VirtualServerKey};
 use nftables::fake::FakeNftables;
 
-use crate::modes::userspace::{Listener, Settings};
 use crate::net::{FrontendKey, Network};
-use crate::ports::{LocalRoute, PortErrorKind, Ports, RouteOwner};
+use crate::ports::{Listener, LocalRoute, PortErrorKind, Ports, RouteOwner, Settings};
 use control::Control;
 use host::Host;
 use links::Interfaces;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::modes::userspace::{Counts, Listener, Relay, Settings};
+use crate::modes::userspace::Relay;
 use crate::net::FrontendKey;
-use crate::ports::{PortError, Relays};
+use crate::ports::{Counts, Listener, PortError, Relays, Settings};
 
 /// A [`Relay`] that starts when it is first needed. Connections end when this is dropped; [`RelaysPort::finish`] lets them
 /// come to their own end.

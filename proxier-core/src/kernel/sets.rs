@@ -10,8 +10,7 @@ use ipset::{
 
 use super::error::{all, errno_kind, io_kind, skipped, unknown};
 use super::lazy::Lazy;
-use crate::modes::ipvs::sets::NamedSet;
-use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Sets};
+use crate::ports::{ItemFailure, ItemFailures, NamedSet, PortError, PortErrorKind, Sets};
 
 /// The port over a client.
 #[derive(Debug)]

@@ -4,16 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::PortError;
-use crate::modes::userspace::{Listener, Settings};
+use super::listener::{Listener, Settings};
 use crate::net::FrontendKey;
 
 /// What this process listens on for Services, and where that leads. It ends with the process.
 ///
 /// ```
 /// use proxier_core::fake::FakeKernel;
-/// use proxier_core::modes::userspace::{Listener, Settings};
 /// use proxier_core::net::{EndpointKey, FrontendKey};
-/// use proxier_core::ports::PortErrorKind;
+/// use proxier_core::ports::{Listener, PortErrorKind, Settings};
 ///
 /// let mut kernel = FakeKernel::new();
 /// let (web, ssh): (FrontendKey, FrontendKey) = ("TCP 10.96.0.10:80".parse()?, "TCP 192.0.2.10:22".parse()?);

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use ipset::Element;
 
+use super::named_set::NamedSet;
 use super::{ItemFailures, PortError};
-use crate::modes::ipvs::sets::NamedSet;
 
 /// The sets that rules refer to. Only these are ever read or written.
 ///

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::listener::Listener;
 use crate::net::Protocol;
+use crate::ports::Listener;
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 

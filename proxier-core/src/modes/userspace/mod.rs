@@ -38,7 +38,6 @@
 //! * SCTP is not served.
 
 mod cleanup;
-mod listener;
 mod lower;
 mod mode;
 mod plan;
@@ -46,8 +45,8 @@ mod plan;
 mod relay;
 mod wanted;
 
+pub use crate::ports::{Counts, Listener, Settings, Turned};
 pub use cleanup::cleanup;
-pub use listener::{Counts, Listener, Settings, Turned};
 pub use lower::{NO_SCTP, lower};
 pub use mode::Options;
 pub(crate) use mode::{Mode, Prepared};

@@ -5,18 +5,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::listener::Settings;
 use super::lower::NO_SCTP;
 use super::plan::{Plan, route_step, serve_step};
 use super::wanted::{Changed, Wanted};
-use crate::config::LocalTraffic;
 use crate::modes::shared::host;
+use crate::modes::shared::local_traffic::PodTraffic;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::routes::{self, network_of};
-use crate::modes::shared::sysctls::{self, HostSettings};
+use crate::modes::shared::sysctls::{self, HostSettings, SysctlChange};
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey, Network};
-use crate::ports::{LocalRoute, Ports, RouteOwner};
+use crate::ports::{Listener, LocalRoute, Ports, RouteOwner, Settings};
 use crate::reconciler::report::{Applied, Refused, Report, Unread};
 use crate::reconciler::safeguard::{Kernel, Loss, Safeguard};
 use crate::reconciler::schedule::Moment;
@@ -57,6 +56,8 @@ pub(crate) struct Mode {
     changed: Changed,
     /// What there is; `None` before it was read.
     known: Option<Known>,
+    /// What this process listens on, from a reading until the plan that follows it.
+    there: BTreeMap<FrontendKey, Listener>,
     /// The settings that hold.
     settings: Option<Settings>,
     /// What is kept although no Service wants it.
@@ -88,7 +89,29 @@ impl Kernel for Known {
 pub(crate) struct Prepared {
     pub(crate) plan: Plan,
     held: BTreeSet<FrontendKey>,
+    full: bool,
     now: Moment,
+}
+
+/// What was read besides [`Known`], before anything is planned.
+struct Readings {
+    /// What this process listens on; in a full pass only.
+    there: BTreeMap<FrontendKey, Listener>,
+    /// Values below `/proc/sys` that differ; in a full pass only.
+    sysctls: Vec<SysctlChange>,
+    /// Those that differ and may not be written from here.
+    unmet: Vec<SysctlChange>,
+    notices: Vec<String>,
+    /// How many endpoints are gone and may still have connections.
+    leaving: usize,
+}
+
+impl Readings {
+    fn read(pass: &Pass<'_>, there: BTreeMap<FrontendKey, Listener>, ports: &mut Ports<'_>) -> Self {
+        let wanted = if pass.full { wanted_sysctls(pass.settings) } else { Vec::new() };
+        let (sysctls, unmet) = sysctls::changes(ports.sysctls, wanted);
+        Readings { there, sysctls, unmet, notices: ports.relays.notices(), leaving: ports.relays.leaving() }
+    }
 }
 
 impl Mode {
@@ -98,6 +121,7 @@ impl Mode {
             wanted: Wanted::new(),
             changed: Changed::default(),
             known: None,
+            there: BTreeMap::new(),
             settings: None,
             held: BTreeSet::new(),
             new_networks: false,
@@ -148,13 +172,13 @@ impl Mode {
     pub(crate) fn read(&mut self, ports: &mut Ports<'_>) -> Result<(), Vec<Unread>> {
         let routes = ports.routes.networks(RouteOwner::Userspace);
         let routes = routes.map_err(|error| vec![Unread::new("local routes", error)])?.into_keys().collect();
-        let listeners = ports.relays.listeners();
-        let listeners = listeners.into_iter().map(|(key, listener)| (key, listener.has_endpoints)).collect();
+        self.there = ports.relays.listeners();
+        let listeners = self.there.iter().map(|(key, listener)| (*key, listener.has_endpoints)).collect();
         self.known = Some(Known { listeners, routes });
         Ok(())
     }
 
-    /// Compares and makes the plan. `None` when it is not known what there is, or this process cannot relay.
+    /// Reads what the plan needs besides the tables, compares, and makes the plan. `None` when it is not known what there is.
     pub(crate) fn prepare(
         &mut self,
         pass: Pass<'_>,
@@ -162,22 +186,27 @@ impl Mode {
         report: &mut Report,
         ports: &mut Ports<'_>,
     ) -> Option<Prepared> {
-        let mut plan = Plan::default();
-        let settings = self.settings(&pass);
-        if self.settings.as_ref() != Some(&settings) {
-            if let Err(error) = ports.relays.configure(&settings) {
-                report.unread.push(Unread::new("the relay of this process", error));
-                return None;
-            }
-            self.settings = Some(settings);
-        }
-        if pass.full {
-            (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted_sysctls(pass.settings));
-            report.refused.extend(self.unserved());
-        }
+        let readings = Readings::read(&pass, std::mem::take(&mut self.there), ports);
+        self.plan(pass, readings, safeguard, report)
+    }
+
+    /// Compares and makes the plan.
+    fn plan(
+        &self,
+        pass: Pass<'_>,
+        readings: Readings,
+        safeguard: &mut Safeguard,
+        report: &mut Report,
+    ) -> Option<Prepared> {
+        let Readings { there, sysctls, unmet, notices, leaving } = readings;
         let known = self.known.as_ref()?;
+        let configure = Some(self.settings(&pass)).filter(|settings| self.settings.as_ref() != Some(settings));
+        let mut plan = Plan { sysctls, configure, ..Plan::default() };
+        (report.notices, report.draining) = (notices, leaving);
         if pass.full {
-            self.compare(&mut plan, known, &pass, ports);
+            report.unmet = unmet;
+            report.refused.extend(self.unserved());
+            self.compare(&mut plan, known, &pass, there);
         } else {
             self.follow(&mut plan, known);
         }
@@ -201,22 +230,16 @@ impl Mode {
         if pass.full && pass.settled && !pass.failing {
             report.drift = self.drift(&plan);
         }
-        self.new_networks &= !pass.full;
-        report.notices = ports.relays.notices();
-        report.draining = ports.relays.leaving();
-        Some(Prepared { plan, held, now: pass.now })
+        Some(Prepared { plan, held, full: pass.full, now: pass.now })
     }
 
     fn settings(&self, pass: &Pass<'_>) -> Settings {
         let mut own: BTreeSet<IpAddr> = host::other_addresses(pass.host, &pass.config().names).collect();
         own.extend(Family::ALL.into_iter().filter_map(|family| pass.facts.node_address(family)));
-        let pods = Family::ALL.into_iter().filter_map(|family| match &pass.config().local_traffic {
-            LocalTraffic::ClusterCidrs(networks) => {
-                networks.iter().copied().find(|network| Family::of(network.addr()) == family)
-            }
-            LocalTraffic::NodeCidr => pass.facts.pod_cidr(family),
+        let pods = Family::ALL.into_iter().filter_map(|family| match PodTraffic::of(pass.facts, family) {
+            PodTraffic::Network(network) => Some(network),
             // A socket does not tell the device.
-            LocalTraffic::BridgeInterface(_) | LocalTraffic::InterfaceNamePrefix(_) => None,
+            PodTraffic::Unknown | PodTraffic::Interface(_) | PodTraffic::Prefix(_) => None,
         });
         Settings {
             own: Arc::new(own),
@@ -239,8 +262,7 @@ impl Mode {
     }
 
     /// Compares everything.
-    fn compare(&self, plan: &mut Plan, known: &Known, pass: &Pass<'_>, ports: &mut Ports<'_>) {
-        let mut there = ports.relays.listeners();
+    fn compare(&self, plan: &mut Plan, known: &Known, pass: &Pass<'_>, mut there: BTreeMap<FrontendKey, Listener>) {
         for listener in self.wanted.listeners() {
             let action = match there.remove(&listener.key) {
                 Some(same) if same == listener => continue,
@@ -300,9 +322,18 @@ impl Mode {
             .collect()
     }
 
-    /// Carries out a plan.
+    /// Carries out a plan. Nothing is done when this process cannot relay at all.
     pub(crate) fn carry_out(&mut self, prepared: Prepared, store: &Store, report: &mut Report, ports: &mut Ports<'_>) {
-        let Prepared { plan, held, now } = prepared;
+        let Prepared { mut plan, held, full, now } = prepared;
+        if let Some(settings) = plan.configure.take() {
+            if let Err(error) = ports.relays.configure(&settings) {
+                report.unread.push(Unread::new("the relay of this process", error));
+                report.drift.clear();
+                return;
+            }
+            self.settings = Some(settings);
+        }
+        self.new_networks &= !full;
         let names = Names::new(store, self.wanted.desired());
         let mut applied = Applied::default();
         let mut known = self.known.take().unwrap_or_default();

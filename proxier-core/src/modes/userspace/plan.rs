@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::listener::Listener;
 use crate::modes::shared::names::Names;
 use crate::modes::shared::sysctls::SysctlChange;
 use crate::net::{FrontendKey, Network};
-use crate::ports::LocalRoute;
+use crate::ports::{Listener, LocalRoute, Settings};
 use crate::reconciler::step::{Action, Part, Step};
 
 /// What a pass does.
@@ -15,6 +14,8 @@ use crate::reconciler::step::{Action, Part, Step};
 pub struct Plan {
     /// Values below `/proc/sys`.
     pub(super) sysctls: Vec<SysctlChange>,
+    /// What holds for all listeners, where that differs from what did.
+    pub(super) configure: Option<Settings>,
     /// Listeners that are opened or changed.
     pub(super) serve: BTreeMap<FrontendKey, (Action, Listener)>,
     /// Listeners that are closed.
@@ -29,6 +30,7 @@ impl Plan {
     /// Whether nothing is to be done.
     pub fn is_empty(&self) -> bool {
         self.sysctls.is_empty()
+            && self.configure.is_none()
             && self.serve.is_empty()
             && self.close.is_empty()
             && self.add_routes.is_empty()

@@ -4,11 +4,11 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::listener::Listener;
 use super::lower::lower;
 use crate::modes::shared::routes::network_of;
 use crate::net::{FrontendKey, Network, Protocol};
 use crate::pack::pack;
+use crate::ports::Listener;
 use crate::service::{Compiled, Desired, Follower, Frontend, NodeFacts};
 use crate::snapshot::{ObjectKey, Store};
 

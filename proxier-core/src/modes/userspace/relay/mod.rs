@@ -29,10 +29,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit};
 
-use super::listener::{Counts, Listener, Settings};
 use crate::kernel::errno_kind;
 use crate::net::{FrontendKey, Protocol};
-use crate::ports::{PortError, PortErrorKind};
+use crate::ports::{Counts, Listener, PortError, PortErrorKind, Settings};
 use crate::reconciler::schedule::Moment;
 use server::{Group, Server, Shared};
 use worker::{Command, Handle, Worker};

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::balance::Balance;
-use crate::modes::userspace::listener::{Counts, Listener, Settings, Turned};
 use crate::net::{EndpointKey, FrontendKey};
+use crate::ports::{Counts, Listener, Settings, Turned};
 use crate::reconciler::schedule::Moment;
 
 /// A message of one kind about one listener is told again after this long at the earliest.

@@ -1,0 +1,295 @@
+//! The ipset sets of each family: the seventeen of kube-proxy that rules refer to, with its names, and one of our own that
+//! shows which node ports are ours.
+
+use std::fmt;
+
+use ipset::{InvalidValue, PortRange, Range, SetSpec, SetType};
+
+use crate::config::NamePrefix;
+use crate::net::Family;
+
+macro_rules! sets {
+    ($($(#[$doc:meta])* $kind:ident = $stem:literal, $set_type:ident, $comment:literal;)*) => {
+        /// Which of the sets.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum SetKind {
+            $($(#[$doc])* $kind,)*
+            /// Load balancers that this node itself may not use, with themselves as source. Only where sets are in a table of
+            /// nf_tables ([`RulesBy::Nftables`](crate::config::RulesBy)): rules of iptables name them one by one.
+            LoadBalancerNotNode,
+            /// Frontends of which clients outside get local endpoints, and others those of all nodes. Only in a table of nf_tables, as all
+            /// that follow ([`Config::splits_local`](crate::config::Config::splits_local)).
+            LocalSplit,
+            /// Their firewall marks, those of node ports (at address 0), and those that are not given any more: shows which virtual servers of
+            /// marks are ours. A map; an entry has the mark where others have a source, as an IPv4 address.
+            SplitMark,
+            /// Node ports of which every address has the same virtual server, with its mark, at each address: packets to there get the mark
+            /// ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)). A map like [`SetKind::SplitMark`].
+            NodePortMark,
+        }
+
+        impl SetKind {
+            /// Those that are ipsets, in the order of this type.
+            pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
+
+            /// Those that a table of nf_tables has, in the order of this type.
+            pub const ALL_OF_NFT: [SetKind; 22] = [
+                $(SetKind::$kind,)*
+                SetKind::LoadBalancerNotNode,
+                SetKind::LocalSplit,
+                SetKind::SplitMark,
+                SetKind::NodePortMark,
+            ];
+
+            /// Whether its entries are places with marks.
+            pub(crate) fn has_marks(self) -> bool {
+                matches!(self, SetKind::SplitMark | SetKind::NodePortMark)
+            }
+
+            /// Whether its entries give packets marks: they come after the virtual servers of these marks, and go before these do.
+            pub(crate) fn gives_marks(self) -> bool {
+                matches!(self, SetKind::LocalSplit | SetKind::NodePortMark)
+            }
+
+            /// Whether kube-proxy has this set too. [`SetKind::NodePortServed`] and those that are no ipsets are this
+            /// proxy's alone: comparisons with kube-proxy leave them out.
+            pub fn is_of_kube_proxy(self) -> bool {
+                self != SetKind::NodePortServed && SetKind::ALL.contains(&self)
+            }
+
+            /// The set's type.
+            pub fn set_type(self) -> SetType {
+                match self {
+                    $(SetKind::$kind => SetType::$set_type,)*
+                    SetKind::LoadBalancerNotNode | SetKind::SplitMark | SetKind::NodePortMark => {
+                        SetType::HashIpPortIp
+                    }
+                    SetKind::LocalSplit => SetType::HashIpPort,
+                }
+            }
+
+            /// The comment that kube-proxy gives to rules that use it; its purpose, when no rule does.
+            pub fn comment(self) -> &'static str {
+                match self {
+                    $(SetKind::$kind => $comment,)*
+                    SetKind::LoadBalancerNotNode => "load balancers that this node may not use",
+                    SetKind::LocalSplit => "externalTrafficPolicy=local, for clients outside only",
+                    SetKind::SplitMark => "firewall marks of virtual servers",
+                    SetKind::NodePortMark => "node ports with the firewall marks of their virtual servers",
+                }
+            }
+
+            /// Its name after the prefix.
+            fn stem(self) -> &'static str {
+                match self {
+                    $(SetKind::$kind => $stem,)*
+                    SetKind::LoadBalancerNotNode => "LOAD-BALANCER-NOT-NODE",
+                    SetKind::LocalSplit => "LOCAL-SPLIT",
+                    SetKind::SplitMark => "SPLIT-MARK",
+                    SetKind::NodePortMark => "NODE-PORT-MARK",
+                }
+            }
+
+            /// Its name in a table of nf_tables.
+            pub(crate) fn nft_name(self) -> String {
+                self.stem().to_ascii_lowercase()
+            }
+        }
+    };
+}
+
+// Each with its name after the prefix.
+sets! {
+    /// Endpoints on this node with themselves as source: hairpin traffic, which has to be masqueraded.
+    LoopBack = "LOOP-BACK", HashIpPortIp,
+        "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose";
+    /// Cluster IPs with their ports.
+    ClusterIp = "CLUSTER-IP", HashIpPort,
+        "Kubernetes service cluster ip + port for masquerade purpose";
+    /// External IPs of Services whose external traffic may go to any node.
+    ExternalIp = "EXTERNAL-IP", HashIpPort,
+        "Kubernetes service external ip + port for masquerade and filter purpose";
+    /// External IPs of Services with `externalTrafficPolicy: Local`.
+    ExternalIpLocal = "EXTERNAL-IP-LOCAL", HashIpPort,
+        "Kubernetes service external ip + port with externalTrafficPolicy=local";
+    /// Addresses of load balancers.
+    LoadBalancer = "LOAD-BALANCER", HashIpPort, "Kubernetes service lb portal";
+    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
+    LoadBalancerLocal = "LOAD-BALANCER-LOCAL", HashIpPort,
+        "Kubernetes service load balancer ip + port with externalTrafficPolicy=local";
+    /// Those with source ranges.
+    LoadBalancerFirewall = "LOAD-BALANCER-FW", HashIpPort,
+        "Kubernetes service load balancer ip + port for load balancer with sourceRange";
+    /// Those that this node itself may use, with themselves as source.
+    LoadBalancerSourceIp = "LOAD-BALANCER-SOURCE-IP", HashIpPortIp,
+        "Kubernetes service load balancer ip + port + source IP for packet filter purpose";
+    /// Those with the networks that may use them.
+    LoadBalancerSourceCidr = "LOAD-BALANCER-SOURCE-CIDR", HashIpPortNet,
+        "Kubernetes service load balancer ip + port + source cidr for packet filter purpose";
+    /// TCP and UDP node ports with each address on which they are served. No rule refers to it: it shows which virtual
+    /// servers are ours ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)), which a port alone does not. Stands before
+    /// the bitmaps in the order of this type, so that a port is written here first.
+    NodePortServed = "NODE-PORT-SERVED", HashIpPort,
+        "node ports with the addresses on which this proxy serves them";
+    /// TCP node ports.
+    NodePortTcp = "NODE-PORT-TCP", BitmapPort,
+        "Kubernetes nodeport TCP port for masquerade purpose";
+    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
+    NodePortLocalTcp = "NODE-PORT-LOCAL-TCP", BitmapPort,
+        "Kubernetes nodeport TCP port with externalTrafficPolicy=local";
+    /// UDP node ports.
+    NodePortUdp = "NODE-PORT-UDP", BitmapPort,
+        "Kubernetes nodeport UDP port for masquerade purpose";
+    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
+    NodePortLocalUdp = "NODE-PORT-LOCAL-UDP", BitmapPort,
+        "Kubernetes nodeport UDP port with externalTrafficPolicy=local";
+    /// SCTP node ports, with each node address: a bitmap of ports does not record protocols.
+    NodePortSctp = "NODE-PORT-SCTP-HASH", HashIpPort,
+        "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'";
+    /// Those of Services with `externalTrafficPolicy: Local`; also in the set above.
+    NodePortLocalSctp = "NODE-PORT-LOCAL-SCTP-HASH", HashIpPort,
+        "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'";
+    /// Ports on which nodes say whether they have local endpoints.
+    HealthCheckNodePort = "HEALTH-CHECK-NODE-PORT", BitmapPort,
+        "Kubernetes health check node port";
+    /// The addresses bound to the dummy device.
+    IpvsIps = "IPVS-IPS", HashIp, "Addresses on the ipvs interface";
+}
+
+/// One set: which, and of which family. Whose it is, and so its name, says [`NamedSet`].
+///
+/// ```
+/// use proxier_core::config::NamePrefix;
+/// use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
+/// use proxier_core::net::Family;
+///
+/// let set = SetKey::new(Family::V6, SetKind::ClusterIp).named(NamePrefix::KUBE);
+/// assert_eq!(set.name(), "KUBE-6-CLUSTER-IP");
+/// assert_eq!(set.spec()?.to_string(), "create KUBE-6-CLUSTER-IP hash:ip,port family inet6 hashsize 1024 maxelem 65536");
+/// assert_eq!(SetKind::NodePortTcp.set_type().to_string(), "bitmap:port");
+/// // All but one are kube-proxy's too.
+/// let own: Vec<SetKey> = SetKey::all(Family::V4).filter(|set| !set.kind.is_of_kube_proxy()).collect();
+/// assert_eq!(own, [SetKey::new(Family::V4, SetKind::NodePortServed)]);
+/// # Ok::<(), ipset::InvalidValue>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SetKey {
+    /// Family of its addresses; the port bitmaps are kept for each family too.
+    pub family: Family,
+    /// Which set.
+    pub kind: SetKind,
+}
+
+impl SetKey {
+    /// This set of this family.
+    pub fn new(family: Family, kind: SetKind) -> Self {
+        SetKey { family, kind }
+    }
+
+    /// The sets of a family.
+    pub fn all(family: Family) -> impl Iterator<Item = SetKey> {
+        SetKind::ALL.into_iter().map(move |kind| SetKey { family, kind })
+    }
+
+    /// The sets of a family in a table of nf_tables.
+    pub(crate) fn all_of_nft(family: Family) -> impl Iterator<Item = SetKey> {
+        SetKind::ALL_OF_NFT.into_iter().map(move |kind| SetKey { family, kind })
+    }
+
+    /// The set of the proxy whose names begin so.
+    pub const fn named(self, prefix: NamePrefix) -> NamedSet {
+        NamedSet { key: self, prefix }
+    }
+}
+
+/// A set of one proxy, as the kernel knows it. Prints as its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NamedSet {
+    /// Which set, and of which family.
+    pub key: SetKey,
+    /// What its name begins with.
+    pub prefix: NamePrefix,
+}
+
+impl NamedSet {
+    /// The longest name that the kernel keeps, in bytes (`IPSET_MAXNAMELEN` less the NUL).
+    const MAX_LEN: usize = 31;
+
+    /// The set's name in the kernel: prefix and kind, with `6-` between for IPv6, cut to 31 bytes.
+    pub fn name(&self) -> String {
+        let of_family = match self.key.family {
+            Family::V4 => "",
+            Family::V6 => "6-",
+        };
+        let mut name = format!("{}{of_family}{}", self.prefix, self.key.kind.stem());
+        name.truncate(Self::MAX_LEN);
+        name
+    }
+
+    /// How to create it: as kube-proxy does, with 1,024 buckets and at most 65,536 entries; bitmaps for every port.
+    ///
+    /// # Errors
+    /// None in practice: the name of every set fits, whatever the prefix.
+    pub fn spec(&self) -> Result<SetSpec, InvalidValue> {
+        let set_type = self.key.kind.set_type();
+        let mut spec = SetSpec::new(self.name().parse()?, set_type);
+        if set_type.is_bitmap() {
+            spec.options.range = Some(Range::Ports(PortRange::ALL));
+        } else {
+            spec.options.family = self.key.family.into();
+            spec.options.hashsize = Some(1024);
+            spec.options.maxelem = Some(65_536);
+        }
+        Ok(spec)
+    }
+}
+
+impl fmt::Display for NamedSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn sets(prefix: NamePrefix) -> impl Iterator<Item = NamedSet> {
+        Family::ALL.into_iter().flat_map(SetKey::all).map(move |set| set.named(prefix))
+    }
+
+    #[test]
+    fn kube_proxys_names() {
+        let names: BTreeSet<String> = sets(NamePrefix::KUBE).map(|set| set.name()).collect();
+        assert_eq!(names.len(), 36);
+        // pkg/proxy/ipvs/ipset.go, where IPv6 names are cut by hand.
+        for name in [
+            "KUBE-CLUSTER-IP",
+            "KUBE-6-CLUSTER-IP",
+            "KUBE-LOAD-BALANCER-SOURCE-CIDR",
+            "KUBE-6-LOAD-BALANCER-SOURCE-CID",
+            "KUBE-NODE-PORT-LOCAL-SCTP-HASH",
+            "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS",
+            "KUBE-6-HEALTH-CHECK-NODE-PORT",
+        ] {
+            assert!(names.contains(name), "{name}");
+        }
+        assert_eq!(SetKind::ALL.into_iter().filter(|kind| kind.is_of_kube_proxy()).count(), 17);
+    }
+
+    #[test]
+    fn names_fit_and_differ_whatever_the_prefix() {
+        let mut seen = BTreeSet::new();
+        for prefix in ["KUBE-", "A-", "A6-", "NODE1-", "NODE2-", "KUBE--", "N-"] {
+            for set in sets(prefix.parse().unwrap()) {
+                assert!(seen.insert(set.name()), "{set} is the name of two sets");
+                let spec = set.spec().unwrap();
+                spec.check().unwrap();
+                assert!(spec.to_string().starts_with(&format!("create {set} ")));
+            }
+        }
+        assert_eq!(seen.len(), 7 * 36);
+    }
+}
