@@ -21,7 +21,7 @@ differ; the differences are printed.
 
   --bless   write the lists anew; the commit then says what changes for users
 
-A list is only held against the compiler that its first line names; with another one nothing is checked.
+A list is only held against the compiler that its first line names; with another one nothing is checked, and the exit code is 3.
 ";
 
 /// The libraries whose API is kept, from below.
@@ -30,6 +30,9 @@ pub(crate) const CRATES: [&str; 8] =
 
 /// A list's name in its crate's folder.
 pub(super) const LIST: &str = "public-api.txt";
+
+/// The exit code when there is no list for this compiler.
+const NOT_CHECKED: u8 = 3;
 
 /// What the first line of a list begins with; the compiler's version follows.
 const HEAD: &str = "# Public API with all features, made by `cargo xtask api --bless` with rustc ";
@@ -47,7 +50,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
             let kept = read(&root.join(name).join(LIST))?;
             if let Some(other) = made_with(&kept).filter(|other| *other != compiler) {
                 println!("not checked: {name}/{LIST} was made with rustc {other}, this is {compiler}");
-                return Ok(ExitCode::SUCCESS);
+                return Ok(ExitCode::from(NOT_CHECKED));
             }
         }
     }
