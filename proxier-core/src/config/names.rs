@@ -203,6 +203,9 @@ impl fmt::Display for TableName {
 /// an address, port and protocol, so they must not serve the same ones. And the bit of the packet mark means "masquerade
 /// this" in both ([`MarkBit`](super::MarkBit)), which does no harm.
 ///
+/// iptables mode has kube-proxy's own names (`KUBE-SVC-…`, `KUBE-SERVICES`), whatever the prefix: two proxies in iptables mode, or one and a
+/// kube-proxy, cannot share a network namespace.
+///
 /// ```
 /// use proxier_core::config::{Config, InterfaceName, NamePrefix, TableName};
 ///
