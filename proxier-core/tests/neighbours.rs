@@ -458,6 +458,10 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
         (external("192.0.2.254", 80), "TCP 192.0.2.254:80", "the gateway of this node's default route"),
         (balanced("192.0.2.254", 80), "TCP 192.0.2.254:80", "the gateway of this node's default route"),
         (external("203.0.113.53", 80), "TCP 203.0.113.53:80", "a name server of this node"),
+        (external("203.0.113.53", 53), "TCP 203.0.113.53:53", "a name server of this node"),
+        // A load balancer may be the name server, but is not with another port.
+        (balanced("203.0.113.53", 80), "TCP 203.0.113.53:80", "a name server of this node"),
+        (balanced("203.0.113.53", 853), "TCP 203.0.113.53:853", "a name server of this node"),
     ] {
         world.serve(service);
         let report = world.full();
@@ -476,7 +480,7 @@ fn nobody_gets_an_address_that_the_node_lives_by() {
         (external("192.0.2.10", 80), "TCP 192.0.2.10:80"),
         (external("203.0.113.3", 80), "TCP 203.0.113.3:80"),
         // DNS that the cluster serves to its nodes.
-        (balanced("203.0.113.53", 80), "TCP 203.0.113.53:80"),
+        (balanced("203.0.113.53", 53), "TCP 203.0.113.53:53"),
         // The name server's address is a cluster IP: cluster DNS itself.
         (external("203.0.113.4", 80), "TCP 10.96.0.99:80"),
     ] {

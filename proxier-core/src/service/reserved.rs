@@ -149,8 +149,9 @@ impl fmt::Display for Rejected {
 ///   API server and cluster DNS by theirs.
 /// * An address of this node itself (of an interface other than the dummy device), such as an API server's on its own node:
 ///   it is not bound. If the neighbour has a TCP port, only that port is reserved.
-/// * A load-balancer address that is a name server's: DNS that the cluster serves to its own nodes. A controller allocates
-///   load-balancer addresses; anyone who may write a Service chooses external IPs.
+/// * A load-balancer address that is a name server's, on port 53 (TCP or UDP): DNS that the cluster serves to its own nodes.
+///   Other ports there are rejected. A controller allocates load-balancer addresses; anyone who may write a Service chooses
+///   external IPs.
 /// * A load-balancer address that is the API server's, while all endpoints are endpoints of `default/kubernetes`: it leads
 ///   there. Without endpoints it is rejected, and the network decides.
 ///
@@ -295,7 +296,7 @@ impl Reserved {
         let balanced = role.contains(Roles::LOAD_BALANCER);
         let user = self.neighbours.iter().find(|(user, all)| {
             let is_free = match user {
-                User::NameServer => balanced,
+                User::NameServer => balanced && is_dns(key),
                 User::ApiServer | User::ApiServerEndpoint => balanced && self.leads_to_api_server(endpoints),
                 _ => false,
             };
@@ -310,6 +311,11 @@ impl Reserved {
         let is_one = |endpoint: &EndpointKey| servers.contains(&Neighbour::tcp(endpoint.address, endpoint.port));
         !endpoints.is_empty() && endpoints.iter().all(is_one)
     }
+}
+
+/// Port 53 over TCP or UDP. Any other port alone would bind the address, and with it every port of it.
+fn is_dns(key: &FrontendKey) -> bool {
+    key.port == 53 && matches!(key.protocol, Protocol::Tcp | Protocol::Udp)
 }
 
 fn has_address(neighbours: &BTreeSet<Neighbour>, address: IpAddr) -> bool {
