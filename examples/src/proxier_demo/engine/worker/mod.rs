@@ -315,10 +315,11 @@ impl Worker {
             metrics.draining = u64::try_from(engine.proxier().drains().map_or(0, Drains::len)).unwrap_or(u64::MAX);
             // Not after each change: counting walks everything.
             if report.full {
+                // A pass that could not read everything does not know these.
                 if report.unread.is_empty() {
                     metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
+                    metrics.unmet = u64::try_from(report.unmet.len().saturating_add(lacks)).unwrap_or(u64::MAX);
                 }
-                metrics.unmet = u64::try_from(report.unmet.len().saturating_add(lacks)).unwrap_or(u64::MAX);
                 metrics.no_local_endpoints = no_local_endpoints(engine);
                 count_servers(engine, metrics);
             }

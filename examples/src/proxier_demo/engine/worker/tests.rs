@@ -155,22 +155,26 @@ fn waiting_for_lists_is_healthy() {
 #[test]
 fn gauges_keep_what_was_read_last() {
     let kernel = FakeKernel::new();
-    let play = Play::on(kernel.clone(), Duration::from_millis(50), |_| {});
+    // A wish that cannot be met: nobody can write it here.
+    kernel.set_sysctl("net/netfilter/nf_conntrack_udp_timeout", None);
+    let play = Play::on(kernel.clone(), Duration::from_millis(50), |options| options.host.udp_secs = Some(77));
     play.service("web", "10.96.0.10");
     play.service("dns", "10.96.0.11");
     play.slice("web", "10.244.0.1", &json!({}));
     play.send(Change::Synced);
-    let gauges = |metrics: &Metrics| [metrics.virtual_servers, metrics.real_servers, metrics.foreign_virtual_servers];
-    play.until("all is there", |play| play.metric(gauges) == [2, 1, 0]);
+    let gauges = |metrics: &Metrics| {
+        [metrics.virtual_servers, metrics.real_servers, metrics.foreign_virtual_servers, metrics.unmet]
+    };
+    play.until("all is there", |play| play.metric(gauges) == [2, 1, 0, 1]);
     // Somebody else's, with two real servers.
     let foreign = "-A -t 198.51.100.9:443 -s rr\n-a -t 198.51.100.9:443 -r 10.0.0.1:443 -m -w 1\n\
                    -a -t 198.51.100.9:443 -r 10.0.0.2:443 -m -w 1\n";
     kernel.ipvs().load(foreign).unwrap();
-    play.until("another's is seen", |play| play.metric(gauges) == [2, 1, 1]);
+    play.until("another's is seen", |play| play.metric(gauges) == [2, 1, 1, 1]);
     let failures = |play: &Play| play.metric(|metrics| metrics.sync_failures);
     kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy).every());
     play.until("passes that cannot read", |play| {
-        assert_eq!(play.metric(gauges), [2, 1, 1]);
+        assert_eq!(play.metric(gauges), [2, 1, 1, 1]);
         failures(play) > 3
     });
     kernel.clear_faults();
