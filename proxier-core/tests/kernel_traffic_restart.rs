@@ -1,7 +1,16 @@
 //! Restarts: the process that runs the reconciler is killed at any moment, again and again, while clients connect and
 //! Services change; and restarted with nothing changed.
 //!
-//! `TRAFFIC_KILLS` is how often it is killed, default 10; `TRAFFIC_SEED` repeats the moments of an earlier run.
+//! `TRAFFIC_KILLS` is how often it is killed, default 10 (100 with `cargo xtask test --full`). `PROPTEST_RNG_SEED` repeats the
+//! moments of an earlier run.
+//!
+//! A first form of this test saw connections fail. The reconciler had no part in that:
+//! * The machine had room for 8,192 tracked connections and dropped packets when all were used. The node now forgets ended
+//!   connections after three seconds (`Net::for_load`), and `Load::finish` asserts that there was room.
+//! * Clients came back to a port through another virtual server while IPVS still knew the first connection. It finds the
+//!   connection of an answer by the real server and the client's address and port (`ip_vs_conn_out_get`): the younger gets
+//!   all answers. Two conversations from one port show that without any restart. Clients now use each port once until all
+//!   are used (`Load::start`).
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::disallowed_macros, reason = "a run says how much it was")]
@@ -219,6 +228,11 @@ fn number_of(variable: &str) -> Option<u64> {
 struct Random(u64);
 
 impl Random {
+    /// Neighbouring seeds begin far apart, none with 0, which xorshift never leaves.
+    fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
     fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -234,10 +248,10 @@ fn killed_at_any_moment_it_fails_no_connection_and_converges() {
     }
     kernel_test(&NEEDS, || {
         let kills = number_of("TRAFFIC_KILLS").unwrap_or(10);
-        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
-        let seed = number_of("TRAFFIC_SEED").unwrap_or_else(|| u64::try_from(clock % 1_000_000_007).unwrap() + 1);
-        println!("TRAFFIC_SEED={seed}");
-        let mut random = Random(seed);
+        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+        let seed = number_of("PROPTEST_RNG_SEED").unwrap_or_else(|| u64::try_from(clock()).unwrap());
+        println!("PROPTEST_RNG_SEED={seed}");
+        let mut random = Random::new(seed);
         let folder = std::env::temp_dir().join(format!("traffic-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let (manifests, log) = (folder.join("manifests.json"), folder.join("log"));

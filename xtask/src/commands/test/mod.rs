@@ -35,7 +35,8 @@ Missing programs are installed with apt when this is root, else named.
                      example), one in four runs again on each further one, another quarter for each seed; one in
                      eight of those that took 2 to 4 s, and so on; and of the tests that take 10 s or more
                      (xtask/slow-tests.txt), one that takes 40 s runs in one run of four
-  --full             the whole matrix: all kernels, --every, and all scenarios instead of a sample; takes hours
+  --full             the whole matrix: all kernels, --every, all scenarios instead of a sample, and 100 kills in the test
+                     that kills the reconciler under load (TRAFFIC_KILLS, else 10); takes hours
   --filter NAME      only tests whose name contains NAME
   -p CRATE           only this crate (may be repeated)
   --host-only        no virtual machine
@@ -44,8 +45,8 @@ Missing programs are installed with apt when this is root, else named.
   --record           write the times of this run's tests to xtask/slow-tests.txt; with --every, the file has no others then
 
 Tests on random input, and which scenarios are in the sample, go by one seed, which is printed; PROPTEST_RNG_SEED=N in
-the environment repeats a run's. PROXIER_SCENARIOS, PROXIER_KERNEL_MODEL_CASES, PROXIER_MODEL_CASES and
-PROXIER_START_SERVICES are passed on.
+the environment repeats a run's. PROXIER_SCENARIOS, PROXIER_KERNEL_MODEL_CASES, PROXIER_LACKS,
+PROXIER_MODEL_CASES, PROXIER_START_SERVICES and TRAFFIC_KILLS are passed on.
 The last line is `N passed, N failed, N skipped`; skipped are those that ran nowhere. Exit code 1 if any failed.
 ";
 
@@ -183,15 +184,24 @@ struct Runs {
 
 /// What tests are told through the environment, besides the seed: how much to do.
 const SCENARIOS: &str = "PROXIER_SCENARIOS";
-const PASSED_ON: [&str; 4] = [SCENARIOS, "PROXIER_KERNEL_MODEL_CASES", "PROXIER_MODEL_CASES", "PROXIER_START_SERVICES"];
+const KILLS: &str = "TRAFFIC_KILLS";
+const PASSED_ON: [&str; 6] =
+    [SCENARIOS, KILLS, "PROXIER_KERNEL_MODEL_CASES", "PROXIER_LACKS", "PROXIER_MODEL_CASES", "PROXIER_START_SERVICES"];
 
 impl Runs {
     fn environment(&self) -> Vec<(OsString, OsString)> {
+        self.environment_with(|name| std::env::var_os(name))
+    }
+
+    fn environment_with(&self, told: impl Fn(&str) -> Option<OsString>) -> Vec<(OsString, OsString)> {
         let mut variables: Vec<(OsString, OsString)> =
-            PASSED_ON.iter().filter_map(|name| Some(((*name).into(), std::env::var_os(name)?))).collect();
+            PASSED_ON.iter().filter_map(|name| Some(((*name).into(), told(name)?))).collect();
         if self.all_scenarios {
             variables.retain(|(name, _)| name != SCENARIOS);
             variables.push((SCENARIOS.into(), "all".into()));
+            if told(KILLS).is_none() {
+                variables.push((KILLS.into(), "100".into()));
+            }
         }
         variables.push((SEED.into(), self.seed.clone()));
         variables
@@ -371,6 +381,23 @@ mod tests {
         assert_eq!(parse(&words("--kernel all")).unwrap().kernels.len(), 4);
         assert!(parse(&words("--kernel 6.1,4.4")).is_err());
         assert!(parse(&words("ipvs")).is_err());
+    }
+
+    #[test]
+    fn how_much_to_do_is_passed_on() {
+        let of = |all_scenarios, told: &[(&str, &str)]| {
+            let runs = Runs { filter: None, seed: "7".into(), all_scenarios };
+            let told = |name: &str| told.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+            let all = runs.environment_with(told).into_iter();
+            all.map(|(name, value)| format!("{}={}", name.display(), value.display())).collect::<Vec<_>>()
+        };
+        assert_eq!(of(false, &[("OTHER", "1")]), ["PROPTEST_RNG_SEED=7"]);
+        assert_eq!(of(false, &[("TRAFFIC_KILLS", "3")]), ["TRAFFIC_KILLS=3", "PROPTEST_RNG_SEED=7"]);
+        assert_eq!(of(true, &[]), ["PROXIER_SCENARIOS=all", "TRAFFIC_KILLS=100", "PROPTEST_RNG_SEED=7"]);
+        assert_eq!(
+            of(true, &[("TRAFFIC_KILLS", "5"), ("PROXIER_SCENARIOS", "some")]),
+            ["TRAFFIC_KILLS=5", "PROXIER_SCENARIOS=all", "PROPTEST_RNG_SEED=7"]
+        );
     }
 
     #[test]
