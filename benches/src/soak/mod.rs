@@ -53,6 +53,7 @@ struct Options {
     proxy: PathBuf,
     out: Option<PathBuf>,
     command: String,
+    commit: String,
     spoil: Option<Spoil>,
 }
 
@@ -82,6 +83,7 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
         proxy: std::env::current_exe()?.with_file_name("proxier-demo"),
         out: None,
         command: "benches soak".to_owned(),
+        commit: "unknown".to_owned(),
         spoil: None,
     };
     let mut rest = arguments.iter();
@@ -103,6 +105,7 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
             "--proxy" => options.proxy = value()?.into(),
             "--out" => options.out = Some(value()?.into()),
             "--command" => options.command.clone_from(value()?),
+            "--commit" => options.commit.clone_from(value()?),
             "--spoil" => {
                 options.spoil = Some(match value()?.as_str() {
                     "no-restart" => Spoil::NoRestart,
@@ -424,6 +427,7 @@ impl Soak {
         let verdict = judge(&self.evidence);
         let asked = Asked {
             command: self.options.command.clone(),
+            commit: self.options.commit.clone(),
             minutes: self.options.minutes,
             seed: self.options.seed,
             services: self.options.services,

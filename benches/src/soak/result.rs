@@ -15,6 +15,8 @@ use crate::machine::Machine;
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Asked {
     pub(super) command: String,
+    /// The commit that was built: shows how old a result is.
+    pub(super) commit: String,
     pub(super) minutes: f64,
     pub(super) seed: u64,
     pub(super) services: usize,
@@ -146,8 +148,8 @@ impl Kept {
 
     pub(super) fn markdown(&self) -> Result<String, std::fmt::Error> {
         let mut out = String::new();
-        let Asked { command, minutes, seed, services, changes_per_second, backend } = &self.asked;
-        writeln!(out, "# soak\n\n`{command}`\n\n{}\n", self.machine.sentence())?;
+        let Asked { command, commit, minutes, seed, services, changes_per_second, backend } = &self.asked;
+        writeln!(out, "# soak\n\n`{command}`\n\nCommit {commit}. {}\n", self.machine.sentence())?;
         writeln!(out, "**{}**\n", if self.passed { "Passed." } else { "Not passed." })?;
         for line in &self.wrong {
             writeln!(out, "* {line}")?;

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use super::bench::{HostLoad, cargo_build};
@@ -83,7 +83,7 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         vm.env.push((name.into(), value.into()));
     }
     let before = Processors::now();
-    let outcome = vm.run(&options.command(&program, &proxy, &results))?;
+    let outcome = vm.run(&options.command(&program, &proxy, &results, &commit(&root)))?;
     let stolen = Processors::now().stolen_since(before);
     if let Some(trouble) = outcome.trouble() {
         eprintln!("{}\nxtask: {trouble}", outcome.console.trim_end());
@@ -97,6 +97,17 @@ pub(crate) fn main(arguments: &[OsString]) -> Result<ExitCode> {
         return Ok(ExitCode::from(INCONCLUSIVE));
     }
     Ok(ExitCode::FAILURE)
+}
+
+/// The commit of this checkout, and whether files differ from it; `unknown` without git.
+fn commit(root: &Path) -> String {
+    let git = |words: &[&str]| {
+        let output = Command::new("git").args(words).current_dir(root).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };
+    let differs = git(&["status", "--porcelain", "--untracked-files=no"]).is_none_or(|files| !files.is_empty());
+    if differs { format!("{commit}, with changes") } else { commit }
 }
 
 /// With more, a soak that is not passed says nothing.
@@ -135,7 +146,7 @@ impl Processors {
 
 impl Options {
     /// What runs in the machine.
-    fn command(&self, program: &Path, proxy: &Path, results: &Path) -> Vec<OsString> {
+    fn command(&self, program: &Path, proxy: &Path, results: &Path, commit: &str) -> Vec<OsString> {
         let clock = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let seed = self.seed.unwrap_or_else(|| clock().map_or(1, |time| u64::from(time.subsec_nanos())));
         let release = if self.release { " --release" } else { "" };
@@ -148,6 +159,7 @@ impl Options {
         command.extend(["--minutes".into(), self.minutes.to_string().into()]);
         command.extend(["--seed".into(), seed.to_string().into()]);
         command.extend(["--proxy".into(), proxy.into(), "--command".into(), typed.into()]);
+        command.extend(["--commit".into(), commit.into()]);
         if self.keep {
             command.extend(["--out".into(), results.join(format!("soak-linux-{}", self.kernel)).into()]);
         }
@@ -213,12 +225,12 @@ mod tests {
     #[test]
     fn the_machine_is_told_everything_that_repeats_the_run() {
         let options = parse(&words("--minutes 2 --seed 9 --kernel 6.12 --services 500 --backend nft")).unwrap();
-        let command = options.command(Path::new("/b"), Path::new("/p"), Path::new("/r"));
+        let command = options.command(Path::new("/b"), Path::new("/p"), Path::new("/r"), "0123456789ab, with changes");
         let line: Vec<String> = command.iter().map(|word| word.to_str().unwrap().to_owned()).collect();
         assert_eq!(
             line.join(" "),
             "/b soak --minutes 2 --seed 9 --proxy /p --command cargo xtask soak --minutes 2 --seed 9 --kernel 6.12 --services 500 \
-             --backend nft --out /r/soak-linux-6.12 --services 500 --backend nft"
+             --backend nft --commit 0123456789ab, with changes --out /r/soak-linux-6.12 --services 500 --backend nft"
         );
     }
 
