@@ -1,5 +1,5 @@
 //! `proxier-demo` while something around it fails: lists that are suddenly empty, a lock that somebody holds, objects that
-//! the kernel refuses.
+//! the kernel refuses, an address that comes and goes.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -17,7 +17,9 @@ use nix::fcntl::{Flock, FlockArg};
 use program::{Running, command, ipvsadm, set_up, text, tool};
 use serde_json::{Value, json};
 use testkit::apiserver::{Fault, Verb};
-use testkit::{PROXY, kernel_test};
+use testkit::witness::Conversation;
+use testkit::witness::Transport::Tcp;
+use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
 
 /// Twenty Services, each with two endpoints.
 fn services() -> Vec<Service> {
@@ -49,16 +51,19 @@ fn health(path: &str) -> (String, String) {
     (code.to_owned(), body.to_owned())
 }
 
-/// Both lists become empty, in either order; they are filled again, Services long before their slices or the other way
-/// round. No endpoint of any virtual server is missing, or has weight 0, for a moment.
+/// Both lists become empty, in either order; they are filled again in either order, one long before the other. No endpoint
+/// of any virtual server is missing, or has weight 0, for a moment. Other endpoints of a Service that is held back count.
 #[test]
-fn empty_lists_in_either_order_take_no_endpoint() {
+fn empty_lists_in_every_order_take_no_endpoint() {
     kernel_test(PROXY, || {
         set_up();
-        for (late_to_go, late_to_come) in
-            [("services", "slices"), ("endpointslices", "services"), ("endpointslices", "slices")]
-        {
-            let world = World::new(services());
+        for (late_to_go, late_to_come) in [
+            ("services", "slices"),
+            ("services", "services"),
+            ("endpointslices", "services"),
+            ("endpointslices", "slices"),
+        ] {
+            let mut world = World::new(services());
             let running = Running::start(&["--kubeconfig", &world.kubeconfig()]);
             running.until("the initial list", || ipvsadm() == world.lines());
             let witness = Witness::start();
@@ -74,16 +79,32 @@ fn empty_lists_in_either_order_take_no_endpoint() {
             running.until("both lists are doubted", || metric("kubeproxy_virtual_servers_held_back") == 21);
             std::thread::sleep(Duration::from_secs(5));
             assert_eq!(metric("kubeproxy_virtual_servers_held_back"), 21);
-            let services = || world.services.iter().for_each(|service| _ = world.server.put(&service.object()));
-            let slices = || world.services.iter().for_each(|service| _ = world.server.put(&service.slice()));
+            // Its Service is still missing.
+            let replaces = |world: &mut World, number: usize, address: &str| {
+                let place = format!("{}:80", world.services[number].address);
+                let mut lines = world.lines();
+                lines.retain(|line| !line.contains(&format!("{place} -r")));
+                witness.still_want(&lines);
+                world.services[number].endpoints = vec![address.to_owned()];
+                world.server.put(&world.services[number].slice());
+                let added = format!("-a -t {place} -r {address}:8080 -m -w 1");
+                running.until("other endpoints of what is held back", || ipvsadm() == world.lines());
+                assert!(ipvsadm().contains(&added));
+                assert_eq!(metric("kubeproxy_virtual_servers_held_back"), 21);
+            };
+            replaces(&mut world, 19, "10.244.99.1");
+            let services = |world: &World| world.services.iter().for_each(|one| _ = world.server.put(&one.object()));
+            let slices = |world: &World| world.services.iter().for_each(|one| _ = world.server.put(&one.slice()));
             if late_to_come == "slices" {
-                services();
+                services(&world);
                 std::thread::sleep(Duration::from_secs(8));
-                slices();
+                slices(&world);
             } else {
-                slices();
-                std::thread::sleep(Duration::from_secs(8));
-                services();
+                slices(&world);
+                std::thread::sleep(Duration::from_secs(4));
+                replaces(&mut world, 18, "10.244.99.2");
+                std::thread::sleep(Duration::from_secs(4));
+                services(&world);
             }
             running.until("nothing is doubted any more", || metric("kubeproxy_virtual_servers_held_back") == 0);
             assert_eq!(ipvsadm(), world.lines());
@@ -142,12 +163,55 @@ fn hold_lock() -> Flock<fs::File> {
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap()
 }
 
-/// A load balancer with source ranges, as the API server has it.
-fn guarded(name: &str, address: &str, balancer: &str) -> (Service, Value) {
-    let service = Service { balancer: vec![balancer.to_owned()], ..Service::new(name, address, &["10.244.50.1"]) };
+/// A load balancer of both families with source ranges, as the API server has it.
+struct Guarded {
+    object: Value,
+    slices: [Value; 2],
+}
+
+/// Each family's cluster IP is number N of its network, and the load balancer's address is, too.
+fn guarded(name: &str, number: u8) -> Guarded {
+    let service = Service {
+        balancer: vec![format!("203.0.113.{number}"), format!("2001:db8:113::{number}")],
+        ..Service::new(name, &format!("10.96.5.{number}"), &["10.244.50.1"])
+    };
     let mut object = service.object();
-    object["spec"]["loadBalancerSourceRanges"] = json!(["198.51.100.0/24"]);
-    (service, object)
+    object["spec"]["clusterIPs"] = json!([service.address, format!("fd00:96:5::{number}")]);
+    object["spec"]["ipFamilies"] = json!(["IPv4", "IPv6"]);
+    object["spec"]["ipFamilyPolicy"] = "RequireDualStack".into();
+    object["spec"]["loadBalancerSourceRanges"] = json!(["198.51.100.0/24", "2001:db8:51::/48"]);
+    let mut second = Service { endpoints: vec!["fd00:244:50::1".to_owned()], ..service.clone() }.slice();
+    second["addressType"] = "IPv6".into();
+    second["metadata"]["name"] = format!("{name}-2").into();
+    Guarded { object, slices: [service.slice(), second] }
+}
+
+/// Its cluster IPs, or its load balancer's addresses, as `ipvsadm` prints them.
+fn cluster_ips(number: u8) -> [String; 2] {
+    [format!("-A -t 10.96.5.{number}:80 -s rr"), format!("-A -t [fd00:96:5::{number}]:80 -s rr")]
+}
+
+fn balancers(number: u8) -> [String; 2] {
+    [format!("-A -t 203.0.113.{number}:80 -s rr"), format!("-A -t [2001:db8:113::{number}]:80 -s rr")]
+}
+
+/// How many of these the kernel has.
+fn served(lines: &[String; 2]) -> usize {
+    let there = ipvsadm();
+    lines.iter().filter(|&line| there.contains(line)).count()
+}
+
+/// How many of a load balancer's addresses are bound.
+fn bound(number: u8) -> usize {
+    let there = tool("ip -br addr show kube-ipvs0");
+    let of = [format!("203.0.113.{number}/32"), format!("2001:db8:113::{number}/128")];
+    of.iter().filter(|address| there.contains(address.as_str())).count()
+}
+
+/// Whether the rules of both families have these words.
+fn both_have(table: &str, words: [&str; 2]) -> bool {
+    let programs = ["iptables-legacy-save", "ip6tables-legacy-save"];
+    programs.iter().zip(words).all(|(program, words)| tool(&format!("{program} -t {table}")).contains(words))
 }
 
 /// Somebody holds the lock of iptables: virtual servers that need new rules wait for them; endpoints and other Services do
@@ -168,9 +232,9 @@ fn a_held_lock_opens_nothing_and_holds_up_nothing_else() {
         running.until("addresses", || tool("ip -br addr show kube-ipvs0").contains("10.96.0.20/32"));
         let lock = hold_lock();
         let start = Instant::now();
-        let (balancer, object) = guarded("guarded", "10.96.5.1", "203.0.113.9");
-        world.server.put(&object);
-        world.server.put(&balancer.slice());
+        let balancer = guarded("guarded", 9);
+        world.server.put(&balancer.object);
+        balancer.slices.iter().for_each(|slice| _ = world.server.put(slice));
         running.until_logged("loadBalancerSourceRanges are not in place");
         let mut waits = Vec::new();
         for number in 1..=12_u8 {
@@ -181,33 +245,32 @@ fn a_held_lock_opens_nothing_and_holds_up_nothing_else() {
             running.until("an endpoint", || ipvsadm().iter().any(|line| line.contains(&address)));
             waits.push(asked.elapsed());
             std::thread::sleep(Duration::from_millis(700));
-            let there = ipvsadm();
-            assert!(!there.iter().any(|line| line.contains("203.0.113.9:80")), "served without its guard: {there:#?}");
-            assert!(!tool("ip -br addr show kube-ipvs0").contains("203.0.113.9/32"));
+            assert_eq!(served(&balancers(9)), 0, "served without its guard: {:#?}", ipvsadm());
+            assert_eq!(bound(9), 0);
         }
-        // The cluster IP of the same Service is open to everybody.
-        assert!(ipvsadm().contains("-A -t 10.96.5.1:80 -s rr"));
+        // The cluster IPs of the same Service are open to everybody.
+        assert_eq!(served(&cluster_ips(9)), 2);
         assert!(start.elapsed() > Duration::from_secs(8), "the lock was held for longer than a program waits");
         // One change may come during an attempt to restore rules; most come between two.
         waits.sort_unstable();
+        println!("endpoints waited for {waits:?}");
         assert!(waits[6] < Duration::from_secs(3), "endpoints waited for {waits:?}");
+        // Never for more than one attempt; every change waited for 6 s and more when each tried the rules again.
+        assert!(waits[11] < Duration::from_secs(6), "endpoints waited for {waits:?}");
         drop(lock);
-        running.until("it is served", || ipvsadm().iter().any(|line| line.contains("-A -t 203.0.113.9:80")));
-        assert!(tool("iptables-legacy-save -t filter").contains("-j KUBE-SOURCE-RANGES-FIREWALL"));
-        running.until("it is bound", || tool("ip -br addr show kube-ipvs0").contains("203.0.113.9/32"));
-        // The next one needs no new rules: the lock does not matter.
+        running.until("it is served", || served(&balancers(9)) == 2);
+        assert!(both_have("filter", ["-j KUBE-SOURCE-RANGES-FIREWALL"; 2]));
+        running.until("it is bound", || bound(9) == 2);
+        // The next one needs one more rule: this node is in none of its ranges.
         let lock = hold_lock();
-        let (_, object) = guarded("guarded-2", "10.96.5.2", "203.0.113.10");
-        world.server.put(&object);
-        let barred = "-s 203.0.113.10/32";
+        world.server.put(&guarded("guarded-2", 10).object);
         running.until("served or put off", || {
-            ipvsadm().contains("-A -t 10.96.5.2:80 -s rr") && metric("kubeproxy_sync_failures_total") > 0
+            served(&cluster_ips(10)) == 2 && metric("kubeproxy_sync_failures_total") > 0
         });
-        // This node is in none of its ranges, which needs one more rule.
-        assert!(!ipvsadm().iter().any(|line| line.contains("203.0.113.10:80")));
+        assert_eq!(served(&balancers(10)), 0);
         drop(lock);
-        running.until("it is served", || ipvsadm().iter().any(|line| line.contains("-A -t 203.0.113.10:80")));
-        assert!(tool("iptables-legacy-save -t filter").contains(barred));
+        running.until("it is served", || served(&balancers(10)) == 2);
+        assert!(both_have("filter", ["-s 203.0.113.10/32", "-s 2001:db8:113::10/128"]));
         assert!(running.end().success());
     });
 }
@@ -276,8 +339,7 @@ fn changes_that_work_do_not_hide_a_pass_that_fails() {
         running.until("the initial list", || ipvsadm() == world.lines());
         assert_eq!(health("healthz").0, "200");
         let lock = hold_lock();
-        let (_, object) = guarded("guarded", "10.96.5.1", "203.0.113.9");
-        world.server.put(&object);
+        world.server.put(&guarded("guarded", 9).object);
         running.until("the node is not well", || health("healthz").0 == "503");
         for number in 1..=10_u8 {
             let address = format!("10.244.60.{number}");
@@ -290,6 +352,68 @@ fn changes_that_work_do_not_hide_a_pass_that_fails() {
         }
         drop(lock);
         running.until("the node is well", || health("healthz").0 == "200");
+        assert!(running.end().success());
+    });
+}
+
+/// A node address that is away for half a second keeps its node ports, and connections through them; one that stays away
+/// loses them, and gets them again when it is back. Addresses are followed by the program's own monitor.
+#[test]
+fn an_address_that_is_away_for_a_moment_ends_no_connection() {
+    kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
+        set_up();
+        let (node, client, pod) = (Netns::current().unwrap(), Netns::new().unwrap(), Netns::new().unwrap());
+        for (namespace, link, network) in [(&client, "client0", "198.51.100"), (&pod, "pod0", "10.244.1")] {
+            veth_pair((&node, link), (namespace, "eth0")).unwrap();
+            tool(&format!("ip addr add {network}.1/24 dev {link}"));
+            let inside = || {
+                tool(&format!("ip addr add {network}.5/24 dev eth0"));
+                tool(&format!("ip route add default via {network}.1"));
+            };
+            namespace.run_in(inside).unwrap();
+        }
+        let _pod = testkit::witness::Witness::start(&pod, "pod", &[(Tcp, "10.244.1.5:8080".parse().unwrap())]).unwrap();
+        let web = Service { node_port: Some(30080), ..Service::new("web", "10.96.0.10", &["10.244.1.5"]) };
+        let world = World::new(vec![web]);
+        let arguments = ["--nodeport-addresses", "192.0.2.0/24", "--kubeconfig", &world.kubeconfig()];
+        let running = Running::start(&arguments);
+        running.until("the initial list", || ipvsadm() == world.lines());
+        let witness = Witness::start();
+        witness.want(world.lines());
+        let open = || {
+            let to = "192.0.2.1:30080".parse().unwrap();
+            client.run_in(|| Conversation::open(Tcp, None, to, Duration::from_secs(10)).unwrap()).unwrap()
+        };
+        // The rules of node ports are the last thing that a first pass writes.
+        running.until("a first pass", || metric("kubeproxy_sync_full_proxy_rules_duration_seconds_count") > 0);
+        let mut connection = open();
+        connection.ask().unwrap();
+        for _ in 0..3 {
+            tool("ip addr del 192.0.2.1/24 dev eth9");
+            std::thread::sleep(Duration::from_millis(500));
+            tool("ip addr add 192.0.2.1/24 dev eth9");
+            std::thread::sleep(Duration::from_millis(500));
+            connection.ask().unwrap();
+        }
+        // Short absences do not add up.
+        std::thread::sleep(Duration::from_secs(10));
+        connection.ask().unwrap();
+        assert_eq!(ipvsadm(), world.lines());
+
+        let mut rest = world.lines();
+        rest.retain(|line| !line.contains("192.0.2.1:30080"));
+        witness.still_want(&rest);
+        tool("ip addr del 192.0.2.1/24 dev eth9");
+        let start = Instant::now();
+        std::thread::sleep(Duration::from_secs(7));
+        assert_eq!(ipvsadm(), world.lines());
+        running.until("its virtual server goes", || ipvsadm() == rest);
+        let took = start.elapsed();
+        assert!((Duration::from_secs(9)..Duration::from_secs(20)).contains(&took), "{took:?}");
+        tool("ip addr add 192.0.2.1/24 dev eth9");
+        running.until("its virtual server comes back", || ipvsadm() == world.lines());
+        open().ask().unwrap();
+        witness.end();
         assert!(running.end().success());
     });
 }
