@@ -3,6 +3,7 @@
 //! Removes each part in turn, by a line in `/etc/modprobe.d` as administrators use. That changes the machine, so it runs
 //! only where `TESTKIT_REQUIRE=all` says that the machine is for tests. A part takes some 20 s: those with words of their own in
 //! the code are always removed, of the others a part, depending on the seed (all with `PROXIER_SCENARIOS=all`).
+//! `PROXIER_LACKS=nf_nat,ip_set` removes these, and no others.
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -53,19 +54,20 @@ const MODULES: &[&str] = &[
     "ip_set",
 ];
 
-/// A Service with UDP, source ranges, an external IP and affinity: every rule and every call there is.
+/// A Service of both families with UDP, source ranges and an external IP: every rule and every call there is.
 const OBJECTS: &str = "apiVersion: v1
 kind: Service
 metadata: {name: dns, namespace: demo}
 spec:
   type: LoadBalancer
   clusterIP: 10.96.0.10
-  clusterIPs: [10.96.0.10]
-  ipFamilies: [IPv4]
-  externalIPs: [198.51.100.1]
-  loadBalancerSourceRanges: [203.0.113.0/24]
+  clusterIPs: [10.96.0.10, 'fd00:96::10']
+  ipFamilies: [IPv4, IPv6]
+  ipFamilyPolicy: RequireDualStack
+  externalIPs: [198.51.100.1, '2001:db8:51::1']
+  loadBalancerSourceRanges: [203.0.113.0/24, '2001:db8:113::/48']
   ports: [{name: dns, port: 53, protocol: UDP, targetPort: 53, nodePort: 30053}]
-status: {loadBalancer: {ingress: [{ip: 198.51.100.9}]}}
+status: {loadBalancer: {ingress: [{ip: 198.51.100.9}, {ip: '2001:db8:51::9'}]}}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
@@ -73,6 +75,13 @@ metadata: {name: dns-1, namespace: demo, labels: {kubernetes.io/service-name: dn
 addressType: IPv4
 ports: [{name: dns, port: 53, protocol: UDP}]
 endpoints: [{addresses: [10.244.0.5]}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: dns-2, namespace: demo, labels: {kubernetes.io/service-name: dns}}
+addressType: IPv6
+ports: [{name: dns, port: 53, protocol: UDP}]
+endpoints: [{addresses: ['fd00:244::5']}]
 ";
 
 /// A line of `modprobe.d` that is removed on drop.
@@ -150,10 +159,30 @@ fn is_for_tests() -> bool {
 
 /// These, and of the others the part of this run.
 fn sampled(always: &[&'static str], sometimes: &[&'static str], one_in: usize) -> Vec<&'static str> {
+    if let Ok(named) = std::env::var("PROXIER_LACKS") {
+        let is_named = |module: &&str| named.split(',').any(|name| name == *module);
+        return always.iter().chain(sometimes).copied().filter(is_named).collect();
+    }
     let sample = Sample::asked_for();
     let taken =
         sometimes.iter().enumerate().filter(|(number, _)| sample.takes(*number, one_in)).map(|(_, module)| *module);
     always.iter().copied().chain(taken).collect()
+}
+
+/// Whether both families of the Service are served and guarded, by rules of this variant of the programs (`-legacy`, `-nft`, or
+/// what the names without a suffix are).
+#[track_caller]
+fn is_served(variant: &str) {
+    let there = ipvsadm();
+    for line in ["-a -u 10.96.0.10:53 -r 10.244.0.5:53 -m -w 1", "-a -u [fd00:96::10]:53 -r [fd00:244::5]:53 -m -w 1"] {
+        assert!(there.contains(line), "{line}: {there:#?}");
+    }
+    for program in ["iptables", "ip6tables"] {
+        let rules = tool(&format!("{program}{variant}-save"));
+        assert!(rules.contains("-j KUBE-SERVICES") && rules.contains("-j MASQUERADE"), "{program}{variant}: {rules}");
+    }
+    let bound = tool("ip addr show kube-ipvs0");
+    assert!(bound.contains("10.96.0.10/32") && bound.contains("fd00:96::10/128"), "{bound}");
 }
 
 /// One address of the node, on a device that is not of the kind that the proxy needs.
@@ -180,9 +209,7 @@ fn what_is_wanted_is_done_without() {
             let said = text(&once.stderr);
             println!("{said}");
             assert!(once.status.success(), "{module}: {said}");
-            assert!(ipvsadm().contains("-a -u 10.96.0.10:53 -r 10.244.0.5:53 -m -w 1"), "{:?}", ipvsadm());
-            assert!(tool("iptables-save").contains("-j KUBE-SERVICES"));
-            assert!(tool("ip addr show kube-ipvs0").contains("10.96.0.10/32"));
+            is_served("");
             let running = Running::start(&["--manifests", manifests, "--ipvs-sync-period", "2s"]);
             running.until("it is healthy", || {
                 let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
@@ -240,8 +267,11 @@ fn a_match_that_turns_out_to_be_missing() {
                 said.contains(&format!("lacks a feature: rules are written without match {}", &module[3..])),
                 "{said}"
             );
-            let rules = tool("iptables-save");
-            assert!(rules.contains("-j KUBE-SERVICES") && !rules.contains(&format!("-m {} ", &module[3..])), "{rules}");
+            is_served("");
+            for program in ["iptables-save", "ip6tables-save"] {
+                let rules = tool(program);
+                assert!(!rules.contains(&format!("-m {} ", &module[3..])), "{rules}");
+            }
             let running = Running::spawn(run(&["run", "--manifests", manifests, "--ipvs-sync-period", "2s"]));
             running.until_logged("this kernel lacks a feature: ");
             running.until("it is healthy", || {
@@ -249,6 +279,28 @@ fn a_match_that_turns_out_to_be_missing() {
                 curl.status.success()
             });
             assert!(running.end().success());
+        });
+    }
+}
+
+/// One of the two ways to write rules is missing: the other is taken.
+#[test]
+fn one_way_to_write_rules_is_enough() {
+    if !is_for_tests() {
+        return;
+    }
+    let legacy = ["iptable_nat", "iptable_filter", "ip6table_nat", "ip6table_filter"];
+    let nft = ["nf_tables", "nft_compat", "nft_chain_nat"];
+    for module in sampled(&[], &[&legacy[..], &nft].concat(), 14) {
+        without(module, |manifests| {
+            let (output, report) = probe();
+            assert_eq!(finding(&report, module), ("missing", "either"), "{report:#}");
+            assert_eq!((output.status.code(), &report["verdict"]["answer"]), (Some(0), &Value::from("yes")));
+            let once = demo(&["run", "--once", "--proxy-mode", "ipvs", "--no-fallback", "--manifests", manifests]);
+            let said = text(&once.stderr);
+            println!("{said}");
+            assert!(once.status.success(), "{module}: {said}");
+            is_served(if legacy.contains(&module) { "-nft" } else { "-legacy" });
         });
     }
 }
@@ -304,8 +356,12 @@ fn what_is_required_is_an_obstacle() {
         "ip_set_hash_ipportip",
         "ip_set_hash_ipportnet",
         "ip_set_bitmap_port",
+        "ip_set",
+        "nf_conntrack",
+        "nf_nat",
+        "xt_MASQUERADE",
     ];
-    for module in sampled(&["ip_vs"], &sometimes, 6) {
+    for module in sampled(&["ip_vs"], &sometimes, 10) {
         without(module, |manifests| {
             let (output, report) = probe();
             assert_eq!(finding(&report, module), ("missing", "required"), "{report:#}");
