@@ -73,6 +73,7 @@ fn readable<T>(outcome: Result<T, WireError>) -> Result<T, Refusal> {
 pub(super) fn change(state: &mut State, message: &Message<'_>) -> Reply {
     match try_change(state, message) {
         Ok(()) => Reply::Ok,
+        Err((errno, _)) if state.is_silent => Reply::Error(errno),
         Err((errno, None)) => Reply::Error(errno),
         Err((errno, Some(index))) => match place_of(message, index) {
             Some(offset) => Reply::ErrorAt(errno, offset),

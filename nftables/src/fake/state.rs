@@ -51,11 +51,15 @@ pub(super) struct State {
     pub(super) generation: u32,
     pub(super) tables: BTreeMap<TableKey, FakeTable>,
     handles: u64,
+    /// Elements that are refused: what their keys begin with, and how.
+    pub(super) objections: Vec<(Vec<u8>, Errno)>,
+    /// Refusals do not say where in a message.
+    pub(super) is_silent: bool,
 }
 
 impl Default for State {
     fn default() -> Self {
-        State { generation: 1, tables: BTreeMap::new(), handles: 0 }
+        State { generation: 1, tables: BTreeMap::new(), handles: 0, objections: Vec::new(), is_silent: false }
     }
 }
 
@@ -250,9 +254,14 @@ impl State {
         elements: Vec<Element>,
         exclusive: bool,
     ) -> Result<(), Refusal> {
+        let objections = self.objections.clone();
         let table = self.table_mut(key)?;
         let place = table.find_set(set).ok_or(whole(Errno::ENOENT))?;
         for (index, element) in elements.into_iter().enumerate() {
+            let key = stored_key(&element).0;
+            if let Some((_, errno)) = objections.iter().find(|(begin, _)| key.as_bytes().starts_with(begin)) {
+                return Err((*errno, Some(index)));
+            }
             table.add_element(place, element, exclusive).map_err(|errno| (errno, Some(index)))?;
         }
         Ok(())
