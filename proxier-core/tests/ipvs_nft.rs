@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use iptables::{Invocation, Runner as _};
+use netlink_batch::Errno;
 use nftables::{Chain, Element, ElementKey, Set, Table, TableKey, Transaction, Value as NftValue};
 use proxier_core::config::{Config, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
@@ -572,6 +573,26 @@ fn destinations_are_kept_once_there_is_something_to_come_to() {
     assert!(steps.iter().all(|step| !step.contains("KUBE-") && !step.contains("set ")), "{steps:#?}");
 }
 
+/// One entry that the kernel refuses keeps no other from being written, also where it does not say which it is.
+#[test]
+fn a_refused_entry_of_many_is_left_out() {
+    for is_silent in [false, true] {
+        let kernel = kernel();
+        kernel.nf_tables().set_silent(is_silent);
+        kernel.nf_tables().refuse_elements(Some((&[10, 96, 0, 2], Errno::EINVAL)));
+        let mut node = Node::serving(&kernel, RulesBy::Nftables);
+        let report = node.pass();
+        let failed: Vec<String> = report.applied.failures.iter().map(|of| of.step.to_string()).collect();
+        assert!(!report.has_failed() && !failed.is_empty(), "{report:#?}");
+        assert!(failed.iter().all(|step| step.contains("10.96.0.2")), "{failed:#?}");
+        let entries = elements(&node.table(V4), "cluster-ip");
+        assert!(entries.contains("10.96.0.1 . tcp . 80") && !entries.contains("10.96.0.2 . tcp . 80"), "{entries:?}");
+        kernel.nf_tables().refuse_elements(None);
+        node.full_pass();
+        assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.2 . tcp . 80"));
+    }
+}
+
 #[test]
 fn a_table_of_somebody_else_is_not_touched() {
     let kernel = kernel();
@@ -582,6 +603,8 @@ fn a_table_of_somebody_else_is_not_touched() {
     let mut node = Node::serving(&kernel, RulesBy::Nftables);
     let report = node.pass();
     assert!(report.has_failed(), "{report:#?}");
+    let said = report.applied.failures.iter().map(|failure| failure.error.to_string()).collect::<String>();
+    assert!(said.contains("choose another name, or delete it with 'nft delete table ip proxier-ipvs'"), "{said}");
     assert_eq!(node.table(V4), theirs);
     assert!(!node.ipvs().contains("198.51.100.1:80") && node.ipvs().contains("10.96.0.1:80"));
     assert!(!node.table(V6).is_empty());

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use netlink_batch::Errno;
 use nftables::{Chain, DataType, Family, FieldTypes, Set, SetFlags, Table, TableKey, Transaction};
 use proptest::prelude::*;
 use proxier_core::fake::{Call, FakeKernel, Fault};
@@ -385,32 +386,64 @@ fn a_map_that_somebody_replaced_is_made_again() {
     }
 }
 
+/// A table of somebody else's: its family is not served, the other is.
 #[test]
 fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
+    for (family, theirs, ours) in [(Family::Ip, "ip proxier", "ip6 proxier"), (Family::Ip6, "ip6 proxier", "ip proxier")]
+    {
+        let kernel = kernel();
+        let table = TableKey::new(family, "proxier").unwrap();
+        let mut make = Transaction::new();
+        make.add_table(Table::new(table.clone())).add_chain(Chain::regular(table.chain("theirs").unwrap()));
+        kernel.nftables().commit(&make).unwrap();
+        let before = kernel.state().tables[theirs].clone();
+        let mut node = Node::on(kernel, options());
+        node.service("web", json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"]}));
+        for number in 2..=4 {
+            let report = node.pass();
+            assert!(report.has_failed(), "{report:#?}");
+            let said = report.unread.iter().map(ToString::to_string).collect::<String>();
+            assert!(said.contains(theirs) && said.contains("choose another name"), "{said}");
+            assert_eq!(node.tables()[theirs], before);
+            // A changed Service, too.
+            let (v4, v6) = (format!("10.96.0.{number}"), format!("fd00::{number}"));
+            let (last, address) = if ours == "ip proxier" { (number - 1, "10.96.0.") } else { (number - 1, "fd00::") };
+            assert!(node.tables()[ours].contains(&format!("{address}{last} . tcp . 80")), "{:?}", node.tables());
+            node.service(&format!("web-{number}"), json!({"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"]}));
+        }
+        // Nor by a cleanup.
+        let cleaned = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
+        assert!(cleaned.removed() == 1 && cleaned.is_done(), "{cleaned:?}");
+        assert_eq!(node.tables().into_iter().collect::<Vec<_>>(), [(theirs.to_owned(), before)]);
+        // Its family is served once it has gone, or with another name.
+        let mut options = options();
+        options.config.names.table = "kubernetes-services".parse().unwrap();
+        let mut other = Node::on(node.kernel.clone(), options);
+        other.service("web", json!({"clusterIP": "10.96.0.1"}));
+        other.settles();
+        assert!(other.tables()["ip kubernetes-services"].contains("10.96.0.1"));
+        let mut gone = Transaction::new();
+        gone.delete_table(&table);
+        node.kernel.nftables().commit(&gone).unwrap();
+        let report = node.full();
+        assert!(report.is_done(), "{report:#?}");
+        assert!(node.tables()["ip proxier"].contains("10.96.0.4") && node.tables()["ip6 proxier"].contains("fd00::4"));
+    }
+}
+
+/// A family that is not served does not matter.
+#[test]
+fn a_table_of_somebody_else_for_a_family_that_is_not_served() {
     let kernel = kernel();
-    let table = TableKey::new(Family::Ip, "proxier").unwrap();
-    let mut theirs = Transaction::new();
-    theirs.add_table(Table::new(table.clone())).add_chain(Chain::regular(table.chain("theirs").unwrap()));
-    kernel.nftables().commit(&theirs).unwrap();
-    let before = kernel.state().tables;
-    let mut node = Node::on(kernel, options());
-    node.service("web", json!({"clusterIP": "10.96.0.1"}));
-    let report = node.pass();
-    assert!(report.has_failed(), "{report:#?}");
-    let said = report.unread.iter().map(ToString::to_string).collect::<String>();
-    assert!(said.contains("ip proxier") && said.contains("somebody else"), "{said}");
-    assert_eq!(node.tables(), before);
-    // Nor by a cleanup.
-    let cleaned = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
-    assert!(cleaned.removed() == 0 && cleaned.is_done(), "{cleaned:?}");
-    assert_eq!(node.tables(), before);
-    // With another name it is served.
+    let mut make = Transaction::new();
+    make.add_table(Table::new(TableKey::new(Family::Ip6, "proxier").unwrap()));
+    kernel.nftables().commit(&make).unwrap();
     let mut options = options();
-    options.config.names.table = "kubernetes-services".parse().unwrap();
-    let mut node = Node::on(node.kernel.clone(), options);
+    options.config.families = proxier_core::config::Families::V4;
+    let mut node = Node::on(kernel, options);
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.settles();
-    assert!(node.tables()["ip kubernetes-services"].contains("10.96.0.1"));
+    assert_eq!(node.tables()["ip6 proxier"], "table ip6 proxier {\n}\n");
 }
 
 #[test]
@@ -498,6 +531,107 @@ fn endpoints_of_this_node_alone_serve_where_the_policy_says_so() {
         let fate = |verdict: &str| nowhere.iter().any(|of| of.starts_with("203.0.113.7") && of.contains(verdict));
         assert_eq!((fate("reject"), fate("drop")), (refused, dropped), "{policy:?}: {nowhere:?}");
     }
+}
+
+/// What the kernel refuses of one Service keeps no other from being served, also where it does not say which element that is.
+#[test]
+fn a_refused_frontend_of_many_is_left_out() {
+    for is_silent in [false, true] {
+        for refused in [&[1][..], &[100], &[37], &[36, 37, 38, 90]] {
+            let mut node = Node::new();
+            node.kernel.nf_tables().set_silent(is_silent);
+            for number in refused {
+                // Address and protocol: what Services share has other keys.
+                node.kernel.nf_tables().refuse_elements(Some((&[10, 96, 0, *number, 6, 0, 0, 0], Errno::EINVAL)));
+            }
+            for number in 1..=100 {
+                node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+                node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
+            }
+            let served = |node: &Node| -> BTreeSet<u8> {
+                let services = blocks(&node.v4()).remove("map services").unwrap_or_default().join(" ");
+                (1..=100).filter(|number| services.contains(&format!("10.96.0.{number} . tcp . 80 :"))).collect()
+            };
+            let report = node.pass();
+            let failed: BTreeSet<String> = report.applied.failures.iter().map(|of| of.step.to_string()).collect();
+            assert!(!report.has_failed() && failed.len() == refused.len(), "{is_silent} {refused:?}: {report:#?}");
+            for number in refused {
+                assert!(failed.iter().any(|step| step.contains(&format!("10.96.0.{number}:80"))), "{failed:?}");
+            }
+            let rest: BTreeSet<u8> = (1..=100).filter(|number| !refused.contains(number)).collect();
+            assert_eq!(served(&node), rest, "{is_silent} {refused:?}");
+            // Tried again, and then the kernel takes it.
+            node.kernel.nf_tables().refuse_elements(None);
+            node.full();
+            assert_eq!(served(&node).len(), 100);
+        }
+    }
+}
+
+/// The search ends, with nothing written, where all are refused.
+#[test]
+fn a_kernel_that_refuses_everything_is_not_asked_for_ever() {
+    let mut node = Node::new();
+    node.kernel.nf_tables().set_silent(true);
+    node.kernel.nf_tables().refuse_elements(Some((&[10, 96], Errno::EINVAL)));
+    for number in 1..=200 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+    }
+    let report = node.pass();
+    assert!(report.has_failed() && !node.tables().contains_key("ip proxier"), "{report:#?}");
+    assert!(node.tables().contains_key("ip6 proxier"));
+}
+
+fn stranger(name: &str) -> Transaction {
+    let mut transaction = Transaction::new();
+    transaction.add_table(Table::new(TableKey::new(Family::Ip, name).unwrap()));
+    transaction
+}
+
+/// Somebody changes something else between reading and writing: what was read still holds.
+#[test]
+fn other_changes_between_reading_and_writing() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    for number in 1..=3 {
+        node.kernel.commit_before(stranger(&format!("theirs-{number}")));
+    }
+    node.settles();
+    assert!(node.v4().contains("10.96.0.1 . tcp . 80") && node.tables().len() == 5, "{:?}", node.tables());
+    // Not for ever.
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    for number in 1..=20 {
+        node.kernel.commit_before(stranger(&format!("theirs-{number}")));
+    }
+    let report = node.pass();
+    assert!(report.has_failed() && !node.tables().contains_key("ip proxier"), "{report:#?}");
+    for _ in 0..3 {
+        node.pass();
+    }
+    node.settles();
+    assert!(node.v4().contains("10.96.0.1 . tcp . 80"));
+}
+
+/// Somebody changes our table between reading and writing: it is not written from what was read, and read again at once.
+#[test]
+fn a_change_of_our_table_between_reading_and_writing() {
+    let mut before = Node::new();
+    before.service("web", json!({"clusterIP": "10.96.0.1"}));
+    before.settles();
+    let mut node = Node::on(before.kernel.clone(), options());
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.service("dns", json!({"clusterIP": "10.96.0.2"}));
+    let table = TableKey::new(Family::Ip, "proxier").unwrap();
+    let mut theirs = Transaction::new();
+    theirs.add_chain(Chain::regular(table.chain("theirs").unwrap()));
+    node.kernel.commit_before(theirs);
+    let report = node.pass();
+    assert!(report.has_failed() && !node.v4().contains("10.96.0.2"), "{report:#?}");
+    let then = node.now;
+    node.settles();
+    assert!(node.now <= then + Duration::from_secs(1), "{:?} after {then:?}", node.now);
+    assert!(node.v4().contains("10.96.0.2 . tcp . 80") && !node.v4().contains("theirs"), "{}", node.v4());
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Arranged failures, and counts of writes.
 
+use std::collections::VecDeque;
+
 use ipvs::Operation;
 
 use crate::net::Family;
@@ -328,6 +330,8 @@ pub(super) struct Control {
     left: Option<u64>,
     crashed: bool,
     pub(super) writes: Writes,
+    /// What others commit, each before a transaction of the port.
+    pub(super) others: VecDeque<nftables::Transaction>,
 }
 
 fn injected(call: Call, kind: PortErrorKind) -> PortError {

@@ -367,6 +367,16 @@ impl FakeKernel {
         self.parts.tables.client()
     }
 
+    /// The kernel's nf_tables, to arrange what it refuses.
+    pub fn nf_tables(&self) -> &FakeNftables {
+        &self.parts.tables.0
+    }
+
+    /// Somebody else commits this just before the next transaction of the port; of several, each before another one.
+    pub fn commit_before(&self, transaction: nftables::Transaction) {
+        self.parts.control.lock().others.push_back(transaction);
+    }
+
     /// The iptables programs, to change rules behind the ports' back, or to hold the lock, which only the programs of the legacy
     /// back end take.
     ///

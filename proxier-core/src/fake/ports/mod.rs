@@ -80,7 +80,11 @@ impl FakePorts {
             },
             links: FakeLinksPort { gate: gate(), links: parts.links.clone() },
             sysctls: FakeSysctlsPort { gate: gate(), values: parts.sysctls.clone() },
-            tables: FakeTablesPort { gate: gate(), port: TablesPort::new(move || Ok(tables.client())) },
+            tables: FakeTablesPort {
+                gate: gate(),
+                other: tables.client(),
+                port: TablesPort::new(move || Ok(tables.client())),
+            },
             conntrack: FakeConntrackPort { gate: gate(), flows: parts.flows.clone() },
             routes: FakeRoutesPort { gate: gate(), links: parts.links.clone() },
             relays: FakeRelaysPort { gate: gate(), relays: parts.relays.clone() },

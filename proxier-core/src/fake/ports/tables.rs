@@ -10,6 +10,8 @@ use crate::ports::{NotCommitted, PortError, Tables};
 
 pub(super) struct FakeTablesPort {
     pub(super) gate: Gate,
+    /// Of somebody else.
+    pub(super) other: nftables::Client,
     pub(super) port: TablesPort,
 }
 
@@ -36,6 +38,11 @@ impl Tables for FakeTablesPort {
     }
 
     fn commit(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
+        let theirs = self.gate.0.lock().others.pop_front();
+        if let Some(theirs) = theirs {
+            // What is refused has not happened, as on a kernel.
+            drop(self.other.commit(&theirs));
+        }
         let port = &mut self.port;
         committing(&self.gate, Call::TablesCommit, || port.commit(transaction))
     }

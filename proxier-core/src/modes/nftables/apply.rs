@@ -1,9 +1,15 @@
 //! Carries out a plan.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
-use super::plan::{Fate, Plan, TablePlan};
+use super::layout::Layout;
+use super::lower::SetName;
+use super::mode::read;
+use super::observed::Observed;
+use super::plan::{Fate, Outgoing, Plan, TablePlan};
 use crate::modes::shared::names::Names;
+use crate::modes::shared::nft::{CHECKS, is_of_an_element, is_of_the_state, search};
 use crate::net::{Family, FrontendKey};
 use crate::ports::{NotCommitted, PortErrorKind, Ports, Tables};
 use crate::reconciler::report::{Applied, Lack};
@@ -11,6 +17,44 @@ use crate::reconciler::step::{Action, Part, Step};
 
 /// How many Frontends of one plan may be refused before the whole is given up.
 const PATIENCE: usize = 16;
+
+/// How often a table is compared again because somebody changed something between reading and writing.
+const ATTEMPTS: usize = 4;
+
+/// What the tables were planned from.
+#[derive(Debug, Default)]
+pub(super) struct Basis {
+    /// The generation at which they were read; `None` where they were not: what was written last is known then.
+    pub(super) generation: Option<u32>,
+    pub(super) read: BTreeMap<Family, Option<Observed>>,
+}
+
+/// Why a transaction that was to be of one generation was refused.
+enum Meanwhile {
+    /// Somebody changed something else.
+    Others,
+    /// Somebody changed this table.
+    This,
+    /// For something else.
+    Nothing,
+}
+
+impl Basis {
+    /// Looks at a table again, whose generation is not the expected one.
+    fn look_again(&mut self, layout: &Layout, tables: &mut dyn Tables) -> Meanwhile {
+        let now = match tables.generation() {
+            Ok(now) if self.generation.is_some_and(|expected| expected != now) => now,
+            _ => return Meanwhile::Nothing,
+        };
+        let observed = read(tables, layout);
+        if observed.is_ok_and(|observed| self.read.get(&layout.family()) == Some(&observed)) {
+            self.generation = Some(now);
+            Meanwhile::Others
+        } else {
+            Meanwhile::This
+        }
+    }
+}
 
 /// What became of a table.
 #[derive(Debug)]
@@ -24,15 +68,15 @@ pub(super) struct Written {
     pub(super) is_surprise: bool,
 }
 
-/// Carries out a plan, with an outcome for everything in it.
-pub(super) fn apply(plan: &Plan, names: &Names<'_>, ports: &mut Ports<'_>) -> (Applied, Vec<Written>) {
+/// Carries out a plan, with an outcome for everything in it. Tables that were read are changed only as they were read.
+pub(super) fn apply(plan: &Plan, basis: &mut Basis, names: &Names<'_>, ports: &mut Ports<'_>) -> (Applied, Vec<Written>) {
     let mut applied = Applied::default();
     for change in &plan.sysctls {
         let outcome = ports.sysctls.set(&change.path, &change.to);
         applied.note(|| Step::sysctl(change), outcome);
     }
     let tables = plan.tables.iter().filter(|table| !table.is_empty());
-    let written: Vec<Written> = tables.map(|table| write(table, names, ports.tables, &mut applied)).collect();
+    let written: Vec<Written> = tables.map(|table| write(table, basis, names, ports.tables, &mut applied)).collect();
     if !plan.forget.is_empty() {
         match ports.conntrack.forget_udp(&plan.forget) {
             Ok(flows) => applied.flows = flows,
@@ -47,29 +91,53 @@ pub(super) fn apply(plan: &Plan, names: &Names<'_>, ports: &mut Ports<'_>) -> (A
 }
 
 /// Writes a table. What the kernel refuses of a Frontend is left out, and the rest written without it.
-fn write(plan: &TablePlan, names: &Names<'_>, tables: &mut dyn Tables, applied: &mut Applied) -> Written {
+fn write(
+    plan: &TablePlan,
+    basis: &mut Basis,
+    names: &Names<'_>,
+    tables: &mut dyn Tables,
+    applied: &mut Applied,
+) -> Written {
     let mut plan = Cow::Borrowed(plan);
     let mut written = Written { family: plan.layout.family(), is_done: false, refused: Vec::new(), is_surprise: false };
+    let (mut checks, mut attempts) = (CHECKS, ATTEMPTS);
     loop {
-        let outgoing = plan.transaction();
+        let mut outgoing = plan.transaction();
+        if let Some(generation) = basis.generation {
+            outgoing.transaction.expect_generation(generation);
+        }
         let NotCommitted { error, refused } = match tables.commit(&outgoing.transaction) {
             Ok(()) => break,
             Err(refused) => refused,
         };
-        let element = refused.and_then(|(operation, element)| plan.frontend_at(&outgoing, operation, element?));
-        let Some(frontend) = element.filter(|_| written.refused.len() < PATIENCE) else {
+        if error.kind() == PortErrorKind::Busy && refused.is_none() {
+            match basis.look_again(&plan.layout, tables) {
+                Meanwhile::Others if attempts > 0 => {
+                    attempts = attempts.saturating_sub(1);
+                    continue;
+                }
+                Meanwhile::Others | Meanwhile::This => written.is_surprise = true,
+                Meanwhile::Nothing => {}
+            }
+        }
+        let found = refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(operation, element)| match element {
+            Some(element) => plan.frontend_at(&outgoing, operation, element),
+            None if is_of_an_element(&error) => frontend_in(&plan, outgoing.set_of(operation)?, tables, &mut checks),
+            None => None,
+        });
+        let Some(frontend) = found else {
             // Nothing was changed: the transaction is one.
             let step = plan.table_step().unwrap_or_else(|| Step::new(Action::Change, Part::Table, plan.layout.table()));
-            let of_the_state = [PortErrorKind::NotFound, PortErrorKind::AlreadyExists, PortErrorKind::Unknown];
-            written.is_surprise = of_the_state.contains(&error.kind());
+            written.is_surprise |= is_of_the_state(&error);
             applied.fail(step.with(format_args!("{} frontends", plan.frontends.len())), error);
             return written;
         };
         applied.fail(plan.frontend_step(&frontend, names), error);
-        plan.to_mut().leave_out(&frontend);
+        plan.to_mut().leave_out(&[frontend]);
         written.refused.push(frontend);
     }
     written.is_done = true;
+    basis.generation = basis.generation.map(|generation| generation.wrapping_add(1));
     if let Some(step) = plan.table_step() {
         applied.count(step.part, step.action, 1);
     }
@@ -80,4 +148,19 @@ fn write(plan: &TablePlan, names: &Names<'_>, tables: &mut dyn Tables, applied: 
         }
     }
     written
+}
+
+/// The Frontend of which the kernel refuses an element of this set.
+fn frontend_in(plan: &TablePlan, set: SetName, tables: &mut dyn Tables, checks: &mut usize) -> Option<FrontendKey> {
+    search(plan.frontends_in(set), checks, |without| {
+        let mut tried = plan.clone();
+        tried.leave_out(without);
+        let Outgoing { transaction, added } = tried.transaction();
+        match tables.check(&transaction) {
+            Ok(()) => Some(true),
+            // The kernel goes on after a refusal, and the first one counts: of another set it says that this one passed.
+            Err(NotCommitted { refused: Some((operation, _)), .. }) => Some(added.get(&operation) != Some(&set)),
+            Err(_) => None,
+        }
+    })
 }

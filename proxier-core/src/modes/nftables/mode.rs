@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use nftables::Name;
 
-use super::apply::{Written, apply};
+use super::apply::{Basis, Written, apply};
 use super::layout::{Layout, table_name};
 use super::lower::Treatment;
 use super::observed::Observed;
@@ -14,6 +14,7 @@ use super::slots::Slots;
 use super::wanted::{Changed, Wanted};
 use crate::config::Config;
 use crate::modes::shared::names::Names;
+use crate::modes::shared::nft::made_by_others;
 use crate::modes::shared::{flows, sysctls};
 use crate::modes::{Pass, Refreshed};
 use crate::net::{Family, FrontendKey};
@@ -35,6 +36,8 @@ pub(crate) struct Mode {
     known: Option<Known>,
     /// The tables as they were just read, until the plan is made.
     read: BTreeMap<Family, Option<Observed>>,
+    /// Families whose table somebody else made, as it was last read: they are not served.
+    foreign: BTreeMap<Family, PortError>,
     /// The layouts that were written.
     layouts: BTreeMap<Family, Layout>,
     /// Frontends of which the kernel has what was held back: what changes about them is found by reading only.
@@ -70,6 +73,8 @@ pub(crate) struct Prepared {
     pub(crate) plan: Plan,
     /// The generation before it.
     generation: Option<u32>,
+    /// What was read for it.
+    basis: Basis,
     held: BTreeSet<FrontendKey>,
 }
 
@@ -81,6 +86,7 @@ impl Mode {
             changed: Changed::default(),
             known: None,
             read: BTreeMap::new(),
+            foreign: BTreeMap::new(),
             layouts: BTreeMap::new(),
             held: BTreeSet::new(),
             refused: BTreeSet::new(),
@@ -125,7 +131,7 @@ impl Mode {
     }
 
     /// Reads the tables of both families: one that is not served any more has to go. Tables that nobody changed since they
-    /// were written are not read.
+    /// were written are not read. A table that somebody else made is noted, and left alone.
     ///
     /// # Errors
     /// What could not be read. The kernel is unknown then.
@@ -134,9 +140,11 @@ impl Mode {
         let unread = |error| vec![Unread::new("generation of nf_tables", error)];
         let generation = ports.tables.generation().map_err(unread)?;
         let is_known = self.known.as_ref().is_some_and(|known| known.generation == Some(generation));
-        if is_known && self.held.is_empty() && self.refused.is_empty() && self.unfinished.is_empty() {
+        let is_whole = self.foreign.is_empty() && self.refused.is_empty() && self.unfinished.is_empty();
+        if is_known && self.held.is_empty() && is_whole {
             return Ok(());
         }
+        self.foreign.clear();
         let mut known = Known { generation: Some(generation), frontends: BTreeMap::new() };
         let mut failed = Vec::new();
         for family in Family::ALL {
@@ -145,6 +153,9 @@ impl Mode {
                 Ok(observed) => {
                     known.frontends.extend(observed.iter().flat_map(|observed| observed.frontends(family)));
                     self.read.insert(family, observed);
+                }
+                Err(error) if error.kind() == PortErrorKind::AlreadyExists => {
+                    self.foreign.insert(family, error);
                 }
                 Err(error) => failed.push(Unread::new(format_args!("table {}", layout.table()), error)),
             }
@@ -185,7 +196,13 @@ impl Mode {
         let served: Vec<Family> = pass.families().collect();
         for family in Family::ALL {
             let layout = self.layout(family, &pass);
-            plan.tables.extend(self.plan_table(layout, served.contains(&family), read.get(&family)));
+            match self.foreign.get(&family) {
+                Some(error) if served.contains(&family) => {
+                    report.unread.push(Unread::new(format_args!("table {}", layout.table()), error.clone()));
+                }
+                Some(_) => {}
+                None => plan.tables.extend(self.plan_table(layout, served.contains(&family), read.get(&family))),
+            }
         }
         let known = self.known.as_ref()?;
         let desired = self.wanted.desired();
@@ -199,7 +216,8 @@ impl Mode {
         if pass.full && pass.settled && !pass.failing {
             report.drift = self.drift(&pass, &plan);
         }
-        Some(Prepared { plan, generation, held })
+        let basis = Basis { generation: known.generation.filter(|_| !read.is_empty()), read };
+        Some(Prepared { plan, generation, basis, held })
     }
 
     /// What changes in a family's table; `None` when it is not to exist and does not.
@@ -265,9 +283,9 @@ impl Mode {
         report: &mut Report,
         ports: &mut Ports<'_>,
     ) -> bool {
-        let Prepared { plan, generation, held } = prepared;
+        let Prepared { plan, generation, mut basis, held } = prepared;
         let names = Names::new(store, self.wanted.desired());
-        let (applied, written) = apply(&plan, &names, ports);
+        let (applied, written) = apply(&plan, &mut basis, &names, ports);
         let is_done = |family: Family| written.iter().all(|of| of.family != family || of.is_done);
         self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).collect();
         self.refused = written.iter().flat_map(|of| of.refused.iter().copied()).collect();
@@ -334,15 +352,12 @@ impl Mode {
 }
 
 /// Reads a family's table; `None` when there is none.
-fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Observed>, PortError> {
+pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Observed>, PortError> {
     let Some(snapshot) = tables.read(layout.table())? else { return Ok(None) };
     let observed = Observed::read(snapshot, layout);
     observed.map(Some).ok_or_else(|| {
         let table = layout.table();
-        let what = format!(
-            "it has no chain {}: somebody else made it; choose another name, or delete it with 'nft delete table {table}'",
-            super::layout::OWNED
-        );
+        let what = format!("it has no chain {}: {}", super::layout::OWNED, made_by_others(table));
         PortError::new(PortErrorKind::AlreadyExists, what)
     })
 }

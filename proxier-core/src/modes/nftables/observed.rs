@@ -12,7 +12,7 @@ use super::slots::Held;
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 
 /// A family's table as it was read.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Observed {
     /// Elements by set, but for those of slots: rules write them, and they are nobody's drift.
     pub(super) elements: BTreeMap<SetName, BTreeMap<ElementKey, Option<ElementData>>>,

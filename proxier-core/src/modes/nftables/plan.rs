@@ -252,14 +252,22 @@ impl TablePlan {
         self.delete_sets.retain(|set| !needed.contains(set.as_str()));
     }
 
-    /// Leaves a Frontend out that the kernel refuses.
-    pub(super) fn leave_out(&mut self, left_out: &FrontendKey) {
+    /// Leaves out Frontends that the kernel refuses.
+    pub(super) fn leave_out(&mut self, left_out: &[FrontendKey]) {
         let family = self.layout.family();
-        let is_it = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| key == *left_out);
+        let left_out: BTreeSet<FrontendKey> = left_out.iter().copied().collect();
+        let is_it = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| left_out.contains(&key));
         for (set, elements) in &mut self.add {
             elements.retain(|element| !is_it(*set, &element.key));
         }
-        self.frontends.remove(left_out);
+        self.frontends.retain(|key, _| !left_out.contains(key));
+    }
+
+    /// The Frontends that add elements to a set.
+    pub(super) fn frontends_in(&self, set: SetName) -> Vec<FrontendKey> {
+        let elements = self.add.get(&set).into_iter().flatten();
+        let keys = elements.filter_map(|element| frontend_of(set, &element.key, self.layout.family()));
+        keys.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// The Frontend of an element that the kernel refused, of what this plan's transaction was.
@@ -346,7 +354,14 @@ impl TablePlan {
 pub(super) struct Outgoing {
     pub(super) transaction: Transaction,
     /// Operations that add the elements of a set.
-    added: BTreeMap<usize, SetName>,
+    pub(super) added: BTreeMap<usize, SetName>,
+}
+
+impl Outgoing {
+    /// The set to which an operation adds elements.
+    pub(super) fn set_of(&self, operation: usize) -> Option<SetName> {
+        self.added.get(&operation).copied()
+    }
 }
 
 fn shared_chain(layout: &Layout, chain: &SharedChain) -> (Chain, Vec<Rule>) {

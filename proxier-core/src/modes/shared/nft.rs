@@ -62,6 +62,48 @@ pub(crate) fn built(rule: RuleBuilder) -> Rule {
     rule.build().unwrap_or_default()
 }
 
+/// How many checks by the kernel the search for what it refuses of a transaction may take: each costs as much as the transaction.
+pub(crate) const CHECKS: usize = 64;
+
+/// Whether a refusal of this kind says that the kernel holds something else than was thought, whatever is added.
+pub(crate) fn is_of_the_state(error: &PortError) -> bool {
+    use PortErrorKind::{AlreadyExists, NotFound, Unknown};
+    matches!(error.kind(), NotFound | AlreadyExists | Unknown)
+}
+
+/// Whether it may be one element that the kernel refuses.
+pub(crate) fn is_of_an_element(error: &PortError) -> bool {
+    use PortErrorKind::{Busy, Permission, Unavailable};
+    !is_of_the_state(error) && !matches!(error.kind(), Busy | Permission | Unavailable)
+}
+
+/// Finds what the kernel refuses where it does not say which of several elements that is, as Linux 5.10: halves them until one is left.
+///
+/// `passes` has the kernel check everything but these elements, and says whether it refuses none of the others; `None` when that is not
+/// known. `left`: how many checks may still be made.
+pub(crate) fn search<T>(
+    mut suspects: Vec<T>,
+    left: &mut usize,
+    mut passes: impl FnMut(&[T]) -> Option<bool>,
+) -> Option<T> {
+    // More than one may be refused: what the search turns away from stays out of what is checked.
+    let mut away = Vec::new();
+    while suspects.len() > 1 {
+        *left = left.checked_sub(1)?;
+        let place = away.len();
+        away.append(&mut suspects.split_off(suspects.len().div_ceil(2)));
+        if passes(&away)? {
+            suspects = away.split_off(place);
+        }
+    }
+    suspects.pop()
+}
+
+/// What to do about a table of our name without our mark.
+pub(crate) fn made_by_others(table: &TableKey) -> String {
+    format!("somebody else made it; choose another name, or delete it with 'nft delete table {table}'")
+}
+
 /// Removes a table if it is ours, and notes what came of it. What is gone already counts as done, and so does a kernel without nf_tables.
 pub(in crate::modes) fn remove_table(
     table: &TableKey,

@@ -52,6 +52,11 @@ impl Outgoing {
         Some((*kind, elements.get(element)?.clone()))
     }
 
+    /// The entries that an operation adds or deletes.
+    pub(super) fn entries_of(&self, operation: usize) -> Option<(SetKind, &[Element])> {
+        self.elements.get(&operation).map(|(kind, elements)| (*kind, elements.as_slice()))
+    }
+
     fn note(&mut self, kind: SetKind, elements: &[Element]) {
         self.elements.insert(self.transaction.len(), (kind, elements.to_vec()));
     }

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 
 use ipset::Element;
 
-use super::change::{Entries, Fate, Outgoing, TableChange, in_the_way, transaction};
+use super::change::{Entries, Fate, TableChange, in_the_way, transaction};
 use super::layout::Layout;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::shared::nft::{CHECKS, is_of_an_element, is_of_the_state, made_by_others, search};
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
 use crate::reconciler::step::Action;
 
@@ -74,6 +75,7 @@ pub(in crate::modes::ipvs) fn write(
         }
         delete.clear();
     }
+    let mut checks = CHECKS;
     loop {
         let outgoing = transaction(layout, change, &delete, &add);
         if outgoing.transaction.is_empty() {
@@ -83,12 +85,26 @@ pub(in crate::modes::ipvs) fn write(
             Ok(()) => break,
             Err(refused) => refused,
         };
-        let entry = entry_of(&outgoing, refused).filter(|_| written.refused.len() < PATIENCE);
+        let entry = refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(operation, element)| match element {
+            Some(element) => outgoing.entry_at(operation, element),
+            None if is_of_an_element(&error) => {
+                let (kind, suspects) = outgoing.entries_of(operation)?;
+                let tried = |without: &[Element]| passes(layout, change, (&delete, &add), (kind, without), tables);
+                search(suspects.to_vec(), &mut checks, tried).map(|element| (kind, element))
+            }
+            None => None,
+        });
         let Some((kind, element)) = entry else {
             // Nothing was changed: the transaction is one.
-            let of_the_state = [PortErrorKind::NotFound, PortErrorKind::AlreadyExists, PortErrorKind::Unknown];
-            written.is_surprise = of_the_state.contains(&error.kind());
-            written.failed = Some(error);
+            written.is_surprise = is_of_the_state(&error);
+            let is_theirs = error.kind() == PortErrorKind::AlreadyExists
+                && change.is_some_and(|change| change.fate == Fate::Make)
+                && refused.is_some_and(|(operation, _)| operation == 0);
+            written.failed = Some(if is_theirs {
+                PortError::new(error.kind(), format_args!("{error}: {}", made_by_others(layout.table())))
+            } else {
+                error
+            });
             return written;
         };
         let set = of(kind);
@@ -122,9 +138,28 @@ pub(in crate::modes::ipvs) fn write(
     written
 }
 
-fn entry_of(outgoing: &Outgoing, refused: Option<(usize, Option<usize>)>) -> Option<(SetKind, Element)> {
-    let (operation, element) = refused?;
-    outgoing.entry_at(operation, element?)
+/// Whether the kernel takes all but these entries of a set; `None` when it refuses something else.
+fn passes(
+    layout: &Layout,
+    change: Option<&TableChange>,
+    (delete, add): (&Entries, &Entries),
+    (kind, without): (SetKind, &[Element]),
+    tables: &mut dyn Tables,
+) -> Option<bool> {
+    let without: BTreeSet<&Element> = without.iter().collect();
+    let (mut delete, mut add) = (delete.clone(), add.clone());
+    for entries in [&mut delete, &mut add] {
+        entries.entry(kind).or_default().retain(|element| !without.contains(element));
+    }
+    let outgoing = transaction(layout, change, &delete, &add);
+    match tables.check(&outgoing.transaction) {
+        Ok(()) => Some(true),
+        // The kernel goes on after a refusal, and the first one counts: of another set it says that this one passed.
+        Err(NotCommitted { refused: Some((operation, _)), .. }) => {
+            Some(outgoing.entries_of(operation).is_none_or(|(of, _)| of != kind))
+        }
+        Err(_) => None,
+    }
 }
 
 /// Whether it was among them.
