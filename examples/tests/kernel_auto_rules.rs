@@ -50,7 +50,7 @@ fn needs() -> Vec<Need> {
 }
 
 #[test]
-fn a_fresh_node_gets_a_table_and_starts_no_program() {
+fn auto_is_a_table_on_a_fresh_node_and_starts_no_program() {
     kernel_test(&needs(), || {
         set_up();
         let folder = manifests();
@@ -85,7 +85,7 @@ fn a_fresh_node_gets_a_table_and_starts_no_program() {
 }
 
 #[test]
-fn chains_and_sets_of_kube_proxy_are_kept() {
+fn auto_is_iptables_where_chains_and_sets_of_kube_proxy_are() {
     for save in ["iptables", "iptables-legacy"] {
         kernel_test(&needs(), || {
             set_up();
@@ -117,7 +117,7 @@ fn chains_and_sets_of_kube_proxy_are_kept() {
 }
 
 #[test]
-fn a_filter_that_drops_by_default_needs_rules_that_accept() {
+fn auto_is_iptables_where_a_filter_drops_by_default() {
     for program in ["iptables", "iptables-legacy", "ip6tables"] {
         kernel_test(&needs(), || {
             set_up();
