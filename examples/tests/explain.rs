@@ -4,6 +4,8 @@
 
 mod program;
 
+use std::collections::BTreeMap;
+
 use program::{Folder, demo, ok, text};
 use serde_json::{Value, json};
 
@@ -102,7 +104,7 @@ fn a_service_is_explained_in_every_mode() {
         assert!(flat.contains("only from 198.51.100.0/24"), "{explained}");
         assert!(explained.contains("TCP 10.96.0.10:80: asked for by shop/thief too"), "{explained}");
         assert!(explained.contains("255.255.255.255"), "what was left out is told: {explained}");
-        let scheduler = explained.contains("  scheduler: wlc (annotation proxier/scheduler or its alias)");
+        let scheduler = explained.contains("  scheduler: wlc (annotation proxier/scheduler)");
         assert_eq!(scheduler, mode == "ipvs", "{explained}");
         let of_kernel: &[&str] = match mode {
             "ipvs" => &[
@@ -122,6 +124,174 @@ fn a_service_is_explained_in_every_mode() {
         }
         assert!(!explained.contains("10.96.0.11"), "another Service's: {explained}");
     }
+}
+
+/// A Service with annotations, its slice with weights, and a configuration.
+struct Asking {
+    folder: Folder,
+}
+
+impl Asking {
+    fn new(annotations: &str, spec: &str, ipvs: &str) -> Self {
+        let folder = Folder::new("policy");
+        let text = format!(
+            "apiVersion: v1
+kind: Service
+metadata: {{name: web, namespace: shop, annotations: {{{annotations}}}}}
+spec: {{type: LoadBalancer, clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ipFamilies: [IPv4], {spec}
+  ports: [{{name: web, port: 80, nodePort: 30080, protocol: TCP}}, {{name: dns, port: 53, nodePort: 30053, protocol: UDP}}]}}
+status: {{loadBalancer: {{ingress: [{{ip: 203.0.113.5}}]}}}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: web-1, namespace: shop, labels: {{kubernetes.io/service-name: web}}, annotations: {{proxier/weights: 10.244.1.5=0}}}}
+addressType: IPv4
+ports: [{{name: web, port: 80, protocol: TCP}}, {{name: dns, port: 5353, protocol: UDP}}]
+endpoints: [{{addresses: [10.244.1.5], nodeName: n1}}, {{addresses: [10.244.2.7], nodeName: n2, zone: a}}]
+---
+apiVersion: v1
+kind: Node
+metadata: {{name: n1}}
+status: {{addresses: [{{type: InternalIP, address: 192.0.2.1}}]}}
+"
+        );
+        folder.put("all.yaml", &text);
+        let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n";
+        folder.put("config", &format!("{head}clusterCIDR: 10.244.0.0/16\nipvs: {{{ipvs}}}\n"));
+        Asking { folder }
+    }
+
+    /// Policies by name, and the endpoints of the first port with their weights.
+    fn explained(&self) -> (BTreeMap<String, String>, Vec<String>) {
+        let path = |name: &str| self.folder.0.join(name).display().to_string();
+        let printed = ok(&demo(&[
+            "explain",
+            "shop/web",
+            "--manifests",
+            &path("all.yaml"),
+            "--config",
+            &path("config"),
+            "-o",
+            "json",
+        ]));
+        let data: Value = serde_json::from_str(&printed).unwrap();
+        let word = |of: &Value, name: &str| of[name].as_str().unwrap().to_owned();
+        let policies = data["policies"].as_array().unwrap().iter();
+        let policies = policies.map(|of| (word(of, "what"), format!("{} ({})", word(of, "value"), word(of, "from"))));
+        let endpoints = data["ports"][0]["endpoints"].as_array().unwrap().iter();
+        (policies.collect(), endpoints.map(|of| format!("{} {}", word(of, "address"), of["weight"])).collect())
+    }
+}
+
+#[track_caller]
+fn says(asking: &Asking, expected: &[(&str, &str)]) {
+    let (policies, _) = asking.explained();
+    for (what, says) in expected {
+        assert_eq!(policies.get(*what).map(String::as_str), Some(*says), "{what}: {policies:#?}");
+    }
+}
+
+#[test]
+fn policies_come_from_annotations_the_configuration_or_nowhere() {
+    let nowhere = Asking::new("", "", "");
+    says(
+        &nowhere,
+        &[
+            ("session affinity", "none (default)"),
+            ("scheduler", "rr (configuration ipvs.scheduler)"),
+            ("scheduler's flags", "none (default)"),
+            ("one-packet scheduling", "no (default)"),
+            ("weights", "by endpoint (annotation proxier/weights of shop/web-1)"),
+            ("forwarding", "masquerade (default)"),
+            ("connections of an endpoint", "none (default)"),
+            ("drain time of TCP", "900 s (default)"),
+            ("binding", "addresses of kube-ipvs0 (default)"),
+            ("mark split", "no (default)"),
+            ("shared node ports", "no (default)"),
+        ],
+    );
+    assert!(!nowhere.explained().0.contains_key("clients of IPv4 that count as one"));
+    assert_eq!(nowhere.explained().1, ["10.244.1.5:80 0", "10.244.2.7:80 1"]);
+
+    let annotations = "kube-router.io/service.scheduler: mh, proxier/persistence-seconds: '60', proxier/persistence-prefix-ipv4: '24', \
+                       proxier/one-packet: 'true', proxier/zone-weights: 'a=3', proxier/forwarding: ipip, proxier/max-connections: '9', \
+                       proxier/min-connections: '4', proxier/drain-seconds: '30'";
+    let asked = Asking::new(annotations, "", "binding: routes");
+    says(
+        &asked,
+        &[
+            ("session affinity", "60 s (annotation proxier/persistence-seconds)"),
+            ("clients of IPv4 that count as one", "networks of /24 (annotation proxier/persistence-prefix-ipv4)"),
+            ("scheduler", "mh (annotation kube-router.io/service.scheduler)"),
+            ("scheduler's flags", "mh-fallback,mh-port (default)"),
+            ("one-packet scheduling", "each UDP datagram for itself (annotation proxier/one-packet)"),
+            (
+                "weights",
+                "by endpoint; by zone: a=3, *=1 (annotation proxier/weights of shop/web-1; annotation proxier/zone-weights)",
+            ),
+            // The endpoints of one port have another number.
+            (
+                "forwarding",
+                "ipip at 1 of 2 external addresses and ports, masquerade elsewhere (annotation proxier/forwarding)",
+            ),
+            ("connections of an endpoint", "at most 9, again below 4 (annotation proxier/max-connections)"),
+            ("drain time of TCP", "30 s (annotation proxier/drain-seconds)"),
+            ("binding", "by routes (configuration ipvs.binding)"),
+        ],
+    );
+    assert_eq!(asked.explained().1, ["10.244.1.5:80 0", "10.244.2.7:80 3"]);
+
+    let defaults =
+        "allowedAnnotations: [weights], defaults: {persistenceSeconds: 300, zoneWeights: 'a=2', drainSeconds: 5}";
+    says(
+        &Asking::new(annotations, "", defaults),
+        &[
+            (
+                "session affinity",
+                "300 s (configuration ipvs.defaults.persistenceSeconds; annotation proxier/persistence-seconds is not allowed)",
+            ),
+            (
+                "scheduler",
+                "rr (configuration ipvs.scheduler; annotation kube-router.io/service.scheduler is not allowed)",
+            ),
+            ("forwarding", "masquerade (default; annotation proxier/forwarding is not allowed)"),
+            (
+                "drain time of TCP",
+                "5 s (configuration ipvs.defaults.drainSeconds; annotation proxier/drain-seconds is not allowed)",
+            ),
+        ],
+    );
+    says(&Asking::new("", "", defaults), &[("drain time of TCP", "5 s (configuration ipvs.defaults.drainSeconds)")]);
+}
+
+#[test]
+fn what_has_firewall_marks_is_told_and_what_has_none() {
+    let marks = "markSplit: true, markNodePorts: true, rules: nftables";
+    let local = "externalTrafficPolicy: Local, healthCheckNodePort: 31000,";
+    says(
+        &Asking::new("", local, marks),
+        &[
+            ("mark split", "yes, at 4 addresses and ports (configuration ipvs.markSplit)"),
+            (
+                "shared node ports",
+                "nothing to share: no node port with policy Cluster (configuration ipvs.markNodePorts)",
+            ),
+        ],
+    );
+    let reason =
+        "clients stay with their endpoints, and such a virtual server of a firewall mark does not translate ports";
+    let not = |count: u8, setting: &str| {
+        format!("not at {count} addresses and ports: {reason} (configuration ipvs.{setting})")
+    };
+    let kept = Asking::new("proxier/persistence-seconds: '60'", local, marks);
+    says(&kept, &[("mark split", &not(4, "markSplit"))]);
+    let shared = "yes, at 2 addresses and ports (configuration ipvs.markNodePorts)";
+    says(&Asking::new("", "", marks), &[("shared node ports", shared)]);
+    says(&Asking::new("", "sessionAffinity: ClientIP,", marks), &[("shared node ports", &not(2, "markNodePorts"))]);
+    says(
+        &Asking::new("", local, "markSplit: true, rules: iptables"),
+        &[("mark split", "no: needs ipvs.rules: nftables (configuration ipvs.markSplit)")],
+    );
 }
 
 #[test]
@@ -148,7 +318,7 @@ fn data_and_a_single_port_or_address() {
         json!({
             "address": "10.244.3.10:8080", "condition": "stopping, still serving", "ready": false, "serving": true,
             "terminating": true, "local": false, "zones": null, "getsTraffic": false, "getsLocalTraffic": false,
-            "reason": "it is stopping, and others are ready",
+            "reason": "it is stopping, and others are ready", "weight": null,
         })
     );
     let keys = |value: &Value| -> Vec<String> {

@@ -206,6 +206,13 @@ impl Balancing {
         name.starts_with("proxier/") || ALIASES.iter().any(|(_, theirs)| name == *theirs)
     }
 
+    /// The name under which annotations have what this one says: its own, else kube-router's.
+    pub fn asked_by<'a>(name: &str, annotations: &'a BTreeMap<String, String>) -> Option<&'a str> {
+        let alias = ALIASES.iter().filter(|(ours, _)| *ours == name).map(|(_, theirs)| *theirs);
+        let mut names = std::iter::once(name).chain(alias);
+        names.find_map(|name| annotations.get_key_value(name)).map(|(name, _)| name.as_str())
+    }
+
     /// Reads the annotations of a Service with ports of these protocols. `None`: nothing differs from the configuration.
     pub(super) fn check(
         annotations: &BTreeMap<String, String>,
@@ -250,7 +257,7 @@ impl Balancing {
 
     /// What counts for a Service that asks for this: what its annotations may decide, else what the configuration says.
     /// `has_affinity`: the Service asks for session affinity by its own field.
-    pub(crate) fn of(asked: Option<&Arc<Self>>, config: &IpvsConfig, has_affinity: bool) -> Option<Arc<Self>> {
+    pub fn of(asked: Option<&Arc<Self>>, config: &IpvsConfig, has_affinity: bool) -> Option<Arc<Self>> {
         let may = config.may_ask_for;
         let merged = match (asked, &config.defaults) {
             (None, None) => return None,

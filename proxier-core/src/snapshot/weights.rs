@@ -1,5 +1,6 @@
 //! Weights of endpoints, as annotations have them: `zone-a=3, zone-b=1, *=0`.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use super::{Reporter, parse_address};
@@ -35,6 +36,16 @@ pub struct ZoneWeights {
     /// Sorted by zone.
     zones: Vec<(Box<str>, u16)>,
     others: u16,
+}
+
+/// As in an annotation: `zone-a=3, *=1`.
+impl fmt::Display for ZoneWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (zone, weight) in &self.zones {
+            write!(f, "{zone}={weight}, ")?;
+        }
+        write!(f, "{OTHERS}={}", self.others)
+    }
 }
 
 impl ZoneWeights {

@@ -5,18 +5,18 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::process::ExitCode;
 
-use proxier_core::config::{MayAskFor, Topology};
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
-use proxier_core::net::{Family, FrontendKey};
+use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::objects::ServiceObject;
 use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{Considered, Frontend, Roles, consider};
-use proxier_core::snapshot::{EndpointFlags, ObjectKey, Service, ServicePort, TrafficPolicy};
+use proxier_core::snapshot::{EndpointFlags, ObjectKey, ServicePort, TrafficPolicy};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::mentions::{self, Mention};
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input};
+use crate::proxier_demo::commands::policies::{Policy, policies, policy_name};
 use crate::proxier_demo::commands::render::empty_kernel;
 use crate::proxier_demo::commands::trace::To;
 use crate::proxier_demo::engine::Engine;
@@ -180,19 +180,13 @@ fn distance(a: &str, b: &str) -> usize {
     row.last().copied().unwrap_or_default()
 }
 
-/// A setting, its value, and where it comes from.
-#[derive(Debug)]
-struct Policy {
-    what: &'static str,
-    value: String,
-    from: String,
-}
-
 /// An endpoint and why it gets traffic or not.
 #[derive(Debug)]
 struct Endpoint {
     considered: Considered,
     reason: String,
+    /// Where weights count.
+    weight: Option<u16>,
 }
 
 /// A port of the Service.
@@ -236,7 +230,7 @@ impl Explained {
             .filter(|frontend| found.frontend.is_none_or(|only| only == frontend.key))
             .collect();
         if let Some(service) = store.service(&found.service) {
-            explained.policies = policies(service, object, proxier);
+            explained.policies = policies(service, object, &owned, proxier);
             for port in &service.ports {
                 let of_port = |frontend: &&&Frontend| {
                     let number = if frontend.roles == Roles::NODE_PORT { port.node_port } else { Some(port.port) };
@@ -259,7 +253,11 @@ impl Explained {
                 let families = Family::ALL.into_iter().filter(|family| service.cluster_ip(*family).is_some());
                 let endpoints = families
                     .flat_map(|family| consider(service, store.slices_of(&service.key), port, family, facts))
-                    .map(|considered| Endpoint { reason: considered.reason(service, facts), considered })
+                    .map(|considered| Endpoint {
+                        weight: (proxier.mode() == Kind::Ipvs).then(|| weight(&frontends, &considered.endpoint)),
+                        reason: considered.reason(service, facts),
+                        considered,
+                    })
                     .collect();
                 explained.ports.push(PortPart { port: port.clone(), frontends, endpoints });
             }
@@ -304,13 +302,18 @@ impl Explained {
                 lines.push("  served nowhere on this node".to_owned());
             }
             lines.push(if part.endpoints.is_empty() { "  no endpoints".to_owned() } else { "  endpoints:".to_owned() });
-            for Endpoint { considered, reason } in &part.endpoints {
+            for Endpoint { considered, reason, weight } in &part.endpoints {
                 let here = if considered.flags.contains(EndpointFlags::LOCAL) { ", on this node" } else { "" };
                 let gets = if considered.cluster { "gets traffic" } else { "gets none" };
                 let local =
                     if considered.local && !considered.cluster { "; gets what has to stay on this node" } else { "" };
                 let state = considered.condition();
-                lines.push(format!("    {} {state}{here}: {gets}, {reason}{local}", considered.endpoint));
+                let weight = match weight {
+                    None | Some(1) => String::new(),
+                    Some(0) => "; weight 0, so no new connections".to_owned(),
+                    Some(weight) => format!("; weight {weight}"),
+                };
+                lines.push(format!("    {} {state}{here}: {gets}, {reason}{local}{weight}", considered.endpoint));
             }
         }
         let mut listed = |title: &str, list: &[String]| {
@@ -344,7 +347,7 @@ impl Explained {
                     "endpoints": frontend.endpoints().iter().map(ToString::to_string).collect::<Vec<_>>(),
                     "says": answers,
                 })).collect::<Vec<_>>(),
-                "endpoints": part.endpoints.iter().map(|Endpoint { considered, reason }| json!({
+                "endpoints": part.endpoints.iter().map(|Endpoint { considered, reason, weight }| json!({
                     "address": considered.endpoint.to_string(),
                     "condition": considered.condition(),
                     "ready": considered.flags.contains(EndpointFlags::READY),
@@ -355,6 +358,7 @@ impl Explained {
                     "getsTraffic": considered.cluster,
                     "getsLocalTraffic": considered.local,
                     "reason": reason,
+                    "weight": weight,
                 })).collect::<Vec<_>>(),
             })
         });
@@ -372,8 +376,11 @@ impl Explained {
     }
 }
 
-fn policy_name(policy: TrafficPolicy) -> &'static str {
-    if policy == TrafficPolicy::Local { "Local" } else { "Cluster" }
+/// The weight of an endpoint at a port's Frontends.
+fn weight(frontends: &[(Frontend, String)], endpoint: &EndpointKey) -> u16 {
+    let weights = frontends.iter().filter_map(|(frontend, _)| frontend.weights.as_deref());
+    let mut of_endpoint = weights.flatten().filter(|(key, _)| key == endpoint);
+    of_endpoint.next().map_or(1, |(_, weight)| *weight)
 }
 
 fn kinds(frontend: &Frontend) -> Vec<&'static str> {
@@ -416,54 +423,6 @@ fn what_answers(frontend: &Frontend, mode: Kind, is_split: bool) -> String {
         }
         None => says,
     }
-}
-
-/// The settings that decide about a Service, and where each comes from.
-fn policies(service: &Service, object: Option<&ServiceObject>, proxier: &Reconciler) -> Vec<Policy> {
-    let config = proxier.facts().config();
-    let spec = object.map(|object| &object.spec);
-    let given = |field: &str, is_given: bool| if is_given { format!("spec.{field}") } else { "default".to_owned() };
-    let has =
-        |text: Option<&Option<String>>| text.is_some_and(|text| text.as_deref().is_some_and(|text| !text.is_empty()));
-    let mut policies = vec![
-        Policy {
-            what: "internal traffic policy",
-            value: policy_name(service.internal_policy).to_owned(),
-            from: given("internalTrafficPolicy", has(spec.map(|spec| &spec.internal_traffic_policy))),
-        },
-        Policy {
-            what: "external traffic policy",
-            value: policy_name(service.external_policy).to_owned(),
-            from: given("externalTrafficPolicy", has(spec.map(|spec| &spec.external_traffic_policy))),
-        },
-    ];
-    let asked = service.balancing.as_deref();
-    let may = |what| proxier.mode() == Kind::Ipvs && config.ipvs.may_ask_for.contains(what);
-    let persistence = asked.and_then(|asked| asked.persistence_secs).filter(|_| may(MayAskFor::PERSISTENCE));
-    let (value, from) = match (persistence, service.affinity_secs) {
-        (Some(secs), _) => (format!("{secs} s"), "annotation proxier/persistence-seconds".to_owned()),
-        (None, Some(secs)) => (format!("{secs} s"), "spec.sessionAffinity".to_owned()),
-        (None, None) => ("none".to_owned(), given("sessionAffinity", has(spec.map(|spec| &spec.session_affinity)))),
-    };
-    policies.push(Policy { what: "session affinity", value, from });
-    if proxier.mode() == Kind::Ipvs {
-        let by_annotation = asked.and_then(|asked| asked.scheduler);
-        let allowed = by_annotation.filter(|_| may(MayAskFor::SCHEDULER));
-        let from = match (by_annotation, allowed) {
-            (Some(_), Some(_)) => "annotation proxier/scheduler or its alias",
-            (Some(_), None) => "configuration ipvs.scheduler; its annotation is not allowed",
-            _ => "configuration ipvs.scheduler",
-        };
-        let scheduler = allowed.unwrap_or(config.ipvs.scheduler);
-        policies.push(Policy { what: "scheduler", value: scheduler.to_string(), from: from.to_owned() });
-    }
-    let (value, from) = match (config.topology, service.topology_annotation) {
-        (Topology::Hints, _) => ("used where every ready endpoint has them", "default"),
-        (Topology::AnnotatedHints, true) => ("used where every ready endpoint has them", "annotation of the Service"),
-        (Topology::AnnotatedHints, false) => ("not used", "no annotation of the Service"),
-    };
-    policies.push(Policy { what: "topology hints", value: value.to_owned(), from: from.to_owned() });
-    policies
 }
 
 #[cfg(test)]

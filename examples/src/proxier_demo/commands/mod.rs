@@ -6,6 +6,7 @@ mod live;
 mod mentions;
 pub(crate) mod modes;
 pub mod once;
+mod policies;
 pub mod probe;
 pub mod render;
 pub mod run;

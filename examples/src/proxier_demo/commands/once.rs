@@ -115,6 +115,9 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     for rejection in engine.proxier().rejections() {
         eprintln!("proxier-demo: {rejection}");
     }
+    for unmarked in engine.proxier().unmarked() {
+        eprintln!("proxier-demo: {unmarked}");
+    }
     tell(&report);
     let mut is_done = report.is_done();
     if is_done {
@@ -251,6 +254,9 @@ fn preview<K: Kernel>(engine: &mut Engine<K>, unreadable: &[Problem], output: Ou
     for rejection in proxier.rejections() {
         eprintln!("proxier-demo: {rejection}");
     }
+    for unmarked in proxier.unmarked() {
+        eprintln!("proxier-demo: {unmarked}");
+    }
     if output == Output::Text {
         tell(&report);
     }
@@ -294,6 +300,7 @@ fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[P
         "refused": report.refused.iter().map(|refused| json!({
             "virtualServer": refused.key.to_string(), "service": refused.service, "reason": refused.reason,
         })).collect::<Vec<_>>(),
+        "unmarked": lines(proxier.unmarked().map(|unmarked| unmarked.to_string()).collect()),
         "rejected": lines(proxier.rejections().map(ToString::to_string).collect()),
         "unreadable": lines(unreadable.iter().map(ToString::to_string).collect()),
         "unread": report.unread,

@@ -138,6 +138,12 @@ pub struct Metrics {
     /// Wanted things that are not available here: settings that may not be written, parts that the kernel lacks. Serving
     /// works without them. Not in kube-proxy.
     pub unmet: u64,
+    /// Virtual servers by firewall marks for clients outside. Not in kube-proxy.
+    pub split: u64,
+    /// Virtual servers by firewall marks for node ports. Not in kube-proxy.
+    pub shared: u64,
+    /// Services that are served without the marks that the configuration asks for. Not in kube-proxy.
+    pub unmarked: u64,
 }
 
 impl Default for Metrics {
@@ -173,6 +179,9 @@ impl Default for Metrics {
             draining: 0,
             mode: None,
             unmet: 0,
+            split: 0,
+            shared: 0,
+            unmarked: 0,
         }
     }
 }
@@ -250,6 +259,21 @@ impl Metrics {
         p.gauge("virtual_servers_foreign", foreign, self.foreign_virtual_servers);
         p.gauge("real_servers", "Real servers of ours in the kernel", self.real_servers);
         p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
+        p.gauge(
+            "split_frontends",
+            "Virtual servers by firewall marks for clients outside (ipvs.markSplit)",
+            self.split,
+        );
+        p.gauge(
+            "shared_node_ports",
+            "Virtual servers by firewall marks for node ports (ipvs.markNodePorts)",
+            self.shared,
+        );
+        p.gauge(
+            "unmarked_services",
+            "Services that are served without the firewall marks that the configuration asks for",
+            self.unmarked,
+        );
         p.gauge(
             "unmet_wishes",
             "Settings and parts of the kernel that are not available here; serving works without them",

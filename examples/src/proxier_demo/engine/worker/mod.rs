@@ -281,6 +281,13 @@ impl Worker {
                 }
             }
         }
+        for unmarked in engine.proxier().unmarked() {
+            if self.limiter.pass(&format!("{:?} {}", unmarked.marking, unmarked.service), end).is_some() {
+                tracing::warn!("{unmarked}");
+                let service = Regarding::Service(unmarked.service.clone());
+                self.recorder.tell(service, Reason::NotAsConfigured, unmarked.to_string());
+            }
+        }
         // Everything requested before the pass began is done.
         if engine.pending_since().is_none_or(|since| since >= start) {
             self.health.updated(SystemTime::now());
@@ -289,6 +296,7 @@ impl Worker {
         let programmed = self.triggers.passed(report.full, report.has_failed(), SystemTime::now());
         let totals = engine.proxier().totals();
         let rejected = engine.proxier().rejections().count();
+        let unmarked = engine.proxier().unmarked().count();
         let lacks = self.lacks.len();
         self.health.metrics(|metrics: &mut Metrics| {
             metrics.sync_duration.observe(took);
@@ -311,6 +319,7 @@ impl Worker {
             metrics.conntrack_deleted = totals.flows;
             metrics.sync_failures = totals.failed_passes;
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
+            metrics.unmarked = u64::try_from(unmarked).unwrap_or(u64::MAX);
             metrics.held_back = u64::try_from(engine.proxier().safeguard().held().count()).unwrap_or(u64::MAX);
             metrics.draining = u64::try_from(engine.proxier().drains().map_or(0, Drains::len)).unwrap_or(u64::MAX);
             // Not after each change: counting walks everything.
@@ -426,6 +435,8 @@ fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
     metrics.virtual_servers = number(ours().count());
     metrics.real_servers = number(ours().map(|(_, server)| server.real_servers.len()).sum());
     metrics.foreign_virtual_servers = number(foreign.len());
+    let (split, shared) = wanted.marked();
+    (metrics.split, metrics.shared) = (number(split), number(shared));
 }
 
 #[cfg(test)]

@@ -3,13 +3,16 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use k8s_openapi::jiff::Timestamp;
+use proxier_core::config::RulesBy;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::Options;
 use serde_json::{Value, json};
+use testkit::apiserver::ApiServer;
 
 use super::*;
+use crate::proxier_demo::sources::cluster::Connection;
 
 /// A worker on a kernel in memory.
 struct Play {
@@ -27,6 +30,15 @@ impl Play {
     }
 
     fn on(kernel: FakeKernel, sync_period: Duration, change: impl FnOnce(&mut Options)) -> Self {
+        Self::telling(kernel, sync_period, Recorder::default(), change)
+    }
+
+    fn telling(
+        kernel: FakeKernel,
+        sync_period: Duration,
+        recorder: Recorder,
+        change: impl FnOnce(&mut Options),
+    ) -> Self {
         let mut options = Options::default();
         options.limits.max_interval = sync_period;
         change(&mut options);
@@ -34,7 +46,7 @@ impl Play {
         let engine = Engine::new("n1", options, kernel.clone());
         let (messages, inbox) = mpsc::channel(1024);
         let started = SystemTime::now() - Duration::from_secs(100);
-        let passed = Worker::start(engine, started, inbox, health.clone(), Recorder::default()).unwrap();
+        let passed = Worker::start(engine, started, inbox, health.clone(), recorder).unwrap();
         Play { kernel, health, messages, passed, sync_period }
     }
 
@@ -115,6 +127,42 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     play.kernel.clear_faults();
     play.until("it is well again", Play::is_healthy);
     assert!(play.metric(|metrics| metrics.sync_failures) > 5);
+}
+
+/// What annotations ask for and do not get, and what a Service does not get of the configuration, are Events of the Service.
+#[test]
+fn refusals_of_policy_are_told_with_the_reason() {
+    let server = ApiServer::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let connection = Connection { master: Some(server.url()), ..Connection::default() };
+    let recorder = Recorder::start(runtime.handle(), connection, "n1");
+    let play = Play::telling(FakeKernel::new(), Duration::from_secs(30), recorder, |options| {
+        (options.config.ipvs.rules, options.config.ipvs.mark_split) = (RulesBy::Nftables, true);
+    });
+    let object: ServiceObject = serde_json::from_value(json!({
+        "metadata": {"namespace": "demo", "name": "web", "annotations": {"proxier/scheduler": "fast"}},
+        "spec": {"clusterIP": "10.96.0.10", "externalIPs": ["203.0.113.5"], "externalTrafficPolicy": "Local",
+            "sessionAffinity": "ClientIP", "ports": [{"name": "p", "port": 80}]},
+    }))
+    .unwrap();
+    play.send(Change::UpsertService(Box::new(object)));
+    play.send(Change::Synced);
+    play.until("two Events", |_| server.events().len() >= 2);
+    let events = server.events();
+    assert_eq!(events.len(), 2, "{events:?}");
+    let of =
+        |reason: &str| events.iter().find(|event| event["reason"] == reason).unwrap_or_else(|| panic!("{events:?}"));
+    let note = |reason| of(reason)["note"].as_str().unwrap();
+    assert!(events.iter().all(|event| event["regarding"]["name"] == "web" && event["type"] == "Warning"), "{events:?}");
+    assert_eq!(
+        note("InvalidField"),
+        "Service demo/web: metadata.annotations[proxier/scheduler] fast: not a scheduler of IPVS; the configured one counts"
+    );
+    let expected = "Service demo/web: ipvs.markSplit not for TCP 203.0.113.5:80: clients stay with their endpoints, ";
+    assert!(note("NotAsConfigured").starts_with(expected), "{events:?}");
+    assert!(play.is_healthy() && play.health.is_ready());
+    play.until("it is counted", |play| play.metric(|metrics| (metrics.unmarked, metrics.sync_failures)) == (1, 0));
+    assert!(play.metric(Metrics::render).contains("unmarked_services 1\n"));
 }
 
 /// Only a full pass that succeeds makes it ready, not the wait for lists, nor a pass that failed.

@@ -1,0 +1,323 @@
+//! The settings that decide about a Service, and where each comes from, for `explain`.
+
+use std::collections::BTreeSet;
+
+use ipvs::model::Granularity;
+use proxier_core::config::{Binding, MayAskFor, Topology};
+use proxier_core::modes::Kind;
+use proxier_core::modes::ipvs::drain;
+use proxier_core::modes::ipvs::wanted::Marking;
+use proxier_core::net::{Family, Protocol};
+use proxier_core::objects::ServiceObject;
+use proxier_core::reconciler::Reconciler;
+use proxier_core::service::{Frontend, Roles};
+use proxier_core::snapshot::{Balancing, Service, TrafficPolicy};
+
+/// A setting, its value, and where it comes from.
+#[derive(Debug)]
+pub(super) struct Policy {
+    pub(super) what: &'static str,
+    pub(super) value: String,
+    pub(super) from: String,
+}
+
+impl Policy {
+    fn new(what: &'static str, value: impl Into<String>, from: impl Into<String>) -> Self {
+        Policy { what, value: value.into(), from: from.into() }
+    }
+}
+
+/// The settings that decide about a Service. `owned`: its Frontends.
+pub(super) fn policies(
+    service: &Service,
+    object: Option<&ServiceObject>,
+    owned: &[&Frontend],
+    proxier: &Reconciler,
+) -> Vec<Policy> {
+    let config = proxier.facts().config();
+    let spec = object.map(|object| &object.spec);
+    let given = |field: &str, is_given: bool| if is_given { format!("spec.{field}") } else { "default".to_owned() };
+    let has =
+        |text: Option<&Option<String>>| text.is_some_and(|text| text.as_deref().is_some_and(|text| !text.is_empty()));
+    let mut policies = vec![
+        Policy::new(
+            "internal traffic policy",
+            policy_name(service.internal_policy),
+            given("internalTrafficPolicy", has(spec.map(|spec| &spec.internal_traffic_policy))),
+        ),
+        Policy::new(
+            "external traffic policy",
+            policy_name(service.external_policy),
+            given("externalTrafficPolicy", has(spec.map(|spec| &spec.external_traffic_policy))),
+        ),
+    ];
+    let of_service = match service.affinity_secs {
+        Some(secs) => Policy::new("session affinity", format!("{secs} s"), "spec.sessionAffinity"),
+        None => Policy::new(
+            "session affinity",
+            "none",
+            given("sessionAffinity", has(spec.map(|spec| &spec.session_affinity))),
+        ),
+    };
+    if proxier.mode() == Kind::Ipvs {
+        policies.extend(of_ipvs(&Asked::new(service, object, owned, proxier), of_service));
+    } else {
+        policies.push(of_service);
+    }
+    let (value, from) = match (config.topology, service.topology_annotation) {
+        (Topology::Hints, _) => ("used where every ready endpoint has them", "default"),
+        (Topology::AnnotatedHints, true) => ("used where every ready endpoint has them", "annotation of the Service"),
+        (Topology::AnnotatedHints, false) => ("not used", "no annotation of the Service"),
+    };
+    policies.push(Policy::new("topology hints", value, from));
+    policies
+}
+
+pub(super) fn policy_name(policy: TrafficPolicy) -> &'static str {
+    if policy == TrafficPolicy::Local { "Local" } else { "Cluster" }
+}
+
+/// What is asked for, by whom.
+struct Asked<'a> {
+    service: &'a Service,
+    object: Option<&'a ServiceObject>,
+    owned: &'a [&'a Frontend],
+    proxier: &'a Reconciler,
+    /// What the annotations say, allowed or not.
+    said: Balancing,
+    /// What the configuration says.
+    defaults: Balancing,
+    /// What counts.
+    counts: Balancing,
+}
+
+impl<'a> Asked<'a> {
+    fn new(
+        service: &'a Service,
+        object: Option<&'a ServiceObject>,
+        owned: &'a [&'a Frontend],
+        proxier: &'a Reconciler,
+    ) -> Self {
+        let ipvs = &proxier.facts().config().ipvs;
+        let counts = Balancing::of(service.balancing.as_ref(), ipvs, service.affinity_secs.is_some());
+        Asked {
+            service,
+            object,
+            owned,
+            proxier,
+            said: service.balancing.as_deref().cloned().unwrap_or_default(),
+            defaults: ipvs.defaults.as_deref().cloned().unwrap_or_default(),
+            counts: counts.as_deref().cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Where a value comes from: `part` says whether somebody asks for it. `field`: of the configuration.
+    fn from(&self, what: MayAskFor, annotation: &str, field: &str, part: impl Fn(&Balancing) -> bool) -> String {
+        let is_field = field == "ipvs.scheduler" || part(&self.defaults);
+        let base = if is_field { format!("configuration {field}") } else { "default".to_owned() };
+        if !part(&self.said) {
+            return base;
+        }
+        let annotations = self.object.map(|object| &object.metadata.annotations);
+        let name = annotations.and_then(|all| Balancing::asked_by(annotation, all)).unwrap_or(annotation);
+        if self.proxier.facts().config().ipvs.may_ask_for.contains(what) {
+            format!("annotation {name}")
+        } else {
+            format!("{base}; annotation {name} is not allowed")
+        }
+    }
+}
+
+fn of_ipvs(asked: &Asked<'_>, affinity: Policy) -> Vec<Policy> {
+    let Asked { service, owned, proxier, counts, .. } = asked;
+    let config = proxier.facts().config();
+    let mut all = Vec::new();
+
+    let keeps = counts.persistence_secs.or(service.affinity_secs).is_some();
+    let from =
+        asked.from(MayAskFor::PERSISTENCE, "proxier/persistence-seconds", "ipvs.defaults.persistenceSeconds", |of| {
+            of.persistence_secs.is_some()
+        });
+    all.push(match counts.persistence_secs {
+        Some(secs) => Policy::new("session affinity", format!("{secs} s"), from),
+        None if from.contains("not allowed") => {
+            let reason = from.split_once("; ").map_or("", |(_, reason)| reason).to_owned();
+            Policy { from: format!("{}; {reason}", affinity.from), ..affinity }
+        }
+        None => affinity,
+    });
+    let prefixes = [
+        (
+            Family::V4,
+            "clients of IPv4 that count as one",
+            "proxier/persistence-prefix-ipv4",
+            "ipvs.defaults.persistencePrefixIPv4",
+        ),
+        (
+            Family::V6,
+            "clients of IPv6 that count as one",
+            "proxier/persistence-prefix-ipv6",
+            "ipvs.defaults.persistencePrefixIPv6",
+        ),
+    ];
+    for (family, what, annotation, field) in prefixes {
+        let of = |balancing: &Balancing| match family {
+            Family::V4 => balancing.granularity_v4,
+            Family::V6 => balancing.granularity_v6,
+        };
+        if keeps && service.cluster_ip(family).is_some() {
+            let from = asked.from(MayAskFor::PERSISTENCE, annotation, field, |balancing| of(balancing).is_some());
+            let value = match of(counts) {
+                Some(Granularity::Prefix(prefix)) => format!("networks of /{prefix}"),
+                _ => "each for itself".to_owned(),
+            };
+            all.push(Policy::new(what, value, from));
+        }
+    }
+
+    let scheduler = counts.scheduler.unwrap_or(config.ipvs.scheduler);
+    let from = asked.from(MayAskFor::SCHEDULER, "proxier/scheduler", "ipvs.scheduler", |of| of.scheduler.is_some());
+    all.push(Policy::new("scheduler", scheduler.to_string(), from));
+    let wanted = proxier.wanted();
+    let server = owned.iter().find_map(|frontend| wanted?.server(&frontend.key.into()));
+    let flags = server.map(|server| server.config.scheduler_flags.names(scheduler).join(",")).unwrap_or_default();
+    let from = asked.from(MayAskFor::SCHEDULER, "proxier/scheduler-flags", "ipvs.defaults.schedulerFlags", |of| {
+        of.scheduler_flags.is_some()
+    });
+    let from = if counts.scheduler_flags.is_none() && from.starts_with("configuration") {
+        format!("default; {from} go with ipvs.scheduler")
+    } else {
+        from
+    };
+    all.push(Policy::new("scheduler's flags", if flags.is_empty() { "none" } else { &flags }, from));
+
+    if service.ports.iter().any(|port| port.protocol == Protocol::Udp) {
+        let from = asked
+            .from(MayAskFor::ONE_PACKET, "proxier/one-packet", "ipvs.defaults.onePacket", |of| of.one_packet.is_some());
+        let value = if counts.one_packet == Some(true) { "each UDP datagram for itself" } else { "no" };
+        all.push(Policy::new("one-packet scheduling", value, from));
+    }
+    all.push(weights(asked));
+    all.push(forwarding(asked));
+
+    let from = asked.from(MayAskFor::THRESHOLDS, "proxier/max-connections", "ipvs.defaults.maxConnections", |of| {
+        of.thresholds.upper() > 0
+    });
+    let value = match (counts.thresholds.upper(), counts.thresholds.lower()) {
+        (0, _) => "none".to_owned(),
+        (upper, 0) => format!("at most {upper}"),
+        (upper, lower) => format!("at most {upper}, again below {lower}"),
+    };
+    all.push(Policy::new("connections of an endpoint", value, from));
+    let from = asked
+        .from(MayAskFor::DRAIN, "proxier/drain-seconds", "ipvs.defaults.drainSeconds", |of| of.drain_secs.is_some());
+    let usual = drain::Policy::default().deadline.map(|time| time.as_secs());
+    let value = match counts.drain_secs.map(u64::from).or(usual) {
+        Some(secs) => format!("{secs} s"),
+        None => "until no connection is left".to_owned(),
+    };
+    all.push(Policy::new("drain time of TCP", value, from));
+    all.push(binding(proxier));
+    all.extend(marks(asked));
+    all
+}
+
+fn weights(asked: &Asked<'_>) -> Policy {
+    let Asked { service, proxier, counts, .. } = asked;
+    let (store, facts) = (proxier.store(), proxier.facts());
+    let (mut values, mut from) = (Vec::new(), Vec::new());
+    let slices: BTreeSet<String> =
+        store.slices_of(&service.key).filter(|slice| slice.has_weights()).map(|slice| slice.key.to_string()).collect();
+    if !slices.is_empty() {
+        let name = format!("annotation proxier/weights of {}", Vec::from_iter(slices).join(", "));
+        if facts.config().ipvs.may_ask_for.contains(MayAskFor::WEIGHTS) {
+            values.push("by endpoint".to_owned());
+            from.push(name);
+        } else {
+            from.push(format!("{name} is not allowed"));
+        }
+    }
+    let by_zone = asked
+        .from(MayAskFor::WEIGHTS, "proxier/zone-weights", "ipvs.defaults.zoneWeights", |of| of.zone_weights.is_some());
+    if let Some(zones) = &counts.zone_weights {
+        values.push(format!("by zone: {zones}"));
+    }
+    if by_zone != "default" {
+        from.push(by_zone);
+    }
+    if !facts.node_weights().is_empty() {
+        values.push("by node".to_owned());
+        from.push("annotation or label proxier/weight of Nodes".to_owned());
+    }
+    let or = |list: Vec<String>, nothing: &str| if list.is_empty() { nothing.to_owned() } else { list.join("; ") };
+    Policy::new("weights", or(values, "all the same"), or(from, "default"))
+}
+
+fn forwarding(asked: &Asked<'_>) -> Policy {
+    let from = asked
+        .from(MayAskFor::FORWARDING, "proxier/forwarding", "ipvs.defaults.forwarding", |of| of.forwarding.is_some());
+    let is_external = |frontend: &&&Frontend| frontend.roles.intersects(Roles::EXTERNAL_IP | Roles::LOAD_BALANCER);
+    let external: Vec<_> = asked.owned.iter().filter(is_external).collect();
+    let direct = external.iter().filter(|frontend| frontend.returns_directly).count();
+    let value = match asked.counts.forwarding_name() {
+        None => "masquerade".to_owned(),
+        Some(name) if name == "masquerade" => name,
+        Some(name) => {
+            format!("{name} at {direct} of {} external addresses and ports, masquerade elsewhere", external.len())
+        }
+    };
+    Policy::new("forwarding", value, from)
+}
+
+fn binding(proxier: &Reconciler) -> Policy {
+    let config = proxier.facts().config();
+    let value =
+        if config.binds_by_routes() { "by routes".to_owned() } else { format!("addresses of {}", config.names.device) };
+    let from = match config.ipvs.binding {
+        Binding::Routes => "configuration ipvs.binding",
+        _ => "default",
+    };
+    Policy::new("binding", value, from)
+}
+
+/// What has firewall marks.
+fn marks(asked: &Asked<'_>) -> Vec<Policy> {
+    let Asked { service, owned, proxier, .. } = asked;
+    let config = proxier.facts().config();
+    let all = [
+        (Marking::Split, "mark split", "ipvs.markSplit", config.ipvs.mark_split, config.splits_local()),
+        (
+            Marking::Shared,
+            "shared node ports",
+            "ipvs.markNodePorts",
+            config.ipvs.mark_node_ports,
+            config.shares_node_ports(),
+        ),
+    ];
+    let of = |(marking, what, field, is_asked, is_done): (Marking, &'static str, &str, bool, bool)| {
+        if !is_asked {
+            return Policy::new(what, "no", "default");
+        }
+        let from = format!("configuration {field}");
+        if !is_done {
+            return Policy::new(what, "no: needs ipvs.rules: nftables", from);
+        }
+        let has_mark = |frontend: &&&Frontend| match marking {
+            Marking::Split => proxier.split(&frontend.key).is_some(),
+            _ => proxier.shared(&frontend.key).is_some(),
+        };
+        let mut parts = Vec::new();
+        match owned.iter().filter(has_mark).count() {
+            0 => {}
+            count => parts.push(format!("yes, at {count} addresses and ports")),
+        }
+        let unmarked = proxier.unmarked().filter(|of| of.service == service.key && of.marking == marking);
+        parts.extend(unmarked.map(|of| format!("not at {} addresses and ports: {}", of.frontends.len(), of.reason)));
+        let nothing = match marking {
+            Marking::Split => "nothing to split: no external address or node port with policy Local",
+            _ => "nothing to share: no node port with policy Cluster",
+        };
+        Policy::new(what, if parts.is_empty() { nothing.to_owned() } else { parts.join("; ") }, from)
+    };
+    all.map(of).into()
+}
