@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use ipvs::model::{TimeoutsUpdate, Weight};
+use ipvs::model::{ForwardingMethod, TimeoutsUpdate, Weight};
 use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proxier_core::fake::{Call, FakeKernel};
 use proxier_core::modes::ipvs::cleanup::cleanup;
@@ -18,7 +18,7 @@ use proxier_core::reconciler::schedule::Limits;
 use proxier_core::reconciler::step::{Action, Part, Step as Done};
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::Frontend;
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::snapshot::{Balancing, ObjectKey, ZoneWeights};
 
 use super::foreign::{self, Stranger};
 use super::held::{Held, is_foreign, marks};
@@ -34,6 +34,8 @@ pub(crate) struct Machine {
     services: BTreeMap<ObjectKey, ServiceObject>,
     slices: BTreeMap<ObjectKey, EndpointSliceObject>,
     node: Option<NodeObject>,
+    /// The configuration has defaults of policy.
+    has_defaults: bool,
     /// Virtual servers of ours that a process could not recognise when it began, since their marks were lost.
     orphans: BTreeSet<VirtualServerKey>,
     /// Marks that show which virtual servers are ours may be missing: somebody removed them, or they could not be written.
@@ -50,8 +52,15 @@ pub(crate) struct Machine {
     left: Option<Held>,
 }
 
-fn options() -> Options {
+fn options(has_defaults: bool) -> Options {
     let mut options = Options::default();
+    if has_defaults {
+        let mut defaults = Balancing::default();
+        (defaults.persistence_secs, defaults.drain_secs) = (Some(300), Some(5));
+        defaults.zone_weights = Some(ZoneWeights::new([], 2));
+        defaults.forwarding = Some(ForwardingMethod::DirectRoute);
+        options.config.ipvs.defaults = Some(Arc::new(defaults));
+    }
     options.limits = Limits { min_interval: Duration::ZERO, max_interval: Duration::from_secs(30) };
     let mut policy = Policy::default();
     policy.deadline = Some(Duration::from_secs(20));
@@ -66,7 +75,7 @@ impl Machine {
     pub(crate) fn new() -> Self {
         let kernel = FakeKernel::new();
         kernel.set_interface("eth0", &objects::host(0));
-        let proxier = Reconciler::new("node-a", options(), Duration::ZERO);
+        let proxier = Reconciler::new("node-a", options(false), Duration::ZERO);
         let mut machine = Machine {
             kernel,
             proxier,
@@ -74,6 +83,7 @@ impl Machine {
             services: BTreeMap::new(),
             slices: BTreeMap::new(),
             node: None,
+            has_defaults: false,
             orphans: BTreeSet::new(),
             marks_at_risk: false,
             marks_threatened: false,
@@ -145,6 +155,10 @@ impl Machine {
             }
             Step::Crash(writes) => self.kernel.crash_after((*writes).into()),
             Step::Restart => self.restart(),
+            Step::OtherPolicy => {
+                self.has_defaults = !self.has_defaults;
+                self.restart();
+            }
             Step::CleanUp => {
                 self.quiet();
                 self.clean_up();
@@ -189,7 +203,7 @@ impl Machine {
 
     /// A process on this kernel that knows these objects.
     fn process(&self) -> Reconciler {
-        let mut proxier = Reconciler::new("node-a", options(), self.now);
+        let mut proxier = Reconciler::new("node-a", options(self.has_defaults), self.now);
         for service in self.services.values() {
             proxier.upsert_service(service, self.now);
         }
@@ -383,7 +397,7 @@ impl Machine {
         assert!(self.marks_at_risk || lost.is_subset(&self.orphans), "nothing tells that these are ours: {lost:?}");
         self.orphans.extend(lost);
         let strangers = foreign::state(&self.kernel.state());
-        let config = options().config;
+        let config = options(self.has_defaults).config;
         let cleaned = cleanup(&config, &mut self.kernel.ports());
         assert!(cleaned.is_done(), "{cleaned:#?}");
         let state = self.kernel.state();

@@ -16,6 +16,15 @@ const PORTS: [(&str, &str, i64, i64); 4] =
 /// External addresses: two that only Services have, one that an interface may have, one of IPv6.
 const OUTSIDE: [&str; 4] = ["203.0.113.1", "203.0.113.2", "192.0.2.11", "2001:db8:e::1"];
 
+/// Annotations of Services. No weight is 0: a real server with that drains, as far as the checks know.
+const ANNOTATIONS: [(&str, &str); 5] = [
+    ("proxier/forwarding", "ipip"),
+    ("proxier/persistence-seconds", "60"),
+    ("proxier/scheduler", "wlc"),
+    ("proxier/zone-weights", "*=3"),
+    ("proxier/max-connections", "9"),
+];
+
 fn chosen<T: Clone>(from: &[T], mask: u8) -> impl Iterator<Item = T> {
     from.iter().enumerate().filter(move |(place, _)| mask >> place & 1 == 1).map(|(_, value)| value.clone())
 }
@@ -24,12 +33,14 @@ fn metadata(namespace: &str, name: &str) -> Metadata {
     Metadata { namespace: namespace.to_owned(), name: name.to_owned(), ..Metadata::default() }
 }
 
-/// A Service: which, type, families, cluster IP, ports, node port, external IPs, ingress, policies and affinity, ranges.
+/// A Service: which, type, families, cluster IP, ports, node port, external IPs, ingress, policies and affinity, ranges and annotations.
 pub(crate) fn service(bytes: [u8; 10]) -> ServiceObject {
     let [which, kind, families, ip, ports, node_port, external, ingress, flags, ranges] = bytes;
     let (namespace, name) = SERVICES[usize::from(which) % SERVICES.len()];
     let mut object = ServiceObject { metadata: metadata(namespace, name), ..ServiceObject::default() };
     // Addresses are not unique: several Services may claim one, and the older gets it.
+    object.metadata.annotations =
+        chosen(&ANNOTATIONS, ranges >> 3).map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     object.metadata.creation_timestamp = (flags & 1 == 1).then(|| "2024-01-01T00:00:00Z".to_owned());
     let kind =
         ["ClusterIP", "NodePort", "LoadBalancer", "ClusterIP", "LoadBalancer", "ExternalName"][usize::from(kind % 6)];
@@ -87,6 +98,9 @@ pub(crate) fn slice(bytes: [u8; 7]) -> EndpointSliceObject {
     let (namespace, service) = SERVICES[usize::from(service) % SERVICES.len()];
     let mut object =
         EndpointSliceObject { metadata: metadata(namespace, &slice_name(which)), ..EndpointSliceObject::default() };
+    if which & 0x80 == 0x80 {
+        object.metadata.annotations.insert("proxier/weights".to_owned(), "10.244.0.1=3, fd44::2=5".to_owned());
+    }
     object.metadata.labels.insert("kubernetes.io/service-name".to_owned(), service.to_owned());
     let v6 = family & 1 == 1;
     if v6 { "IPv6" } else { "IPv4" }.clone_into(&mut object.address_type);

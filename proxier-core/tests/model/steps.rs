@@ -35,6 +35,8 @@ pub(crate) enum Step {
     Crash(u8),
     /// The process ends, and another begins with these objects.
     Restart,
+    /// The process ends, and another begins with other defaults of policy.
+    OtherPolicy,
     /// The process ends, everything is cleaned up, another begins.
     CleanUp,
 }
@@ -116,6 +118,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => any::<(u8, u8)>().prop_map(|(which, count)| Step::Connections(which, count)),
         2 => (0_u8..60).prop_map(Step::Crash),
         2 => Just(Step::Restart),
+        1 => Just(Step::OtherPolicy),
         1 => Just(Step::CleanUp),
     ]
 }
