@@ -563,15 +563,15 @@ impl Index {
             (_, None) => Some(frontend.endpoints()),
         }
     }
+}
 
-    fn real_servers(&self, frontend: &Frontend, keys: Arc<[EndpointKey]>) -> RealServers {
-        let mut config = RealServerConfig::default();
-        if let Some(asked) = &frontend.balancing {
-            config.forwarding_method = asked.forwarding.filter(|_| frontend.returns_directly).unwrap_or_default();
-            config.thresholds = asked.thresholds;
-        }
-        RealServers::weighted(keys, config, frontend.weights.as_deref().unwrap_or_default())
+fn real_servers(frontend: &Frontend, keys: Arc<[EndpointKey]>) -> RealServers {
+    let mut config = RealServerConfig::default();
+    if let Some(asked) = &frontend.balancing {
+        config.forwarding_method = asked.forwarding.filter(|_| frontend.returns_directly).unwrap_or_default();
+        config.thresholds = asked.thresholds;
     }
+    RealServers::weighted(keys, config, frontend.weights.as_deref().unwrap_or_default())
 }
 
 /// What all virtual servers have in common.
@@ -678,7 +678,7 @@ impl Wanted {
 
     fn lower(&self, key: VirtualServerKey, frontend: &Frontend) -> Option<WantedServer> {
         let endpoints = self.index.endpoints(&key, frontend)?.clone();
-        let real_servers = self.index.real_servers(frontend, endpoints);
+        let real_servers = real_servers(frontend, endpoints);
         Some(WantedServer { key, config: self.index.config(frontend), real_servers })
     }
 
