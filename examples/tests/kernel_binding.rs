@@ -7,7 +7,7 @@
 mod program;
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use program::world::{Client, Lan, NODE_PORT, SERVICE};
@@ -25,6 +25,17 @@ const EXTERNAL: &str = "198.51.100.7:80";
 /// Each with an endpoint of its own: of two connections from one port of a client, through two virtual servers to one endpoint,
 /// IPVS gives the younger all answers (`ip_vs_conn_out_get`), and clients that connect all the time meet by chance.
 const PLACES: [&str; 3] = [SERVICE, NODE_PORT, EXTERNAL];
+/// What a proxy needs that has a table of nf_tables.
+const TABLE: &[Need] = &[
+    Need::Root,
+    Need::IpVs,
+    Need::Scheduler("rr"),
+    Need::Dummy,
+    Need::Nftables,
+    Need::Conntrack,
+    Need::Veth,
+    Need::IptablesNft,
+];
 /// What listens on all addresses of the node, as a daemon does.
 const DAEMON: u16 = 9999;
 
@@ -55,10 +66,12 @@ struct World {
     lan: Lan,
     _servers: [NameServer; 4],
     manifests: Folder,
+    /// What guards: `ipvs.rules`.
+    rules: &'static str,
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(rules: &'static str) -> Self {
         let lan = Lan::new();
         let servers = [
             lan.serve(8080),
@@ -82,7 +95,7 @@ impl World {
             );
             manifests.put(&format!("{name}.yaml"), &service(name, port, &spec));
         }
-        World { lan, _servers: servers, manifests }
+        World { lan, _servers: servers, manifests, rules }
     }
 
     fn arguments(&self, binding: &str) -> Vec<String> {
@@ -99,6 +112,8 @@ impl World {
             "10.96.0.0/12",
             "--ipvs-binding",
             binding,
+            "--ipvs-rules",
+            self.rules,
         ];
         all.map(str::to_owned).to_vec()
     }
@@ -140,17 +155,19 @@ fn bound() -> Vec<String> {
 }
 
 /// The rules that refuse what no Service serves in a network.
-fn guards() -> usize {
-    let saved = tool("iptables-save");
-    saved
-        .lines()
-        .filter(|line| line.starts_with("-A KUBE-IPVS-FILTER -d 10.96.0.0/12") && line.contains("REJECT"))
-        .count()
+fn guards(rules: &str) -> usize {
+    let (saved, is_guard): (_, fn(&&str) -> bool) = match rules {
+        "nftables" => (tool("nft list table ip proxier-ipvs"), |line| line.contains("ip daddr 10.96.0.0/12")),
+        _ => (tool("iptables-save"), |line| {
+            line.starts_with("-A KUBE-IPVS-FILTER -d 10.96.0.0/12") && line.contains("REJECT")
+        }),
+    };
+    saved.lines().filter(is_guard).count()
 }
 
 #[track_caller]
-fn routes_bind() {
-    assert_eq!((bound(), guards()), (vec![], 1));
+fn routes_bind(rules: &str) {
+    assert_eq!((bound(), guards(rules)), (vec![], 1));
     let routes = routes();
     let of = |network: &str| {
         routes.iter().any(|line| line.starts_with(&format!("local {network} dev lo")) && line.contains("src 192.0.2.1"))
@@ -160,94 +177,163 @@ fn routes_bind() {
 
 #[test]
 fn services_are_served_and_no_interface_has_their_addresses() {
-    kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
-        let world = World::new();
-        let spec = "clusterIP: 10.96.0.20
+    kernel_test(&[PROXY, &[Need::Veth]].concat(), || serve_by_routes("iptables"));
+}
+
+#[test]
+fn services_are_served_and_no_interface_has_their_addresses_beside_a_table() {
+    kernel_test(TABLE, || serve_by_routes("nftables"));
+}
+
+fn serve_by_routes(rules: &'static str) {
+    let world = World::new(rules);
+    let spec = "clusterIP: 10.96.0.20
   clusterIPs: [10.96.0.20]
   ports: [{name: http, port: 80, protocol: TCP}]";
-        world.manifests.put("old.yaml", &service("old", 8080, spec));
-        let proxy = world.start("routes");
-        proxy.until("it serves", || world.serves());
-        routes_bind();
-        // The node's own connections have its address.
-        let local = TcpStream::connect(SERVICE).unwrap().local_addr().unwrap();
-        assert_eq!(local.ip().to_string(), "192.0.2.1");
+    world.manifests.put("old.yaml", &service("old", 8080, spec));
+    let proxy = world.start("routes");
+    proxy.until("it serves", || world.serves());
+    routes_bind(world.rules);
+    // The node's own connections have its address.
+    let local = TcpStream::connect(SERVICE).unwrap().local_addr().unwrap();
+    assert_eq!(local.ip().to_string(), "192.0.2.1");
 
-        // A daemon of the node answers at the node's address, and nowhere among the Services'.
-        let daemon = || -> Answer { Ok("daemon".to_owned()) };
-        assert_eq!(world.answers(&format!("192.0.2.1:{DAEMON}")), [daemon(), daemon()]);
-        for address in ["10.96.0.10", "10.96.77.77", "10.111.255.254", "198.51.100.7"] {
-            let refused = || -> Answer { Err(ErrorKind::ConnectionRefused) };
-            assert_eq!(world.answers(&format!("{address}:{DAEMON}")), [refused(), refused()], "{address}");
-        }
-        world.is_as_planned("routes");
+    // A daemon of the node answers at the node's address, and nowhere among the Services'.
+    let daemon = || -> Answer { Ok("daemon".to_owned()) };
+    assert_eq!(world.answers(&format!("192.0.2.1:{DAEMON}")), [daemon(), daemon()]);
+    for address in ["10.96.0.10", "10.96.77.77", "10.111.255.254", "198.51.100.7"] {
+        let refused = || -> Answer { Err(ErrorKind::ConnectionRefused) };
+        assert_eq!(world.answers(&format!("{address}:{DAEMON}")), [refused(), refused()], "{address}");
+    }
+    world.is_as_planned("routes");
 
-        // A route that somebody deletes comes back before the next full pass.
-        tool("ip route delete local 10.96.0.0/12 table local proto 119");
-        proxy.until("the route is back", || routes().len() == 2);
-        assert!(world.serves());
+    // A route that somebody deletes comes back before the next full pass.
+    tool("ip route delete local 10.96.0.0/12 table local proto 119");
+    proxy.until("the route is back", || routes().len() == 2);
+    assert!(world.serves());
 
-        // Killed: all stays, and the next process knows what is its own.
-        proxy.end_with("KILL");
-        assert!(world.serves());
-        routes_bind();
-        assert!(ipvsadm().iter().any(|line| line.starts_with("-A -t 10.96.0.20:80 ")));
-        std::fs::remove_file(world.manifests.0.join("old.yaml")).unwrap();
-        let proxy = world.start("routes");
-        proxy.until("what no Service wants is gone", || !ipvsadm().iter().any(|line| line.contains("10.96.0.20:80")));
-        assert!(world.serves());
-        routes_bind();
-        assert!(proxy.end().success());
-        ok(&demo(&["cleanup"]));
-        assert_eq!((routes(), changed()), (vec![], vec![]));
-    });
+    // Killed: all stays, and the next process knows what is its own.
+    proxy.end_with("KILL");
+    assert!(world.serves());
+    routes_bind(world.rules);
+    assert!(ipvsadm().iter().any(|line| line.starts_with("-A -t 10.96.0.20:80 ")));
+    std::fs::remove_file(world.manifests.0.join("old.yaml")).unwrap();
+    let proxy = world.start("routes");
+    proxy.until("what no Service wants is gone", || !ipvsadm().iter().any(|line| line.contains("10.96.0.20:80")));
+    assert!(world.serves());
+    routes_bind(world.rules);
+    assert!(proxy.end().success());
+    ok(&demo(&["cleanup"]));
+    assert_eq!((routes(), changed()), (vec![], vec![]));
 }
 
 #[test]
 fn a_live_node_changes_its_binding() {
-    kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
-        let world = World::new();
-        let mut proxy = world.start("addresses");
-        proxy.until("it serves", || world.serves());
-        let address: SocketAddr = SERVICE.parse().unwrap();
-        let mut long = [&world.lan.client, &world.lan.node]
-            .map(|from| from.run_in(|| Connection::open(address).unwrap()).unwrap());
-        for connection in &mut long {
-            connection.ask().unwrap();
-        }
-        let since = Instant::now();
-        let clients: Vec<Client> = [&world.lan.client, &world.lan.node]
-            .into_iter()
-            .flat_map(|from| PLACES.map(|place| Client::start(from, place)))
-            .collect();
-        std::thread::sleep(Duration::from_millis(500));
-        for binding in ["routes", "addresses", "routes"] {
-            assert!(proxy.end().success());
-            proxy = world.start(binding);
-            if binding == "routes" {
-                proxy.until("no address is bound", || bound().is_empty());
-                routes_bind();
-            } else {
-                proxy.until("no route and no guard is left", || routes().is_empty() && guards() == 0);
-                assert_eq!(bound().len(), 4, "{:#?}", bound());
-            }
-            std::thread::sleep(Duration::from_secs(1));
-            world.is_as_planned(binding);
-            for (from, connection) in ["another host", "the node"].into_iter().zip(&mut long) {
-                let answer = connection.ask();
-                assert!(
-                    matches!(&answer, Ok(name) if name == "pod"),
-                    "the connection from {from}, now by {binding}: {answer:?}\n{}",
-                    proxy.log()
-                );
-            }
-        }
-        for client in clients {
-            let (made, failed) = client.end(since, None);
-            assert!(made > 5 && failed.is_empty(), "{made} connections; failed: {failed:#?}\n{}", proxy.log());
-        }
+    kernel_test(&[PROXY, &[Need::Veth]].concat(), || change_the_binding("iptables"));
+}
+
+#[test]
+fn a_live_node_changes_its_binding_beside_a_table() {
+    kernel_test(TABLE, || change_the_binding("nftables"));
+}
+
+fn change_the_binding(rules: &'static str) {
+    let world = World::new(rules);
+    let mut proxy = world.start("addresses");
+    proxy.until("it serves", || world.serves());
+    let address: SocketAddr = SERVICE.parse().unwrap();
+    let mut long =
+        [&world.lan.client, &world.lan.node].map(|from| from.run_in(|| Connection::open(address).unwrap()).unwrap());
+    for connection in &mut long {
+        connection.ask().unwrap();
+    }
+    let since = Instant::now();
+    let clients: Vec<Client> = [&world.lan.client, &world.lan.node]
+        .into_iter()
+        .flat_map(|from| PLACES.map(|place| Client::start(from, place)))
+        .collect();
+    std::thread::sleep(Duration::from_millis(500));
+    for binding in ["routes", "addresses", "routes"] {
         assert!(proxy.end().success());
-        ok(&demo(&["cleanup"]));
-        assert_eq!((routes(), changed()), (vec![], vec![]));
+        proxy = world.start(binding);
+        if binding == "routes" {
+            proxy.until("no address is bound", || bound().is_empty());
+            routes_bind(world.rules);
+        } else {
+            proxy.until("no route and no guard is left", || routes().is_empty() && guards(world.rules) == 0);
+            assert_eq!(bound().len(), 4, "{:#?}", bound());
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        world.is_as_planned(binding);
+        for (from, connection) in ["another host", "the node"].into_iter().zip(&mut long) {
+            let answer = connection.ask();
+            assert!(
+                matches!(&answer, Ok(name) if name == "pod"),
+                "the connection from {from}, now by {binding}: {answer:?}\n{}",
+                proxy.log()
+            );
+        }
+    }
+    for client in clients {
+        let (made, failed) = client.end(since, None);
+        assert!(made > 5 && failed.is_empty(), "{made} connections; failed: {failed:#?}\n{}", proxy.log());
+    }
+    assert!(proxy.end().success());
+    ok(&demo(&["cleanup"]));
+    assert_eq!((routes(), changed()), (vec![], vec![]));
+}
+
+/// The state of a neighbour as a host on the node's link finds it that sends something there: whether anybody has answered for the address.
+fn is_answered_for(world: &World, address: &str) -> bool {
+    let client = &world.lan.client;
+    // Only the binding differs from one question to the next.
+    let _unknown = client.ip(&["neigh", "del", address, "dev", "eth0"]);
+    client
+        .run_in(|| {
+            let socket = UdpSocket::bind("192.0.2.2:0").unwrap();
+            let start = Instant::now();
+            loop {
+                // Refused once a neighbour is known to be absent.
+                let _refused = socket.send_to(b"who", (address, 9));
+                let state = tool(&format!("ip neigh show to {address} dev eth0"));
+                if state.contains("lladdr") {
+                    return true;
+                }
+                if state.contains("FAILED") {
+                    return false;
+                }
+                assert!(start.elapsed() < Duration::from_secs(60), "{state}");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        })
+        .unwrap()
+}
+
+/// The kernel answers ARP requests for whatever is local, bound in either way, and with `strictARP` for none of it.
+#[test]
+fn who_answers_for_the_addresses_of_services() {
+    kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
+        let world = World::new("iptables");
+        for address in ["198.51.100.7/32", "10.96.0.10/32", "10.96.77.77/32"] {
+            world.lan.client.ip(&["route", "add", address, "dev", "eth0"]).unwrap();
+        }
+        for binding in ["addresses", "routes"] {
+            for strict in ["false", "true"] {
+                for file in ["arp_ignore", "arp_announce"] {
+                    world.lan.node.write_sysctl(&format!("net/ipv4/conf/all/{file}"), "0").unwrap();
+                }
+                let arguments = world.arguments(binding);
+                let words = ["run", "--once"].into_iter().chain(arguments.iter().map(String::as_str));
+                let strict_arp = format!("--ipvs-strict-arp={strict}");
+                ok(&demo(&words.chain([&*strict_arp]).collect::<Vec<_>>()));
+                let answered =
+                    ["198.51.100.7", "10.96.0.10", "10.96.77.77"].map(|address| is_answered_for(&world, address));
+                // An address that no Service has is local only where the whole network is.
+                let expected = [strict == "false", strict == "false", strict == "false" && binding == "routes"];
+                assert_eq!(answered, expected, "{binding}, strictARP {strict}");
+                assert!(is_answered_for(&world, "192.0.2.1"), "the node's own address");
+                ok(&demo(&["cleanup"]));
+            }
+        }
     });
 }

@@ -6,12 +6,12 @@
 mod program;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
-use program::{Folder, demo, ipvsadm, ok, set_up, text, tool};
-use testkit::traffic::NameServer;
+use program::{Folder, Running, demo, ipvsadm, ok, set_up, text, tool};
+use testkit::traffic::{Connection, NameServer};
 use testkit::witness::{Transport, Witness, ask};
 use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
 
@@ -212,6 +212,8 @@ fn endpoints_get_connections_by_their_weights() {
 }
 
 const EXTERNAL: &str = "203.0.113.80:80";
+/// Where the endpoint unwraps GUE.
+const GUE: u16 = 6080;
 
 /// ```text
 ///  client ── front ── the node ── back ── endpoint
@@ -223,14 +225,16 @@ const EXTERNAL: &str = "203.0.113.80:80";
 struct Triangle {
     manifests: Folder,
     client: Netns,
-    _endpoint: Netns,
+    endpoint: Netns,
     _server: Witness,
 }
 
 impl Triangle {
     fn new() -> Self {
         set_up();
-        tool("modprobe ipip");
+        for module in ["ipip", "ip_gre", "fou"] {
+            tool(&format!("modprobe {module}"));
+        }
         let (here, client, endpoint) = (Netns::current().unwrap(), Netns::new().unwrap(), Netns::new().unwrap());
         veth_pair((&here, "front"), (&client, "front")).unwrap();
         veth_pair((&here, "back"), (&endpoint, "back")).unwrap();
@@ -241,10 +245,15 @@ impl Triangle {
         client.add_route("203.0.113.0/24", "198.51.100.1").unwrap();
         endpoint.add_address("10.244.9.5/24", "back").unwrap();
         endpoint.add_address("203.0.113.80/32", "lo").unwrap();
-        endpoint.ip(&["link", "set", "tunl0", "up"]).unwrap();
+        for device in ["tunl0", "gre0"] {
+            endpoint.ip(&["link", "set", device, "up"]).unwrap();
+        }
+        endpoint.run_in(|| tool(&format!("ip fou add port {GUE} gue"))).unwrap();
         endpoint.ip(&["route", "add", "198.51.100.10/32", "dev", "side"]).unwrap();
         // Packets come by one way and answers go by another.
-        for (namespace, devices) in [(&client, ["all", "front", "side"]), (&endpoint, ["all", "back", "tunl0"])] {
+        for (namespace, devices) in
+            [(&client, &["all", "front", "side"][..]), (&endpoint, &["all", "back", "tunl0", "gre0"])]
+        {
             for device in devices {
                 namespace.write_sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "0").unwrap();
             }
@@ -252,7 +261,7 @@ impl Triangle {
         let server = Witness::start(&endpoint, "endpoint", &[(Transport::Tcp, "0.0.0.0:80".parse().unwrap())]).unwrap();
         // Counts what comes back from the endpoint.
         tool("iptables -t raw -A PREROUTING -i back -p tcp");
-        Triangle { manifests: Folder::new("triangle"), client, _endpoint: endpoint, _server: server }
+        Triangle { manifests: Folder::new("triangle"), client, endpoint, _server: server }
     }
 
     fn once(&self, annotations: &str) -> String {
@@ -264,6 +273,14 @@ impl Triangle {
             .replace(endpoints, "[{addresses: [10.244.9.5]}]");
         self.manifests.put("web.yaml", &manifest);
         once(&self.manifests)
+    }
+
+    /// How many packets a device of the endpoint has unwrapped.
+    fn unwrapped(&self, device: &str) -> u64 {
+        let listed = self.endpoint.run_in(|| tool(&format!("ip -s link show {device}"))).unwrap();
+        let mut lines = listed.lines().skip_while(|line| !line.trim_start().starts_with("RX:"));
+        let numbers = lines.nth(1).unwrap_or_else(|| panic!("{listed}"));
+        numbers.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
     /// The address of the client that the endpoint sees, and how many packets of TCP came from the endpoint to the node meanwhile.
@@ -312,4 +329,112 @@ fn endpoints_answer_clients_by_themselves() {
         assert_eq!(net.ask().0, "10.244.9.1");
         ok(&demo(&["cleanup"]));
     });
+}
+
+/// Encapsulated in other ways; Linux has them since 5.3.
+#[test]
+fn endpoints_unwrap_gre_and_gue_and_answer_clients_by_themselves() {
+    kernel_test(&[PROXY, &[Need::Veth, Need::Kernel(5, 3)]].concat(), || {
+        let net = Triangle::new();
+        for (annotations, options, device) in [
+            ("proxier/forwarding: gre", "-i -w 1 --tun-type gre", "gre0"),
+            ("proxier/forwarding: 'gue:6080'", "-i -w 1 --tun-type gue --tun-port 6080", "tunl0"),
+            ("proxier/forwarding: gre", "-i -w 1 --tun-type gre", "gre0"),
+        ] {
+            let said = net.once(annotations);
+            assert!(!said.contains("annotations"), "{said}");
+            let external = endpoint_of(EXTERNAL);
+            assert!(external.starts_with(options), "{annotations}: {external}");
+            assert_eq!(endpoint_of(SERVICE), "-m -w 1", "{annotations}");
+            let before = net.unwrapped(device);
+            assert_eq!(net.ask(), ("198.51.100.10".to_owned(), 0), "{annotations}");
+            assert!(net.unwrapped(device) > before, "{annotations}: {device}");
+        }
+        ok(&demo(&["cleanup"]));
+    });
+}
+
+/// Whose datagram this is: how many each of two endpoints gets from one port of a client.
+#[test]
+fn each_datagram_is_scheduled_for_itself() {
+    kernel_test(PROXY, || {
+        let node = Node::new();
+        let receivers = ["10.244.0.5:5353", "10.244.0.6:5353"].map(|at| UdpSocket::bind(at).unwrap());
+        let of_udp = |annotations: &str| {
+            let ports = "ports: [{name: http, port: 53, protocol: UDP, targetPort: 5353}]";
+            let manifest = manifest(annotations, "")
+                .replace("ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]", ports)
+                .replace(
+                    "ports: [{name: http, port: 8080, protocol: TCP}]",
+                    "ports: [{name: http, port: 5353, protocol: UDP}]",
+                );
+            node.manifests.put("web.yaml", &manifest);
+            let said = once(&node.manifests);
+            assert!(!said.contains("annotations"), "{said}");
+        };
+        let shares = |port: u16| -> [usize; 2] {
+            let client = UdpSocket::bind(("198.51.100.1", port)).unwrap();
+            for _ in 0..6 {
+                client.send_to(b"who", "10.96.0.10:53").unwrap();
+            }
+            let limit = Duration::from_secs(3);
+            receivers.each_ref().map(|socket| {
+                socket.set_read_timeout(Some(limit)).unwrap();
+                let mut buffer = [0; 16];
+                std::iter::from_fn(|| socket.recv_from(&mut buffer).ok()).count()
+            })
+        };
+        of_udp("");
+        let mut alone = shares(7001);
+        alone.sort_unstable();
+        assert_eq!(alone, [0, 6], "one port of a client is one flow");
+        of_udp("proxier/one-packet: 'true'");
+        let line = ipvsadm().into_iter().find(|line| line.starts_with("-A -u 10.96.0.10:53 ")).unwrap();
+        assert_eq!(line.trim_end(), "-A -u 10.96.0.10:53 -s rr -o");
+        assert_eq!(shares(7002), [3, 3]);
+        ok(&demo(&["cleanup"]));
+    });
+}
+
+/// The endpoint that leaves keeps its connection for the time that its Service says, on a kernel that counts it.
+#[test]
+fn an_endpoint_drains_as_long_as_its_service_says() {
+    kernel_test(PROXY, || {
+        let node = Node::new();
+        let time = Duration::from_secs(8);
+        let both = manifest("proxier/drain-seconds: '8'", "");
+        node.manifests.put("web.yaml", &both);
+        let folder = node.manifests.0.display().to_string();
+        let proxy = Running::start(&["--proxy-mode", "ipvs", "--no-fallback", "--manifests", &folder]);
+        proxy.until("it serves", || weights_now().len() == 2);
+        let mut connection = Connection::open(SERVICE.parse().unwrap()).unwrap();
+        let name = connection.ask().unwrap();
+        let leaves = format!("10.244.0.{name}:8080");
+        let other =
+            if name == "5" { "{addresses: [10.244.0.5], zone: a}, " } else { ", {addresses: [10.244.0.6], zone: b}" };
+        let start = Instant::now();
+        node.manifests.put("web.yaml", &both.replace(other, ""));
+        proxy.until("it drains", || weights_now().get(&leaves).is_some_and(|weight| weight == "0"));
+        assert_eq!(connection.ask().unwrap(), name, "what is there goes on");
+        proxy.until("it is gone", || !weights_now().contains_key(&leaves));
+        let after = start.elapsed();
+        assert!(after >= time - Duration::from_millis(100), "{after:?}");
+        // Far from the fifteen minutes that are usual; machines are slow.
+        assert!(after < time * 8, "{after:?}");
+        let answer = connection.ask();
+        assert!(answer.is_err(), "{answer:?}");
+        assert_ne!(Connection::open(SERVICE.parse().unwrap()).unwrap().ask().unwrap(), name);
+        drop(proxy);
+        ok(&demo(&["cleanup"]));
+    });
+}
+
+/// The weights of the Service's endpoints by address.
+fn weights_now() -> BTreeMap<String, String> {
+    let of = |line: &String| {
+        let rest = line.strip_prefix("-a -t 10.96.0.10:80 -r ")?;
+        let (endpoint, options) = rest.split_once(' ')?;
+        Some((endpoint.to_owned(), options.split_once("-w ")?.1.split_whitespace().next()?.to_owned()))
+    };
+    ipvsadm().iter().filter_map(of).collect()
 }

@@ -46,6 +46,10 @@ struct World {
 
 impl World {
     fn new(mode: &'static [&'static str]) -> Self {
+        Self::with(mode, MANIFEST)
+    }
+
+    fn with(mode: &'static [&'static str], manifest: &str) -> Self {
         tool("ip link set lo up");
         tool("ip link add eth9 type veth peer name eth8");
         tool("ip addr add 192.0.2.1/24 dev eth9");
@@ -66,7 +70,7 @@ impl World {
         })
         .unwrap();
         let folder = Folder::new("trace-live");
-        folder.put("web.yaml", MANIFEST);
+        folder.put("web.yaml", manifest);
         let world = World { folder, mode, _pod: pod };
         ok(&world.run(&["run", "--once"]));
         world
@@ -171,6 +175,54 @@ fn iptables_mode() {
     });
 }
 
+/// Clients outside get another virtual server than pods and the node: that one is looked at.
+#[test]
+fn each_sender_has_the_virtual_server_that_it_gets() {
+    kernel_test(
+        &[Need::Root, Need::IpVs, Need::Scheduler("rr"), Need::Dummy, Need::Nftables, Need::Conntrack, Need::Veth],
+        || {
+            let mode = &[
+                "--proxy-mode",
+                "ipvs",
+                "--no-fallback",
+                "--ipvs-rules",
+                "nftables",
+                "--ipvs-mark-split",
+                "--cluster-cidr",
+                "10.244.0.0/16",
+                "--hostname-override",
+                "n1",
+            ];
+            let world = World::with(mode, &local_manifest());
+            let (outside, pod) = ("192.0.2.50", "10.244.0.9");
+            let there = |from: &str| {
+                let (code, live) = world.live(&["--live", from, NODE_PORT]);
+                assert_eq!((code, &live["agrees"]), (Some(0), &true.into()), "{from}: {live:#}");
+                live["there"].to_string()
+            };
+            let (of_client, of_pod) = (there(outside), there(pod));
+            assert!(of_client.contains("virtual server of clients outside of TCP 192.0.2.1:30080"), "{of_client}");
+            assert!(of_client.contains("10.244.0.5:8080") && !of_client.contains("10.244.0.6:8080"), "{of_client}");
+            assert!(of_pod.contains("10.244.0.5:8080") && of_pod.contains("10.244.0.6:8080"), "{of_pod}");
+            let saved = tool("ipvsadm -Sn");
+            let mark = saved.lines().find_map(|line| line.strip_prefix("-A -f ")).unwrap_or_else(|| panic!("{saved}"));
+            let mark = mark.split_whitespace().next().unwrap();
+            tool(&format!("ipvsadm -d -f {mark} -r 10.244.0.5:8080"));
+            world.names(NODE_PORT, "missing: real server 10.244.0.5:8080 (weight 1)");
+            there(pod);
+            ok(&demo(&["cleanup"]));
+        },
+    );
+}
+
+/// The manifest with policy `Local`, and one endpoint on this node.
+fn local_manifest() -> String {
+    MANIFEST
+        .replace("  type: NodePort\n", "  type: NodePort\n  externalTrafficPolicy: Local\n")
+        .replace("{addresses: [10.244.0.5]}", "{addresses: [10.244.0.5], nodeName: n1}")
+        .replace("{addresses: [10.244.0.6]}", "{addresses: [10.244.0.6], nodeName: n2}")
+}
+
 #[test]
 fn ipvs_mode() {
     for mode in [
@@ -198,6 +250,11 @@ fn ipvs_mode() {
             world.names(SERVICE, "missing: real server 10.244.0.6:8080 (weight 1)");
             tool("ipvsadm -E -t 10.96.0.10:80 -s wrr");
             world.names(SERVICE, "differs: virtual server TCP 10.96.0.10:80: wrr in the kernel, rr expected");
+            tool("ipvsadm -E -t 10.96.0.10:80 -s rr -b flag-1 -p 300 -M 255.255.255.0");
+            let differs = "rr (flag-1) persistent 300 s by /24 in the kernel, rr expected";
+            world.names(SERVICE, &format!("differs: virtual server TCP 10.96.0.10:80: {differs}"));
+            tool("ipvsadm -e -t 10.96.0.10:80 -r 10.244.0.5:8080 -m -w 1 -x 9");
+            world.names(SERVICE, "differs: real server 10.244.0.5:8080: weight 1, at most 9 connections in the kernel");
             if mode.len() > 2 {
                 tool("ip route del local 10.96.0.0/16 dev lo table local");
                 world.names("10.96.0.99:80", "missing: local address 10.96.0.99 (route of 10.96.0.0/16)");
