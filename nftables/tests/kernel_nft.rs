@@ -382,3 +382,20 @@ fn a_set_that_grows_is_read_in_full() {
         }
     });
 }
+
+/// Each network namespace has its changes, and events opened in another one are heard here.
+#[test]
+fn events_of_another_namespace_by_its_file() {
+    kernel_test(NEEDS, || {
+        let other = testkit::Netns::new().unwrap();
+        let file = other.run_in(|| std::fs::File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
+        let mut there = Events::open_in(std::os::fd::AsFd::as_fd(&file)).unwrap();
+        load("table ip here {}");
+        assert_eq!(there.wait(Duration::ZERO).unwrap(), None);
+        other.run_in(|| load("table ip there {}")).unwrap();
+        let heard = there.wait(Duration::from_secs(5)).unwrap().unwrap();
+        let table: TableKey = "ip there".parse().unwrap();
+        assert!(matches!(&heard[0], Event::Table(Change::Added, found) if found.table.key == table), "{heard:?}");
+        assert_eq!(keys(&mut Client::open().unwrap()), ["ip here".parse().unwrap()]);
+    });
+}
