@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ipvs::model::Stats;
 use ipvs::sysctl::{Knob, Sysctl, Value};
-use ipvs::{Client, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
+use ipvs::{Client, RealServer, Ruleset, Scheduler, SyncPolicy, VirtualServer, VirtualServerKey, Weight};
 use testkit::traffic::{Connection, NameServer, ask_udp, connect_and_ask};
 use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
 
@@ -218,5 +220,65 @@ fn persistent_clients_leave_a_draining_server_only_with_the_setting() {
         sysctl.drain_persistent_clients().unwrap();
         assert_eq!(sysctl.read(Knob::ExpireQuiescentTemplate).unwrap(), Value::ON);
         assert_eq!(net.ask(4, ask), counts(&[(other, 4)]));
+    });
+}
+
+/// Hundreds of other virtual servers in a sync: many messages in both directions.
+const OTHERS: u32 = 300;
+
+/// The virtual server of the test and many others. Its first real server is always wanted, with these words.
+fn ruleset(vip: SocketAddr, scheduler: &str, blue: &str, network: u32) -> Ruleset {
+    let mut text = format!("-A -t {vip} -s {scheduler}\n-a -t {vip} -r 10.1.1.2:8080 -m -w {blue}\n");
+    for number in 0..OTHERS {
+        let at = Ipv4Addr::from_bits(network + number);
+        text += &format!("-A -t {at}:80 -s rr\n-a -t {at}:80 -r 10.1.2.2:{} -m -w 1\n", 1000 + number);
+    }
+    // It gets no connections: whoever is asked for the first time meanwhile gets an answer from the first.
+    text += &format!("-a -t {vip} -r 10.1.2.2:{} -m -w 0\n", if scheduler == "rr" { 8080 } else { 9090 });
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_sync_interrupts_no_connection_of_what_stays_wanted() {
+    kernel_test(&[NEEDS, &[Need::Scheduler("wlc")]].concat(), || {
+        let net = Net::new();
+        let _blue = NameServer::tcp(&net.backends[0], address("10.1.1.2:8080"), "blue").unwrap();
+        let vip = address("10.96.0.10:80");
+        let one = ruleset(vip, "rr", "1", 0x0a60_0100);
+        let other = ruleset(vip, "wlc", "5", 0x0a61_0100);
+        let mut ipvs = Client::open().unwrap();
+        let policy = SyncPolicy::owning_all();
+        ipvs.sync(&one, &policy).unwrap().into_result().unwrap();
+        let mut open = net.client.run_in(|| Connection::open(vip).unwrap()).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let connecting = {
+            let stop = Arc::clone(&stop);
+            net.client.spawn(move || {
+                let mut connected = 0_u32;
+                while !stop.load(Ordering::Relaxed) {
+                    let who =
+                        connect_and_ask(vip).unwrap_or_else(|error| panic!("after {connected} connections: {error}"));
+                    assert_eq!(who, "blue");
+                    connected += 1;
+                }
+                connected
+            })
+        };
+        let connecting = connecting.unwrap();
+        for (wanted, round) in [(&other, 0), (&one, 1), (&other, 2)] {
+            let done = ipvs.sync(wanted, &policy).unwrap().into_result().unwrap();
+            // Each of the others goes, and comes with its real server; the one that stays is changed in three places.
+            assert!(done.len() > 3 * OTHERS as usize, "round {round}: {}", done.len());
+            assert_eq!(open.ask().unwrap(), "blue", "round {round}");
+            assert!(!ipvs.sync(wanted, &policy).unwrap().is_changed(), "round {round}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        let connected = connecting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        assert!(connected > 0, "nobody connected");
+        let mut saved: Ruleset = oracle::ipvsadm_save().unwrap().parse().unwrap();
+        let mut other = other;
+        saved.sort();
+        other.sort();
+        assert_eq!(saved, other);
     });
 }
