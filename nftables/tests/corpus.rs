@@ -23,6 +23,12 @@ fn replies() {
     replay("nftables_replies", 28, fuzzed::replies);
 }
 
+/// Answers are framed as events are.
+#[test]
+fn events() {
+    replay("nftables_replies", 28, fuzzed::events);
+}
+
 #[test]
 fn requests() {
     replay("nftables_requests", 27, fuzzed::requests);

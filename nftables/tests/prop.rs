@@ -96,6 +96,16 @@ proptest! {
     }
 
     #[test]
+    fn any_events_are_read(data in messages(&[0, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 18, 20])) {
+        fuzzed::events(&data);
+    }
+
+    #[test]
+    fn any_bytes_are_no_events(data in vec(any::<u8>(), 0..200)) {
+        fuzzed::events(&data);
+    }
+
+    #[test]
     fn any_requests_are_taken(data in messages(&[0, 2, 3, 5, 6, 8, 9, 11, 12, 14, 18, 20])) {
         // Most need a table.
         fuzzed::requests(&[[vec![0, 1, 0, 0, 0], attribute(1, false, b"t\0"), vec![0xf5]].concat(), data].concat());

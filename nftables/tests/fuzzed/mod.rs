@@ -2,12 +2,15 @@
 //!
 //! Each function panics when the library breaks a promise; otherwise whatever it says is right.
 
+use std::io;
+use std::time::Duration;
+
 use netlink_batch::header::NLM_F_DUMP;
 use netlink_batch::testing::{Reply, Responder, Simulated};
-use netlink_batch::{Encoder, Message, Messages};
+use netlink_batch::{Encoder, Message, Messages, Transport};
 use nftables::fake::FakeNftables;
 use nftables::uapi::{NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES};
-use nftables::{Client, ElementKey, Family, TableKey};
+use nftables::{Client, ElementKey, Events, Family, TableKey};
 
 /// Parts of the fuzzer's bytes: the number of a command, and what is behind the message header.
 fn parts(data: &[u8]) -> Vec<(u8, Vec<u8>)> {
@@ -96,5 +99,54 @@ pub(crate) fn requests(data: &[u8]) {
             }
             Err(error) => assert!(!error.to_string().is_empty()),
         }
+    }
+}
+
+/// A socket of one datagram.
+#[derive(Debug)]
+struct Heard(Option<Vec<u8>>);
+
+impl Transport for Heard {
+    fn send(&mut self, _datagram: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn receive(&mut self, buffer: &mut [u8], _timeout: Duration) -> io::Result<usize> {
+        let Some(datagram) = self.0.take() else { return Err(io::ErrorKind::WouldBlock.into()) };
+        for (place, byte) in buffer.iter_mut().zip(&datagram) {
+            *place = *byte;
+        }
+        Ok(datagram.len())
+    }
+    fn port(&self) -> u32 {
+        1
+    }
+    fn in_flight(&self) -> usize {
+        1
+    }
+}
+
+/// Datagrams of events that no kernel would send: the bytes as they are, and as messages that are framed well. Each is an error or events that
+/// print.
+pub(crate) fn events(data: &[u8]) {
+    let mut framed = Encoder::new();
+    for (command, body) in parts(data) {
+        let length = u32::try_from(body.len() + 16).unwrap_or(u32::MAX);
+        let kind = message_type(command);
+        netlink_batch::header::MessageHeader { length, kind, flags: 0, sequence: 0, port: 0 }.put(&mut framed);
+        framed.bytes(&body);
+        framed.bytes(&[0; 3][..(4 - body.len() % 4) % 4]);
+    }
+    for datagram in [data.to_vec(), framed.as_slice().to_vec()] {
+        let mut events = Events::with_transport(Heard(Some(datagram)));
+        match events.wait(Duration::ZERO) {
+            Ok(heard) => {
+                for event in heard.unwrap_or_default() {
+                    assert!(!format!("{event:?}").is_empty());
+                    assert!(event.table().is_none_or(|table| !table.to_string().contains(char::is_control)));
+                }
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+        assert_eq!(events.wait(Duration::ZERO).ok(), Some(None), "what was read is gone");
     }
 }
