@@ -24,7 +24,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::libc;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, connect, listen, setsockopt, socket, sockopt,
 };
@@ -363,21 +362,22 @@ fn who_does_not_read_is_not_read_for() {
     });
 }
 
-/// Lets this process open as many files as it takes; `false` where it may not.
-fn raise_open_files(to: u64) -> bool {
-    let (now, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    now >= to || setrlimit(Resource::RLIMIT_NOFILE, to, most.max(to)).is_ok()
-}
-
 #[test]
-fn ten_thousand_connections_at_once() {
+fn ten_thousand_connections_at_once_to_a_thousand_services() {
+    let (count, services) = (10_000, 1_000);
     // Two of each connection's four ends are the relay's.
-    let count = if raise_open_files(65_536) { 10_000 } else { 3_000 };
-    test(|| {
+    kernel_test(&[Need::Root, Need::OpenFiles(65_536)], || {
+        node();
         let servers: Vec<TcpListener> = (1..=4).map(|last| server_at(&format!("10.244.0.{last}:8080"))).collect();
         let addresses: Vec<SocketAddr> = servers.iter().map(|server| server.local_addr().unwrap()).collect();
         let mut relay = relay();
-        relay.serve(&listener("TCP 10.96.0.1:80", &addresses)).unwrap();
+        let service =
+            |number: usize| SocketAddr::from(([10, 96, 1 + (number / 250) as u8, 1 + (number % 250) as u8], 80));
+        for number in 0..services {
+            let key = FrontendKey::new(Protocol::Tcp, service(number).ip(), 80);
+            let endpoints = addresses.iter().map(|address| endpoint(*address));
+            relay.serve(&Listener::new(key, format!("test/service-{number}")).with_endpoints(endpoints)).unwrap();
+        }
         let accepting = thread::spawn(move || {
             let (mut accepted, begin) = (Vec::new(), Instant::now());
             for server in &servers {
@@ -398,7 +398,7 @@ fn ten_thousand_connections_at_once() {
             }
             accepted
         });
-        let mut clients: Vec<TcpStream> = (0..count).map(|_| client(at("10.96.0.1:80"))).collect();
+        let mut clients: Vec<TcpStream> = (0..count).map(|number| client(service(number % services))).collect();
         let mut served = accepting.join().unwrap();
         assert_eq!(relay.counts().connections, count);
         for (number, stream) in clients.iter_mut().enumerate() {

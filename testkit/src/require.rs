@@ -8,6 +8,8 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
 use crate::netns::NetnsGuard;
 use crate::oracle::{self, run};
 
@@ -46,6 +48,8 @@ pub enum Need {
     Conntrack,
     /// A program.
     Tool(&'static str),
+    /// So many open files for this process, whose limit is raised where it may be.
+    OpenFiles(u64),
     /// A kernel of this version (major, minor) or newer. Its absence is a skip everywhere.
     Kernel(u32, u32),
 }
@@ -80,6 +84,7 @@ impl fmt::Display for Need {
             Self::NftRanges => f.write_str("nft that this kernel takes ranges in concatenations from"),
             Self::Conntrack => f.write_str("connection tracking"),
             Self::Tool(name) => write!(f, "program {name}"),
+            Self::OpenFiles(count) => write!(f, "{count} open files"),
             Self::Kernel(major, minor) => write!(f, "kernel {major}.{minor} or newer"),
         }
     }
@@ -147,6 +152,7 @@ pub fn missing(need: Need) -> Option<String> {
 fn try_out(need: Need) -> Result<(), String> {
     match need {
         Need::Tool(name) => return find(name),
+        Need::OpenFiles(count) => return may_open(count),
         Need::Kernel(major, minor) => return kernel_is_at_least(major, minor),
         _ => {}
     }
@@ -160,7 +166,7 @@ fn try_out(need: Need) -> Result<(), String> {
         run(program, &arguments, None).map(drop).map_err(|error| error.to_string())
     };
     match need {
-        Need::Root | Need::Tool(_) | Need::Kernel(..) => Ok(()),
+        Need::Root | Need::Tool(_) | Need::OpenFiles(_) | Need::Kernel(..) => Ok(()),
         Need::IpVs => attempt("ipvsadm", "-L -n"),
         Need::Scheduler(name) => attempt("ipvsadm", &format!("-A -t 192.0.2.1:80 -s {name}")),
         Need::Dummy => attempt("ip", "link add dummy0 type dummy"),
@@ -192,6 +198,14 @@ fn find(program: &str) -> Result<(), String> {
     let path = oracle::search_path();
     let found = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
     if found { Ok(()) } else { Err(format!("not in {}", Path::new(&path).display())) }
+}
+
+fn may_open(count: u64) -> Result<(), String> {
+    let (now, most) = getrlimit(Resource::RLIMIT_NOFILE).map_err(|error| error.to_string())?;
+    if now >= count {
+        return Ok(());
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, count, most.max(count)).map_err(|error| format!("{most} at most: {error}"))
 }
 
 fn kernel_is_at_least(major: u32, minor: u32) -> Result<(), String> {
