@@ -1,15 +1,19 @@
 //! Frontends that an agent asks for by itself, on a kernel in memory.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
+use iptables::TableName;
 use ipvs::VirtualServer;
+use ipvs::model::ForwardingMethod;
 use proxier_core::fake::FakeKernel;
-use proxier_core::net::{EndpointKey, FrontendKey};
+use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::objects::ServiceObject;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
-use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
+use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 use serde_json::json;
 
 struct Agent {
@@ -239,4 +243,65 @@ fn frontends_follow_the_host_and_survive_a_restart() {
     agent.proxier.host_changed(agent.now);
     agent.settles();
     assert_eq!(agent.bound().len(), 21);
+}
+
+/// The sets that exist, by name, and the names of chains of ours in both families.
+fn sets_and_chains(agent: &mut Agent) -> (Vec<String>, Vec<String>) {
+    let sets = agent.kernel.ipset().unwrap().list_names().unwrap();
+    let mut chains = BTreeSet::new();
+    for family in Family::ALL {
+        let dump = agent.kernel.ports().rules.dump(family).unwrap();
+        let all = [TableName::NAT, TableName::FILTER].into_iter().filter_map(|table| dump.table(&table));
+        let all = all.flat_map(iptables::Table::chains).filter_map(|chain| chain.name.as_str().strip_prefix("KUBE-"));
+        chains.extend(all.map(str::to_owned));
+    }
+    (sets.iter().map(ToString::to_string).collect(), chains.into_iter().collect())
+}
+
+#[test]
+fn only_what_is_needed_is_made() {
+    let mut options = Options::default();
+    options.config.ipvs.only_what_is_needed = true;
+    let mut agent = Agent::new(options.clone());
+    let forwarding = ["net/ipv4/ip_forward", "net/ipv4/vs/conntrack"];
+    for path in forwarding {
+        agent.kernel.set_sysctl(path, Some("0"));
+    }
+    let forwards = |agent: &mut Agent| forwarding.map(|path| agent.kernel.ports().sysctls.get(path).unwrap());
+    agent.settles();
+    assert_eq!(sets_and_chains(&mut agent), (vec![], vec![]), "nothing is served");
+    // Endpoints answer by themselves.
+    let mut direct = spec("TCP 203.0.113.7:80", &["192.0.2.77:80"]);
+    direct.roles = Roles::EXTERNAL_IP;
+    let mut balancing = Balancing::default();
+    balancing.forwarding = Some(ForwardingMethod::DirectRoute);
+    direct.balancing = Some(Arc::new(balancing));
+    agent.asks("direct", &[direct.clone()]);
+    agent.settles();
+    assert_eq!(agent.served(), ["TCP 203.0.113.7:80 192.0.2.77:80*1"]);
+    assert_eq!(sets_and_chains(&mut agent), (vec![], vec![]));
+    assert_eq!(forwards(&mut agent), ["0", "0"]);
+    agent.proxier.request_full(agent.now);
+    assert!(agent.settles().drift.is_empty());
+    assert_eq!((sets_and_chains(&mut agent), forwards(&mut agent)), ((vec![], vec![]), ["0".into(), "0".into()]));
+    // A masqueraded one comes, without a full pass.
+    agent.asks("web", &[spec("TCP 10.96.0.10:80", &["10.244.1.7:80"])]);
+    let report = agent.settles();
+    assert!(!report.full, "{report:#?}");
+    let (sets, chains) = sets_and_chains(&mut agent);
+    assert_eq!(sets, ["KUBE-CLUSTER-IP", "KUBE-IPVS-IPS"], "of IPv4 only");
+    assert!(chains.contains(&"SERVICES".to_owned()), "{chains:?}");
+    assert_eq!(forwards(&mut agent), ["1", "1"]);
+    // It goes, and its chains go.
+    agent.proxier.delete_frontends(&name("web"), agent.now);
+    agent.settles();
+    assert_eq!(sets_and_chains(&mut agent).1, Vec::<String>::new());
+    assert_eq!(agent.served(), ["TCP 203.0.113.7:80 192.0.2.77:80*1"]);
+    // A process that finds a directly routed one which nobody wants knows it by its address.
+    agent.proxier = Reconciler::new("node-a", options, agent.now);
+    agent.proxier.start(agent.now);
+    direct.key = "TCP 203.0.113.8:80".parse().unwrap();
+    agent.asks("other", &[direct]);
+    agent.settles();
+    assert_eq!(agent.served(), ["TCP 203.0.113.8:80 192.0.2.77:80*1"]);
 }

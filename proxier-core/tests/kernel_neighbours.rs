@@ -8,13 +8,15 @@ mod traffic;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use ipvs::model::ForwardingMethod;
 use proxier_core::config::{Config, InterfaceName, KernelNames};
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::reconciler::report::Report;
-use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles};
+use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles};
 use serde_json::json;
 use testkit::witness::{Conversation, Transport, ask};
 use testkit::{Netns, kernel_test, oracle};
@@ -246,6 +248,62 @@ fn an_agents_own_frontends_are_served() {
         full(&mut cluster);
         assert_eq!(ipvsadm(), Vec::<String>::new());
         assert!(!oracle::ip_json(&["address", "show", "dev", "kube-ipvs0"]).unwrap().contains("203.0.113."));
+    });
+}
+
+/// The names of sets, and the lines of `iptables-save` with chains of ours.
+fn sets_and_rules() -> Vec<String> {
+    let mut lines: Vec<String> = oracle::ipset_save().unwrap().lines().map(str::to_owned).collect();
+    for family in [oracle::Family::V4, oracle::Family::V6] {
+        let saved = oracle::iptables_save(oracle::Backend::Nft, family).unwrap();
+        lines.extend(saved.lines().filter(|line| line.contains("KUBE-")).map(str::to_owned));
+    }
+    lines
+}
+
+fn tracks_connections() -> bool {
+    std::fs::read_to_string("/proc/sys/net/ipv4/vs/conntrack").unwrap().trim() == "1"
+}
+
+/// Endpoints that answer by themselves need no set, rule or sysctl. The first Frontend that is masqueraded brings what it needs, and is
+/// reached.
+#[test]
+fn only_what_is_needed_is_there() {
+    kernel_test(&NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        let mut how = options(&json!({}));
+        how.config.ipvs.only_what_is_needed = true;
+        let mut cluster = Cluster::new(how);
+        let spec = |number| {
+            let to = Vip::ExternalIp.of(number, Family::V4);
+            let endpoint = EndpointKey::new(POD_A.of(Family::V4), if number == 10 { to.port() } else { POD_PORT });
+            let mut spec = FrontendSpec::new(FrontendKey::new(Protocol::Tcp, to.ip(), to.port()), [endpoint]);
+            spec.roles = Roles::EXTERNAL_IP;
+            spec
+        };
+        let mut direct = spec(10);
+        let mut balancing = Balancing::default();
+        balancing.forwarding = Some(ForwardingMethod::DirectRoute);
+        direct.balancing = Some(Arc::new(balancing));
+        cluster.proxier.upsert_frontends(&ObjectKey::new("agent", "direct"), vec![direct], cluster.now());
+        for _ in 0..2 {
+            full(&mut cluster);
+            assert_eq!(ipvsadm().iter().filter(|line| line.contains(" -g ")).count(), 1, "{:#?}", ipvsadm());
+            assert_eq!((sets_and_rules(), tracks_connections()), (vec![], false));
+        }
+        let web = ObjectKey::new("agent", "web");
+        cluster.proxier.upsert_frontends(&web, vec![spec(20)], cluster.now());
+        assert!(cluster.settle().iter().all(|report| !report.full));
+        assert!(tracks_connections() && !sets_and_rules().is_empty());
+        let (from, to) = (Some(CLIENT.of(Family::V4)), Vip::ExternalIp.of(20, Family::V4));
+        assert_eq!(net.client.run_in(|| ask(Transport::Tcp, from, to, LIMIT)).unwrap().unwrap().name, "a");
+        let report = full(&mut cluster);
+        assert!(report.writes() == 0 && report.drift.is_empty(), "{report:#?}");
+        cluster.proxier.delete_frontends(&web, cluster.now());
+        cluster.settle();
+        let rules = sets_and_rules().into_iter().filter(|line| !line.starts_with("create ")).collect::<Vec<_>>();
+        assert_eq!(rules, Vec::<String>::new());
     });
 }
 

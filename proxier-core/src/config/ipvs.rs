@@ -181,6 +181,21 @@ pub struct IpvsConfig {
     pub mark_node_ports: bool,
     /// The firewall marks for both.
     pub mark_range: MarkRange,
+    /// Whether a Frontend gets only what it needs in the kernel: for agents that hand in Frontends. Default no: all sets and chains are
+    /// there from the first pass, as with kube-proxy. If so, with rules of iptables:
+    ///
+    /// * A set is made for its first entry, chains and jumps for the first entry of any set; no rule names a set that has no entry. Chains
+    ///   and jumps go with the last entry; empty sets stay.
+    /// * A Frontend whose endpoints answer clients by themselves ([`Balancing::forwarding`](crate::snapshot::Balancing::forwarding)) has no
+    ///   entry, unless it has source ranges or an interface of this host has its address. Its address shows that its virtual server is
+    ///   ours. No rule then keeps clients from what else listens on all addresses of this host. Use an address for such Frontends alone:
+    ///   entries of others at the address would make virtual servers that an earlier process left there somebody else's.
+    /// * `net/ipv4/ip_forward` and `net/ipv4/vs/conntrack` are set once a Frontend is masqueraded, the other values of IPVS once there is
+    ///   one. What [`HostSettings`](crate::modes::shared::sysctls::HostSettings) asks for is set in any case.
+    ///
+    /// The rules are read all the same: an earlier process may have left some. With a table of nf_tables ([`RulesBy::Nftables`]) this has no
+    /// effect on entries and the table.
+    pub only_what_is_needed: bool,
 }
 
 impl Default for IpvsConfig {
@@ -196,6 +211,7 @@ impl Default for IpvsConfig {
             mark_split: false,
             mark_node_ports: false,
             mark_range: MarkRange::default(),
+            only_what_is_needed: false,
         }
     }
 }

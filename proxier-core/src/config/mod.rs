@@ -190,6 +190,11 @@ impl Config {
         self.ipvs.mark_node_ports && self.ipvs.rules == RulesBy::Nftables
     }
 
+    /// Whether sets, their entries and rules are made only where they are needed ([`IpvsConfig::only_what_is_needed`]).
+    pub(crate) fn makes_only_needed_rules(&self) -> bool {
+        self.ipvs.only_what_is_needed && self.ipvs.rules != RulesBy::Nftables
+    }
+
     /// Whether any virtual server is by a firewall mark.
     pub(crate) fn uses_marks(&self) -> bool {
         self.splits_local() || self.shares_node_ports()

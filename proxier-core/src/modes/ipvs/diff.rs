@@ -94,6 +94,7 @@ pub fn diff(wanted: &Wanted, observed: &Observed, config: &Config) -> Changes {
             // Nearly always equal: one walk instead of two lookups for each entry.
             Some(elements) if elements.iter().eq(wanted.entries(set)) => continue,
             Some(elements) => elements.iter().for_each(|element| diff.entry(set, element)),
+            None if config.makes_only_needed_rules() && wanted.entries(set).next().is_none() => continue,
             None => {
                 diff.changes.create_sets.insert(set);
             }

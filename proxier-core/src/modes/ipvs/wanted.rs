@@ -133,6 +133,8 @@ struct Index {
     sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
     barred: BTreeSet<VirtualServerKey>,
     by: guards::Kind,
+    /// Frontends that need no entry have none.
+    only_needed: bool,
     /// Frontends that can be are split ([`split`]).
     splits: bool,
     /// Node ports that can be are shared.
@@ -256,7 +258,9 @@ impl Follower for Following<'_> {
         {
             self.notes.health_check(&compiled.service);
         }
-        let (before, after) = (before.map(service_entries), after.map(service_entries));
+        let only_needed = self.index.only_needed;
+        let entries = |compiled: &Compiled| service_entries(compiled, only_needed);
+        let (before, after) = (before.map(entries), after.map(entries));
         let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
         for (set, element) in after.difference(&before) {
             self.index.count_entry(*set, element.clone(), &mut self.notes);
@@ -312,7 +316,7 @@ impl Follower for Following<'_> {
             if frontend.is_elsewhere() && count(&mut index.elsewhere, address) {
                 notes.elsewhere(address);
             }
-            for (set, element) in frontend_entries(frontend, index.by, mark_after) {
+            for (set, element) in index.entries_of(frontend, mark_after) {
                 index.count_entry(set, element, notes);
             }
         }
@@ -324,7 +328,7 @@ impl Follower for Following<'_> {
             if frontend.is_elsewhere() && uncount(&mut index.elsewhere, &address) {
                 notes.elsewhere(address);
             }
-            for (set, element) in frontend_entries(frontend, index.by, mark_before) {
+            for (set, element) in index.entries_of(frontend, mark_before) {
                 index.uncount_entry(set, &element, notes);
             }
         }
@@ -360,9 +364,10 @@ impl<'a> Programmed<'a> {
     }
 }
 
-/// Entries of a Service that belong to no Frontend: hairpins and the health check.
-fn service_entries(compiled: &Compiled) -> BTreeSet<(SetKey, Element)> {
-    let hairpins = compiled.hairpins.iter().map(|(protocol, endpoint)| {
+/// Entries of a Service that belong to no Frontend: hairpins and the health check. `only_needed`: hairpins only if a Frontend has entries.
+fn service_entries(compiled: &Compiled, only_needed: bool) -> BTreeSet<(SetKey, Element)> {
+    let is_needed = !only_needed || compiled.frontends.iter().any(|frontend| needs_entries(frontend));
+    let hairpins = compiled.hairpins.iter().filter(|_| is_needed).map(|(protocol, endpoint)| {
         let set = SetKey::new(Family::of(endpoint.address), SetKind::LoopBack);
         let host = IpSpan::host(endpoint.address);
         (set, Element::IpPortIp(host, Ports::port((*protocol).into(), endpoint.port), host))
@@ -371,6 +376,12 @@ fn service_entries(compiled: &Compiled) -> BTreeSet<(SetKey, Element)> {
     let open_in = compiled.health_check_open_in.iter();
     let checks = open_in.filter_map(|family| Some((SetKey::new(*family, SetKind::HealthCheckNodePort), port.clone()?)));
     hairpins.chain(checks).collect()
+}
+
+/// Whether a Frontend is masqueraded, guarded, or shown to be ours by entries. Otherwise its address, which is bound, shows that.
+pub(crate) fn needs_entries(frontend: &Frontend) -> bool {
+    let is_node_port = frontend.roles.contains(Roles::NODE_PORT);
+    !frontend.returns_directly || frontend.source_ranges.is_some() || is_node_port || !frontend.is_virtual()
 }
 
 /// The entries that a Frontend has in the sets. A table of nf_tables takes no networks that overlap, and has a set of those that
@@ -452,6 +463,13 @@ fn entries_of_mark(frontend: &Frontend, mark: NonZeroU32) -> [(SetKey, Element);
 }
 
 impl Index {
+    fn entries_of(&self, frontend: &Frontend, mark: Option<VirtualServerKey>) -> Vec<(SetKey, Element)> {
+        if self.only_needed && !needs_entries(frontend) {
+            return Vec::new();
+        }
+        frontend_entries(frontend, self.by, mark)
+    }
+
     fn count_entry(&mut self, set: SetKey, element: Element, notes: &mut Notes<'_>) {
         match self.sets.entry(set).or_default().entry(element) {
             Entry::Occupied(mut count) => *count.get_mut() = count.get().saturating_add(1),
@@ -606,6 +624,7 @@ impl Wanted {
             sets: BTreeMap::new(),
             barred: BTreeSet::new(),
             by: config.ipvs.rules.into(),
+            only_needed: config.makes_only_needed_rules(),
             splits: config.splits_local(),
             shares: config.shares_node_ports(),
             marks: Marks::new(config.ipvs.mark_range, config.masquerade_bit),

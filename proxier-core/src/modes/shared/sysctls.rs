@@ -104,11 +104,26 @@ pub fn wanted(settings: &HostSettings, release: &str) -> Vec<Wanted> {
     all
 }
 
+/// The values that are needed where Frontends of IPVS are: all if any `is_masqueraded`. What the operator asks for is always needed.
+pub(crate) fn needed(settings: &HostSettings, release: &str, serves: bool, is_masqueraded: bool) -> Vec<Wanted> {
+    let mut all = wanted(settings, release);
+    all.retain(|wanted| match wanted.path {
+        IP_FORWARD | VS_CONNTRACK | VS_CONN_REUSE_MODE => is_masqueraded,
+        path if path.starts_with("net/ipv4/vs/") => serves,
+        _ => true,
+    });
+    all
+}
+
+const IP_FORWARD: &str = "net/ipv4/ip_forward";
+const VS_CONNTRACK: &str = "net/ipv4/vs/conntrack";
+const VS_CONN_REUSE_MODE: &str = "net/ipv4/vs/conn_reuse_mode";
+
 /// The values that only IPVS needs.
 fn of_ipvs(release: &str) -> Vec<Wanted> {
-    let mut all = vec![Wanted::exactly("net/ipv4/vs/conntrack", 1)];
+    let mut all = vec![Wanted::exactly(VS_CONNTRACK, 1)];
     if release_number(release).is_some_and(|release| ((4, 1)..(5, 9)).contains(&release)) {
-        all.push(Wanted::exactly("net/ipv4/vs/conn_reuse_mode", 0));
+        all.push(Wanted::exactly(VS_CONN_REUSE_MODE, 0));
     }
     all.push(Wanted::exactly("net/ipv4/vs/expire_nodest_conn", 1));
     all.push(Wanted::exactly("net/ipv4/vs/expire_quiescent_template", 1));
@@ -117,7 +132,7 @@ fn of_ipvs(release: &str) -> Vec<Wanted> {
 
 /// The values that every mode needs.
 pub fn of_every_mode(settings: &HostSettings) -> Vec<Wanted> {
-    let mut all = vec![Wanted::exactly("net/ipv4/ip_forward", 1)];
+    let mut all = vec![Wanted::exactly(IP_FORWARD, 1)];
     if settings.strict_arp {
         all.push(Wanted::exactly("net/ipv4/conf/all/arp_ignore", 1));
         all.push(Wanted::exactly("net/ipv4/conf/all/arp_announce", 2));

@@ -10,7 +10,7 @@ use crate::modes::ipvs::guards::Guards;
 use crate::modes::ipvs::guards::programs::Programs;
 use crate::modes::ipvs::mode::{Compared, Mode};
 use crate::modes::ipvs::rules;
-use crate::modes::shared::sysctls::SysctlChange;
+use crate::modes::shared::sysctls::{self, SysctlChange};
 use crate::net::Family;
 use crate::ports::{PortError, Ports, Rules};
 use crate::reconciler::report::{Report, Unread};
@@ -41,8 +41,16 @@ pub(crate) fn read_rest(
     let due = mode.drains.due(pass.now).into_iter();
     let draining = due.map(|key| (key, ports.ipvs.real_servers(&key))).collect();
     let mut readings = Readings { draining, ..Readings::default() };
+    if !pass.config().ipvs.only_what_is_needed {
+        if pass.full {
+            (readings.sysctls, report.unmet) = super::sysctl_changes(ports.sysctls, pass.settings);
+        }
+    } else if let Some((serves, is_masqueraded)) = needs_sysctls(mode, pass.full) {
+        let release = ports.sysctls.get(sysctls::OSRELEASE).unwrap_or_default();
+        let needed = sysctls::needed(pass.settings, &release, serves, is_masqueraded);
+        (readings.sysctls, report.unmet) = sysctls::changes(ports.sysctls, needed);
+    }
     if pass.full {
-        (readings.sysctls, report.unmet) = super::sysctl_changes(ports.sysctls, pass.settings);
         match super::timeout_changes(ports.ipvs, &mode.timeouts) {
             Ok(timeouts) => readings.timeouts = timeouts,
             Err(error) => report.unread.push(error),
@@ -68,6 +76,20 @@ pub(crate) fn read_rest(
         }
     }
     readings
+}
+
+/// Whether there are Frontends, and whether any is masqueraded: of all in a full pass, else of those that changed. `None`: no changed one is
+/// there.
+fn needs_sysctls(mode: &Mode, full: bool) -> Option<(bool, bool)> {
+    let (serves, is_masqueraded) = if full {
+        let mut all = mode.wanted.desired().frontends().peekable();
+        (all.peek().is_some(), all.any(|frontend| !frontend.returns_directly))
+    } else {
+        let changed = mode.changed.virtual_servers.iter().filter_map(|key| mode.wanted.frontend(key));
+        let mut changed = changed.peekable();
+        (changed.peek().is_some(), changed.any(|frontend| !frontend.returns_directly))
+    };
+    (full || serves).then_some((serves, is_masqueraded))
 }
 
 /// Reads a family's rules, with the inputs of those that it has to have; `None` when the kernel is known to have them.

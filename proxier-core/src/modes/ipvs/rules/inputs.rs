@@ -163,23 +163,27 @@ pub struct Inputs {
     by_routes: bool,
     /// Networks that are local as a whole, sorted.
     whole: Vec<Network>,
+    /// Chains are made, and sets named, only where sets have entries.
+    only_needed: bool,
 }
 
 impl Inputs {
     /// What the rules of this family depend on now.
     pub fn new(family: Family, wanted: &Wanted, facts: &NodeFacts, capabilities: Capabilities) -> Self {
         let routes = Routes::new(wanted, facts);
+        let only_needed = facts.config().makes_only_needed_rules();
         let of_family = wanted.sets().filter(|set| set.family == family).map(|set| set.kind);
         Inputs {
             family,
             prefix: facts.config().names.prefix,
-            filled: of_family.filter(|kind| decides(*kind)).collect(),
+            filled: of_family.filter(|kind| decides(*kind, only_needed)).collect(),
             barred: wanted.barred_from_node().filter(|key| Family::from(key.family()) == family).collect(),
             sources: MasqueradeSources::of(facts, family),
             bit: facts.config().masquerade_bit,
             capabilities,
             by_routes: routes.is_on,
             whole: routes.whole.into_iter().filter(|network| Family::of(network.addr()) == family).collect(),
+            only_needed,
         }
     }
 
@@ -187,7 +191,9 @@ impl Inputs {
     #[must_use]
     pub fn with_kept(mut self, kept: &Kept) -> Self {
         let family = self.family;
-        self.filled.extend(kept.filled.iter().filter(|set| set.family == family).map(|set| set.kind));
+        let only_needed = self.only_needed;
+        let decide = |set: &&SetKey| set.family == family && decides(set.kind, only_needed);
+        self.filled.extend(kept.filled.iter().filter(decide).map(|set| set.kind));
         self.filled.sort_unstable();
         self.filled.dedup();
         self.barred.extend(kept.barred.iter().filter(|key| Family::from(key.family()) == family));
@@ -222,9 +228,20 @@ impl Inputs {
         names::chain(self.prefix, name)
     }
 
-    /// Whether a set has entries. `false` for the two sets whose rules are always there.
+    /// Whether a set has entries. `false` for the two sets whose rules are always there, unless only what is needed is made
+    /// ([`IpvsConfig::only_what_is_needed`](crate::config::IpvsConfig::only_what_is_needed)).
     pub fn is_filled(&self, kind: SetKind) -> bool {
         self.filled.binary_search(&kind).is_ok()
+    }
+
+    /// Whether a rule may name a set: it has entries, or is there without.
+    pub(super) fn has_set(&self, kind: SetKind) -> bool {
+        !self.only_needed || self.is_filled(kind)
+    }
+
+    /// Whether there are chains.
+    pub(super) fn has_chains(&self) -> bool {
+        !self.only_needed || !self.filled.is_empty() || !self.whole.is_empty()
     }
 
     /// Load balancers for which this node's own traffic is dropped, sorted.
@@ -261,7 +278,8 @@ impl Inputs {
     /// that are not barred any more. Such rules may wait until what they guarded is gone.
     pub fn only_relaxes(&self, before: &Inputs) -> bool {
         let rest = |inputs: &Inputs| {
-            (inputs.family, inputs.sources.clone(), inputs.bit, inputs.capabilities, inputs.by_routes)
+            let Inputs { family, bit, capabilities, by_routes, only_needed, .. } = *inputs;
+            (family, inputs.sources.clone(), bit, capabilities, by_routes, only_needed)
         };
         let fewer_networks = self.whole.iter().all(|network| before.whole.binary_search(network).is_ok());
         let fewer_sets = self.filled.iter().all(|kind| before.is_filled(*kind));
@@ -294,7 +312,7 @@ impl Inputs {
 /// ([`Safeguard`](crate::reconciler::safeguard::Safeguard)) or comes later: rules guard it as before while it serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Sets in which entries stay; only those that decide on rules.
+    /// Sets in which entries stay.
     filled: Vec<SetKey>,
     /// Load balancers for which this node's own traffic stays dropped.
     barred: Vec<VirtualServerKey>,
@@ -320,7 +338,7 @@ impl Kept {
             *count = count.saturating_add(observed.has_entry(*set, element).into());
         }
         let stays = |set: &SetKey, entries: usize| entries > deleted.get(set).copied().unwrap_or(0);
-        let sets = observed.sets.iter().filter(|(set, entries)| decides(set.kind) && stays(set, entries.len()));
+        let sets = observed.sets.iter().filter(|(set, entries)| stays(set, entries.len()));
         let barred = unwanted.into_iter().filter(|key| {
             observed.firewall_entry(key).is_some_and(|entry| !changes.delete_entries.contains(&entry))
                 && !observed.may_be_used_by_node(key)
@@ -335,8 +353,12 @@ impl Kept {
 }
 
 /// Whether rules are added with the set's first entry and removed with its last.
-fn decides(kind: SetKind) -> bool {
-    !matches!(kind, SetKind::HealthCheckNodePort | SetKind::IpvsIps | SetKind::NodePortServed)
+fn decides(kind: SetKind, only_needed: bool) -> bool {
+    match kind {
+        SetKind::NodePortServed => false,
+        SetKind::HealthCheckNodePort | SetKind::IpvsIps => only_needed,
+        _ => true,
+    }
 }
 
 /// `IPv4: KUBE-CLUSTER-IP, …`: for a log line that says why rules are written.

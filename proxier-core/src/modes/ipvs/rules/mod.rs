@@ -102,7 +102,7 @@ pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
         made.collect()
     };
     let mut jumps: Vec<Jump> = Vec::with_capacity(names::JUMPS.len());
-    for (table, from, to, comment) in names::JUMPS {
+    for (table, from, to, comment) in names::JUMPS.iter().filter(|_| inputs.has_chains()) {
         let before = jumps.iter().filter(|jump| jump.table == *table && jump.from == *from).count();
         jumps.push(Jump {
             table: table.clone(),

@@ -12,6 +12,9 @@ use crate::net::Family;
 pub(super) type Rows = (&'static str, Vec<RuleBuilder>);
 
 pub(super) fn nat(inputs: &Inputs) -> Vec<Rows> {
+    if !inputs.has_chains() {
+        return Vec::new();
+    }
     vec![
         (names::SERVICES, services(inputs)),
         (names::POSTROUTING, postrouting(inputs)),
@@ -22,10 +25,16 @@ pub(super) fn nat(inputs: &Inputs) -> Vec<Rows> {
 }
 
 pub(super) fn filter(inputs: &Inputs) -> Vec<Rows> {
+    if !inputs.has_chains() {
+        return Vec::new();
+    }
     vec![
         (names::FORWARD, forward(inputs)),
         // There even while the set is empty, so that the first health check needs no new rule.
-        (names::NODE_PORT, vec![noted(inputs, SetKind::HealthCheckNodePort, "dst").target("ACCEPT")]),
+        (names::NODE_PORT, {
+            let row = noted(inputs, SetKind::HealthCheckNodePort, "dst").target("ACCEPT");
+            always(inputs, SetKind::HealthCheckNodePort, row)
+        }),
         (names::PROXY_FIREWALL, {
             let row =
                 noted(inputs, SetKind::LoadBalancerFirewall, "dst,dst").target(&inputs.chain(names::SOURCE_RANGES));
@@ -59,6 +68,11 @@ fn noted(inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
 /// These rules, if the set has entries.
 fn when<const N: usize>(inputs: &Inputs, kind: SetKind, rows: [RuleBuilder; N]) -> Vec<RuleBuilder> {
     if inputs.is_filled(kind) { rows.into() } else { Vec::new() }
+}
+
+/// This rule, unless the set may be missing.
+fn always(inputs: &Inputs, kind: SetKind, row: RuleBuilder) -> Vec<RuleBuilder> {
+    if inputs.has_set(kind) { vec![row] } else { Vec::new() }
 }
 
 fn services(inputs: &Inputs) -> Vec<RuleBuilder> {
@@ -187,12 +201,14 @@ fn source_ranges(inputs: &Inputs) -> Vec<RuleBuilder> {
 
 /// Addresses of Services are addresses of this host: nothing else that listens here may answer there.
 fn ipvs_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
-    let returned = |kind| plain(inputs, kind, "dst,dst").target("RETURN");
+    let returned = |kind| always(inputs, kind, plain(inputs, kind, "dst,dst").target("RETURN"));
     let kinds = [SetKind::LoadBalancer, SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal];
-    let mut rows: Vec<RuleBuilder> = kinds.into_iter().map(returned).collect();
-    rows.push(plain(inputs, SetKind::HealthCheckNodePort, "dst").target("RETURN"));
+    let mut rows: Vec<RuleBuilder> = kinds.into_iter().flat_map(returned).collect();
+    let checked = plain(inputs, SetKind::HealthCheckNodePort, "dst").target("RETURN");
+    rows.extend(always(inputs, SetKind::HealthCheckNodePort, checked));
     let new = Rule::builder().args(["-m", "conntrack", "--ctstate", "NEW"]);
-    rows.push(matching(new, inputs, SetKind::IpvsIps, "dst").target("REJECT"));
+    let rejected = matching(new, inputs, SetKind::IpvsIps, "dst").target("REJECT");
+    rows.extend(always(inputs, SetKind::IpvsIps, rejected));
     let whole = inputs.guarded_networks().iter().map(|network| {
         let new = Rule::builder().args(["-d", &network.to_string(), "-m", "conntrack", "--ctstate", "NEW"]);
         new.target("REJECT")
