@@ -662,6 +662,8 @@ fn refusal(
         Some(offset) => operation.part_at(sent.elements.start, offset),
         None => operation.part_without_place(&sent.elements),
     };
+    // The kernel has one answer for both; equal elements of a set without data are taken.
+    let kind = if kind == ErrorKind::AlreadyExists && operation.keeps_ranges() { ErrorKind::Overlap } else { kind };
     Refusal { operation: Some(sent.operation), action: operation.action(), part, kind, kernel }
 }
 

@@ -23,7 +23,8 @@ pub enum ErrorKind {
     InUse,
     /// The set has as many elements as its size allows.
     SetFull,
-    /// A range overlaps another.
+    /// A range overlaps another: in [`Transaction::add_elements`](crate::Transaction::add_elements) to a set. In a map, and in
+    /// `create_elements`, the kernel's answer is the same as for one that exists.
     Overlap,
     /// Jumps lead in a circle, or too many follow one another.
     Loop,

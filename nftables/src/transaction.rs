@@ -676,6 +676,12 @@ impl Operation {
         }
     }
 
+    /// Whether it adds ranges without data, and keeps equal ones.
+    pub(crate) fn keeps_ranges(&self) -> bool {
+        let Operation::AddElements(Elements { set, .. }, Present::Keep) = self else { return false };
+        set.flags.contains(SetFlags::INTERVAL) && set.data.is_none()
+    }
+
     /// The part of a message, with the elements from `from` on, in which the attribute at this byte of its attributes is.
     pub(crate) fn part_at(&self, from: usize, offset: usize) -> Part {
         let mut out = Encoder::new();

@@ -7,8 +7,8 @@ mod suite;
 use std::time::{Duration, Instant};
 
 use nftables::{
-    BaseChain, Chain, ChainType, Change, Client, DataType, Element, ErrorKind, Event, Events, Family, Hook, Operand,
-    Priority, Set, SetFlags, Table, TableFlags, TableKey, Transaction, Value, rule,
+    BaseChain, Chain, ChainType, Change, Client, DataType, Element, Event, Events, Family, Hook, Operand, Priority,
+    Set, SetFlags, Table, TableFlags, TableKey, Transaction, Value, rule,
 };
 use serde_json::Value as Json;
 use testkit::{Need, kernel_test, oracle};
@@ -306,24 +306,6 @@ fn changes_of_nft_are_heard() {
             gone.iter()
                 .any(|event| matches!(event, Event::Rule(Change::Deleted, _) | Event::Table(Change::Deleted, _)))
         );
-    });
-}
-
-#[test]
-fn a_circle_is_refused_as_a_whole() {
-    kernel_test(NEEDS, || {
-        let mut client = Client::open().unwrap();
-        let table = TableKey::new(Family::Ip, "t").unwrap();
-        let [a, b] = ["a", "b"].map(|name| table.chain(name).unwrap());
-        let base = table.chain("base").unwrap();
-        let mut transaction = Transaction::new();
-        transaction.add_table(Table::new(table));
-        transaction.add_chain(Chain::regular(a.clone())).add_chain(Chain::regular(b.clone()));
-        transaction.add_chain(Chain::base(base.clone(), BaseChain::new(ChainType::Filter, Hook::Input, Priority(0))));
-        let jump = |to: &nftables::ChainKey| rule(Family::Ip).jump(to.name.clone()).build().unwrap();
-        transaction.add_rule(&base, jump(&a)).add_rule(&a, jump(&b)).add_rule(&b, jump(&a));
-        assert_eq!(client.commit(&transaction).unwrap_err().kind(), ErrorKind::Loop);
-        assert_eq!(keys(&mut client), []);
     });
 }
 

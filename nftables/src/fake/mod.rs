@@ -133,14 +133,13 @@ impl FakeNftables {
             failed |= !matches!(reply, Reply::Ok);
             replies.push(reply);
         }
-        if !failed {
+        // A check without an end does not come so far (`nf_tables_commit`).
+        if !failed && ended {
             if let Err(errno) = next.validate() {
                 return all(Reply::Error(errno));
             }
-            if ended {
-                next.generation = next.generation.wrapping_add(1);
-                *state = next;
-            }
+            next.generation = next.generation.wrapping_add(1);
+            *state = next;
         }
         replies
     }

@@ -319,6 +319,56 @@ impl State {
     }
 }
 
+impl FakeSet {
+    /// Whether a range, or one of its two boundaries, has values in common with another.
+    fn overlaps(&self, key: &ElementKey) -> bool {
+        if !self.set.flags.contains(SetFlags::INTERVAL) {
+            return false;
+        }
+        if self.set.key_type.is_concatenation() {
+            let Some(new) = bounds(key) else { return false };
+            return self.elements.values().filter_map(|element| bounds(&element.key)).any(|old| self.meet(new, old));
+        }
+        // Where one range ends another may start.
+        let is_start_behind = |value: &Value| {
+            let place = self.elements.range(..(value.clone(), false)).next_back().map(|((value, _), _)| value.clone());
+            place.is_some_and(|value| self.elements.contains_key(&(value, false)))
+        };
+        match key {
+            ElementKey::Value(start) => !self.elements.contains_key(&(start.clone(), true)) && is_start_behind(start),
+            ElementKey::End(end) => {
+                let next = self.elements.range((end.clone(), true)..).next().map(|((value, _), _)| value.clone());
+                let is_end_ahead = next.is_some_and(|value| self.elements.contains_key(&(value, true)));
+                !is_start_behind(end) || (!self.elements.contains_key(&(end.clone(), false)) && is_end_ahead)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether an end of a new range of several fields lies in another: the kernel looks no further (`nft_pipapo_insert`).
+    fn meet(&self, (first, last): (&Value, &Value), (other_first, other_last): (&Value, &Value)) -> bool {
+        [first, last].into_iter().any(|end| {
+            let mut from = 0_usize;
+            self.set.key_type.fields().iter().all(|field| {
+                let length = usize::try_from(field.length).unwrap_or(usize::MAX);
+                let place = from..from.saturating_add(length);
+                from = from.saturating_add(length.next_multiple_of(4));
+                let of = |value: &Value| value.as_bytes().get(place.clone()).map(<[u8]>::to_vec);
+                of(other_first) <= of(end) && of(end) <= of(other_last)
+            })
+        })
+    }
+}
+
+/// First and last value.
+fn bounds(key: &ElementKey) -> Option<(&Value, &Value)> {
+    match key {
+        ElementKey::Value(value) => Some((value, value)),
+        ElementKey::Range(first, last) => Some((first, last)),
+        _ => None,
+    }
+}
+
 fn stored_key(element: &Element) -> (Value, bool) {
     match &element.key {
         ElementKey::End(value) => (value.clone(), true),
@@ -462,7 +512,12 @@ impl FakeTable {
         let set = self.sets.get_mut(place).ok_or(Errno::ENOENT)?;
         if let Some(found) = set.elements.get(&key) {
             // An end is shared by ranges that were written twice.
-            return if exclusive || found.data != element.data { Err(Errno::EEXIST) } else { Ok(()) };
+            let is_other = found.data != element.data || found.key != element.key;
+            return if exclusive || is_other { Err(Errno::EEXIST) } else { Ok(()) };
+        }
+        // The kernel calls an overlap ENOTEMPTY inside, and answers as for what exists (`nft_add_set_elem`).
+        if set.overlaps(&element.key) {
+            return Err(Errno::EEXIST);
         }
         if limit.is_some_and(|limit| set.elements.len() >= limit) {
             return Err(Errno::ENFILE);

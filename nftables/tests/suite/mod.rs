@@ -121,7 +121,7 @@ suite! {
     what_is_in_use_is_refused, the_refused_expression_is_named, the_refused_element_is_named, a_full_set_is_told,
     a_generation_that_is_gone_is_refused, a_snapshot_makes_an_equal_table, anonymous_sets_go_with_their_rule,
     fifty_thousand_elements_are_one_transaction, other_tables_are_not_read, what_cannot_be_is_not_sent,
-    a_table_is_changed_as_it_was_read,
+    a_table_is_changed_as_it_was_read, ranges_that_overlap_are_refused, a_circle_is_refused_as_a_whole,
 }
 
 pub(crate) fn an_empty_namespace_has_no_tables(client: &mut Client) {
@@ -908,4 +908,69 @@ pub(crate) fn a_table_is_changed_as_it_was_read(client: &mut Client) {
             .unwrap();
     }
     assert_eq!(client.list_rules(&chain).unwrap().len(), 3);
+}
+
+/// An equal range is kept, one that only touches is another; whatever else has values in common is refused, but for one of several fields
+/// whose ends lie outside of all others.
+pub(crate) fn ranges_that_overlap_are_refused(client: &mut Client) {
+    let addresses =
+        Set::new(table().set("addresses").unwrap(), types(&[DataType::IPV4_ADDR])).flags(SetFlags::INTERVAL);
+    let places = types(&[DataType::IPV4_ADDR, DataType::INET_SERVICE]);
+    let places = Set::new(table().set("places").unwrap(), places).flags(SetFlags::INTERVAL);
+    let range = |first, last| Element::range(ip(first), ip(last));
+    let place =
+        |first: (u8, u16), last: (u8, u16)| Element::range(target(ip(first.0), first.1), target(ip(last.0), last.1));
+    let (of_addresses, of_places) = (range(16, 31), place((16, 80), (31, 89)));
+    done(client, |t| {
+        t.add_table(Table::new(table()));
+        t.add_set(addresses.clone());
+        t.add_set(places.clone());
+        t.add_elements(&addresses, [of_addresses.clone()]);
+        t.add_elements(&places, [of_places.clone()]);
+    });
+    let overlapping = [
+        (&addresses, range(20, 24)),
+        (&addresses, range(20, 31)),
+        (&addresses, range(16, 24)),
+        (&addresses, range(8, 63)),
+        (&addresses, range(8, 16)),
+        (&addresses, range(31, 40)),
+        (&addresses, Element::value(ip(20))),
+        (&places, place((20, 81), (24, 88))),
+        (&places, place((8, 81), (24, 88))),
+        (&places, place((16, 80), (63, 89))),
+        (&places, place((31, 89), (40, 100))),
+    ];
+    for (set, element) in overlapping {
+        let error = refused(client, |t| {
+            t.add_elements(set, [element.clone()]);
+        });
+        assert_eq!(error.kind(), ErrorKind::Overlap, "{} {element:?}: {error}", set.key);
+    }
+    // Equal ones, and neighbours.
+    done(client, |t| {
+        t.add_elements(&addresses, [of_addresses.clone(), range(32, 40), range(8, 15), Element::value(ip(7))]);
+        t.add_elements(&places, [of_places.clone(), place((16, 90), (31, 99)), place((8, 80), (15, 89))]);
+        // Of several fields the kernel looks at both ends only (`nft_pipapo_insert`).
+        t.add_elements(&places, [place((4, 70), (63, 100))]);
+    });
+    assert_eq!((sorted(client, &addresses).len(), sorted(client, &places).len()), (4, 4));
+    let created = refused(client, |t| {
+        t.create_elements(&addresses, [of_addresses.clone()]);
+    });
+    assert_eq!(created.kind(), ErrorKind::AlreadyExists, "{created}");
+}
+
+pub(crate) fn a_circle_is_refused_as_a_whole(client: &mut Client) {
+    let [a, b, base] = ["a", "b", "base"].map(|name| table().chain(name).unwrap());
+    let jump = |to: &ChainKey| rule(Family::Inet).jump(to.name.clone()).build().unwrap();
+    let mut transaction = Transaction::new();
+    transaction.add_table(Table::new(table()));
+    transaction.add_chain(Chain::regular(a.clone())).add_chain(Chain::regular(b.clone()));
+    transaction.add_chain(Chain::base(base.clone(), BaseChain::new(ChainType::Filter, Hook::Input, Priority(0))));
+    transaction.add_rule(&base, jump(&a)).add_rule(&a, jump(&b)).add_rule(&b, jump(&a));
+    // Found when all of it is there: a check does not show it.
+    let error = client.commit(&transaction).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Loop, "{error}");
+    assert_eq!(client.list_tables(None).unwrap(), []);
 }
