@@ -389,7 +389,8 @@ fn a_map_that_somebody_replaced_is_made_again() {
 /// A table of somebody else's: its family is not served, the other is.
 #[test]
 fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
-    for (family, theirs, ours) in [(Family::Ip, "ip proxier", "ip6 proxier"), (Family::Ip6, "ip6 proxier", "ip proxier")]
+    for (family, theirs, ours) in
+        [(Family::Ip, "ip proxier", "ip6 proxier"), (Family::Ip6, "ip6 proxier", "ip proxier")]
     {
         let kernel = kernel();
         let table = TableKey::new(family, "proxier").unwrap();
@@ -398,7 +399,10 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
         kernel.nftables().commit(&make).unwrap();
         let before = kernel.state().tables[theirs].clone();
         let mut node = Node::on(kernel, options());
-        node.service("web", json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"]}));
+        node.service(
+            "web",
+            json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "fd00::1"], "ipFamilies": ["IPv4", "IPv6"]}),
+        );
         for number in 2..=4 {
             let report = node.pass();
             assert!(report.has_failed(), "{report:#?}");
@@ -409,7 +413,10 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
             let (v4, v6) = (format!("10.96.0.{number}"), format!("fd00::{number}"));
             let (last, address) = if ours == "ip proxier" { (number - 1, "10.96.0.") } else { (number - 1, "fd00::") };
             assert!(node.tables()[ours].contains(&format!("{address}{last} . tcp . 80")), "{:?}", node.tables());
-            node.service(&format!("web-{number}"), json!({"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"]}));
+            node.service(
+                &format!("web-{number}"),
+                json!({"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"]}),
+            );
         }
         // Nor by a cleanup.
         let cleaned = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());

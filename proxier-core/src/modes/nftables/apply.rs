@@ -69,7 +69,12 @@ pub(super) struct Written {
 }
 
 /// Carries out a plan, with an outcome for everything in it. Tables that were read are changed only as they were read.
-pub(super) fn apply(plan: &Plan, basis: &mut Basis, names: &Names<'_>, ports: &mut Ports<'_>) -> (Applied, Vec<Written>) {
+pub(super) fn apply(
+    plan: &Plan,
+    basis: &mut Basis,
+    names: &Names<'_>,
+    ports: &mut Ports<'_>,
+) -> (Applied, Vec<Written>) {
     let mut applied = Applied::default();
     for change in &plan.sysctls {
         let outcome = ports.sysctls.set(&change.path, &change.to);
@@ -120,11 +125,14 @@ fn write(
                 Meanwhile::Nothing => {}
             }
         }
-        let found = refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(operation, element)| match element {
-            Some(element) => plan.frontend_at(&outgoing, operation, element),
-            None if is_of_an_element(&error) => frontend_in(&plan, outgoing.set_of(operation)?, tables, &mut checks),
-            None => None,
-        });
+        let found =
+            refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(operation, element)| match element {
+                Some(element) => plan.frontend_at(&outgoing, operation, element),
+                None if is_of_an_element(&error) => {
+                    frontend_in(&plan, outgoing.set_of(operation)?, tables, &mut checks)
+                }
+                None => None,
+            });
         let Some(frontend) = found else {
             // Nothing was changed: the transaction is one.
             let step = plan.table_step().unwrap_or_else(|| Step::new(Action::Change, Part::Table, plan.layout.table()));

@@ -85,15 +85,16 @@ pub(in crate::modes::ipvs) fn write(
             Ok(()) => break,
             Err(refused) => refused,
         };
-        let entry = refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(operation, element)| match element {
-            Some(element) => outgoing.entry_at(operation, element),
-            None if is_of_an_element(&error) => {
-                let (kind, suspects) = outgoing.entries_of(operation)?;
-                let tried = |without: &[Element]| passes(layout, change, (&delete, &add), (kind, without), tables);
-                search(suspects.to_vec(), &mut checks, tried).map(|element| (kind, element))
-            }
-            None => None,
-        });
+        let entry =
+            refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(operation, element)| match element {
+                Some(element) => outgoing.entry_at(operation, element),
+                None if is_of_an_element(&error) => {
+                    let (kind, suspects) = outgoing.entries_of(operation)?;
+                    let tried = |without: &[Element]| passes(layout, change, (&delete, &add), (kind, without), tables);
+                    search(suspects.to_vec(), &mut checks, tried).map(|element| (kind, element))
+                }
+                None => None,
+            });
         let Some((kind, element)) = entry else {
             // Nothing was changed: the transaction is one.
             written.is_surprise = is_of_the_state(&error);
