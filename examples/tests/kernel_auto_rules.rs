@@ -86,7 +86,7 @@ fn auto_is_a_table_on_a_fresh_node_and_starts_no_program() {
 
 #[test]
 fn auto_is_iptables_where_chains_and_sets_of_kube_proxy_are() {
-    for save in ["iptables", "iptables-legacy"] {
+    for save in ["iptables"] {
         kernel_test(&needs(), || {
             set_up();
             let folder = manifests();
@@ -118,7 +118,7 @@ fn auto_is_iptables_where_chains_and_sets_of_kube_proxy_are() {
 
 #[test]
 fn auto_is_iptables_where_a_filter_drops_by_default() {
-    for program in ["iptables", "iptables-legacy", "ip6tables"] {
+    for program in ["iptables", "ip6tables"] {
         kernel_test(&needs(), || {
             set_up();
             let folder = manifests();

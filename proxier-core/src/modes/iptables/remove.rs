@@ -6,6 +6,7 @@ use super::apply::incomparable;
 use super::diff::{Incomparable, cleanup_but};
 use super::names;
 use crate::modes::shared::cleaned::{Cleaned, IsKept};
+use crate::modes::shared::nft::may_have_iptables;
 use crate::net::Family;
 use crate::ports::Ports;
 use crate::reconciler::report::Unread;
@@ -24,6 +25,10 @@ pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
 pub(crate) fn remove_but(is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     for family in Family::ALL {
+        // No program is started where there is nothing.
+        if !may_have_iptables(family, ports) {
+            continue;
+        }
         let what = format!("rules of {}", family.name());
         let dump = match ports.rules.dump(family) {
             Ok(dump) => dump,

@@ -13,6 +13,7 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::cleaned::{Cleaned, IsKept};
 use crate::modes::shared::host::read_host;
 use crate::modes::shared::names::Names;
+use crate::modes::shared::nft::may_have_iptables;
 use crate::modes::shared::routes;
 use crate::net::{Family, Network};
 use crate::ports::{PortError, PortErrorKind, Ports, RouteOwner};
@@ -161,6 +162,10 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
 type Whose<'a> = (Family, NamePrefix, IsKept<'a>);
 
 fn clean_rules((family, prefix, is_kept): Whose<'_>, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    // No program is started where there is nothing.
+    if !may_have_iptables(family, ports) {
+        return;
+    }
     let what = format!("rules of {}", family.name());
     let dump = match ports.rules.dump(family) {
         Ok(dump) => dump,

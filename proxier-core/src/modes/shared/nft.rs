@@ -5,7 +5,7 @@ use nftables::{Expression, Family as NftFamily, Name, Register, Rule, RuleBuilde
 
 use crate::modes::shared::cleaned::Cleaned;
 use crate::net::Family;
-use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
+use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Tables};
 use crate::reconciler::report::Unread;
 use crate::reconciler::step::{Action, Part, Step};
 
@@ -64,6 +64,18 @@ pub(crate) fn built(rule: RuleBuilder) -> Rule {
 
 /// How many checks by the kernel the search for what it refuses of a transaction may take: each costs as much as the transaction.
 pub(crate) const CHECKS: usize = 64;
+
+/// The tables of iptables, which its nf_tables back end makes as tables of nf_tables.
+const TABLES_OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
+
+/// Whether iptables may have tables of this family, found out without a program.
+pub(in crate::modes) fn may_have_iptables(family: Family, ports: &mut Ports<'_>) -> bool {
+    let of_nft = |of: &&str| {
+        let table = TableKey { family: family.into(), name: name(of) };
+        ports.tables.table(&table).is_ok_and(|table| table.is_some())
+    };
+    ports.rules.has_tables(family) != Some(false) || TABLES_OF_IPTABLES.iter().any(of_nft)
+}
 
 /// Whether a refusal of this kind says that the kernel holds something else than was thought, whatever is added.
 pub(crate) fn is_of_the_state(error: &PortError) -> bool {

@@ -3,19 +3,15 @@
 use std::fmt;
 
 use iptables::{Dump, Policy, TableName};
-use nftables::TableKey;
 
 use super::nft;
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
-use crate::modes::shared::nft::{self as shared, OWNED};
+use crate::modes::shared::nft::{OWNED, may_have_iptables};
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, Node};
-
-/// The tables of iptables, which its nf_tables back end makes as tables of nf_tables.
-const TABLES_OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 
 /// Which variant serves, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +89,7 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
     let services = format!("{prefix}SERVICES");
     let (mut has_programs, mut has_chains) = (false, false);
     for family in config.families.iter() {
-        if !may_have_tables(family, ports) {
+        if !may_have_iptables(family, ports) {
             continue;
         }
         match ports.rules.dump(family) {
@@ -123,15 +119,6 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
     let lacks = |error: PortError| error.kind() == PortErrorKind::Unavailable;
     has_programs |= !config.families.iter().all(|family| ports.rules.has_random_fully(family).is_err_and(lacks));
     has_programs.then(|| format!("set {set} is there, as of IPVS mode"))
-}
-
-/// Whether iptables may have tables of this family, found out without a program.
-fn may_have_tables(family: Family, ports: &mut Ports<'_>) -> bool {
-    let of_nft = |name: &&str| {
-        let table = TableKey { family: family.into(), name: shared::name(name) };
-        ports.tables.table(&table).is_ok_and(|table| table.is_some())
-    };
-    ports.rules.has_tables(family) != Some(false) || TABLES_OF_IPTABLES.iter().any(of_nft)
 }
 
 /// The chain that drops what nothing accepts.
