@@ -1,0 +1,131 @@
+//! Packets through nftables mode while its Services change: connections stay with an endpoint that leaves, flows of UDP do not, and pings are
+//! refused. Which endpoint a packet gets is in `kernel_flows_nftables`.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "real time and real sockets are what this is about"
+)]
+
+mod traffic;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
+
+use proxier_core::modes::Kind;
+use proxier_core::net::Family;
+use serde_json::json;
+use testkit::witness::{Conversation, Transport, Witness, ask, ping};
+use testkit::{Need, kernel_test};
+use traffic::clients::LIMIT;
+use traffic::cluster::{Cluster, options};
+use traffic::net::{self, FAMILIES, Net};
+use traffic::objects::{A, Pod, R, Vip};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Nftables, Need::Veth, Need::Conntrack];
+
+/// A node with one Service.
+fn with_service(pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        // As a node has it: without a route a packet to an address that no host has would not come as far as the rules.
+        let mut lines = net::Lines::default();
+        lines.default_route(net::SECOND_NODE);
+        net::batch(&net.node, &lines.0);
+        // Without SCTP, which not every kernel has.
+        let servers = [(&net.pod_a, "a", net::POD_A), (&net.second_node, "r", net::POD_R)];
+        let _servers = servers.map(|(namespace, name, pod)| {
+            let mut places = net::places(pod, net::POD_PORT);
+            places.retain(|(transport, _)| *transport != Transport::Sctp);
+            Witness::start(namespace, name, &places).unwrap()
+        });
+        let mut options = options(&json!({}));
+        options.mode = Kind::Nftables;
+        let mut cluster = Cluster::without_programs(options);
+        cluster.publish("web", 10, &json!({}), pods);
+        cluster.settle();
+        body(&net, &mut cluster);
+    });
+}
+
+/// Every address of the Service.
+fn everywhere() -> Vec<SocketAddr> {
+    FAMILIES.into_iter().flat_map(|family| Vip::ALL.map(|vip| vip.of(10, family))).collect()
+}
+
+/// Conversations that the client opens, several at each address, and who answers each.
+fn open(net: &Net, transport: Transport) -> Vec<(SocketAddr, Conversation, String)> {
+    let open = |to: SocketAddr| {
+        let from = Some(net::CLIENT.of(Family::of(to.ip())));
+        let mut conversation = Conversation::open(transport, from, to, LIMIT).unwrap();
+        let name = conversation.ask().unwrap_or_else(|error| panic!("{transport:?} {to}: {error}")).name;
+        (to, conversation, name)
+    };
+    net.client.run_in(|| everywhere().into_iter().flat_map(|to| [to; 6]).map(open).collect()).unwrap()
+}
+
+#[test]
+fn a_connection_survives_the_removal_of_its_endpoint() {
+    with_service(&[A, R], |net, cluster| {
+        let mut connections = open(net, Transport::Tcp);
+        let served: BTreeSet<&str> = connections.iter().map(|(_, _, name)| name.as_str()).collect();
+        assert_eq!(served, BTreeSet::from(["a", "r"]));
+        // First one endpoint goes, then all of them.
+        for (pods, name) in [(&[R][..], Some("r")), (&[], None)] {
+            cluster.endpoints("web", pods);
+            cluster.settle();
+            for (to, connection, held) in &mut connections {
+                let answer = connection.ask().unwrap_or_else(|error| panic!("{to}, held by {held}: {error}"));
+                assert_eq!(answer.name, *held, "{to}");
+            }
+            for to in everywhere() {
+                let from = Some(net::CLIENT.of(Family::of(to.ip())));
+                let answer = net.client.run_in(|| ask(Transport::Tcp, from, to, LIMIT)).unwrap();
+                match name {
+                    Some(name) => assert_eq!(answer.unwrap().name, name, "{to}"),
+                    None => assert_eq!(answer.unwrap_err().kind(), io::ErrorKind::ConnectionRefused, "{to}"),
+                }
+            }
+        }
+    });
+}
+
+/// A DNS client on a fixed port is one flow for as long as it asks.
+#[test]
+fn a_udp_client_moves_to_the_endpoint_that_remains() {
+    with_service(&[A, R], |net, cluster| {
+        let mut flows = open(net, Transport::Udp);
+        let served: BTreeSet<&str> = flows.iter().map(|(_, _, name)| name.as_str()).collect();
+        assert_eq!(served, BTreeSet::from(["a", "r"]));
+        for (pods, name) in [([R], "r"), ([A], "a")] {
+            cluster.endpoints("web", &pods);
+            cluster.settle();
+            for (to, flow, held) in &mut flows {
+                let answer = flow.ask().unwrap_or_else(|error| panic!("{to}, held by {held}: {error}"));
+                assert_eq!(answer.name, name, "{to}, held by {held}");
+            }
+        }
+        // A flow whose endpoint stays is not interrupted: it does not even change.
+        cluster.endpoints("web", &[A, R]);
+        cluster.settle();
+        for (to, flow, _) in &mut flows {
+            assert_eq!(flow.ask().unwrap().name, "a", "{to}");
+        }
+    });
+}
+
+/// A cluster IP answers no pings: they are refused at once, and the node's own addresses answer.
+#[test]
+fn pings_to_a_cluster_ip_are_refused() {
+    with_service(&[A, R], |net, _| {
+        net.client.write_sysctl("net/ipv4/ping_group_range", "0 0").unwrap();
+        for family in FAMILIES {
+            let ping = |to| net.client.run_in(|| ping(to, LIMIT)).unwrap();
+            ping(net::NODE.of(family)).unwrap();
+            let error = ping(Vip::ClusterIp.of(10, family).ip()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{family:?}: {error}");
+        }
+    });
+}
