@@ -203,3 +203,53 @@ proptest! {
         prop_assert_eq!(diff(&wanted, &after, &policy)?.to_string(), "");
     }
 }
+
+/// Persistence for a month at most: the kernel counts it in ticks of 32 bits, and one that is longer comes back as another.
+fn within_a_month(mut table: Table) -> Table {
+    for (config, _) in table.values_mut() {
+        if let Some(persistence) = &mut config.persistence {
+            persistence.timeout_secs %= 2_678_400;
+        }
+    }
+    table
+}
+
+/// Without the order of virtual and real servers.
+fn sorted(snapshot: &Snapshot) -> Ruleset {
+    let mut rules = Ruleset::from(snapshot);
+    rules.sort();
+    rules
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The same through the client, its encoder and the fake kernel, which refuses what the kernel refuses.
+    #[test]
+    fn a_sync_makes_one_table_the_other((observed, wanted) in two_tables()) {
+        let (observed, wanted) = (within_a_month(observed), within_a_month(wanted));
+        let kernel = ipvs::fake::FakeIpvs::new();
+        let mut client = kernel.client().unwrap();
+        let policy = SyncPolicy::owning_all();
+        let _some_are_refused = client.run(&Batch::from(&rules(&observed)));
+        let before = client.snapshot().unwrap();
+        let report = client.sync(&rules(&wanted), &policy).unwrap();
+        prop_assert_eq!(&report.stopped, &None);
+        let after = client.snapshot().unwrap();
+        // What it says it did is what became of the table.
+        let mut replayed = table(&sorted(&before));
+        for operation in &report.done {
+            apply(&mut replayed, operation)?;
+        }
+        let keys = |rules: &Ruleset| table(rules).into_iter().map(|(key, (_, reals))| (key, reals.into_keys().collect::<Vec<_>>()));
+        prop_assert!(keys(&rules(&replayed)).eq(keys(&sorted(&after))));
+        if report.is_done() {
+            prop_assert_eq!(rules(&wanted).diff(&after, &policy).unwrap().to_string(), "");
+        }
+        // A second one finds nothing that could be done.
+        let again = client.sync(&rules(&wanted), &policy).unwrap();
+        prop_assert!(again.done.is_empty(), "{}", again.done);
+        prop_assert_eq!(again.failures, report.failures);
+        prop_assert_eq!(sorted(&client.snapshot().unwrap()), sorted(&after));
+    }
+}

@@ -198,6 +198,10 @@ pub(crate) fn text(data: &[u8]) {
         Ok(rules) => {
             let written = rules.to_string();
             assert_eq!(written.parse::<ipvs::text::Ruleset>().as_ref(), Ok(&rules), "{written}");
+            // Nothing is to be done where the kernel has it already; a table that no kernel can have is an error.
+            if let Ok(batch) = rules.diff(&ipvs::model::Snapshot::from(&rules), &ipvs::SyncPolicy::owning_all()) {
+                assert!(batch.is_empty(), "{batch}");
+            }
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }
