@@ -15,7 +15,7 @@ use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Attrs, Be16, ErrorKind, Listener, Protocol, WireError, attrs};
 
 /// `NFNLGRP_CONNTRACK_NEW` and `NFNLGRP_CONNTRACK_DESTROY` (linux/netfilter/nfnetlink.h).
-const GROUPS: [u32; 2] = [1, 3];
+pub(crate) const GROUPS: [u32; 2] = [1, 3];
 /// `NFNL_SUBSYS_CTNETLINK` in the upper byte, `IPCTNL_MSG_CT_NEW` and `IPCTNL_MSG_CT_DELETE` in the lower.
 const NEW: u16 = 0x0100;
 const GONE: u16 = 0x0102;
@@ -86,7 +86,7 @@ fn run() -> Result<(), Failure> {
 }
 
 /// One event as a line.
-fn read(kind: u16, payload: &[u8]) -> Result<String, WireError> {
+pub(crate) fn read(kind: u16, payload: &[u8]) -> Result<String, WireError> {
     let available = payload.len();
     let (_, attributes) = NfGenHeader::split(payload).ok_or(WireError::Message { offset: 0, available })?;
     let (mut from, mut to): (Option<IpAddr>, Option<IpAddr>) = (None, None);

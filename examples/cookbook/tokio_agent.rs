@@ -6,7 +6,8 @@
 //! * Requests block for microseconds, but another program may hold the kernel's locks, and a long listing takes time. So the client lives
 //!   on a thread of its own, [`Actor`], and tasks send it closures.
 //! * Events come over a descriptor ([`AsFd`](std::os::fd::AsFd)): `Events` of `nftables`, `Monitor` of `proxier-core` (addresses,
-//!   devices), and `Listener` of `netlink-batch` for all others (connections: see `follow_connections.rs`) go into tokio's `AsyncFd`.
+//!   devices), and `Listener` of `netlink-batch` for all others (connections: `follow_connections.rs` reads them) go into tokio's `AsyncFd`,
+//!   [`Stream`].
 //!   ipset has no events in the kernel.
 //!
 //! Needs nf_tables and `CAP_NET_ADMIN`.
@@ -18,6 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use examples::Failure;
+use netlink_batch::{Listener, WireError};
 use nftables::{Change, Client, ErrorKind, Event, Events, Family, Table, TableKey, Transaction};
 use proxier_core::kernel::Monitor;
 use tokio::io::Interest;
@@ -73,31 +75,61 @@ fn readable<T: AsRawFd>(source: T) -> io::Result<AsyncFd<T>> {
     AsyncFd::with_interest(source, Interest::READABLE)
 }
 
-/// Changes of nf_tables, as a stream.
-pub(crate) struct Changes(AsyncFd<Events>);
+/// What a socket hears, as a stream.
+pub(crate) struct Stream<S: AsRawFd>(AsyncFd<S>);
 
-impl Changes {
+impl<S: AsRawFd> Stream<S> {
     /// Puts a socket into the runtime.
     ///
     /// # Errors
     /// When the runtime does not take it.
-    pub(crate) fn new(events: Events) -> io::Result<Self> {
-        readable(events).map(Changes)
+    pub(crate) fn new(source: S) -> io::Result<Self> {
+        readable(source).map(Stream)
     }
 
-    /// The next changes. Nothing is lost when the future is dropped.
+    /// What `take` gets without waiting, as soon as there is something: `Ok(None)` means not yet. Nothing is lost when the future is dropped.
+    ///
+    /// # Errors
+    /// Outside, when the runtime ends. Inside, those of `take`.
+    pub(crate) async fn next_by<T, E>(
+        &mut self,
+        mut take: impl FnMut(&mut S) -> Result<Option<T>, E>,
+    ) -> io::Result<Result<T, E>> {
+        loop {
+            let mut ready = self.0.readable_mut().await?;
+            match take(ready.get_inner_mut()) {
+                Ok(None) => ready.clear_ready(),
+                Ok(Some(found)) => return Ok(Ok(found)),
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+    }
+}
+
+/// Changes of nf_tables.
+pub(crate) type Changes = Stream<Events>;
+
+impl Changes {
+    /// The next changes.
     ///
     /// # Errors
     /// Outside, when the runtime ends. Inside, of the kind `StateUnknown` when events were lost: read the state again, and go on.
     pub(crate) async fn next(&mut self) -> io::Result<Result<Vec<Event>, nftables::Error>> {
-        loop {
-            let mut ready = self.0.readable_mut().await?;
-            match ready.get_inner_mut().wait(Duration::ZERO) {
-                Ok(None) => ready.clear_ready(),
-                Ok(Some(events)) => return Ok(Ok(events)),
-                Err(error) => return Ok(Err(error)),
-            }
-        }
+        self.next_by(|events| events.wait(Duration::ZERO)).await
+    }
+}
+
+/// Events of another family, each read from its number and its bytes: those of connections, by `follow_connections.rs`.
+impl Stream<Listener> {
+    /// The next events.
+    ///
+    /// # Errors
+    /// As [`Changes::next`].
+    pub(crate) async fn next<T>(
+        &mut self,
+        mut read: impl FnMut(u16, &[u8]) -> Result<T, WireError>,
+    ) -> io::Result<Result<Vec<T>, netlink_batch::Error>> {
+        self.next_by(|listener| listener.wait(Duration::ZERO, &mut read)).await
     }
 }
 

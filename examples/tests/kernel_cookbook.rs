@@ -1,6 +1,9 @@
 //! Each program of the cookbook on a real kernel. What it did is read with the field's own tools, or shows in connections.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
+#[path = "../cookbook/follow_connections.rs"]
+#[allow(dead_code, unreachable_pub, reason = "its main, and what its tables of attributes have")]
+mod follow_connections;
 #[path = "../cookbook/tokio_agent.rs"]
 #[allow(dead_code, reason = "its main and what only that uses")]
 mod tokio_agent;
@@ -14,6 +17,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use netlink_batch::{Listener, Protocol};
 use nftables::{ErrorKind, Event, Events};
 use testkit::traffic::{self, NameServer};
 use testkit::witness::{Conversation, Transport, Witness, ask};
@@ -620,6 +624,33 @@ fn a_stream_waits_and_tells_of_lost_events() {
             };
             tool("nft add table ip last");
             tokio::time::timeout(PATIENCE, later).await.unwrap();
+        });
+    });
+}
+
+#[test]
+fn connections_are_a_stream() {
+    kernel_test(&[Need::Root, Need::Nftables, Need::Conntrack], || {
+        let tracked = "table ip t { chain c { type filter hook input priority 0; ct state new counter; }\n}\n";
+        testkit::oracle::run("nft", &["-f", "-"], Some(tracked)).unwrap();
+        runtime().block_on(async {
+            let listener = Listener::open(Protocol::Netfilter, &follow_connections::GROUPS).unwrap();
+            let mut connections = tokio_agent::Stream::new(listener).unwrap();
+            let early =
+                tokio::time::timeout(Duration::from_millis(50), connections.next(follow_connections::read)).await;
+            assert!(early.is_err(), "nobody has connected: {early:?}");
+            let server = serve(&Netns::current().unwrap(), "127.0.0.1:0", "here");
+            let stream = TcpStream::connect(server.address()).unwrap();
+            let (from, to) = (stream.local_addr().unwrap(), server.address());
+            let heard = async |connections: &mut tokio_agent::Stream<Listener>, line: String| {
+                let found = async {
+                    while !connections.next(follow_connections::read).await.unwrap().unwrap().contains(&line) {}
+                };
+                tokio::time::timeout(PATIENCE, found).await.unwrap_or_else(|_late| panic!("waited for: {line}"));
+            };
+            heard(&mut connections, format!("new protocol 6 {from} -> {to}")).await;
+            tool(&format!("conntrack -D -p tcp --sport {} --dport {}", from.port(), to.port()));
+            heard(&mut connections, format!("gone protocol 6 {from} -> {to}")).await;
         });
     });
 }
