@@ -293,6 +293,14 @@ fn drain_keeps_connections_and_takes_no_new_ones() {
         // Back again, in place: the connection lives on.
         succeeds("ipvs_drain", &["add", key, "10.1.0.2:8080"]);
         assert_eq!(open.ask().unwrap(), "a");
+        // The kernel forgets idle connections after a second, from the next packet on: then the real server goes.
+        let running = Running::start("ipvs_drain", &["drain", key, "10.1.0.2:8080"]);
+        running.until_printed("1 connections left");
+        tool("ipvsadm --set 1 0 0");
+        assert_eq!(open.ask().unwrap(), "a");
+        running.until_printed("10.1.0.2:8080 is gone; 0 connections were left");
+        running.until_ipvs(&[virtual_server, second]);
+        assert_eq!(traffic::connect_and_ask(web()).unwrap(), "b");
         // Without connections it is gone at once.
         tool("ipvsadm -A -t 192.0.2.1:81 -s rr");
         succeeds("ipvs_drain", &["add", "TCP 192.0.2.1:81", "10.1.0.2:8080"]);
@@ -554,6 +562,17 @@ fn probe_first_knows_whether_ipvs_answers() {
         let printed = text(&output.stdout);
         assert_eq!(output.status.code(), Some(i32::from(lacks.is_some())), "{lacks:?}\n{printed}");
         assert_eq!(printed.contains("IPVS does not answer: "), lacks.is_some(), "{printed}");
+    });
+}
+
+#[test]
+fn probe_first_loads_what_is_missing() {
+    kernel_test(IPVS, || {
+        let printed = succeeds("probe_first", &["load"]);
+        assert!(printed.lines().last().unwrap().ends_with(" answers"), "{printed}");
+        assert!(!printed.contains("ip_vs_wlc ("), "nothing is left to load: {printed}");
+        // A table with that scheduler can be made now.
+        tool("ipvsadm -A -t 192.0.2.1:80 -s wlc");
     });
 }
 
