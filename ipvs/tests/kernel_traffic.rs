@@ -228,14 +228,15 @@ const OTHERS: u32 = 300;
 
 /// The virtual server of the test and many others. Its first real server is always wanted, with these words.
 fn ruleset(vip: SocketAddr, scheduler: &str, blue: &str, network: u32) -> Ruleset {
-    let mut text = format!("-A -t {vip} -s {scheduler}\n-a -t {vip} -r 10.1.1.2:8080 -m -w {blue}\n");
-    for number in 0..OTHERS {
+    let first = format!("-A -t {vip} -s {scheduler}\n-a -t {vip} -r 10.1.1.2:8080 -m -w {blue}");
+    let others = (0..OTHERS).map(|number| {
         let at = Ipv4Addr::from_bits(network + number);
-        text += &format!("-A -t {at}:80 -s rr\n-a -t {at}:80 -r 10.1.2.2:{} -m -w 1\n", 1000 + number);
-    }
-    // It gets no connections: whoever is asked for the first time meanwhile gets an answer from the first.
-    text += &format!("-a -t {vip} -r 10.1.2.2:{} -m -w 0\n", if scheduler == "rr" { 8080 } else { 9090 });
-    text.parse().unwrap()
+        format!("-A -t {at}:80 -s rr\n-a -t {at}:80 -r 10.1.2.2:{} -m -w 1", 1000 + number)
+    });
+    // Of weight 0, so that nobody else answers.
+    let idle = format!("-a -t {vip} -r 10.1.2.2:{} -m -w 0", if scheduler == "rr" { 8080 } else { 9090 });
+    let lines: Vec<String> = std::iter::once(first).chain(others).chain([idle]).collect();
+    lines.join("\n").parse().unwrap()
 }
 
 #[test]
