@@ -1,28 +1,26 @@
-//! P13: iptables mode, as the number of Services grows: a full restore and one change, against the restore program alone on the
-//! same text.
+//! P13: iptables mode, as the number of Services grows: a full restore and one change, against the restore programs alone on the
+//! same texts, of both families.
 
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use iptables::{Backend, BackendChoice};
-use proxier_core::config::Config;
-use proxier_core::kernel;
-use proxier_core::modes::iptables::{Options as ModeOptions, Wanted, changes, update};
-use proxier_core::modes::{self};
+use proxier_core::kernel::{self, KernelPorts};
+use proxier_core::modes;
 use proxier_core::net::Family;
 use proxier_core::reconciler::Options as ReconcilerOptions;
-use proxier_core::service::NodeFacts;
-use proxier_core::snapshot::{HostAddresses, Node as Facts, Store};
 
 use crate::namespace::{collect, tell, warm_up};
 use crate::node::Node;
 use crate::program::feed;
 use crate::report::{Goal, Report, ms};
-use crate::world::{service, slice, slice_of};
 use crate::{Failure, Options};
 
 const PROGRAM: &str = "All Services from nothing";
 const CHANGE: &str = "One changed endpoint";
+const READING: &str = "Reading both families' tables, as before the first write";
 /// With more Services than these, the nft back end takes minutes for one restore: its program alone is quadratic.
 const NFT_LIMIT: u32 = 1_000;
 const ENDPOINTS: u32 = 10;
@@ -34,9 +32,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.note(format!("Services with {ENDPOINTS} endpoints each, in a fresh network namespace every time."));
     report.note(format!(
         "iptables mode: a whole pass of the reconciler, from checked objects to both families' tables, the reading of the tables \
-         before included. iptables-restore: the text that such a pass writes to IPv4, by the same program; the text is ready. By the \
-         legacy back end, and with up to {NFT_LIMIT} Services by the nft one.",
+         before included. iptables-restore: the very texts that such a pass writes to both families, noted from one, by the same \
+         programs and likewise: families one after the other by the legacy back end, which has one lock for both, else in \
+         parallel; the texts are ready. By the legacy back end, and with up to {NFT_LIMIT} Services by the nft one.",
     ));
+    report.note(
+        "Reading: what the first pass does before it writes. It finds the programs and lists what both back ends have, in both \
+         families. iptables-save: those of one back end and both families, in parallel.",
+    );
     let sizes: &[u32] = match (options.smoke, options.quick) {
         (true, _) => &[10, 50],
         (_, true) => &[1_000],
@@ -46,12 +49,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     std::fs::create_dir_all(&folder.0)?;
     let path = folder.0.to_str().ok_or("the folder for temporary files has no name in UTF-8")?;
     for services in sizes {
-        warm_up(&["iptables-services", "write-text", &services.to_string(), path])?;
+        for back_end in BACK_ENDS.into_iter().filter(|of| *of == Backend::Legacy || *services <= NFT_LIMIT) {
+            warm_up(&["iptables-services", "write-text", &services.to_string(), path, called(back_end)])?;
+        }
     }
     for round in 0..options.rounds {
         for services in sizes {
             for back_end in BACK_ENDS.into_iter().filter(|of| *of == Backend::Legacy || *services <= NFT_LIMIT) {
-                for way in ["program", "program-restore", "change", "change-restore"] {
+                for way in ["program", "program-restore", "change", "change-restore", "read", "read-save"] {
                     collect(&mut report, &["iptables-services", way, &services.to_string(), path, called(back_end)])?;
                 }
             }
@@ -84,22 +89,18 @@ impl Drop for Scratch {
     }
 }
 
-/// The texts that a pass writes to IPv4: all, and one for each change.
-fn texts(services: u32) -> Result<Vec<String>, Failure> {
-    let facts = NodeFacts::new(&Config::default(), &Facts::new("node-a"), &HostAddresses::default());
-    let mut store = Store::new("node-a");
-    for number in 0..services {
-        store.upsert_service(&service(number));
-        store.upsert_slice(&slice(number, ENDPOINTS));
+/// Writes the texts that passes give to the programs into files: of all Services, then of each change.
+fn write_texts(back_end: Backend, services: u32, folder: &str) -> Result<(), Failure> {
+    let mut node = node(back_end, services)?;
+    for pass in 0..=CHANGES {
+        if pass > 0 {
+            node.replace(services / 2, &endpoints(pass));
+        }
+        for (family, text) in node.recorded_pass()? {
+            std::fs::write(file(folder, (back_end, services), pass, family), text)?;
+        }
     }
-    let mut wanted = Wanted::build(&store, &facts, ModeOptions::default());
-    let mut texts = vec![changes(&wanted, &iptables::Dump::default(), Family::V4)?.to_restore_text()?];
-    for change in 1..=CHANGES {
-        let changed = store.upsert_slice(&slice_of(services / 2, &endpoints(change)));
-        let changed = wanted.refresh(&store, &facts, &changed);
-        texts.push(update(&wanted, &changed, Family::V4)?.to_restore_text()?);
-    }
-    Ok(texts)
+    Ok(())
 }
 
 /// The endpoints of the changed Service after so many changes: the last one is another.
@@ -107,8 +108,17 @@ fn endpoints(change: u32) -> Vec<u32> {
     (0..ENDPOINTS - 1).chain([ENDPOINTS + change % 2]).collect()
 }
 
-fn file(folder: &str, services: u32, number: usize) -> PathBuf {
-    PathBuf::from(folder).join(format!("{services}-{number}"))
+fn file(folder: &str, (back_end, services): (Backend, u32), pass: u32, family: Family) -> PathBuf {
+    PathBuf::from(folder).join(format!("{}-{services}-{pass}-{}", called(back_end), family.name()))
+}
+
+/// The texts of one pass. A pass writes nothing to a family of which nothing changes.
+fn texts(folder: &str, (back_end, services): (Backend, u32), pass: u32) -> Result<Vec<(Family, String)>, Failure> {
+    let files = Family::ALL.map(|family| (family, file(folder, (back_end, services), pass, family)));
+    let written = files.into_iter().filter(|(_, path)| path.exists());
+    let texts = written.map(|(family, path)| Ok((family, std::fs::read_to_string(path)?)));
+    let texts = texts.collect::<Result<Vec<_>, Failure>>()?;
+    if texts.is_empty() { Err("a pass has written nothing".into()) } else { Ok(texts) }
 }
 
 const BACK_ENDS: [Backend; 2] = [Backend::Legacy, Backend::NfTables];
@@ -128,8 +138,46 @@ fn theirs(back_end: Backend) -> String {
     format!("iptables-restore, {}", called(back_end))
 }
 
-fn restore(back_end: Backend, text: &str) -> Result<Duration, Failure> {
-    feed(&format!("iptables-{}-restore", called(back_end)), &["--noflush"], text)
+/// A program of a family: its name ends as given.
+fn program(back_end: Backend, family: Family, end: &str) -> String {
+    let stem = if family == Family::V4 { "iptables" } else { "ip6tables" };
+    format!("{stem}-{}-{end}", called(back_end))
+}
+
+/// Gives each family its text.
+fn restore(back_end: Backend, texts: &[(Family, String)]) -> Result<Duration, Failure> {
+    let one = |(family, text): &(Family, String)| {
+        let restored = feed(&program(back_end, *family, "restore"), &["--noflush"], text);
+        restored.map_err(|error| format!("{}: {error}", family.name()))
+    };
+    let start = Instant::now();
+    if back_end == Backend::Legacy {
+        texts.iter().try_for_each(|text| one(text).map(drop))?;
+    } else {
+        thread::scope(|scope| {
+            let started: Vec<_> = texts.iter().map(|text| scope.spawn(move || one(text))).collect();
+            started
+                .into_iter()
+                .try_for_each(|run| run.join().map_err(|_panic| "a thread has ended".to_owned())?.map(drop))
+        })?;
+    }
+    Ok(start.elapsed())
+}
+
+/// Has both families' tables printed, in parallel.
+fn save(back_end: Backend) -> Result<Duration, Failure> {
+    let start = Instant::now();
+    let mut running = Vec::new();
+    for family in Family::ALL {
+        running.push(Command::new(program(back_end, family, "save")).stdout(Stdio::piped()).spawn()?);
+    }
+    for child in running {
+        let output = child.wait_with_output()?;
+        if !output.status.success() {
+            return Err(format!("iptables-save ended with {}", output.status).into());
+        }
+    }
+    Ok(start.elapsed())
 }
 
 /// Whoever was timed must have done the whole work: one chain for each Service, one for each endpoint.
@@ -146,12 +194,16 @@ fn check(back_end: Backend, services: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-fn node(back_end: Backend, services: u32) -> Result<Node, Failure> {
+fn programs_of(back_end: Backend) -> kernel::Options {
     let mut kernel = kernel::Options::default();
     kernel.backend = BackendChoice::Force(back_end);
+    kernel
+}
+
+fn node(back_end: Backend, services: u32) -> Result<Node, Failure> {
     let mut options = ReconcilerOptions::default();
     options.mode = modes::Kind::Iptables;
-    let mut node = Node::on(&kernel, options)?;
+    let mut node = Node::on(&programs_of(back_end), options)?;
     node.load(services, ENDPOINTS);
     Ok(node)
 }
@@ -161,12 +213,19 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let back_end = if rest == ["nft"] { Backend::NfTables } else { Backend::Legacy };
     let (ours, theirs) = (&ours(back_end), &theirs(back_end));
     let services: u32 = services.parse()?;
-    let read = |number| std::fs::read_to_string(file(folder, services, number));
+    let read = |pass| texts(folder, (back_end, services), pass);
     match *way {
-        "write-text" => {
-            for (number, text) in texts(services)?.into_iter().enumerate() {
-                std::fs::write(file(folder, services, number), text)?;
+        "write-text" => write_texts(back_end, services, folder)?,
+        "read" => {
+            let mut kernel = KernelPorts::open(&programs_of(back_end))?;
+            let start = Instant::now();
+            for family in Family::ALL {
+                kernel.ports().rules.dump(family)?;
             }
+            tell(READING, services, "ms", ours, ms(start.elapsed()));
+        }
+        "read-save" => {
+            tell(READING, services, "ms", &format!("iptables-save, {}", called(back_end)), ms(save(back_end)?))
         }
         "program" => {
             let mut node = node(back_end, services)?;
@@ -196,8 +255,8 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         }
         "change-restore" => {
             restore(back_end, &read(0)?)?;
-            for number in 1..=CHANGES {
-                tell(CHANGE, services, "ms", theirs, ms(restore(back_end, &read(usize::try_from(number)?)?)?));
+            for pass in 1..=CHANGES {
+                tell(CHANGE, services, "ms", theirs, ms(restore(back_end, &read(pass)?)?));
             }
             check(back_end, services)?;
         }

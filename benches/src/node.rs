@@ -1,10 +1,13 @@
 //! The reconciler on the kernel of this network namespace, with time that passes as the bench wants.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
+use iptables::{Dump, Transaction};
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::modes::Kind;
+use proxier_core::net::Family;
+use proxier_core::ports::{PortError, Rules};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 
@@ -78,15 +81,67 @@ impl Node {
 
     /// A pass, which has to be due and to succeed. Every pass starts a second after the one before.
     pub(crate) fn pass(&mut self) -> Result<Report, Failure> {
+        let now = self.tick();
+        done(self.proxier.pass(&|| now, &mut self.kernel.ports()))
+    }
+
+    /// As [`Node::pass`]; gives the texts that `iptables-restore` gets, in their order.
+    pub(crate) fn recorded_pass(&mut self) -> Result<Vec<(Family, String)>, Failure> {
+        let now = self.tick();
+        let texts = RefCell::new(Vec::new());
+        let mut ports = self.kernel.ports();
+        let mut recorder = Recorder { rules: ports.rules, texts: &texts };
+        ports.rules = &mut recorder;
+        done(self.proxier.pass(&|| now, &mut ports))?;
+        Ok(texts.into_inner())
+    }
+
+    fn tick(&self) -> Duration {
         let now = self.now.get() + Duration::from_secs(1);
         self.now.set(now);
-        let report = self.proxier.pass(&|| now, &mut self.kernel.ports()).ok_or("no pass was due")?;
-        if let Some(trouble) = report.unread.first() {
-            return Err(trouble.to_string().into());
-        }
-        if let Some(trouble) = report.applied.failures.first() {
-            return Err(format!("{} failures, the first: {trouble}", report.applied.failures.len()).into());
-        }
-        if report.is_done() { Ok(report) } else { Err("the pass held something back".into()) }
+        now
+    }
+}
+
+/// The report of a pass that was due and has succeeded.
+fn done(report: Option<Report>) -> Result<Report, Failure> {
+    let report = report.ok_or("no pass was due")?;
+    if let Some(trouble) = report.unread.first() {
+        return Err(trouble.to_string().into());
+    }
+    if let Some(trouble) = report.applied.failures.first() {
+        return Err(format!("{} failures, the first: {trouble}", report.applied.failures.len()).into());
+    }
+    if report.is_done() { Ok(report) } else { Err("the pass held something back".into()) }
+}
+
+/// Rules that note what is restored.
+struct Recorder<'a> {
+    rules: &'a mut dyn Rules,
+    texts: &'a RefCell<Vec<(Family, String)>>,
+}
+
+impl Recorder<'_> {
+    fn note(&self, family: Family, transaction: &Transaction) {
+        self.texts.borrow_mut().push((family, transaction.to_string()));
+    }
+}
+
+impl Rules for Recorder<'_> {
+    fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError> {
+        self.rules.has_random_fully(family)
+    }
+
+    fn dump(&mut self, family: Family) -> Result<Dump, PortError> {
+        self.rules.dump(family)
+    }
+
+    fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        self.rules.check(family, transaction)
+    }
+
+    fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+        self.note(family, transaction);
+        self.rules.restore(family, transaction)
     }
 }
