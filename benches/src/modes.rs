@@ -1,18 +1,19 @@
-//! The modes that this machine's own kernel has, on the same axes: all Services from nothing, one change, connecting, memory.
-//! IPVS, on the same network and Services, is in `versus-iptables`.
+//! The modes on the same axes: all Services from nothing, one change, connecting, memory. IPVS mode where the kernel has IPVS, as
+//! that of the virtual machine.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use proxier_core::modes::Kind;
 use proxier_core::reconciler::Options as ReconcilerOptions;
 
-use crate::machine::resident_kib;
+use crate::machine::{is_emulated, resident_kib};
 use crate::namespace::{collect, tell, warm_up};
 use crate::network::Network;
 use crate::node::Node;
 use crate::report::{Report, ms};
-use crate::versus::{CHANGE, LATENCY, MEMORY, PROGRAM, RATE, connect, kernel_memory};
+use crate::versus::{CHANGE, LATENCY, MEMORY, NFT_LIMIT, PATIENCE, PROGRAM, RATE, connect, kernel_memory};
 use crate::{Failure, Options};
 
 const RESIDENT: &str = "Resident memory of the process beyond an empty one";
@@ -22,13 +23,25 @@ const CHANGES: u32 = 3;
 /// The networks of cluster IPs.
 const SERVICE_CIDR: &str = "10.96.0.0/12";
 
-const WAYS: [(Kind, &str); 3] = [
+const WAYS: [(Kind, &str); 4] = [
+    (Kind::Ipvs, "IPVS mode (Proxier)"),
     (Kind::Nftables, "nftables mode (Proxier)"),
     (Kind::Iptables, "iptables mode (Proxier)"),
     (Kind::Userspace, "userspace mode (Proxier)"),
 ];
 
+/// IPVS mode needs a module, which a machine that is none of ours may lack.
+fn has_ipvs() -> bool {
+    is_emulated() || Path::new("/proc/net/ip_vs").exists()
+}
+
+/// In an emulated machine the nft back end takes minutes for a restore of more.
+fn is_too_large(mode: Kind, services: u32) -> bool {
+    mode == Kind::Iptables && is_emulated() && services > NFT_LIMIT
+}
+
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let ways: Vec<_> = WAYS.into_iter().filter(|(mode, _)| *mode != Kind::Ipvs || has_ipvs()).collect();
     let mut report = Report::new("modes", options);
     report.note(format!("Services with {ENDPOINTS} endpoints each, in a fresh set of network namespaces every time."));
     report.note(
@@ -39,23 +52,41 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         "Connecting: from a client namespace over veth to the node, from SYN to ACK. In userspace mode the node's own socket answers, and \
          the endpoint is reached afterwards, in this process; its processor time is in that of a connection.",
     );
+    if ways.len() < WAYS.len() {
+        report.note("Without IPVS mode: this kernel has no IPVS.");
+    }
+    report.note(
+        "Memory of the process: with all that passes have needed for a moment, which proxier-demo gives back to the kernel. `memory` \
+         has what is kept.",
+    );
     let sizes: &[u32] = match (options.smoke, options.quick) {
         (true, _) => &[10, 30],
         (_, true) => &[10, 1_000],
         _ => &[10, 100, 1_000, 5_000, 10_000],
     };
     let connections = if options.smoke { "20" } else { "150" };
-    for (mode, _) in WAYS {
+    for (mode, _) in &ways {
         warm_up(&["modes", mode.name(), "3", "5"])?;
     }
-    for round in 0..options.rounds {
-        for services in sizes {
-            for (mode, _) in WAYS {
+    for services in sizes.iter().copied() {
+        let mut spent = vec![Duration::ZERO; ways.len()];
+        for round in 0..options.rounds {
+            for ((mode, name), spent) in ways.iter().copied().zip(&mut spent) {
+                if *spent > PATIENCE || is_too_large(mode, services) {
+                    continue;
+                }
+                let start = Instant::now();
                 collect(&mut report, &["modes", mode.name(), &services.to_string(), connections])?;
+                *spent += start.elapsed();
+                eprintln!("{name}, {services} Services, round {round}: {:.1} s", start.elapsed().as_secs_f64());
             }
         }
-        eprintln!("round {round}: done");
     }
+    if sizes.iter().any(|services| is_too_large(Kind::Iptables, *services)) {
+        report
+            .note(format!("iptables mode with more than {NFT_LIMIT} Services is left out: one restore takes minutes."));
+    }
+    report.note(format!("What took more than {} s altogether, at one size, is not repeated.", PATIENCE.as_secs()));
     report.curve("program", PROGRAM, "Services");
     report.curve("change", CHANGE, "Services");
     let last_or_none = |side: &str| !side.ends_with("first") && !side.ends_with("middle");

@@ -22,9 +22,9 @@ pub(crate) const MEMORY: &str = "Kernel memory (Slab, VmallocUsed, Percpu)";
 const LIST: &str = "Reading the real connection list";
 const ENDPOINTS: u32 = 2;
 /// What took longer than this altogether, at one size, is not repeated.
-const PATIENCE: Duration = Duration::from_secs(100);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(100);
 /// With more Services, restoring rules takes iptables-nft minutes.
-const NFT_LIMIT: u32 = 5_000;
+pub(crate) const NFT_LIMIT: u32 = 5_000;
 
 /// Its name in arguments and in figures.
 const WAYS: [(&str, &str); 3] = [("ipvs", "IPVS (Proxier)"), ("legacy", "iptables-legacy"), ("nft", "iptables-nft")];

@@ -30,7 +30,7 @@ Builds the benches and runs them, each comparison interleaved. Without NAME: all
   iptables-services Services in iptables mode: all from nothing, one change, against iptables-restore; on this machine
   nftables-services Services in nftables mode: all from nothing, one change, connecting; on this machine
   userspace         userspace mode: one stream, connections; on this machine
-  modes             nftables, iptables and userspace mode, 10 to 10,000 Services; on this machine
+  modes             all modes that the kernel has, 10 to 10,000 Services; on this machine and in the virtual machine
   ipset-fill        20,000 entries into a set; on this machine and in the virtual machine
   host-library      sets, rules and connection lists; on this machine
   ipvs-program      programming 1,000 virtual servers with 10 real servers each; in the virtual machine
@@ -72,7 +72,7 @@ const BENCHES: [(&str, Place); 18] = [
     ("nftables-services", Place::Host),
     ("iptables-services", Place::Host),
     ("userspace", Place::Host),
-    ("modes", Place::Host),
+    ("modes", Place::Both),
     ("host-library", Place::Host),
     ("ipvs-program", Place::Machine),
     ("ipvs-snapshot", Place::Machine),
