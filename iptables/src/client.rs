@@ -326,7 +326,7 @@ impl<R: Runner> Iptables<R> {
         if transaction.sets_counters() {
             args.push("--counters".to_owned());
         }
-        self.feed(args, &text)
+        self.feed(args, text)
     }
 
     /// Finds out whether the kernel has tables for this back end, without changing rules. Asking may load a module.
@@ -346,7 +346,7 @@ impl<R: Runner> Iptables<R> {
     /// # Errors
     /// [`ErrorKind::NoKernelSupport`] if not; [`ErrorKind::Permission`] and others as for any run.
     pub fn check_kernel(&self) -> Result<(), Error> {
-        self.feed(vec!["--noflush".to_owned(), "--test".to_owned()], "*filter\nCOMMIT\n")
+        self.feed(vec!["--noflush".to_owned(), "--test".to_owned()], "*filter\nCOMMIT\n".to_owned())
     }
 
     /// Has `iptables-restore` check a transaction, without changing rules: its syntax, and whether the program and the kernel
@@ -378,7 +378,7 @@ impl<R: Runner> Iptables<R> {
     /// [`Iptables::restore`].
     pub fn check(&self, transaction: &Transaction) -> Result<(), Error> {
         let text = transaction.to_restore_text()?;
-        let output = self.run_restore(vec!["--noflush".to_owned(), "--test".to_owned()], &text)?;
+        let (output, text) = self.run_restore(vec!["--noflush".to_owned(), "--test".to_owned()], text)?;
         // The programs only warn of what the kernel lacks.
         if output.code == Some(0) && !failure::lacks_module(&output) {
             return Ok(());
@@ -386,12 +386,13 @@ impl<R: Runner> Iptables<R> {
         Err(self.explain(&text, &output))
     }
 
-    fn feed(&self, args: Vec<String>, text: &str) -> Result<(), Error> {
-        let output = self.run_restore(args, text)?;
-        if output.code == Some(0) { Ok(()) } else { Err(self.explain(text, &output)) }
+    fn feed(&self, args: Vec<String>, text: String) -> Result<(), Error> {
+        let (output, text) = self.run_restore(args, text)?;
+        if output.code == Some(0) { Ok(()) } else { Err(self.explain(&text, &output)) }
     }
 
-    fn run_restore(&self, mut args: Vec<String>, text: &str) -> Result<Output, Error> {
+    /// Gives the text back: it may have tens of megabytes.
+    fn run_restore(&self, mut args: Vec<String>, text: String) -> Result<(Output, String), Error> {
         let _lock = match self.restore_wait()? {
             RestoreWait::Nothing => LockGuard::none(),
             RestoreWait::Options(options) => {
@@ -400,9 +401,10 @@ impl<R: Runner> Iptables<R> {
             }
             RestoreWait::LockForIt => self.runner.lock(self.limits.lock_wait)?,
         };
-        let limit = self.limits.restore(text);
-        let run = Invocation::new(&self.programs.restore, args, limit).with_stdin(text.to_owned());
-        self.runner.run(&run).map_err(|e| self.explain_delay(e, limit))
+        let limit = self.limits.restore(&text);
+        let run = Invocation::new(&self.programs.restore, args, limit).with_stdin(text);
+        let output = self.runner.run(&run).map_err(|e| self.explain_delay(e, limit))?;
+        Ok((output, run.stdin))
     }
 
     fn restore_wait(&self) -> Result<RestoreWait, Error> {

@@ -95,6 +95,10 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
             Some(backend) => survey.reopen(self.runner.clone(), family.into(), backend)?,
             None => survey.open(self.runner.clone(), family.into(), self.choice)?,
         };
+        // What the other back end has is not asked for, and may be all rules of an earlier proxy.
+        for family in Family::ALL {
+            drop(survey.take_dump(opened.backend().other(), family.into()));
+        }
         Ok(opened.with_limits(self.limits))
     }
 
