@@ -149,7 +149,9 @@ impl Worker {
                 if is_first {
                     engine.compact();
                 }
-                if is_first || report.writes() >= MANY {
+                let needed_much = is_first || report.full || report.writes() >= MANY;
+                drop(report);
+                if needed_much {
                     memory::give_back();
                 }
             }
