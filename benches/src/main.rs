@@ -52,8 +52,8 @@ benches:
   ipset-fill        20,000 entries into a set: the ipset crate, ipset restore  (P3)
   nftables-fill     100,000 elements into a map: a C program, the nftables crate, nft -f
   nftables-services Services in nftables mode: all from nothing, one change, connecting; nft -f, iptables  (P10, P11, P12)
-  iptables-services Services in iptables mode: all from nothing, one change; iptables-restore of the same text  (P13)
-  modes             the modes of this machine's kernel on the same axes: all from nothing, one change, connecting, memory
+  iptables-services Services in iptables mode: all from nothing, one change, reading; the programs alone  (P13)
+  modes             the modes of this kernel on the same axes: all from nothing, one change, connecting, memory
   host-library      sets, rules and connection lists on this machine's own kernel
   cold-start        proxier-demo in IPVS mode: start with rules by programs and by nf_tables, also with no module loaded  (P14)
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
@@ -61,7 +61,7 @@ benches:
   policy            proxier-demo with an API server: a Service gets another scheduler, against another endpoint  (P15)
   passes            the reconciler on a kernel: a rolling update of 1,000 endpoints, binding 1,000 to 20,000 addresses
   reconcile         compile, diff and plan, in instructions; up to 50,000 Services  (P8)
-  memory            what Store, Desired and Observed take  (P6)
+  memory            what IPVS mode and iptables mode keep  (P6, P16)
   userspace         userspace mode: one stream, connections; against a loop of splice(2) and HAProxy
   versus-iptables   Services by IPVS and by iptables, legacy and nft  (P9)
 

@@ -1,10 +1,14 @@
-//! P6: what the reconciler keeps in memory, by part and by endpoint.
+//! P6, P16: what the reconciler keeps in memory, by part and by endpoint; in iptables mode against IPVS mode.
 
+use std::collections::BTreeMap;
+use std::hint::black_box;
 use std::process::Command;
 
 use ipset::Element;
 use ipvs::{RealServer, VirtualServerKey};
+use proxier_core::modes::iptables;
 use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::net::FrontendKey;
 use proxier_core::service::Frontend;
 use proxier_core::snapshot::{Endpoint, EndpointSlice, ObjectKey, Service};
 
@@ -20,22 +24,27 @@ const GROWTH: &str = "Per endpoint of a Service that grows";
 const PER_SERVICE: &str = "Per Service, its slice, its virtual server and all";
 const TYPES: &str = "Size of a value";
 
+/// The modes that are measured: what they are called in arguments, and behind the parts in figures.
+const MODES: [(&str, &str); 2] = [("ipvs", ""), ("iptables", ", iptables mode")];
+
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut report = Report::new("memory", options);
     report.note("Store, Wanted and Observed as a running proxy has them, with lists of real servers shared where they are equal. Resident pages, so what malloc adds is in it.");
+    report.note("iptables mode: the Store likewise, Wanted, and Known, which is what the kernel serves. No rules are kept: they are made anew.");
     report.note("Per endpoint: the whole, keys and virtual servers included, divided by the number of endpoints.");
     let sizes: &[(u32, u32)] =
         if options.smoke { &[(100, 10)] } else { &[(1_000, 10), (10_000, 1), (10_000, 10), (1_000, 100)] };
-    for (services, endpoints) in sizes.iter().copied() {
+    let each = sizes.iter().flat_map(|size| MODES.map(|mode| (*size, mode)));
+    for ((services, endpoints), (mode, called)) in each {
         let output = Command::new(std::env::current_exe()?)
-            .args(["memory-case", &services.to_string(), &endpoints.to_string()])
+            .args(["memory-case", mode, &services.to_string(), &endpoints.to_string()])
             .output()?;
         if !output.status.success() {
             return Err(format!("memory-case: {}", String::from_utf8_lossy(&output.stderr)).into());
         }
         for line in String::from_utf8(output.stdout)?.lines() {
             let (part, kib) = line.split_once('\t').ok_or("no figure")?;
-            let (kib, part) = (kib.parse::<f64>()?, format!("{part}, {endpoints} endpoints each"));
+            let (kib, part) = (kib.parse::<f64>()?, format!("{part}, {endpoints} endpoints each{called}"));
             report.record(RESIDENT, Some(services), "KiB", &part, kib);
             let bytes = kib * 1024.0 / f64::from(services * endpoints);
             report.record(PER_ENDPOINT, Some(services), "bytes", &part, bytes);
@@ -47,6 +56,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         report.goal("P6: bytes per endpoint, 10,000 x 10", value, Goal::AtMost("<= 300", 300.0));
         let kib = report.median(RESIDENT, Some(1_000), &whole(100)) - report.median(RESIDENT, Some(1_000), &whole(10));
         report.record(GROWTH, Some(1_000), "bytes", "from 10 to 100 endpoints", kib * 1024.0 / 90_000.0);
+        for services in [1_000, 10_000] {
+            let kib = |called| report.median(RESIDENT, Some(services), &format!("{}{called}", whole(10)));
+            let times = kib(", iptables mode") / kib("");
+            let name = format!("P16: iptables mode / IPVS mode, {services} x 10");
+            report.goal(name, times, Goal::AtMost("<= 2", 2.0));
+        }
     }
     if !options.smoke {
         let kib = report.median(RESIDENT, Some(10_000), &whole(1));
@@ -69,7 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
 /// Fills a world step by step and prints what each step took.
 pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
-    let [services, endpoints] = arguments else { return Err("SERVICES ENDPOINTS".into()) };
+    let [mode, services, endpoints] = arguments else { return Err("MODE SERVICES ENDPOINTS".into()) };
     let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
     let mut world = World::new(0, 0);
     let start = resident_kib()?;
@@ -89,6 +104,18 @@ pub(crate) fn case(arguments: &[String]) -> Result<(), Failure> {
     }
     step("EndpointSlices of the Store")?;
     world.store.compact();
+    if mode == "iptables" {
+        let mut wanted = iptables::Wanted::build(&world.store, &world.facts, iptables::Options::default());
+        wanted.compact();
+        step("Wanted")?;
+        // As the mode has it: with whether there are endpoints.
+        let served = wanted.desired().frontends().map(|frontend| (frontend.key, !frontend.endpoints().is_empty()));
+        let known: BTreeMap<FrontendKey, bool> = served.collect();
+        step("Known")?;
+        println!("whole\t{}", resident_kib()? - start);
+        black_box((wanted, known));
+        return Ok(());
+    }
     world.wanted = Wanted::build(&world.store, &world.facts);
     world.wanted.compact();
     step("Wanted")?;

@@ -140,7 +140,7 @@ const COMPARED: [Compared; 7] = [
     },
 ];
 
-const ROWS: [Row; 19] = [
+const ROWS: [Row; 20] = [
     Row {
         id: "P1",
         what: "1,000 virtual servers × 10 real servers through `ipvs`",
@@ -391,7 +391,7 @@ const ROWS: [Row; 19] = [
     Row {
         id: "P13",
         what: "iptables mode, 1,000, 5,000 and 10,000 Services × 10 endpoints: all from nothing; one change",
-        against: "`iptables-restore` of the text that the pass writes",
+        against: "`iptables-restore` of the very texts that the pass writes to both families",
         goal: "≤ 1.1 × its time",
         bench: "iptables-services",
         result: "iptables-services-host",
@@ -412,6 +412,19 @@ const ROWS: [Row; 19] = [
             Goal("P13: full restore / iptables-restore, nft, 1000 Services", Unit::Times),
             Text(", a change "),
             Goal("P13: one change / iptables-restore, nft, 1000 Services", Unit::Times),
+        ],
+    },
+    Row {
+        id: "P16",
+        what: "what iptables mode keeps in memory, 1,000 and 10,000 Services × 10 endpoints",
+        against: "IPVS mode with the same Services",
+        goal: "≤ 2 × its memory",
+        bench: "memory",
+        result: "memory-host",
+        figures: &[
+            Goal("P16: iptables mode / IPVS mode, 1000 x 10", Unit::Times),
+            Text(" and "),
+            Goal("P16: iptables mode / IPVS mode, 10000 x 10", Unit::Times),
         ],
     },
     Row {
@@ -449,7 +462,7 @@ const ROWS: [Row; 19] = [
     Row {
         id: "U1",
         what: "userspace mode: 4 GiB in one TCP stream",
-        against: "a loop of `splice(2)` with two pipes",
+        against: "a loop of `splice(2)` with one pipe, in that direction only",
         goal: "≥ 0.8 × its throughput",
         bench: "userspace",
         result: "userspace-host",
@@ -467,7 +480,7 @@ const ROWS: [Row; 19] = [
 ];
 
 /// Pictures below the table: what they show, and their names in `benches/results`.
-const CURVES: [(&str, &str); 8] = [
+const CURVES: [(&str, &str); 12] = [
     ("Time of one change as Services grow", "versus-iptables-linux-6.1-change"),
     ("Time to connect through the last Service", "versus-iptables-linux-6.1-connect"),
     ("Time to program all Services from nothing", "versus-iptables-linux-6.1-program"),
@@ -476,6 +489,10 @@ const CURVES: [(&str, &str); 8] = [
     ("Three modes on the host kernel: time to program all Services from nothing", "modes-host-program"),
     ("Three modes on the host kernel: time of one change as Services grow", "modes-host-change"),
     ("Three modes on the host kernel: time to connect through the last Service", "modes-host-connect"),
+    ("All modes in the virtual machine: time to program all Services from nothing", "modes-linux-6.1-program"),
+    ("All modes in the virtual machine: time of one change as Services grow", "modes-linux-6.1-change"),
+    ("All modes in the virtual machine: time to connect through the last Service", "modes-linux-6.1-connect"),
+    ("All modes in the virtual machine: kernel memory as Services grow", "modes-linux-6.1-memory"),
 ];
 
 pub(super) fn main(arguments: &[OsString]) -> Result<ExitCode> {
