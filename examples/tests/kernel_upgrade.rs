@@ -51,9 +51,17 @@ const RULES: [(&str, &str); 2] = [
 
 const TABLES: &str = include_str!("fixtures/kube-proxy/tables.nft");
 
+const IPVS_RULES: &str = include_str!("fixtures/kube-proxy/ipvs.rules");
+const IPVS_SETS: &str = include_str!("fixtures/kube-proxy/ipvs-sets");
+const IPVS_SERVERS: &str = include_str!("fixtures/kube-proxy/ipvs-servers");
+
+const PORTALS: &str = include_str!("fixtures/kube-proxy/portals.rules");
+
 /// What a kube-proxy has left.
 #[derive(Clone, Copy, Debug)]
 enum Left {
+    /// Virtual servers, sets, addresses and rules of its IPVS mode.
+    Ipvs,
     /// Rules of its iptables mode, by this back end.
     Rules(&'static str),
     /// Tables of its nftables mode.
@@ -63,6 +71,16 @@ enum Left {
 impl Left {
     fn put(self) {
         match self {
+            Left::Ipvs => {
+                tool("ip link add kube-ipvs0 type dummy");
+                for address in ["10.96.0.10/32", "10.96.0.20/32", "10.96.0.30/32"] {
+                    tool(&format!("ip addr add {address} dev kube-ipvs0"));
+                }
+                oracle::ipset_restore(IPVS_SETS).unwrap();
+                oracle::ipvsadm_restore(IPVS_SERVERS).unwrap();
+                oracle::run("iptables-nft-restore", &[], Some(IPVS_RULES)).unwrap();
+                tool("sysctl -w net.ipv4.vs.conntrack=1");
+            }
             Left::Rules(back_end) => {
                 for (family, rules) in RULES {
                     oracle::run(&format!("{family}-{back_end}-restore"), &[], Some(rules)).unwrap();
@@ -77,7 +95,18 @@ impl Left {
     /// Lines of it that are there. The kubelet's are not kube-proxy's; and an empty chain stays in
     /// mangle, as after kube-proxy's own cleanup.
     fn lines(self) -> Vec<String> {
+        let filtered = |printed: String, of: &str| -> Vec<String> {
+            printed.lines().filter(|line| line.contains(of)).map(str::to_owned).collect()
+        };
         match self {
+            Left::Ipvs => {
+                let mut lines = filtered(tool("ipvsadm -Sn"), "-A ");
+                lines.extend(filtered(tool("ipset list -n"), "KUBE-"));
+                lines.extend(filtered(tool("ip -o link"), "kube-ipvs0"));
+                lines.extend(filtered(tool("iptables-nft-save"), "KUBE-"));
+                lines.retain(|line| !line.contains("KUBE-FIREWALL"));
+                lines
+            }
             Left::Rules(back_end) => {
                 let programs = RULES.map(|(family, _)| format!("{family}-{back_end}-save"));
                 let saved =
@@ -99,9 +128,18 @@ impl Left {
     fn but_for(self, mode: &str) -> Vec<String> {
         const ONLY_IPTABLES: [&str; 6] =
             ["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "CANARY"];
+        const ONLY_IPVS: [&str; 4] = ["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES", "IPVS"];
         let mut lines = self.lines();
-        if let (Left::Rules(_), "ipvs") = (self, mode) {
-            lines.retain(|line| ONLY_IPTABLES.iter().any(|of| line.contains(of)));
+        match (self, mode) {
+            (Left::Rules(_), "ipvs") => lines.retain(|line| ONLY_IPTABLES.iter().any(|of| line.contains(of))),
+            (Left::Ipvs, "ipvs") => lines.clear(),
+            (Left::Ipvs, "iptables") => {
+                let is_rule =
+                    |line: &str| line.contains("KUBE-") && (line.starts_with(':') || line.starts_with("-A KUBE-"));
+                lines.retain(|line| !is_rule(line) || ONLY_IPVS.iter().any(|of| line.contains(of)));
+                lines.retain(|line| !line.starts_with("-A ") || ONLY_IPVS.iter().any(|of| line.contains(of)));
+            }
+            _ => {}
         }
         lines
     }
@@ -142,11 +180,18 @@ fn clients(world: &World) -> [Client; 3] {
 }
 
 #[track_caller]
-fn end(clients: [Client; 3], since: Instant, but: Option<(Instant, Instant)>, running: &Running, what: &str) {
-    for (number, client) in clients.into_iter().enumerate() {
+fn end(
+    clients: [Client; 3],
+    since: Instant,
+    but: [Option<(Instant, Instant)>; 3],
+    forgiven: usize,
+    running: &Running,
+    what: &str,
+) {
+    for (number, (client, but)) in clients.into_iter().zip(but).enumerate() {
         let (made, failed) = client.end(since, but);
         assert!(
-            made > 5 && failed.is_empty(),
+            made > 5 && failed.len() <= forgiven,
             "{what}, client {number}: {made} connections; failed: {failed:?}\n{}",
             running.log()
         );
@@ -176,7 +221,7 @@ fn rules_of_kube_proxys_iptables_mode_are_taken_over_as_they_are() {
             let running = world.start("iptables");
             has_passed(&running);
             let after = RULES.map(|(family, _)| save(family, back_end));
-            end(clients, since, None, &running, back_end);
+            end(clients, since, [None; 3], 0, &running, back_end);
             assert_eq!(long.ask().unwrap(), "pod");
             for (before, after) in before.iter().zip(&after) {
                 let rules = |of: &[((u64, u64), String)]| of.iter().map(|(_, line)| line.clone()).collect::<Vec<_>>();
@@ -205,8 +250,9 @@ fn takes_over(left: Left, mode: &str) {
     println!("{what}");
     let world = world(left);
     assert_ne!(left.lines(), [""; 0], "{what}");
-    // Linux translates addresses only as long as there is a nat chain.
-    let goes_on = mode != "userspace";
+    let is_ipvs = matches!(left, Left::Ipvs);
+    // Connections through virtual servers end with these, and Linux translates addresses only as long as there is a nat chain.
+    let goes_on = if is_ipvs { mode == "ipvs" } else { mode != "userspace" };
     let mut long =
         goes_on.then(|| world.client.run_in(|| Connection::open(SERVICE.parse().unwrap()).unwrap()).unwrap());
     let clients = clients(&world);
@@ -219,13 +265,21 @@ fn takes_over(left: Left, mode: &str) {
     let gone = Instant::now();
     running.until_logged("things of other modes removed");
     std::thread::sleep(Duration::from_secs(1));
-    // Sockets get nobody's packets before the old mode has gone.
+    // Sockets get nobody's packets before the old mode has gone, and a program of the node has a Service's address as its own until
+    // it goes.
     let but = (mode == "userspace").then_some((came, gone));
-    end(clients, since, but, &running, &what);
+    let of_node = if is_ipvs && mode != "ipvs" { Some((since, gone)) } else { but };
+    end(clients, since, [but, but, of_node], usize::from(is_ipvs && mode != "ipvs"), &running, &what);
     if let Some(long) = &mut long {
         assert_eq!(long.ask().unwrap(), "pod", "{what}");
     }
     assert!(world.asks(SERVICE) && world.asks(NODE_PORT), "{what}");
+    if is_ipvs && mode == "ipvs" {
+        let there = tool("ipvsadm -Sn");
+        for line in IPVS_SERVERS.lines() {
+            assert!(there.lines().any(|other| other == line), "{line}: {there}");
+        }
+    }
     if mode != "userspace" {
         assert!(plan(&world, mode).starts_with("nothing to do"), "{what}: {}", plan(&world, mode));
     }
@@ -257,6 +311,44 @@ fn ipvs_mode_takes_over_from_every_mode_of_kube_proxy() {
         if Sample::asked_for().takes(number, 2) {
             kernel_test(&needs, || takes_over(left, "ipvs"));
         }
+    }
+}
+
+/// The same mode takes over every virtual server and connection, and others leave nothing. Seen on 6.1: a SYN on its way while virtual
+/// servers go is not answered.
+#[test]
+fn every_mode_takes_over_from_kube_proxys_ipvs_mode() {
+    let needs = [PROXY, NEEDS].concat();
+    for (number, mode) in ["ipvs", "nftables", "iptables", "userspace"].into_iter().enumerate() {
+        if Sample::asked_for().takes(number, 2) {
+            kernel_test(&needs, || takes_over(Left::Ipvs, mode));
+        }
+    }
+}
+
+/// What they lead to are ports of a process that has ended, so whoever meets them is refused until they go.
+#[test]
+fn chains_of_kube_proxys_userspace_mode_go() {
+    let put = || {
+        oracle::run("iptables-nft-restore", &[], Some(PORTALS)).unwrap();
+    };
+    let left = || -> Vec<String> {
+        let is_its = |line: &&str| line.contains("KUBE-PORTALS-") || line.contains("KUBE-NODEPORT-");
+        tool("iptables-nft-save").lines().filter(is_its).map(str::to_owned).collect()
+    };
+    for mode in ["nftables", "iptables", "userspace"] {
+        kernel_test(NEEDS, || {
+            let world = World::new();
+            put();
+            assert_eq!(left().len(), 5 + 5 + 5, "a declaration, a jump and a rule each: {:?}", left());
+            let running = world.start(mode);
+            running.until("they are gone", || left().is_empty());
+            running.until("it serves", || serves(mode) && world.asks(SERVICE) && world.asks(NODE_PORT));
+            assert!(running.end().success());
+            put();
+            ok(&command(&["cleanup"]).output().unwrap());
+            assert_eq!(left(), [""; 0], "{mode}");
+        });
     }
 }
 

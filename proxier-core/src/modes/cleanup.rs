@@ -12,7 +12,8 @@ use crate::ports::Ports;
 ///
 /// The tables of kube-proxy's nftables mode (`ip kube-proxy`, `ip6 kube-proxy`) go whatever is kept: no mode of this proxy uses them,
 /// and what they choose would be out of date soon. They are known by their comment and chains. While a kube-proxy runs it makes
-/// them again: stop it first.
+/// them again: stop it first. So do the chains of its userspace mode (`KUBE-PORTALS-…`, `KUBE-NODEPORT-…`), which lead to ports of a
+/// process that has ended.
 ///
 /// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and others): those of `kept` stay with
 /// the jumps to them. Chains of iptables mode, local routes and kube-proxy's tables have no [names of their own](KernelNames): a
@@ -72,8 +73,11 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
     if is_alone {
         cleaned.extend(nftables::cleanup_kube_proxy(ports));
     }
-    if kept != Some(Kind::Iptables) && is_alone {
-        cleaned.extend(iptables::remove_but(&is_kept, ports));
+    if is_alone {
+        cleaned.extend(match kept {
+            Some(Kind::Iptables) => iptables::remove_portals(ports),
+            _ => iptables::remove_but(&is_kept, ports),
+        });
     }
     if kept != Some(Kind::Userspace) && is_alone {
         cleaned.extend(userspace::cleanup(ports));

@@ -90,6 +90,18 @@ pub(super) const JUMPS: &[Jump] = &[
     jump(TableName::NAT, "POSTROUTING", POSTROUTING, "kubernetes postrouting rules", false),
 ];
 
+const PORTAL_JUMP: &str = "handle ClusterIPs; NOTE: this must be before the NodePort rules";
+const NODE_PORT_JUMP: &str = "handle service NodePorts; NOTE: this must be the last rule in the chain";
+
+/// Jumps of kube-proxy's userspace mode (up to 1.25), which no mode here makes: table, chain, target and comment.
+pub(super) const PORTALS_JUMPS: [(TableName, &str, &str, &str); 5] = [
+    (TableName::NAT, "PREROUTING", "KUBE-PORTALS-CONTAINER", PORTAL_JUMP),
+    (TableName::NAT, "OUTPUT", "KUBE-PORTALS-HOST", PORTAL_JUMP),
+    (TableName::NAT, "PREROUTING", "KUBE-NODEPORT-CONTAINER", NODE_PORT_JUMP),
+    (TableName::NAT, "OUTPUT", "KUBE-NODEPORT-HOST", NODE_PORT_JUMP),
+    (TableName::FILTER, "INPUT", "KUBE-NODEPORT-NON-LOCAL", "Ensure that non-local NodePort traffic can flow"),
+];
+
 /// The comment of IPVS mode's jumps to a chain whose name both modes use.
 const IPVS_MODE: &str = "kube-proxy firewall rules";
 

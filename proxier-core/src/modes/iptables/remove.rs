@@ -1,6 +1,6 @@
 //! Removes everything that is ours.
 
-use iptables::{ChainName, Dump, Edit, Transaction};
+use iptables::{Chain, ChainName, Dump, Edit, Rule, Transaction};
 
 use super::apply::incomparable;
 use super::diff::{Incomparable, cleanup_but};
@@ -12,9 +12,8 @@ use crate::ports::Ports;
 use crate::reconciler::report::Unread;
 use crate::reconciler::step::{Action, Part, Step};
 
-/// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables mode, has made, and nothing else
-/// ([`cleanup`](super::cleanup)). A family without programs
-/// or tables has nothing of ours.
+/// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has made, and
+/// nothing else ([`cleanup`](super::cleanup)). A family without programs or tables has nothing of ours.
 ///
 /// `net.ipv4.conf.all.route_localnet` stays: its earlier value is not known.
 pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
@@ -23,6 +22,20 @@ pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
 
 /// As [`remove`], but for the chains that are kept.
 pub(crate) fn remove_but(is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned {
+    in_both_families(|dump| everything(dump, is_kept), ports)
+}
+
+/// Removes only what a kube-proxy in userspace mode has made.
+pub(crate) fn remove_portals(ports: &mut Ports<'_>) -> Cleaned {
+    let portals_of = |dump: &Dump| {
+        let mut transaction = Transaction::new();
+        portals(dump, &mut transaction)?;
+        Ok(transaction)
+    };
+    in_both_families(portals_of, ports)
+}
+
+fn in_both_families(removal: impl Fn(&Dump) -> Result<Transaction, Incomparable>, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     for family in Family::ALL {
         // No program is started where there is nothing.
@@ -37,7 +50,7 @@ pub(crate) fn remove_but(is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned 
                 continue;
             }
         };
-        match everything(&dump, is_kept) {
+        match removal(&dump) {
             Ok(transaction) if transaction.is_empty() => {}
             Ok(transaction) => {
                 let outcome = ports.rules.restore(family, &transaction);
@@ -51,6 +64,7 @@ pub(crate) fn remove_but(is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned 
 
 fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incomparable> {
     let mut transaction = cleanup_but(dump, is_kept)?;
+    portals(dump, &mut transaction)?;
     let canary = ChainName::new(names::CANARY)?;
     for table in names::TABLES {
         let Some(there) = dump.table(&table).filter(|there| there.chain(names::CANARY).is_some()) else { continue };
@@ -60,4 +74,24 @@ fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incompara
         }
     }
     Ok(transaction)
+}
+
+/// Removes the chains of kube-proxy's userspace mode; one to which somebody else jumps is emptied. What they lead to are ports of a
+/// process that has ended.
+fn portals(dump: &Dump, transaction: &mut Transaction) -> Result<(), iptables::Error> {
+    for (table, from, to, comment) in names::PORTALS_JUMPS {
+        let Some(there) = dump.table(&table) else { continue };
+        let Some(chain) = there.chain(to) else { continue };
+        let is_ours = |(chain, rule): &(&Chain, &Rule)| chain.name == *from && rule.comment() == Some(comment);
+        let (ours, others): (Vec<_>, Vec<_>) = there.references(to).partition(is_ours);
+        let edits = transaction.table(table);
+        for (chain, rule) in ours {
+            edits.edit(Edit::Delete(chain.name.clone(), rule.clone()));
+        }
+        edits.edit(Edit::Flush(chain.name.clone()));
+        if others.is_empty() {
+            edits.edit(Edit::DeleteChain(chain.name.clone()));
+        }
+    }
+    Ok(())
 }
