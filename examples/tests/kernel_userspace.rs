@@ -6,7 +6,7 @@ mod program;
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use program::{Folder, Running, command, demo, ok, text, tool};
 use testkit::{Need, kernel_test};
@@ -118,6 +118,58 @@ fn run_serves_survives_a_kill_lets_connections_end_and_cleanup_leaves_nothing() 
         ok(&command(&["cleanup"]).output().unwrap());
         assert_eq!(routes(), "");
         assert!(tool("ip route show table local").contains("198.51.100.0/24"), "what is somebody else's stays");
+    });
+}
+
+#[test]
+fn operators_set_limits() {
+    kernel_test(&[Need::Root], || {
+        set_up();
+        let manifests = Folder::new("userspace-limits");
+        manifests.put("web.yaml", WEB);
+        let settings = Folder::new("userspace-limits-config");
+        let config = settings.put(
+            "config.yaml",
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: userspace\n\
+             userspace: {maxConnectionsPerService: 2, drainTimeout: 2s, endTimeout: 1s}\n",
+        );
+        let (config, folder) = (config.display().to_string(), manifests.0.display().to_string());
+        let running = Running::start(&["--config", &config, "--manifests", &folder]);
+        running.until("it is served", || greeted("10.96.0.10:80").is_some());
+        // Who only looked has left by now.
+        let mut both = Vec::new();
+        running.until("two connections", || {
+            both.extend(greeted(if both.is_empty() { "10.96.0.10:80" } else { "192.0.2.1:30080" }));
+            both.len() == 2
+        });
+        assert!(greeted("10.96.0.10:80").is_none(), "a third one");
+        assert!(greeted("192.0.2.1:30080").is_none(), "the port of a Service counts, not the address");
+        running.until_logged("the Service has 2 connections, its limit");
+        let mut kept = both.pop().unwrap();
+        drop(both);
+        running.until("the place of one that ended", || greeted("10.96.0.10:80").is_some());
+
+        let start = Instant::now();
+        manifests.put("web.yaml", &WEB.replace("- {addresses: [10.244.0.5]}", "- {addresses: [10.244.0.6]}"));
+        let mut answer = [0; 5];
+        let mut goes_on = || kept.write_all(b"still").is_ok() && kept.read_exact(&mut answer).is_ok();
+        assert!(goes_on(), "an endpoint that is gone keeps its connections for a while");
+        running.until("the connection to the endpoint that is gone ends", || !goes_on());
+        assert!(start.elapsed() > Duration::from_secs(2), "after {:?}", start.elapsed());
+
+        manifests.put("web.yaml", WEB);
+        let mut open = None;
+        running.until("it is served again", || {
+            open = greeted("10.96.0.10:80");
+            open.is_some()
+        });
+        let start = Instant::now();
+        running.signal("TERM");
+        let (status, log) = running.wait();
+        assert!(status.success() && log.contains("ending: connections get 1 s"), "{log}");
+        assert!(log.contains("1 connections are cut"), "{log}");
+        assert!((1..15).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
+        drop(open);
     });
 }
 

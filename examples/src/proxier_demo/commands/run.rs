@@ -139,9 +139,17 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     };
     tracing::info!("node {}: serving in {} mode, {}", settings.node_name, settings.mode, source.describe());
     let service_health = ServiceHealth::new(health);
-    Attending { messages, outcomes, recorder, service_health, tasks, mode: settings.mode }
-        .attend(config_file, signals)
-        .await
+    Attending {
+        messages,
+        outcomes,
+        recorder,
+        service_health,
+        tasks,
+        mode: settings.mode,
+        end_timeout: settings.end_timeout,
+    }
+    .attend(config_file, signals)
+    .await
 }
 
 /// What runs beside the kernel's thread.
@@ -152,6 +160,7 @@ struct Attending {
     service_health: ServiceHealth,
     tasks: JoinSet<Result<(), Problem>>,
     mode: Kind,
+    end_timeout: Duration,
 }
 
 impl Attending {
@@ -212,7 +221,7 @@ impl Attending {
                     _ = interrupt.recv() => {}
                 }
             };
-            userspace::finish(&self.messages, second).await;
+            userspace::finish(&self.messages, self.end_timeout, second).await;
             return ExitCode::SUCCESS;
         }
         tracing::info!("ending; everything in the kernel stays as it is");

@@ -18,18 +18,21 @@ use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
 
-/// Settings of the section `userspace`. `networks` are its `serviceCIDRs`, checked.
-pub(crate) fn options(object: &KubeProxyConfiguration, networks: Vec<proxier_core::net::Network>) -> Options {
+/// Settings of the section `userspace`. `networks` are its `serviceCIDRs`, `most` its `maxConnectionsPerService`, both checked.
+pub(crate) fn options(
+    object: &KubeProxyConfiguration,
+    networks: Vec<proxier_core::net::Network>,
+    most: Option<usize>,
+) -> Options {
     let mut options = Options::default();
     options.service_cidrs = networks;
+    options.max_of_service = most;
     if let Some(section) = &object.userspace {
         options.udp_idle = section.udp_idle_timeout.0;
+        options.drain = section.drain_timeout.map(|timeout| timeout.0).or(options.drain);
     }
     options
 }
-
-/// How long connections get when the process ends: 20 s, less than the 30 s that Kubernetes gives a pod.
-pub(crate) const END_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Lets this process open as many files as it may: two for each connection. Returns how many.
 pub(crate) fn raise_open_files() -> u64 {
@@ -111,10 +114,10 @@ pub(crate) fn probe(settings: &Settings, kernel: &mut KernelPorts) -> Result<Fou
 }
 
 /// Stops listening, and lets connections come to their end for a while, or until `hurry`.
-pub(crate) async fn finish(messages: &mpsc::Sender<Message>, hurry: impl Future<Output = ()>) {
+pub(crate) async fn finish(messages: &mpsc::Sender<Message>, patience: Duration, hurry: impl Future<Output = ()>) {
     let (done, left) = oneshot::channel();
-    tracing::info!("ending: connections get {} s", END_TIMEOUT.as_secs());
-    if messages.send(Message::Control(Control::Finish(END_TIMEOUT, done))).await.is_err() {
+    tracing::info!("ending: connections get {} s", patience.as_secs_f64());
+    if messages.send(Message::Control(Control::Finish(patience, done))).await.is_err() {
         return;
     }
     tokio::select! {

@@ -183,6 +183,14 @@ objects! {
 
     /// `userspace`. Not in kube-proxy.
     Userspace {
+        /// How long connections to an endpoint that is gone may go on. Default 15 minutes; 0: they end at once.
+        drain_timeout: Option<GoDuration>,
+        /// How long connections get when the process ends, at most `drainTimeout`. Default 20 seconds, less than the 30 that Kubernetes
+        /// gives a pod.
+        end_timeout: Option<GoDuration>,
+        /// How many connections and flows of UDP each port of a Service may have at once, at all its addresses together. Default 0: as
+        /// many as there are files for.
+        max_connections_per_service: i64,
         /// The networks of cluster IPs, made local as a whole; other addresses one by one. The networks must be the Services'
         /// alone. Default none.
         #[serde(rename = "serviceCIDRs")]
@@ -298,6 +306,10 @@ objects! {
     }
 }
 
+/// How long connections of userspace mode get when the process ends, unless the configuration says otherwise: less than the 30 s
+/// that Kubernetes gives a pod.
+pub const END_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(20);
+
 /// Sets an empty text.
 fn or(field: &mut String, default: impl Into<String>) {
     if field.is_empty() {
@@ -376,10 +388,12 @@ impl KubeProxyConfiguration {
         if let Some(nftables) = &mut self.nftables {
             or_secs(&mut nftables.sync_period, 30);
         }
-        if let Some(userspace) = &mut self.userspace
-            && userspace.udp_idle_timeout.0.is_zero()
-        {
-            userspace.udp_idle_timeout.0 = std::time::Duration::from_millis(250);
+        if let Some(userspace) = &mut self.userspace {
+            if userspace.udp_idle_timeout.0.is_zero() {
+                userspace.udp_idle_timeout.0 = std::time::Duration::from_millis(250);
+            }
+            userspace.drain_timeout.get_or_insert(GoDuration(std::time::Duration::from_secs(15 * 60)));
+            userspace.end_timeout.get_or_insert(GoDuration(END_TIMEOUT));
         }
         or(&mut self.ipvs.scheduler, "rr");
         let conntrack = &mut self.conntrack;
@@ -504,6 +518,8 @@ mod tests {
         let mut object = KubeProxyConfiguration::default();
         object.set_defaults();
         object.ipvs.exclude_cidrs = vec!["10.0.0.0/8".into(), "fd00::/8".into()];
+        object.userspace = Some(Userspace { max_connections_per_service: 7, ..Userspace::default() });
+        object.set_defaults();
         let text = object.to_yaml().unwrap();
         let (read, warnings) = KubeProxyConfiguration::parse(&text, "written").unwrap();
         assert_eq!((read, warnings), (object, vec![]));

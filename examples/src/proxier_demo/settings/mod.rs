@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::duration::GoDuration;
-use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
+use crate::proxier_demo::settings::kubeproxyconfig::{END_TIMEOUT, KubeProxyConfiguration};
 use crate::proxier_demo::sources::cluster;
 use crate::proxier_demo::status::page::Exposure;
 
@@ -54,6 +54,8 @@ pub struct Settings {
     pub min_sync_period: Duration,
     /// Settings of userspace mode.
     pub userspace: userspace::Options,
+    /// How long connections of userspace mode get when the process ends.
+    pub end_timeout: Duration,
     /// Whether masqueraded connections get random ports: iptables mode; in IPVS mode only `Never` counts.
     pub random_fully: RandomFully,
     /// Whether ARP is answered only for addresses of the interface that was asked.
@@ -232,7 +234,12 @@ impl Check<'_> {
             kubeconfig: Some(&object.client_connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from),
             sync_period,
             min_sync_period,
-            userspace: crate::proxier_demo::engine::userspace::options(&object, self.service_cidrs(&object)),
+            userspace: self.userspace(&object),
+            end_timeout: object
+                .userspace
+                .as_ref()
+                .and_then(|section| section.end_timeout)
+                .map_or(END_TIMEOUT, |it| it.0),
             random_fully: self.random_fully(&object),
             strict_arp: object.ipvs.strict_arp,
             timeouts: self.timeouts(&object),
@@ -297,6 +304,13 @@ impl Check<'_> {
                 RandomFully::Auto
             }
         }
+    }
+
+    fn userspace(&mut self, object: &KubeProxyConfiguration) -> userspace::Options {
+        let most = object.userspace.as_ref().map_or(0, |section| section.max_connections_per_service);
+        let most: usize = self.number("userspace.maxConnectionsPerService", most, 0, i64::from(i32::MAX));
+        let networks = self.service_cidrs(object);
+        crate::proxier_demo::engine::userspace::options(object, networks, Some(most).filter(|most| *most > 0))
     }
 
     /// The networks of userspace mode.
@@ -446,6 +460,10 @@ mod tests {
                 "c: ipvs.excludeCIDRs[1]: \"10.0.0.0/33\" is not a network",
             ),
             ("nodePortAddresses: [everywhere]", "c: nodePortAddresses[0]: \"everywhere\" is not a network"),
+            (
+                "userspace: {maxConnectionsPerService: -1}",
+                "c: userspace.maxConnectionsPerService: -1 is not from 0 to 2147483647",
+            ),
             ("conntrack: {maxPerCore: -1}", "c: conntrack.maxPerCore: -1 is not from 0 to 2147483647"),
             ("statusPage: everybody", "c: statusPage: \"everybody\" is not off, localhost or on"),
             ("statusPage: 7", "c: statusPage: 7 is not off, localhost or on"),
@@ -475,6 +493,23 @@ mod tests {
         assert_eq!(settings.timeouts, Timeouts { tcp_secs: Some(900), ..Timeouts::default() });
         assert_eq!(settings.conntrack.max_per_core, None);
         assert_eq!(settings.conntrack.tcp_established_secs, Some(86_400));
+    }
+
+    #[test]
+    fn userspace_mode_has_limits() {
+        let of = |body: &str| {
+            let settings = check(body).unwrap();
+            let userspace = settings.userspace;
+            (userspace.max_of_service, userspace.drain, userspace.udp_idle, settings.end_timeout)
+        };
+        let (secs, idle) = (Duration::from_secs, Duration::from_millis(250));
+        for body in ["", "userspace: {}", "userspace: {maxConnectionsPerService: 0}"] {
+            assert_eq!(of(body), (None, Some(secs(900)), idle, secs(20)), "{body}");
+        }
+        let all = "{maxConnectionsPerService: 500, drainTimeout: 2m, udpIdleTimeout: 5s, endTimeout: 50s}";
+        assert_eq!(of(&format!("userspace: {all}")), (Some(500), Some(secs(120)), secs(5), secs(50)));
+        let none = "userspace: {drainTimeout: 0s, endTimeout: 0s}";
+        assert_eq!(of(none), (None, Some(Duration::ZERO), idle, Duration::ZERO), "nobody waits");
     }
 
     /// `on` and `off` are names here, whatever YAML takes them for.
