@@ -1,0 +1,176 @@
+//! The flows of the corpus as packets through virtual servers, sets and rules that IPVS mode has written, in both variants of what
+//! guards them.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_macros, reason = "a run says what it has seen")]
+#![allow(clippy::disallowed_methods, reason = "packets are waited for in real time")]
+
+mod flows;
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use flows::difference::{Kind, judge};
+use flows::flow::{Destination, Verdict};
+use flows::objects::{Objects, objects};
+use flows::programmed::Programmed;
+use flows::{Difference, Flow, NEEDS, Sampled, Scenario, hold};
+use proxier_core::config::RulesBy;
+use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
+use proxier_core::modes::{self, iptables, trace};
+use proxier_core::net::{FrontendKey, Protocol};
+use proxier_core::reconciler::{Options, Reconciler};
+use proxier_core::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Packet, Reached, Verdict as Traced};
+use proxier_core::snapshot::{Node, Store};
+use testkit::witness::Transport;
+use testkit::{Need, Netns, PROXY, kernel_test};
+
+/// The schedulers that scenarios ask for besides `rr`.
+const SCHEDULERS: &[Need] =
+    &[Need::Scheduler("wlc"), Need::Scheduler("lc"), Need::Scheduler("sh"), Need::Scheduler("mh")];
+
+/// A process that has been given everything.
+fn process(rules: RulesBy, objects: &Objects) -> Reconciler {
+    let now = Duration::ZERO;
+    let mut options = Options::default();
+    options.config = objects.config.clone();
+    options.config.ipvs.rules = rules;
+    options.mode = modes::Kind::Ipvs;
+    let mut proxier = Reconciler::new(&objects.node.metadata.name, options, now);
+    proxier.set_node(&objects.node, now);
+    proxier.replace_objects(&objects.services, &objects.slices, now);
+    proxier.start(now);
+    proxier
+}
+
+/// One full pass in the node's namespace. A second process then finds everything as it has to be.
+fn program(rules: RulesBy, objects: &Objects) -> Result<(), Box<dyn Error>> {
+    let now = Duration::ZERO;
+    let mut kernel = KernelPorts::open(&KernelOptions::default())?;
+    let report = process(rules, objects).pass(&|| now, &mut kernel.ports()).ok_or("no pass")?;
+    if !report.is_done() {
+        return Err(format!("{report:#?}").into());
+    }
+    let second = process(rules, objects).pass(&|| now, &mut kernel.ports()).ok_or("no pass")?;
+    if second.is_done() && second.writes() == 0 { Ok(()) } else { Err(format!("not as written: {second:#?}").into()) }
+}
+
+struct Nobody;
+
+impl Follower for Nobody {
+    fn service(&mut self, _before: Option<&Compiled>, _after: Option<&Compiled>) {}
+    fn frontend(&mut self, _before: Option<&Frontend>, _after: Option<&Frontend>) {}
+}
+
+/// A flow as a trace of IPVS mode has it.
+fn traced(scenario: &Scenario, flow: &Flow) -> Flow {
+    let Objects { config, services, slices, node, host } = objects(scenario);
+    let mut store = Store::new(&node.metadata.name);
+    slices.iter().for_each(|slice| drop(store.upsert_slice(slice)));
+    services.iter().for_each(|service| drop(store.upsert_service(service)));
+    let facts = NodeFacts::new(&config, &Node::check(&node, &mut Vec::new()), &host);
+    let mut desired = Desired::new();
+    let all = desired.services_with(&store);
+    desired.refresh(&store, &facts, &all, &mut Nobody);
+    let protocol = match flow.protocol {
+        Transport::Tcp => Protocol::Tcp,
+        Transport::Udp => Protocol::Udp,
+        Transport::Sctp => Protocol::Sctp,
+    };
+    let to = FrontendKey::new(protocol, flow.to.ip(), flow.to.port());
+    let packet = if flow.is_nodes() { Packet::from_node(flow.source, to) } else { Packet::new(flow.source, to) };
+    let known = (&desired, &facts);
+    let verdict = trace::trace(modes::Kind::Ipvs, &store, known, &packet, iptables::Options::default()).verdict;
+    let (mut dest, mut masqueraded) = (Destination::Verdict(Verdict::LeftAlone), BTreeSet::new());
+    match verdict {
+        Traced::LeftAlone => {}
+        Traced::Dropped => dest = Destination::Verdict(Verdict::Drop),
+        Traced::Rejected => dest = Destination::Verdict(Verdict::Reject),
+        Traced::Endpoints(reached) => {
+            let address = |one: &Reached| SocketAddr::new(one.endpoint.address, one.endpoint.port);
+            dest = Destination::Endpoints(reached.iter().map(address).collect());
+            masqueraded = reached.iter().filter(|one| one.masqueraded).map(address).collect();
+        }
+        other => panic!("{other:?}"),
+    }
+    Flow { dest, masquerade: false, masquerade_to: Some(masqueraded), ..flow.clone() }
+}
+
+fn is_local(scenario: &Scenario, flow: &Flow, policy: &str) -> bool {
+    let services = scenario.input["services"].as_array().unwrap();
+    let name = |metadata: &serde_json::Value| {
+        format!("{}/{}", metadata["namespace"].as_str().unwrap(), metadata["name"].as_str().unwrap())
+    };
+    let service = services.iter().find(|service| name(&service["metadata"]) == flow.service).unwrap();
+    service["spec"][policy] == "Local"
+}
+
+/// The differences to the reference that are meant, by name. Each is one of the trace's too (`trace.rs`): packets do what it says.
+fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str> {
+    let Difference { flow, kind, seen, .. } = difference;
+    let by_source = matches!(scenario.input["config"]["scheduler"].as_str(), Some("sh" | "mh"));
+    if by_source && matches!(kind, Kind::Unreached(_)) {
+        return Some("sh and mh send one source to one endpoint");
+    }
+    let ours = traced(scenario, flow);
+    match judge(scenario, &ours, seen.clone(), Vec::new()).map(|other| other.kind) {
+        None => {}
+        // Two packets are sent where the reference has no endpoints, and one source keeps one endpoint.
+        Some(Kind::Unreached(_)) if flow.endpoints().is_empty() || by_source => {}
+        Some(_) => return None,
+    }
+    let goes = |theirs: Verdict, here: Verdict| {
+        flow.dest == Destination::Verdict(theirs) && ours.dest == Destination::Verdict(here)
+    };
+    let (is_served, was_served) = (!ours.endpoints().is_empty(), !flow.endpoints().is_empty());
+    let via = |kind: &str| flow.via == kind;
+    let is_external_local = !via("clusterIP") && is_local(scenario, flow, "externalTrafficPolicy");
+    let is_limited = scenario.input["config"].get("nodePortAddresses").is_some();
+    let is_left_alone = ours.dest == Destination::Verdict(Verdict::LeftAlone);
+    let is_dropped = flow.dest == Destination::Verdict(Verdict::Drop);
+    let is_refused = is_dropped || flow.dest == Destination::Verdict(Verdict::Reject);
+    let itself = |endpoint: &SocketAddr| endpoint.ip() == flow.source;
+    let kept = flow.endpoints().iter().filter(|to| flow.masquerades(to) && !ours.masquerades(to));
+    if via("nodePort") && flow.to.ip().is_loopback() && is_left_alone {
+        Some("node ports are not served on loopback addresses")
+    } else if via("nodePort") && is_limited && is_refused && is_left_alone {
+        Some("node ports without endpoints are left alone on addresses that serve no node ports")
+    } else if goes(Verdict::LeftAlone, Verdict::Reject) && flow.is_nodes() && !scenario.is_local(flow.to.ip()) {
+        Some("the node itself is told that there is no endpoint")
+    } else if is_external_local && is_dropped && is_served {
+        Some("external policy Local without local endpoints falls back to all")
+    } else if is_external_local && was_served && is_served {
+        Some("external policy Local gives pods and the node what others get, with their source")
+    } else if via("clusterIP")
+        && is_local(scenario, flow, "internalTrafficPolicy")
+        && goes(Verdict::Drop, Verdict::Reject)
+    {
+        Some("internal policy Local without local endpoints rejects")
+    } else if goes(Verdict::Reject, Verdict::Drop) && via("loadBalancerIP") {
+        Some("source ranges count before missing endpoints")
+    } else if is_dropped && flow.is_nodes() && via("loadBalancerIP") {
+        Some("source ranges do not count for the node's own address")
+    } else if flow.from == "hairpin-remote" && *kind == Kind::Source && kept.clone().all(itself) {
+        Some("an endpoint on another node that reaches itself here is not masqueraded")
+    } else {
+        None
+    }
+}
+
+#[test]
+fn packets_go_where_the_reference_sends_them() {
+    kernel_test(&[NEEDS, PROXY, SCHEDULERS].concat(), || {
+        let program = |_: &Netns, objects: &Objects| program(RulesBy::Iptables, objects);
+        hold(&mut Programmed::new(program, explain), Sampled::AsAsked(10));
+    });
+}
+
+#[test]
+fn packets_go_where_the_reference_sends_them_without_iptables() {
+    kernel_test(&[NEEDS, PROXY, SCHEDULERS, &[Need::Nftables]].concat(), || {
+        let program = |_: &Netns, objects: &Objects| program(RulesBy::Nftables, objects);
+        hold(&mut Programmed::new(program, explain), Sampled::AsAsked(20));
+    });
+}
