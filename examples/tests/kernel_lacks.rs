@@ -7,15 +7,18 @@
 #![cfg(feature = "proxier-demo")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
+mod live;
 mod program;
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use program::{Folder, Running, command, demo, ipvsadm, ok, text, tool};
-use serde_json::Value;
+use serde_json::{Value, json};
 use testkit::{Need, PROXY, Sample, kernel_test};
 
 const POLICY: &str = "/etc/modprobe.d/proxier-demo-test.conf";
@@ -88,9 +91,10 @@ endpoints: [{addresses: ['fd00:244::5']}]
 struct Forbidden;
 
 impl Forbidden {
-    fn new(module: &str) -> Self {
+    fn new(modules: &[&str]) -> Self {
         fs::create_dir_all("/etc/modprobe.d").unwrap();
-        fs::write(POLICY, format!("install {module} /bin/false\n")).unwrap();
+        let lines: String = modules.iter().map(|module| format!("install {module} /bin/false\n")).collect();
+        fs::write(POLICY, lines).unwrap();
         Forbidden
     }
 }
@@ -138,7 +142,7 @@ fn without(module: &str, case: impl FnOnce(&str)) {
     kernel_test(&needs, || {
         println!("without {module}");
         unload(module);
-        let _forbidden = Forbidden::new(module);
+        let _forbidden = Forbidden::new(&[module]);
         set_up();
         let folder = Folder::new("lacks");
         folder.put("dns.yaml", OBJECTS);
@@ -335,6 +339,133 @@ fn serves_in_another_mode(report: &Value, manifests: &str) {
         assert!(metrics.contains(&info), "{metrics}");
         assert!(running.end().success());
     }
+}
+
+fn proxy_mode() -> String {
+    let asked = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10249/proxyMode"]).output().unwrap();
+    text(&asked.stdout)
+}
+
+/// What serves in place of IPVS mode goes by what the programs of iptables write to, which the kubelet's chain shows. `plan` works all
+/// the same, and an Event of the Node says why.
+#[test]
+fn without_ip_vs_the_back_end_of_iptables_decides() {
+    if !is_for_tests() {
+        return;
+    }
+    without("ip_vs", |manifests| {
+        let ipvs = ["--proxy-mode", "ipvs", "--manifests", manifests];
+        let plan = demo(&[&["plan"], &ipvs[..]].concat());
+        let (planned, said) = (ok(&plan), text(&plan.stderr));
+        assert!(planned.contains("UDP 10.96.0.10:53") && planned.contains("10.244.0.5:53"), "{planned}");
+        assert!(planned.contains("+ virtual server UDP 198.51.100.9:53"), "{planned}");
+        let empty = "this kernel cannot do ipvs mode: this is what an empty kernel would get that can";
+        assert!(said.contains(empty) && said.contains("IPVS cannot be used"), "{said}");
+
+        for (program, mode) in [("iptables-legacy", "iptables"), ("iptables-nft", "nftables")] {
+            tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"));
+            let running = Running::start(&ipvs);
+            running.until_logged(&format!("mode {mode} in place of ipvs, which this machine cannot do: not ipvs: "));
+            running.until("it serves", || proxy_mode() == mode);
+            running.until("the rules", || {
+                let (legacy, tables) = (tool("iptables-legacy-save -t nat"), tool("nft list tables"));
+                let by_tables = tables.contains("table ip proxier");
+                assert!(!(by_tables && legacy.contains("10.96.0.10")));
+                if mode == "nftables" { by_tables } else { legacy.contains("10.96.0.10/32") }
+            });
+            assert!(running.end().success());
+            ok(&demo(&["cleanup"]));
+            tool(&format!("{program} -t mangle -X KUBE-IPTABLES-HINT"));
+        }
+
+        let world = live::World::new(vec![live::Service::new("web", "10.96.0.10", &["10.244.1.5"])]);
+        let running = Running::start(&["--proxy-mode", "ipvs", "--kubeconfig", &world.kubeconfig()]);
+        let told = || world.server.events().into_iter().find(|event| event["reason"] == "ModeUnavailable");
+        running.until("the Event", || told().is_some());
+        let event = told().unwrap();
+        assert_eq!((&event["regarding"]["kind"], &event["regarding"]["name"]), (&json!("Node"), &json!("n1")));
+        assert_eq!(event["type"], "Warning", "{event}");
+        let note = event["note"].as_str().unwrap();
+        assert!(note.starts_with("ipvs: IPVS cannot be used") && note.contains(POLICY), "{note}");
+        assert!(running.end().success());
+    });
+}
+
+/// A Service of TCP and UDP.
+const BOTH: &str = "apiVersion: v1
+kind: Service
+metadata: {name: both, namespace: demo}
+spec:
+  clusterIP: 10.96.0.10
+  clusterIPs: [10.96.0.10]
+  ipFamilies: [IPv4]
+  ports: [{name: web, port: 80, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: both-1, namespace: demo, labels: {kubernetes.io/service-name: both}}
+addressType: IPv4
+ports: [{name: web, port: 8080, protocol: TCP}, {name: dns, port: 5353, protocol: UDP}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+/// What a server says through the Service.
+fn asked_by_tcp() -> Option<String> {
+    let mut stream = TcpStream::connect("10.96.0.10:80").ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).ok()?;
+    Some(said)
+}
+
+fn asked_by_udp() -> Option<String> {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket.send_to(b"who?", "10.96.0.10:53").ok()?;
+    let mut said = [0; 100];
+    let length = socket.recv(&mut said).ok()?;
+    Some(text(&said[..length]))
+}
+
+/// A kernel without any netfilter is served by sockets.
+#[test]
+fn without_netfilter_sockets_serve() {
+    if !is_for_tests() {
+        return;
+    }
+    const NETFILTER: [&str; 5] = ["nf_tables", "ip_tables", "ip6_tables", "ip_vs", "nf_conntrack"];
+    kernel_test(&[Need::Root, Need::Veth], || {
+        for module in NETFILTER {
+            unload(module);
+        }
+        let _forbidden = Forbidden::new(&NETFILTER);
+        set_up();
+        tool("ip addr add 10.244.0.5/32 dev lo");
+        let web = TcpListener::bind("10.244.0.5:8080").unwrap();
+        let dns = UdpSocket::bind("10.244.0.5:5353").unwrap();
+        std::thread::spawn(move || web.incoming().for_each(|stream| stream.unwrap().write_all(b"tcp").unwrap()));
+        std::thread::spawn(move || {
+            let mut question = [0; 100];
+            while let Ok((_, from)) = dns.recv_from(&mut question) {
+                dns.send_to(b"udp", from).unwrap();
+            }
+        });
+        let probed = demo(&["probe", "--proxy-mode", "auto", "-o", "json"]);
+        let report: Value = serde_json::from_str(&ok(&probed)).unwrap();
+        assert_eq!(report["serves"], "userspace", "{report:#}");
+
+        let folder = Folder::new("lacks");
+        folder.put("both.yaml", BOTH);
+        let manifests = folder.0.display().to_string();
+        let running = Running::start(&["--proxy-mode", "auto", "--manifests", &manifests]);
+        running.until_logged("mode userspace: the best that this machine can do; not ipvs: ");
+        running.until("it says so", || proxy_mode() == "userspace");
+        running.until("TCP", || asked_by_tcp().as_deref() == Some("tcp"));
+        running.until("UDP", || asked_by_udp().as_deref() == Some("udp"));
+        assert!(running.end().success());
+        drop(demo(&["cleanup"]));
+        assert_eq!(NETFILTER.map(is_loaded), [false; 5], "{}", tool("lsmod"));
+    });
 }
 
 /// Required parts: not served, with the reason that `probe` gives.
