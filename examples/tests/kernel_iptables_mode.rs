@@ -217,3 +217,42 @@ fn changes_are_followed_and_what_is_flushed_comes_back() {
         assert!(has("10.244.0.6"), "rules stay when the process ends");
     });
 }
+
+/// Somebody edits without a pause: rules are written once a period, and the last state no later than a period after it.
+#[test]
+fn when_files_change_without_a_pause_the_last_state_comes_in_time() {
+    const PERIOD: Duration = Duration::from_secs(3);
+    kernel_test(NEEDS, || {
+        set_up();
+        let (folder, arguments) = manifests("iptables-rain", &["10.244.0.5"]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let running = Running::start(&[&arguments[..], &["--iptables-min-sync-period", "3s"]].concat());
+        let has = |endpoint: &str| nat().contains(&format!("--to-destination {endpoint}:8080"));
+        until(&running, "the first endpoint", || has("10.244.0.5"));
+        let passes = || {
+            let all = metrics();
+            let count = |kind: &str| all[&format!("kubeproxy_sync_{kind}_proxy_rules_duration_seconds_count")];
+            count("full") + count("partial")
+        };
+        until(&running, "what follows the first pass", || passes() >= 1.0);
+        std::thread::sleep(PERIOD);
+        let (before, begin) = (passes(), Instant::now());
+        let mut last = String::new();
+        for number in 0..200 {
+            last = format!("10.244.1.{}", number + 1);
+            folder.put("web.yaml", &web(&[&last]));
+            std::thread::sleep(Duration::from_millis(40));
+        }
+        let rained = begin.elapsed();
+        let since = Instant::now();
+        until(&running, "the last state", || has(&last));
+        let took = since.elapsed();
+        let written = passes() - before;
+        // A pass itself takes half a second on an emulated machine, and seeing it another one.
+        assert!(took < PERIOD + Duration::from_secs(3), "{last} took {took:?}: {}", running.log());
+        let most = (rained + took).as_secs_f64() / PERIOD.as_secs_f64() + 1.5;
+        assert!(written >= 2.0 && written <= most, "{written} passes in {rained:?} and {took:?}");
+        assert_eq!(nat().matches("--to-destination 10.244.").count(), 1, "{}", nat());
+        assert!(running.end().success());
+    });
+}

@@ -9,9 +9,9 @@ mod program;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use program::world::{Client, NODE_PORT, SERVICE, World};
+use program::world::{Client, NODE_PORT, POD, SERVICE, World};
 use program::{command, demo, ok, text, tool};
-use testkit::traffic::Connection;
+use testkit::traffic::{Connection, NameServer};
 use testkit::{Need, Netns, PROXY, Sample, kernel_test};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
@@ -28,26 +28,95 @@ fn held(mode: &str) -> Vec<String> {
             let mut all = lines("ipvsadm -Sn", &["-A "]);
             all.extend(lines("ipset list -n", &["KUBE-"]));
             all.extend(lines("ip -o link", &["kube-ipvs0"]));
-            all.extend(lines("iptables-save", &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-IPVS"]));
+            for program in ["iptables-save", "ip6tables-save"] {
+                all.extend(lines(program, &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-IPVS"]));
+            }
             all
         }
         "iptables" => {
             let own = ["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "CANARY"];
-            lines("iptables-save", &own)
+            let mut all = lines("iptables-save", &own);
+            all.extend(lines("ip6tables-save", &own));
+            all
         }
         "nftables" => lines("nft list tables", &["proxier"]),
-        _ => lines("ip route show table local proto 118", &[""]),
+        _ => {
+            let mut all = lines("ip route show table local proto 118", &[""]);
+            all.extend(lines("ip -6 route show table local proto 118", &[""]));
+            all
+        }
     }
+}
+
+/// What the mode holds of both families' addresses of the Service `demo/six`.
+fn holds_both(mode: &str) -> bool {
+    let printed = match mode {
+        "ipvs" => tool("ipvsadm -Sn") + &tool("ip addr show kube-ipvs0"),
+        "iptables" => tool("iptables-save") + &tool("ip6tables-save"),
+        "nftables" => tool("nft list ruleset"),
+        _ => held(mode).join("\n"),
+    };
+    ["10.96.0.16", "fd00:96::16"].iter().all(|address| printed.contains(address))
+}
+
+const SIX: &str = "apiVersion: v1
+kind: Service
+metadata: {name: six, namespace: demo}
+spec:
+  clusterIP: 'fd00:96::16'
+  clusterIPs: ['fd00:96::16', 10.96.0.16]
+  ipFamilies: [IPv6, IPv4]
+  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: six-6, namespace: demo, labels: {kubernetes.io/service-name: six}}
+addressType: IPv6
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: ['fd00:244::5']}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: six-4, namespace: demo, labels: {kubernetes.io/service-name: six}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.244.0.5]}]
+";
+
+const SIX_V6: &str = "[fd00:96::16]:80";
+const SIX_V4: &str = "10.96.0.16:80";
+
+/// The same node with IPv6 beside IPv4, and a Service of both.
+fn dual_stack(world: &World) -> NameServer {
+    let run = |of: &Netns, lines: &[&str]| of.run_in(|| lines.iter().for_each(|line| drop(tool(line)))).unwrap();
+    run(
+        &Netns::current().unwrap(),
+        &[
+            "sysctl -w net.ipv6.conf.all.forwarding=1",
+            "ip -6 addr add 2001:db8:9::1/64 dev eth9 nodad",
+            "ip -6 addr add fd00:244::1/64 dev pod9 nodad",
+            "ip -6 route add default via 2001:db8:9::2",
+        ],
+    );
+    run(
+        &world.client,
+        &["ip -6 addr add 2001:db8:9::2/64 dev eth0 nodad", "ip -6 route add fd00:96::/64 via 2001:db8:9::1"],
+    );
+    run(&world.pod, &["ip -6 addr add fd00:244::5/64 dev eth0 nodad", "ip -6 route add default via fd00:244::1"]);
+    world.manifests.put("six.yaml", SIX);
+    NameServer::tcp(&world.pod, "[fd00:244::5]:8080".parse().unwrap(), POD).unwrap()
 }
 
 fn change(from: &str, to: &str) {
     println!("from {from} to {to}");
     let world = World::new();
+    let _server = dual_stack(&world);
+    let asks_all = || [SERVICE, NODE_PORT, SIX_V4, SIX_V6].iter().all(|place| world.asks(place));
     // Loads what any mode needs: on a machine that has just booted, that takes longer than all the rest.
     let _some_modes_may_be_lacking = demo(&["probe", "--proxy-mode", "auto"]);
     let old = world.start(from);
-    old.until("it serves", || world.asks(SERVICE) && world.asks(NODE_PORT));
-    assert_ne!(held(from), [""; 0], "{from}");
+    old.until("it serves", asks_all);
+    assert!(held(from) != [""; 0] && holds_both(from), "{from}: {:?}", held(from));
     // Those of IPVS end with its virtual servers, those that a process passes on with the process, and Linux translates addresses
     // only as long as there is a nat chain.
     let goes_on = from == "iptables" || (from, to) == ("nftables", "iptables") || (from, to) == ("nftables", "ipvs");
@@ -57,15 +126,19 @@ fn change(from: &str, to: &str) {
         long.ask().unwrap();
     }
     let here = Netns::current().unwrap();
-    let clients =
-        [Client::start(&world.client, SERVICE), Client::start(&world.client, NODE_PORT), Client::start(&here, SERVICE)];
+    let clients = [
+        Client::start(&world.client, SERVICE),
+        Client::start(&world.client, NODE_PORT),
+        Client::start(&world.client, SIX_V6),
+        Client::start(&here, SERVICE),
+    ];
     let of_node = clients.len() - 1;
     std::thread::sleep(Duration::from_millis(500));
 
     let ends = Instant::now();
     assert!(old.end().success());
     let new = world.start(to);
-    new.until("it serves", || held(to) != [""; 0] && world.asks(SERVICE) && world.asks(NODE_PORT));
+    new.until("it serves", || held(to) != [""; 0] && holds_both(to) && asks_all());
     let serves = Instant::now();
     new.until("nothing is left of the old mode", || held(from).is_empty());
     let gone = Instant::now();

@@ -77,7 +77,7 @@ pub(crate) const POD: &str = "pod";
 /// A node with a pod, and a client on another host.
 pub(crate) struct World {
     pub(crate) client: Netns,
-    _pod: Netns,
+    pub(crate) pod: Netns,
     _server: NameServer,
     pub(crate) manifests: Folder,
 }
@@ -88,7 +88,7 @@ impl World {
         let server = lan.serve(8080);
         let manifests = Folder::new("modes");
         manifests.put("web.yaml", WEB);
-        World { client: lan.client, _pod: lan.pod, _server: server, manifests }
+        World { client: lan.client, pod: lan.pod, _server: server, manifests }
     }
 
     pub(crate) fn arguments(&self, mode: &str) -> Vec<String> {
