@@ -29,7 +29,7 @@ pub(crate) fn remove_but(is_kept: IsKept<'_>, ports: &mut Ports<'_>) -> Cleaned 
 pub(crate) fn remove_portals(ports: &mut Ports<'_>) -> Cleaned {
     let portals_of = |dump: &Dump| {
         let mut transaction = Transaction::new();
-        portals(dump, &mut transaction)?;
+        portals(dump, &mut transaction);
         Ok(transaction)
     };
     in_both_families(portals_of, ports)
@@ -64,7 +64,7 @@ fn in_both_families(removal: impl Fn(&Dump) -> Result<Transaction, Incomparable>
 
 fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incomparable> {
     let mut transaction = cleanup_but(dump, is_kept)?;
-    portals(dump, &mut transaction)?;
+    portals(dump, &mut transaction);
     let canary = ChainName::new(names::CANARY)?;
     for table in names::TABLES {
         let Some(there) = dump.table(&table).filter(|there| there.chain(names::CANARY).is_some()) else { continue };
@@ -78,7 +78,7 @@ fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incompara
 
 /// Removes the chains of kube-proxy's userspace mode; one to which somebody else jumps is emptied. What they lead to are ports of a
 /// process that has ended.
-fn portals(dump: &Dump, transaction: &mut Transaction) -> Result<(), iptables::Error> {
+fn portals(dump: &Dump, transaction: &mut Transaction) {
     for (table, from, to, comment) in names::PORTALS_JUMPS {
         let Some(there) = dump.table(&table) else { continue };
         let Some(chain) = there.chain(to) else { continue };
@@ -93,5 +93,4 @@ fn portals(dump: &Dump, transaction: &mut Transaction) -> Result<(), iptables::E
             edits.edit(Edit::DeleteChain(chain.name.clone()));
         }
     }
-    Ok(())
 }
