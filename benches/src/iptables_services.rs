@@ -225,7 +225,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
             tell(READING, services, "ms", ours, ms(start.elapsed()));
         }
         "read-save" => {
-            tell(READING, services, "ms", &format!("iptables-save, {}", called(back_end)), ms(save(back_end)?))
+            tell(READING, services, "ms", &format!("iptables-save, {}", called(back_end)), ms(save(back_end)?));
         }
         "program" => {
             let mut node = node(back_end, services)?;

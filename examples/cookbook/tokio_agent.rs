@@ -125,6 +125,7 @@ impl Stream<Listener> {
     ///
     /// # Errors
     /// As [`Changes::next`].
+    #[allow(dead_code, reason = "for agents that follow connections; a test does")]
     pub(crate) async fn next<T>(
         &mut self,
         mut read: impl FnMut(u16, &[u8]) -> Result<T, WireError>,

@@ -86,34 +86,32 @@ fn auto_is_a_table_on_a_fresh_node_and_starts_no_program() {
 
 #[test]
 fn auto_is_iptables_where_chains_and_sets_of_kube_proxy_are() {
-    for save in ["iptables"] {
-        kernel_test(&needs(), || {
-            set_up();
-            let folder = manifests();
-            // Chains alone are of kube-proxy's iptables mode, too.
-            tool(&format!("{save} -t nat -N KUBE-SERVICES"));
-            assert_eq!(probed().0, "nftables");
-            tool("ip link add kube-ipvs0 type dummy");
-            let (rules, reason) = probed();
-            assert!(rules == "iptables" && reason.contains("chain KUBE-SERVICES"), "{rules}: {reason}");
-            // Sets are enough, while the device is there.
-            tool(&format!("{save} -t nat -X KUBE-SERVICES"));
-            assert_eq!(probed().0, "nftables");
-            tool("ipset create KUBE-CLUSTER-IP hash:ip,port");
-            let (rules, reason) = probed();
-            assert!(rules == "iptables" && reason.contains("set KUBE-CLUSTER-IP"), "{rules}: {reason}");
+    kernel_test(&needs(), || {
+        set_up();
+        let folder = manifests();
+        // Chains alone are of kube-proxy's iptables mode, too.
+        tool("iptables -t nat -N KUBE-SERVICES");
+        assert_eq!(probed().0, "nftables");
+        tool("ip link add kube-ipvs0 type dummy");
+        let (rules, reason) = probed();
+        assert!(rules == "iptables" && reason.contains("chain KUBE-SERVICES"), "{rules}: {reason}");
+        // Sets are enough, while the device is there.
+        tool("iptables -t nat -X KUBE-SERVICES");
+        assert_eq!(probed().0, "nftables");
+        tool("ipset create KUBE-CLUSTER-IP hash:ip,port");
+        let (rules, reason) = probed();
+        assert!(rules == "iptables" && reason.contains("set KUBE-CLUSTER-IP"), "{rules}: {reason}");
 
-            let said = once(&folder);
-            assert!(said.contains("rules by iptables: set KUBE-CLUSTER-IP"), "{said}");
-            assert!(tool("ipset save KUBE-CLUSTER-IP").contains("10.96.0.10,tcp:80"));
-            assert!(tool(&format!("{save}-save")).contains("-j KUBE-SERVICES"));
-            assert_eq!(tables(), [""; 0]);
-            let said = once(&folder);
-            assert!(said.contains("rules by iptables: chain KUBE-SERVICES and device kube-ipvs0"), "{said}");
-            ok(&demo(&["cleanup"]));
-            assert_eq!(changed(), [""; 0]);
-        });
-    }
+        let said = once(&folder);
+        assert!(said.contains("rules by iptables: set KUBE-CLUSTER-IP"), "{said}");
+        assert!(tool("ipset save KUBE-CLUSTER-IP").contains("10.96.0.10,tcp:80"));
+        assert!(tool("iptables-save").contains("-j KUBE-SERVICES"));
+        assert_eq!(tables(), [""; 0]);
+        let said = once(&folder);
+        assert!(said.contains("rules by iptables: chain KUBE-SERVICES and device kube-ipvs0"), "{said}");
+        ok(&demo(&["cleanup"]));
+        assert_eq!(changed(), [""; 0]);
+    });
 }
 
 #[test]

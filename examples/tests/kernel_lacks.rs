@@ -93,8 +93,8 @@ struct Forbidden;
 impl Forbidden {
     fn new(modules: &[&str]) -> Self {
         fs::create_dir_all("/etc/modprobe.d").unwrap();
-        let lines: String = modules.iter().map(|module| format!("install {module} /bin/false\n")).collect();
-        fs::write(POLICY, lines).unwrap();
+        let lines: Vec<String> = modules.iter().map(|module| format!("install {module} /bin/false\n")).collect();
+        fs::write(POLICY, lines.concat()).unwrap();
         Forbidden
     }
 }
@@ -360,7 +360,7 @@ fn without_ip_vs_the_back_end_of_iptables_decides() {
         assert!(planned.contains("UDP 10.96.0.10:53") && planned.contains("10.244.0.5:53"), "{planned}");
         assert!(planned.contains("+ virtual server UDP 198.51.100.9:53"), "{planned}");
         let empty = "this kernel cannot do ipvs mode: this is what an empty kernel would get that can";
-        assert!(said.contains(empty) && said.contains("IPVS cannot be used"), "{said}");
+        assert!(said.contains(empty) && said.contains(POLICY), "{said}");
 
         for (program, mode) in [("iptables-legacy", "iptables"), ("iptables-nft", "nftables")] {
             tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"));
@@ -386,7 +386,7 @@ fn without_ip_vs_the_back_end_of_iptables_decides() {
         assert_eq!((&event["regarding"]["kind"], &event["regarding"]["name"]), (&json!("Node"), &json!("n1")));
         assert_eq!(event["type"], "Warning", "{event}");
         let note = event["note"].as_str().unwrap();
-        assert!(note.starts_with("ipvs: IPVS cannot be used") && note.contains(POLICY), "{note}");
+        assert!(note.starts_with("ipvs: ") && note.contains("ip_vs"), "{note}");
         assert!(running.end().success());
     });
 }
@@ -427,13 +427,15 @@ fn asked_by_udp() -> Option<String> {
     Some(text(&said[..length]))
 }
 
+/// Without these there is no netfilter.
+const NETFILTER: [&str; 5] = ["nf_tables", "ip_tables", "ip6_tables", "ip_vs", "nf_conntrack"];
+
 /// A kernel without any netfilter is served by sockets.
 #[test]
 fn without_netfilter_sockets_serve() {
     if !is_for_tests() {
         return;
     }
-    const NETFILTER: [&str; 5] = ["nf_tables", "ip_tables", "ip6_tables", "ip_vs", "nf_conntrack"];
     kernel_test(&[Need::Root, Need::Veth], || {
         for module in NETFILTER {
             unload(module);

@@ -263,7 +263,8 @@ fn takes_over(left: Left, mode: &str) {
     let came = Instant::now();
     running.until("nothing is left of kube-proxy's", || left.but_for(mode).is_empty());
     let gone = Instant::now();
-    running.until_logged("things of other modes removed");
+    // Of the same mode nothing is to be removed.
+    running.until_logged(if is_ipvs && mode == "ipvs" { "full pass" } else { "things of other modes removed" });
     std::thread::sleep(Duration::from_secs(1));
     // Sockets get nobody's packets before the old mode has gone, and a program of the node has a Service's address as its own until
     // it goes.

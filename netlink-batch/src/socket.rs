@@ -48,7 +48,7 @@ const BUFFER_MOST: usize = (1 << 30) - 1;
 /// words (net/netlink/af_netlink.c, `netlink_ack`), accounted by the memory it occupies, rounded up to a power of two.
 const ANSWER_COST: usize = 2048;
 
-/// The longest that the kernel is told to wait; who waits for longer waits again. Far more does not fit into its seconds.
+/// The longest single wait; longer waits repeat it. Far more does not fit into the kernel's seconds.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A bound netlink socket with extended errors on, and answers that do not repeat the request.

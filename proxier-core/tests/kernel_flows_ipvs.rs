@@ -68,8 +68,12 @@ impl Follower for Nobody {
 fn traced(scenario: &Scenario, flow: &Flow) -> Flow {
     let Objects { config, services, slices, node, host } = objects(scenario);
     let mut store = Store::new(&node.metadata.name);
-    slices.iter().for_each(|slice| drop(store.upsert_slice(slice)));
-    services.iter().for_each(|service| drop(store.upsert_service(service)));
+    for slice in &slices {
+        store.upsert_slice(slice);
+    }
+    for service in &services {
+        store.upsert_service(service);
+    }
     let facts = NodeFacts::new(&config, &Node::check(&node, &mut Vec::new()), &host);
     let mut desired = Desired::new();
     let all = desired.services_with(&store);
@@ -163,7 +167,7 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
 fn packets_go_where_the_reference_sends_them() {
     kernel_test(&[NEEDS, PROXY, SCHEDULERS].concat(), || {
         let program = |_: &Netns, objects: &Objects| program(RulesBy::Iptables, objects);
-        hold(&mut Programmed::new(program, explain), Sampled::AsAsked(10));
+        hold(&mut Programmed::new(program, explain), Sampled::AsAsked(4));
     });
 }
 
@@ -171,6 +175,6 @@ fn packets_go_where_the_reference_sends_them() {
 fn packets_go_where_the_reference_sends_them_without_iptables() {
     kernel_test(&[NEEDS, PROXY, SCHEDULERS, &[Need::Nftables]].concat(), || {
         let program = |_: &Netns, objects: &Objects| program(RulesBy::Nftables, objects);
-        hold(&mut Programmed::new(program, explain), Sampled::AsAsked(20));
+        hold(&mut Programmed::new(program, explain), Sampled::AsAsked(8));
     });
 }

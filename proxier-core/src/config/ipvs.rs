@@ -93,7 +93,7 @@ impl Binding {
     }
 }
 
-/// What masquerades and guards beside the virtual servers.
+/// How masquerading and source-range rules are written: by iptables and ipset, or by a table of nf_tables.
 ///
 /// ```
 /// use proxier_core::config::{Binding, Config, RulesBy};
@@ -170,7 +170,7 @@ pub struct IpvsConfig {
     /// With [`Binding::Routes`], the networks of cluster IPs: each is made local as a whole. They must be the Services' alone.
     /// Default none.
     pub service_cidrs: Vec<Network>,
-    /// What masquerades and guards beside the virtual servers. Default [`RulesBy::Auto`].
+    /// How masquerading and source-range rules are written: by iptables and ipset, or by a table of nf_tables. Default [`RulesBy::Auto`].
     pub rules: RulesBy,
     /// Whether clients outside get local endpoints, and this node and pods those of all nodes, where the external policy is `Local`:
     /// by firewall marks, with [`RulesBy::Nftables`] only ([`Config::splits_local`](super::Config::splits_local)). Default no: all

@@ -41,7 +41,7 @@ impl RelaysPort {
         Ok(self.relay.insert(relay))
     }
 
-    /// What it has done and does.
+    /// Counters of connections and datagrams.
     pub fn counts(&self) -> Counts {
         self.relay.as_ref().map(Relay::counts).unwrap_or_default()
     }

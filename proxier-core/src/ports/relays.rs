@@ -33,10 +33,10 @@ use crate::net::FrontendKey;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Relays {
-    /// What is listened on now.
+    /// The present listeners, by Frontend.
     fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener>;
 
-    /// Sets what holds for all listeners.
+    /// Applies settings to all listeners.
     ///
     /// # Errors
     /// When this process cannot relay at all: no thread, no descriptor.

@@ -1,8 +1,8 @@
 //! Which generations of the rule set are of this process's own transactions.
 //!
-//! The kernel counts all transactions of a network namespace, and does not tell the sender which number its own got. When others
-//! wrote at the same time, an own one is among a few: whoever sees which of these wrote to our tables sees whether there are more than
-//! our own.
+//! The kernel counts all transactions of a network namespace, and does not tell the sender which number its own got. If others
+//! commit at the same time, our generation is one of several. These are compared with the generations that wrote to our tables: more
+//! than ours means that somebody else wrote.
 
 use std::collections::VecDeque;
 

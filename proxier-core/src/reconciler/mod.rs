@@ -709,9 +709,8 @@ impl Reconciler {
         }
     }
 
-    /// Transactions wrote to the tables of [this name](Reconciler::table_name), maybe this proxy's own, and made these generations of the
-    /// rule set; with `lost` there may have been more. The next pass compares everything if one was somebody else's; not before the
-    /// tables have been read.
+    /// Reports the generations of the rule set that wrote to the tables of [this name](Reconciler::table_name); `lost`: some may be
+    /// missing. If one is not this proxy's own, the next pass compares everything. Has no effect before the tables have been read.
     ///
     /// Returns whether it does. Call it between passes.
     ///
@@ -1126,7 +1125,7 @@ impl Reconciler {
         }
     }
 
-    /// The virtual server of a firewall mark by which clients outside reach a Frontend, if that is another one than that of its address
+    /// The virtual server, by firewall mark, that serves outside clients of a Frontend, if it has one of its own
     /// ([`Config::splits_local`](crate::config::Config::splits_local)).
     pub fn split(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
         match &self.mode {

@@ -244,7 +244,7 @@ pub struct Report {
     pub served_first: Option<ServedFirst>,
     /// How many rules each table has; in iptables mode, once they were read.
     pub rule_counts: Vec<RuleCount>,
-    /// What is not done as the configuration asks, and what is done instead. Told when it changes.
+    /// Settings that are not followed, and what is done instead. Reported once for each change.
     pub limited: Vec<String>,
     /// Health checks of Services may have changed ([`Desired::health_checks`](crate::service::Desired::health_checks)).
     pub health_checks_changed: bool,

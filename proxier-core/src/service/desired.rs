@@ -317,7 +317,7 @@ impl Desired {
         self.services.iter().flat_map(|(key, compiled)| compiled.rejected.iter().map(move |refusal| (key, refusal)))
     }
 
-    /// What annotations ask for that cannot be with the endpoints there are. Costs O(such Services).
+    /// Annotations that the present endpoints make impossible. Costs O(such Services).
     pub fn refused(&self) -> impl Iterator<Item = &Rejection> {
         self.refusing.iter().filter_map(|key| self.services.get(key)).flat_map(|compiled| &compiled.refused)
     }

@@ -1,6 +1,6 @@
 //! What becomes of the first packet of a connection: worked out from what Services mean, without a kernel.
 //!
-//! It says what a node does that has programmed everything, and not what this one's kernel holds.
+//! Assumes a node that has programmed everything; does not look at this node's kernel.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::snapshot::{Balancing, ObjectKey, Roles, Store, TrafficPolicy};
 
 bitflags! {
-    /// What differs from mode to mode in what becomes of a packet; [`modes::trace`](crate::modes::trace) has those of each.
+    /// Differences between modes in how they treat packets; [`modes::trace`](crate::modes::trace) has those of each.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Ways: u16 {
         /// Node ports are served on IPv4 loopback addresses.

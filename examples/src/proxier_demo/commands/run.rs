@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::modes::Kind;
+use proxier_core::modes::ipvs::guards::Choice;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -19,6 +20,7 @@ use crate::proxier_demo::engine::tables;
 use crate::proxier_demo::engine::userspace;
 use crate::proxier_demo::engine::worker::{Passed, Worker};
 use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Source};
 use crate::proxier_demo::sources::cluster::Connection;
 use crate::proxier_demo::sources::files;
@@ -85,10 +87,7 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     for note in notes {
         tracing::warn!("{note}");
     }
-    adjust_oom_score(settings.oom_score_adj);
-    if settings.mode == Kind::Userspace {
-        tracing::debug!("{} files may be open", userspace::raise_open_files());
-    }
+    prepare_process(settings);
     let families = engine.proxier().facts().config().families;
     let health = Health::new(settings.sync_period, families);
     let mut tasks = JoinSet::new();
@@ -115,15 +114,8 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
             return ExitCode::from(2);
         }
     };
-    // Bad input is told alone.
-    match reason {
-        Some(reason) if fell_back => tracing::warn!("{reason}"),
-        Some(reason) => tracing::info!("{reason}"),
-        None => {}
-    }
-    if let Some(rules) = rules {
-        tracing::info!("{rules}");
-    }
+    // Bad input is reported alone.
+    log_choice(reason, fell_back, rules);
     if let Running::Cluster(cluster) = &source {
         health.set_api(cluster.counters().clone());
     }
@@ -150,6 +142,26 @@ pub async fn run(configured: &Configured, config_file: Option<&std::path::Path>)
     }
     .attend(config_file, signals)
     .await
+}
+
+/// What the kernel is to know of this process before it serves.
+fn prepare_process(settings: &Settings) {
+    adjust_oom_score(settings.oom_score_adj);
+    if settings.mode == Kind::Userspace {
+        tracing::debug!("{} files may be open", userspace::raise_open_files());
+    }
+}
+
+/// Logs why this mode serves, and by which rules.
+fn log_choice(mode: Option<String>, fell_back: bool, rules: Option<Choice>) {
+    match mode {
+        Some(reason) if fell_back => tracing::warn!("{reason}"),
+        Some(reason) => tracing::info!("{reason}"),
+        None => {}
+    }
+    if let Some(rules) = rules {
+        tracing::info!("{rules}");
+    }
 }
 
 /// What runs beside the kernel's thread.

@@ -58,7 +58,7 @@ pub(super) fn has_ipvs(settings: &Settings) -> bool {
     of_ipvs(settings).iter().all(|module| Path::new("/sys/module").join(module).exists())
 }
 
-/// Loads what this mode uses and the kernel lacks. What cannot be loaded so is told when it is used.
+/// Loads missing modules of the mode; a failure shows at the first use.
 pub(crate) fn preload(settings: &Settings) {
     let tables = || TABLES.iter().map(ToString::to_string);
     let names: Vec<String> = match settings.mode {

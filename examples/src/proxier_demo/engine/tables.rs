@@ -27,7 +27,7 @@ pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) {
 }
 
 fn late(table: &str, error: &dyn Display) {
-    tracing::warn!("what others change in table {table} is noticed only at full passes: {error}");
+    tracing::warn!("cannot monitor table {table}, so foreign changes are noticed only at full passes: {error}");
 }
 
 fn report(mut monitor: TableMonitor, table: &str, messages: &mpsc::Sender<Message>) {

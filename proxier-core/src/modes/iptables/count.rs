@@ -13,7 +13,7 @@ use crate::reconciler::report::RuleCount;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally([usize; 2]);
 
-/// What a write makes of the number of rules.
+/// How a write changes the number of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// There are so many then.
@@ -111,7 +111,7 @@ impl Tally {
         tally
     }
 
-    /// As it is told.
+    /// As metrics, one for each table.
     pub(super) fn told(self, written: Tally, family: Family) -> impl Iterator<Item = RuleCount> {
         [("filter", TableName::FILTER), ("nat", TableName::NAT)].into_iter().map(move |(name, table)| RuleCount {
             family,
@@ -123,7 +123,7 @@ impl Tally {
 }
 
 impl Outcome {
-    /// What there is then, if it is known what there was.
+    /// The number afterwards; `None` if the number before is unknown.
     pub(super) fn from(self, before: Option<Tally>) -> Option<Tally> {
         match self {
             Outcome::Total(total) => Some(total),

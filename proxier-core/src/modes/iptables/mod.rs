@@ -44,7 +44,7 @@
 //! A full pass reads the rules of each family by itself, and compares. A pass for changes reads nothing, as long as the last
 //! write of the family was done: it writes what changed. If the kernel contradicts that (a line to delete is not there), the
 //! table is not changed, and the rules are read at once. Each table that is written must have the chain
-//! `KUBE-PROXY-CANARY`, else the write fails too: somebody has deleted the chains, and what is written would lie among nothing.
+//! `KUBE-PROXY-CANARY`, else the write fails too: somebody has deleted the chains, and single lines would be useless without the rest.
 //!
 //! After another failure (the lock of iptables) the family is tried again after a pause of up to five seconds; the other
 //! family does not wait. If the kernel refuses what was compared, the Services that are the reason are found by halves, at

@@ -43,7 +43,7 @@ pub(crate) struct Mode {
     compared: bool,
     known: Known,
     families: BTreeMap<Family, State>,
-    /// Frontends of which the kernel has what was held back: what changes about them is found by reading only.
+    /// Frontends that the safeguard keeps in the kernel. Only a reading shows their changes.
     held: BTreeSet<FrontendKey>,
     /// Addresses and ports whose UDP flows could not be forgotten yet.
     unforgotten: BTreeSet<SocketAddr>,
@@ -147,12 +147,12 @@ impl Mode {
         }
     }
 
-    /// What is configured, and the programs can do.
+    /// The configured options that the programs support.
     fn allowed(&self) -> Options {
         Options { random_fully: self.options.random_fully.on(self.random_fully), ..self.options }
     }
 
-    /// Finds out what the programs can do. Without those of a family its rules cannot be read either, which is told there.
+    /// Asks the programs for their options. If a family's program is missing, reading its rules reports that.
     fn ask_programs(&mut self, pass: &Pass<'_>, rules: &mut dyn Rules) {
         self.random_fully = true;
         for family in pass.families() {
@@ -203,7 +203,7 @@ impl Mode {
             report.stopped = Some(stopped.to_string().into());
         }
         if !held.is_empty() {
-            // What is held back is told from the rules that are there.
+            // Reads the rules, to find the lines to hold back.
             for family in due.iter().filter(|family| !dumps.contains_key(family)).copied().collect::<Vec<_>>() {
                 dumps.extend(self.read(family, &pass, report, ports.rules).map(|dump| (family, dump)));
             }
@@ -244,7 +244,7 @@ impl Mode {
         retry.is_some_and(|retry| retry.at > now)
     }
 
-    /// Whether what was written before is no basis for what changed.
+    /// Whether the family must be read: the last write is no basis for these changes.
     fn has_to_be_read(&self, family: Family, pass: &Pass<'_>) -> bool {
         let Some(state) = self.state(family) else { return true };
         pass.full

@@ -80,7 +80,7 @@ impl Refused {
     }
 }
 
-/// What is held back, and what these Services have.
+/// The lines to keep: those held back, and those of these Services.
 fn keep<'a>(
     wanted: &Wanted,
     dump: &Dump,
@@ -96,7 +96,7 @@ fn keep<'a>(
     keep
 }
 
-/// What gives a family what is wanted, but for what the safeguard holds back and what these Services have.
+/// Makes a family's rules as wanted, but keeps the lines that the safeguard holds back and those of refused Services.
 ///
 /// # Errors
 /// As [`changes`](super::diff::changes).

@@ -9,8 +9,8 @@ use super::lines::{Line, Shared};
 use super::wanted::{Changed, Wanted};
 use crate::net::Family;
 
-/// The input of `iptables-restore --noflush` that leads a family from what `changed` says it was to what is wanted; empty
-/// when nothing has to change. Costs O(what changed).
+/// Input for `iptables-restore --noflush` that changes a family from the state recorded in `changed` to the wanted one; empty
+/// when nothing has to change. Costs O(changes).
 ///
 /// The kernel must have what was wanted before: the program refuses to delete a line that is not there, or a chain to which
 /// somebody else's rule jumps, and then changes nothing in that table, though the table before may have changed. Read the
@@ -24,8 +24,8 @@ pub fn update(wanted: &Wanted, changed: &Changed, family: Family) -> Result<Tran
     written(wanted, changed, family).map(|(transaction, ..)| transaction)
 }
 
-/// As [`update`], and each table fails as a whole if the canary is gone from it: somebody deleted the chains, and what is
-/// written would lie among nothing. Returns too what becomes of the number of rules.
+/// As [`update`], and each table fails as a whole if the canary is gone from it: somebody deleted the chains, and single lines
+/// would be useless without the rest. Also returns how the number of rules changes.
 ///
 /// # Errors
 /// As [`update`].

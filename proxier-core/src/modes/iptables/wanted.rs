@@ -59,11 +59,9 @@ pub struct Wanted {
     endpoints: BTreeMap<Family, usize>,
 }
 
-/// Where the kernel may have to follow: what changed, as it was before. Something that changed back may be in here too; it
-/// makes no edits.
+/// Changes not yet written, each with its state before. May include some that were undone; these make no edits.
 ///
-/// What it was is kept, not what it is: a change that could not be written is extended with the next ones, and then leads
-/// from what the kernel has to what is wanted by then.
+/// Keeps the old state, so that a failed write and later changes merge into one step from the kernel's state to the wanted one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changed {
     services: BTreeMap<ObjectKey, Before>,

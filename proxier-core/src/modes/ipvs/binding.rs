@@ -199,7 +199,7 @@ impl Routes {
         Self::of(&|address| wanted.has_address(address), facts)
     }
 
-    /// The same, by what says whether an address is a Service's.
+    /// As [`Routes::new`]; `is_wanted` says whether an address is a Service's.
     pub fn of(is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Self {
         let config = facts.config();
         if !config.binds_by_routes() {
@@ -296,7 +296,7 @@ fn may_be_bound(address: IpAddr, config: &Config) -> bool {
     in_scope(config, address) && is_usable_by_service(address)
 }
 
-/// What in this network is not the Services'.
+/// The first thing in this network that does not belong to Services.
 fn obstacle(network: &Network, is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Option<String> {
     let config = facts.config();
     if let Some(own) = facts.own_addresses().find(|address| network.contains(address)) {

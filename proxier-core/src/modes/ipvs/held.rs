@@ -14,7 +14,7 @@ use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network};
 use crate::reconciler::safeguard::{Kernel, Loss, Stopped};
 
-/// What these changes would take away. One of a mark is a loss for those that have no other: shared node ports.
+/// Frontends that these changes take away. The virtual server of a mark counts only for shared node ports, which have no other.
 pub fn losing(changes: &Changes, observed: &Observed) -> impl Iterator<Item = (FrontendKey, Loss)> {
     changes.virtual_servers.iter().flat_map(|(key, change)| {
         let loss = match change {

@@ -53,7 +53,7 @@ pub(crate) struct Mode {
     binding: Binding,
     /// There are no local routes of ours, and there will be none.
     knows_no_routes: bool,
-    /// What was said of networks that are not made local as a whole.
+    /// The last reported list of networks that are not made local as a whole.
     told: Vec<String>,
     /// Timeouts of IPVS.
     pub(super) timeouts: TimeoutsUpdate,
@@ -350,7 +350,7 @@ impl Mode {
         observed.ours.clone_from(&self.leaving);
     }
 
-    /// What is said of networks that are not made local as a whole; nothing if it was said before.
+    /// Networks that cannot be made local as a whole, and why; empty if already reported.
     fn limited(&mut self, routes: &Routes, pass: Pass<'_>) -> Vec<String> {
         let mut limited: Vec<String> = routes.unusable.iter().map(ToString::to_string).collect();
         if !self.by_routes() && pass.config().ipvs.binding == Binding::Routes {

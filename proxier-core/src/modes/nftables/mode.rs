@@ -40,7 +40,7 @@ pub(crate) struct Mode {
     foreign: BTreeMap<Family, PortError>,
     /// The layouts that were written.
     layouts: BTreeMap<Family, Layout>,
-    /// Frontends of which the kernel has what was held back: what changes about them is found by reading only.
+    /// Frontends that the safeguard keeps in the kernel. Only a reading shows their changes.
     held: BTreeSet<FrontendKey>,
     /// Frontends that the kernel refused: it has them as they were, or not at all.
     refused: BTreeSet<FrontendKey>,
@@ -237,7 +237,7 @@ impl Mode {
         }
     }
 
-    /// Leaves alone what is held back. Returns what that is.
+    /// Removes held-back Frontends from the plan and returns them.
     fn hold(stopped: &Stopped, plan: &mut Plan, read: &BTreeMap<Family, Option<Observed>>) -> BTreeSet<FrontendKey> {
         for table in &mut plan.tables {
             if let Some(Some(observed)) = read.get(&table.layout.family()) {

@@ -105,7 +105,7 @@ fn first(is_local: bool) -> u32 {
     if is_local { FIRST_LOCAL_SLOT } else { 0 }
 }
 
-/// What the set of draws has of a slot, but for the draw: a number below it.
+/// The key of a slot in the set of draws, without the draw: its 16 low bits.
 fn tickets(is_local: bool, slot: u32) -> u32 {
     u32::from(is_local) << 31 | (slot & 0x7fff) << 16
 }
@@ -115,7 +115,7 @@ pub(super) fn ticket(is_local: bool, slot: u32, draw: u32) -> u32 {
     tickets(is_local, slot) | (draw & 0xffff)
 }
 
-/// What the map of endpoints knows an endpoint's slot by.
+/// The slot's number in the map of endpoints.
 pub(super) fn place(is_local: bool, slot: u32) -> u32 {
     slot.saturating_add(first(is_local))
 }

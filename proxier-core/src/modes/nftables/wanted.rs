@@ -83,11 +83,11 @@ impl Shared {
 pub(super) struct Changed {
     /// Frontends, each as it was when it was written, with the slots of its endpoints; `None` when it was not there.
     pub(super) frontends: BTreeMap<FrontendKey, Option<(Frontend, Slots)>>,
-    /// What is needed now and was not, or the other way round.
+    /// Needs that appeared or disappeared since the last write.
     pub(super) needs: BTreeSet<Need>,
 }
 
-/// What a refresh changed, for those who are no mode.
+/// A refresh's changes, for the reconciler.
 #[derive(Debug, Default)]
 pub(super) struct Refreshed {
     pub(super) frontends: Vec<FrontendKey>,
@@ -114,7 +114,7 @@ impl Following<'_> {
         }
     }
 
-    /// What changes twice has not changed.
+    /// A second change undoes the first.
     fn toggle(&mut self, need: Need) {
         if !self.changed.needs.remove(&need) {
             self.changed.needs.insert(need);

@@ -50,7 +50,7 @@ mod tests {
         let only_v6 = [PodTraffic::Unknown, PodTraffic::Network(network)];
         assert_eq!(of(LocalTraffic::ClusterCidrs(vec![network])), only_v6);
         assert_eq!(of(LocalTraffic::NodeCidr), [PodTraffic::Unknown, PodTraffic::Unknown]);
-        let name: InterfaceName = "cni0".parse().unwrap();
+        let name = InterfaceName::new("cni0").unwrap();
         let both = PodTraffic::Interface(name.clone());
         assert_eq!(of(LocalTraffic::BridgeInterface(name.clone())), [both.clone(), both]);
         let both = PodTraffic::Prefix(name.clone());

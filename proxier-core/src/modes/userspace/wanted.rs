@@ -30,7 +30,7 @@ pub(super) struct Changed {
     pub(super) addresses: BTreeSet<IpAddr>,
 }
 
-/// What a refresh changed, for those who are no mode.
+/// A refresh's changes, for the reconciler.
 #[derive(Debug, Default)]
 pub(super) struct Refreshed {
     pub(super) frontends: Vec<FrontendKey>,

@@ -175,7 +175,7 @@ impl Worker {
         let now = Instant::now();
         for unread in &cleaned.unread {
             if self.limiter.pass(&unread.what, now).is_some() {
-                tracing::error!("what other modes have made cannot be removed yet: {unread}");
+                tracing::error!("cannot remove yet what another mode left: {unread}");
             }
         }
         for failure in &cleaned.applied.failures {

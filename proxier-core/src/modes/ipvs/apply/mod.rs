@@ -62,7 +62,7 @@ pub struct Effects {
 /// the rules it needs ([`Plan::guarded`]). A whole network is made local only once the rules that guard it are there
 /// ([`Plan::guarded_networks`]).
 ///
-/// An address that a Service has is never without a way to this host: what binds it now goes after what binds it from now on.
+/// Every address of a Service always reaches this host: the new binding comes before the old one goes.
 ///
 /// After a failure or a surprise ([`Effects::surprises`]) `observed` may be out of date: read it again.
 pub fn apply(

@@ -24,7 +24,7 @@ pub(super) fn not_without_device(address: IpAddr, device: &InterfaceName) -> Por
 
 pub(super) fn not_without_guard(network: &Network) -> PortError {
     skipped(format_args!(
-        "{network} is not made local, because the rules that refuse what no Service serves in it are not in place"
+        "{network} is not made local, because the rules that reject its unserved addresses are missing"
     ))
 }
 
@@ -45,9 +45,7 @@ pub(super) fn not_without_virtual_server(key: &VirtualServerKey) -> PortError {
 }
 
 pub(super) fn needed() -> PortError {
-    skipped(format_args!(
-        "stays, because it tells that a virtual server is ours, or guards it, that could not be deleted"
-    ))
+    skipped(format_args!("stays, because it marks or guards a virtual server that could not be deleted"))
 }
 
 pub(super) fn guards(key: &VirtualServerKey) -> PortError {

@@ -1,5 +1,4 @@
-//! What the other variant holds, on a node that changes from one to the other: what shows that a virtual server is ours, and what
-//! guards it, comes along.
+//! When a node changes variant, carries over the other variant's ownership records and guards.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +22,7 @@ type Contents = BTreeMap<SetKey, BTreeSet<Element>>;
 /// Reads the sets of the variant that does not serve. A part that this kernel does not have holds none.
 ///
 /// # Errors
-/// What exists and could not be read.
+/// Parts that exist but could not be read.
 pub(in crate::modes::ipvs) fn read(
     serves: Kind,
     config: &Config,

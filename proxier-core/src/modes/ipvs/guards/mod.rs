@@ -1,4 +1,4 @@
-//! What masquerades and guards beside the virtual servers, in two variants.
+//! Masquerading and source-range rules, in two variants: by iptables and ipset, or by a table of nf_tables.
 //!
 //! | | entries | rules |
 //! |---|---|---|

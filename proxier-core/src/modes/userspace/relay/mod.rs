@@ -352,7 +352,7 @@ impl Relay {
         leaving.sum()
     }
 
-    /// What it has done and does.
+    /// Counters of connections and datagrams.
     pub fn counts(&self) -> Counts {
         self.shared.counts()
     }

@@ -9,8 +9,7 @@ use super::socket::Pipe;
 
 /// Pipes that are kept for later use.
 const KEPT_PIPES: usize = 256;
-/// What is read at once until a direction has shown that it carries more: up to this much is copied, since that takes two system
-/// calls where a pipe takes three.
+/// Bytes to copy before a direction gets a pipe: a copy takes two system calls, a pipe three.
 const FIRST: usize = 16 << 10;
 /// Rounds of one direction before others get their turn.
 const ROUNDS: usize = 16;
@@ -196,7 +195,7 @@ impl Direction {
         true
     }
 
-    /// Nobody takes what comes: what the destination has sent before it failed is still read.
+    /// The destination has failed: discards what arrives, but still reads what it sent before.
     fn die(&mut self, to: &mut End) {
         self.held = Held::Nothing;
         self.state = State::Dead;

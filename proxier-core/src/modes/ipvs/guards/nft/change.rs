@@ -91,10 +91,9 @@ pub(super) fn transaction(layout: &Layout, change: Option<&TableChange>, delete:
 }
 
 impl TableChange {
-    /// What is to be done before virtual servers, and what after their addresses are bound, where `found` is not as `layout` says.
+    /// The differences between `found` and `layout`: those to write before virtual servers, and those after addresses are bound.
     ///
-    /// A new table keeps destinations last: until then whatever served before goes on to translate them, and there is something
-    /// to come to.
+    /// A new table protects destinations last: until then the earlier proxy's rules still translate them.
     pub(in crate::modes::ipvs) fn compared(layout: &Layout, found: Option<&Found>) -> [Option<Self>; 2] {
         let fate = match found {
             None => Fate::Make,
