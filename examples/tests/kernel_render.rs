@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 
-use program::{Folder, command, demo, ok, text, tool};
+use program::{Folder, Running, command, demo, ok, text, tool};
 use serde_json::Value;
 use testkit::{Need, PROXY, kernel_test};
 
@@ -197,6 +197,113 @@ fn in_nftables_mode_it_is_what_a_pass_makes() {
         let differ = |(word, times): &(&String, &usize)| passes.get(word.as_str()) != Some(*times);
         let differ: Vec<_> = restored.iter().filter(differ).collect();
         assert!(differ.is_empty() && restored.len() == passes.len(), "{differ:?}");
+    });
+}
+
+/// Chains and their rules in order, as `iptables-save` prints them, of both families.
+fn chains() -> BTreeMap<String, Vec<String>> {
+    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for program in ["iptables-save", "ip6tables-save"] {
+        let printed = tool(program);
+        let mut table = "";
+        for line in printed.lines() {
+            let mut words = line.split_whitespace();
+            match words.next() {
+                Some(first) if first.starts_with('*') => table = first,
+                Some(first) if first.starts_with(':') => {
+                    drop(chains.entry(format!("{program} {table} {}", &first[1..])).or_default());
+                }
+                Some("-A") => {
+                    let chain = format!("{program} {table} {}", words.next().unwrap());
+                    chains.entry(chain).or_default().push(line.to_owned());
+                }
+                _ => {}
+            }
+        }
+    }
+    // Built-in chains that nobody uses are printed only once a program has looked at them.
+    chains.retain(|chain, rules| chain.contains("KUBE-") || !rules.is_empty());
+    chains
+}
+
+#[test]
+fn in_iptables_mode_it_is_what_a_pass_makes() {
+    const MODE: [&str; 2] = ["--proxy-mode", "iptables"];
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    manifests.put("sticky.yaml", STICKY);
+    let rendered: Value = serde_json::from_str(&ok(&render(&manifests, &["-o", "json", MODE[0], MODE[1]]))).unwrap();
+    let part = |name: &str| rendered[name].as_str().unwrap();
+    assert_eq!([part("ipvsadm"), part("ipset"), part("nft")], [""; 3]);
+    assert_eq!(rendered["sysctl"]["net/ipv4/conf/all/route_localnet"], "1", "{rendered:#}");
+    let needs = [Need::Root, Need::IptablesNft, Need::Veth, Need::Tool("setpriv")];
+    let mut passed = BTreeMap::new();
+    kernel_test(&needs, || {
+        set_up();
+        ok(&demo(&["run", "--once", "--manifests", &manifests.0.display().to_string(), MODE[0], MODE[1]]));
+        passed = chains();
+        for of in ["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-SVL-", "KUBE-FW-", "KUBE-NODEPORTS"] {
+            assert!(passed.keys().any(|chain| chain.contains(of)), "{of}: {passed:#?}");
+        }
+    });
+    kernel_test(&needs, || {
+        feed("iptables-restore", part("iptables"));
+        feed("ip6tables-restore", part("ip6tables"));
+        assert_eq!(chains(), passed);
+    });
+}
+
+/// Sockets of Services, as `ss` prints them.
+fn sockets() -> BTreeSet<String> {
+    let printed = [("TCP", "ss -Htln"), ("UDP", "ss -Huln")].map(|(protocol, line)| (protocol, tool(line)));
+    let sockets = printed.iter().flat_map(|(protocol, text)| {
+        text.lines().map(move |line| format!("{protocol} {}", line.split_whitespace().nth(3).unwrap()))
+    });
+    let is_of_service = |socket: &String| [":80", ":53", ":30080", ":30053"].iter().any(|port| socket.ends_with(port));
+    sockets.filter(is_of_service).collect()
+}
+
+fn local_routes() -> String {
+    tool("ip route show table local proto 118") + &tool("ip -6 route show table local proto 118")
+}
+
+#[test]
+fn in_userspace_mode_it_is_what_the_process_does() {
+    const MODE: [&str; 2] = ["--proxy-mode", "userspace"];
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    let output = ok(&render(&manifests, &["-o", "json", MODE[0], MODE[1]]));
+    let rendered: Value = serde_json::from_str(&output).unwrap();
+    for unused in ["ipvsadm", "ipset", "iptables", "ip6tables", "nft"] {
+        assert_eq!(rendered[unused], "", "{rendered:#}");
+    }
+    let listeners = rendered["listeners"].as_array().unwrap();
+    let web = listeners.iter().find(|listener| listener["listener"] == "TCP 198.51.100.9:80").unwrap();
+    // External policy Local: who comes from elsewhere gets this node's endpoint.
+    assert_eq!((&web["service"], &web["outside"]), (&"demo/web:http".into(), &serde_json::json!(["10.244.0.5:8080"])));
+    assert_eq!(web["inside"].as_array().unwrap().len(), 3, "{web}");
+    let wanted: BTreeSet<String> =
+        listeners.iter().map(|listener| listener["listener"].as_str().unwrap().to_owned()).collect();
+    let text = ok(&render(&manifests, &MODE));
+    let line = "TCP 10.96.0.10:80 10.244.0.5:8080 10.244.1.6:8080 10.244.2.7:8080 (demo/web:http)\n";
+    assert!(text.contains("\n# listeners of the process\n") && text.contains(line), "{text}");
+
+    let needs = [Need::Root, Need::Veth, Need::Tool("setpriv"), Need::Tool("ss")];
+    let mut routes = String::new();
+    kernel_test(&needs, || {
+        set_up();
+        let running = Running::start(&["--manifests", &manifests.0.display().to_string(), MODE[0], MODE[1]]);
+        running.until("it listens", || sockets() == wanted);
+        routes = local_routes();
+        assert!(running.end().success());
+    });
+    kernel_test(&needs, || {
+        set_up();
+        for route in rendered["routes"].as_array().unwrap() {
+            tool(&format!("ip route add {}", route.as_str().unwrap()));
+        }
+        assert!(routes.contains("10.96.0.10") && routes.contains("fd00:96::10"), "{routes}");
+        assert_eq!(local_routes(), routes);
     });
 }
 

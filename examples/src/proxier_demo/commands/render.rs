@@ -11,6 +11,8 @@ use std::process::ExitCode;
 use iptables::Family;
 use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::modes::Kind;
+use proxier_core::modes::userspace::Listener;
+use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::mentions;
@@ -54,7 +56,13 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
             configured.settings.node_name
         );
     }
-    let rendered = Rendered::new(&before, kernel.state(), configured.settings.mode);
+    let mut rendered = Rendered::new(&before, kernel.state(), configured.settings.mode);
+    rendered.listeners = kernel.listeners();
+    // The relay opens no others, so the node's own stack refuses.
+    rendered.listeners.retain(|key, listener| match key.protocol {
+        Protocol::Udp => listener.has_endpoints,
+        _ => listener.serves_anybody(),
+    });
     let printed = match output {
         Output::Text => std::io::stdout().lock().write_all(rendered.text().as_bytes()),
         Output::Json => json::print(&rendered.json()),
@@ -97,6 +105,8 @@ struct Rendered {
     addresses: BTreeMap<String, Vec<IpAddr>>,
     /// Local routes, as arguments of `ip route add`.
     routes: Vec<String>,
+    /// Sockets of the process itself, in userspace mode.
+    listeners: BTreeMap<FrontendKey, Listener>,
     /// Values below `/proc/sys` that are not the kernel's own.
     sysctls: BTreeMap<String, String>,
 }
@@ -149,6 +159,8 @@ impl Rendered {
             .collect();
         part("ip address", &addresses.concat());
         part("ip route", &self.routes.join("\n"));
+        let listeners: Vec<String> = self.listeners.values().map(line_of).collect();
+        part("listeners of the process", &listeners.concat());
         part("ipvsadm --restore", &self.ipvsadm);
         part("ipset restore", &self.ipset);
         for (family, rules) in &self.iptables {
@@ -165,6 +177,7 @@ impl Rendered {
             "sysctl": self.sysctls,
             "addresses": self.addresses,
             "routes": self.routes,
+            "listeners": self.listeners.values().map(json_of).collect::<Vec<_>>(),
             "ipvsadm": self.ipvsadm,
             "ipset": self.ipset,
             "iptables": rules(Family::Ipv4),
@@ -172,4 +185,33 @@ impl Rendered {
             "nft": self.nft,
         })
     }
+}
+
+fn endpoints(of: &[EndpointKey]) -> Vec<String> {
+    of.iter().map(ToString::to_string).collect()
+}
+
+/// The port of a Service, of `demo/web:http TCP IPv4`.
+fn service_of(listener: &Listener) -> &str {
+    listener.group.split(' ').next().unwrap_or_default()
+}
+
+/// As `TCP 10.96.0.10:80 10.244.0.5:8080 10.244.1.6:8080 (demo/web:http)`.
+fn line_of(listener: &Listener) -> String {
+    let Listener { key, inside, outside, .. } = listener;
+    let mut places = endpoints(inside);
+    if inside != outside {
+        places.push("outside:".to_owned());
+        places.extend(endpoints(outside));
+    }
+    format!("{key} {} ({})\n", places.join(" "), service_of(listener))
+}
+
+fn json_of(listener: &Listener) -> Value {
+    json!({
+        "listener": listener.key.to_string(),
+        "service": service_of(listener),
+        "inside": endpoints(&listener.inside),
+        "outside": endpoints(&listener.outside),
+    })
 }
