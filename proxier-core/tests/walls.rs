@@ -110,7 +110,8 @@ fn the_reconciler_knows_modes_by_their_enum() {
         &with(&files, names_one),
         &[
             ("reconciler/committed.rs", "remembers what was committed to tables of nf_tables, whatever the mode"),
-            ("reconciler/mod.rs", "makes the modes from their options; lends what IPVS mode has to agents"),
+            ("reconciler/mod.rs", "makes the modes from their options"),
+            ("reconciler/view.rs", "lends what IPVS mode has to agents"),
         ],
     );
 }

@@ -1,6 +1,7 @@
 //! What `.ci/run` does with steps that pass, fail and come too late; the programs it calls are stand-ins.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -14,8 +15,12 @@ impl Drop for Folder {
     }
 }
 
-/// Runs `.ci/run` where cargo is a script of this text; gives what it printed and whether it succeeded.
+/// Runs every step of `.ci/run` where cargo is a script of this text; gives what it printed and whether it succeeded.
 fn ci(name: &str, minutes: &str, cargo: &str) -> (String, bool) {
+    ci_with(name, minutes, cargo, ("CI_EVERYTHING", "1"))
+}
+
+fn ci_with(name: &str, minutes: &str, cargo: &str, (variable, value): (&str, &str)) -> (String, bool) {
     let folder = Folder(std::env::temp_dir().join(format!("xtask-ci-{name}-{}", std::process::id())));
     let programs = folder.0.join("programs");
     fs::create_dir_all(&programs).unwrap();
@@ -30,6 +35,8 @@ fn ci(name: &str, minutes: &str, cargo: &str) -> (String, bool) {
         .env("PATH", path)
         .env("CI_MINUTES", minutes)
         .env_remove("PROPTEST_RNG_SEED")
+        .env_remove("CI_EVERYTHING")
+        .env(variable, value)
         .output()
         .unwrap();
     let printed = String::from_utf8(output.stdout).unwrap();
@@ -79,6 +86,25 @@ fn without_time_only_the_essential_steps_run_and_the_others_are_named() {
     for step in ["api", "package", "demo", "soak", "counts", "figures", "benches", "each-crate-alone"] {
         assert!(row(&printed, step).contains("not run: TIME: 0 of 0 minutes left"), "{step}: {printed}");
     }
+}
+
+#[test]
+fn some_steps_run_by_turns() {
+    let by_turns = ["package", "counts", "benches", "each-crate-alone"];
+    let mut runs = BTreeMap::new();
+    for seed in 0..6 {
+        let (printed, good) = ci_with(&format!("turn-{seed}"), "80", TESTS, ("PROPTEST_RNG_SEED", &seed.to_string()));
+        assert!(good, "{printed}");
+        for step in by_turns {
+            let row = row(&printed, step);
+            if row.ends_with("  ok") {
+                *runs.entry(step).or_insert(0) += 1;
+            } else {
+                assert!(row.contains("not run: its turn comes with another seed"), "{row}");
+            }
+        }
+    }
+    assert_eq!(runs, BTreeMap::from([("package", 3), ("counts", 2), ("benches", 3), ("each-crate-alone", 2)]));
 }
 
 #[test]

@@ -336,6 +336,8 @@ impl FakeSet {
         };
         match key {
             ElementKey::Value(start) => !self.elements.contains_key(&(start.clone(), true)) && is_start_behind(start),
+            // What comes before the first range (`nft_rbtree_interval_null`).
+            ElementKey::End(end) if end.as_bytes().iter().all(|byte| *byte == 0) => false,
             ElementKey::End(end) => {
                 let next = self.elements.range((end.clone(), true)..).next().map(|((value, _), _)| value.clone());
                 let is_end_ahead = next.is_some_and(|value| self.elements.contains_key(&(value, true)));

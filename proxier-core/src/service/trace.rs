@@ -8,7 +8,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bitflags::bitflags;
-use ipvs::model::Granularity;
 
 use super::{Desired, Frontend, NodeFacts, Port, compile_from};
 use crate::config::LocalTraffic;
@@ -460,11 +459,7 @@ impl Tracing<'_> {
     /// What else is asked for of connections to a place.
     fn details(&mut self, place: &Place<'_>, is_kept: bool) {
         let Some(asked) = place.balancing else { return };
-        let granularity = match self.family() {
-            Family::V4 => asked.granularity_v4,
-            Family::V6 => asked.granularity_v6,
-        };
-        if let (true, Some(Granularity::Prefix(prefix))) = (is_kept, granularity) {
+        if let (true, Some(prefix)) = (is_kept, asked.persistence_prefix(self.family())) {
             self.step(format!("Clients of one network of /{prefix} count as one."));
         }
         if asked.one_packet == Some(true) && self.packet.to.protocol == Protocol::Udp {

@@ -7,7 +7,7 @@ use ipvs::model::{Family as KernelFamily, ForwardingMethod, Granularity, Schedul
 
 use super::{Reporter, ZoneWeights, forwarding};
 use crate::config::{IpvsConfig, MayAskFor};
-use crate::net::Protocol;
+use crate::net::{Family, Protocol};
 use crate::objects::IpvsDefaultsObject;
 
 /// How a Service's connections are shared out among its endpoints, where that differs from the configuration. Used by IPVS mode;
@@ -201,6 +201,18 @@ fn flags(text: &str) -> Option<SchedulerFlags> {
 }
 
 impl Balancing {
+    /// The length of the prefix by which clients of a family count as one, if they do.
+    pub(crate) fn persistence_prefix(&self, family: Family) -> Option<u8> {
+        let granularity = match family {
+            Family::V4 => self.granularity_v4,
+            Family::V6 => self.granularity_v6,
+        };
+        match granularity? {
+            Granularity::Prefix(prefix) => Some(prefix),
+            _ => None,
+        }
+    }
+
     /// Whether an annotation of this name, of a Service, is one of these.
     pub fn is_annotation(name: &str) -> bool {
         name.starts_with("proxier/") || ALIASES.iter().any(|(_, theirs)| name == *theirs)

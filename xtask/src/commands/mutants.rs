@@ -137,7 +137,7 @@ const PARTS: [Part; 9] = [
     Part {
         name: "userspace-mode",
         package: "proxier-core",
-        files: &["proxier-core/src/modes/userspace/{lower,listener,wanted,plan}.rs"],
+        files: &["proxier-core/src/modes/userspace/{lower,wanted,plan}.rs"],
         tests: &["--lib", "--test=userspace_mode"],
     },
 ];

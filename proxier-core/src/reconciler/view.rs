@@ -1,0 +1,264 @@
+//! What the reconciler knows, for those who show or count it.
+
+use ::ipvs::VirtualServerKey;
+
+use super::Reconciler;
+use crate::modes::ipvs::drain::Drains;
+use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::wanted::{Unmarked, Wanted};
+use crate::modes::{self, Mode};
+use crate::net::FrontendKey;
+use crate::reconciler::report::Refused;
+use crate::reconciler::safeguard::Safeguard;
+use crate::reconciler::schedule::{Moment, Schedule};
+use crate::reconciler::totals::Totals;
+use crate::service::{Desired, NodeFacts};
+use crate::snapshot::{Rejection, Store};
+
+impl Reconciler {
+    /// Reduces memory by rebuilding everything that is kept; call it after the first pass.
+    pub fn compact(&mut self) {
+        self.store.compact();
+        self.mode.compact();
+    }
+
+    /// The name of the node.
+    pub fn node_name(&self) -> &str {
+        self.store.node_name()
+    }
+
+    /// The objects.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// What the Services mean, as of the last pass.
+    pub fn desired(&self) -> &Desired {
+        self.mode.desired()
+    }
+
+    /// What IPVS has to hold for that; `None` in other modes.
+    pub fn wanted(&self) -> Option<&Wanted> {
+        match &self.mode {
+            Mode::Ipvs(mode) => Some(mode.wanted()),
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
+        }
+    }
+
+    /// What IPVS holds, as far as is known; `None` in other modes.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use ipvs::VirtualServerKey;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::net::EndpointKey;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey};
+    ///
+    /// let (mut kernel, mut now) = (FakeKernel::new(), Duration::ZERO);
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+    /// let web = ObjectKey::new("agent", "web");
+    /// let with = |endpoints: &[u8]| -> Result<FrontendSpec, proxier_core::net::InvalidFrontendKey> {
+    ///     let endpoints = endpoints.iter().map(|last| EndpointKey::new([10, 244, 1, *last].into(), 8080));
+    ///     Ok(FrontendSpec::new("TCP 10.96.0.10:80".parse()?, endpoints))
+    /// };
+    /// proxier.upsert_frontends(&web, [with(&[7, 8])?], now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// let key: VirtualServerKey = "TCP 10.96.0.10:80".parse()?;
+    /// let real = "10.244.1.8:8080".parse()?;
+    /// assert!(proxier.observed().is_some_and(|observed| observed.owns(&key)));
+    /// assert_eq!(proxier.frontend_of(&key), Some("TCP 10.96.0.10:80".parse()?));
+    ///
+    /// // An endpoint leaves while a client is connected: it drains, wanted no more but still there.
+    /// kernel.set_connections(&key, &real, 1, 0);
+    /// now += Duration::from_secs(1);
+    /// proxier.upsert_frontends(&web, [with(&[7])?], now);
+    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
+    /// assert_eq!(report.draining, 1);
+    /// assert!(proxier.drains().is_some_and(|drains| drains.is_draining(&key, &real)));
+    /// assert!(proxier.wanted().is_some_and(|wanted| !wanted.has_real_server(&key, &real)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn observed(&self) -> Option<&Observed> {
+        match &self.mode {
+            Mode::Ipvs(mode) => mode.observed(),
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
+        }
+    }
+
+    /// The node facts: what compiling needs besides the Services.
+    pub fn facts(&self) -> &NodeFacts {
+        &self.facts
+    }
+
+    /// Which part of the kernel serves.
+    pub fn mode(&self) -> modes::Kind {
+        self.mode.kind()
+    }
+
+    /// The safeguard: holds deletions back when there are too many at once.
+    pub fn safeguard(&self) -> &Safeguard {
+        &self.safeguard
+    }
+
+    /// Real servers that drain; `None` in modes in which connections end by themselves.
+    pub fn drains(&self) -> Option<&Drains> {
+        match &self.mode {
+            Mode::Ipvs(mode) => Some(mode.drains()),
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
+        }
+    }
+
+    /// The virtual server, by firewall mark, that serves outside clients of a Frontend, if it has one of its own
+    /// ([`Config::splits_local`](crate::config::Config::splits_local)).
+    pub fn split(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
+        match &self.mode {
+            Mode::Ipvs(mode) => mode.wanted().split(frontend),
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
+        }
+    }
+
+    /// The virtual server of a firewall mark that a node port has in common with this node's other addresses, in place of one of its own
+    /// ([`Config::shares_node_ports`](crate::config::Config::shares_node_ports)).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use ipvs::VirtualServerKey;
+    /// use proxier_core::config::RulesBy;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::net::EndpointKey;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
+    ///
+    /// let now = Duration::ZERO;
+    /// let mut options = Options::default();
+    /// options.config.ipvs.rules = RulesBy::Nftables;
+    /// (options.config.ipvs.mark_split, options.config.ipvs.mark_node_ports) = (true, true);
+    /// let mut proxier = Reconciler::new("node-a", options, now);
+    /// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+    /// let mut node_port = FrontendSpec::new("TCP 192.0.2.10:30080".parse()?, [endpoint]);
+    /// node_port.roles = Roles::NODE_PORT;
+    /// let mut external = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [endpoint]);
+    /// (external.roles, external.policy) = (Roles::EXTERNAL_IP, TrafficPolicy::Local);
+    /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [node_port, external], now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut FakeKernel::new().ports());
+    ///
+    /// // For all addresses of this node, so it is recorded at address 0.
+    /// let shared = proxier.shared(&"TCP 192.0.2.10:30080".parse()?).ok_or("not shared")?;
+    /// assert!(matches!(shared, VirtualServerKey::Fwmark { .. }));
+    /// assert_eq!(proxier.frontend_of(&shared), Some("TCP 0.0.0.0:30080".parse()?));
+    /// // For clients outside, beside the virtual server of the address.
+    /// let split = proxier.split(&"TCP 203.0.113.7:80".parse()?).ok_or("not split")?;
+    /// assert_eq!(proxier.frontend_of(&split), Some("TCP 203.0.113.7:80".parse()?));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn shared(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
+        match &self.mode {
+            Mode::Ipvs(mode) => mode.wanted().shared(frontend),
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => None,
+        }
+    }
+
+    /// Which Services IPVS mode serves without the firewall marks that the configuration asks for
+    /// ([`Config::splits_local`](crate::config::Config::splits_local),
+    /// [`Config::shares_node_ports`](crate::config::Config::shares_node_ports)), and why. Costs O(such Frontends).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::config::RulesBy;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::net::EndpointKey;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
+    ///
+    /// let now = Duration::ZERO;
+    /// let mut options = Options::default();
+    /// (options.config.ipvs.rules, options.config.ipvs.mark_split) = (RulesBy::Nftables, true);
+    /// let mut proxier = Reconciler::new("node-a", options, now);
+    /// let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+    /// let mut external = FrontendSpec::new("TCP 203.0.113.7:80".parse()?, [endpoint]);
+    /// (external.roles, external.policy, external.affinity_secs) = (Roles::EXTERNAL_IP, TrafficPolicy::Local, Some(60));
+    /// proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [external], now);
+    /// proxier.start(now);
+    /// proxier.pass(&|| now, &mut FakeKernel::new().ports());
+    /// let said: Vec<String> = proxier.unmarked().map(|unmarked| unmarked.to_string()).collect();
+    /// assert!(said[0].starts_with("Service agent/web: ipvs.markSplit not for TCP 203.0.113.7:80: clients stay"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn unmarked(&self) -> impl Iterator<Item = Unmarked> {
+        self.wanted().into_iter().flat_map(Wanted::unmarked)
+    }
+
+    /// Which Frontend a virtual server is for, wanted or not; a shared node port has address 0; `None` for one of a firewall mark that is none of ours.
+    pub fn frontend_of(&self, server: &VirtualServerKey) -> Option<FrontendKey> {
+        match &self.mode {
+            Mode::Ipvs(mode) => mode.wanted().frontend_key(server),
+            Mode::Nftables(_) | Mode::Iptables(_) | Mode::Userspace(_) => FrontendKey::try_from(*server).ok(),
+        }
+    }
+
+    /// Since when something is wanted that the kernel does not have; `None` when it has everything, and before
+    /// [`Reconciler::start`], when nothing is wanted yet. Health checks use this (`/healthz`).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::fake::{Call, FakeKernel, Fault};
+    /// use proxier_core::ports::PortErrorKind;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    ///
+    /// let (mut kernel, now) = (FakeKernel::new(), Duration::from_secs(7));
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+    /// assert_eq!(proxier.pending_since(), None);
+    /// proxier.start(now);
+    /// kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy));
+    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
+    /// assert!(report.has_failed());
+    /// assert_eq!(proxier.pending_since(), Some(now)); // /healthz fails when that is long ago
+    /// assert_eq!((proxier.schedule().failures(), proxier.totals().failed_passes), (1, 1));
+    ///
+    /// // It is tried again after a pause, or at once on request.
+    /// proxier.request_full(now);
+    /// proxier.pass(&|| now, &mut kernel.ports());
+    /// assert_eq!(proxier.pending_since(), None);
+    /// assert_eq!((proxier.totals().full_passes, proxier.totals().last_success), (2, Some(now)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn pending_since(&self) -> Option<Moment> {
+        self.schedule.pending_since().filter(|_| self.started)
+    }
+
+    /// When passes run.
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// Counters over all passes.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Frontends that Services ask for and do not get: their address or port is reserved, or another Service owns it.
+    pub fn refused(&self) -> impl Iterator<Item = Refused> {
+        let desired = self.desired();
+        let reserved = desired.rejected().map(|(service, refusal)| Refused {
+            service: service.to_string(),
+            key: refusal.key,
+            reason: refusal.reason(),
+        });
+        let claimed = desired.conflicts().map(|conflict| Refused {
+            service: conflict.refused.to_string(),
+            key: conflict.key,
+            reason: format!("{} had it first", conflict.owner),
+        });
+        reserved.chain(claimed)
+    }
+
+    /// What was left out of the current objects: of Services and slices, then of Nodes, then what annotations ask for that
+    /// cannot be with the endpoints there are.
+    pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
+        let of_nodes = self.node_rejections.iter().chain(self.node_weights.rejections());
+        self.store.rejections().chain(of_nodes).chain(self.desired().refused())
+    }
+}
