@@ -15,6 +15,7 @@ use std::time::Duration;
 use flows::difference::{Kind, judge};
 use flows::flow::{Destination, Verdict};
 use flows::objects::{Objects, objects};
+use flows::probe::{Fate, Source};
 use flows::programmed::Programmed;
 use flows::{Difference, Flow, NEEDS, Sampled, Scenario, hold};
 use proxier_core::config::RulesBy;
@@ -119,7 +120,18 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
         return Some("sh and mh send one source to one endpoint");
     }
     let ours = traced(scenario, flow);
-    match judge(scenario, &ours, seen.clone(), Vec::new()).map(|other| other.kind) {
+    let mut seen = seen.clone();
+    // A packet that has the uplink's address gets another port where a masqueraded connection has its own by chance.
+    if scenario.interfaces["eth0"].contains(&flow.source) {
+        let is_kept = |fate: &Fate| matches!(fate, Fate::Sent { source: Source::Kept, .. });
+        let kept: BTreeSet<SocketAddr> =
+            seen.keys().filter(|fate| is_kept(fate)).filter_map(|fate| fate.endpoint(&ours)).collect();
+        seen.retain(|fate, _| {
+            let by_chance = matches!(fate, Fate::Sent { to, source: Source::Masqueraded } if kept.contains(to) && !ours.masquerades(to));
+            !by_chance
+        });
+    }
+    match judge(scenario, &ours, seen, Vec::new()).map(|other| other.kind) {
         None => {}
         // Two packets are sent where the reference has no endpoints, and one source keeps one endpoint.
         Some(Kind::Unreached(_)) if flow.endpoints().is_empty() || by_source => {}
