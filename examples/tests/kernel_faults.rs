@@ -332,7 +332,7 @@ fn changes_that_work_do_not_hide_a_pass_that_fails() {
         let mut world = World::new(services());
         let folder = program::Folder::new("config");
         let config = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n\
-                      ipvs:\n  syncPeriod: 3s\n";
+                      ipvs:\n  rules: iptables\n  syncPeriod: 3s\n";
         let config = folder.put("config.yaml", config);
         let arguments = ["--config", &config.display().to_string(), "--kubeconfig", &world.kubeconfig()];
         let running = Running::start(&arguments);
