@@ -121,8 +121,12 @@ impl Connection {
         }
     }
 
-    /// The endpoint has not answered in time.
+    /// The endpoint has not answered in time, as far as its thread has heard: one with much to do hears of answers later.
     pub(super) fn give_up_dialling(&mut self) -> Step {
+        match self.answered(EpollFlags::EPOLLOUT) {
+            Step::Wait => {}
+            answered => return answered,
+        }
         let Stage::Dialling(dialling) = &mut self.stage else { return Step::Wait };
         let Some((endpoint, _)) = dialling.current.take() else { return Step::Wait };
         dialling.timeouts = dialling.timeouts.saturating_add(1);
