@@ -211,7 +211,7 @@ fn chains() -> BTreeMap<String, Vec<String>> {
             match words.next() {
                 Some(first) if first.starts_with('*') => table = first,
                 Some(first) if first.starts_with(':') => {
-                    drop(chains.entry(format!("{program} {table} {}", &first[1..])).or_default());
+                    chains.entry(format!("{program} {table} {}", &first[1..])).or_default();
                 }
                 Some("-A") => {
                     let chain = format!("{program} {table} {}", words.next().unwrap());
