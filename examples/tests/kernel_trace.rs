@@ -204,10 +204,12 @@ fn each_sender_has_the_virtual_server_that_it_gets() {
             assert!(of_client.contains("virtual server of clients outside of TCP 192.0.2.1:30080"), "{of_client}");
             assert!(of_client.contains("10.244.0.5:8080") && !of_client.contains("10.244.0.6:8080"), "{of_client}");
             assert!(of_pod.contains("10.244.0.5:8080") && of_pod.contains("10.244.0.6:8080"), "{of_pod}");
+            // One mark for each address of the node.
             let saved = tool("ipvsadm -Sn");
-            let mark = saved.lines().find_map(|line| line.strip_prefix("-A -f ")).unwrap_or_else(|| panic!("{saved}"));
-            let mark = mark.split_whitespace().next().unwrap();
-            tool(&format!("ipvsadm -d -f {mark} -r 10.244.0.5:8080"));
+            for line in saved.lines().filter_map(|line| line.strip_prefix("-A -f ")) {
+                let mark = line.split_whitespace().next().unwrap();
+                tool(&format!("ipvsadm -d -f {mark} -r 10.244.0.5:8080"));
+            }
             world.names(NODE_PORT, "missing: real server 10.244.0.5:8080 (weight 1)");
             there(pod);
             ok(&demo(&["cleanup"]));
