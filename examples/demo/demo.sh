@@ -391,7 +391,6 @@ traces() {
     case "$1" in
     servers) on_node ipvsadm -Sn ;;
     devices) on_node ip -brief link show type dummy ;;
-    sets) on_node ipset list -name ;;
     # KUBE-FIREWALL is the kubelet's.
     rules) on_node iptables-save | grep KUBE | grep -v KUBE-FIREWALL ;;
     rules6) on_node ip6tables-save | grep KUBE | grep -v KUBE-FIREWALL ;;
@@ -400,7 +399,7 @@ traces() {
     esac 2>/dev/null
 }
 case "$kind" in
-ipvs) kinds="servers devices sets rules rules6" ;;
+ipvs) kinds="servers devices tables" ;;
 nftables) kinds=tables ;;
 iptables) kinds="rules rules6" ;;
 userspace) kinds=routes ;;
