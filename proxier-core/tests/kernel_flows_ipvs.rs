@@ -119,6 +119,10 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     if by_source && matches!(kind, Kind::Unreached(_)) {
         return Some("sh and mh send one source to one endpoint");
     }
+    let arrives = |fate: &Fate| matches!(fate, Fate::Delivered { port, .. } if *port == flow.to.port());
+    if flow.via == "nodePort" && flow.dest == Destination::Verdict(Verdict::LeftAlone) && seen.keys().all(arrives) {
+        return Some("rules of iptables match node ports whatever the address");
+    }
     let ours = traced(scenario, flow);
     let mut seen = seen.clone();
     // A packet that has the uplink's address gets another port where a masqueraded connection has its own by chance.
