@@ -119,11 +119,13 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     if by_source && matches!(kind, Kind::Unreached(_)) {
         return Some("sh and mh send one source to one endpoint");
     }
-    let arrives = |fate: &Fate| matches!(fate, Fate::Delivered { port, .. } if *port == flow.to.port());
-    if flow.via == "nodePort" && flow.dest == Destination::Verdict(Verdict::LeftAlone) && seen.keys().all(arrives) {
-        return Some("rules of iptables match node ports whatever the address");
-    }
     let ours = traced(scenario, flow);
+    // The sets of node ports hold ports without addresses.
+    let marked = |fate: &Fate| matches!(fate, Fate::Delivered { port, .. } if *port == flow.to.port());
+    let is_left_alone = ours.dest == Destination::Verdict(Verdict::LeftAlone);
+    if flow.via == "nodePort" && flow.is_nodes() && is_left_alone && seen.keys().all(marked) {
+        return Some("the node gets another port of its own to node ports at addresses that serve none");
+    }
     let mut seen = seen.clone();
     // A packet that has the uplink's address gets another port where a masqueraded connection has its own by chance.
     if scenario.interfaces["eth0"].contains(&flow.source) {
@@ -138,8 +140,12 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     match judge(scenario, &ours, seen, Vec::new()).map(|other| other.kind) {
         None => {}
         // Two packets are sent where the reference has no endpoints, and one source keeps one endpoint.
-        Some(Kind::Unreached(_)) if flow.endpoints().is_empty() || by_source => {}
+        Some(Kind::Unreached(_)) if flow.endpoints().is_empty() || by_source || flow.is_sticky() => {}
         Some(_) => return None,
+    }
+    // A new client gets the endpoint whose turn it is, and the clients of a Service come in the same order again and again.
+    if matches!(kind, Kind::Unreached(_)) && flow.is_sticky() && ours.dest == flow.dest {
+        return Some("endpoints take turns, in step with the clients of this test");
     }
     let goes = |theirs: Verdict, here: Verdict| {
         flow.dest == Destination::Verdict(theirs) && ours.dest == Destination::Verdict(here)
@@ -148,7 +154,6 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     let via = |kind: &str| flow.via == kind;
     let is_external_local = !via("clusterIP") && is_local(scenario, flow, "externalTrafficPolicy");
     let is_limited = scenario.input["config"].get("nodePortAddresses").is_some();
-    let is_left_alone = ours.dest == Destination::Verdict(Verdict::LeftAlone);
     let is_dropped = flow.dest == Destination::Verdict(Verdict::Drop);
     let is_refused = is_dropped || flow.dest == Destination::Verdict(Verdict::Reject);
     let itself = |endpoint: &SocketAddr| endpoint.ip() == flow.source;
