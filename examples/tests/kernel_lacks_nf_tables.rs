@@ -90,7 +90,7 @@ fn probe_names_the_part_that_is_missing() {
                 assert!(words.starts_with("nftables mode: no\n"), "{words}");
                 for family in report["families"].as_array().unwrap() {
                     let reason = family["reason"].as_str().unwrap();
-                    assert!(reason.contains(named) && words.contains(reason), "{module}: {reason}\n{words}");
+                    assert!(reason.contains(named) && words.contains(named), "{module}: {reason}\n{words}");
                 }
                 drop(forbidden);
                 // And all of it works again.
