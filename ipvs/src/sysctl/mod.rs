@@ -26,12 +26,16 @@
 //! That of the calling thread, at the time of each call: the kernel shows below `/proc/sys/net` what the thread that opens a file has, whichever
 //! path leads there. So the settings of another namespace take a thread that has entered it, with `setns` (`CAP_SYS_ADMIN`) of a crate such as nix:
 //!
-//! ```ignore
+//! ```no_run
+//! use ipvs::sysctl::Sysctl;
+//!
 //! let namespace = std::fs::File::open("/run/netns/pod-1")?;
-//! let entered = std::thread::spawn(move || {
+//! let entered = std::thread::spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //!     nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET)?;
-//!     Sysctl::new().drain_persistent_clients().map_err(Failure::from)
+//!     Ok(Sysctl::new().drain_persistent_clients()?)
 //! });
+//! entered.join().expect("the thread does not panic")?;
+//! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 //! ```
 //!
 //! A thread of its own, since one that comes back from another namespace may fail to. A [`Client`](crate::Client) needs none of that:
