@@ -797,7 +797,7 @@ impl Serving {
                     --ipvs-service-cidrs 10.111.0.0/16";
         let invocation = cli::parse(line.split_whitespace().map(Into::into)).unwrap();
         let configured = invocation.configure().unwrap();
-        assert!(configured.settings.watching().service_cidrs);
+        assert!(Options::of(&configured.settings).service_cidrs);
         let kernel = FakeKernel::new();
         let engine = Engine::in_memory(&configured, kernel.clone());
         let mut serving = Serving { watching: watch(server, options).await, kernel, engine, ahead: Duration::ZERO };
@@ -892,6 +892,6 @@ async fn networks_of_services_are_not_asked_for_without_need() {
     for line in ["--proxy-mode ipvs", "--proxy-mode nftables --ipvs-binding routes"] {
         let line = format!("proxier-demo run --hostname-override n1 {line}");
         let configured = cli::parse(line.split_whitespace().map(Into::into)).unwrap().configure().unwrap();
-        assert!(!configured.settings.watching().service_cidrs, "{line}");
+        assert!(!Options::of(&configured.settings).service_cidrs, "{line}");
     }
 }

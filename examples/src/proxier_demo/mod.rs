@@ -6,3 +6,4 @@ pub mod problem;
 pub mod settings;
 pub mod sources;
 pub mod status;
+pub mod yaml;

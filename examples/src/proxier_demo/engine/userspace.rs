@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use proxier_core::config::Families;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::userspace::{Listener, Options, Relay, Settings as RelaySettings};
+use proxier_core::modes::userspace::{Listener, Relay, Settings as RelaySettings};
 use proxier_core::net::{Family, FrontendKey, Protocol};
 use proxier_core::ports::{PortError, RouteOwner};
 use serde_json::json;
@@ -16,23 +16,6 @@ use crate::proxier_demo::commands::probe::Found;
 use crate::proxier_demo::engine::message::{Control, Message};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
-use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
-
-/// Settings of the section `userspace`. `networks` are its `serviceCIDRs`, `most` its `maxConnectionsPerService`, both checked.
-pub(crate) fn options(
-    object: &KubeProxyConfiguration,
-    networks: Vec<proxier_core::net::Network>,
-    most: Option<usize>,
-) -> Options {
-    let mut options = Options::default();
-    options.service_cidrs = networks;
-    options.max_of_service = most;
-    if let Some(section) = &object.userspace {
-        options.udp_idle = section.udp_idle_timeout.0;
-        options.drain = section.drain_timeout.map(|timeout| timeout.0).or(options.drain);
-    }
-    options
-}
 
 /// Lets this process open as many files as it may: two for each connection. Returns how many.
 pub(crate) fn raise_open_files() -> u64 {

@@ -7,4 +7,3 @@ pub mod initial_list;
 pub mod manifests;
 pub(crate) mod source;
 pub(crate) mod triggers;
-pub mod yaml;

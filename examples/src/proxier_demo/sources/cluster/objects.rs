@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::proxier_demo::sources::change::{Change, NodeState};
 use crate::proxier_demo::sources::triggers;
-use crate::proxier_demo::sources::yaml;
+use crate::proxier_demo::yaml;
 
 /// A kind of object that is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]

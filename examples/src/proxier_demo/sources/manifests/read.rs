@@ -8,8 +8,8 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::sources::change::{Change, NodeState};
 use crate::proxier_demo::sources::cluster::is_leaving;
-use crate::proxier_demo::sources::yaml;
 use crate::proxier_demo::status::progress::Counted;
+use crate::proxier_demo::yaml;
 
 /// Kind and name of an object.
 pub(super) type Id = (ObjectKind, ObjectKey);
