@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use examples::proxier_demo::engine::Engine;
-use examples::proxier_demo::engine::message::{Event, channel};
+use examples::proxier_demo::message::change::{Change, Snapshot};
+use examples::proxier_demo::message::{Event, channel};
 use examples::proxier_demo::settings::cli;
-use examples::proxier_demo::sources::change::{Change, Snapshot};
 use examples::proxier_demo::sources::cluster::{Cluster, Connection, Options};
+use examples::proxier_demo::sources::counted::Counted;
 use examples::proxier_demo::sources::initial_list::{self, Unread};
-use examples::proxier_demo::status::progress::Counted;
 use proxier_core::fake::FakeKernel;
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Fault, ServiceCidrs, Verb, recorded};

@@ -2,6 +2,7 @@
 
 pub mod commands;
 pub mod engine;
+pub mod message;
 pub mod problem;
 pub mod settings;
 pub mod sources;

@@ -5,13 +5,13 @@ pub(crate) mod host;
 pub(crate) mod kernel;
 pub mod lock;
 pub mod memory;
-pub mod message;
 mod modules;
 pub(crate) mod neighbours;
 pub mod privileges;
 pub(crate) mod signals;
 pub(crate) mod tables;
 pub(crate) mod userspace;
+mod view;
 pub(crate) mod worker;
 
 use std::collections::BTreeMap;
@@ -37,12 +37,12 @@ use proxier_core::reconciler::{Options, Reconciler};
 
 use crate::proxier_demo::commands::probe::{self, Looked, Wanted};
 use crate::proxier_demo::engine::choose::Preparing;
-use crate::proxier_demo::engine::message::Found;
 use crate::proxier_demo::engine::neighbours::Neighbours;
+use crate::proxier_demo::message::Found;
+use crate::proxier_demo::message::change::Change;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Source};
-use crate::proxier_demo::sources::change::Change;
 
 /// The kernel that the reconciler changes.
 pub trait Kernel: Send + 'static {

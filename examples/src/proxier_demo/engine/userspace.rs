@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::proxier_demo::commands::probe::Found;
-use crate::proxier_demo::engine::message::{Control, Message};
+use crate::proxier_demo::message::{Control, Message};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 

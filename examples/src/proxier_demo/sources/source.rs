@@ -5,10 +5,10 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::proxier_demo::engine::message::Changes;
+use crate::proxier_demo::message::Changes;
+use crate::proxier_demo::message::change::Change;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Source};
-use crate::proxier_demo::sources::change::Change;
 use crate::proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use crate::proxier_demo::sources::manifests::Manifests;
 

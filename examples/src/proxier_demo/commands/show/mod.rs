@@ -23,9 +23,9 @@ use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::engine::kernel;
+use crate::proxier_demo::message::change::Snapshot;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Output, Source};
-use crate::proxier_demo::sources::change::Snapshot;
 use crate::proxier_demo::sources::cluster;
 use crate::proxier_demo::sources::initial_list;
 use crate::proxier_demo::status::json;

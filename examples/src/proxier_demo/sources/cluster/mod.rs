@@ -28,10 +28,10 @@ pub use self::client::Connection;
 pub(crate) use self::objects::is_leaving;
 use self::objects::{CidrVersion, Resource};
 use self::watch::Watcher;
-use crate::proxier_demo::engine::message::{Changes, Closed};
+use crate::proxier_demo::message::change::Change;
+use crate::proxier_demo::message::{Changes, Closed};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
-use crate::proxier_demo::sources::change::Change;
 
 /// Times and sizes. The defaults are meant for clusters; tests shorten them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use proxier_core::snapshot::{Balancing, EndpointSlice, Node, ObjectKey, ObjectKi
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use crate::proxier_demo::sources::change::{Change, NodeState};
+use crate::proxier_demo::message::change::{Change, NodeState};
 use crate::proxier_demo::sources::triggers;
 use crate::proxier_demo::yaml;
 

@@ -7,7 +7,6 @@ mod asked;
 mod board;
 mod body;
 mod counters;
-mod view;
 
 use std::fs::File;
 use std::io::Read as _;
@@ -23,8 +22,8 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 
 pub(crate) use self::board::Board;
 use self::counters::{Counters, Kernel};
-pub(crate) use self::view::View;
-use crate::proxier_demo::engine::message::{Control, Message};
+use crate::proxier_demo::message::view::View;
+use crate::proxier_demo::message::{Control, Message};
 use crate::proxier_demo::settings::Exposure;
 use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::server::{Answer, Asked};
