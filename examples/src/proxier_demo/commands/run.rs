@@ -26,9 +26,10 @@ use crate::proxier_demo::sources::cluster::Connection;
 use crate::proxier_demo::sources::files;
 use crate::proxier_demo::sources::source::{Api, Running, Starting};
 use crate::proxier_demo::status::events::{Reason, Recorder, Regarding};
-use crate::proxier_demo::status::health::{Health, listen, serve_health, serve_metrics};
+use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::logging::Limiter;
 use crate::proxier_demo::status::page::StatusPage;
+use crate::proxier_demo::status::serve::{listen, serve_health, serve_metrics};
 use crate::proxier_demo::status::service_health::ServiceHealth;
 
 fn fail(problems: &[Problem]) -> ExitCode {

@@ -4,7 +4,6 @@
 //! However many ask, and whatever for, the kernel's thread is asked once a second, and IPVS for a limited number of counters.
 
 mod asked;
-mod board;
 mod body;
 mod counters;
 
@@ -20,7 +19,6 @@ use proxier_core::modes::Kind;
 use serde_json::json;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 
-pub(crate) use self::board::Board;
 use self::counters::{Counters, Kernel};
 use crate::proxier_demo::message::view::View;
 use crate::proxier_demo::message::{Control, Message};
