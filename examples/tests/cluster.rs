@@ -6,12 +6,12 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use examples::proxier_demo::engine::Engine;
-use examples::proxier_demo::engine::message::{Event, channel};
+use examples::proxier_demo::message::change::{Change, Snapshot};
+use examples::proxier_demo::message::{Event, channel};
 use examples::proxier_demo::settings::cli;
-use examples::proxier_demo::sources::change::{Change, Snapshot};
 use examples::proxier_demo::sources::cluster::{Cluster, Connection, Options};
+use examples::proxier_demo::sources::counted::Counted;
 use examples::proxier_demo::sources::initial_list::{self, Unread};
-use examples::proxier_demo::status::progress::Counted;
 use proxier_core::fake::FakeKernel;
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Fault, ServiceCidrs, Verb, recorded};
@@ -797,7 +797,7 @@ impl Serving {
                     --ipvs-service-cidrs 10.111.0.0/16";
         let invocation = cli::parse(line.split_whitespace().map(Into::into)).unwrap();
         let configured = invocation.configure().unwrap();
-        assert!(configured.settings.watching().service_cidrs);
+        assert!(Options::of(&configured.settings).service_cidrs);
         let kernel = FakeKernel::new();
         let engine = Engine::in_memory(&configured, kernel.clone());
         let mut serving = Serving { watching: watch(server, options).await, kernel, engine, ahead: Duration::ZERO };
@@ -892,6 +892,6 @@ async fn networks_of_services_are_not_asked_for_without_need() {
     for line in ["--proxy-mode ipvs", "--proxy-mode nftables --ipvs-binding routes"] {
         let line = format!("proxier-demo run --hostname-override n1 {line}");
         let configured = cli::parse(line.split_whitespace().map(Into::into)).unwrap().configure().unwrap();
-        assert!(!configured.settings.watching().service_cidrs, "{line}");
+        assert!(!Options::of(&configured.settings).service_cidrs, "{line}");
     }
 }

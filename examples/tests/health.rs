@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant, SystemTime};
 
-use examples::proxier_demo::status::health::{Health, listen, serve_health, serve_metrics};
+use examples::proxier_demo::status::health::Health;
+use examples::proxier_demo::status::serve::{listen, serve_health, serve_metrics};
 use examples::proxier_demo::status::service_health::{HealthCheck, Listening, ServiceHealth};
 use proxier_core::config::{Config, Families, NodePortAddresses};
 use proxier_core::modes::Kind;

@@ -8,7 +8,7 @@ use std::fs;
 use std::time::Instant;
 
 use examples::proxier_demo::engine::Engine;
-use examples::proxier_demo::sources::change::{Change, Snapshot};
+use examples::proxier_demo::message::change::{Change, Snapshot};
 use examples::proxier_demo::sources::initial_list;
 use examples::proxier_demo::sources::manifests::Manifests;
 use proxier_core::fake::FakeKernel;

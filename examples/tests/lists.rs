@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use examples::proxier_demo::engine::message::{Event, channel};
 use examples::proxier_demo::engine::{Engine, Kernel};
+use examples::proxier_demo::message::{Event, channel};
 use examples::proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use ipvs::model::Weight;
 use proxier_core::fake::FakeKernel;
@@ -93,8 +93,8 @@ fn follow(mut changes: Receiver<Event>, kernel: &FakeKernel, ends: &AtomicBool, 
     while !ends.load(Ordering::Relaxed) {
         let mut said = Vec::new();
         while let Ok(event) = changes.try_recv() {
-            if let examples::proxier_demo::sources::change::Change::LostServices(keys)
-            | examples::proxier_demo::sources::change::Change::LostSlices(keys) = &event.change
+            if let examples::proxier_demo::message::change::Change::LostServices(keys)
+            | examples::proxier_demo::message::change::Change::LostSlices(keys) = &event.change
             {
                 said.push(format!("{} lost, first {}", keys.len(), keys[0]));
             }

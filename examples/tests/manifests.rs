@@ -7,8 +7,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use examples::proxier_demo::engine::message::{Event, channel};
-use examples::proxier_demo::sources::change::{Change, Snapshot};
+use examples::proxier_demo::message::change::{Change, Snapshot};
+use examples::proxier_demo::message::{Event, channel};
 use examples::proxier_demo::sources::manifests::Manifests;
 use testkit::apiserver::recorded;
 use tokio::sync::mpsc::Receiver;

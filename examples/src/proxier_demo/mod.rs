@@ -2,7 +2,9 @@
 
 pub mod commands;
 pub mod engine;
+pub mod message;
 pub mod problem;
 pub mod settings;
 pub mod sources;
 pub mod status;
+pub mod yaml;

@@ -11,8 +11,7 @@ use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node};
 use serde_json::{Value, json};
 
-use crate::proxier_demo::commands::probe;
-use crate::proxier_demo::engine::{self, choose, userspace};
+use crate::proxier_demo::engine::{self, choose, needs, userspace};
 use crate::proxier_demo::settings::cli::Configured;
 use crate::proxier_demo::status::table::wrapped;
 
@@ -156,7 +155,7 @@ fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked
                 Err(error) => vec![Requirement::of("sockets and routes".to_owned(), Err(error.to_string()))],
             },
         ),
-        _ => match probe::look(settings, kernel) {
+        _ => match needs::look(settings, kernel) {
             Ok(report) => {
                 let is_met = match report.verdict.answer {
                     Answer::Yes => Some(true),
@@ -172,7 +171,7 @@ fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked
                 }
                 let mut serves = is_met == Some(true);
                 if by_nft {
-                    let tried = probe::try_ipvs_table(settings, kernel);
+                    let tried = needs::try_ipvs_table(settings, kernel);
                     serves &= tried.iter().any(|(_, outcome)| outcome.is_ok());
                     requirements.extend(tried.into_iter().map(|(family, outcome)| {
                         let outcome = outcome.map_err(|error| error.to_string());

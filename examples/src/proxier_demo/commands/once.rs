@@ -22,9 +22,10 @@ use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::engine::lock::Lock;
 use crate::proxier_demo::engine::privileges;
 use crate::proxier_demo::engine::{Engine, Kernel};
+use crate::proxier_demo::message::change::Snapshot;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Output};
-use crate::proxier_demo::sources::change::Snapshot;
+use crate::proxier_demo::sources::cluster;
 use crate::proxier_demo::sources::initial_list::{self, Unread};
 use crate::proxier_demo::status::json;
 use crate::proxier_demo::status::progress::{self, Progress};
@@ -48,7 +49,7 @@ fn complain(problems: &[Problem], code: u8) -> ExitCode {
 
 /// Reads the initial list; or the exit code.
 pub(crate) async fn input(configured: &Configured, progress: &Progress) -> Result<(Snapshot, Vec<Problem>), ExitCode> {
-    let options = configured.settings.watching();
+    let options = cluster::Options::of(&configured.settings);
     let mut snapshot = initial_list::read(configured, options, progress.counted()).await.map_err(|unread| {
         let code = if matches!(unread, Unread::BadInput(_)) { BAD_INPUT } else { FAILED };
         complain(unread.problems(), code)

@@ -2,231 +2,39 @@
 
 use std::process::ExitCode;
 
-use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report};
-use proxier_core::config::{Families as Served, RulesBy};
+use kmod_probe::Answer;
+use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::Kind;
-use proxier_core::modes::ipvs::guards;
-use proxier_core::modes::{iptables, nftables};
+use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::Family;
-use proxier_core::ports::{PortError, PortErrorKind};
-use proxier_core::service::NodeFacts;
-use proxier_core::snapshot::{HostAddresses, Node};
+use proxier_core::ports::PortError;
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::forwarding::Hints;
 use crate::proxier_demo::commands::modes::Modes;
 use crate::proxier_demo::engine::choose::Preparing;
-use crate::proxier_demo::engine::{self, kernel, neighbours, userspace};
+use crate::proxier_demo::engine::{self, kernel, needs, neighbours, userspace};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Output};
 use crate::proxier_demo::status::json;
 
-/// Checks everything that IPVS mode needs. Loads and writes nothing, but newer kernels load IPVS when asked about it.
-///
-/// A family that this kernel lacks is no obstacle if it has the other: `run` then serves that one.
-///
-/// # Errors
-///
-/// No kernel module can have the configured scheduler's name.
-pub fn look(settings: &Settings, kernel: &mut KernelPorts) -> Result<Report, Problem> {
-    let mut ask = |capability: &Capability| ask(kernel, capability);
-    Ok(Wanted::of(settings)?.look(&mut ask).report)
-}
-
-/// What to check.
-pub(crate) struct Wanted {
-    profile: Profile,
-    families: Served,
-}
-
-/// What was found, and which of the wanted families this kernel can serve.
-pub(crate) struct Looked {
-    pub(crate) report: Report,
-    pub(crate) families: Served,
-}
-
-impl Wanted {
-    pub(crate) fn of(settings: &Settings) -> Result<Self, Problem> {
-        let profile = Profile::default()
-            .scheduler(&settings.core.ipvs.scheduler.to_string())
-            .map_err(|error| Problem::new("ipvs.scheduler", error.to_string()))?;
-        let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
-        let profile = profile.strict_arp(settings.strict_arp).without_iptables(by_nft);
-        Ok(Wanted { profile, families: settings.core.families })
-    }
-
-    /// Checks files, and asks the kernel.
-    pub(crate) fn look(self, active: &mut dyn ActiveProbe) -> Looked {
-        let Wanted { profile, families } = self;
-        let mut probe = |families| Probe::new().profile(profile.clone().families(families)).run_with(active);
-        let of_kernel = |families| match families {
-            Served::V4 => Families::Ipv4,
-            Served::V6 => Families::Ipv6,
-            Served::Dual => Families::Dual,
-        };
-        let report = probe(of_kernel(families));
-        if families != Served::Dual || report.verdict.answer != Answer::No {
-            return Looked { report, families };
-        }
-        for (family, other) in [(Served::V4, "IPv6"), (Served::V6, "IPv4")] {
-            let mut alone = probe(of_kernel(family));
-            if alone.verdict.answer == Answer::Yes {
-                let reasons = report.verdict.reasons.iter().map(|reason| format!("{other} is not served: {reason}"));
-                alone.verdict.caveats.extend(reasons);
-                return Looked { report: alone, families: family };
-            }
-        }
-        Looked { report, families }
-    }
-}
-
-impl Looked {
-    /// Required parts known to be missing for good, each with its fix; empty when `run` can serve. Settings below
-    /// `/proc/sys` are not included: writing them shows whether that works.
-    pub(crate) fn obstacles(&self) -> Vec<Problem> {
-        let report = &self.report;
-        if report.verdict.answer != Answer::No {
-            return Vec::new();
-        }
-        let settings: Vec<&str> = report.sysctls.iter().map(|sysctl| sysctl.name.as_str()).collect();
-        let of_kernel = |reason: &&String| !settings.iter().any(|name| reason.starts_with(name));
-        report.verdict.reasons.iter().filter(of_kernel).map(|reason| Problem::new("", reason.clone())).collect()
-    }
-}
-
-fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
-    let ports = kernel.ports();
-    let answer = |outcome: Result<String, PortError>| match outcome {
-        Ok(how) => ActiveAnswer::Works(how),
-        Err(error) if error.kind() == PortErrorKind::Unavailable => ActiveAnswer::Refused(error.to_string()),
-        Err(error) => ActiveAnswer::Unknown(error.to_string()),
-    };
-    match capability {
-        Capability::GenlFamily(name) if name == "IPVS" => {
-            answer(ports.ipvs.timeouts().map(|timeouts| format!("it answers (timeout of TCP {} s)", timeouts.tcp_secs)))
-        }
-        Capability::Ipset => {
-            let set = proxier_core::modes::ipvs::sets::SetKey::new(
-                Family::V4,
-                proxier_core::modes::ipvs::sets::SetKind::ClusterIp,
-            )
-            .named(proxier_core::config::NamePrefix::KUBE);
-            answer(ports.sets.entries(set).map(|_entries| "it answers".to_owned()))
-        }
-        _ => ActiveAnswer::Unknown("not asked".to_owned()),
-    }
-}
-
-/// Makes the mode available, or says what is missing. Loads modules if the kernel does not answer without.
-///
-/// # Errors
-///
-/// The mode cannot be used: each obstacle with its fix.
-pub fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
-    match settings.mode {
-        Kind::Nftables => return nftables_families(settings, kernel).map(drop).map_err(|problem| vec![problem]),
-        Kind::Iptables => return require_iptables(settings, kernel),
-        Kind::Userspace => return userspace::families(settings, kernel).map(drop).map_err(|problem| vec![problem]),
-        _ => {}
-    }
-    let Err(error) = kernel.ports().ipvs.timeouts() else { return Ok(()) };
-    if error.kind() == PortErrorKind::Permission {
-        return Err(vec![Problem::new("", format!("{error}; run as root, or with CAP_NET_ADMIN and CAP_NET_RAW"))]);
-    }
-    let report = look(settings, kernel).map_err(|problem| vec![problem])?;
-    for outcome in Loader::new().load_all(&report.to_load()) {
-        tracing::debug!("module {}: {:?}", outcome.module, outcome.result);
-    }
-    let Err(error) = kernel.ports().ipvs.timeouts() else { return Ok(()) };
-    let mut problems = vec![Problem::new("", format!("IPVS cannot be used: {error}"))];
-    problems.extend(report.verdict.reasons.iter().map(|reason| Problem::new("", reason.clone())));
-    Err(problems)
-}
-
-/// Whether iptables mode can serve one family, by what the programs and the kernel say to its rules. What may pass, such as a lock
-/// that is held, is no obstacle.
-fn require_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
-    engine::families(kernel, settings.core.families).map_err(|problem| vec![problem])?;
-    let mut problems = Vec::new();
-    for (family, all) in try_iptables(settings, kernel) {
-        let needed = all.into_iter().filter(|tried| tried.is_needed_by_all);
-        let refused: Vec<PortError> = needed.filter_map(|tried| tried.outcome.err()).collect();
-        if refused.iter().all(|error| matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Unknown)) {
-            return Ok(());
-        }
-        problems.extend(refused.iter().map(|error| Problem::new("", format!("{family}: {error}"))));
-    }
-    Err(problems)
-}
-
-/// The configured families that nftables mode can serve here, and notes on the others.
-///
-/// # Errors
-///
-/// It can serve none; the problem says what the kernel refuses.
-pub fn nftables_families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Served, Vec<String>), Problem> {
-    families_of(try_nftables(settings, kernel), "nftables mode cannot be used")
-}
-
-fn families_of(tried: Vec<(Family, Result<(), PortError>)>, otherwise: &str) -> Result<(Served, Vec<String>), Problem> {
-    let (mut served, mut notes) = (Vec::new(), Vec::new());
-    for (family, outcome) in tried {
-        match outcome {
-            Ok(()) => served.push(family),
-            Err(error) => notes.push(format!("{} is not served: {error}", family.name())),
-        }
-    }
-    let families = match served.as_slice() {
-        [] => return Err(Problem::new("", format!("{otherwise}: {}", notes.join("; ")))),
-        [Family::V4] => Served::V4,
-        [Family::V6] => Served::V6,
-        _ => Served::Dual,
-    };
-    Ok((families, notes))
-}
-
-/// The configured families whose virtual servers nf_tables can guard here, and notes on the others.
-///
-/// # Errors
-///
-/// It can guard none; the problem says what the kernel refuses.
-pub fn ipvs_table_families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Served, Vec<String>), Problem> {
-    let what = "nf_tables cannot guard virtual servers";
-    families_of(try_ipvs_table(settings, kernel), what)
-}
-
-/// The kernel's answer to a trial table of IPVS mode, by family.
-pub(crate) fn try_ipvs_table(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
-    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
-    let ports = kernel.ports();
-    settings.core.families.iter().map(|family| (family, guards::trial(family, &facts, ports.tables))).collect()
-}
-
-/// The kernel's answer to a trial table of nftables mode, by family.
-fn try_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
-    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
-    let ports = kernel.ports();
-    settings.core.families.iter().map(|family| (family, nftables::trial(family, &facts, ports.tables))).collect()
-}
-
 /// Whether a mode can serve here, in words and for programs.
-pub(crate) struct Found {
+struct Found {
     works: bool,
     text: String,
     json: Value,
 }
 
 impl Found {
-    pub(crate) fn new(works: bool, lines: &[String], json: Value) -> Self {
+    fn new(works: bool, lines: &[String], json: Value) -> Self {
         Found { works, text: lines.join("\n") + "\n", json }
     }
 }
 
 /// Whether nftables mode can serve each family.
 fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
-    let tried = try_nftables(settings, kernel);
+    let tried = needs::try_nftables(settings, kernel);
     let works = tried.iter().any(|(_, outcome)| outcome.is_ok());
     let mut lines = vec![format!("nftables mode: {}", if works { "yes" } else { "no" })];
     for (family, outcome) in &tried {
@@ -243,18 +51,9 @@ fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
     Found::new(works, &lines, json!({"mode": "nftables", "works": works, "families": families}))
 }
 
-type TriedRules = Vec<(Family, Vec<iptables::Tried>)>;
-
-/// What the programs and the kernel said to the rules of iptables mode, by family.
-fn try_iptables(settings: &Settings, kernel: &mut KernelPorts) -> TriedRules {
-    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
-    let ports = kernel.ports();
-    settings.core.families.iter().map(|family| (family, iptables::trial(family, &facts, ports.rules))).collect()
-}
-
 /// Whether iptables mode can serve each family, and what it cannot serve.
 fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
-    let tried = try_iptables(settings, kernel);
+    let tried = needs::try_iptables(settings, kernel);
     let serves = |all: &[iptables::Tried]| all.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
     let works = tried.iter().any(|(_, all)| serves(all));
     let mut lines = vec![format!("iptables mode: {}", if works { "yes" } else { "no" })];
@@ -278,17 +77,39 @@ fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Found {
     Found::new(works, &lines, json!({"mode": "iptables", "works": works, "families": families}))
 }
 
+/// Whether userspace mode can serve each family.
+fn probe_userspace(settings: &Settings, kernel: &mut KernelPorts) -> Result<Found, PortError> {
+    let tried = userspace::attempt(settings, kernel)?;
+    let works = tried.iter().any(|(_, outcome)| outcome.is_ok());
+    let open_files = userspace::raise_open_files();
+    let mut lines = vec![format!("userspace mode: {}", if works { "yes" } else { "no" })];
+    for (family, outcome) in &tried {
+        lines.push(match outcome {
+            Ok(()) => format!("  {family}: this process can listen"),
+            Err(error) => format!("  {family}: {error}"),
+        });
+    }
+    lines.push(format!("  {open_files} files may be open: two for each connection, one for each flow of UDP"));
+    let family = |(family, outcome): &(Family, Result<(), PortError>)| {
+        let reason = outcome.as_ref().err().map(ToString::to_string);
+        json!({"family": family.name(), "works": outcome.is_ok(), "reason": reason})
+    };
+    let families: Vec<_> = tried.iter().map(family).collect();
+    let json = json!({"mode": "userspace", "works": works, "families": families, "openFiles": open_files});
+    Ok(Found::new(works, &lines, json))
+}
+
 /// Whether IPVS mode can serve, with each requirement, and what no Service gets on this node.
 async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result<Found, Problem> {
     let (settings, choice) = &engine::with_rules(&configured.settings, kernel, Preparing::Nothing);
-    let report = look(settings, kernel)?;
+    let report = needs::look(settings, kernel)?;
     let reserved = neighbours::reserved(configured, kernel).await;
     let by = settings.core.ipvs.rules;
     let choice = choice.as_ref();
     let mut text = format!("{report}{}\n", choice.map_or_else(|| format!("rules by {by}"), ToString::to_string));
     let mut takes_table = true;
     if by == RulesBy::Nftables {
-        let tried = try_ipvs_table(settings, kernel);
+        let tried = needs::try_ipvs_table(settings, kernel);
         takes_table = tried.iter().any(|(_, outcome)| outcome.is_ok());
         for (family, outcome) in tried {
             let says = match outcome {
@@ -319,7 +140,7 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
             Kind::Nftables => probe_nftables(settings, &mut kernel),
             Kind::Iptables => probe_iptables(settings, &mut kernel),
             Kind::Userspace => {
-                userspace::probe(settings, &mut kernel).map_err(|error| Problem::new("", error.to_string()))?
+                probe_userspace(settings, &mut kernel).map_err(|error| Problem::new("", error.to_string()))?
             }
             _ => probe_ipvs(configured, &mut kernel).await?,
         };

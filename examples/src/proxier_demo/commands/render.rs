@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use crate::proxier_demo::commands::mentions;
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input, tell};
 use crate::proxier_demo::engine::Engine;
+use crate::proxier_demo::message::change::Snapshot;
 use crate::proxier_demo::settings::cli::{Configured, Output};
-use crate::proxier_demo::sources::change::Snapshot;
 use crate::proxier_demo::status::json;
 use crate::proxier_demo::status::progress::Progress;
 

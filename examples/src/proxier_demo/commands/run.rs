@@ -12,23 +12,24 @@ use tokio::task::JoinSet;
 use crate::proxier_demo::engine::choose::{Chosen, Preparing, choose};
 use crate::proxier_demo::engine::host;
 use crate::proxier_demo::engine::lock::Lock;
-use crate::proxier_demo::engine::message::{Control, Message, to_kernel};
 use crate::proxier_demo::engine::neighbours;
 use crate::proxier_demo::engine::privileges;
 use crate::proxier_demo::engine::signals::Signals;
 use crate::proxier_demo::engine::tables;
 use crate::proxier_demo::engine::userspace;
 use crate::proxier_demo::engine::worker::{Passed, Worker};
+use crate::proxier_demo::message::{Control, Message, to_kernel};
 use crate::proxier_demo::problem::Problem;
-use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Source};
+use crate::proxier_demo::settings::{Exposure, Settings};
 use crate::proxier_demo::sources::cluster::Connection;
 use crate::proxier_demo::sources::files;
 use crate::proxier_demo::sources::source::{Api, Running, Starting};
 use crate::proxier_demo::status::events::{Reason, Recorder, Regarding};
-use crate::proxier_demo::status::health::{Health, listen, serve_health, serve_metrics};
+use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::logging::Limiter;
-use crate::proxier_demo::status::page::{Exposure, StatusPage};
+use crate::proxier_demo::status::page::StatusPage;
+use crate::proxier_demo::status::serve::{listen, serve_health, serve_metrics};
 use crate::proxier_demo::status::service_health::ServiceHealth;
 
 fn fail(problems: &[Problem]) -> ExitCode {

@@ -10,9 +10,9 @@ use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::select::{Asked, RulePrograms, candidates};
 use proxier_core::net::Family;
 
-use crate::proxier_demo::commands::probe;
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::engine::modules;
+use crate::proxier_demo::engine::needs;
 use crate::proxier_demo::engine::privileges;
 use crate::proxier_demo::engine::{self, Engine, Opened};
 use crate::proxier_demo::problem::Problem;
@@ -150,7 +150,7 @@ async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, 
         if preparing == Preparing::LoadModules {
             modules::preload(&configured.settings);
         }
-        probe::require(&configured.settings, &mut kernel)?;
+        needs::require(&configured.settings, &mut kernel)?;
     }
     let Opened { engine, notes, obstacles } = Engine::open(configured).await.map_err(|problem| vec![problem])?;
     if obstacles.is_empty() { Ok((engine, notes)) } else { Err(obstacles) }

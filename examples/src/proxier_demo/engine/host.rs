@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proxier_core::kernel::{Change, Changes, Monitor};
 use tokio::sync::mpsc;
 
-use crate::proxier_demo::engine::message::{Control, Message};
+use crate::proxier_demo::message::{Control, Message};
 
 /// Reports changed addresses, devices and default routes, and local routes of ours that are gone. If it fails, full passes still find them.
 pub(crate) fn watch(messages: mpsc::Sender<Message>) {

@@ -5,13 +5,14 @@ pub(crate) mod host;
 pub(crate) mod kernel;
 pub mod lock;
 pub mod memory;
-pub mod message;
 mod modules;
+pub(crate) mod needs;
 pub(crate) mod neighbours;
 pub mod privileges;
 pub(crate) mod signals;
 pub(crate) mod tables;
 pub(crate) mod userspace;
+mod view;
 pub(crate) mod worker;
 
 use std::collections::BTreeMap;
@@ -29,20 +30,20 @@ use proxier_core::modes::ipvs::guards;
 use proxier_core::modes::shared::cleaned::Cleaned;
 use proxier_core::modes::{Kind, Plan, userspace as userspace_mode};
 use proxier_core::net::Network;
-use proxier_core::ports::{PortErrorKind, Ports};
+use proxier_core::ports::Ports;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::safeguard::MassRemoval;
 use proxier_core::reconciler::schedule::Limits;
 use proxier_core::reconciler::{Options, Reconciler};
 
-use crate::proxier_demo::commands::probe::{self, Looked, Wanted};
 use crate::proxier_demo::engine::choose::Preparing;
-use crate::proxier_demo::engine::message::Found;
+use crate::proxier_demo::engine::needs::{Looked, Wanted};
 use crate::proxier_demo::engine::neighbours::Neighbours;
+use crate::proxier_demo::message::Found;
+use crate::proxier_demo::message::change::Change;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Source};
-use crate::proxier_demo::sources::change::Change;
 
 /// The kernel that the reconciler changes.
 pub trait Kernel: Send + 'static {
@@ -102,10 +103,10 @@ impl Engine {
         }
         let modules = if settings.mode == Kind::Ipvs { look_at_modules(settings) } else { None };
         let (families, mut notes) = match settings.mode {
-            Kind::Nftables => probe::nftables_families(settings, &mut kernel)?,
-            Kind::Ipvs if by_nft => probe::ipvs_table_families(settings, &mut kernel)?,
+            Kind::Nftables => needs::nftables_families(settings, &mut kernel)?,
+            Kind::Ipvs if by_nft => needs::ipvs_table_families(settings, &mut kernel)?,
             Kind::Userspace => userspace::families(settings, &mut kernel)?,
-            _ => families(&mut kernel, settings.core.families)?,
+            _ => needs::rule_families(&mut kernel, settings.core.families)?,
         };
         let mut options = options(settings, &configured.source, families);
         if configured.allow_mass_removal {
@@ -321,31 +322,6 @@ pub(crate) fn with_rules(
     (settings, Some(choice))
 }
 
-/// Of the families that are wanted, those that this machine can serve: rules need iptables for each.
-pub(crate) fn families(kernel: &mut KernelPorts, wanted: Families) -> Result<(Families, Vec<String>), Problem> {
-    let ports = kernel.ports();
-    let mut notes = Vec::new();
-    let (mut v4, mut v6) = (false, false);
-    for family in wanted.iter() {
-        let is_v4 = family == proxier_core::net::Family::V4;
-        match ports.rules.has_random_fully(family) {
-            // Other failures may pass; the next pass reports them if not.
-            Ok(_random) => *(if is_v4 { &mut v4 } else { &mut v6 }) = true,
-            Err(error) if error.kind() != PortErrorKind::Unavailable => {
-                *(if is_v4 { &mut v4 } else { &mut v6 }) = true;
-            }
-            Err(error) => notes.push(format!("{family} is not served: {error}")),
-        }
-    }
-    let families = match (v4, v6) {
-        (true, true) => Families::Dual,
-        (true, false) => Families::V4,
-        (false, true) => Families::V6,
-        (false, false) => return Err(Problem::new("", format!("cannot write rules: {}", notes.join("; ")))),
-    };
-    Ok((families, notes))
-}
-
 /// Probes modules in parallel with the iptables programs, which take as long. Not needed if all modules are loaded.
 fn look_at_modules(settings: &Settings) -> Option<JoinHandle<Looked>> {
     if modules::has_ipvs(settings) {
@@ -360,7 +336,7 @@ fn look_at_modules(settings: &Settings) -> Option<JoinHandle<Looked>> {
 fn reduce(options: &mut Options, looked: &Looked) -> Vec<String> {
     let lacks = |name: &str| looked.report.finding(name).is_some_and(|finding| finding.state == State::Missing);
     let mut notes = Vec::new();
-    // `families` has already checked for the iptables programs.
+    // `rule_families` has already checked for the iptables programs.
     if looked.families != Families::Dual && options.config.families == Families::Dual {
         options.config.families = looked.families;
         let says = |caveat: &&String| caveat.contains(" is not served: ");

@@ -12,7 +12,7 @@ use proxier_core::service::{Neighbour, Reserved, User};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::proxier_demo::engine::message::{Control, Found, Message};
+use crate::proxier_demo::message::{Control, Found, Message};
 use crate::proxier_demo::settings::cli::{Configured, Source};
 use crate::proxier_demo::sources::cluster::Connection;
 

@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proxier_core::kernel::TableMonitor;
 use tokio::sync::mpsc;
 
-use crate::proxier_demo::engine::message::{Control, Message};
+use crate::proxier_demo::message::{Control, Message};
 
 /// Two proxies, or a proxy and a person, that undo each other's work do so no more often.
 const PAUSE: Duration = Duration::from_secs(1);

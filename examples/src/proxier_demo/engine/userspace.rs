@@ -6,33 +6,14 @@ use std::time::Duration;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use proxier_core::config::Families;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::userspace::{Listener, Options, Relay, Settings as RelaySettings};
+use proxier_core::modes::userspace::{Listener, Relay, Settings as RelaySettings};
 use proxier_core::net::{Family, FrontendKey, Protocol};
 use proxier_core::ports::{PortError, RouteOwner};
-use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::proxier_demo::commands::probe::Found;
-use crate::proxier_demo::engine::message::{Control, Message};
+use crate::proxier_demo::message::{Control, Message};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
-use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
-
-/// Settings of the section `userspace`. `networks` are its `serviceCIDRs`, `most` its `maxConnectionsPerService`, both checked.
-pub(crate) fn options(
-    object: &KubeProxyConfiguration,
-    networks: Vec<proxier_core::net::Network>,
-    most: Option<usize>,
-) -> Options {
-    let mut options = Options::default();
-    options.service_cidrs = networks;
-    options.max_of_service = most;
-    if let Some(section) = &object.userspace {
-        options.udp_idle = section.udp_idle_timeout.0;
-        options.drain = section.drain_timeout.map(|timeout| timeout.0).or(options.drain);
-    }
-    options
-}
 
 /// Lets this process open as many files as it may: two for each connection. Returns how many.
 pub(crate) fn raise_open_files() -> u64 {
@@ -85,32 +66,6 @@ pub(crate) fn families(settings: &Settings, kernel: &mut KernelPorts) -> Result<
         _ => Families::Dual,
     };
     Ok((families, notes))
-}
-
-/// Whether this mode can serve each family, in words and for programs.
-///
-/// # Errors
-///
-/// This process has no sockets or cannot read routes.
-pub(crate) fn probe(settings: &Settings, kernel: &mut KernelPorts) -> Result<Found, PortError> {
-    let tried = attempt(settings, kernel)?;
-    let works = tried.iter().any(|(_, outcome)| outcome.is_ok());
-    let open_files = raise_open_files();
-    let mut lines = vec![format!("userspace mode: {}", if works { "yes" } else { "no" })];
-    for (family, outcome) in &tried {
-        lines.push(match outcome {
-            Ok(()) => format!("  {family}: this process can listen"),
-            Err(error) => format!("  {family}: {error}"),
-        });
-    }
-    lines.push(format!("  {open_files} files may be open: two for each connection, one for each flow of UDP"));
-    let family = |(family, outcome): &(Family, Result<(), PortError>)| {
-        let reason = outcome.as_ref().err().map(ToString::to_string);
-        json!({"family": family.name(), "works": outcome.is_ok(), "reason": reason})
-    };
-    let families: Vec<_> = tried.iter().map(family).collect();
-    let json = json!({"mode": "userspace", "works": works, "families": families, "openFiles": open_files});
-    Ok(Found::new(works, &lines, json))
 }
 
 /// Stops listening, and lets connections come to their end for a while, or until `hurry`.

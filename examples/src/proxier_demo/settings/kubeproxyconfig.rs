@@ -12,7 +12,7 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::duration::GoDuration;
-use crate::proxier_demo::sources::yaml;
+use crate::proxier_demo::yaml;
 
 /// `apiVersion` of the format.
 pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use proxier_core::config::{Config, LocalTraffic, MayAskFor, parse_service_cidr};
+use proxier_core::config::{Config, parse_service_cidr};
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::select::Asked;
 use proxier_core::modes::shared::sysctls::HostSettings;
@@ -21,8 +21,6 @@ use serde_json::Value;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::duration::GoDuration;
 use crate::proxier_demo::settings::kubeproxyconfig::{END_TIMEOUT, KubeProxyConfiguration};
-use crate::proxier_demo::sources::cluster;
-use crate::proxier_demo::status::page::Exposure;
 
 /// All settings, checked. `core` has those for compiling Services.
 #[derive(Clone, Debug)]
@@ -104,6 +102,31 @@ pub struct Conntrack {
     pub udp_stream_secs: Option<u32>,
 }
 
+/// Who may see the status page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Exposure {
+    /// Nobody: there is none. Default.
+    #[default]
+    Off,
+    /// Who asks from this host, by an address or the name `localhost`: not from a web page under another name, which a name server
+    /// could lead here.
+    Localhost,
+    /// Whoever reaches the metrics server.
+    On,
+}
+
+impl Exposure {
+    /// From its name in configuration files.
+    pub fn by_name(name: &str) -> Option<Self> {
+        match name {
+            "off" => Some(Exposure::Off),
+            "localhost" => Some(Exposure::Localhost),
+            "on" => Some(Exposure::On),
+            _ => None,
+        }
+    }
+}
+
 /// Where a configuration comes from, and what only flags can set.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
@@ -158,15 +181,6 @@ impl Settings {
         let mut check = Check { given, errors: Vec::new() };
         let settings = check.all(object);
         if check.errors.is_empty() { Ok(settings) } else { Err(check.errors) }
-    }
-
-    /// How to watch a cluster with these settings.
-    pub fn watching(&self) -> cluster::Options {
-        let needs_pod_cidr = self.core.local_traffic == LocalTraffic::NodeCidr;
-        let node_weights = self.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
-        let by_routes = self.mode == Kind::Ipvs && self.core.binds_by_routes();
-        let service_cidrs = by_routes || self.mode == Kind::Userspace;
-        cluster::Options { needs_pod_cidr, node_weights, service_cidrs, ..cluster::Options::default() }
     }
 
     /// Writes the effective configuration to a file, as YAML.
@@ -309,8 +323,14 @@ impl Check<'_> {
     fn userspace(&mut self, object: &KubeProxyConfiguration) -> userspace::Options {
         let most = object.userspace.as_ref().map_or(0, |section| section.max_connections_per_service);
         let most: usize = self.number("userspace.maxConnectionsPerService", most, 0, i64::from(i32::MAX));
-        let networks = self.service_cidrs(object);
-        crate::proxier_demo::engine::userspace::options(object, networks, Some(most).filter(|most| *most > 0))
+        let mut options = userspace::Options::default();
+        options.service_cidrs = self.service_cidrs(object);
+        options.max_of_service = Some(most).filter(|most| *most > 0);
+        if let Some(section) = &object.userspace {
+            options.udp_idle = section.udp_idle_timeout.0;
+            options.drain = section.drain_timeout.map(|timeout| timeout.0).or(options.drain);
+        }
+        options
     }
 
     /// The networks of userspace mode.

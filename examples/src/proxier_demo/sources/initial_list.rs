@@ -5,13 +5,13 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::proxier_demo::engine::message::{Event, channel};
+use crate::proxier_demo::message::change::{Change, Snapshot};
+use crate::proxier_demo::message::{Event, channel};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Source};
-use crate::proxier_demo::sources::change::{Change, Snapshot};
 use crate::proxier_demo::sources::cluster::{Cluster, Connection, Options};
+use crate::proxier_demo::sources::counted::Counted;
 use crate::proxier_demo::sources::manifests::Manifests;
-use crate::proxier_demo::status::progress::Counted;
 
 /// Why there is no initial list.
 #[derive(Clone, Debug, PartialEq, Eq)]

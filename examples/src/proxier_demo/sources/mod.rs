@@ -1,10 +1,9 @@
 //! Where Services come from: an API server or files, as changes.
 
-pub mod change;
 pub mod cluster;
+pub mod counted;
 pub mod files;
 pub mod initial_list;
 pub mod manifests;
 pub(crate) mod source;
 pub(crate) mod triggers;
-pub mod yaml;

@@ -5,11 +5,11 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::proxier_demo::engine::message::Changes;
+use crate::proxier_demo::message::Changes;
+use crate::proxier_demo::message::change::Change;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Source};
-use crate::proxier_demo::sources::change::Change;
-use crate::proxier_demo::sources::cluster::{Cluster, Connection};
+use crate::proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use crate::proxier_demo::sources::manifests::Manifests;
 
 /// The API client has its own thread: it waits for programs that get credentials (`exec` in a kubeconfig), which must not
@@ -60,7 +60,7 @@ impl Starting {
             }
             Source::Cluster { kubeconfig, master } => {
                 let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
-                let options = configured.settings.watching();
+                let options = Options::of(&configured.settings);
                 let start = async move { Cluster::start(connection, &node_name, options, changes).await };
                 Ok(Starting::Cluster(api.handle().spawn(start)))
             }

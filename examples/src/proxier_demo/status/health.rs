@@ -1,7 +1,5 @@
-//! The health of the proxy, and the servers that report it: `/healthz`, `/livez`, `/readyz`, `/metrics`, `/proxyMode`, `/status`.
+//! The health of the proxy, and what the servers answer about it.
 
-use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -9,15 +7,12 @@ use std::time::{Duration, Instant, SystemTime};
 use http::StatusCode;
 use k8s_openapi::jiff::Timestamp;
 use proxier_core::config::Families;
-use proxier_core::modes::Kind;
 use serde_json::{Map, Value, json};
-use tokio::net::TcpListener;
 
-use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::sources::cluster::Counters;
+use crate::proxier_demo::status::board::Board;
 use crate::proxier_demo::status::metrics::Metrics;
-use crate::proxier_demo::status::page::{Board, StatusPage};
-use crate::proxier_demo::status::server::{self, Answer, Answers, Asked, CONNECTIONS, Places, bind, by_path, serve};
+use crate::proxier_demo::status::server::Answer;
 
 /// The state of the proxy, as the health servers report it, and its metrics. Shared; cheap to read.
 #[derive(Debug)]
@@ -127,7 +122,7 @@ impl Health {
     }
 
     /// The page of metrics.
-    fn page(&self) -> String {
+    pub(super) fn page(&self) -> String {
         let mut state = self.state();
         if let Some(api) = &state.api {
             state.metrics.api_failures = api.failures.load(Ordering::Relaxed);
@@ -152,14 +147,14 @@ impl Health {
     }
 
     /// `/readyz`: not in kube-proxy.
-    fn answer_ready(&self) -> Answer {
+    pub(super) fn answer_ready(&self) -> Answer {
         let ready = self.is_ready();
         let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         Answer::json(status, json!({"ready": ready}).to_string())
     }
 
     /// `/healthz` and `/livez`: the keys of kube-proxy 1.33, which include those of 1.28. Times are RFC 3339.
-    fn answer(&self, path: &str, now: Instant) -> Answer {
+    pub(super) fn answer(&self, path: &str, now: Instant) -> Answer {
         let mut state = self.state();
         let current = SystemTime::now();
         // One reconciler serves both families.
@@ -197,86 +192,4 @@ fn text(time: SystemTime) -> String {
 
 fn seconds(time: SystemTime) -> f64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
-}
-
-/// Listens on an address. If it cannot, reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
-/// it gives up at once. `failed` is called with each failure.
-///
-/// # Errors
-///
-/// With `hard_fail`: the address cannot be bound.
-pub async fn listen(
-    what: &str,
-    address: SocketAddr,
-    hard_fail: bool,
-    mut failed: impl FnMut(&Problem),
-) -> Result<TcpListener, Problem> {
-    loop {
-        let error = match bind(address, server::Families::Both) {
-            Ok(listener) => return Ok(listener),
-            Err(error) => error,
-        };
-        let advice = match error.kind() {
-            io::ErrorKind::AddrInUse => "; another kube-proxy, or a second proxier-demo?",
-            io::ErrorKind::AddrNotAvailable => "; this host has no such address",
-            _ => "",
-        };
-        let problem = Problem::new(what, format!("cannot listen on {address} ({error}){advice}"));
-        failed(&problem);
-        if hard_fail {
-            return Err(problem);
-        }
-        tracing::error!("{problem}; trying again in 5 s");
-        tokio::time::sleep(Duration::from_secs(5)).await;
-    }
-}
-
-/// Serves `/healthz`, `/livez` and `/readyz`, for ever.
-pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
-    let answers = by_path(move |path| match path {
-        "/healthz" | "/livez" => health.answer(path, Instant::now()),
-        "/readyz" => health.answer_ready(),
-        _ => Answer::not_found(),
-    });
-    serve(listener, Places::new(CONNECTIONS), answers).await;
-}
-
-/// Serves `/metrics`, `/healthz`, `/proxyMode` and `/configz`, and the status page if there is one, for ever. `configuration`
-/// is the effective one.
-pub async fn serve_metrics(
-    listener: TcpListener,
-    health: Arc<Health>,
-    mode: Kind,
-    configuration: Value,
-    status: Option<StatusPage>,
-) {
-    let configuration = json!({"kubeproxy.config.k8s.io": configuration}).to_string();
-    serve(listener, Places::new(CONNECTIONS), MetricsServer { health, mode, configuration, status }).await;
-}
-
-struct MetricsServer {
-    health: Arc<Health>,
-    mode: Kind,
-    configuration: String,
-    status: Option<StatusPage>,
-}
-
-impl Answers for MetricsServer {
-    async fn answer(&self, asked: Asked) -> Answer {
-        match asked.path.as_str() {
-            "/metrics" => Answer {
-                status: StatusCode::OK,
-                kind: "text/plain; version=0.0.4; charset=utf-8",
-                headers: vec![],
-                body: self.health.page(),
-            },
-            "/healthz" => Answer::text("ok"),
-            "/proxyMode" => Answer::text(self.mode.name()),
-            "/configz" => Answer::json(StatusCode::OK, self.configuration.clone()),
-            _ => match &self.status {
-                Some(status) => status.answer(&asked, &self.health).await.unwrap_or_else(Answer::not_found),
-                None => Answer::not_found(),
-            },
-        }
-    }
 }

@@ -4,42 +4,15 @@
 //! end; `run` has its log.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::proxier_demo::sources::change::Change;
+use crate::proxier_demo::sources::counted::Counted;
 
 /// Whether we wrote the terminal's last line.
 static SHOWN: Mutex<bool> = Mutex::new(false);
-
-/// Counts what was read. Shared between reader and display.
-#[derive(Clone, Debug, Default)]
-pub struct Counted(Arc<Counters>);
-
-#[derive(Debug, Default)]
-struct Counters {
-    services: AtomicUsize,
-    slices: AtomicUsize,
-}
-
-impl Counted {
-    /// Counts the object of a change.
-    pub fn saw(&self, change: &Change) {
-        match change {
-            Change::UpsertService(_) => self.0.services.fetch_add(1, Ordering::Relaxed),
-            Change::UpsertSlice(_) => self.0.slices.fetch_add(1, Ordering::Relaxed),
-            _ => return,
-        };
-    }
-
-    /// `3 Services, 4 EndpointSlices`.
-    pub fn words(&self) -> String {
-        let number = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-        format!("{} Services, {} EndpointSlices", number(&self.0.services), number(&self.0.slices))
-    }
-}
 
 /// The present stage of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +134,7 @@ pub(crate) fn clear() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proxier_demo::message::change::Change;
 
     #[test]
     fn it_counts() {

@@ -22,17 +22,16 @@ use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
 
+pub use self::watch::watch;
 use crate::proxier_demo::engine::kernel;
+use crate::proxier_demo::message::change::Snapshot;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Output, Source};
-use crate::proxier_demo::sources::change::Snapshot;
 use crate::proxier_demo::sources::cluster;
 use crate::proxier_demo::sources::initial_list;
 use crate::proxier_demo::status::json;
 use crate::proxier_demo::status::progress::Progress;
 use crate::proxier_demo::status::table::wrapped;
-
-pub use self::watch::watch;
 
 /// Prints every virtual server in the kernel, including others', with real servers and connections, and the Service it
 /// serves if the source of Services can be read.

@@ -13,16 +13,15 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 
 use crate::proxier_demo::engine::memory;
-use crate::proxier_demo::engine::message::{Control, Event, Message};
 use crate::proxier_demo::engine::{Engine, Kernel};
+use crate::proxier_demo::message::change::Change;
+use crate::proxier_demo::message::{Control, Event, Message};
 use crate::proxier_demo::problem::Problem;
-use crate::proxier_demo::sources::change::Change;
 use crate::proxier_demo::sources::triggers::Triggers;
 use crate::proxier_demo::status::events::{Reason, Recorder, Regarding};
 use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::logging::Limiter;
 use crate::proxier_demo::status::metrics::Metrics;
-use crate::proxier_demo::status::page::View;
 use crate::proxier_demo::status::progress::Progress;
 use crate::proxier_demo::status::service_health::{HealthCheck, Listening};
 
@@ -203,7 +202,7 @@ impl Worker {
                 self.is_finished = true;
             }
             Message::Control(Control::View(asked)) => {
-                let _nobody_waits_any_more = asked.send(View::of(engine));
+                let _nobody_waits_any_more = asked.send(engine.view());
             }
             Message::Control(Control::ConfirmRemoval) => match engine.confirm_removal() {
                 0 => tracing::info!("SIGUSR1: nothing is held back"),

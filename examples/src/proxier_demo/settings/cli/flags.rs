@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::duration::GoDuration;
 use crate::proxier_demo::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration};
-use crate::proxier_demo::sources::yaml;
+use crate::proxier_demo::yaml;
 
 /// How a flag's text becomes a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! The command line: `proxier-demo run`, `plan`, `render`, `explain`, `trace`, `show`, `probe`, `cleanup`, and kube-proxy's own way to start.
 
 mod flags;
+pub mod packet;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -12,8 +13,8 @@ use std::time::Duration;
 use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
 use proxier_core::modes::Kind;
 
-use crate::proxier_demo::commands::trace::{Asked, Sender, To};
 use crate::proxier_demo::problem::{OneLine, Problem};
+use crate::proxier_demo::settings::cli::packet::{Asked, Sender, To};
 use crate::proxier_demo::settings::duration::GoDuration;
 use crate::proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
 use crate::proxier_demo::settings::{Given, Settings};

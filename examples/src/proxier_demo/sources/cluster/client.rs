@@ -11,7 +11,7 @@ use kube::{Client, Config};
 
 use super::kubeconfig;
 use super::objects::Status;
-use crate::proxier_demo::problem::{OneLine, Problem};
+use crate::proxier_demo::problem::{OneLine, Problem, causes};
 
 /// How the server is reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -138,21 +138,6 @@ impl Failure {
             retry_after: seconds.map(|seconds| Duration::from_secs(seconds.into())),
         }
     }
-}
-
-/// An error with its causes, on one line, without repetition.
-pub(super) fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let more = cause.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        source = cause.source();
-    }
-    text
 }
 
 /// An answer whose body is read piece by piece.

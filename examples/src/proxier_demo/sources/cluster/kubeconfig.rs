@@ -7,8 +7,7 @@ use kube::Config;
 use kube::client::AuthError;
 use kube::config::{KubeConfigOptions, Kubeconfig, NamedCluster};
 
-use super::client::causes;
-use crate::proxier_demo::problem::Problem;
+use crate::proxier_demo::problem::{Problem, causes};
 
 /// The current context of this file. Sends no request, starts no program.
 ///

@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use proxier_core::config::{LocalTraffic, MayAskFor};
+use proxier_core::modes::Kind;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -26,9 +28,10 @@ pub use self::client::Connection;
 pub(crate) use self::objects::is_leaving;
 use self::objects::{CidrVersion, Resource};
 use self::watch::Watcher;
-use crate::proxier_demo::engine::message::{Changes, Closed};
+use crate::proxier_demo::message::change::Change;
+use crate::proxier_demo::message::{Changes, Closed};
 use crate::proxier_demo::problem::Problem;
-use crate::proxier_demo::sources::change::Change;
+use crate::proxier_demo::settings::Settings;
 
 /// Times and sizes. The defaults are meant for clusters; tests shorten them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +84,17 @@ impl Default for Options {
             service_cidrs: false,
             absent_pause: Duration::from_secs(300),
         }
+    }
+}
+
+impl Options {
+    /// What these settings need of the cluster.
+    pub fn of(settings: &Settings) -> Self {
+        let needs_pod_cidr = settings.core.local_traffic == LocalTraffic::NodeCidr;
+        let node_weights = settings.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
+        let by_routes = settings.mode == Kind::Ipvs && settings.core.binds_by_routes();
+        let service_cidrs = by_routes || settings.mode == Kind::Userspace;
+        Options { needs_pod_cidr, node_weights, service_cidrs, ..Options::default() }
     }
 }
 

@@ -8,9 +8,9 @@ use proxier_core::snapshot::{Balancing, EndpointSlice, Node, ObjectKey, ObjectKi
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use crate::proxier_demo::sources::change::{Change, NodeState};
+use crate::proxier_demo::message::change::{Change, NodeState};
 use crate::proxier_demo::sources::triggers;
-use crate::proxier_demo::sources::yaml;
+use crate::proxier_demo::yaml;
 
 /// A kind of object that is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]

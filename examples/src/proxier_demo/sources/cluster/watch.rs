@@ -11,9 +11,9 @@ use super::client::{Connection, Failure, FailureKind, get};
 use super::known::{Known, number};
 use super::objects::{CidrVersion, Identity, Line, Page, Resource, Status};
 use super::{Counters, Gate, Options};
-use crate::proxier_demo::engine::message::{Changes, Closed};
+use crate::proxier_demo::message::change::{Change, unannounced};
+use crate::proxier_demo::message::{Changes, Closed};
 use crate::proxier_demo::problem::Problem;
-use crate::proxier_demo::sources::change::{Change, unannounced};
 
 /// Lists and watches one kind for ever.
 pub(super) struct Watcher {

@@ -16,11 +16,11 @@ use std::time::Duration;
 use proxier_core::snapshot::ObjectKind;
 
 use self::read::Id;
-use crate::proxier_demo::engine::message::{Changes, Closed};
+use crate::proxier_demo::message::change::{Change, unannounced};
+use crate::proxier_demo::message::{Changes, Closed};
 use crate::proxier_demo::problem::Problem;
-use crate::proxier_demo::sources::change::{Change, unannounced};
+use crate::proxier_demo::sources::counted::Counted;
 use crate::proxier_demo::sources::files::{FileWatch, Fingerprint};
-use crate::proxier_demo::status::progress::Counted;
 
 /// Files and directories that hold manifests.
 #[derive(Debug)]

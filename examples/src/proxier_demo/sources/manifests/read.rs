@@ -5,11 +5,11 @@ use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::Value;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
+use crate::proxier_demo::message::change::{Change, NodeState};
 use crate::proxier_demo::problem::Problem;
-use crate::proxier_demo::sources::change::{Change, NodeState};
 use crate::proxier_demo::sources::cluster::is_leaving;
-use crate::proxier_demo::sources::yaml;
-use crate::proxier_demo::status::progress::Counted;
+use crate::proxier_demo::sources::counted::Counted;
+use crate::proxier_demo::yaml;
 
 /// Kind and name of an object.
 pub(super) type Id = (ObjectKind, ObjectKey);

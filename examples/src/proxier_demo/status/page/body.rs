@@ -13,9 +13,9 @@ use proxier_core::snapshot::{ServicePort, TrafficPolicy};
 use serde_json::{Map, Value, json};
 
 use super::asked::Wanted;
-use super::board::Board;
 use super::counters::{Counted, Counters};
-use super::view::{DrainView, HeldView, Lines, RefusedView, ServiceView, View};
+use crate::proxier_demo::message::view::{DrainView, HeldView, Lines, RefusedView, ServiceView, View};
+use crate::proxier_demo::status::board::Board;
 
 /// Most Frontends of all Services in one answer.
 const FRONTENDS: usize = 400;

@@ -4,10 +4,8 @@
 //! However many ask, and whatever for, the kernel's thread is asked once a second, and IPVS for a limited number of counters.
 
 mod asked;
-mod board;
 mod body;
 mod counters;
-mod view;
 
 use std::fs::File;
 use std::io::Read as _;
@@ -21,44 +19,19 @@ use proxier_core::modes::Kind;
 use serde_json::json;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 
-pub(crate) use self::board::Board;
 use self::counters::{Counters, Kernel};
-pub(crate) use self::view::View;
-use crate::proxier_demo::engine::message::{Control, Message};
+use crate::proxier_demo::message::view::View;
+use crate::proxier_demo::message::{Control, Message};
+use crate::proxier_demo::settings::Exposure;
 use crate::proxier_demo::status::health::Health;
 use crate::proxier_demo::status::server::{Answer, Asked};
 
-/// Who may see the status page.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Exposure {
-    /// Nobody: there is none. Default.
-    #[default]
-    Off,
-    /// Who asks from this host, by an address or the name `localhost`: not from a web page under another name, which a name server
-    /// could lead here.
-    Localhost,
-    /// Whoever reaches the metrics server.
-    On,
-}
-
-impl Exposure {
-    /// From its name in configuration files.
-    pub fn by_name(name: &str) -> Option<Self> {
-        match name {
-            "off" => Some(Exposure::Off),
-            "localhost" => Some(Exposure::Localhost),
-            "on" => Some(Exposure::On),
-            _ => None,
-        }
-    }
-
-    /// Whether this client may see it.
-    fn admits(self, asked: &Asked) -> bool {
-        match self {
-            Exposure::Off => false,
-            Exposure::Localhost => asked.peer.is_some_and(|peer| peer.is_loopback()) && is_of_this_host(&asked.host),
-            Exposure::On => true,
-        }
+/// Whether this client may see it.
+fn admits(exposure: Exposure, asked: &Asked) -> bool {
+    match exposure {
+        Exposure::Off => false,
+        Exposure::Localhost => asked.peer.is_some_and(|peer| peer.is_loopback()) && is_of_this_host(&asked.host),
+        Exposure::On => true,
     }
 }
 
@@ -109,7 +82,7 @@ impl StatusPage {
     /// The answer to a request for `/status` or `/status.json`; `None` for other paths, and for clients that may not see it: to
     /// them there is no such page.
     pub(crate) async fn answer(&self, asked: &Asked, health: &Health) -> Option<Answer> {
-        if !self.exposure.admits(asked) {
+        if !admits(self.exposure, asked) {
             return None;
         }
         match asked.path.as_str() {
@@ -241,9 +214,9 @@ mod tests {
             ("127.0.0.1", "localhost.evil.example", false),
             ("", "127.0.0.1", false),
         ] {
-            assert_eq!(Exposure::Localhost.admits(&asked(peer, host)), sees, "{peer} {host}");
-            assert!(Exposure::On.admits(&asked(peer, host)));
-            assert!(!Exposure::Off.admits(&asked(peer, host)));
+            assert_eq!(admits(Exposure::Localhost, &asked(peer, host)), sees, "{peer} {host}");
+            assert!(admits(Exposure::On, &asked(peer, host)));
+            assert!(!admits(Exposure::Off, &asked(peer, host)));
         }
     }
 

@@ -1,4 +1,7 @@
-//! Messages to the kernel's thread, in the order in which they arrive.
+//! Messages to the kernel's thread, in the order in which they arrive, and what they carry.
+
+pub mod change;
+pub(crate) mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,8 +11,8 @@ use proxier_core::kernel::TableChanges;
 use proxier_core::service::{Neighbour, User};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::proxier_demo::sources::change::Change;
-use crate::proxier_demo::status::page::View;
+use crate::proxier_demo::message::change::Change;
+use crate::proxier_demo::message::view::View;
 
 /// A change and when it arrived.
 #[derive(Clone, Debug)]

@@ -1,0 +1,85 @@
+//! What the kernel's thread knows, at one moment. Made on request only, from values that are shared and not copied.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipvs::VirtualServerKey;
+use proxier_core::modes::Kind;
+use proxier_core::net::FrontendKey;
+use proxier_core::service::Frontend;
+use proxier_core::snapshot::{ObjectKey, ServicePort};
+
+/// How many lines of a list are shown; all of them are counted.
+const LINES: usize = 100;
+
+/// The first lines of a list, and how many there are.
+#[derive(Clone, Debug)]
+pub(crate) struct Lines<T> {
+    pub(crate) count: usize,
+    pub(crate) first: Vec<T>,
+}
+
+impl<T> FromIterator<T> for Lines<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(all: I) -> Self {
+        let mut lines = Lines { count: 0, first: Vec::new() };
+        for line in all {
+            if lines.count < LINES {
+                lines.first.push(line);
+            }
+            lines.count = lines.count.saturating_add(1);
+        }
+        lines
+    }
+}
+
+/// A Service and the Frontends that it owns.
+#[derive(Clone, Debug)]
+pub(crate) struct ServiceView {
+    pub(crate) key: ObjectKey,
+    /// For the names of ports.
+    pub(crate) ports: Vec<ServicePort>,
+    pub(crate) frontends: Vec<Arc<Frontend>>,
+}
+
+/// A Frontend that a Service asks for and does not get.
+#[derive(Clone, Debug)]
+pub(crate) struct RefusedView {
+    pub(crate) key: FrontendKey,
+    pub(crate) service: String,
+    pub(crate) reason: String,
+}
+
+/// A real server that drains.
+#[derive(Clone, Debug)]
+pub(crate) struct DrainView {
+    pub(crate) virtual_server: String,
+    pub(crate) real_server: String,
+    pub(crate) since: Duration,
+    /// Until it goes whatever connections it has.
+    pub(crate) left: Option<Duration>,
+    pub(crate) connections: Option<u64>,
+}
+
+/// A Frontend that stays although it, or its last endpoint, should go.
+#[derive(Clone, Debug)]
+pub(crate) struct HeldView {
+    pub(crate) key: FrontendKey,
+    pub(crate) service: Option<String>,
+    pub(crate) since: Duration,
+}
+
+/// Everything that the status page shows of the reconciler.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) node: String,
+    pub(crate) mode: Kind,
+    /// Sorted by name.
+    pub(crate) services: Vec<ServiceView>,
+    pub(crate) drains: Lines<DrainView>,
+    pub(crate) rejected: Lines<String>,
+    pub(crate) refused: Lines<RefusedView>,
+    pub(crate) held: Lines<HeldView>,
+    /// Virtual servers of marks by their Frontends: those that only clients outside get, and those of shared node ports.
+    pub(crate) marks: BTreeMap<FrontendKey, VirtualServerKey>,
+}

@@ -1,0 +1,90 @@
+//! Packets on the command line: what `trace` and `explain` are asked about.
+
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use proxier_core::net::{FrontendKey, Protocol};
+
+/// Who sends the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    /// This node: from the address that the kernel chooses.
+    Node,
+    /// Somebody outside of the cluster: an address for documentation.
+    Outside,
+    /// Whoever has this address.
+    Address(IpAddr),
+}
+
+impl FromStr for Sender {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "node" => Ok(Sender::Node),
+            "outside" => Ok(Sender::Outside),
+            text => text.parse().map(Sender::Address).map_err(|_other| "write an IP address, node or outside"),
+        }
+    }
+}
+
+/// An address and port, with or without a protocol: `10.96.0.10:80`, `[fd00::1]:53/udp`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct To(pub FrontendKey);
+
+impl FromStr for To {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (place, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
+        let protocol = match protocol.to_ascii_lowercase().as_str() {
+            "tcp" => Protocol::Tcp,
+            "udp" => Protocol::Udp,
+            "sctp" => Protocol::Sctp,
+            _ => return Err("the protocol is none of tcp, udp, sctp"),
+        };
+        let place: SocketAddr = place.parse().map_err(
+            |_other| "write ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, such as 10.96.0.10:80 or [fd00::1]:53/udp",
+        )?;
+        if place.port() == 0 {
+            return Err("0 is not a port");
+        }
+        Ok(To(FrontendKey::new(protocol, place.ip().to_canonical(), place.port())))
+    }
+}
+
+/// What to trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Who sends it.
+    pub from: Sender,
+    /// Where to.
+    pub to: To,
+    /// The device by which it comes in.
+    pub device: Option<String>,
+    /// Whether the running kernel is looked at too, and how long it counts: zero for one look.
+    pub live: Option<Duration>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read_with_and_without_a_protocol() {
+        for (text, expected) in [
+            ("10.96.0.10:80", "TCP 10.96.0.10:80"),
+            ("10.96.0.10:53/UDP", "UDP 10.96.0.10:53"),
+            ("[fd00::1]:132/sctp", "SCTP [fd00::1]:132"),
+            ("[::ffff:10.0.0.1]:80", "TCP 10.0.0.1:80"),
+        ] {
+            assert_eq!(text.parse::<To>().unwrap().0.to_string(), expected);
+        }
+        for text in ["10.96.0.10", "10.96.0.10:0", "10.96.0.10:99999", "fd00::1:80", "web:80", "10.0.0.1:80/icmp", ""] {
+            text.parse::<To>().unwrap_err();
+        }
+        assert_eq!("node".parse(), Ok(Sender::Node));
+        assert!("nobody".parse::<Sender>().is_err());
+    }
+}
