@@ -294,8 +294,7 @@ fn one_way_to_write_rules_is_enough() {
         return;
     }
     let legacy = ["iptable_nat", "ip6table_filter"];
-    // Not `nft_compat`: without it `run` takes iptables-nft all the same and fails, while `probe` says that legacy will do.
-    for module in sampled(&[], &[&legacy[..], &["nf_tables"]].concat(), 6) {
+    for module in sampled(&[], &[&legacy[..], &["nf_tables", "nft_compat"]].concat(), 6) {
         without(module, |manifests| {
             let (output, report) = probe();
             assert_eq!(finding(&report, module), ("missing", "either"), "{report:#}");

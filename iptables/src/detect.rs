@@ -6,8 +6,10 @@ use std::thread;
 use crate::client::{Iptables, Programs, Versions};
 use crate::error::{Error, ErrorKind};
 use crate::model::{Dump, Table};
-use crate::name::{Backend, Family, TableName};
+use crate::name::{Backend, ChainName, Family, TableName};
+use crate::rule::Rule;
 use crate::runner::Runner;
+use crate::transaction::Transaction;
 use crate::version::ProgramVersion;
 
 /// Chains in `mangle` by which the kubelet shows which back end it uses (`KUBE-IPTABLES-HINT` since Kubernetes 1.24).
@@ -240,6 +242,19 @@ impl Found {
     }
 }
 
+/// A rule that every kernel with matches takes.
+fn with_a_match() -> Result<Transaction, Error> {
+    let mut transaction = Transaction::new();
+    let rule = Rule::parse("-m mark --mark 0x1")?;
+    transaction.table(TableName::FILTER).replace_chain(&ChainName::new("PROBE")?, [rule]);
+    Ok(transaction)
+}
+
+/// Failures of a check that do not say what the kernel can do.
+fn is_no_verdict(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Permission | ErrorKind::LockTimeout | ErrorKind::TimedOut | ErrorKind::Io)
+}
+
 /// Runs both in parallel, or one after the other when no thread can be started. A thread starts in the network
 /// namespace of the one that starts it.
 fn at_once<J: Copy + Send, T: Send>([first, second]: [J; 2], run: impl Fn(J) -> T + Sync) -> [T; 2] {
@@ -259,36 +274,28 @@ impl Survey {
     /// Opens the programs of the back end that this host uses, for both families the same, and makes sure that the kernel
     /// has tables for it: that it has shown some, or with [`Iptables::check_kernel`].
     ///
-    /// On an untouched host with a kernel that lacks the default back end, the other one is taken.
+    /// On an untouched host whose kernel lacks the default back end, or has it without matches (`nf_tables` without
+    /// `nft_compat`), the other one is taken if it takes a rule with a match.
     ///
     /// # Errors
     /// As [`Survey::choose`] and [`Iptables::check_kernel`].
     pub fn open<R: Runner>(&self, runner: R, family: Family, choice: BackendChoice) -> Result<Iptables<R>, Error> {
         let chosen = self.choose(choice)?;
         let found = |backend| self.presence(backend).programs(family);
-        let check = |backend| {
-            if self.presence(backend).has_tables(family) {
-                return Ok(());
-            }
-            Iptables::over(&runner, family, backend, found(backend))?.check_kernel()
-        };
-        let backend = match check(chosen) {
-            Ok(()) => chosen,
-            Err(e)
-                if e.kind() == ErrorKind::NoKernelSupport
-                    && choice == BackendChoice::Detect
-                    && self.settled().is_none() =>
-            {
-                // If that fails as well, report the first reason.
-                match check(chosen.other()) {
-                    Ok(()) => chosen.other(),
-                    Err(_) => return Err(e),
+        if choice == BackendChoice::Detect && self.settled().is_none() {
+            for backend in [chosen, chosen.other()] {
+                match Iptables::over(&runner, family, backend, found(backend)).and_then(|it| it.check(&with_a_match()?))
+                {
+                    Ok(()) => return Iptables::over(runner, family, backend, found(backend)),
+                    Err(e) if is_no_verdict(e.kind()) => return Err(e),
+                    Err(_it_cannot) => {}
                 }
             }
-            Err(e) => return Err(e),
-        };
-        let programs = found(backend);
-        Iptables::over(runner, family, backend, programs)
+        }
+        if !self.presence(chosen).has_tables(family) {
+            Iptables::over(&runner, family, chosen, found(chosen))?.check_kernel()?;
+        }
+        Iptables::over(runner, family, chosen, found(chosen))
     }
 
     /// Opens the programs of this back end, whatever the host uses, as they were found by the survey.

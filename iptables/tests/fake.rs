@@ -150,6 +150,28 @@ fn a_kernel_without_nf_tables() {
 }
 
 #[test]
+fn nf_tables_without_nft_compat() {
+    let host = FakeHost::new().without_compat();
+    let detected = |host: &FakeHost| Iptables::detect(host, Family::Ipv4, BackendChoice::Detect).map(|it| it.backend());
+    assert_eq!(detected(&host).unwrap(), Backend::Legacy);
+    // Where legacy cannot do better, or somebody uses nf_tables, nothing changes.
+    assert_eq!(
+        detected(&FakeHost::new().without_compat().without_kernel_tables(Backend::Legacy)).unwrap(),
+        Backend::NfTables
+    );
+    host.set_match("mark", false);
+    assert_eq!(detected(&host).unwrap(), Backend::NfTables);
+    host.set_match("mark", true);
+    write(&host, Backend::NfTables, TableName::MANGLE, "KUBE-IPTABLES-HINT");
+    assert_eq!(detected(&host).unwrap(), Backend::NfTables);
+    // A lock that is held says nothing of the kernel.
+    let host = FakeHost::new().with_default(Backend::Legacy);
+    host.hold_lock(true);
+    assert_eq!(detected(&host).unwrap_err().kind(), ErrorKind::LockTimeout);
+    assert_eq!(detected(&FakeHost::new()).unwrap(), Backend::NfTables);
+}
+
+#[test]
 fn programs_missing() {
     let host = FakeHost::new().without_programs(Backend::NfTables);
     assert_eq!(Iptables::open(&host, Family::Ipv4, Backend::NfTables).unwrap_err().kind(), ErrorKind::ProgramMissing);

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use script::Script;
+use script::{Lacks, Script};
 
 use crate::error::{Error, ErrorKind};
 use crate::model::{Chain, Dump, Policy, Table};
@@ -68,6 +68,8 @@ struct State {
     sets: BTreeSet<String>,
     /// Matches that the kernel lacks.
     lacks: BTreeSet<String>,
+    /// The kernel has `nft_compat`.
+    compat: bool,
     lock_held: bool,
     writes: usize,
 }
@@ -89,6 +91,7 @@ impl FakeHost {
             default: Backend::NfTables,
             sets: BTreeSet::new(),
             lacks: BTreeSet::new(),
+            compat: true,
             lock_held: false,
             writes: 0,
         };
@@ -120,6 +123,13 @@ impl FakeHost {
     #[must_use]
     pub fn without_kernel_tables(self, backend: Backend) -> Self {
         self.state().kernel.remove(&backend);
+        self
+    }
+
+    /// The same on a kernel without `nft_compat`: its `nf_tables` have tables and chains, and take no match of iptables.
+    #[must_use]
+    pub fn without_compat(self) -> Self {
+        self.state().compat = false;
         self
     }
 
@@ -263,7 +273,7 @@ impl State {
             counters: args.contains(&"--counters"),
             testing: args.contains(&"--test"),
             sets: &self.sets,
-            lacks: &self.lacks,
+            lacks: if legacy || self.compat { Lacks::These(&self.lacks) } else { Lacks::Every },
         };
         let warnings = script.warnings(text);
         match script.run(text, tables) {

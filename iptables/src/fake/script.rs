@@ -77,7 +77,14 @@ pub(super) struct Script<'s> {
     pub(super) counters: bool,
     pub(super) testing: bool,
     pub(super) sets: &'s BTreeSet<String>,
-    pub(super) lacks: &'s BTreeSet<String>,
+    pub(super) lacks: Lacks<'s>,
+}
+
+/// Matches that the kernel lacks.
+pub(super) enum Lacks<'s> {
+    /// All, as `nf_tables` without `nft_compat` do.
+    Every,
+    These(&'s BTreeSet<String>),
 }
 
 /// How it failed.
@@ -95,18 +102,24 @@ struct Open {
     deleted: Vec<(usize, ChainName)>,
 }
 
-/// A match that a rule has and the kernel lacks.
-fn lacking<'l>(rule: &Rule, lacks: &'l BTreeSet<String>) -> Option<&'l str> {
-    let words: Vec<&str> = rule.tokens().iter().map(AsRef::as_ref).collect();
-    let named = words.windows(2).filter(|pair| matches!(pair, ["-m" | "--match", _])).filter_map(|pair| pair.get(1));
-    named.filter_map(|name| lacks.get(*name)).map(String::as_str).next()
-}
-
 impl Script<'_> {
+    /// A match that the rule has and the kernel lacks.
+    fn lacking<'r>(&self, rule: &'r Rule) -> Option<&'r str> {
+        let words: Vec<&str> = rule.tokens().iter().map(AsRef::as_ref).collect();
+        let mut named = words.windows(2).filter_map(|pair| match pair {
+            ["-m" | "--match", name] => Some(*name),
+            _ => None,
+        });
+        named.find(|name| match self.lacks {
+            Lacks::Every => true,
+            Lacks::These(names) => names.contains(*name),
+        })
+    }
+
     /// What the programs say of rules that the kernel lacks something for.
     pub(super) fn warnings(&self, text: &str) -> String {
-        let rules = text.lines().filter_map(|line| Rule::parse(line).ok());
-        let lacking: BTreeSet<&str> = rules.filter_map(|rule| lacking(&rule, self.lacks)).collect();
+        let rules: Vec<Rule> = text.lines().filter_map(|line| Rule::parse(line).ok()).collect();
+        let lacking: BTreeSet<&str> = rules.iter().filter_map(|rule| self.lacking(rule)).collect();
         let warning =
             |name: &&str| format!("Warning: Extension {name} revision 0 not supported, missing kernel module?\n");
         lacking.iter().map(warning).collect()
@@ -296,7 +309,7 @@ impl Script<'_> {
             }
         };
         for (line, chain, rule) in open.added.iter().filter(|_| !self.testing) {
-            if lacking(rule, self.lacks).is_some() {
+            if self.lacking(rule).is_some() {
                 return Err(late(
                     *line,
                     &format!("RULE_APPEND failed (No such file or directory): rule in chain {chain}"),
