@@ -242,11 +242,13 @@ impl Found {
     }
 }
 
-/// A rule that every kernel with matches takes.
+/// A rule that every kernel with matches takes, in the tables that most agents write to.
 fn with_a_match() -> Result<Transaction, Error> {
     let mut transaction = Transaction::new();
     let rule = Rule::parse("-m mark --mark 0x1")?;
-    transaction.table(TableName::FILTER).replace_chain(&ChainName::new("PROBE")?, [rule]);
+    for table in [TableName::FILTER, TableName::NAT] {
+        transaction.table(table).replace_chain(&ChainName::new("PROBE")?, [rule.clone()]);
+    }
     Ok(transaction)
 }
 

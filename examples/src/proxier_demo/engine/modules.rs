@@ -26,7 +26,7 @@ const TABLES: [&str; 12] = [
 ];
 
 /// Modules of IPVS mode that are loaded once it has served, without the scheduler's: if all are, nothing is missing.
-const IPVS: [&str; 14] = [
+const IPVS: [&str; 15] = [
     "ip_vs",
     "dummy",
     "xt_set",
@@ -34,6 +34,7 @@ const IPVS: [&str; 14] = [
     "xt_mark",
     "xt_addrtype",
     "xt_conntrack",
+    "xt_MASQUERADE",
     "xt_physdev",
     "xt_ipvs",
     "ip_set_hash_ip",
