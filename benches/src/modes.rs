@@ -101,9 +101,12 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let [way, services, connections] = arguments else { return Err("MODE SERVICES CONNECTIONS".into()) };
     let (services, connections): (u32, usize) = (services.parse()?, connections.parse()?);
     let (mode, name) = WAYS.into_iter().find(|(mode, _)| mode.name() == *way).ok_or("no such mode")?;
-    // Userspace mode has a socket for each Service.
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    // Userspace mode has a socket for each Service, and a virtual machine's first process may have no more than 4,096.
+    let most: u64 = std::fs::read_to_string("/proc/sys/fs/nr_open")?.trim().parse()?;
+    if setrlimit(Resource::RLIMIT_NOFILE, most, most).is_err() {
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    }
     let network = Network::new()?;
     let (kernel, resident) = (kernel_memory()?, resident_kib()?);
     let mut options = ReconcilerOptions::default();
