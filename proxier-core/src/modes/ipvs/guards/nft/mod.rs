@@ -90,18 +90,20 @@ impl Tables {
         self.found.clear();
     }
 
-    /// Which layouts the kernel has to hold, guarding these networks. `split`: families with Frontends that are split now.
+    /// Which layouts the kernel has to hold, guarding these networks. `split`: families with Frontends that are split now. `by_routes`:
+    /// those with addresses that are bound by routes.
     pub(in crate::modes::ipvs) fn layouts(
         &self,
         pass: &Pass<'_>,
         networks: &[Network],
         split: &BTreeSet<Family>,
+        by_routes: &BTreeSet<Family>,
     ) -> BTreeMap<Family, Layout> {
         let keeps = |family| !self.served_by_nftables_mode.contains(&family);
         let range = |family| split.contains(&family).then_some(pass.config().ipvs.mark_range);
         let layout = |family| {
             let layout = Layout::new(family, pass.facts, keeps(family)).with_networks(networks);
-            layout.still_splitting(range(family))
+            layout.still_splitting(range(family)).bound_by_routes(by_routes.contains(&family))
         };
         pass.families().map(|family| (family, layout(family))).collect()
     }
@@ -194,7 +196,8 @@ pub(in crate::modes::ipvs) fn trial(
 ) -> Result<(), PortError> {
     let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
         .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-    let layout = Layout::new(family, facts, true).called(name).still_splitting(Some(MarkRange::default()));
+    let layout =
+        Layout::new(family, facts, true).called(name).still_splitting(Some(MarkRange::default())).bound_by_routes(true);
     let mut transaction = Transaction::new();
     transaction.create_table(layout.to_table());
     for kind in SetKind::ALL_OF_NFT {
