@@ -616,9 +616,9 @@ impl Tracing<'_> {
         let is_whole = self.ways.contains(Ways::BALANCES);
         let is_local = || {
             let mut hairpins = self.desired.all_compiled().flat_map(|compiled| &compiled.hairpins);
-            hairpins.any(|(protocol, local)| match is_whole {
-                true => *protocol == self.packet.to.protocol && local == endpoint,
-                false => local.address == endpoint.address,
+            hairpins.any(|(protocol, local)| {
+                let is_same = *protocol == self.packet.to.protocol && local.port == endpoint.port;
+                local.address == endpoint.address && (is_same || !is_whole)
             })
         };
         self.ways.contains(Ways::REMOTE_HAIRPINS) || is_local()
