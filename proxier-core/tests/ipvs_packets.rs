@@ -2,6 +2,7 @@
 //! has written to a kernel in memory: with rules of iptables and ipsets, with a table of nf_tables, and as a trace has it. All three
 //! agree. `kernel_flows_ipvs` sends some of these flows as packets through real kernels.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
+#![allow(clippy::disallowed_macros, clippy::disallowed_methods, reason = "module flows is for real packets, too")]
 
 mod flows;
 mod packets;

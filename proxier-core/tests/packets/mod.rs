@@ -60,6 +60,8 @@ pub(crate) trait Guards {
     fn postrouting(&self, node: &Node, packet: &mut Packet) -> End;
 }
 
+type Hook = fn(&dyn Guards, &Node, &mut Packet) -> End;
+
 /// A node's addresses and virtual servers.
 pub(crate) struct Node {
     addresses: BTreeSet<IpAddr>,
@@ -111,7 +113,7 @@ impl Node {
         }
         let is_local = self.is_local(packet.to.ip());
         let reals = self.servers.get(&(packet.protocol.clone(), packet.to)).filter(|_| is_local);
-        let hooks: &[fn(&dyn Guards, &Node, &mut Packet) -> End] = match (packet.from_node, reals) {
+        let hooks: &[Hook] = match (packet.from_node, reals) {
             // IPVS takes it before anything else would see it.
             (true, Some(_)) => &[],
             (true, None) if is_local => {
