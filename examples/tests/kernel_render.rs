@@ -165,18 +165,61 @@ fn in_ipvs_mode_it_is_what_a_pass_makes() {
     });
 }
 
+/// The words of a ruleset, and how often each comes: nft prints elements in the order of their hashes. `th dport` after a match of the
+/// protocol is `tcp dport` to nft.
+fn words_of_nft() -> BTreeMap<String, usize> {
+    let mut words: BTreeMap<String, usize> = BTreeMap::new();
+    for word in tool("nft list ruleset").split_whitespace().map(|word| word.trim_end_matches(',')) {
+        *words.entry(if word == "th" { "tcp" } else { word }.to_owned()).or_default() += 1;
+    }
+    words
+}
+
+/// `auto` is what `run` takes on a node where nothing speaks for iptables, and says so.
+#[test]
+fn in_ipvs_mode_rules_are_a_table_unless_others_are_asked_for() {
+    let manifests = Folder::new("render");
+    manifests.put("web.yaml", OBJECTS);
+    let rendered = |rules: &str| {
+        let output = render(&manifests, &["--ipvs-rules", rules, "-o", "json"]);
+        (serde_json::from_str::<Value>(&ok(&output)).unwrap(), text(&output.stderr))
+    };
+    let needs = [Need::Root, Need::Nftables, Need::Veth, Need::Tool("nft"), Need::Tool("setpriv")];
+    let mut passes = BTreeMap::new();
+    kernel_test(&[PROXY, &needs].concat(), || {
+        set_up();
+        ok(&demo(&["run", "--once", "--manifests", &manifests.0.display().to_string(), "--ipvs-rules", "auto"]));
+        passes = words_of_nft();
+        assert!(passes.len() > 100, "{passes:?}");
+    });
+    kernel_test(&needs, || {
+        let (by_default, said) = rendered("auto");
+        let line = "proxier-demo: rules by nftables: iptables has no table filter that drops by default, and no chains of IPVS \
+                    mode, as on most nodes; with ipvs.rules: iptables (--ipvs-rules) it is what others get\n";
+        assert_eq!(said, line);
+        let (by_nft, said) = rendered("nftables");
+        assert_eq!((&by_nft, &*said), (&by_default, ""));
+        let (by_iptables, said) = rendered("iptables");
+        assert_eq!((&by_iptables["nft"], &*said), (&"".into(), ""));
+        for part in ["ipvsadm", "addresses"] {
+            assert_eq!(by_iptables[part], by_default[part], "{part}");
+        }
+        for part in ["ipset", "iptables", "ip6tables"] {
+            assert!(by_default[part] == "" && by_iptables[part] != "", "{part}: {by_default:#}");
+        }
+        feed("nft --file -", by_default["nft"].as_str().unwrap());
+        let restored = words_of_nft();
+        assert!(restored.contains_key("proxier-ipvs") && restored.contains_key("10.96.0.10"), "{restored:?}");
+        let differ = |(word, times): &(&String, &usize)| passes.get(word.as_str()) != Some(*times);
+        let differ: Vec<_> = restored.iter().filter(differ).collect();
+        // Without IPVS there was no pass.
+        assert!(passes.is_empty() || (differ.is_empty() && restored.len() == passes.len()), "{differ:?}");
+    });
+}
+
 #[test]
 fn in_nftables_mode_it_is_what_a_pass_makes() {
     const MODE: [&str; 2] = ["--proxy-mode", "nftables"];
-    // The words of a ruleset, and how often each comes: nft prints elements in the order of their hashes. `th dport` after a
-    // match of the protocol is `tcp dport` to nft.
-    let listed = || {
-        let mut words: BTreeMap<String, usize> = BTreeMap::new();
-        for word in tool("nft list ruleset").split_whitespace().map(|word| word.trim_end_matches(',')) {
-            *words.entry(if word == "th" { "tcp" } else { word }.to_owned()).or_default() += 1;
-        }
-        words
-    };
     let manifests = Folder::new("render");
     manifests.put("web.yaml", OBJECTS);
     let output = render(&manifests, &["-o", "json", MODE[0], MODE[1]]);
@@ -188,12 +231,12 @@ fn in_nftables_mode_it_is_what_a_pass_makes() {
         set_up();
         let folder = manifests.0.display().to_string();
         ok(&demo(&["run", "--once", "--manifests", &folder, MODE[0], MODE[1]]));
-        passes = listed();
+        passes = words_of_nft();
         assert!(passes.len() > 100, "{passes:?}");
     });
     kernel_test(&needs, || {
         feed("nft --file -", rendered["nft"].as_str().unwrap());
-        let restored = listed();
+        let restored = words_of_nft();
         let differ = |(word, times): &(&String, &usize)| passes.get(word.as_str()) != Some(*times);
         let differ: Vec<_> = restored.iter().filter(differ).collect();
         assert!(differ.is_empty() && restored.len() == passes.len(), "{differ:?}");
@@ -318,6 +361,9 @@ fn as_text_it_has_a_part_for_each_tool() {
     assert_eq!(parts, tools.map(|tool| format!("# {tool}")), "{printed}");
     assert!(printed.contains("\n10.96.0.10 dev kube-ipvs0\n"), "{printed}");
     assert!(printed.contains("\n-A -t 192.0.2.1:30080 -s rr\n"), "{printed}");
+    let by_default = ok(&demo(&["render", "--manifests", &folder, "--ipvs-rules", "auto"]));
+    let parts: Vec<&str> = by_default.lines().filter(|line| line.starts_with("# ")).collect();
+    assert_eq!(parts, ["sysctl", "ip address", "ipvsadm --restore", "nft --file"].map(|tool| format!("# {tool}")));
     // Without an address there are no node ports, and it says so.
     let output = demo(&["render", "--manifests", &folder]);
     assert!(!ok(&output).contains(":30080"));

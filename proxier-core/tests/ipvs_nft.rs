@@ -424,6 +424,60 @@ fn what_others_change_is_repaired_and_told() {
     );
 }
 
+/// Somebody changes something else between reading and writing: what was read still holds.
+#[test]
+fn other_changes_between_reading_and_writing() {
+    let stranger = |number: u32| {
+        let mut transaction = Transaction::new();
+        transaction.add_table(Table::new(format!("ip theirs-{number}").parse().unwrap()));
+        transaction
+    };
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    (1..=3).for_each(|number| kernel.commit_before(stranger(number)));
+    let report = node.pass();
+    assert!(report.is_done(), "{report:#?}");
+    assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
+    // Not for ever.
+    let kernel = self::kernel();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    (1..=20).for_each(|number| kernel.commit_before(stranger(number)));
+    let report = node.pass();
+    assert!(report.has_failed() && node.table(V4).is_empty(), "{report:#?}");
+    while !node.pass().is_done() {}
+    assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
+}
+
+/// A table that somebody changes between reading and writing is not written from what was read, and read again at once. Even where it was
+/// to be made again, which would take away what is somebody else's by now.
+#[test]
+fn a_table_that_changes_between_reading_and_writing() {
+    let kernel = kernel();
+    let mut node = Node::serving(&kernel, RulesBy::Nftables);
+    assert!(node.pass().is_done());
+    let key: TableKey = V4.parse().unwrap();
+    // What the next full pass would mend by making the table again.
+    let mut other = Transaction::new();
+    other.add_chain(Chain::regular(key.chain("theirs").unwrap()));
+    kernel.nftables().commit(&other).unwrap();
+    let mut theirs = Transaction::new();
+    theirs.delete_table(&key).add_table(Table::new(key.clone()));
+    kernel.commit_before(theirs);
+    let report = node.full_pass();
+    assert!(report.has_failed(), "{report:#?}");
+    assert!(!node.table(V4).contains("chain"), "{}", node.table(V4));
+    // It stays somebody else's.
+    let before = node.now;
+    let report = node.pass();
+    assert!(report.full && report.has_failed() && node.now <= before + Duration::from_secs(1), "{report:#?}");
+    assert!(!node.table(V4).contains("chain"), "{}", node.table(V4));
+    let mut gone = Transaction::new();
+    gone.delete_table(&key);
+    kernel.nftables().commit(&gone).unwrap();
+    while !node.pass().is_done() {}
+    assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
+}
+
 /// What shows that a virtual server is ours is in the table: there is no state file.
 #[test]
 fn a_new_process_knows_what_is_ours() {

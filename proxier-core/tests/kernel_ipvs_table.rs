@@ -10,14 +10,16 @@
 
 mod traffic;
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use nftables::{Table, TableKey, TableSnapshot, Transaction};
 use proxier_core::config::RulesBy;
 use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::{TableMonitor, TablesPort};
 use proxier_core::net::Family;
-use proxier_core::ports::Ports;
+use proxier_core::ports::{NotCommitted, PortError, Ports, Tables};
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::{Value, json};
@@ -34,8 +36,44 @@ const NEEDS: &[Need] = &[Need::Root, Need::Nftables, Need::Veth];
 struct Node {
     proxier: Reconciler,
     fake: FakeKernel,
-    tables: TablesPort,
+    tables: Disturbed,
     now: Duration,
+}
+
+/// The running kernel's tables, which somebody else changes before transactions of ours.
+struct Disturbed {
+    port: TablesPort,
+    /// What nft does just before each of our transactions, one after the other.
+    others: VecDeque<&'static str>,
+}
+
+impl Tables for Disturbed {
+    fn generation(&mut self) -> Result<u32, PortError> {
+        self.port.generation()
+    }
+
+    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
+        self.port.read(table)
+    }
+
+    fn table(&mut self, table: &TableKey) -> Result<Option<Table>, PortError> {
+        self.port.table(table)
+    }
+
+    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
+        self.port.has_chain(table, chain)
+    }
+
+    fn check(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {
+        self.port.check(transaction)
+    }
+
+    fn commit(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {
+        if let Some(change) = self.others.pop_front() {
+            oracle::run("nft", &[change], None).unwrap();
+        }
+        self.port.commit(transaction)
+    }
 }
 
 impl Node {
@@ -46,7 +84,8 @@ impl Node {
         fake.set_interface("eth0", &[net::NODE.of(Family::V4), net::NODE.of(Family::V6)]);
         let mut proxier = Reconciler::new(HERE, options, Duration::ZERO);
         proxier.set_node(&objects::node(), Duration::ZERO);
-        Node { proxier, fake, tables: TablesPort::new(nftables::Client::open), now: Duration::ZERO }
+        let tables = Disturbed { port: TablesPort::new(nftables::Client::open), others: VecDeque::new() };
+        Node { proxier, fake, tables, now: Duration::ZERO }
     }
 
     fn publish(&mut self, name: &str, number: u16, more: &Value) {
@@ -56,14 +95,19 @@ impl Node {
         }
     }
 
+    /// A pass, if one is due.
+    fn pass(&mut self) -> Option<Report> {
+        let now = self.now;
+        let ports = self.fake.ports();
+        let mut ports = Ports { tables: &mut self.tables, ..ports };
+        self.proxier.pass(&|| now, &mut ports)
+    }
+
     fn settle(&mut self) -> Vec<Report> {
         self.proxier.start(self.now);
         let mut reports = Vec::new();
         while self.proxier.next_wake() == Some(self.now) {
-            let now = self.now;
-            let ports = self.fake.ports();
-            let mut ports = Ports { tables: &mut self.tables, ..ports };
-            let Some(report) = self.proxier.pass(&|| now, &mut ports) else { break };
+            let Some(report) = self.pass() else { break };
             assert_eq!(troubles(&report), <[String; 0]>::default());
             reports.push(report);
         }
@@ -186,6 +230,38 @@ fn what_somebody_changes_with_nft_is_repaired() {
         node.settle();
         oracle::run("nft", &["delete table ip other"], None).unwrap();
         assert!(!node.hears(&mut monitor));
+        assert!(list("ip").contains("10.96.0.10 . tcp . 80"));
+    });
+}
+
+/// Between reading and writing, somebody changes something: other tables do not matter, this one is not changed from what was read.
+#[test]
+fn somebody_changes_the_table_between_reading_and_writing() {
+    kernel_test(NEEDS, || {
+        let mut node = Node::new(&json!({}));
+        node.publish("web", 10, &json!({}));
+        node.settle();
+        // The next full pass would make the table again; meanwhile it is other tables that change.
+        let others = ["add set ip proxier-ipvs theirs { type ipv4_addr; }"];
+        oracle::run("nft", &others, None).unwrap();
+        node.tables.others.extend(["add table ip other", "delete table ip other", "add table ip6 other"]);
+        let report = node.full_pass();
+        assert!(report.is_done() && !list("ip").contains("theirs"), "{report:#?}");
+        assert!(node.tables.others.is_empty());
+        // Then it is this table: somebody deletes it and has one of his own.
+        oracle::run("nft", &others, None).unwrap();
+        node.tables.others.push_back("delete table ip proxier-ipvs; add table ip proxier-ipvs");
+        node.now += Duration::from_secs(1);
+        node.proxier.request_full(node.now);
+        let report = node.pass().unwrap();
+        assert!(report.has_failed(), "{report:#?}");
+        let why = report.applied.failures.iter().map(|failure| failure.error.to_string()).collect::<String>();
+        assert!(why.contains("the rule set changed meanwhile"), "{why}");
+        assert!(!list("ip").contains("chain"), "{}", list("ip"));
+        oracle::run("nft", &["delete table ip proxier-ipvs"], None).unwrap();
+        node.now += Duration::from_secs(1);
+        let report = node.pass().unwrap();
+        assert!(report.full && report.is_done(), "{report:#?}");
         assert!(list("ip").contains("10.96.0.10 . tcp . 80"));
     });
 }

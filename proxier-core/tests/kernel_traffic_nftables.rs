@@ -12,17 +12,17 @@ mod traffic;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
 use serde_json::json;
 use testkit::witness::{Conversation, Transport, Witness, ask, ping};
-use testkit::{Need, kernel_test};
+use testkit::{Need, Netns, kernel_test};
 use traffic::clients::LIMIT;
 use traffic::cluster::{Cluster, options};
 use traffic::net::{self, FAMILIES, Net};
-use traffic::objects::{A, Pod, R, Vip};
+use traffic::objects::{A, Pod, R, Vip, node_port};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Nftables, Need::Veth, Need::Conntrack];
 
@@ -112,6 +112,37 @@ fn a_udp_client_moves_to_the_endpoint_that_remains() {
         cluster.settle();
         for (to, flow, _) in &mut flows {
             assert_eq!(flow.ask().unwrap().name, "a", "{to}");
+        }
+    });
+}
+
+/// Where kube-proxy's nftables mode does something else: `modes::nftables` names it all.
+#[test]
+fn node_ports_empty_balancers_and_addresses_of_nobody() {
+    with_service(&[A], |net, cluster| {
+        let ranges = json!({ "loadBalancerSourceRanges": ["192.0.2.10/32", "2001:db8:1::10/128"] });
+        cluster.publish("empty", 14, &ranges, &[]);
+        cluster.settle();
+        let asks = |who: &Netns, from: Option<IpAddr>, to| who.run_in(|| ask(Transport::Tcp, from, to, LIMIT)).unwrap();
+        for (family, nobodys, mask) in [(Family::V4, "10.96.7.7", 32), (Family::V6, "fd00:96::707", 128)] {
+            // All addresses of the node serve node ports, not only its primary ones.
+            for address in net::NODE_ADDRESSES {
+                let to = SocketAddr::new(address.of(family), node_port(10));
+                assert_eq!(asks(&net.client, Some(net::CLIENT.of(family)), to).unwrap().name, "a", "{to}");
+            }
+            // Everybody is told that there is no endpoint, whatever the source ranges; and that a cluster IP has no such port.
+            let closed = SocketAddr::new(Vip::ClusterIp.of(10, family).ip(), 81);
+            for to in [Vip::LoadBalancer.of(14, family), closed] {
+                for source in [net::CLIENT, net::STRANGER] {
+                    let error = asks(&net.client, Some(source.of(family)), to).unwrap_err();
+                    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{to}: {error}");
+                }
+            }
+            // An address in the network of cluster IPs that no Service has goes where routes lead.
+            net.second_node.add_address(&format!("{nobodys}/{mask}"), "lo").unwrap();
+            let to = SocketAddr::new(nobodys.parse().unwrap(), 80);
+            let _server = Witness::start(&net.second_node, "elsewhere", &[(Transport::Tcp, to)]).unwrap();
+            assert_eq!(asks(&net.node, None, to).unwrap().name, "elsewhere");
         }
     });
 }

@@ -332,7 +332,7 @@ fn in_userspace_mode_all_differences_have_names() {
 #[test]
 fn in_ipvs_mode_all_differences_have_names() {
     let expected = [
-        ("an endpoint on another node that reaches itself here is not masqueraded", 900),
+        ("an endpoint on another node that reaches itself here is not masqueraded", 901),
         ("external policy Local gives pods and the node what others get, with their source", 825),
         ("external policy Local without local endpoints falls back to all", 1_039),
         ("internal policy Local without local endpoints rejects", 191),

@@ -203,8 +203,9 @@ pub struct Trace {
 ///
 /// Costs O(endpoints of the Frontend); O(Services) for an address and port that no Frontend has.
 pub fn trace(store: &Store, desired: &Desired, facts: &NodeFacts, packet: &Packet, treatment: &Treatment) -> Trace {
-    let Treatment { ways, closed, .. } = treatment;
-    let mut tracing = Tracing { store, desired, facts, packet, ways: *ways, closed, steps: Vec::new() };
+    let Treatment { ways, closed, by_routes } = treatment;
+    let by_routes = *by_routes;
+    let mut tracing = Tracing { store, desired, facts, packet, ways: *ways, closed, by_routes, steps: Vec::new() };
     let frontend = desired.frontend(&packet.to).filter(|_| !tracing.is_left_to_others());
     let (verdict, service, affinity_secs) = match frontend {
         Some(frontend) => {
@@ -303,6 +304,7 @@ struct Tracing<'a> {
     packet: &'a Packet,
     ways: Ways,
     closed: &'a BTreeSet<Network>,
+    by_routes: bool,
     steps: Vec<String>,
 }
 
@@ -477,11 +479,13 @@ impl Tracing<'_> {
     fn is_admitted(&mut self, place: &Place<'_>, ranges: &[Network]) -> bool {
         let source = self.packet.source;
         let is_itself = source == self.packet.to.address;
-        if self.packet.from_node && self.ways.contains(Ways::TRUSTS_NODE) && !is_itself {
+        // Rules tell by the sender, not by the address.
+        let is_of_node = is_itself || (self.packet.from_node && self.by_routes);
+        if self.packet.from_node && !self.by_routes && self.ways.contains(Ways::TRUSTS_NODE) && !is_itself {
             self.step("Source ranges do not count for this node's own address.");
             return true;
         }
-        let admitted = ranges.iter().any(|range| range.contains(&source)) || (is_itself && place.node_may_use);
+        let admitted = ranges.iter().any(|range| range.contains(&source)) || (is_of_node && place.node_may_use);
         let list: Vec<String> = ranges.iter().map(ToString::to_string).collect();
         let says = if admitted { "lets it in" } else { "keeps it out" };
         self.step(format!("Source ranges ({}): {source} – {says}.", list.join(", ")));
@@ -581,7 +585,8 @@ impl Tracing<'_> {
             (true, _) => match self.is_pods() {
                 Some(true) => (false, "it comes from a pod"),
                 Some(false) => (true, "it does not come from a pod"),
-                None if self.has_cluster_ip_as_source() => (true, "its source is a cluster IP"),
+                None if self.by_routes && self.packet.from_node => (true, "this node sends it"),
+                None if !self.by_routes && self.has_cluster_ip_as_source() => (true, "its source is a cluster IP"),
                 None => (false, "how pods are told from others is not configured"),
             },
             (false, TrafficPolicy::Cluster) => {
@@ -607,9 +612,14 @@ impl Tracing<'_> {
 
     /// Whether an endpoint that gets its own packet is masqueraded.
     fn is_hairpin(&self, endpoint: &EndpointKey) -> bool {
+        // IPVS mode knows them by protocol, address and port, the others by address: it may be here for one Service and not for another.
+        let is_whole = self.ways.contains(Ways::BALANCES);
         let is_local = || {
-            let hairpins = self.desired.all_compiled().flat_map(|compiled| &compiled.hairpins);
-            hairpins.into_iter().any(|(_, local)| local.address == endpoint.address)
+            let mut hairpins = self.desired.all_compiled().flat_map(|compiled| &compiled.hairpins);
+            hairpins.any(|(protocol, local)| {
+                let is_same = *protocol == self.packet.to.protocol && local.port == endpoint.port;
+                local.address == endpoint.address && (is_same || !is_whole)
+            })
         };
         self.ways.contains(Ways::REMOTE_HAIRPINS) || is_local()
     }

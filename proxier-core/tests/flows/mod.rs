@@ -10,7 +10,7 @@
 //! nobody listens" (`none` to a local address) from REJECT, although the stack answers both alike. The first packet of
 //! a connection shows everything, except in modes that end connections on the node (`talk`).
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test program uses a part of it")]
 
 pub(crate) mod affinity;
 pub(crate) mod broken;

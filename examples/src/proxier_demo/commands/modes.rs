@@ -116,7 +116,7 @@ fn look(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Looked
             return Looked { mode, serves: false, requirements: problems.into_iter().map(of).collect() };
         }
     };
-    let settings = &engine::with_rules(&configured.settings, kernel, choose::Preparing::Nothing).0;
+    let settings = &engine::with_rules(&configured.settings, &mut kernel.ports(), choose::Preparing::Nothing).0;
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
     let families = settings.core.families.iter();
     match mode {

@@ -21,7 +21,7 @@ use crate::proxier_demo::engine::choose::{Chosen, Preparing, choose};
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::engine::lock::Lock;
 use crate::proxier_demo::engine::privileges;
-use crate::proxier_demo::engine::{Engine, Kernel};
+use crate::proxier_demo::engine::{Engine, Kernel, rules_in_memory};
 use crate::proxier_demo::message::change::Snapshot;
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::cli::{Configured, Output};
@@ -228,6 +228,7 @@ pub async fn plan(configured: &Configured, output: Output) -> ExitCode {
         "this kernel cannot do {} mode: this is what an empty kernel would get that can",
         configured.settings.mode
     ));
+    rules_in_memory(&configured.settings).iter().for_each(say);
     let empty = FakeKernel::new();
     match kernel::open_to_look().map(|mut here| here.ports().links.addresses()) {
         Ok(Ok(host)) => {

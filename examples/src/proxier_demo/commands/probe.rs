@@ -101,7 +101,7 @@ fn probe_userspace(settings: &Settings, kernel: &mut KernelPorts) -> Result<Foun
 
 /// Whether IPVS mode can serve, with each requirement, and what no Service gets on this node.
 async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result<Found, Problem> {
-    let (settings, choice) = &engine::with_rules(&configured.settings, kernel, Preparing::Nothing);
+    let (settings, choice) = &engine::with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing);
     let report = needs::look(settings, kernel)?;
     let reserved = neighbours::reserved(configured, kernel).await;
     let by = settings.core.ipvs.rules;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::mentions;
 use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input, tell};
-use crate::proxier_demo::engine::Engine;
+use crate::proxier_demo::engine::{Engine, rules_in_memory};
 use crate::proxier_demo::message::change::Snapshot;
 use crate::proxier_demo::settings::cli::{Configured, Output};
 use crate::proxier_demo::status::json;
@@ -49,6 +49,9 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
         eprintln!("proxier-demo: {rejection}");
     }
     tell(&report);
+    if let Some(rules) = rules_in_memory(&configured.settings) {
+        eprintln!("proxier-demo: {rules}");
+    }
     if addresses.is_empty() {
         eprintln!(
             "proxier-demo: no address of node {} is known, so it serves no node ports here: give --node-address, or its \

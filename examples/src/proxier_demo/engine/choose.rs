@@ -139,7 +139,7 @@ pub(crate) async fn choose(
 /// The configuration with what guards virtual servers, chosen where it is open.
 fn with_rules(configured: &Configured, preparing: Preparing) -> Result<(Configured, Option<guards::Choice>), Problem> {
     let mut configured = configured.clone();
-    let (settings, choice) = engine::with_rules(&configured.settings, &mut kernel::open()?, preparing);
+    let (settings, choice) = engine::with_rules(&configured.settings, &mut kernel::open()?.ports(), preparing);
     configured.settings = settings;
     Ok((configured, choice))
 }

@@ -96,7 +96,7 @@ impl Engine {
     /// Neither family can be served, or a capability is missing; the problem says what to do.
     pub async fn open(configured: &Configured) -> Result<Opened, Problem> {
         let mut kernel = kernel::open()?;
-        let settings = &with_rules(&configured.settings, &mut kernel, Preparing::Nothing).0;
+        let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
         let by_nft = settings.mode == Kind::Ipvs && settings.core.ipvs.rules == RulesBy::Nftables;
         if !matches!(settings.mode, Kind::Nftables | Kind::Userspace) && !by_nft {
             privileges::require_rules()?;
@@ -132,9 +132,10 @@ impl Kernel for FakeKernel {
 }
 
 impl Engine<FakeKernel> {
-    /// One that programs a kernel in memory, which can do everything. Nothing of this machine has a part in it.
-    pub fn in_memory(configured: &Configured, kernel: FakeKernel) -> Self {
-        let settings = &configured.settings;
+    /// One that programs a kernel in memory, which can do everything. Nothing of this machine has a part in it. What guards virtual
+    /// servers is what `run` would choose on such a kernel ([`rules_in_memory`]).
+    pub fn in_memory(configured: &Configured, mut kernel: FakeKernel) -> Self {
+        let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
         Engine::new(&settings.node_name, options(settings, &configured.source, settings.core.families), kernel)
     }
 }
@@ -303,7 +304,7 @@ impl<K: Kernel> Engine<K> {
 /// The settings, with what guards virtual servers in IPVS mode chosen where they leave it open, and why.
 pub(crate) fn with_rules(
     settings: &Settings,
-    kernel: &mut KernelPorts,
+    ports: &mut Ports<'_>,
     preparing: Preparing,
 ) -> (Settings, Option<guards::Choice>) {
     let mut settings = settings.clone();
@@ -317,9 +318,18 @@ pub(crate) fn with_rules(
             modules::preload(&by_nft);
         }
     };
-    let choice = guards::choose(&settings.core, &mut kernel.ports(), prepare);
+    let choice = guards::choose(&settings.core, ports, prepare);
     settings.core.ipvs.rules = choice.by;
     (settings, Some(choice))
+}
+
+/// What an engine in memory guards virtual servers by, and how to see the other way; `None` where the settings say it, or the mode has
+/// none.
+pub(crate) fn rules_in_memory(settings: &Settings) -> Option<String> {
+    let (_, choice) = with_rules(settings, &mut FakeKernel::new().ports(), Preparing::Nothing);
+    let choice = choice.filter(|choice| choice.reason.is_some())?;
+    let other = if choice.by == RulesBy::Nftables { RulesBy::Iptables } else { RulesBy::Nftables };
+    Some(format!("{choice}, as on most nodes; with ipvs.rules: {other} (--ipvs-rules) it is what others get"))
 }
 
 /// Probes modules in parallel with the iptables programs, which take as long. Not needed if all modules are loaded.

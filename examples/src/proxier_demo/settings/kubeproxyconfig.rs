@@ -234,8 +234,8 @@ objects! {
         masquerade_bit: Option<i64>,
         /// Shortest time between two passes. Default 0.
         min_sync_period: GoDuration,
-        /// What masquerades and guards beside the virtual servers: `nftables`, `iptables`, or `auto`: iptables where its programs
-        /// and ipset are. Default `auto`. Not in kube-proxy.
+        /// What masquerades and guards beside the virtual servers: `nftables`, `iptables`, or `auto`: `nftables` unless a filter of
+        /// iptables drops by default, chains of IPVS mode are there, or the kernel cannot. Default `auto`. Not in kube-proxy.
         #[serde(skip_serializing_if = "Option::is_none")]
         rules: Option<String>,
         /// The kernel's name of the scheduler. Default `rr`.

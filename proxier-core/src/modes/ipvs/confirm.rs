@@ -109,6 +109,7 @@ impl Mode {
     /// Notes which layouts the kernel has: where a table could not be written, nobody knows.
     pub(super) fn note_tables(&mut self, layouts: BTreeMap<Family, Layout>, effects: &Effects) {
         let Guards::Nft(tables) = &mut self.guards else { return };
+        tables.forget_found();
         tables.written = layouts;
         tables.written.retain(|family, _| !effects.unwritten.contains(family));
     }

@@ -10,6 +10,7 @@ use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::modes::ipvs::binding::BoundRoutes;
 use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
+use crate::modes::ipvs::guards::nft::Basis;
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
@@ -81,6 +82,8 @@ pub struct Observed {
     /// The sets of the variant of [`guards`](crate::modes::ipvs::guards) that served before, until they were taken over: they show
     /// what is ours too.
     pub before: BTreeMap<SetKey, BTreeSet<Element>>,
+    /// The tables that the next writes follow from.
+    pub(in crate::modes::ipvs) basis: Basis,
 }
 
 /// The entries that show that a virtual server is ours; any one suffices. Each has its address, protocol and port.

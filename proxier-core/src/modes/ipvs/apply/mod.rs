@@ -170,6 +170,7 @@ pub fn apply(
             Err(error) => run.applied.fail(Step::flows(&plan.forget), error),
         }
     }
+    run.observed.basis = guards::nft::Basis::default();
     (run.applied, run.effects)
 }
 

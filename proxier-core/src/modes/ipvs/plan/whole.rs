@@ -78,14 +78,17 @@ pub(crate) fn whole(
             order_by_rules(mode, programs, pass, &mut plan, &kept, &planned.inputs);
         }
         Guards::Nft(tables) => {
-            let mut networks: Vec<Network> = Routes::new(&mode.wanted, pass.facts).whole.into_iter().collect();
+            let routes = Routes::new(&mode.wanted, pass.facts);
+            let by_routes = |family: &Family| routes.is_on || observed.routes.has_family(*family);
+            let by_routes = pass.families().filter(by_routes).collect();
+            let mut networks: Vec<Network> = routes.whole.into_iter().collect();
             networks.extend(observed.routes.whole());
             let has_split = |family: &Family| {
                 let of_family = |set: &SetKey| set.family == *family && set.kind.gives_marks();
                 observed.sets.iter().any(|(set, entries)| of_family(set) && !entries.is_empty())
             };
             let split = pass.families().filter(has_split).collect();
-            planned.layouts = tables.layouts(&pass, &networks, &split);
+            planned.layouts = tables.layouts(&pass, &networks, &split, &by_routes);
             plan_tables(mode, tables, &planned.layouts, pass.full, &mut plan);
         }
     }

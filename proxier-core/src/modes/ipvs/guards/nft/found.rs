@@ -15,7 +15,7 @@ use crate::ports::{PortError, PortErrorKind, Tables};
 use crate::reconciler::report::Unread;
 
 /// A family's table as it was read.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::modes::ipvs) struct Found {
     /// Entries by set, for every set that is there.
     pub(in crate::modes::ipvs) entries: BTreeMap<SetKind, BTreeSet<Element>>,

@@ -64,6 +64,8 @@ pub struct Layout {
     split: Option<MarkRange>,
     /// How clients outside are told from pods.
     pods: PodTraffic,
+    /// Addresses are bound by routes, so this node's programs do not connect from the address that they connect to.
+    by_routes: bool,
     /// Networks that are local as a whole, sorted: what no Service serves in them is refused.
     whole: Vec<Network>,
 }
@@ -84,6 +86,7 @@ impl Layout {
             keeps,
             split: facts.config().uses_marks().then_some(facts.config().ipvs.mark_range),
             pods: PodTraffic::of(facts, family),
+            by_routes: false,
             whole: Vec::new(),
         }
     }
@@ -148,6 +151,12 @@ impl Layout {
         self
     }
 
+    /// The same where addresses are bound by routes, or may still be.
+    pub(crate) fn bound_by_routes(mut self, by_routes: bool) -> Self {
+        self.by_routes = by_routes;
+        self
+    }
+
     /// What a set knows its entries by.
     fn key(&self, kind: SetKind) -> Vec<Operand> {
         let place = [self.destination(), Operand::L4PROTO, Operand::DPORT];
@@ -191,6 +200,11 @@ impl Layout {
         self.rule().in_set(&self.key(kind), Layout::of(kind))
     }
 
+    /// Compares whether a source or destination is an address of this host.
+    fn is_local(rule: RuleBuilder, flags: FibFlags, op: CmpOp) -> RuleBuilder {
+        rule.matches(&Operand::Fib(FibResult::AddressType, flags), op, Value::mark(RTN_LOCAL))
+    }
+
     fn marks(&self, rule: RuleBuilder) -> Rule {
         built(rule.set_mark_bits(self.mark, self.mark))
     }
@@ -224,10 +238,7 @@ impl Layout {
                 vec![jumps(FILTER), jumps(FIREWALL)],
             ),
             (self.base("forward-filter", filter.clone(), Hook::Forward, Priority::FILTER), vec![jumps(FIREWALL)]),
-            (
-                self.base("output-filter", filter.clone(), Hook::Output, Priority::MANGLE),
-                vec![built(self.matching(SetKind::LoadBalancerNotNode).drop_packet())],
-            ),
+            (self.base("output-filter", filter.clone(), Hook::Output, Priority::MANGLE), vec![self.barred_from_node()]),
             (
                 self.base("input-split", filter.clone(), Hook::Input, BEFORE_IPVS),
                 self.split(|_| {
@@ -265,11 +276,7 @@ impl Layout {
 
     /// Packets of this node, and of pods where these are detected.
     fn inside(&self) -> impl Iterator<Item = RuleBuilder> {
-        let of_node = self.rule().matches(
-            &Operand::Fib(FibResult::AddressType, FibFlags::SADDR),
-            CmpOp::Eq,
-            Value::mark(RTN_LOCAL),
-        );
+        let of_node = Layout::is_local(self.rule(), FibFlags::SADDR, CmpOp::Eq);
         let of_pods = match &self.pods {
             PodTraffic::Unknown => None,
             PodTraffic::Network(network) if network.prefix_len() == 0 => Some(self.rule()),
@@ -294,6 +301,18 @@ impl Layout {
         rules
     }
 
+    /// Keeps this node's own packets from load balancers whose source ranges the node is not in. They have the load balancer's address as
+    /// their source, as its entries, unless it is bound by a route.
+    fn barred_from_node(&self) -> Rule {
+        let kind = SetKind::LoadBalancerNotNode;
+        if !self.by_routes {
+            return built(self.matching(kind).drop_packet());
+        }
+        let of_node = Layout::is_local(self.rule(), FibFlags::SADDR, CmpOp::Eq);
+        let place = [self.key(kind).split_last().map_or(&[][..], |(_, place)| place), &[self.destination()]].concat();
+        built(of_node.in_set(&place, Layout::of(kind)).drop_packet())
+    }
+
     /// Translates the destination to itself.
     fn keep(&self) -> Rule {
         built(self.rule().dnat_to_operand(self.table.family, &self.destination()))
@@ -307,9 +326,6 @@ impl Layout {
             Family::V6 => (std::net::Ipv6Addr::LOCALHOST.into(), 128),
         };
         let keeps = |rule: RuleBuilder| built(rule.goto(name(KEEP)));
-        let is_local = |rule: RuleBuilder, flags, op| {
-            rule.matches(&Operand::Fib(FibResult::AddressType, flags), op, Value::mark(RTN_LOCAL))
-        };
         let mut rules = vec![built(self.rule().saddr_in(loopback, prefix).verdict(Verdict::Return))];
         rules.extend(self.split(|_| [built(self.matching(SetKind::LocalSplit).jump(name(FROM_INSIDE)))]));
         rules.push(built(self.matching(SetKind::LoadBalancer).jump(name(LOAD_BALANCER))));
@@ -317,10 +333,10 @@ impl Layout {
         rules.push(self.marks(self.matching(SetKind::ExternalIp)));
         // From elsewhere, or to an address of this host. Other local traffic goes to whoever has the address.
         for kind in [SetKind::ExternalIp, SetKind::ExternalIpLocal] {
-            rules.push(keeps(is_local(self.matching(kind), FibFlags::SADDR, CmpOp::Ne)));
-            rules.push(keeps(is_local(self.matching(kind), FibFlags::DADDR, CmpOp::Eq)));
+            rules.push(keeps(Layout::is_local(self.matching(kind), FibFlags::SADDR, CmpOp::Ne)));
+            rules.push(keeps(Layout::is_local(self.matching(kind), FibFlags::DADDR, CmpOp::Eq)));
         }
-        rules.push(built(is_local(self.rule(), FibFlags::DADDR, CmpOp::Eq).jump(name(NODE_PORT))));
+        rules.push(built(Layout::is_local(self.rule(), FibFlags::DADDR, CmpOp::Eq).jump(name(NODE_PORT))));
         rules.push(keeps(self.matching(SetKind::ClusterIp)));
         rules.push(keeps(self.matching(SetKind::LoadBalancer)));
         rules
@@ -341,6 +357,10 @@ impl Layout {
             MasqueradeSources::OutsideInterface(name) => outside(name, false),
             // A prefix of maximum length matches only the name itself.
             MasqueradeSources::OutsidePrefix(name) => outside(name, name.as_str().len() < InterfaceName::MAX_LEN),
+            // This node's own packets.
+            MasqueradeSources::ClusterIps if self.by_routes => {
+                Layout::is_local(self.matching(SetKind::ClusterIp), FibFlags::SADDR, CmpOp::Eq)
+            }
             MasqueradeSources::ClusterIps => {
                 let from = [self.source(), Operand::L4PROTO, Operand::DPORT];
                 self.rule().in_set(&from, Layout::of(SetKind::ClusterIp))

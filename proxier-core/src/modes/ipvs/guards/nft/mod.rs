@@ -1,5 +1,6 @@
 //! The variant with a table of nf_tables for each family.
 
+mod basis;
 mod change;
 mod cleanup;
 mod element;
@@ -8,6 +9,7 @@ mod layout;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use ipvs::VirtualServerKey;
 use nftables::{Name, Transaction};
@@ -21,6 +23,7 @@ use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
 use crate::reconciler::report::Unread;
 use crate::service::NodeFacts;
 
+pub(in crate::modes::ipvs) use basis::Basis;
 pub(in crate::modes::ipvs) use change::Entries;
 pub use change::{Fate, TableChange};
 pub(in crate::modes::ipvs) use cleanup::cleanup;
@@ -35,7 +38,9 @@ pub(in crate::modes::ipvs) struct Tables {
     /// The layouts that the kernel holds.
     pub(in crate::modes::ipvs) written: BTreeMap<Family, Layout>,
     /// The tables as they were just read, until the plan is made.
-    found: BTreeMap<Family, Option<Found>>,
+    found: BTreeMap<Family, Option<Arc<Found>>>,
+    /// The generation before they were read.
+    generation: Option<u32>,
     /// Families that nftables mode still serves.
     served_by_nftables_mode: Vec<Family>,
 }
@@ -53,9 +58,10 @@ impl Tables {
         self.found.clear();
         self.served_by_nftables_mode.clear();
         let mut failed = Vec::new();
+        self.generation = tables.generation().ok();
         for family in config.families.iter() {
             match read(family, config, tables) {
-                Ok(found) => drop(self.found.insert(family, found)),
+                Ok(found) => drop(self.found.insert(family, found.map(Arc::new))),
                 Err(error) => failed.push(error),
             }
             match has_nftables_mode(family, config, tables) {
@@ -71,21 +77,33 @@ impl Tables {
 
     /// The tables that were just read, where there are any.
     pub(in crate::modes::ipvs) fn found(&self) -> impl Iterator<Item = (Family, &Found)> {
-        self.found.iter().filter_map(|(family, found)| Some((*family, found.as_ref()?)))
+        self.found.iter().filter_map(|(family, found)| Some((*family, found.as_deref()?)))
     }
 
-    /// Which layouts the kernel has to hold, guarding these networks. `split`: families with Frontends that are split now.
+    /// What the next writes follow from: the tables that were just read.
+    pub(in crate::modes::ipvs) fn basis(&self, config: &Config) -> Basis {
+        Basis::new(config, self.generation, self.found.clone())
+    }
+
+    /// Forgets what was read.
+    pub(in crate::modes::ipvs) fn forget_found(&mut self) {
+        self.found.clear();
+    }
+
+    /// Which layouts the kernel has to hold, guarding these networks. `split`: families with Frontends that are split now. `by_routes`:
+    /// those with addresses that are bound by routes.
     pub(in crate::modes::ipvs) fn layouts(
         &self,
         pass: &Pass<'_>,
         networks: &[Network],
         split: &BTreeSet<Family>,
+        by_routes: &BTreeSet<Family>,
     ) -> BTreeMap<Family, Layout> {
         let keeps = |family| !self.served_by_nftables_mode.contains(&family);
         let range = |family| split.contains(&family).then_some(pass.config().ipvs.mark_range);
         let layout = |family| {
             let layout = Layout::new(family, pass.facts, keeps(family)).with_networks(networks);
-            layout.still_splitting(range(family))
+            layout.still_splitting(range(family)).bound_by_routes(by_routes.contains(&family))
         };
         pass.families().map(|family| (family, layout(family))).collect()
     }
@@ -99,7 +117,7 @@ impl Tables {
         let [mut first, mut last] = [Vec::new(), Vec::new()];
         for (family, layout) in layouts {
             let [before, after] = match (full, self.found.get(family), self.written.get(family)) {
-                (true, Some(found), _) => TableChange::compared(layout, found.as_ref()),
+                (true, Some(found), _) => TableChange::compared(layout, found.as_deref()),
                 (false, _, Some(written)) => TableChange::changed(layout, written),
                 _ => [None, None],
             };
@@ -178,7 +196,8 @@ pub(in crate::modes::ipvs) fn trial(
 ) -> Result<(), PortError> {
     let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
         .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-    let layout = Layout::new(family, facts, true).called(name).still_splitting(Some(MarkRange::default()));
+    let layout =
+        Layout::new(family, facts, true).called(name).still_splitting(Some(MarkRange::default())).bound_by_routes(true);
     let mut transaction = Transaction::new();
     transaction.create_table(layout.to_table());
     for kind in SetKind::ALL_OF_NFT {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use ipset::Element;
 
+use super::basis::Outcome;
 use super::change::{Entries, Fate, TableChange, in_the_way, transaction};
 use super::layout::Layout;
 use crate::modes::ipvs::observed::Observed;
@@ -39,7 +40,8 @@ pub(in crate::modes::ipvs) struct Written {
     pub(in crate::modes::ipvs) deleted: usize,
 }
 
-/// Writes what changes in a table, with the entries to delete and to add, and notes in `observed` what the kernel has then.
+/// Writes what changes in a table, with the entries to delete and to add, and notes in `observed` what the kernel has then. A table that was
+/// just read is changed only as it was read: nothing is written where somebody else has changed it since.
 ///
 /// A table that is made or made again gets all entries that are known to be in the kernel, and the new ones. Costs O(entries that
 /// change) otherwise.
@@ -77,13 +79,18 @@ pub(in crate::modes::ipvs) fn write(
     }
     let mut checks = CHECKS;
     loop {
-        let outgoing = transaction(layout, change, &delete, &add);
+        let mut outgoing = transaction(layout, change, &delete, &add);
         if outgoing.transaction.is_empty() {
             break;
         }
-        let NotCommitted { error, refused } = match tables.commit(&outgoing.transaction) {
-            Ok(()) => break,
-            Err(refused) => refused,
+        let NotCommitted { error, refused } = match observed.basis.commit(family, &mut outgoing.transaction, tables) {
+            Outcome::Committed => break,
+            Outcome::Refused(refused) => refused,
+            Outcome::Changed(NotCommitted { error, .. }) => {
+                written.is_surprise = true;
+                written.failed = Some(error);
+                return written;
+            }
         };
         let entry =
             refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(operation, element)| match element {
