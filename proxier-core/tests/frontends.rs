@@ -143,11 +143,30 @@ fn a_local_policy_serves_local_endpoints_and_nothing_else() {
     agent.asks("web", &[local.clone()]);
     agent.settles();
     assert_eq!(agent.served(), ["TCP 203.0.113.7:80 10.0.0.2:80*1"]);
+    let missing = |agent: &Agent| {
+        let mut all = agent.proxier.desired().no_local_endpoints();
+        all.next().map(|(_, missing)| (missing.internal, missing.external))
+    };
+    assert_eq!(missing(&agent), None);
     local.local.clear();
-    agent.asks("web", &[local]);
+    agent.asks("web", &[local.clone()]);
     agent.settles();
     assert_eq!(agent.served(), ["TCP 203.0.113.7:80"]);
-    assert_eq!(agent.proxier.desired().no_local_endpoints().count(), 1);
+    assert_eq!(missing(&agent), Some((false, true)));
+    local.roles = Roles::CLUSTER_IP;
+    agent.asks("web", &[local.clone()]);
+    agent.settles();
+    assert_eq!(missing(&agent), Some((true, false)));
+    // Not the policy's doing: there are no endpoints anywhere, or it lets in those of other nodes.
+    let mut nobody = local.clone();
+    nobody.cluster.clear();
+    agent.asks("web", &[nobody]);
+    agent.settles();
+    assert_eq!(missing(&agent), None);
+    local.policy = TrafficPolicy::Cluster;
+    agent.asks("web", &[local]);
+    agent.settles();
+    assert_eq!(missing(&agent), None);
 }
 
 /// A cluster IP of a Service goes before an external IP, whoever asked first; a Service of the same name hides the Frontends.

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use proxier_core::config::{LocalFallback, NodePortAddresses, Topology};
 use proxier_core::modes::ipvs::sets::SetKind;
+use proxier_core::net::Family;
+use proxier_core::service::{OpenOn, ReservedPort, User};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::{Value, json};
 use world::{World, cluster_ip, endpoint, stopping};
@@ -408,8 +410,38 @@ fn health_checks_count_pods_not_addresses() {
     assert_eq!((health.port, health.local_endpoints), (30001, 1));
     assert!(changed.health_checks.is_empty());
     assert_eq!(world.set(SetKind::HealthCheckNodePort), ["30001", "30001"]);
+    assert_eq!(
+        world.facts().health_checks_open_on(Family::V4),
+        OpenOn::All,
+        "also on addresses that the host gets later"
+    );
     let changed = world.slice("v4-2", "web", json!([endpoint("10.244.0.7", "node-a")]));
     assert_eq!(Vec::from_iter(changed.health_checks), [key]);
+    // The host loses its IPv6 address: nobody can ask there any more.
+    world.host.interfaces.insert("eth0".to_owned(), vec!["192.168.0.10".parse().unwrap()]);
+    world.refresh_all();
+    assert_eq!(world.set(SetKind::HealthCheckNodePort), ["30001"]);
+}
+
+#[test]
+fn only_the_service_of_the_api_server_may_have_its_place() {
+    for (namespace, name, is_served) in [
+        ("default", "kubernetes", true),
+        ("default", "web", false),
+        ("demo", "kubernetes", false),
+        ("demo", "web", false),
+    ] {
+        let mut world = World::new();
+        world.config.reserved.reserve(ReservedPort::tcp([10, 96, 0, 1].into(), 443), User::ApiServer);
+        let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "https", "port": 443}]});
+        world.service_object(json!({"metadata": {"namespace": namespace, "name": name}, "spec": spec}));
+        assert_eq!(
+            world.frontends() == ["TCP 10.96.0.1:443"],
+            is_served,
+            "{namespace}/{name}: {:?}",
+            world.frontends()
+        );
+    }
 }
 
 #[test]
