@@ -449,6 +449,8 @@ fn an_address_stays_until_its_last_port_goes() {
 /// A plan is empty only when no part of it has anything to do.
 #[test]
 fn a_plan_says_whether_it_is_empty() {
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut Node));
+
     let preview = |node: &mut Node| node.proxier.preview(node.now, &mut node.kernel.ports()).0.is_empty();
     let port = |port: u16| json!({"name": format!("p{port}"), "port": port});
     let web = |ports: &[Value]| json!({"clusterIP": "10.96.0.10", "ports": ports});
@@ -458,7 +460,7 @@ fn a_plan_says_whether_it_is_empty() {
     node.service("web", web(&[port(80)]));
     node.settles();
     assert!(preview(&mut node));
-    let changes: [(&str, &dyn Fn(&mut Node)); 6] = [
+    let changes: [Change<'_>; 6] = [
         ("a listener comes", &|node| node.service("web", web(&[port(80), port(81)]))),
         ("a listener goes", &|node| node.service("web", web(&[port(81)]))),
         ("a route comes", &|node| node.proxier.set_service_cidrs(networks(&["10.128.0.0/16"]), node.now)),
