@@ -8,6 +8,7 @@ use std::time::Duration;
 use iptables::TableName;
 use ipvs::VirtualServer;
 use ipvs::model::ForwardingMethod;
+use proxier_core::config::{Families, MayAskFor};
 use proxier_core::fake::FakeKernel;
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::objects::ServiceObject;
@@ -143,11 +144,49 @@ fn a_local_policy_serves_local_endpoints_and_nothing_else() {
     agent.asks("web", &[local.clone()]);
     agent.settles();
     assert_eq!(agent.served(), ["TCP 203.0.113.7:80 10.0.0.2:80*1"]);
+    let missing = |agent: &Agent| {
+        let mut all = agent.proxier.desired().no_local_endpoints();
+        all.next().map(|(_, missing)| (missing.internal, missing.external))
+    };
+    assert_eq!(missing(&agent), None);
     local.local.clear();
-    agent.asks("web", &[local]);
+    agent.asks("web", &[local.clone()]);
     agent.settles();
     assert_eq!(agent.served(), ["TCP 203.0.113.7:80"]);
-    assert_eq!(agent.proxier.desired().no_local_endpoints().count(), 1);
+    assert_eq!(missing(&agent), Some((false, true)));
+    local.roles = Roles::CLUSTER_IP;
+    agent.asks("web", &[local.clone()]);
+    agent.settles();
+    assert_eq!(missing(&agent), Some((true, false)));
+    // Not the policy's doing: there are no endpoints anywhere, or it lets in those of other nodes.
+    let mut nobody = local.clone();
+    nobody.cluster.clear();
+    agent.asks("web", &[nobody]);
+    agent.settles();
+    assert_eq!(missing(&agent), None);
+    local.policy = TrafficPolicy::Cluster;
+    agent.asks("web", &[local]);
+    agent.settles();
+    assert_eq!(missing(&agent), None);
+}
+
+#[test]
+fn the_configuration_decides_families_and_weights() {
+    let both = |agent: &mut Agent| {
+        let mut web = spec("TCP 10.96.0.1:80", &["10.0.0.1:80", "10.0.0.2:80"]);
+        web.weights = vec![(endpoint("10.0.0.2:80"), 7)];
+        agent.asks("web", &[web, spec("TCP [fd00::1]:80", &["[fd00:1::1]:80"])]);
+        agent.settles();
+        agent.served()
+    };
+    let v6 = "TCP [fd00::1]:80 [fd00:1::1]:80*1";
+    assert_eq!(both(&mut Agent::new(Options::default())), ["TCP 10.96.0.1:80 10.0.0.1:80*1 10.0.0.2:80*7", v6]);
+    let mut options = Options::default();
+    options.config.ipvs.may_ask_for.remove(MayAskFor::WEIGHTS);
+    assert_eq!(both(&mut Agent::new(options)), ["TCP 10.96.0.1:80 10.0.0.1:80*1 10.0.0.2:80*1", v6]);
+    let mut options = Options::default();
+    options.config.families = Families::V6;
+    assert_eq!(both(&mut Agent::new(options)), [v6]);
 }
 
 /// A cluster IP of a Service goes before an external IP, whoever asked first; a Service of the same name hides the Frontends.

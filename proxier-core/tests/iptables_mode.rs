@@ -1027,6 +1027,26 @@ fn a_plan_is_the_text_for_the_program() {
 }
 
 #[test]
+fn passes_say_whether_health_checks_change() {
+    let checked = |port: u16| {
+        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
+        "healthCheckNodePort": port})
+    };
+    let mut node = Node::new();
+    node.settles();
+    node.service("web", checked(32000));
+    assert!(node.settles().health_checks_changed);
+    node.slice("web", &["10.244.0.1", "10.244.0.2@node-a"]);
+    assert!(node.settles().health_checks_changed);
+    node.slice("web", &["10.244.0.3", "10.244.0.2@node-a"]);
+    assert!(!node.settles().health_checks_changed, "as many endpoints here as before");
+    // Two changes in one pass.
+    node.no_service("web");
+    node.service("web2", checked(32001));
+    assert!(node.settles().health_checks_changed);
+}
+
+#[test]
 fn a_kernel_is_asked_what_it_can_do() {
     let node = Node::new();
     let facts = NodeFacts::new(&options().config, &NodeOfCluster::new("node-a"), &HostAddresses::default());

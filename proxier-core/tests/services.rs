@@ -1,6 +1,6 @@
 //! What Services mean, case by case: where the corpus has no scenario, or where this crate differs from kube-proxy
 //! 1.28.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 #![allow(clippy::needless_pass_by_value, reason = "json!(…) as an argument reads better than &json!(…)")]
 
 mod world;
@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use proxier_core::config::{LocalFallback, NodePortAddresses, Topology};
 use proxier_core::modes::ipvs::sets::SetKind;
+use proxier_core::net::Family;
+use proxier_core::service::{OpenOn, ReservedPort, User, consider};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::{Value, json};
 use world::{World, cluster_ip, endpoint, stopping};
@@ -209,7 +211,52 @@ fn an_endpoint_in_two_slices_counts_once_and_as_it_runs() {
         assert_eq!(world.servers(WEB), ["10.244.1.2:8080"]);
         world.slice(runs, "web", json!([endpoint("10.244.1.1", "node-b")]));
         assert_eq!(world.servers(WEB), ["10.244.1.1:8080", "10.244.1.2:8080"]);
+        // One that is not ready yet in one slice, and ready in the other.
+        let starting = json!({"addresses": ["10.244.1.1"], "nodeName": "node-b", "conditions": {"ready": false, "serving": false}});
+        world.slice(stopped, "web", json!([starting, endpoint("10.244.1.2", "node-b")]));
+        assert_eq!(world.servers(WEB), ["10.244.1.1:8080", "10.244.1.2:8080"]);
     }
+}
+
+/// Objects from before dual stack have one of the two lists only.
+#[test]
+fn families_without_a_list_of_cluster_ips_mean_the_one_there_is() {
+    let mut world = World::new();
+    world.service("web", with(cluster_ip("10.96.0.1"), json!({"ipFamilies": ["IPv4"]})));
+    assert_eq!(world.frontends(), [WEB]);
+    world.service("web", with(cluster_ip("10.96.0.1"), json!({"clusterIPs": ["10.96.0.1", "fd00::1"]})));
+    assert_eq!(world.frontends(), [WEB]);
+}
+
+#[test]
+fn the_same_object_again_changes_nothing() {
+    let mut world = World::new();
+    let object = json!({"metadata": {"namespace": "demo", "name": "web"}, "spec": cluster_ip("10.96.0.1")});
+    assert_eq!(world.store.upsert_service(&serde_json::from_value(object.clone()).unwrap()).len(), 1);
+    assert!(world.store.upsert_service(&serde_json::from_value(object).unwrap()).is_empty());
+}
+
+/// The words of `explain` for an endpoint that is meant for another zone.
+#[test]
+fn a_reason_names_the_annotation_only_where_it_decides() {
+    let reason = |topology: Topology, annotations: Value| -> String {
+        let mut world = World::new();
+        world.config.topology = topology;
+        let metadata = json!({"namespace": "demo", "name": "web", "annotations": annotations});
+        world.service_object(json!({"metadata": metadata, "spec": cluster_ip("10.96.0.1")}));
+        let endpoints = json!([hinted("10.244.1.1", "zone-a", None), hinted("10.244.1.2", "zone-b", None)]);
+        world.slice("web-1", "web", endpoints);
+        let web = world.store.service(&ObjectKey::new("demo", "web")).unwrap();
+        let slices = world.store.slices_of(&web.key);
+        let considered = consider(web, slices, &web.ports[0], Family::V4, &world.facts());
+        considered.iter().map(|one| one.reason(web, &world.facts())).collect::<Vec<_>>().join("; ")
+    };
+    let asked = json!({"service.kubernetes.io/topology-mode": "Auto"});
+    let meant = "it is ready; hints: others are meant for this node or its zone (zone-a), this one for zone zone-b";
+    assert_eq!(reason(Topology::Hints, json!({})), meant);
+    assert_eq!(reason(Topology::Hints, asked.clone()), meant);
+    assert_eq!(reason(Topology::AnnotatedHints, json!({})), "it is ready; it is ready");
+    assert_eq!(reason(Topology::AnnotatedHints, asked), format!("{meant}, and the Service asks for hints"));
 }
 
 fn hinted(address: &str, zone: &str, node: Option<&str>) -> Value {
@@ -408,8 +455,38 @@ fn health_checks_count_pods_not_addresses() {
     assert_eq!((health.port, health.local_endpoints), (30001, 1));
     assert!(changed.health_checks.is_empty());
     assert_eq!(world.set(SetKind::HealthCheckNodePort), ["30001", "30001"]);
+    assert_eq!(
+        world.facts().health_checks_open_on(Family::V4),
+        OpenOn::All,
+        "also on addresses that the host gets later"
+    );
     let changed = world.slice("v4-2", "web", json!([endpoint("10.244.0.7", "node-a")]));
     assert_eq!(Vec::from_iter(changed.health_checks), [key]);
+    // The host loses its IPv6 address: nobody can ask there any more.
+    world.host.interfaces.insert("eth0".to_owned(), vec!["192.168.0.10".parse().unwrap()]);
+    world.refresh_all();
+    assert_eq!(world.set(SetKind::HealthCheckNodePort), ["30001"]);
+}
+
+#[test]
+fn only_the_service_of_the_api_server_may_have_its_place() {
+    for (namespace, name, is_served) in [
+        ("default", "kubernetes", true),
+        ("default", "web", false),
+        ("demo", "kubernetes", false),
+        ("demo", "web", false),
+    ] {
+        let mut world = World::new();
+        world.config.reserved.reserve(ReservedPort::tcp([10, 96, 0, 1].into(), 443), User::ApiServer);
+        let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "https", "port": 443}]});
+        world.service_object(json!({"metadata": {"namespace": namespace, "name": name}, "spec": spec}));
+        assert_eq!(
+            world.frontends() == ["TCP 10.96.0.1:443"],
+            is_served,
+            "{namespace}/{name}: {:?}",
+            world.frontends()
+        );
+    }
 }
 
 #[test]

@@ -363,6 +363,11 @@ fn devices_and_ports_of_nobody() {
         trace::trace(mode, &store, (&desired, &facts), packet, iptables::Options::default()).verdict.to_string()
     };
     let source = IpAddr::from([192, 0, 2, 9]);
+    let traced_to =
+        trace::trace(Kind::Ipvs, &store, (&desired, &facts), &Packet::new(source, web), iptables::Options::default());
+    let said = traced_to.steps.join(" ");
+    assert!(said.contains("TCP 10.96.0.10:80 is a Frontend of Service agent/web: cluster IP."), "{said}");
+    assert!(!said.contains("Weights"), "all are the same: {said}");
     for mode in [Kind::Ipvs, Kind::Nftables, Kind::Iptables] {
         for (packet, expected) in [
             (Packet::new(source, web).by("veth12"), "10.244.1.7:8080 (source kept)"),
@@ -379,11 +384,32 @@ fn devices_and_ports_of_nobody() {
     assert!(Kind::ALL.into_iter().all(|mode| traced(mode, &elsewhere) == "left alone"));
 }
 
+/// Pods on a bridge: what comes in by it is theirs, and nothing else.
+#[test]
+fn pods_of_a_bridge() {
+    let mode = Some("BridgeInterface".to_owned());
+    let mut object = ConfigObject { detect_local_mode: mode, ..ConfigObject::default() };
+    "cni0".clone_into(&mut object.detect_local.bridge_interface);
+    let facts = NodeFacts::new(&Config::check(&object, &mut Vec::new()), &Node::new("n1"), &HostAddresses::default());
+    let mut store = Store::new("n1");
+    let web: FrontendKey = "TCP 10.96.0.10:80".parse().unwrap();
+    let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
+    store.upsert_frontends(&ObjectKey::new("agent", "web"), [FrontendSpec::new(web, [endpoint])]);
+    let mut desired = Desired::new();
+    let all = desired.services_with(&store);
+    desired.refresh(&store, &facts, &all, &mut Nobody);
+    for (device, expected) in [("cni0", "(source kept)"), ("cni01", "(masqueraded)"), ("eth0", "(masqueraded)")] {
+        let packet = Packet::new([192, 0, 2, 9].into(), web).by(device);
+        let trace = trace::trace(Kind::Nftables, &store, (&desired, &facts), &packet, iptables::Options::default());
+        assert_eq!(trace.verdict.to_string(), format!("10.244.1.7:8080 {expected}"), "{device}");
+    }
+}
+
 /// With `ipvs.binding: routes`, what no Service serves in a network of Services is refused, though no Service has the address.
 #[test]
 fn networks_of_services_are_closed() {
     let mut config = Config::default();
-    config.ipvs.binding = Binding::Routes;
+    config.ipvs.binding = Binding::by_name("routes").unwrap();
     // The second one has the node's address, so it is not made local as a whole.
     config.ipvs.service_cidrs = ["10.96.0.0/12", "192.0.2.0/24"].map(|text| text.parse().unwrap()).into();
     let interfaces = BTreeMap::from([("eth0".to_owned(), vec![IpAddr::from([192, 0, 2, 1])])]);

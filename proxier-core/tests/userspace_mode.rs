@@ -427,11 +427,89 @@ fn settings_follow_the_host() {
 }
 
 #[test]
+fn an_address_stays_until_its_last_port_goes() {
+    let spec = |ports: &[u16]| {
+        let ports: Vec<Value> = ports.iter().map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+        json!({"clusterIP": "10.96.0.10", "ports": ports})
+    };
+    let mut node = Node::new();
+    node.service("web", spec(&[80, 81, 82]));
+    node.settles();
+    for ports in [&[81, 82][..], &[82]] {
+        node.service("web", spec(ports));
+        let report = node.settles();
+        assert_eq!((report.full, report.writes(), node.listeners().len()), (false, 1, ports.len()), "{report:#?}");
+        assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
+    }
+    node.delete("web");
+    node.settles();
+    assert_eq!((node.listeners(), node.routes()), (vec![], networks(&[])));
+}
+
+/// A plan is empty only when no part of it has anything to do.
+#[test]
+fn a_plan_says_whether_it_is_empty() {
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut Node));
+
+    let preview = |node: &mut Node| node.proxier.preview(node.now, &mut node.kernel.ports()).0.is_empty();
+    let port = |port: u16| json!({"name": format!("p{port}"), "port": port});
+    let web = |ports: &[Value]| json!({"clusterIP": "10.96.0.10", "ports": ports});
+    let mut options = options();
+    options.host.strict_arp = true;
+    let mut node = Node::on(FakeKernel::new(), options);
+    node.service("web", web(&[port(80)]));
+    node.settles();
+    assert!(preview(&mut node));
+    let changes: [Change<'_>; 6] = [
+        ("a listener comes", &|node| node.service("web", web(&[port(80), port(81)]))),
+        ("a listener goes", &|node| node.service("web", web(&[port(81)]))),
+        ("a route comes", &|node| node.proxier.set_service_cidrs(networks(&["10.128.0.0/16"]), node.now)),
+        ("a route goes", &|node| node.proxier.set_service_cidrs([], node.now)),
+        ("another own address", &|node| {
+            node.kernel.set_interface("eth1", &["192.0.2.77".parse().unwrap()]);
+            node.proxier.host_changed(node.now);
+        }),
+        ("a setting", &|node| node.kernel.set_sysctl("net/ipv4/conf/all/arp_ignore", Some("0"))),
+    ];
+    for (what, change) in changes {
+        change(&mut node);
+        assert!(!preview(&mut node), "{what}");
+        node.full();
+        assert!(preview(&mut node), "{what}, done");
+    }
+}
+
+#[test]
+fn passes_say_whether_health_checks_change() {
+    let checked = |port: u16| {
+        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
+        "healthCheckNodePort": port})
+    };
+    let mut node = Node::new();
+    node.settles();
+    node.service("web", checked(32000));
+    assert!(node.settles().health_checks_changed);
+    node.slice("web", &["10.244.0.1", "10.244.0.2@node-a"]);
+    assert!(node.settles().health_checks_changed);
+    node.slice("web", &["10.244.0.3", "10.244.0.2@node-a"]);
+    assert!(!node.settles().health_checks_changed, "as many endpoints here as before");
+    // Two changes in one pass.
+    node.delete("web");
+    node.service("web2", checked(32001));
+    assert!(node.settles().health_checks_changed);
+}
+
+#[test]
 fn a_preview_leaves_the_relay_as_it_is() {
     let mut node = Node::new();
     node.service("web", json!({"clusterIP": "10.96.0.10"}));
     let (plan, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
     assert!(report.unread.is_empty() && !plan.is_empty(), "{report:#?}");
+    let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+    let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
+    let place = |needle: &str| steps.iter().position(|step| step.contains(needle));
+    let (listens, leads_here) = (place("TCP 10.96.0.10:80 0 endpoints"), place("local 10.96.0.10/32"));
+    assert!(listens.is_some() && listens < leads_here, "{steps:#?}");
     assert_eq!(node.kernel.relay_settings(), Settings::default());
     node.settles();
     assert_ne!(node.kernel.relay_settings(), Settings::default(), "the addresses of this host");
