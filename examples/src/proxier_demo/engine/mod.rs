@@ -133,7 +133,7 @@ impl Kernel for FakeKernel {
 
 impl Engine<FakeKernel> {
     /// One that programs a kernel in memory, which can do everything. Nothing of this machine has a part in it. What guards virtual
-    /// servers is what `run` would choose on such a kernel ([`rules_in_memory`]).
+    /// servers is what `run` would choose on such a kernel.
     pub fn in_memory(configured: &Configured, mut kernel: FakeKernel) -> Self {
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
         Engine::new(&settings.node_name, options(settings, &configured.source, settings.core.families), kernel)
