@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use proxier_core::modes::Kind;
 use proxier_core::reconciler::Options as ReconcilerOptions;
+use testkit::{Need, missing};
 
 use crate::machine::{is_emulated, resident_kib};
 use crate::namespace::{collect, tell, warm_up};
@@ -101,11 +101,10 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let [way, services, connections] = arguments else { return Err("MODE SERVICES CONNECTIONS".into()) };
     let (services, connections): (u32, usize) = (services.parse()?, connections.parse()?);
     let (mode, name) = WAYS.into_iter().find(|(mode, _)| mode.name() == *way).ok_or("no such mode")?;
-    // Userspace mode has a socket for each Service, and a virtual machine's first process may have no more than 4,096.
-    let most: u64 = std::fs::read_to_string("/proc/sys/fs/nr_open")?.trim().parse()?;
-    if setrlimit(Resource::RLIMIT_NOFILE, most, most).is_err() {
-        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-        setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    // A socket for each Service.
+    let files = (mode == Kind::Userspace).then(|| missing(Need::OpenFiles(2 * u64::from(services) + 1_000)));
+    if let Some(why) = files.flatten() {
+        return Err(why.into());
     }
     let network = Network::new()?;
     let (kernel, resident) = (kernel_memory()?, resident_kib()?);
