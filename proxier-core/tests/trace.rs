@@ -345,13 +345,9 @@ fn in_ipvs_mode_all_differences_have_names() {
     assert_eq!(differences(Kind::Ipvs, of_ipvs), BTreeMap::from(expected));
 }
 
-/// What the corpus lacks: pods told by the device that their packets come in by, and ports that no Service has.
-#[test]
-fn devices_and_ports_of_nobody() {
-    let mode = Some("InterfaceNamePrefix".to_owned());
-    let mut object = ConfigObject { detect_local_mode: mode, ..ConfigObject::default() };
-    "veth".clone_into(&mut object.detect_local.interface_name_prefix);
-    let facts = NodeFacts::new(&Config::check(&object, &mut Vec::new()), &Node::new("n1"), &HostAddresses::default());
+/// A Frontend with an endpoint, on a node with this configuration.
+fn one_frontend(object: &ConfigObject) -> (FrontendKey, Store, NodeFacts, Desired) {
+    let facts = NodeFacts::new(&Config::check(object, &mut Vec::new()), &Node::new("n1"), &HostAddresses::default());
     let mut store = Store::new("n1");
     let web: FrontendKey = "TCP 10.96.0.10:80".parse().unwrap();
     let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
@@ -359,6 +355,16 @@ fn devices_and_ports_of_nobody() {
     let mut desired = Desired::new();
     let all = desired.services_with(&store);
     desired.refresh(&store, &facts, &all, &mut Nobody);
+    (web, store, facts, desired)
+}
+
+/// What the corpus lacks: pods told by the device that their packets come in by, and ports that no Service has.
+#[test]
+fn devices_and_ports_of_nobody() {
+    let mode = Some("InterfaceNamePrefix".to_owned());
+    let mut object = ConfigObject { detect_local_mode: mode, ..ConfigObject::default() };
+    "veth".clone_into(&mut object.detect_local.interface_name_prefix);
+    let (web, store, facts, desired) = one_frontend(&object);
     let traced = |mode, packet: &Packet| {
         trace::trace(mode, &store, (&desired, &facts), packet, iptables::Options::default()).verdict.to_string()
     };
@@ -390,14 +396,7 @@ fn pods_of_a_bridge() {
     let mode = Some("BridgeInterface".to_owned());
     let mut object = ConfigObject { detect_local_mode: mode, ..ConfigObject::default() };
     "cni0".clone_into(&mut object.detect_local.bridge_interface);
-    let facts = NodeFacts::new(&Config::check(&object, &mut Vec::new()), &Node::new("n1"), &HostAddresses::default());
-    let mut store = Store::new("n1");
-    let web: FrontendKey = "TCP 10.96.0.10:80".parse().unwrap();
-    let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-    store.upsert_frontends(&ObjectKey::new("agent", "web"), [FrontendSpec::new(web, [endpoint])]);
-    let mut desired = Desired::new();
-    let all = desired.services_with(&store);
-    desired.refresh(&store, &facts, &all, &mut Nobody);
+    let (web, store, facts, desired) = one_frontend(&object);
     for (device, expected) in [("cni0", "(source kept)"), ("cni01", "(masqueraded)"), ("eth0", "(masqueraded)")] {
         let packet = Packet::new([192, 0, 2, 9].into(), web).by(device);
         let trace = trace::trace(Kind::Nftables, &store, (&desired, &facts), &packet, iptables::Options::default());

@@ -7,7 +7,7 @@ use iptables::{Rule, Token};
 use proxier_core::fake::KernelState;
 use proxier_core::net::Family;
 
-use super::{End, Guards, Node, Packet, Sets, covers};
+use super::{End, Guards, Node, Packet, Sets, is_in, number};
 
 pub(crate) struct Iptables {
     /// By table and name.
@@ -159,17 +159,6 @@ fn fields(set: &str, directions: &str, packet: &Packet) -> Vec<String> {
         "src,dst" => vec![source, packet.protocol.clone(), port],
         "dst,dst,src" => vec![to, packet.protocol.clone(), port, source],
         other => panic!("{other}"),
-    }
-}
-
-fn is_in(network: &str, address: &str) -> bool {
-    network == address || covers(network, address)
-}
-
-fn number(text: &str) -> u32 {
-    match text.strip_prefix("0x") {
-        Some(digits) => u32::from_str_radix(digits, 16).unwrap(),
-        None => text.parse().unwrap(),
     }
 }
 

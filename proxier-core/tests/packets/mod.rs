@@ -159,7 +159,7 @@ impl Sets {
     pub(crate) fn has(&self, set: &str, mut fields: Vec<String>) -> bool {
         let last = if fields.len() == 4 { fields.pop().unwrap() } else { String::new() };
         let there = self.0.get(set).unwrap_or_else(|| panic!("no set {set}")).get(&fields);
-        there.is_some_and(|there| there.iter().any(|of| *of == last || covers(of, &last)))
+        there.is_some_and(|there| there.iter().any(|of| is_in(of, &last)))
     }
 }
 
@@ -170,4 +170,17 @@ pub(crate) fn covers(range: &str, address: &str) -> bool {
         return (first.parse::<IpAddr>().unwrap()..=last.parse().unwrap()).contains(&address);
     }
     range.parse::<Network>().is_ok_and(|network| network.contains(&address))
+}
+
+/// Whether this is the address, or covers it.
+fn is_in(network: &str, address: &str) -> bool {
+    network == address || covers(network, address)
+}
+
+/// A mark, as both tools print it.
+fn number(text: &str) -> u32 {
+    match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).unwrap(),
+        None => text.parse().unwrap(),
+    }
 }

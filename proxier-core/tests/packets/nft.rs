@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proxier_core::fake::KernelState;
 use proxier_core::net::Family;
 
-use super::{End, Guards, Node, Packet, Sets, covers};
+use super::{End, Guards, Node, Packet, Sets, covers, is_in, number};
 
 pub(crate) struct Nft {
     chains: BTreeMap<String, Vec<Vec<String>>>,
@@ -143,15 +143,13 @@ impl Nft {
                 let prefix: u32 = mask.parse::<std::net::IpAddr>().map_or_else(|_| panic!("{mask}"), ones);
                 ((covers(&format!("{network}/{prefix}"), &fields[0])) == (*op == "=="), more)
             }
-            (Value::Fields(fields), ["!=", wanted, more @ ..]) => (!is(&fields[0], wanted), more),
-            (Value::Fields(fields), ["==", wanted, more @ ..] | [wanted, more @ ..]) => (is(&fields[0], wanted), more),
+            (Value::Fields(fields), ["!=", wanted, more @ ..]) => (!is_in(wanted, &fields[0]), more),
+            (Value::Fields(fields), ["==", wanted, more @ ..] | [wanted, more @ ..]) => {
+                (is_in(wanted, &fields[0]), more)
+            }
             _ => panic!("{rule:?}"),
         }
     }
-}
-
-fn is(field: &str, wanted: &str) -> bool {
-    field == wanted || covers(wanted, field)
 }
 
 fn ones(mask: std::net::IpAddr) -> u32 {
@@ -179,13 +177,6 @@ fn operand<'a>(node: &Node, rule: &'a [&'a str], packet: &Packet) -> (Value, &'a
         other => panic!("{other:?}"),
     };
     (Value::Fields(vec![field]), rest)
-}
-
-fn number(text: &str) -> u32 {
-    match text.strip_prefix("0x") {
-        Some(digits) => u32::from_str_radix(digits, 16).unwrap(),
-        None => text.parse().unwrap(),
-    }
 }
 
 impl Guards for Nft {
