@@ -34,7 +34,7 @@ Missing programs are installed with apt when this is root, else named.
   --every            every test on every kernel; without it, of the tests that passed on one kernel (this machine's, for
                      example), one in four runs again on each further one, another quarter for each seed; one in
                      eight of those that took 2 to 4 s, and so on; and of the tests that take 10 s or more
-                     (xtask/slow-tests.txt), one that takes 40 s runs in one run of four
+                     (xtask/slow-tests.txt), one that takes 40 s runs in one run of eight
   --full             the whole matrix: all kernels, --every, all scenarios instead of a sample, and 100 kills in the test
                      that kills the reconciler under load (TRAFFIC_KILLS, else 10); takes hours
   --filter NAME      only tests whose name contains NAME
