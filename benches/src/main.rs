@@ -55,7 +55,7 @@ benches:
   iptables-services Services in iptables mode: all from nothing, one change, reading; the programs alone  (P13)
   modes             the modes of this kernel on the same axes: all from nothing, one change, connecting, memory
   host-library      sets, rules and connection lists on this machine's own kernel
-  cold-start        proxier-demo in IPVS mode: start with rules by programs and by nf_tables, also with no module loaded  (P14)
+  cold-start        proxier-demo in IPVS mode: start with rules by programs and by nf_tables, also with no module loaded  (P4 nft)
   drift             a full check of 10,000 Services x 10 endpoints, nothing changed  (P7)
   end-to-end        proxier-demo with an API server: start, one change, memory  (P4, P5, P6)
   policy            proxier-demo with an API server: a Service gets another scheduler, against another endpoint  (P15)
