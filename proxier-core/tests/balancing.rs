@@ -149,6 +149,9 @@ fn what_cannot_be_is_told_and_the_configuration_counts() {
         ("proxier/persistence-prefix-ipv4", "33", "not 0 to 32"),
         ("proxier/persistence-prefix-ipv6", "0", "not 1 to 128"),
         ("proxier/one-packet", "yes", "neither true nor false"),
+        ("proxier/schedular", "wlc", "no annotation of this name is read"),
+        ("proxier/weights", "10.244.0.1=3", "EndpointSlices have it"),
+        ("proxier/weight", "3", "Nodes have it"),
     ] {
         let mut node = Node::new();
         node.serve(&json!({name: value}), &json!({}));

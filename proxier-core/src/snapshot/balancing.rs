@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipvs::model::{Family as KernelFamily, ForwardingMethod, Granularity, Scheduler, SchedulerFlags, Thresholds};
 
-use super::{Reporter, ZoneWeights, forwarding};
+use super::{Node, Reporter, ZoneWeights, forwarding, relaying, weights};
 use crate::config::{IpvsConfig, MayAskFor};
 use crate::net::{Family, Protocol};
 use crate::objects::IpvsDefaultsObject;
@@ -27,7 +27,8 @@ use crate::objects::IpvsDefaultsObject;
 /// | `proxier/min-connections` | connections below which it gets new ones again, less than the above; three quarters of it by default | |
 /// | `proxier/drain-seconds` | 0 to 2678400: how long an endpoint that leaves keeps its connections of TCP | |
 ///
-/// The first column counts when both are there. What cannot be is reported, and the configuration counts.
+/// The first column counts when both are there. What cannot be is reported, and the configuration counts; so is an annotation that
+/// begins with `proxier/` and is none of these, nor one of userspace mode.
 ///
 /// # Weights
 ///
@@ -96,6 +97,9 @@ pub struct Balancing {
     forwarding_asked_by: &'static str,
 }
 
+/// What the names of all annotations that are ours begin with.
+const PREFIX: &str = "proxier/";
+
 const SCHEDULER: &str = "proxier/scheduler";
 const FLAGS: &str = "proxier/scheduler-flags";
 const PERSISTENCE: &str = "proxier/persistence-seconds";
@@ -109,6 +113,20 @@ const MIN_CONNECTIONS: &str = "proxier/min-connections";
 const DRAIN: &str = "proxier/drain-seconds";
 
 const FORWARDING_DEFAULT: &str = "ipvs.defaults.forwarding";
+
+const OF_SERVICES: [&str; 11] = [
+    SCHEDULER,
+    FLAGS,
+    PERSISTENCE,
+    PREFIX_V4,
+    PREFIX_V6,
+    ONE_PACKET,
+    ZONE_WEIGHTS,
+    FORWARDING,
+    MAX_CONNECTIONS,
+    MIN_CONNECTIONS,
+    DRAIN,
+];
 
 /// Names of kube-router.
 const ALIASES: [(&str, &str); 3] = [
@@ -138,6 +156,19 @@ const FIELDS: [(&str, &str); 10] = [
 fn path(name: &str, is_configuration: bool) -> String {
     let field = FIELDS.iter().filter(|_| is_configuration).find(|(annotation, _)| *annotation == name);
     field.map_or_else(|| format!("metadata.annotations[{name}]"), |(_, field)| (*field).to_owned())
+}
+
+/// Reports annotations with our prefix that nobody reads: a misspelt name, or one that belongs to another kind of object.
+fn report_unknown(annotations: &BTreeMap<String, String>, report: &mut Reporter<'_>) {
+    for (name, value) in annotations.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
+        let reason = match name.as_str() {
+            weights::OF_ADDRESSES => "EndpointSlices have it, not Services; ignored",
+            Node::WEIGHT => "Nodes have it, not Services; ignored",
+            name if OF_SERVICES.contains(&name) || relaying::ANNOTATIONS.contains(&name) => continue,
+            _ => "no annotation of this name is read; ignored",
+        };
+        report.reject(path(name, false), value, reason);
+    }
 }
 
 /// The annotations of one Service, or what a configuration says in their place.
@@ -215,7 +246,7 @@ impl Balancing {
 
     /// Whether an annotation of this name, of a Service, is one of these.
     pub fn is_annotation(name: &str) -> bool {
-        name.starts_with("proxier/") || ALIASES.iter().any(|(_, theirs)| name == *theirs)
+        name.starts_with(PREFIX) || ALIASES.iter().any(|(_, theirs)| name == *theirs)
     }
 
     /// The name under which annotations have what this one says: its own, else kube-router's.
@@ -236,6 +267,7 @@ impl Balancing {
         if !annotations.keys().any(|name| Balancing::is_annotation(name)) {
             return None;
         }
+        report_unknown(annotations, report);
         let given = Annotations { all: annotations, is_configuration: false, report };
         let balancing = Balancing::read(given, protocols, has_affinity);
         (balancing != Balancing::default()).then(|| Arc::new(balancing))

@@ -10,6 +10,9 @@ const HEADER: &str = "proxier/proxy-protocol";
 /// Numbers or names of ports, with commas: only these. Default: every port of TCP.
 const PORTS: &str = "proxier/proxy-protocol-ports";
 
+/// All that are read here.
+pub(super) const ANNOTATIONS: [&str; 2] = [HEADER, PORTS];
+
 /// Marks the ports whose endpoints are told the client's address ([`ServicePort::proxy_protocol`]), and reports what cannot be:
 /// an endpoint that expects no header would take it for data.
 pub(super) fn mark(
