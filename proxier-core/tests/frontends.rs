@@ -369,5 +369,8 @@ fn what_answers_by_itself_has_entries_where_they_are_needed() {
     let guarded = sets(|of| of.source_ranges = Some(vec!["198.51.100.0/24".parse().unwrap()]), false);
     assert!(guarded.contains(&"KUBE-LOAD-BALANCER-FW".to_owned()), "{guarded:?}");
     let unbound = sets(|_| (), true);
-    assert!(unbound.contains(&"KUBE-LOAD-BALANCER".to_owned()), "nothing but its entries shows that it is ours: {unbound:?}");
+    assert!(
+        unbound.contains(&"KUBE-LOAD-BALANCER".to_owned()),
+        "nothing but its entries shows that it is ours: {unbound:?}"
+    );
 }

@@ -426,7 +426,8 @@ fn flows_of_a_shared_node_port() {
     let port = json!([{"name": "p", "port": 53, "nodePort": 30001, "protocol": "UDP"}]);
     node.publish_service(1, &json!({"externalTrafficPolicy": "Cluster", "ports": port}));
     let endpoints = |node: &mut Node, addresses: &[&str]| {
-        let endpoints: Vec<Value> = addresses.iter().map(|of| json!({"addresses": [of], "nodeName": "node-b"})).collect();
+        let endpoints: Vec<Value> =
+            addresses.iter().map(|of| json!({"addresses": [of], "nodeName": "node-b"})).collect();
         let slice = json!({
             "metadata": {"namespace": "demo", "name": "web-1-x", "labels": {"kubernetes.io/service-name": "web-1"}},
             "addressType": "IPv4", "ports": [{"name": "p", "port": 53, "protocol": "UDP"}], "endpoints": endpoints,

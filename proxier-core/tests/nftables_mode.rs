@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use netlink_batch::Errno;
-use nftables::{
-    Chain, DataType, Family, FieldTypes, Priority, Set, SetFlags, Table, TableKey, Transaction,
-};
+use nftables::{Chain, DataType, Family, FieldTypes, Priority, Set, SetFlags, Table, TableKey, Transaction};
 use proptest::prelude::*;
 use proxier_core::config::{InterfaceName, LocalTraffic};
 use proxier_core::fake::{Call, FakeKernel, Fault};
@@ -854,7 +852,9 @@ fn a_change_writes_no_element_that_stays() {
     node.slice("web", &["10.244.0.1", "10.244.0.2"]);
     node.settles();
     // 10.96.0.7 . tcp . 80 . 0, each field in whole words.
-    node.kernel.nf_tables().refuse_elements(Some((&[10, 96, 0, 7, 6, 0, 0, 0, 0, 80, 0, 0, 0, 0, 0, 0], Errno::EINVAL)));
+    node.kernel
+        .nf_tables()
+        .refuse_elements(Some((&[10, 96, 0, 7, 6, 0, 0, 0, 0, 80, 0, 0, 0, 0, 0, 0], Errno::EINVAL)));
     node.slice("web", &["10.244.0.1", "10.244.0.3"]);
     node.settles();
     assert_eq!(

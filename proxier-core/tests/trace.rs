@@ -410,7 +410,10 @@ fn node_ports_are_those_of_this_node() {
         (trace.verdict.to_string(), trace.steps.join(" "))
     };
     let (verdict, steps) = traced("TCP 192.0.2.1:30080");
-    assert!(verdict == "rejected" && steps.contains("is a Frontend of Service demo/web: node port."), "{verdict}: {steps}");
+    assert!(
+        verdict == "rejected" && steps.contains("is a Frontend of Service demo/web: node port."),
+        "{verdict}: {steps}"
+    );
     let unserved = "30080 is the node port of p, which is not served on 192.0.2.2.";
     let (verdict, steps) = traced("TCP 192.0.2.2:30080");
     assert!(verdict == "left alone" && steps.contains(unserved), "{verdict}: {steps}");

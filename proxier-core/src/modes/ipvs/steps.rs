@@ -211,8 +211,9 @@ mod tests {
         assert_eq!(Shown(&server).to_string(), "mh (mh-port) persistent 300 s");
         server.config = VirtualServer::new(server.key, Scheduler::RoundRobin).config;
         server.config.one_packet = true;
-        let granularity = Granularity::from_prefix(ipvs::model::Family::V4, 24).unwrap();
-        server.config.persistence = Some(Persistence { granularity, ..Persistence::new(300) });
+        let mut persistence = Persistence::new(300);
+        persistence.granularity = Granularity::from_prefix(ipvs::model::Family::V4, 24).unwrap();
+        server.config.persistence = Some(persistence);
         assert_eq!(Shown(&server).to_string(), "rr one-packet persistent 300 s by /24");
 
         let mut real = RealServer::new("10.244.0.1:53".parse().unwrap());
