@@ -482,6 +482,21 @@ fn a_lost_route_is_put_back() {
     assert_eq!((node.routes(), done(&report, Part::Route, Action::Delete)), (ALL.map(str::to_owned).to_vec(), 1));
 }
 
+/// Addresses move between nodes: another interface gets a Service's, and loses it again.
+#[test]
+fn a_route_stays_while_another_interface_has_its_address() {
+    let mut node = Node::new(Binding::Routes);
+    node.settle();
+    node.kernel.set_interface("eth1", &ips(&["203.0.113.9"]));
+    node.proxier.host_changed(node.now);
+    node.settle();
+    assert_eq!(node.routes(), ALL);
+    assert!(node.full().drift.is_empty());
+    node.delete("web");
+    node.settle();
+    assert_eq!(node.routes(), [V4, V6], "no Service has it any more");
+}
+
 /// The kernel deletes routes whose source goes.
 #[test]
 fn the_source_follows_the_nodes_address() {

@@ -344,3 +344,33 @@ fn only_what_is_needed_is_made() {
     agent.settles();
     assert_eq!(agent.served(), ["TCP 203.0.113.8:80 192.0.2.77:80*1"]);
 }
+
+/// Of those whose endpoints answer clients by themselves, rules need to know only what else is asked for.
+#[test]
+fn what_answers_by_itself_has_entries_where_they_are_needed() {
+    let sets = |change: fn(&mut FrontendSpec), elsewhere: bool| {
+        let mut options = Options::default();
+        options.config.ipvs.only_what_is_needed = true;
+        let mut agent = Agent::new(options);
+        if elsewhere {
+            agent.kernel.set_interface("eth9", &["203.0.113.7".parse().unwrap()]);
+        }
+        let mut direct = spec("TCP 203.0.113.7:80", &["192.0.2.77:80"]);
+        direct.roles = Roles::LOAD_BALANCER;
+        let mut balancing = Balancing::default();
+        balancing.forwarding = Some(ForwardingMethod::DirectRoute);
+        direct.balancing = Some(Arc::new(balancing));
+        change(&mut direct);
+        agent.asks("direct", &[direct]);
+        agent.settles();
+        sets_and_chains(&mut agent).0
+    };
+    assert_eq!(sets(|_| (), false), [""; 0]);
+    let guarded = sets(|of| of.source_ranges = Some(vec!["198.51.100.0/24".parse().unwrap()]), false);
+    assert!(guarded.contains(&"KUBE-LOAD-BALANCER-FW".to_owned()), "{guarded:?}");
+    let unbound = sets(|_| (), true);
+    assert!(
+        unbound.contains(&"KUBE-LOAD-BALANCER".to_owned()),
+        "nothing but its entries shows that it is ours: {unbound:?}"
+    );
+}

@@ -11,7 +11,7 @@ use ipset::Element;
 use ipvs::VirtualServerKey;
 use ipvs::model::{RealServer, VirtualServerConfig};
 use proptest::prelude::*;
-use proxier_core::modes::ipvs::sets::SetKey;
+use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::modes::ipvs::wanted::{Changed, Wanted, WantedServer};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::service::HealthCheck;
@@ -149,4 +149,17 @@ proptest! {
         let served = wanted.desired().frontends().filter(|frontend| frontend.key.port == 80).count();
         prop_assert!(served >= store.services().map(|service| service.cluster_ips.len()).sum::<usize>());
     }
+}
+
+#[test]
+fn one_change_is_not_nothing() {
+    let (address, service) = (IpAddr::from([192, 0, 2, 1]), ObjectKey::new("demo", "web"));
+    let set = SetKey::new(proxier_core::net::Family::V4, SetKind::NodePortTcp);
+    let mut all = [const { None }; 5].map(|_: Option<()>| Changed::default());
+    all[0].virtual_servers.insert("TCP 192.0.2.1:80".parse().unwrap());
+    all[1].addresses.insert(address);
+    all[2].elsewhere.insert(address);
+    all[3].entries.insert((set, Element::Port(30_000.into())));
+    all[4].health_checks.insert(service);
+    assert!(Changed::default().is_empty() && all.iter().all(|changed| !changed.is_empty()), "{all:?}");
 }

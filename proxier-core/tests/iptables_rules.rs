@@ -175,6 +175,12 @@ fn where_node_ports_are_served() {
     );
     assert_eq!(served(within(&["127.0.0.0/8"]), Family::V4), (on(&["127.0.0.1"]), true));
     assert_eq!(served(within(&["0.0.0.0/0"]), Family::V4), (NodePorts::Everywhere, true));
+    // A part of 127.0.0.0/8, or a network that it is a part of.
+    for network in ["127.0.0.1/32", "126.0.0.0/7", "0.0.0.0/1"] {
+        assert_eq!(served(within(&[network]), Family::V4), (on(&["127.0.0.1"]), true), "{network}");
+    }
+    assert_eq!(served(within(&["127.0.0.2/32"]), Family::V4), (on(&[]), true), "not the address itself");
+    assert_eq!(served(within(&["128.0.0.0/1"]), Family::V4), (on(&["192.168.0.10"]), false));
     assert_eq!(served(within(&[]), Family::V4), (on(&[]), false), "nothing could be read");
 }
 

@@ -17,7 +17,7 @@ use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
 use marks::{Node, V4, chain, elements, foreign, kernel, make_foreign, marks, reals, servers};
 use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
-use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::ports::PortErrorKind;
@@ -194,6 +194,8 @@ fn connections_end_before_their_virtual_server_does() {
         assert!(report.is_done() && report.foreign.is_empty(), "{report:#?}");
         assert_eq!(servers(&kernel)[&format!("-t {AT}")].get(HERE), Some(&0), "it is kept for its connection");
         assert_eq!(shared(&kernel)[HERE], 1);
+        // What shows that it is ours stays with it.
+        assert!(elements(&kernel, "node-port-served").contains("192.0.2.10 . tcp . 30001"), "{:?}", kernel.state());
     }
     // And back, with a connection through the mark's.
     let mark = marks(&kernel)[PLACE];
@@ -398,4 +400,57 @@ fn why_a_node_port_is_not_shared_is_told() {
     );
     assert!(servers(&kernel).contains_key("-t 192.0.2.10:30002"));
     assert_eq!(node.proxier.wanted().unwrap().marked(), (0, 1));
+}
+
+/// The record of a virtual server that goes, because its node port is shared now, goes with it.
+#[test]
+fn a_record_goes_with_its_virtual_server() {
+    let kernel = kernel();
+    assert!(serving(&kernel, false).pass().is_done());
+    let served = || elements(&kernel, "node-port-served");
+    assert_eq!(served(), BTreeSet::from(["192.0.2.10 . tcp . 30001".to_owned()]));
+    let mut node = serving(&kernel, true);
+    for _ in 0..8 {
+        assert!(node.full_pass().is_done());
+        node.now += Duration::from_secs(10);
+    }
+    assert!(!has(&kernel, AT) && served().is_empty(), "{:?}", served());
+    assert_eq!(marked(&kernel).len(), 1);
+}
+
+/// Flows to endpoints of a shared node port go on, and those to endpoints that are gone are forgotten.
+#[test]
+fn flows_of_a_shared_node_port() {
+    let kernel = kernel();
+    let mut node = process(&kernel, true);
+    let port = json!([{"name": "p", "port": 53, "nodePort": 30001, "protocol": "UDP"}]);
+    node.publish_service(1, &json!({"externalTrafficPolicy": "Cluster", "ports": port}));
+    let endpoints = |node: &mut Node, addresses: &[&str]| {
+        let endpoints: Vec<Value> =
+            addresses.iter().map(|of| json!({"addresses": [of], "nodeName": "node-b"})).collect();
+        let slice = json!({
+            "metadata": {"namespace": "demo", "name": "web-1-x", "labels": {"kubernetes.io/service-name": "web-1"}},
+            "addressType": "IPv4", "ports": [{"name": "p", "port": 53, "protocol": "UDP"}], "endpoints": endpoints,
+        });
+        node.proxier.upsert_slice(&serde_json::from_value(slice).unwrap(), node.now);
+    };
+    endpoints(&mut node, &["10.244.7.1", "10.244.7.2"]);
+    node.proxier.start(node.now);
+    assert!(node.pass().is_done());
+    assert!(!has(&kernel, "192.0.2.10:30001") && marked(&kernel).len() == 1, "{:#?}", servers(&kernel));
+    let flow = |endpoint: &str| {
+        let place = |text: &str| text.parse().unwrap();
+        Flow::udp(place("198.18.0.1:999"), place("192.0.2.10:30001"), place(endpoint))
+    };
+    let (stays, goes) = (flow("10.244.7.1:53"), flow("10.244.7.2:53"));
+    for flow in [&stays, &goes] {
+        kernel.add_flow(*flow);
+    }
+    endpoints(&mut node, &["10.244.7.1"]);
+    let mut node = node;
+    for _ in 0..4 {
+        assert!(node.pass().is_done());
+        node.now += Duration::from_secs(31);
+    }
+    assert_eq!(kernel.state().flows.into_iter().collect::<Vec<_>>(), [stays]);
 }

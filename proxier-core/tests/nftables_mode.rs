@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use netlink_batch::Errno;
-use nftables::{Chain, DataType, Family, FieldTypes, Set, SetFlags, Table, TableKey, Transaction};
+use nftables::{Chain, DataType, Family, FieldTypes, Priority, Set, SetFlags, Table, TableKey, Transaction};
 use proptest::prelude::*;
+use proxier_core::config::{InterfaceName, LocalTraffic};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::{self, nftables as mode};
 use proxier_core::net::EndpointKey;
@@ -841,6 +842,252 @@ fn chains_of_slots_come_and_go_with_the_number_of_endpoints() {
     assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
     assert_eq!(meaning(&node.tables()), meaning(&whole));
     assert_eq!(slots(&node), two);
+}
+
+/// Only what differs is written: the kernel is not given elements of the same Frontend that stay as they are.
+#[test]
+fn a_change_writes_no_element_that_stays() {
+    let mut node = Node::new();
+    node.service("web", json!({"clusterIP": "10.96.0.7"}));
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    node.settles();
+    // 10.96.0.7 . tcp . 80 . 0, each field in whole words.
+    node.kernel
+        .nf_tables()
+        .refuse_elements(Some((&[10, 96, 0, 7, 6, 0, 0, 0, 0, 80, 0, 0, 0, 0, 0, 0], Errno::EINVAL)));
+    node.slice("web", &["10.244.0.1", "10.244.0.3"]);
+    node.settles();
+    assert_eq!(
+        elements(&node, "map endpoints"),
+        ["10.96.0.7 . tcp . 80 . 0 : 10.244.0.1 . 8080", "10.96.0.7 . tcp . 80 . 1 : 10.244.0.3 . 8080"]
+    );
+}
+
+#[test]
+fn what_only_loses_something_has_changed_too() {
+    let balancer = |ranges: &[&str]| {
+        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "loadBalancerSourceRanges": ranges,
+            "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}})
+    };
+    let mut node = Node::new();
+    node.service("web", balancer(&["198.51.100.0/24", "203.0.113.0/24"]));
+    node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    node.settles();
+    node.service("web", balancer(&["198.51.100.0/24"]));
+    let report = node.settles();
+    assert_eq!(steps(&report), BTreeMap::from([((Part::Frontend, Action::Change), 1)]), "the load balancer's address");
+    assert!(!node.v4().contains("203.0.113"), "{}", node.v4());
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    let report = node.settles();
+    assert_eq!(steps(&report).get(&(Part::Frontend, Action::Change)), Some(&2), "each of its addresses");
+}
+
+#[test]
+fn chains_that_come_or_go_are_a_change_of_the_table() {
+    let mut node = Node::new();
+    for name in ["web", "other"] {
+        let number = name.len();
+        node.service(name, json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(name, &["10.244.0.1", "10.244.0.2"]);
+    }
+    node.settles();
+    let change = |part| ((part, Action::Change), 1);
+    let with_chain = BTreeMap::from([change(Part::Table), change(Part::Frontend)]);
+    // One that chooses among three comes, and goes again; that among two stays for the other Service.
+    node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
+    assert_eq!(steps(&node.settles()), with_chain);
+    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+    assert_eq!(steps(&node.settles()), with_chain);
+    node.slice("web", &["10.244.0.1", "10.244.0.4"]);
+    assert_eq!(steps(&node.settles()), BTreeMap::from([change(Part::Frontend)]));
+}
+
+/// The table of one family says nothing of the other's Frontends.
+#[test]
+fn a_new_table_counts_the_frontends_of_its_family() {
+    let kernel = kernel();
+    let mut make = Transaction::new();
+    make.add_table(Table::new(TableKey::new(Family::Ip6, "proxier").unwrap()));
+    kernel.nftables().commit(&make).unwrap();
+    let mut node = Node::on(kernel, options());
+    for number in 1..=3 {
+        let address = format!("fd00::{number}");
+        node.service(
+            &format!("six-{number}"),
+            json!({"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv6"]}),
+        );
+    }
+    node.service("four", json!({"clusterIP": "10.96.0.1"}));
+    // The other table is somebody else's.
+    let report = node.pass();
+    assert_eq!(
+        steps(&report),
+        BTreeMap::from([((Part::Table, Action::Add), 1), ((Part::Frontend, Action::Add), 1)]),
+        "{report:#?}"
+    );
+}
+
+#[test]
+fn a_plan_is_told_step_by_step() {
+    let mut node = Node::new();
+    node.settles();
+    let told = |node: &mut Node| -> Vec<String> {
+        let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
+        let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+        plan.steps(&names).map(|step| step.to_string()).collect()
+    };
+    assert_eq!(told(&mut node), [""; 0]);
+    node.service("web", json!({"clusterIP": "10.96.0.1"}));
+    node.slice("web", &["10.244.0.1"]);
+    let steps = told(&mut node);
+    assert!(steps.len() == 2 && steps[0].contains("table ip proxier chains internal-1"), "{steps:?}");
+    assert!(steps[1].contains("frontend TCP 10.96.0.1:80 1 endpoint") && steps[1].contains("demo/web"), "{steps:?}");
+    let spec = json!({"clusterIP": "10.96.0.2", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
+    node.service("dns", spec);
+    let flows = |steps: &[String]| steps.iter().filter(|step| step.contains("flows")).count();
+    assert_eq!(flows(&told(&mut node)), 1, "{:?}", told(&mut node));
+}
+
+/// Endpoints that are all replaced at once are an ordinary change; all that go at once are doubted.
+#[test]
+fn endpoints_may_all_change_at_once_but_not_all_go() {
+    let mut node = Node::new();
+    for number in 1..=20 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1"]);
+    }
+    node.settles();
+    for number in 1..=20 {
+        node.slice(&format!("s{number}"), &["10.244.0.2"]);
+    }
+    let report = node.settles();
+    assert!(report.stopped.is_none(), "{report:#?}");
+    assert!(node.v4().contains("10.96.0.20 . tcp . 80 . 0 : 10.244.0.2 . 8080"), "{}", node.v4());
+    // Another process, whose list of slices is empty.
+    let whole = node.tables();
+    let mut next = Node::on(node.kernel.clone(), options());
+    for number in 1..=20 {
+        next.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+    }
+    let report = next.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert_eq!(next.tables(), whole);
+}
+
+/// Clients that are themselves the endpoint of what is held back still reach themselves.
+#[test]
+fn what_is_held_back_keeps_its_hairpins() {
+    let mut node = Node::new();
+    for number in 1..=20 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+        node.slice(&format!("s{number}"), &["10.244.0.1@node-a"]);
+    }
+    node.settles();
+    let hairpins = |node: &Node| blocks(&node.v4())["set hairpins"].contains(&"10.244.0.1 . 10.244.0.1".to_owned());
+    assert!(hairpins(&node), "{}", node.v4());
+    let mut next = Node::on(node.kernel.clone(), options());
+    assert!(next.pass().stopped.is_some());
+    assert!(hairpins(&next), "{}", next.v4());
+    next.proxier.confirm_removal(next.now);
+    next.settles();
+    assert!(!hairpins(&next), "{}", next.v4());
+}
+
+/// No change of a chain moves it to another hook: only a table that is made again has it there.
+#[test]
+fn base_chains_that_somebody_hooked_elsewhere_are_made_again() {
+    for moved in [&["postrouting"][..], &["postrouting", "prerouting"]] {
+        let mut node = Node::new();
+        node.service("web", json!({"clusterIP": "10.96.0.1"}));
+        node.settles();
+        let whole = node.tables();
+        let table = TableKey::new(Family::Ip, "proxier").unwrap();
+        let mut client = node.kernel.nftables();
+        let mut change = Transaction::new();
+        for chain in client.list_chains(&table).unwrap().into_iter().map(|found| found.chain) {
+            if let Some(mut base) = chain.base.filter(|_| moved.contains(&chain.key.name.as_str())) {
+                base.priority = Priority(7);
+                change.flush_chain(&chain.key).delete_chain(&chain.key).add_chain(Chain::base(chain.key, base));
+            }
+        }
+        client.commit(&change).unwrap();
+        assert_ne!(node.tables(), whole);
+        let report = node.full();
+        assert!(report.is_done(), "{report:#?}");
+        let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+        assert!(drift.iter().any(|line| line.contains("made again")), "{drift:?}");
+        assert_eq!(node.tables(), whole, "{moved:?}");
+    }
+}
+
+#[test]
+fn invalid_packets_are_not_forwarded_unless_connection_tracking_is_liberal() {
+    for is_liberal in [false, true] {
+        let mut options = options();
+        options.host.tcp_be_liberal = is_liberal;
+        let mut node = Node::on(kernel(), options);
+        node.settles();
+        let rules = blocks(&node.v4()).remove("chain forward-filter").unwrap();
+        let drops = rules.iter().any(|rule| rule.contains("ct state") && rule.contains("invalid drop"));
+        assert_eq!(drops, !is_liberal, "{rules:?}");
+    }
+}
+
+/// Whose connections to a cluster IP are marked to be masqueraded, and who may use endpoints on other nodes.
+#[test]
+fn traffic_of_pods_is_told_as_configured() {
+    let interface = |name: &str| InterfaceName::new(name).unwrap();
+    let networks = |network: &str| LocalTraffic::ClusterCidrs(vec![network.parse().unwrap()]);
+    let marked = "meta mark set";
+    for (local, all, outside, inside) in [
+        (LocalTraffic::default(), false, None, None),
+        (
+            networks("10.244.0.0/16"),
+            false,
+            Some("ip saddr & 255.255.0.0 != 10.244.0.0"),
+            Some("ip saddr & 255.255.0.0 == 10.244.0.0"),
+        ),
+        (
+            LocalTraffic::BridgeInterface(interface("cni0")),
+            false,
+            Some("iifname != \"cni0\""),
+            Some("iifname \"cni0\""),
+        ),
+        (
+            LocalTraffic::InterfaceNamePrefix(interface("veth")),
+            false,
+            Some("iifname != \"veth*\""),
+            Some("iifname \"veth*\""),
+        ),
+        (LocalTraffic::BridgeInterface(interface("cni0")), true, Some(marked), Some("iifname \"cni0\"")),
+    ] {
+        let mut options = options();
+        (options.config.local_traffic, options.config.masquerade_all) = (local.clone(), all);
+        let mut node = Node::on(kernel(), options);
+        node.service(
+            "web",
+            json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
+                "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}),
+        );
+        node.slice("web", &["10.244.0.1@node-a", "10.244.0.2"]);
+        node.settles();
+        let chains = blocks(&node.v4());
+        let internal = &chains["chain internal-2"];
+        assert_eq!(internal.len(), 1 + usize::from(outside.is_some()), "{local:?}: {internal:?}");
+        assert!(internal.last().unwrap().contains("dnat"), "{internal:?}");
+        if let Some(outside) = outside {
+            assert!(internal[0].starts_with(outside) && internal[0].contains(marked), "{local:?}: {internal:?}");
+        }
+        let split = &chains["chain pick-2-or-pick-1-local"];
+        assert_eq!(split.len(), 3 + usize::from(inside.is_some()), "{local:?}: {split:?}");
+        if let Some(inside) = inside {
+            assert!(split[0].starts_with(inside) && split[0].ends_with("goto pick-2"), "{local:?}: {split:?}");
+        }
+        // This node's own connections may go anywhere too, and their answers have to come back here; all others stay.
+        let rest: Vec<&String> = split.iter().rev().take(3).rev().collect();
+        assert!(rest[0].starts_with("fib saddr type local meta mark set"), "{split:?}");
+        assert_eq!((rest[1].as_str(), rest[2].as_str()), ("fib saddr type local goto pick-2", "goto pick-1-local"));
+    }
 }
 
 /// A Service among few, so that they meet.

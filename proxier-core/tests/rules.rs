@@ -15,7 +15,7 @@ use iptables::fake::FakeHost;
 use iptables::{Backend, Dump, Iptables, Rule, TableName};
 use proptest::prelude::*;
 use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NamePrefix};
-use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, MasqueradeSources, RuleChanges, Rules, cleanup};
+use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, MasqueradeSources, RuleChanges, Rules, cleanup, compile};
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::net::Family;
 use proxier_core::objects::ConfigObject;
@@ -404,6 +404,27 @@ fn load_balancers_barred_from_the_node_come_and_go() {
     world.service("web", balanced(&["198.51.100.0/24"]));
     world.delete_service("web");
     assert_eq!(barred(&world), [""; 0]);
+}
+
+/// With addresses on the dummy device, this node's own packets have the address that they go to as their source.
+#[test]
+fn the_nodes_own_traffic_is_told_by_its_source() {
+    let mut world = World::new();
+    world.service(
+        "web",
+        json!({
+            "clusterIP": "10.96.0.1", "type": "LoadBalancer", "ports": [{"name": "http", "port": 80}],
+            "loadBalancerSourceRanges": ["198.51.100.0/24"],
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.5"}]}},
+        }),
+    );
+    let inputs = Inputs::new(Family::V4, &world.wanted, &world.facts(), Capabilities::default());
+    let host = Host::new(Family::V4, "");
+    host.apply(&compile(&inputs).unwrap());
+    let text = host.text();
+    let barred = "-A KUBE-IPVS-OUT-FILTER -s 203.0.113.5/32 -m ipvs --vaddr 203.0.113.5";
+    assert!(text.contains(barred), "{text}");
+    assert!(text.contains("--match-set KUBE-CLUSTER-IP src,dst -j KUBE-MARK-MASQ"), "{text}");
 }
 
 fn check(object: Value) -> (Config, Vec<String>) {

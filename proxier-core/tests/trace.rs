@@ -10,13 +10,13 @@ use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
 
 use corpus::{Scenario, corpus, facts, store};
-use proxier_core::config::{Binding, Config};
+use proxier_core::config::{Binding, Config, NodePortAddresses};
 use proxier_core::modes::{Kind, iptables, trace};
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
 use proxier_core::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Packet, Reached, Trace, Verdict};
 use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 struct Nobody;
 
@@ -388,6 +388,40 @@ fn devices_and_ports_of_nobody() {
     assert_eq!(all, ["rejected", "rejected", "left alone", "left alone"]);
     let elsewhere = Packet::new(source, "TCP 203.0.113.9:80".parse().unwrap());
     assert!(Kind::ALL.into_iter().all(|mode| traced(mode, &elsewhere) == "left alone"));
+}
+
+/// A node port is one only at addresses of this node.
+#[test]
+fn node_ports_are_those_of_this_node() {
+    let mut config = Config::default();
+    config.node_port_addresses = NodePortAddresses::Within(vec!["192.0.2.1/32".parse().unwrap()]);
+    let interfaces = BTreeMap::from([("eth0".to_owned(), [1, 2].map(|last| IpAddr::from([192, 0, 2, last])).into())]);
+    let facts = NodeFacts::new(&config, &Node::new("n1"), &HostAddresses { interfaces });
+    let mut store = Store::new("n1");
+    let object = json!({"metadata": {"namespace": "demo", "name": "web"},
+        "spec": {"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}});
+    store.upsert_service(&serde_json::from_value(object).unwrap());
+    let mut desired = Desired::new();
+    let all = desired.services_with(&store);
+    desired.refresh(&store, &facts, &all, &mut Nobody);
+    let traced = |to: &str| {
+        let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
+        let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
+        (trace.verdict.to_string(), trace.steps.join(" "))
+    };
+    let (verdict, steps) = traced("TCP 192.0.2.1:30080");
+    assert!(
+        verdict == "rejected" && steps.contains("is a Frontend of Service demo/web: node port."),
+        "{verdict}: {steps}"
+    );
+    let unserved = "30080 is the node port of p, which is not served on 192.0.2.2.";
+    let (verdict, steps) = traced("TCP 192.0.2.2:30080");
+    assert!(verdict == "left alone" && steps.contains(unserved), "{verdict}: {steps}");
+    // Another host's, another protocol's, another port.
+    for to in ["TCP 192.0.2.3:30080", "UDP 192.0.2.2:30080", "TCP 192.0.2.2:30081"] {
+        let (verdict, steps) = traced(to);
+        assert!(verdict == "left alone" && !steps.contains("the node port of"), "{to}: {verdict}: {steps}");
+    }
 }
 
 /// Pods on a bridge: what comes in by it is theirs, and nothing else.

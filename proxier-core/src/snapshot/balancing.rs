@@ -439,3 +439,21 @@ impl Balancing {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn annotations_of_others_are_none_of_these() {
+        for (name, is_one) in [
+            ("proxier/scheduler", true),
+            ("kube-router.io/service.scheduler", true),
+            ("kube-router.io/service.dsr", true),
+            ("kube-router.io/service.hairpin", false),
+            ("example.com/proxier/scheduler", false),
+        ] {
+            assert_eq!(Balancing::is_annotation(name), is_one, "{name}");
+        }
+    }
+}

@@ -271,3 +271,42 @@ impl Places {
         Some(number)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::snapshot::{ObjectKey, Store};
+
+    /// Endpoints share a place only when zone, hints and node are all the same.
+    #[test]
+    fn each_endpoint_has_its_own_zone_hints_and_node() {
+        let places = [
+            ("zone-a", "zone-a", "node-1"),
+            ("zone-b", "zone-a", "node-1"),
+            ("zone-a", "zone-b", "node-1"),
+            ("zone-a", "zone-a", "node-2"),
+            ("zone-a", "zone-a", "node-1"),
+        ];
+        let endpoints: Vec<_> = (1..)
+            .zip(places)
+            .map(|(number, (zone, hint, node))| {
+                json!({"addresses": [format!("10.244.0.{number}")], "zone": zone, "nodeName": node,
+                    "hints": {"forZones": [{"name": hint}]}})
+            })
+            .collect();
+        let object = json!({
+            "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4", "ports": [{"name": "p", "port": 80}], "endpoints": endpoints,
+        });
+        let mut store = Store::new("node-a").keep_nodes();
+        store.upsert_slice(&serde_json::from_value(object).unwrap());
+        let slice = store.slices_of(&ObjectKey::new("demo", "web")).next().unwrap();
+        let found: Vec<_> = slice
+            .endpoints
+            .iter()
+            .map(|of| (slice.zone_of(of).unwrap(), &*slice.zones_of(of).unwrap()[0], slice.node_of(of).unwrap()))
+            .collect();
+        assert_eq!(found, places);
+    }
+}

@@ -124,6 +124,8 @@ const PARTS: [Part; 9] = [
             "--test=ipvs_node_ports",
             "--test=services",
             "--test=policy",
+            "--test=frontends",
+            "--test=incremental",
         ],
     },
     Part {

@@ -183,3 +183,22 @@ impl PortNames {
 pub(super) fn endpoint_chain(port: &Port, endpoint: &str) -> Result<ChainName, Error> {
     ChainName::new(format!("KUBE-SEP-{}", hash(port, Some(endpoint))))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_are_ours_in_their_own_tables_only() {
+        let tables = [TableName::NAT, TableName::FILTER, TableName::MANGLE];
+        for (chain, ours) in [
+            ("KUBE-SERVICES", [true, true, false]),
+            ("KUBE-FORWARD", [false, true, false]),
+            ("KUBE-MARK-MASQ", [true, false, false]),
+            ("KUBE-SVC-ERIFXISQEP7F7OF4", [true, false, false]),
+            ("KUBE-FIREWALL", [false, false, false]),
+        ] {
+            assert_eq!(tables.each_ref().map(|table| is_ours(table, chain)), ours, "{chain}");
+        }
+    }
+}

@@ -194,3 +194,38 @@ impl Plan {
             .chain(self.delete_device.then(|| Step::delete_device(device)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ipvs::model::{Scheduler, SchedulerFlags, Thresholds};
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_unusual_is_said() {
+        let mut server = VirtualServer::new("UDP 192.0.2.1:53".parse().unwrap(), Scheduler::MaglevHashing);
+        server.config.scheduler_flags = usual_flags(Scheduler::MaglevHashing);
+        assert_eq!(Shown(&server).to_string(), "mh");
+        server.config.scheduler_flags = SchedulerFlags::MH_PORT;
+        server.config.persistence = Some(Persistence::new(300));
+        assert_eq!(Shown(&server).to_string(), "mh (mh-port) persistent 300 s");
+        server.config = VirtualServer::new(server.key, Scheduler::RoundRobin).config;
+        server.config.one_packet = true;
+        let mut persistence = Persistence::new(300);
+        persistence.granularity = Granularity::from_prefix(ipvs::model::Family::V4, 24).unwrap();
+        server.config.persistence = Some(persistence);
+        assert_eq!(Shown(&server).to_string(), "rr one-packet persistent 300 s by /24");
+
+        let mut real = RealServer::new("10.244.0.1:53".parse().unwrap());
+        assert_eq!(ShownReal(&real).to_string(), "weight 1");
+        real.config.thresholds = Thresholds::new(100, 0).unwrap();
+        assert_eq!(ShownReal(&real).to_string(), "weight 1, at most 100 connections");
+        real.config.thresholds = Thresholds::new(100, 75).unwrap();
+        real.config.forwarding_method = ForwardingMethod::DirectRoute;
+        let method = ForwardingMethod::DirectRoute;
+        assert_eq!(
+            ShownReal(&real).to_string(),
+            format!("weight 1, {method}, at most 100 connections, again below 75")
+        );
+    }
+}

@@ -225,3 +225,59 @@ impl Plan {
         (self.retire, self.retire_first) = (later, first);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ipset::IpSpan;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::modes::ipvs::sets::SetKind;
+    use crate::service::NodeFacts;
+    use crate::snapshot::{HostAddresses, Node};
+
+    #[test]
+    fn a_plan_is_empty_when_no_stage_has_anything_to_do() {
+        let address = IpAddr::from([192, 0, 2, 1]);
+        let set = SetKey::new(Family::V4, SetKind::IpvsIps);
+        let key: VirtualServerKey = "TCP 192.0.2.1:80".parse().unwrap();
+        let operations = || vec![Operation::DeleteVirtualServer(key)];
+        let entries = || BTreeMap::from([(set, vec![Element::Ip(IpSpan::host(address))])]);
+        let rules = || vec![RulesChange::new(Family::V4, RuleChanges::default())];
+        let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+        let layout = Layout::new(Family::V4, &facts, true);
+        let tables = || Vec::from_iter(TableChange::compared(&layout, None).into_iter().flatten());
+        let sysctl = SysctlChange { path: "net/ipv4/ip_forward".into(), from: None, to: "1".into() };
+        let nothing = Plan::default;
+        let plans = [
+            Plan { create_device: true, ..nothing() },
+            Plan { sysctls: vec![sysctl], ..nothing() },
+            Plan { timeouts: Some(TimeoutsUpdate::default()), ..nothing() },
+            Plan { create_sets: vec![set], ..nothing() },
+            Plan { tables: tables(), ..nothing() },
+            Plan { add_entries: entries(), ..nothing() },
+            Plan { serve_split: operations(), ..nothing() },
+            Plan { serve_first: operations(), ..nothing() },
+            Plan { bind_first: vec![address], ..nothing() },
+            Plan { retire_first: operations(), ..nothing() },
+            Plan { rules: rules(), ..nothing() },
+            Plan { serve: operations(), ..nothing() },
+            Plan { bind: vec![address], ..nothing() },
+            Plan { add_routes: vec![LocalRoute::new(address.into())], ..nothing() },
+            Plan { last_tables: tables(), ..nothing() },
+            Plan { retire: operations(), ..nothing() },
+            Plan { retire_split: operations(), ..nothing() },
+            Plan { delete_entries: entries(), ..nothing() },
+            Plan { relax: rules(), ..nothing() },
+            Plan { unbind: vec![address], ..nothing() },
+            Plan { delete_routes: vec![address.into()], ..nothing() },
+            Plan { delete_device: true, ..nothing() },
+        ];
+        for plan in plans {
+            assert!(!plan.is_empty(), "{plan:#?}");
+        }
+        // There may be no such flow.
+        let udp = (([192, 0, 2, 1], 53).into(), BTreeSet::new());
+        assert!(nothing().is_empty() && Plan { forget: [udp].into(), ..nothing() }.is_empty());
+    }
+}

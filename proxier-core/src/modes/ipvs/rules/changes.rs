@@ -284,3 +284,27 @@ fn remove_chains((name, ours): InTable<'_>, wanted: &[Chain], observed: &Table, 
         changes.line(LineChange::Removed, name, line);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a cleanup of these tables takes away.
+    fn removed(tables: &str) -> RuleChanges {
+        super::super::cleanup(&Dump::parse(tables).unwrap(), NamePrefix::KUBE).unwrap()
+    }
+
+    /// Until the jump to its node ports goes, iptables mode leads connections to endpoints.
+    #[test]
+    fn rules_of_iptables_mode_are_known_by_their_node_ports() {
+        let nat = |rule: &str| format!("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES {rule}\nCOMMIT\n");
+        let filter = |rule: &str| format!("*filter\n:KUBE-FORWARD - [0:0]\n-A KUBE-FORWARD {rule}\nCOMMIT\n");
+        let node_ports = "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS";
+        assert!(removed(&nat(node_ports)).replace_iptables_mode());
+        assert!(!removed(&nat("-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT")).replace_iptables_mode());
+        assert!(!removed(&filter(node_ports)).replace_iptables_mode(), "health checks");
+        let mut added = RuleChanges::default();
+        added.line(LineChange::Added, &TableName::NAT, format!("-A KUBE-SERVICES {node_ports}"));
+        assert!(!added.replace_iptables_mode());
+    }
+}
