@@ -1,37 +1,27 @@
 //! iptables mode on a kernel in memory: changes, restarts, strangers, faults.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
+mod node;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use iptables::fake::FakeHost;
 use iptables::{Backend, ChainName, Edit, Family as Side, Iptables, Rule, TableName, Transaction};
+use node::{Node, Objects, a_spec, options_of, prepared, service, slice, texts};
 use proptest::prelude::*;
 use proxier_core::config::{Families, NodePortAddresses};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::{self, iptables as mode};
 use proxier_core::net::Family;
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::Options;
 use proxier_core::reconciler::report::{Report, RuleCount};
 use proxier_core::reconciler::schedule::Limits;
 use proxier_core::reconciler::step::{Action, Part};
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, Store};
 use serde_json::{Value, json};
-
-struct Node {
-    kernel: FakeKernel,
-    proxier: Reconciler,
-    now: Duration,
-    backend: Backend,
-}
-
-fn prepared(kernel: FakeKernel) -> FakeKernel {
-    kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
-    kernel
-}
 
 fn kernel() -> FakeKernel {
     prepared(FakeKernel::new())
@@ -43,112 +33,20 @@ fn legacy_kernel() -> FakeKernel {
 }
 
 fn options() -> Options {
-    let mut options = Options::default();
-    options.mode = modes::Kind::Iptables;
-    options
+    options_of(modes::Kind::Iptables)
 }
 
-/// A Service with port `p`.
-fn service(name: &str, spec: Value) -> ServiceObject {
-    let mut spec = spec;
-    if spec.get("ports").is_none() {
-        spec["ports"] = json!([{"name": "p", "port": 80}]);
-    }
-    let status = spec.as_object_mut().unwrap().remove("status").unwrap_or_default();
-    serde_json::from_value(json!({"metadata": {"namespace": "demo", "name": name}, "spec": spec, "status": status}))
-        .unwrap()
-}
-
-/// Endpoints of a Service, each `address@node`.
-fn slice(service: &str, endpoints: &[&str]) -> EndpointSliceObject {
-    let one = |text: &&str| {
-        let (address, node) = text.split_once('@').unwrap_or((text, "elsewhere"));
-        json!({"addresses": [address], "nodeName": node})
-    };
-    let v6 = endpoints.first().is_some_and(|text| text.contains(':'));
-    serde_json::from_value(json!({
-        "metadata": {"namespace": "demo", "name": format!("{service}-1"), "labels": {"kubernetes.io/service-name": service}},
-        "addressType": if v6 { "IPv6" } else { "IPv4" },
-        "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}, {"name": "u", "port": 53, "protocol": "UDP"}],
-        "endpoints": endpoints.iter().map(one).collect::<Vec<_>>(),
-    }))
-    .unwrap()
+fn new() -> Node {
+    Node::on(kernel(), options())
 }
 
 impl Node {
-    fn on(kernel: FakeKernel, options: Options) -> Self {
-        let proxier = Reconciler::new("node-a", options, Duration::ZERO);
-        let mut node = Node { kernel, proxier, now: Duration::ZERO, backend: Backend::NfTables };
-        node.proxier.start(node.now);
-        node
-    }
-
-    fn new() -> Self {
-        Node::on(kernel(), options())
-    }
-
-    /// Another process on the same kernel, which knows nothing yet.
-    fn next(&self, options: Options) -> Self {
-        Node { backend: self.backend, ..Node::on(self.kernel.clone(), options) }
-    }
-
-    fn service(&mut self, name: &str, spec: Value) {
-        self.proxier.upsert_service(&service(name, spec), self.now);
-    }
-
-    fn slice(&mut self, service: &str, endpoints: &[&str]) {
-        self.proxier.upsert_slice(&slice(service, endpoints), self.now);
-    }
-
     /// So many Services with two endpoints each.
     fn services(&mut self, count: u8) {
         for number in 1..=count {
             self.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
             self.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
         }
-    }
-
-    fn no_service(&mut self, name: &str) {
-        self.proxier.delete_service(&ObjectKey::new("demo", name), self.now);
-    }
-
-    /// The next pass, whatever comes of it.
-    fn pass(&mut self) -> Report {
-        self.now = self.now.max(self.proxier.next_wake().unwrap());
-        let now = self.now;
-        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
-    }
-
-    /// The next pass, which has to do all that is wanted.
-    fn settles(&mut self) -> Report {
-        let report = self.pass();
-        assert!(report.is_done(), "{report:#?}");
-        self.counts_are_true(&report);
-        report
-    }
-
-    /// The numbers of rules that a pass reports are those that `iptables-save` prints.
-    #[track_caller]
-    fn counts_are_true(&self, report: &Report) {
-        assert!(!report.rule_counts.is_empty(), "{report:#?}");
-        for count in &report.rule_counts {
-            let side = if count.family == Family::V4 { Side::Ipv4 } else { Side::Ipv6 };
-            let text = self.rules(side);
-            let table = text.split_once(&format!("*{}\n", count.table)).map_or("", |(_, rest)| rest);
-            let table = table.split("COMMIT").next().unwrap();
-            let ours = table.lines().filter(|line| line.contains("-A KUBE-") && !line.contains("-A KUBE-FIREWALL"));
-            assert_eq!(count.total, ours.count(), "{count:?}: {table}");
-        }
-    }
-
-    fn full(&mut self) -> Report {
-        self.proxier.request_full(self.now);
-        self.pass()
-    }
-
-    /// What `iptables-save` prints.
-    fn rules(&self, side: Side) -> String {
-        self.kernel.state().rules.get(&(side, self.backend)).cloned().unwrap_or_default()
     }
 
     fn v4(&self) -> String {
@@ -196,7 +94,7 @@ fn steps(report: &Report) -> BTreeMap<(Part, Action), u64> {
 
 #[test]
 fn a_service_is_chains_and_lines() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.slice("web", &["10.244.0.1", "10.244.0.2"]);
     node.service("none", json!({"clusterIP": "10.96.0.3"}));
@@ -217,7 +115,7 @@ fn a_service_is_chains_and_lines() {
 
 #[test]
 fn a_change_writes_its_own_chains_and_reads_nothing() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(50);
     node.settles();
     let before = node.writes();
@@ -243,7 +141,7 @@ fn a_change_writes_its_own_chains_and_reads_nothing() {
 
 #[test]
 fn a_restart_writes_nothing() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(5);
     node.settles();
     let (before, rules) = (node.writes(), node.v4());
@@ -262,7 +160,7 @@ fn a_restart_writes_nothing() {
 /// The rules of a kube-proxy that serves the same, as it writes them.
 #[test]
 fn what_kube_proxy_has_left_is_taken_over_without_a_write() {
-    let node = Node::new();
+    let node = new();
     let mut store = Store::new("node-a");
     store.upsert_service(&service("web", json!({"clusterIP": "10.96.0.1"})));
     store.upsert_slice(&slice("web", &["10.244.0.1", "10.244.0.2"]));
@@ -289,7 +187,7 @@ fn what_kube_proxy_has_left_is_taken_over_without_a_write() {
 
 #[test]
 fn what_others_change_is_repaired_and_told() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(3);
     node.settles();
     let whole = sorted(&node);
@@ -313,7 +211,7 @@ fn what_others_change_is_repaired_and_told() {
 /// What is written would lie among nothing: without the canary nothing is written, and everything is at once.
 #[test]
 fn a_change_that_meets_a_flush_writes_everything_at_once() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(3);
     node.settles();
     node.kernel.with_host(|host| host.flush(Side::Ipv4, Backend::NfTables));
@@ -401,7 +299,7 @@ fn what_the_kernel_refuses_of_one_service_does_not_stop_the_others() {
 
 #[test]
 fn a_service_whose_change_is_refused_is_served_as_before() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(3);
     node.service(
         "s2",
@@ -441,7 +339,7 @@ fn who_is_refused_does_not_keep_a_node_port_from_another() {
         json!({"clusterIP": ip, "type": "NodePort", "sessionAffinity": affinity,
         "ports": [{"name": "p", "port": 80, "nodePort": 30080}]})
     };
-    let mut node = Node::new();
+    let mut node = new();
     node.kernel.with_host(|host| host.set_match("recent", false));
     for (name, affinity, ip) in
         [("bad-1", "ClientIP", "10.96.1.1"), ("bad-2", "ClientIP", "10.96.1.2"), ("good", "None", "10.96.1.3")]
@@ -473,7 +371,7 @@ fn who_is_refused_does_not_keep_a_node_port_from_another() {
 /// With very many refused Services the rest is written in several passes.
 #[test]
 fn many_refused_services_are_found_in_several_passes() {
-    let mut node = Node::new();
+    let mut node = new();
     node.kernel.with_host(|host| host.set_match("recent", false));
     for number in 1..=30 {
         node.service(&format!("bad{number}"), sticky(&format!("10.96.1.{number}")));
@@ -492,7 +390,7 @@ fn many_refused_services_are_found_in_several_passes() {
 #[test]
 fn a_family_that_fails_does_not_stop_the_other() {
     for call in [Call::RulesRestore, Call::RulesDump] {
-        let mut node = Node::new();
+        let mut node = new();
         node.services(1);
         node.kernel.fail(Fault::new(call, PortErrorKind::Permission).family(Family::V6).every());
         let report = node.pass();
@@ -512,7 +410,7 @@ fn a_family_that_fails_does_not_stop_the_other() {
 fn a_failed_restore_is_tried_again() {
     for kind in [PortErrorKind::Busy, PortErrorKind::Unknown, PortErrorKind::Permission, PortErrorKind::NotFound] {
         for takes_effect in [false, true] {
-            let mut node = Node::new();
+            let mut node = new();
             node.services(2);
             node.settles();
             node.service("dns", json!({"clusterIP": "10.96.1.2"}));
@@ -534,7 +432,7 @@ fn a_failed_restore_is_tried_again() {
 #[test]
 fn a_process_that_dies_between_two_tables_is_followed_by_one_that_goes_on() {
     for writes in 0..8 {
-        let mut node = Node::new();
+        let mut node = new();
         node.services(3);
         node.kernel.crash_after(writes);
         node.pass();
@@ -542,7 +440,7 @@ fn a_process_that_dies_between_two_tables_is_followed_by_one_that_goes_on() {
         let mut next = node.next(options());
         next.services(3);
         next.settles();
-        let mut fresh = Node::new();
+        let mut fresh = new();
         fresh.services(3);
         fresh.settles();
         assert_eq!(sorted(&next), sorted(&fresh), "after {writes} writes");
@@ -551,7 +449,7 @@ fn a_process_that_dies_between_two_tables_is_followed_by_one_that_goes_on() {
 
 #[test]
 fn chains_and_jumps_of_others_stay() {
-    let node = Node::new();
+    let node = new();
     let mut theirs = Transaction::new();
     let filter = theirs.table(TableName::FILTER);
     filter.replace_chain(&chain("cali-FORWARD"), [rule("-s 192.0.2.99 -j DROP")]);
@@ -625,7 +523,7 @@ fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
     let lines = |node: &Node| node.v4().matches("KUBE-PORTALS-").count() + node.v4().matches("KUBE-NODEPORT-").count();
     let config = options().config;
     for kept in modes::Kind::ALL.map(Some).into_iter().chain([None]) {
-        let mut node = Node::new();
+        let mut node = new();
         left(&node);
         assert_eq!(lines(&node), 5 + 5 + 4, "a declaration, a jump and a rule each");
         node.services(1);
@@ -638,7 +536,7 @@ fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
         }
     }
     // Somebody else uses one of the chains.
-    let mut node = Node::new();
+    let mut node = new();
     left(&node);
     let mut theirs = Transaction::new();
     let jump = rule("-p tcp --dport 9 -j KUBE-PORTALS-HOST");
@@ -653,7 +551,7 @@ fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
 /// A chain to which somebody else jumps cannot be deleted.
 #[test]
 fn a_chain_that_others_use_is_emptied_and_stays() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(2);
     node.settles();
     let text = node.v4();
@@ -676,7 +574,7 @@ fn a_chain_that_others_use_is_emptied_and_stays() {
 
 #[test]
 fn a_cleanup_after_ipvs_mode_and_this_one_leaves_nothing() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(2);
     node.settles();
     let cleaned = modes::ipvs::cleanup::cleanup(&options().config, &mut node.kernel.ports());
@@ -691,7 +589,7 @@ fn a_cleanup_after_ipvs_mode_and_this_one_leaves_nothing() {
 
 #[test]
 fn an_empty_list_takes_nothing_away_at_once() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(20);
     node.settles();
     let whole = node.v4();
@@ -713,7 +611,7 @@ fn an_empty_list_takes_nothing_away_at_once() {
 fn who_gets_what_a_missing_service_had_is_served_at_once() {
     let with_port = |ip: &str, port: u16| json!({"clusterIP": ip, "type": "NodePort", "ports": [{"name": "p", "port": 80, "nodePort": port}]});
     let shared = json!({"clusterIP": "10.96.0.5", "externalIPs": ["203.0.113.1"]});
-    let mut node = Node::new();
+    let mut node = new();
     node.services(20);
     node.service("s3", with_port("10.96.0.3", 30_003));
     node.service("s5", shared);
@@ -754,7 +652,7 @@ fn who_gets_what_a_missing_service_had_is_served_at_once() {
 #[test]
 fn an_empty_first_list_takes_nothing_away_where_one_family_cannot_be_read() {
     for (unread, served) in [(Family::V4, "fd00:1::"), (Family::V6, "10.96.0.")] {
-        let mut node = Node::new();
+        let mut node = new();
         for number in 1..=20 {
             node.service(&format!("s{number}"), json!({"clusterIP": format!("{served}{number}")}));
         }
@@ -772,7 +670,7 @@ fn an_empty_first_list_takes_nothing_away_where_one_family_cannot_be_read() {
 /// What an earlier process served stays, with its chains, when the first lists are empty.
 #[test]
 fn an_empty_first_list_takes_nothing_away_at_once() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(20);
     node.service(
         "s20",
@@ -817,7 +715,7 @@ fn an_empty_first_list_takes_nothing_away_at_once() {
 fn a_first_list_without_slices_takes_no_endpoints_away_at_once() {
     let node_port = json!({"clusterIP": "10.96.0.20", "type": "NodePort",
         "ports": [{"name": "p", "port": 80, "nodePort": 30080}]});
-    let mut node = Node::new();
+    let mut node = new();
     node.services(20);
     node.service("s20", node_port.clone());
     node.settles();
@@ -840,7 +738,7 @@ fn a_first_list_without_slices_takes_no_endpoints_away_at_once() {
 
 #[test]
 fn flows_of_removed_udp_endpoints_are_forgotten() {
-    let mut node = Node::new();
+    let mut node = new();
     let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
     node.service("dns", spec);
     node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
@@ -868,7 +766,7 @@ fn localnet(node: &Node) -> String {
 /// Without the kubelet's rule neighbours could reach programs that listen on 127.0.0.1 only.
 #[test]
 fn loopback_addresses_are_routed_once_the_rules_guard_them() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(1);
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Permission).family(Family::V4));
     let report = node.pass();
@@ -913,7 +811,7 @@ fn rules_fit_the_programs_and_the_host() {
     for (asked, has) in [(mode::RandomFully::Always, true), (mode::RandomFully::Never, false)] {
         let mut options = options();
         options.iptables.random_fully = asked;
-        let mut node = Node::new();
+        let mut node = new();
         node.settles();
         node = node.next(options);
         node.settles();
@@ -930,7 +828,7 @@ fn rules_fit_the_programs_and_the_host() {
 
 #[test]
 fn rules_are_counted_as_they_come_and_go() {
-    let mut node = Node::new();
+    let mut node = new();
     let of_nat = |report: &Report| {
         let of = |count: &&RuleCount| (count.family, count.table) == (Family::V4, "nat");
         report.rule_counts.iter().find(of).map(|count| (count.total, count.written)).unwrap()
@@ -1006,7 +904,7 @@ fn when_changes_rain_rules_are_written_once_a_second() {
 /// What people see of a plan is what the program gets.
 #[test]
 fn a_plan_is_the_text_for_the_program() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(1);
     let (plan, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
     assert!(report.unread.is_empty() && !plan.is_empty());
@@ -1028,27 +926,12 @@ fn a_plan_is_the_text_for_the_program() {
 
 #[test]
 fn passes_say_whether_health_checks_change() {
-    let checked = |port: u16| {
-        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
-        "healthCheckNodePort": port})
-    };
-    let mut node = Node::new();
-    node.settles();
-    node.service("web", checked(32000));
-    assert!(node.settles().health_checks_changed);
-    node.slice("web", &["10.244.0.1", "10.244.0.2@node-a"]);
-    assert!(node.settles().health_checks_changed);
-    node.slice("web", &["10.244.0.3", "10.244.0.2@node-a"]);
-    assert!(!node.settles().health_checks_changed, "as many endpoints here as before");
-    // Two changes in one pass.
-    node.no_service("web");
-    node.service("web2", checked(32001));
-    assert!(node.settles().health_checks_changed);
+    node::passes_say_whether_health_checks_change(&mut new());
 }
 
 #[test]
 fn a_kernel_is_asked_what_it_can_do() {
-    let node = Node::new();
+    let node = new();
     let facts = NodeFacts::new(&options().config, &NodeOfCluster::new("node-a"), &HostAddresses::default());
     let ask = |lacks: Option<&str>| {
         let mut kernel = node.kernel.clone();
@@ -1078,34 +961,6 @@ fn sorted(node: &Node) -> Vec<String> {
     }
     all.sort();
     all
-}
-
-/// A Service among few, so that they meet.
-fn a_spec() -> impl Strategy<Value = Value> {
-    let optional = |text: &'static str| prop_oneof![Just(None), Just(Some(text))];
-    (1..5_u8, any::<bool>(), any::<bool>(), optional("203.0.113.1"), optional("198.18.0.1"), 0..4_u8, any::<bool>())
-        .prop_map(|(ip, sticky, local, external, balancer, ranges, node_port)| {
-            let mut port = json!({"name": "p", "port": 80});
-            if node_port {
-                port["nodePort"] = json!(30_000 + u32::from(ip));
-            }
-            let mut spec = json!({"clusterIP": format!("10.96.0.{ip}"), "type": "LoadBalancer", "ports": [port]});
-            if sticky {
-                spec["sessionAffinity"] = json!("ClientIP");
-            }
-            if local {
-                spec["externalTrafficPolicy"] = json!("Local");
-                spec["internalTrafficPolicy"] = json!(if ip % 2 == 0 { "Local" } else { "Cluster" });
-                spec["healthCheckNodePort"] = json!(31_000 + u32::from(ip));
-            }
-            spec["externalIPs"] = json!(external.into_iter().collect::<Vec<_>>());
-            if let Some(ip) = balancer {
-                spec["status"] = json!({"loadBalancer": {"ingress": [{"ip": ip}]}});
-            }
-            let all = ["198.51.100.0/24", "198.51.100.7/32", "192.0.2.0/24"];
-            spec["loadBalancerSourceRanges"] = json!(all[..usize::from(ranges)]);
-            spec
-        })
 }
 
 #[derive(Clone, Debug)]
@@ -1138,38 +993,6 @@ fn a_step() -> impl Strategy<Value = Step> {
         1 => any::<bool>().prop_map(Step::Flush),
         1 => any::<bool>().prop_map(Step::Match),
     ]
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Objects {
-    services: BTreeMap<u8, Value>,
-    slices: BTreeMap<u8, Vec<u8>>,
-}
-
-impl Objects {
-    fn give(&self, node: &mut Node) {
-        for (name, spec) in &self.services {
-            node.service(&format!("s{name}"), spec.clone());
-        }
-        for (name, endpoints) in &self.slices {
-            node.slice(&format!("s{name}"), &texts(endpoints));
-        }
-    }
-}
-
-/// The first of the endpoints are on this node.
-fn texts(endpoints: &[u8]) -> Vec<&'static str> {
-    const ALL: [&str; 8] = [
-        "10.244.0.1@node-a",
-        "10.244.0.2@node-a",
-        "10.244.0.3@node-a",
-        "10.244.1.1",
-        "10.244.1.2",
-        "10.244.1.3",
-        "10.244.1.4",
-        "10.244.1.5",
-    ];
-    endpoints.iter().map(|of| ALL[usize::from(*of)]).collect()
 }
 
 proptest! {

@@ -1,109 +1,40 @@
 //! nftables mode on a kernel in memory: changes, restarts, strangers, faults.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
+mod node;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use netlink_batch::Errno;
 use nftables::{Chain, DataType, Family, FieldTypes, Priority, Set, SetFlags, Table, TableKey, Transaction};
+use node::{Node, Objects, a_spec, options_of, prepared, texts};
 use proptest::prelude::*;
 use proxier_core::config::{InterfaceName, LocalTraffic};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::{self, nftables as mode};
 use proxier_core::net::EndpointKey;
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::Options;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::{Action, Part};
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::Roles;
 use proxier_core::snapshot::{FrontendSpec, ObjectKey, TrafficPolicy};
 use serde_json::{Value, json};
 
-struct Node {
-    kernel: FakeKernel,
-    proxier: Reconciler,
-    now: Duration,
-}
-
 fn kernel() -> FakeKernel {
-    let kernel = FakeKernel::new();
-    kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
-    kernel
+    prepared(FakeKernel::new())
 }
 
 fn options() -> Options {
-    let mut options = Options::default();
-    options.mode = modes::Kind::Nftables;
-    options
+    options_of(modes::Kind::Nftables)
 }
 
-/// A Service with port `p`.
-fn service(name: &str, spec: Value) -> ServiceObject {
-    let mut spec = spec;
-    if spec.get("ports").is_none() {
-        spec["ports"] = json!([{"name": "p", "port": 80}]);
-    }
-    let status = spec.as_object_mut().unwrap().remove("status").unwrap_or_default();
-    serde_json::from_value(json!({"metadata": {"namespace": "demo", "name": name}, "spec": spec, "status": status}))
-        .unwrap()
-}
-
-/// Endpoints of a Service, each `address@node`.
-fn slice(service: &str, endpoints: &[&str]) -> EndpointSliceObject {
-    let one = |text: &&str| {
-        let (address, node) = text.split_once('@').unwrap_or((text, "elsewhere"));
-        json!({"addresses": [address], "nodeName": node})
-    };
-    let v6 = endpoints.first().is_some_and(|text| text.contains(':'));
-    serde_json::from_value(json!({
-        "metadata": {"namespace": "demo", "name": format!("{service}-1"), "labels": {"kubernetes.io/service-name": service}},
-        "addressType": if v6 { "IPv6" } else { "IPv4" },
-        "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}, {"name": "u", "port": 53, "protocol": "UDP"}],
-        "endpoints": endpoints.iter().map(one).collect::<Vec<_>>(),
-    }))
-    .unwrap()
+fn new() -> Node {
+    Node::on(kernel(), options())
 }
 
 impl Node {
-    fn on(kernel: FakeKernel, options: Options) -> Self {
-        let mut node =
-            Node { kernel, proxier: Reconciler::new("node-a", options, Duration::ZERO), now: Duration::ZERO };
-        node.proxier.start(node.now);
-        node
-    }
-
-    fn new() -> Self {
-        Node::on(kernel(), options())
-    }
-
-    fn service(&mut self, name: &str, spec: Value) {
-        self.proxier.upsert_service(&service(name, spec), self.now);
-    }
-
-    fn slice(&mut self, service: &str, endpoints: &[&str]) {
-        self.proxier.upsert_slice(&slice(service, endpoints), self.now);
-    }
-
-    /// The next pass, whatever comes of it.
-    fn pass(&mut self) -> Report {
-        self.now = self.now.max(self.proxier.next_wake().unwrap());
-        let now = self.now;
-        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
-    }
-
-    /// The next pass, which has to do all that is wanted.
-    fn settles(&mut self) -> Report {
-        let report = self.pass();
-        assert!(report.is_done(), "{report:#?}");
-        report
-    }
-
-    fn full(&mut self) -> Report {
-        self.proxier.request_full(self.now);
-        self.pass()
-    }
-
     fn tables(&self) -> BTreeMap<String, String> {
         self.kernel.state().tables
     }
@@ -221,7 +152,7 @@ fn steps(report: &Report) -> BTreeMap<(Part, Action), u64> {
 
 #[test]
 fn a_service_is_elements_and_shared_chains() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.slice("web", &["10.244.0.1", "10.244.0.2"]);
     node.service("other", json!({"clusterIP": "10.96.0.2"}));
@@ -245,7 +176,7 @@ fn a_service_is_elements_and_shared_chains() {
 
 #[test]
 fn one_changed_endpoint_is_one_transaction_of_one_frontend() {
-    let mut node = Node::new();
+    let mut node = new();
     for number in 1..=50 {
         node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
         node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
@@ -262,7 +193,7 @@ fn one_changed_endpoint_is_one_transaction_of_one_frontend() {
 
 #[test]
 fn a_new_process_finds_its_tables_and_writes_nothing() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP", "type": "LoadBalancer",
         "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["198.51.100.0/24", "198.51.100.7/32", "203.0.113.5/32"],
         "ports": [{"name": "p", "port": 80, "nodePort": 30080}],
@@ -283,7 +214,7 @@ fn a_new_process_finds_its_tables_and_writes_nothing() {
 
 #[test]
 fn a_full_pass_reads_nothing_when_nobody_changed_anything() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.settles();
     node.kernel.fail(Fault::new(Call::TablesRead, PortErrorKind::Other).every());
@@ -302,7 +233,7 @@ fn a_full_pass_reads_nothing_when_nobody_changed_anything() {
 
 #[test]
 fn what_others_change_is_repaired_and_told() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.slice("web", &["10.244.0.1", "10.244.0.2"]);
     node.service("dns", json!({"clusterIP": "10.96.0.2"}));
@@ -335,7 +266,7 @@ fn what_others_change_is_repaired_and_told() {
 /// A change that meets a table that somebody has deleted is made good at once, not at the next timer.
 #[test]
 fn a_change_to_a_table_that_is_gone_makes_it_again_at_once() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.settles();
     let mut change = Transaction::new();
@@ -354,7 +285,7 @@ fn a_change_to_a_table_that_is_gone_makes_it_again_at_once() {
 #[test]
 fn a_map_that_somebody_replaced_is_made_again() {
     let settled = || {
-        let mut node = Node::new();
+        let mut node = new();
         node.settles();
         (node.tables(), node)
     };
@@ -456,7 +387,7 @@ fn a_table_of_somebody_else_for_a_family_that_is_not_served() {
 
 #[test]
 fn a_cleanup_removes_our_tables_and_nothing_else() {
-    let mut node = Node::new();
+    let mut node = new();
     let mut stranger = Transaction::new();
     stranger.add_table(Table::new(TableKey::new(Family::Ip, "stranger").unwrap()));
     node.kernel.nftables().commit(&stranger).unwrap();
@@ -474,7 +405,7 @@ fn a_cleanup_removes_our_tables_and_nothing_else() {
 fn a_refused_transaction_changes_nothing_and_is_tried_again() {
     for kind in [PortErrorKind::Busy, PortErrorKind::Unknown, PortErrorKind::Permission, PortErrorKind::NotFound] {
         for takes_effect in [false, true] {
-            let mut node = Node::new();
+            let mut node = new();
             node.service("web", json!({"clusterIP": "10.96.0.1"}));
             node.slice("web", &["10.244.0.1"]);
             node.settles();
@@ -495,7 +426,7 @@ fn a_refused_transaction_changes_nothing_and_is_tried_again() {
 #[test]
 fn a_plan_says_whether_it_is_empty() {
     let preview = |node: &mut Node| node.proxier.preview(node.now, &mut node.kernel.ports()).0.is_empty();
-    let mut node = Node::new();
+    let mut node = new();
     assert!(!preview(&mut node));
     node.settles();
     assert!(preview(&mut node));
@@ -512,7 +443,7 @@ fn passes_say_whether_health_checks_change() {
         json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
         "healthCheckNodePort": port, "ports": [{"name": "p", "port": 80, "nodePort": 30080}]})
     };
-    let mut node = Node::new();
+    let mut node = new();
     node.settles();
     node.service("web", checked(32000));
     assert!(node.settles().health_checks_changed);
@@ -528,7 +459,7 @@ fn passes_say_whether_health_checks_change() {
 #[test]
 fn endpoints_of_this_node_alone_serve_where_the_policy_says_so() {
     for (policy, refused, dropped) in [(TrafficPolicy::Cluster, true, false), (TrafficPolicy::Local, false, false)] {
-        let mut node = Node::new();
+        let mut node = new();
         let mut spec = FrontendSpec::new("TCP 203.0.113.7:80".parse().unwrap(), []);
         spec.roles = Roles::EXTERNAL_IP;
         spec.policy = policy;
@@ -546,7 +477,7 @@ fn endpoints_of_this_node_alone_serve_where_the_policy_says_so() {
 fn a_refused_frontend_of_many_is_left_out() {
     for is_silent in [false, true] {
         for refused in [&[1][..], &[100], &[37], &[36, 37, 38, 90]] {
-            let mut node = Node::new();
+            let mut node = new();
             node.kernel.nf_tables().set_silent(is_silent);
             for number in refused {
                 // Address and protocol: what Services share has other keys.
@@ -579,7 +510,7 @@ fn a_refused_frontend_of_many_is_left_out() {
 /// The search ends, with nothing written, where all are refused.
 #[test]
 fn a_kernel_that_refuses_everything_is_not_asked_for_ever() {
-    let mut node = Node::new();
+    let mut node = new();
     node.kernel.nf_tables().set_silent(true);
     node.kernel.nf_tables().refuse_elements(Some((&[10, 96], Errno::EINVAL)));
     for number in 1..=200 {
@@ -599,7 +530,7 @@ fn stranger(name: &str) -> Transaction {
 /// Somebody changes something else between reading and writing: what was read still holds.
 #[test]
 fn other_changes_between_reading_and_writing() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     for number in 1..=3 {
         node.kernel.commit_before(stranger(&format!("theirs-{number}")));
@@ -607,7 +538,7 @@ fn other_changes_between_reading_and_writing() {
     node.settles();
     assert!(node.v4().contains("10.96.0.1 . tcp . 80") && node.tables().len() == 5, "{:?}", node.tables());
     // Not for ever.
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     for number in 1..=20 {
         node.kernel.commit_before(stranger(&format!("theirs-{number}")));
@@ -624,7 +555,7 @@ fn other_changes_between_reading_and_writing() {
 /// Somebody changes our table between reading and writing: it is not written from what was read, and read again at once.
 #[test]
 fn a_change_of_our_table_between_reading_and_writing() {
-    let mut before = Node::new();
+    let mut before = new();
     before.service("web", json!({"clusterIP": "10.96.0.1"}));
     before.settles();
     let mut node = Node::on(before.kernel.clone(), options());
@@ -644,7 +575,7 @@ fn a_change_of_our_table_between_reading_and_writing() {
 
 #[test]
 fn without_nf_tables_the_node_has_failed_and_says_why() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.kernel.fail(Fault::new(Call::TablesGeneration, PortErrorKind::Unavailable).every());
     let report = node.pass();
@@ -656,7 +587,7 @@ fn without_nf_tables_the_node_has_failed_and_says_why() {
 
 #[test]
 fn an_empty_list_takes_nothing_away_at_once() {
-    let mut node = Node::new();
+    let mut node = new();
     for number in 1..=20 {
         node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
         node.slice(&format!("s{number}"), &["10.244.0.1"]);
@@ -679,7 +610,7 @@ fn an_empty_list_takes_nothing_away_at_once() {
 /// What an earlier process served stays, with its chains, when the first lists are empty.
 #[test]
 fn an_empty_first_list_takes_nothing_away_at_once() {
-    let mut node = Node::new();
+    let mut node = new();
     for number in 1..=20 {
         node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
         node.slice(&format!("s{number}"), &["10.244.0.1"]);
@@ -716,7 +647,7 @@ fn an_empty_first_list_takes_nothing_away_at_once() {
 
 #[test]
 fn a_family_that_is_not_served_any_more_has_no_table() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "fd00::1", "clusterIPs": ["fd00::1"], "ipFamilies": ["IPv6"]}));
     node.settles();
     assert!(node.tables()["ip6 proxier"].contains("fd00::1 . tcp . 80"));
@@ -730,7 +661,7 @@ fn a_family_that_is_not_served_any_more_has_no_table() {
 #[test]
 fn flows_of_removed_udp_endpoints_are_forgotten() {
     use proxier_core::fake::Flow;
-    let mut node = Node::new();
+    let mut node = new();
     let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
     node.service("dns", spec);
     node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
@@ -764,7 +695,7 @@ fn endpoints_keep_their_slots() {
         // Without affinity no number may be missing.
         (json!({"clusterIP": "10.96.0.1"}), ["0 : 10.244.0.1", "1 : 10.244.0.4", "2 : 10.244.0.3"]),
     ] {
-        let mut node = Node::new();
+        let mut node = new();
         node.service("web", spec.clone());
         node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4"]);
         node.settles();
@@ -789,7 +720,7 @@ fn endpoints_keep_their_slots() {
 /// An endpoint that is away between two writes only has its slot as before.
 #[test]
 fn what_was_not_written_takes_no_slot_away() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", sticky());
     node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
     node.settles();
@@ -802,7 +733,7 @@ fn what_was_not_written_takes_no_slot_away() {
 
 #[test]
 fn chains_of_slots_come_and_go_with_the_number_of_endpoints() {
-    let mut node = Node::new();
+    let mut node = new();
     for number in 1..=30 {
         node.service(
             &format!("s{number}"),
@@ -847,7 +778,7 @@ fn chains_of_slots_come_and_go_with_the_number_of_endpoints() {
 /// Only what differs is written: the kernel is not given elements of the same Frontend that stay as they are.
 #[test]
 fn a_change_writes_no_element_that_stays() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.7"}));
     node.slice("web", &["10.244.0.1", "10.244.0.2"]);
     node.settles();
@@ -869,7 +800,7 @@ fn what_only_loses_something_has_changed_too() {
         json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "loadBalancerSourceRanges": ranges,
             "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}})
     };
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", balancer(&["198.51.100.0/24", "203.0.113.0/24"]));
     node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
     node.settles();
@@ -884,7 +815,7 @@ fn what_only_loses_something_has_changed_too() {
 
 #[test]
 fn chains_that_come_or_go_are_a_change_of_the_table() {
-    let mut node = Node::new();
+    let mut node = new();
     for name in ["web", "other"] {
         let number = name.len();
         node.service(name, json!({"clusterIP": format!("10.96.0.{number}")}));
@@ -929,7 +860,7 @@ fn a_new_table_counts_the_frontends_of_its_family() {
 
 #[test]
 fn a_plan_is_told_step_by_step() {
-    let mut node = Node::new();
+    let mut node = new();
     node.settles();
     let told = |node: &mut Node| -> Vec<String> {
         let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
@@ -951,7 +882,7 @@ fn a_plan_is_told_step_by_step() {
 /// Endpoints that are all replaced at once are an ordinary change; all that go at once are doubted.
 #[test]
 fn endpoints_may_all_change_at_once_but_not_all_go() {
-    let mut node = Node::new();
+    let mut node = new();
     for number in 1..=20 {
         node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
         node.slice(&format!("s{number}"), &["10.244.0.1"]);
@@ -977,7 +908,7 @@ fn endpoints_may_all_change_at_once_but_not_all_go() {
 /// Clients that are themselves the endpoint of what is held back still reach themselves.
 #[test]
 fn what_is_held_back_keeps_its_hairpins() {
-    let mut node = Node::new();
+    let mut node = new();
     for number in 1..=20 {
         node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
         node.slice(&format!("s{number}"), &["10.244.0.1@node-a"]);
@@ -997,7 +928,7 @@ fn what_is_held_back_keeps_its_hairpins() {
 #[test]
 fn base_chains_that_somebody_hooked_elsewhere_are_made_again() {
     for moved in [&["postrouting"][..], &["postrouting", "prerouting"]] {
-        let mut node = Node::new();
+        let mut node = new();
         node.service("web", json!({"clusterIP": "10.96.0.1"}));
         node.settles();
         let whole = node.tables();
@@ -1090,33 +1021,6 @@ fn traffic_of_pods_is_told_as_configured() {
     }
 }
 
-/// A Service among few, so that they meet.
-fn a_spec() -> impl Strategy<Value = Value> {
-    let optional = |text: &'static str| prop_oneof![Just(None), Just(Some(text))];
-    (1..5_u8, any::<bool>(), any::<bool>(), optional("203.0.113.1"), optional("198.18.0.1"), 0..4_u8, any::<bool>())
-        .prop_map(|(ip, sticky, local, external, balancer, ranges, node_port)| {
-            let mut port = json!({"name": "p", "port": 80});
-            if node_port {
-                port["nodePort"] = json!(30_000 + u32::from(ip));
-            }
-            let mut spec = json!({"clusterIP": format!("10.96.0.{ip}"), "type": "LoadBalancer", "ports": [port]});
-            if sticky {
-                spec["sessionAffinity"] = json!("ClientIP");
-            }
-            if local {
-                spec["externalTrafficPolicy"] = json!("Local");
-                spec["internalTrafficPolicy"] = json!(if ip % 2 == 0 { "Local" } else { "Cluster" });
-            }
-            spec["externalIPs"] = json!(external.into_iter().collect::<Vec<_>>());
-            if let Some(ip) = balancer {
-                spec["status"] = json!({"loadBalancer": {"ingress": [{"ip": ip}]}});
-            }
-            let all = ["198.51.100.0/24", "198.51.100.7/32", "192.0.2.0/24"];
-            spec["loadBalancerSourceRanges"] = json!(all[..usize::from(ranges)]);
-            spec
-        })
-}
-
 #[derive(Clone, Debug)]
 enum Step {
     Service(u8, Value),
@@ -1142,38 +1046,6 @@ fn a_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Objects {
-    services: BTreeMap<u8, Value>,
-    slices: BTreeMap<u8, Vec<u8>>,
-}
-
-impl Objects {
-    fn give(&self, node: &mut Node) {
-        for (name, spec) in &self.services {
-            node.service(&format!("s{name}"), spec.clone());
-        }
-        for (name, endpoints) in &self.slices {
-            node.slice(&format!("s{name}"), &texts(endpoints));
-        }
-    }
-}
-
-/// The first of the endpoints are on this node.
-fn texts(endpoints: &[u8]) -> Vec<&'static str> {
-    const ALL: [&str; 8] = [
-        "10.244.0.1@node-a",
-        "10.244.0.2@node-a",
-        "10.244.0.3@node-a",
-        "10.244.1.1",
-        "10.244.1.2",
-        "10.244.1.3",
-        "10.244.1.4",
-        "10.244.1.5",
-    ];
-    endpoints.iter().map(|of| ALL[usize::from(*of)]).collect()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
@@ -1191,7 +1063,7 @@ proptest! {
                     objects.services.insert(name, spec);
                 }
                 Step::NoService(name) => {
-                    node.proxier.delete_service(&ObjectKey::new("demo", &format!("s{name}")), node.now);
+                    node.no_service(&format!("s{name}"));
                     objects.services.remove(&name);
                 }
                 Step::Slice(name, endpoints) => {

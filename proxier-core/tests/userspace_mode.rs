@@ -1,31 +1,28 @@
 //! Userspace mode on a kernel in memory: what it listens on, what it makes local, strangers, restarts.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
+mod node;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use node::{Node, options_of, prepared};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::{self, userspace};
 use proxier_core::net::{FrontendKey, Network};
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::{PortErrorKind, RouteOwner, Settings};
+use proxier_core::reconciler::Options;
 use proxier_core::reconciler::report::Report;
 use proxier_core::reconciler::step::{Action, Part};
-use proxier_core::reconciler::{Options, Reconciler};
-use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
-struct Node {
-    kernel: FakeKernel,
-    proxier: Reconciler,
-    now: Duration,
+fn options() -> Options {
+    options_of(modes::Kind::Userspace)
 }
 
-fn options() -> Options {
-    let mut options = Options::default();
-    options.mode = modes::Kind::Userspace;
-    options
+fn new() -> Node {
+    Node::on(prepared(FakeKernel::new()), options())
 }
 
 fn key(text: &str) -> FrontendKey {
@@ -37,72 +34,6 @@ fn networks(texts: &[&str]) -> BTreeSet<Network> {
 }
 
 impl Node {
-    fn on(kernel: FakeKernel, options: Options) -> Self {
-        kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
-        let mut node =
-            Node { kernel, proxier: Reconciler::new("node-a", options, Duration::ZERO), now: Duration::ZERO };
-        node.proxier.start(node.now);
-        node
-    }
-
-    fn new() -> Self {
-        Node::on(FakeKernel::new(), options())
-    }
-
-    fn service(&mut self, name: &str, spec: Value) {
-        let mut spec = spec;
-        if spec.get("ports").is_none() {
-            spec["ports"] = json!([{"name": "p", "port": 80}]);
-        }
-        let status = spec.as_object_mut().unwrap().remove("status").unwrap_or_default();
-        let annotations = spec.as_object_mut().unwrap().remove("annotations").unwrap_or_else(|| json!({}));
-        let metadata = json!({"namespace": "demo", "name": name, "annotations": annotations});
-        let object = json!({"metadata": metadata, "spec": spec, "status": status});
-        let object: ServiceObject = serde_json::from_value(object).unwrap();
-        self.proxier.upsert_service(&object, self.now);
-    }
-
-    /// Endpoints of a Service, each `address@node`.
-    fn slice(&mut self, service: &str, endpoints: &[&str]) {
-        let one = |text: &&str| {
-            let (address, node) = text.split_once('@').unwrap_or((text, "elsewhere"));
-            json!({"addresses": [address], "nodeName": node})
-        };
-        let v6 = endpoints.first().is_some_and(|text| text.contains(':'));
-        let name = format!("{service}-1");
-        let object: EndpointSliceObject = serde_json::from_value(json!({
-            "metadata": {"namespace": "demo", "name": name, "labels": {"kubernetes.io/service-name": service}},
-            "addressType": if v6 { "IPv6" } else { "IPv4" },
-            "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}, {"name": "u", "port": 53, "protocol": "UDP"}],
-            "endpoints": endpoints.iter().map(one).collect::<Vec<_>>(),
-        }))
-        .unwrap();
-        self.proxier.upsert_slice(&object, self.now);
-    }
-
-    fn delete(&mut self, name: &str) {
-        self.proxier.delete_service(&ObjectKey::new("demo", name), self.now);
-    }
-
-    /// The next pass, whatever comes of it.
-    fn pass(&mut self) -> Report {
-        self.now = self.now.max(self.proxier.next_wake().unwrap());
-        let now = self.now;
-        self.proxier.pass(&|| now, &mut self.kernel.ports()).unwrap()
-    }
-
-    /// The next pass, which has to do all that is wanted.
-    fn settles(&mut self) -> Report {
-        let report = self.pass();
-        assert!(report.is_done(), "{report:#?}");
-        report
-    }
-
-    fn full(&mut self) -> Report {
-        self.proxier.request_full(self.now);
-        self.pass()
-    }
-
     /// Where is listened, and how many endpoints outsiders and insiders get.
     fn listeners(&self) -> Vec<String> {
         let listeners = self.kernel.listeners();
@@ -121,7 +52,7 @@ fn done(report: &Report, part: Part, action: Action) -> u64 {
 
 #[test]
 fn a_service_is_listened_for_on_all_its_addresses() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service(
         "web",
         json!({
@@ -155,7 +86,7 @@ fn a_service_is_listened_for_on_all_its_addresses() {
     let report = node.settles();
     assert_eq!((report.full, done(&report, Part::Listener, Action::Change), report.writes()), (false, 9, 9));
     assert_eq!(node.listeners()[0], "TCP 10.96.0.10:80 1 1");
-    node.delete("web");
+    node.no_service("web");
     let report = node.settles();
     assert_eq!((node.listeners(), node.routes()), (vec![], networks(&[])));
     assert_eq!((done(&report, Part::Listener, Action::Delete), done(&report, Part::Route, Action::Delete)), (9, 3));
@@ -163,7 +94,7 @@ fn a_service_is_listened_for_on_all_its_addresses() {
 
 #[test]
 fn policies_decide_who_gets_which_endpoints() {
-    let mut node = Node::new();
+    let mut node = new();
     let external = json!({
         "type": "NodePort", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
         "ports": [{"name": "p", "port": 80, "nodePort": 30001}],
@@ -190,7 +121,7 @@ fn told(node: &Node) -> (Vec<String>, Vec<String>) {
 
 #[test]
 fn a_service_asks_that_endpoints_are_told_the_client() {
-    let mut node = Node::new();
+    let mut node = new();
     let web = |annotations: Value| {
         json!({
             "type": "NodePort", "clusterIP": "10.96.0.1", "annotations": annotations, "ports": [
@@ -265,7 +196,7 @@ fn networks_of_services_take_one_route_each() {
     assert_eq!(node.routes(), all);
     node.service("other", json!({"clusterIP": "10.96.0.11"}));
     assert_eq!(done(&node.settles(), Part::Route, Action::Add), 0);
-    node.delete("web");
+    node.no_service("web");
     node.settles();
     assert_eq!(node.routes(), networks(&["10.96.0.0/12", "fd00:10::/112"]));
 }
@@ -299,7 +230,7 @@ fn networks_that_the_cluster_names_count_instead() {
 
 #[test]
 fn sctp_is_refused_with_the_reason() {
-    let mut node = Node::new();
+    let mut node = new();
     let ports = json!([{"name": "s", "port": 132, "protocol": "SCTP"}]);
     node.service("signals", json!({"clusterIP": "10.96.0.10", "ports": ports}));
     let report = node.settles();
@@ -310,13 +241,13 @@ fn sctp_is_refused_with_the_reason() {
 
 #[test]
 fn a_route_stays_while_connections_need_it() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.10"}));
     node.slice("web", &["10.244.1.7"]);
     node.settles();
     let address: IpAddr = "10.96.0.10".parse().unwrap();
     node.kernel.set_connected(address, true);
-    node.delete("web");
+    node.no_service("web");
     node.settles();
     assert_eq!((node.listeners(), node.routes()), (vec![], networks(&["10.96.0.10/32"])));
     for _ in 0..3 {
@@ -330,7 +261,7 @@ fn a_route_stays_while_connections_need_it() {
     node.service("web", json!({"clusterIP": "10.96.0.10"}));
     node.settles();
     node.kernel.set_connected(address, true);
-    node.delete("web");
+    node.no_service("web");
     node.settles();
     node.service("next", json!({"clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 81}]}));
     node.settles();
@@ -341,7 +272,7 @@ fn a_route_stays_while_connections_need_it() {
 
 #[test]
 fn a_port_of_another_program_is_told_and_tried_again() {
-    let mut node = Node::new();
+    let mut node = new();
     for (name, address) in [("web", "10.96.0.10"), ("other", "10.96.0.11")] {
         node.service(name, json!({"clusterIP": address}));
         node.slice(name, &["10.244.1.7"]);
@@ -363,7 +294,7 @@ fn a_port_of_another_program_is_told_and_tried_again() {
 
 #[test]
 fn a_new_process_listens_anew_and_deletes_routes_nobody_wants() {
-    let mut node = Node::new();
+    let mut node = new();
     for (name, address) in [("web", "10.96.0.10"), ("old", "10.96.0.11")] {
         node.service(name, json!({"clusterIP": address}));
         node.slice(name, &["10.244.1.7"]);
@@ -394,7 +325,7 @@ fn a_new_process_listens_anew_and_deletes_routes_nobody_wants() {
 
 #[test]
 fn failures_are_reported_and_mended() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.10"}));
     node.slice("web", &["10.244.1.7"]);
     node.kernel.fail(Fault::new(Call::RelaysConfigure, PortErrorKind::Busy));
@@ -410,7 +341,7 @@ fn failures_are_reported_and_mended() {
 
 #[test]
 fn settings_follow_the_host() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.10"}));
     node.settles();
     node.kernel.set_interface("eth1", &["192.0.2.77".parse().unwrap()]);
@@ -432,7 +363,7 @@ fn an_address_stays_until_its_last_port_goes() {
         let ports: Vec<Value> = ports.iter().map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
         json!({"clusterIP": "10.96.0.10", "ports": ports})
     };
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", spec(&[80, 81, 82]));
     node.settles();
     for ports in [&[81, 82][..], &[82]] {
@@ -441,7 +372,7 @@ fn an_address_stays_until_its_last_port_goes() {
         assert_eq!((report.full, report.writes(), node.listeners().len()), (false, 1, ports.len()), "{report:#?}");
         assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
     }
-    node.delete("web");
+    node.no_service("web");
     node.settles();
     assert_eq!((node.listeners(), node.routes()), (vec![], networks(&[])));
 }
@@ -481,27 +412,12 @@ fn a_plan_says_whether_it_is_empty() {
 
 #[test]
 fn passes_say_whether_health_checks_change() {
-    let checked = |port: u16| {
-        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
-        "healthCheckNodePort": port})
-    };
-    let mut node = Node::new();
-    node.settles();
-    node.service("web", checked(32000));
-    assert!(node.settles().health_checks_changed);
-    node.slice("web", &["10.244.0.1", "10.244.0.2@node-a"]);
-    assert!(node.settles().health_checks_changed);
-    node.slice("web", &["10.244.0.3", "10.244.0.2@node-a"]);
-    assert!(!node.settles().health_checks_changed, "as many endpoints here as before");
-    // Two changes in one pass.
-    node.delete("web");
-    node.service("web2", checked(32001));
-    assert!(node.settles().health_checks_changed);
+    node::passes_say_whether_health_checks_change(&mut new());
 }
 
 #[test]
 fn a_preview_leaves_the_relay_as_it_is() {
-    let mut node = Node::new();
+    let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.10"}));
     let (plan, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
     assert!(report.unread.is_empty() && !plan.is_empty(), "{report:#?}");
