@@ -480,6 +480,12 @@ fn a_lost_route_is_put_back() {
     node.kernel.set_route(RouteOwner::Ipvs, network("203.0.113.99/32"), true);
     let report = node.full();
     assert_eq!((node.routes(), done(&report, Part::Route, Action::Delete)), (ALL.map(str::to_owned).to_vec(), 1));
+    let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+    assert!(told.len() == 1 && told[0].contains("203.0.113.99"), "{told:?}");
+    // What a Service leaves is nobody's drift.
+    node.delete("web");
+    let report = node.full();
+    assert!(done(&report, Part::Route, Action::Delete) > 0 && report.drift.is_empty(), "{report:#?}");
 }
 
 /// Addresses move between nodes: another interface gets a Service's, and loses it again.
@@ -495,6 +501,20 @@ fn a_route_stays_while_another_interface_has_its_address() {
     node.delete("web");
     node.settle();
     assert_eq!(node.routes(), [V4, V6], "no Service has it any more");
+}
+
+/// An address that another interface had from the beginning never had a route.
+#[test]
+fn no_route_is_deleted_that_was_never_made() {
+    let kernel = kernel();
+    kernel.set_interface("eth1", &ips(&["203.0.113.9"]));
+    let mut node = Node::with_services(&kernel, options(Binding::Routes));
+    node.settle();
+    assert!(node.routes().iter().all(|of| !of.contains("203.0.113.9")), "{:?}", node.routes());
+    node.delete("web");
+    let deleted: u64 = node.settle().iter().map(|report| done(report, Part::Route, Action::Delete)).sum();
+    assert_eq!(deleted, 1, "that of 198.51.100.7");
+    assert_eq!(node.routes(), [V4, V6]);
 }
 
 /// The kernel deletes routes whose source goes.

@@ -208,6 +208,27 @@ fn what_others_change_is_repaired_and_told() {
     assert_eq!(node.full().drift, []);
 }
 
+/// Of many Services, those whose lines differ are named, and no others.
+#[test]
+fn what_others_change_of_one_service_is_told_of_that_one() {
+    let mut node = Node::new();
+    node.services(3);
+    node.service("none", json!({"clusterIP": "10.96.0.9"}));
+    node.settles();
+    let whole = sorted(&node);
+    let text = node.v4();
+    let line = text.lines().find(|line| line.starts_with("-A KUBE-SERVICES") && line.contains("-d 10.96.0.2")).unwrap();
+    let mut change = Transaction::new();
+    change.table(TableName::NAT).chain(chain(line.rsplit(' ').next().unwrap()));
+    node.others(Side::Ipv4, &change);
+    let report = node.full();
+    assert!(report.is_done(), "{report:#?}");
+    let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
+    let frontends: Vec<&String> = drift.iter().filter(|line| line.contains("frontend")).collect();
+    assert_eq!(frontends, ["~ frontend TCP 10.96.0.2:80 2 endpoints  (demo/s2:p)"], "{drift:?}");
+    assert_eq!(sorted(&node), whole);
+}
+
 /// What is written would lie among nothing: without the canary nothing is written, and everything is at once.
 #[test]
 fn a_change_that_meets_a_flush_writes_everything_at_once() {

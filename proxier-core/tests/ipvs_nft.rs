@@ -14,7 +14,7 @@ use std::time::Duration;
 use iptables::{Invocation, Runner as _};
 use netlink_batch::Errno;
 use nftables::{Chain, Element, ElementKey, Set, Table, TableKey, Transaction, Value as NftValue};
-use proxier_core::config::{Config, RulesBy};
+use proxier_core::config::{Binding, Config, InterfaceName, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
@@ -771,4 +771,65 @@ fn the_configuration_names_it() {
     assert_eq!(check(json!("iptables")), (RulesBy::Iptables, 0));
     assert_eq!((check(json!("auto")), check(json!(""))), ((RulesBy::Auto, 0), (RulesBy::Auto, 0)));
     assert_eq!(check(json!("nft")), (RulesBy::Auto, 1));
+}
+
+/// One with a Service, configured otherwise.
+fn configured(kernel: &FakeKernel, change: impl FnOnce(&mut Config)) -> Node {
+    kernel.restart();
+    let mut options = Options::default();
+    options.mode = Kind::Ipvs;
+    options.config = config(RulesBy::Nftables);
+    change(&mut options.config);
+    let now = Duration::ZERO;
+    let mut node = Node { kernel: kernel.clone(), proxier: Reconciler::new("node-a", options, now), now };
+    node.serve(1, &[]);
+    node.proxier.start(node.now);
+    node
+}
+
+/// A name of 15 bytes, the longest that Linux has, is no beginning of others.
+#[test]
+fn pods_are_told_by_the_beginning_of_interface_names() {
+    for (prefix, matched) in [("veth", "veth*"), ("a-long-name-15c", "a-long-name-15c")] {
+        let kernel = kernel();
+        let mut node = configured(&kernel, |config| {
+            config.local_traffic = LocalTraffic::InterfaceNamePrefix(InterfaceName::new(prefix).unwrap());
+            config.ipvs.mark_split = true;
+        });
+        assert!(node.pass().is_done());
+        let table = node.table(V4);
+        let outside = format!("iifname != \"{matched}\" ip daddr . meta l4proto . th dport @cluster-ip meta mark set");
+        let services = chain(&table, "services");
+        assert!(services.iter().any(|rule| rule.starts_with(&outside)), "{services:#?}");
+        let inside = format!("iifname \"{matched}\" return");
+        assert!(chain(&table, "from-outside").contains(&inside), "{table}");
+    }
+}
+
+#[test]
+fn networks_that_are_local_as_a_whole_are_guarded_by_the_table() {
+    let kernel = kernel();
+    let mut node = configured(&kernel, |config| {
+        config.ipvs.binding = Binding::Routes;
+        config.ipvs.service_cidrs = ["10.96.0.0/12", "fd00::/112"].map(|text| text.parse().unwrap()).into();
+    });
+    let whole = || -> Vec<String> {
+        let routes = kernel.state().routes.into_iter().map(|(_, route)| route.to_string());
+        routes.filter(|route| route.contains("/12 ") || route.contains("/112 ")).collect()
+    };
+    kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
+    assert!(!node.pass().is_done());
+    assert_eq!(whole(), [""; 0], "whatever listens on all addresses of this node would answer in them");
+    kernel.clear_faults();
+    for _ in 0..3 {
+        node.full_pass();
+    }
+    assert_eq!(whole().len(), 2, "{:?}", whole());
+    for (table, network) in [(V4, "ip daddr & 255.240.0.0 == 10.96.0.0"), (V6, "ip6 daddr & ")] {
+        let rules = chain(&node.table(table), "ipvs-filter");
+        let refused: Vec<&String> = rules.iter().filter(|rule| rule.contains("daddr & ")).collect();
+        assert!(refused.len() == 1 && refused[0].starts_with(network), "{rules:#?}");
+        assert!(refused[0].contains("ct state new reject"), "{refused:?}");
+    }
+    assert!(node.full_pass().drift.is_empty());
 }

@@ -657,3 +657,25 @@ fn marks_that_are_used_up_are_told() {
     }
     assert_eq!(unmarked(&node), [""; 0]);
 }
+
+/// What gives packets a mark goes before the mark's virtual server, and the record that it is ours goes after it.
+#[test]
+fn a_plan_tells_in_which_order_marks_go() {
+    let kernel = kernel();
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done());
+    let mark = foreign(marks(&kernel)[PLACE]).to_string();
+    node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
+    let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    let names = modes::shared::names::Names::new(node.proxier.store(), node.proxier.desired());
+    let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
+    let place = |words: &[&str]| {
+        let is_it = |step: &&String| words.iter().all(|word| step.contains(word));
+        assert_eq!(steps.iter().filter(is_it).count(), 1, "{words:?}: {steps:#?}");
+        steps.iter().position(|step| is_it(&step)).unwrap()
+    };
+    let given = place(&["- entry", "local-split", "198.51.100.1"]);
+    let server = place(&["- virtual server", &mark]);
+    let recorded = place(&["- entry", "split-mark", "198.51.100.1"]);
+    assert!(given < server && server < recorded, "{steps:#?}");
+}

@@ -499,6 +499,8 @@ fn a_refused_frontend_of_many_is_left_out() {
             }
             let rest: BTreeSet<u8> = (1..=100).filter(|number| !refused.contains(number)).collect();
             assert_eq!(served(&node), rest, "{is_silent} {refused:?}");
+            let added = steps(&report).get(&(Part::Frontend, Action::Add)).copied();
+            assert_eq!(added, Some(u64::try_from(rest.len()).unwrap()), "{is_silent} {refused:?}");
             // Tried again, and then the kernel takes it.
             node.kernel.nf_tables().refuse_elements(None);
             node.full();
@@ -813,6 +815,21 @@ fn what_only_loses_something_has_changed_too() {
     assert_eq!(steps(&report).get(&(Part::Frontend, Action::Change)), Some(&2), "each of its addresses");
 }
 
+/// What an earlier process served by SCTP goes with its Service, and is told.
+#[test]
+fn sctp_is_known_after_a_restart() {
+    let mut node = Node::new();
+    let ports = json!([{"name": "s", "port": 99, "protocol": "SCTP"}]);
+    node.service("signals", json!({"clusterIP": "10.96.0.1", "ports": ports}));
+    node.service("web", json!({"clusterIP": "10.96.0.2"}));
+    node.settles();
+    assert!(node.v4().contains("10.96.0.1 . sctp . 99"), "{}", node.v4());
+    let mut next = Node::on(node.kernel.clone(), options());
+    next.service("web", json!({"clusterIP": "10.96.0.2"}));
+    assert_eq!(steps(&next.settles()), BTreeMap::from([((Part::Frontend, Action::Delete), 1)]));
+    assert!(!next.v4().contains("10.96.0.1"), "{}", next.v4());
+}
+
 #[test]
 fn chains_that_come_or_go_are_a_change_of_the_table() {
     let mut node = new();
@@ -875,8 +892,10 @@ fn a_plan_is_told_step_by_step() {
     assert!(steps[1].contains("frontend TCP 10.96.0.1:80 1 endpoint") && steps[1].contains("demo/web"), "{steps:?}");
     let spec = json!({"clusterIP": "10.96.0.2", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
     node.service("dns", spec);
-    let flows = |steps: &[String]| steps.iter().filter(|step| step.contains("flows")).count();
-    assert_eq!(flows(&told(&mut node)), 1, "{:?}", told(&mut node));
+    node.slice("dns", &["10.244.0.3"]);
+    // Whoever sent to it before is to be led to the endpoint.
+    let steps = told(&mut node);
+    assert!(steps.len() == 4 && steps[3].contains("flows UDP to 1 addresses and ports"), "{steps:?}");
 }
 
 /// Endpoints that are all replaced at once are an ordinary change; all that go at once are doubted.
@@ -917,7 +936,10 @@ fn what_is_held_back_keeps_its_hairpins() {
     let hairpins = |node: &Node| blocks(&node.v4())["set hairpins"].contains(&"10.244.0.1 . 10.244.0.1".to_owned());
     assert!(hairpins(&node), "{}", node.v4());
     let mut next = Node::on(node.kernel.clone(), options());
-    assert!(next.pass().stopped.is_some());
+    next.service("new", json!({"clusterIP": "10.96.1.1"}));
+    let report = next.pass();
+    assert!(report.stopped.is_some(), "{report:#?}");
+    assert_eq!(steps(&report), BTreeMap::from([((Part::Frontend, Action::Add), 1)]), "the new one");
     assert!(hairpins(&next), "{}", next.v4());
     next.proxier.confirm_removal(next.now);
     next.settles();

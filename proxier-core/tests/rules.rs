@@ -422,7 +422,7 @@ fn the_nodes_own_traffic_is_told_by_its_source() {
     let host = Host::new(Family::V4, "");
     host.apply(&compile(&inputs).unwrap());
     let text = host.text();
-    let barred = "-A KUBE-IPVS-OUT-FILTER -s 203.0.113.5/32 -m ipvs --vaddr 203.0.113.5";
+    let barred = "-A KUBE-IPVS-OUT-FILTER -s 203.0.113.5 -m ipvs --vaddr 203.0.113.5";
     assert!(text.contains(barred), "{text}");
     assert!(text.contains("--match-set KUBE-CLUSTER-IP src,dst -j KUBE-MARK-MASQ"), "{text}");
 }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use corpus::{Scenario, corpus, facts, store};
 use proxier_core::config::{Binding, Config, NodePortAddresses};
@@ -15,7 +16,7 @@ use proxier_core::modes::{Kind, iptables, trace};
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
 use proxier_core::service::{Compiled, Desired, Follower, Frontend, NodeFacts, Packet, Reached, Trace, Verdict};
-use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
+use proxier_core::snapshot::{Balancing, FrontendSpec, HostAddresses, Node, ObjectKey, Store};
 use serde_json::{Value, json};
 
 struct Nobody;
@@ -414,7 +415,7 @@ fn node_ports_are_those_of_this_node() {
         verdict == "rejected" && steps.contains("is a Frontend of Service demo/web: node port."),
         "{verdict}: {steps}"
     );
-    let unserved = "30080 is the node port of p, which is not served on 192.0.2.2.";
+    let unserved = "30080 is the node port of demo/web:p, which is not served on 192.0.2.2.";
     let (verdict, steps) = traced("TCP 192.0.2.2:30080");
     assert!(verdict == "left alone" && steps.contains(unserved), "{verdict}: {steps}");
     // Another host's, another protocol's, another port.
@@ -477,4 +478,29 @@ fn networks_of_services_are_closed() {
     let packet = Packet::new([203, 0, 113, 9].into(), "TCP 10.96.7.7:80".parse().unwrap());
     let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
     assert_eq!(trace.verdict, Verdict::LeftAlone);
+}
+
+#[test]
+fn datagrams_alone_are_scheduled_one_by_one() {
+    let facts = NodeFacts::new(&Config::default(), &Node::new("n1"), &HostAddresses::default());
+    let mut balancing = Balancing::default();
+    balancing.one_packet = Some(true);
+    let balancing = Arc::new(balancing);
+    let keys = ["UDP 10.96.0.10:53", "TCP 10.96.0.10:53"].map(|text| text.parse::<FrontendKey>().unwrap());
+    let frontends = keys.map(|key| {
+        let mut spec = FrontendSpec::new(key, [EndpointKey::new([10, 244, 1, 7].into(), 53)]);
+        spec.balancing = Some(balancing.clone());
+        spec
+    });
+    let mut store = Store::new("n1");
+    store.upsert_frontends(&ObjectKey::new("agent", "dns"), frontends);
+    let mut desired = Desired::new();
+    let all = desired.services_with(&store);
+    desired.refresh(&store, &facts, &all, &mut Nobody);
+    let says = keys.map(|key| {
+        let packet = Packet::new([203, 0, 113, 9].into(), key);
+        let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
+        trace.steps.join(" ").contains("Each datagram is scheduled for itself.")
+    });
+    assert_eq!(says, [true, false]);
 }

@@ -456,4 +456,16 @@ mod tests {
             assert_eq!(Balancing::is_annotation(name), is_one, "{name}");
         }
     }
+
+    #[test]
+    fn the_own_annotation_counts_before_that_of_kube_router() {
+        let (own, theirs) = ("proxier/scheduler", "kube-router.io/service.scheduler");
+        let asked = |names: &[&str]| {
+            let annotations = names.iter().map(|name| ((*name).to_owned(), "rr".to_owned())).collect();
+            Balancing::asked_by(own, &annotations).map(str::to_owned)
+        };
+        assert_eq!(asked(&[theirs, own]).as_deref(), Some(own));
+        assert_eq!(asked(&[theirs]).as_deref(), Some(theirs));
+        assert_eq!(asked(&["proxier/drain-seconds", "kube-router.io/service.dsr"]), None);
+    }
 }

@@ -117,3 +117,25 @@ fn rank(owner: Option<&ObjectKey>, key: &VirtualServerKey) -> Rank {
         _ => Rank::Other,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything else on a node waits for the API server's address, and then for names.
+    #[test]
+    fn the_api_server_is_first_and_cluster_dns_second() {
+        let of = |namespace: &str, name: &str, key: &str| {
+            rank(Some(&ObjectKey::new(namespace, name)), &key.parse().unwrap())
+        };
+        assert_eq!(of("default", "kubernetes", "TCP 10.96.0.1:443"), Rank::Kubernetes);
+        assert_eq!(of("default", "web", "TCP 10.96.0.2:443"), Rank::Other);
+        assert_eq!(of("demo", "kubernetes", "TCP 10.96.0.3:443"), Rank::Other);
+        for key in ["UDP 10.96.0.10:53", "TCP 10.96.0.10:53"] {
+            assert_eq!(of("kube-system", "kube-dns", key), Rank::Dns, "{key}");
+            assert_eq!(of("demo", "dns", key), Rank::Other, "{key}");
+        }
+        assert_eq!(of("kube-system", "kube-dns", "TCP 10.96.0.10:9153"), Rank::Other, "metrics");
+        assert_eq!(rank(None, &"UDP 10.96.0.10:53".parse().unwrap()), Rank::Other);
+    }
+}

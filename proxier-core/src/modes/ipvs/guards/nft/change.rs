@@ -203,3 +203,37 @@ pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Elemen
     found.dedup();
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use ipset::{Ports, Protocol};
+
+    use super::*;
+
+    fn entry(port: u16, source: &str) -> Element {
+        let ports = Ports::port(Protocol::TCP, port);
+        Element::IpPortIp("198.51.100.1".parse().unwrap(), ports, source.parse().unwrap())
+    }
+
+    #[test]
+    fn networks_that_overlap_are_in_the_way() {
+        let there = [entry(80, "10.0.0.0/8"), entry(80, "192.0.2.0/24"), entry(443, "10.0.0.0/8")].into();
+        let found = |new| in_the_way(SetKind::LoadBalancerSourceCidr, &there, &[new]);
+        assert_eq!(found(entry(80, "10.1.0.0/16")), [entry(80, "10.0.0.0/8")]);
+        assert_eq!(found(entry(80, "192.0.0.0/8")), [entry(80, "192.0.2.0/24")]);
+        for free in
+            [entry(80, "10.0.0.0/8"), entry(80, "11.0.0.0/8"), entry(80, "9.0.0.0/8"), entry(8080, "10.0.0.0/8")]
+        {
+            assert_eq!(found(free.clone()), [], "{free}");
+        }
+    }
+
+    #[test]
+    fn another_mark_of_the_same_place_is_in_the_way() {
+        let there = [entry(80, "22.0.0.2"), entry(443, "22.0.0.3")].into();
+        let found = |new| in_the_way(SetKind::SplitMark, &there, &[new]);
+        assert_eq!(found(entry(80, "22.0.0.1")), [entry(80, "22.0.0.2")]);
+        assert_eq!(found(entry(80, "22.0.0.2")), []);
+        assert_eq!(found(entry(8080, "22.0.0.2")), []);
+    }
+}
