@@ -211,7 +211,7 @@ fn what_others_change_is_repaired_and_told() {
 /// Of many Services, those whose lines differ are named, and no others.
 #[test]
 fn what_others_change_of_one_service_is_told_of_that_one() {
-    let mut node = Node::new();
+    let mut node = new();
     node.services(3);
     node.service("none", json!({"clusterIP": "10.96.0.9"}));
     node.settles();

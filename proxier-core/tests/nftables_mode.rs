@@ -818,7 +818,7 @@ fn what_only_loses_something_has_changed_too() {
 /// What an earlier process served by SCTP goes with its Service, and is told.
 #[test]
 fn sctp_is_known_after_a_restart() {
-    let mut node = Node::new();
+    let mut node = new();
     let ports = json!([{"name": "s", "port": 99, "protocol": "SCTP"}]);
     node.service("signals", json!({"clusterIP": "10.96.0.1", "ports": ports}));
     node.service("web", json!({"clusterIP": "10.96.0.2"}));
