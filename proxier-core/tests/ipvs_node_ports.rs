@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
-use marks::{Node, V4, chain, elements, foreign, kernel, make_foreign, marks, reals, servers};
+use marks::{Node, V4, chain, elements, flush_ruleset, foreign, kernel, make_foreign, marks, reals, servers};
 use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
@@ -398,4 +398,31 @@ fn why_a_node_port_is_not_shared_is_told() {
     );
     assert!(servers(&kernel).contains_key("-t 192.0.2.10:30002"));
     assert_eq!(node.proxier.wanted().unwrap().marked(), (0, 1));
+}
+
+/// `nft flush ruleset`: a node port keeps its mark, for a running process, for a new one, and in a cleanup.
+#[test]
+fn marks_are_known_without_their_table() {
+    let kernel = kernel();
+    make_foreign(&kernel, 7);
+    make_foreign(&kernel, 0x1600_4007);
+    let theirs = ["FWM 7".to_owned(), format!("FWM {}", 0x1600_4007)];
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done());
+    let before = (servers(&kernel), marks(&kernel), marked(&kernel));
+    for again in [false, true] {
+        flush_ruleset(&kernel);
+        let operations = kernel.writes().ipvs;
+        if again {
+            node = serving(&kernel, true);
+        }
+        let report = node.full_pass();
+        assert!(report.is_done() && report.foreign == theirs, "{again}: {report:#?}");
+        assert_eq!((servers(&kernel), marks(&kernel), marked(&kernel)), before, "{again}");
+        assert_eq!(kernel.writes().ipvs, operations, "no virtual server is touched");
+    }
+    flush_ruleset(&kernel);
+    let cleaned = cleanup(&config(true), None, &mut kernel.clone().ports());
+    assert!(cleaned.is_done() && cleaned.foreign.len() == 2, "{cleaned:#?}");
+    assert_eq!(servers(&kernel).len(), 2);
 }

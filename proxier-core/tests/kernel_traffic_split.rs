@@ -256,3 +256,44 @@ fn connections_last_while_it_is_switched_on_and_off() {
         assert!(marks().is_empty(), "{:?}", marks());
     });
 }
+
+fn flush_ruleset() {
+    oracle::run("nft", &["flush", "ruleset"], None).unwrap();
+}
+
+/// `nft flush ruleset`: a running process knows its marks, one that begins and a cleanup recognise them; nobody else's are touched.
+#[test]
+fn marks_outlive_a_flush_of_the_rule_set() {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        for mark in ["7", "369098759"] {
+            oracle::run("ipvsadm", &["-A", "-f", mark, "-s", "rr"], None).unwrap();
+        }
+        let config = json!({ "ipvs": { "rules": "nftables", "markSplit": true, "markNodePorts": true } });
+        let start = || {
+            let mut cluster = Cluster::without_programs(options(&config));
+            publish(&mut cluster);
+            cluster
+        };
+        let mut cluster = start();
+        cluster.settle();
+        let before = marks();
+        let theirs = ["FWM 7", "FWM 369098759"];
+        flush_ruleset();
+        cluster.proxier.request_full(cluster.now());
+        let report = &cluster.settle()[0];
+        assert_eq!((&report.foreign[..], marks()), (&theirs.map(str::to_owned)[..], before.clone()));
+        everyone_gets_their_list(&net);
+        // Killed.
+        flush_ruleset();
+        drop(cluster);
+        let mut again = start();
+        let report = &again.settle()[0];
+        assert_eq!((&report.foreign[..], marks()), (&theirs.map(str::to_owned)[..], before));
+        everyone_gets_their_list(&net);
+        flush_ruleset();
+        again.clean_up();
+        assert_eq!((marks(), has_table()), (theirs.map(|mark| mark[4..].to_owned()).to_vec(), false));
+    });
+}
