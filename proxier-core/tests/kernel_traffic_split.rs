@@ -297,3 +297,34 @@ fn marks_outlive_a_flush_of_the_rule_set() {
         assert_eq!((marks(), has_table()), (theirs.map(|mark| mark[4..].to_owned()).to_vec(), false));
     });
 }
+
+/// Virtual servers at addresses that routes of ours bind go in a cleanup, also when nothing else names them.
+#[test]
+fn a_cleanup_knows_what_is_ours_by_its_routes() {
+    kernel_test(NEEDS, || {
+        let _net = Net::new();
+        let foreign = "-A -t 203.0.113.200:80 -s rr\n-A -u 172.30.0.1:53 -s rr\n";
+        oracle::ipvsadm_restore(foreign).unwrap();
+        let networks = ["10.96.0.0/16", "fd00:96::/112"];
+        for service_cidrs in [&networks[..], &[]] {
+            let config = json!({ "ipvs": { "rules": "nftables", "binding": "routes", "serviceCIDRs": service_cidrs } });
+            let mut cluster = Cluster::without_programs(options(&config));
+            cluster.publish("web", 10, &json!({ "type": "ClusterIP" }), &[A, R]);
+            cluster.settle();
+            let routes = || {
+                let all = ["-4", "-6"].map(|family| {
+                    let text = oracle::run("ip", &[family, "route", "show", "table", "all", "proto", "119"], None);
+                    text.unwrap().stdout
+                });
+                all.concat().lines().count()
+            };
+            assert_eq!(routes(), 4, "{service_cidrs:?}");
+            let count = || oracle::ipvsadm_save().unwrap().lines().filter(|line| line.starts_with("-A ")).count();
+            // Three protocols, two families, cluster IP and external IP; theirs.
+            assert_eq!(count(), 3 * 2 * 2 + 2);
+            flush_ruleset();
+            cluster.clean_up();
+            assert_eq!((count(), routes(), has_table()), (2, 0, false), "{}", oracle::ipvsadm_save().unwrap());
+        }
+    });
+}

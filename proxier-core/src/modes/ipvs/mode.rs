@@ -310,7 +310,8 @@ impl Mode {
         self.remembered.take(self.observed.take());
         let mut observed = read?;
         self.remembered.give(&mut observed);
-        if !self.has_taken_over {
+        observed.is_first = !self.has_taken_over;
+        if observed.is_first {
             recall_marks(&mut observed, config);
         }
         self.wanted.settle_marks(&observed);
