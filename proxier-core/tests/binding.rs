@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use iptables::Backend;
-use proxier_core::config::{Binding, InterfaceName, LocalTraffic};
+use proxier_core::config::{Binding, InterfaceName, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
@@ -702,4 +702,72 @@ fn rules_about_the_nodes_own_traffic_know_its_source() {
     let marked =
         services.iter().find(|line| line.contains("KUBE-CLUSTER-IP dst,dst") && line.contains("KUBE-MARK-MASQ"));
     assert!(marked.is_some_and(|line| line.contains("--src-type LOCAL")), "{services:#?}");
+}
+
+fn destroy_sets(kernel: &FakeKernel) {
+    // Rules refer to them.
+    for family in iptables::Family::ALL {
+        kernel.with_host(|host| host.flush(family, Backend::NfTables));
+    }
+    for name in kernel.state().sets.into_keys() {
+        kernel.ipset().unwrap().destroy_set(&name.parse().unwrap()).unwrap();
+    }
+}
+
+/// Somebody destroys what names the addresses; routes have our mark, and nobody else's virtual server is at them.
+#[test]
+fn a_cleanup_and_a_new_process_know_what_is_ours_by_its_routes() {
+    const THEIRS: [&str; 2] = ["TCP 192.0.2.77:80", "UDP 198.51.100.8:80"];
+    for by in [RulesBy::Iptables, RulesBy::Nftables] {
+        let lost = || {
+            let kernel = kernel();
+            let mut options = options(Binding::Routes);
+            options.config.ipvs.rules = by;
+            let mut node = Node::on(&kernel, options.clone());
+            let ips = json!({"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00:10::10"],
+                "ipFamilies": ["IPv4", "IPv6"], "externalIPs": ["198.51.100.7", "203.0.113.9"]});
+            node.service("web", ips);
+            node.service("dns", json!({"clusterIP": "10.96.0.11"}));
+            node.proxier.start(node.now);
+            node.settle();
+            assert_eq!(node.routes(), ALL, "{by}");
+            kernel.ipvs().load("-A -t 192.0.2.77:80 -s rr\n-A -u 198.51.100.8:80 -s rr\n").unwrap();
+            kernel.set_route(RouteOwner::Userspace, network("198.51.100.8/32"), true);
+            assert!(node.full().is_done());
+            assert!(kernel.state().ipvs.lines().filter(|line| line.starts_with("-A")).count() == 7);
+            destroy_sets(&kernel);
+            for family in [nftables::Family::Ip, nftables::Family::Ip6] {
+                let mut transaction = nftables::Transaction::new();
+                transaction.delete_table(&nftables::TableKey { family, name: "proxier-ipvs".parse().unwrap() });
+                assert_eq!(kernel.nftables().commit(&transaction).is_ok(), by == RulesBy::Nftables);
+            }
+            (kernel, options)
+        };
+        let (mut kernel, options) = lost();
+        let cleaned = cleanup(&options.config, Some(Kind::Userspace), &mut kernel.ports());
+        assert!(cleaned.is_done(), "{by}: {cleaned:#?}");
+        assert_eq!(cleaned.foreign, THEIRS.map(|key| key.parse().unwrap()), "{by}");
+        let state = kernel.state();
+        assert_eq!(state.ipvs, "-A -t 192.0.2.77:80 -s rr\n-A -u 198.51.100.8:80 -s rr\n", "{by}");
+        assert_eq!((routes(&kernel).len(), state.routes.len()), (0, 1), "{by}");
+
+        // A Service goes while nobody watches.
+        let (kernel, options) = lost();
+        let mut node = Node::on(&kernel, options);
+        node.service("dns", json!({"clusterIP": "10.96.0.11"}));
+        node.proxier.start(node.now);
+        let report = node.pass();
+        assert!(report.is_done() && report.foreign == THEIRS, "{by}: {report:#?}");
+        node.settle();
+        let ipvs = kernel.state().ipvs;
+        let left: Vec<&str> = ipvs.lines().filter(|line| line.starts_with("-A")).collect();
+        assert_eq!(left.len(), 3, "{by}: {ipvs}");
+        assert_eq!(node.routes(), [V4, V6], "{by}");
+        // A running process knows what is not its own.
+        kernel.ipvs().load("-A -t 10.96.0.99:80 -s rr\n").unwrap();
+        let theirs = ["TCP 10.96.0.99:80", THEIRS[0], THEIRS[1]];
+        assert_eq!(node.full().foreign, theirs, "{by}");
+        destroy_sets(&kernel);
+        assert_eq!(node.full().foreign, theirs, "{by}");
+    }
 }

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ipvs::{Scheduler, VirtualServer, VirtualServerKey};
-use marks::{Node, V4, chain, elements, foreign, kernel, make_foreign, marks, reals, servers};
+use marks::{Node, V4, chain, elements, flush_ruleset, foreign, kernel, make_foreign, marks, reals, servers};
 use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
@@ -453,4 +453,65 @@ fn flows_of_a_shared_node_port() {
         node.now += Duration::from_secs(31);
     }
     assert_eq!(kernel.state().flows.into_iter().collect::<Vec<_>>(), [stays]);
+}
+
+/// `nft flush ruleset`: a node port keeps its mark, for a running process, for a new one, and in a cleanup.
+#[test]
+fn marks_are_known_without_their_table() {
+    let kernel = kernel();
+    make_foreign(&kernel, 7);
+    make_foreign(&kernel, 0x1600_4007);
+    let theirs = ["FWM 7".to_owned(), format!("FWM {}", 0x1600_4007)];
+    let mut node = serving(&kernel, true);
+    assert!(node.pass().is_done());
+    let before = (servers(&kernel), marks(&kernel), marked(&kernel));
+    for again in [false, true] {
+        flush_ruleset(&kernel);
+        let operations = kernel.writes().ipvs;
+        if again {
+            node = serving(&kernel, true);
+        }
+        let report = node.full_pass();
+        assert!(report.is_done() && report.foreign == theirs, "{again}: {report:#?}");
+        assert_eq!((servers(&kernel), marks(&kernel), marked(&kernel)), before, "{again}");
+        assert_eq!(kernel.writes().ipvs, operations, "no virtual server is touched");
+    }
+    flush_ruleset(&kernel);
+    let cleaned = cleanup(&config(true), None, &mut kernel.clone().ports());
+    assert!(cleaned.is_done() && cleaned.foreign.len() == 2, "{cleaned:#?}");
+    assert_eq!(servers(&kernel).len(), 2);
+}
+
+/// What metrics count: virtual servers of marks that are wanted, by what they are for; not those that drain.
+#[test]
+fn marks_are_counted_by_what_they_are_for() {
+    let kernel = kernel();
+    let mut config = config(true);
+    config.ipvs.mark_split = true;
+    let mut node = Node::with(&kernel, config);
+    node.publish(1, &cluster(), &["node-a", "node-b"]);
+    node.publish(2, &cluster(), &["node-b"]);
+    node.publish(3, &json!({}), &["node-a", "node-b"]);
+    node.proxier.start(node.now);
+    assert!(node.pass().is_done());
+    let marked = |node: &Node| node.proxier.wanted().unwrap().marked();
+    // By the bit for masquerading, as `ipvsadm` prints the marks.
+    let of_kernel = |kernel: &FakeKernel| {
+        let all = servers(kernel).into_keys();
+        let marks = all.filter_map(|key| key.strip_prefix("-f ").map(|mark| mark.parse::<u32>().unwrap()));
+        let (shared, split): (Vec<u32>, Vec<u32>) = marks.partition(|mark| mark & 0x4000 != 0);
+        (split.len(), shared.len())
+    };
+    // The third one's load balancer and node port, and the node ports of the others.
+    assert_eq!((marked(&node), of_kernel(&kernel)), ((2, 2), (2, 2)));
+    // One is still used.
+    let mark = foreign(marks(&kernel)["198.51.100.3 . tcp . 80"]);
+    kernel.set_connections(&mark, &"10.244.0.3:8080".parse().unwrap(), 1, 0);
+    node.publish(3, &cluster(), &["node-a", "node-b"]);
+    assert!(node.pass().is_done());
+    assert!(servers(&kernel).contains_key(&mark.to_string().replace("FWM", "-f")));
+    assert_eq!(marked(&node), (0, 3));
+    node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
+    assert!(node.pass().is_done());
+    assert_eq!((marked(&node), of_kernel(&kernel).1), ((0, 2), 2));
 }

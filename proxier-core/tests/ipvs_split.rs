@@ -13,7 +13,7 @@ mod marks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use marks::{Node, V4, chain, elements, foreign, kernel, make_foreign, marks, reals, servers};
+use marks::{Node, V4, chain, elements, flush_ruleset, foreign, kernel, make_foreign, marks, reals, servers};
 use proptest::prelude::*;
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
@@ -678,4 +678,112 @@ fn a_plan_tells_in_which_order_marks_go() {
     let server = place(&["- virtual server", &mark]);
     let recorded = place(&["- entry", "split-mark", "198.51.100.1"]);
     assert!(given < server && server < recorded, "{steps:#?}");
+}
+
+/// `nft flush ruleset`: a running process knows its marks, and makes the table anew with them.
+#[test]
+fn marks_are_known_without_their_table() {
+    let kernel = kernel();
+    make_foreign(&kernel, 7);
+    let mut node = serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-b"]);
+    assert!(node.pass().is_done());
+    // Somebody else's, with a mark of our range that no Service has.
+    make_foreign(&kernel, 0x1600_0007);
+    assert!(node.full_pass().is_done());
+    let held = |kernel: &FakeKernel| (servers(kernel), marks(kernel), elements(kernel, "local-split"));
+    let before = held(&kernel);
+    for _ in 0..2 {
+        flush_ruleset(&kernel);
+        let operations = kernel.writes().ipvs;
+        let report = node.full_pass();
+        assert!(report.is_done(), "{report:#?}");
+        assert_eq!(report.foreign, ["FWM 7", "FWM 369098759"]);
+        assert_eq!(held(&kernel), before);
+        assert_eq!(kernel.writes().ipvs, operations, "no virtual server is touched");
+        assert_eq!(node.full_pass().writes(), 0);
+    }
+    // One goes before the loss is noticed, and the table cannot be written for a while.
+    flush_ruleset(&kernel);
+    node.proxier.delete_service(&ObjectKey::new("demo", "web-2"), node.now);
+    kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
+    for _ in 0..3 {
+        node.pass();
+    }
+    kernel.clear_faults();
+    for _ in 0..2 {
+        let report = node.full_pass();
+        assert!(report.is_done() && report.foreign == ["FWM 7", "FWM 369098759"], "{report:#?}");
+    }
+    let gone = |place: &str| place.starts_with("198.51.100.2 ") || place.ends_with(" 30002");
+    let left: BTreeMap<String, u32> = before.1.clone().into_iter().filter(|(place, _)| !gone(place)).collect();
+    assert_eq!((left.len(), marks(&kernel)), (2, left));
+    assert_eq!(servers(&kernel).keys().filter(|key| key.starts_with("-f ")).count(), 4);
+}
+
+/// A process that begins, and a cleanup, recognise marks without their records, whatever serves.
+#[test]
+fn a_new_process_recognises_marks_without_their_table() {
+    let serves = |kernel: &FakeKernel| {
+        make_foreign(kernel, 7);
+        make_foreign(kernel, 0x1600_0007);
+        let mut node = serving(kernel, true);
+        node.publish(2, &json!({}), &["node-b"]);
+        assert!(node.pass().is_done());
+        let place = marks(kernel)["198.51.100.2 . tcp . 80"];
+        flush_ruleset(kernel);
+        place
+    };
+    let theirs = ["FWM 7", "FWM 369098759"];
+    let of_marks = |kernel: &FakeKernel| -> Vec<String> {
+        servers(kernel).into_keys().filter(|key| key.starts_with("-f ")).collect()
+    };
+    // One Service is the same, the other has gone meanwhile.
+    let kernel = marks::kernel();
+    serves(&kernel);
+    let before = servers(&kernel);
+    let mut node = serving(&kernel, true);
+    for _ in 0..2 {
+        let report = node.full_pass();
+        assert!(report.is_done(), "{report:#?}");
+        let of_marks: Vec<&String> = report.foreign.iter().filter(|key| key.starts_with("FWM")).collect();
+        assert_eq!(of_marks, theirs.iter().collect::<Vec<_>>());
+    }
+    assert_eq!((marks(&kernel).len(), outside(&kernel)), (2, reals(&[(HERE, 1)])));
+    assert_eq!(of_marks(&kernel).len(), 4);
+    for mark in marks(&kernel).values() {
+        assert_eq!(servers(&kernel)[&format!("-f {mark}")], before[&format!("-f {mark}")]);
+    }
+    // Rules of iptables have no marks.
+    let kernel = marks::kernel();
+    serves(&kernel);
+    let mut node = Node::with(&kernel, config(true, RulesBy::Iptables));
+    node.publish(1, &json!({}), &["node-a", "node-b"]);
+    node.proxier.start(node.now);
+    assert!(node.pass().is_done() && node.full_pass().is_done());
+    assert_eq!(of_marks(&kernel), ["-f 369098759", "-f 7"]);
+    // Nobody serves any more.
+    let kernel = marks::kernel();
+    serves(&kernel);
+    let cleaned = cleanup(&config(true, RulesBy::Nftables), None, &mut kernel.clone().ports());
+    assert!(cleaned.is_done(), "{cleaned:#?}");
+    assert_eq!(of_marks(&kernel), ["-f 369098759", "-f 7"]);
+    // Somebody else's has the mark that a place of ours would have had, and ours the next one.
+    let kernel = marks::kernel();
+    let mark = serves(&kernel);
+    assert!(cleanup(&config(true, RulesBy::Nftables), None, &mut kernel.clone().ports()).is_done());
+    make_foreign(&kernel, mark);
+    let mut node = serving(&kernel, true);
+    node.publish(2, &json!({}), &["node-b", "node-a"]);
+    assert!(node.pass().is_done());
+    assert_eq!(of_marks(&kernel).len(), 7);
+    flush_ruleset(&kernel);
+    let cleaned = cleanup(&config(true, RulesBy::Nftables), None, &mut kernel.clone().ports());
+    assert!(cleaned.is_done(), "{cleaned:#?}");
+    assert_eq!(
+        of_marks(&kernel),
+        BTreeSet::from(["-f 369098759".to_owned(), format!("-f {mark}"), "-f 7".to_owned()])
+            .into_iter()
+            .collect::<Vec<_>>()
+    );
 }

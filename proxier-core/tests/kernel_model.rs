@@ -28,7 +28,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
+use proxier_core::config::{Binding, LocalTraffic, RulesBy};
 use proxier_core::kernel::{self, KernelPorts};
+use proxier_core::modes;
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::reconciler::{Options, Reconciler};
@@ -44,7 +46,25 @@ enum Step {
     Host(u8),
     Damage(u8, u8),
     Pass,
-    Restart,
+    /// Somebody flushes the rule set of nf_tables, rules of iptables among it.
+    Flush,
+    /// The process ends, and another begins with these settings.
+    Restart(u8),
+}
+
+/// Rules by iptables or a table of nf_tables, addresses or routes, firewall marks or none.
+fn options(settings: u8) -> Options {
+    let mut options = Options::default();
+    let ipvs = &mut options.config.ipvs;
+    ipvs.rules = if settings & 3 == 0 { RulesBy::Iptables } else { RulesBy::Nftables };
+    ipvs.binding = if settings & 4 == 4 { Binding::Routes } else { Binding::Addresses };
+    if settings & 8 == 8 {
+        ipvs.service_cidrs = vec!["10.96.0.0/24".parse().unwrap(), "fd96::/112".parse().unwrap()];
+    }
+    (ipvs.mark_split, ipvs.mark_node_ports) = (settings & 0x30 != 0, settings & 0xc0 != 0);
+    options.config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
+    options.mass_removal.share = 1.0;
+    options
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -56,7 +76,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => any::<u8>().prop_map(Step::Host),
         4 => any::<(u8, u8)>().prop_map(|(what, which)| Step::Damage(what, which)),
         4 => Just(Step::Pass),
-        1 => Just(Step::Restart),
+        1 => Just(Step::Flush),
+        2 => any::<u8>().prop_map(Step::Restart),
     ];
     proptest::collection::vec(step, 6..16)
 }
@@ -70,10 +91,14 @@ fn run(line: &str) -> String {
 /// Creates what is somebody else's.
 fn invite_strangers() {
     oracle::ipvsadm_restore(
-        "-A -t 172.30.0.1:7000 -s rr\n-a -t 172.30.0.1:7000 -r 172.30.1.1:7000 -m -w 2\n-A -f 3 -s rr\n",
+        "-A -t 172.30.0.1:7000 -s rr\n-a -t 172.30.0.1:7000 -r 172.30.1.1:7000 -m -w 2\n-A -f 3 -s rr\n-A -f 369098759 -s rr\n",
     )
     .unwrap();
     oracle::ipset_restore("create FOREIGN hash:ip\nadd FOREIGN 172.30.0.1\n").unwrap();
+    invite_their_rules();
+}
+
+fn invite_their_rules() {
     let rules = "*nat\n:FOREIGN-A - [0:0]\n-A FOREIGN-A -j RETURN\n-A PREROUTING -j FOREIGN-A\n\
                  -A POSTROUTING -s 172.30.0.0/16 -m comment --comment FOREIGN -j MASQUERADE\nCOMMIT\n";
     oracle::iptables_restore(oracle::Backend::Nft, oracle::Family::V4, rules).unwrap();
@@ -86,10 +111,39 @@ struct Printed {
     sets: Vec<String>,
     rules: Vec<BTreeMap<(String, String), Vec<String>>>,
     addresses: BTreeSet<IpAddr>,
+    routes: BTreeSet<String>,
+    /// Of nf_tables, as `nft` lists them.
+    tables: Vec<String>,
+}
+
+/// Tables of ours, without handles; their elements in order.
+fn tables() -> Vec<String> {
+    let listed = oracle::run("nft", &["list", "tables"], None).unwrap().stdout;
+    let ours = listed.lines().filter(|line| line.ends_with(" proxier-ipvs"));
+    let of = |line: &str| {
+        let words: Vec<&str> = ["list"].into_iter().chain(line.split(' ')).collect();
+        let text = oracle::run("nft", &words, None).unwrap().stdout;
+        // The kernel lists the elements of a set in the order of their hashes.
+        let mut lines: Vec<String> = Vec::new();
+        for line in text.lines() {
+            let elements = line.trim_start().trim_start_matches("elements = {").trim_end_matches([',', '}', ' ']);
+            lines.extend(elements.split(", ").map(|element| element.split_whitespace().collect::<Vec<_>>().join(" ")));
+        }
+        lines.sort();
+        lines.join("\n")
+    };
+    ours.map(of).collect()
+}
+
+fn routes() -> BTreeSet<String> {
+    let of =
+        |family| oracle::run("ip", &[family, "route", "show", "table", "all", "proto", "119"], None).unwrap().stdout;
+    let all = ["-4", "-6"].map(of).concat();
+    all.lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
 fn is_theirs(line: &str) -> bool {
-    ["172.30.", "-f 3 ", "FOREIGN"].iter().any(|word| line.contains(word))
+    ["172.30.", "-f 3 ", "-f 369098759 ", "FOREIGN"].iter().any(|word| line.contains(word))
 }
 
 fn printed() -> (Printed, Vec<String>) {
@@ -108,7 +162,7 @@ fn printed() -> (Printed, Vec<String>) {
         theirs.extend(text.lines().filter(|line| is_theirs(line)).map(str::to_owned));
         rules.push(rules::our_rules(&text));
     }
-    (Printed { ipvs, sets, rules, addresses: addresses("kube-ipvs0") }, theirs)
+    (Printed { ipvs, sets, rules, addresses: addresses("kube-ipvs0"), routes: routes(), tables: tables() }, theirs)
 }
 
 fn addresses(device: &str) -> BTreeSet<IpAddr> {
@@ -133,6 +187,7 @@ struct Machine {
     ports: KernelPorts,
     proxier: Reconciler,
     now: Duration,
+    settings: u8,
     services: BTreeMap<ObjectKey, ServiceObject>,
     slices: BTreeMap<ObjectKey, EndpointSliceObject>,
 }
@@ -146,8 +201,9 @@ impl Machine {
         set_host(host);
         let mut machine = Machine {
             ports: KernelPorts::open(&kernel::Options::default()).unwrap(),
-            proxier: Reconciler::new("node-a", Options::default(), Duration::ZERO),
+            proxier: Reconciler::new("node-a", options(0), Duration::ZERO),
             now: Duration::ZERO,
+            settings: 0,
             services: BTreeMap::new(),
             slices: BTreeMap::new(),
         };
@@ -156,7 +212,7 @@ impl Machine {
     }
 
     fn restart(&mut self) {
-        self.proxier = Reconciler::new("node-a", Options::default(), self.now);
+        self.proxier = Reconciler::new("node-a", options(self.settings), self.now);
         self.proxier.replace_objects(self.services.values(), self.slices.values(), self.now);
         self.proxier.start(self.now);
     }
@@ -207,7 +263,18 @@ impl Machine {
                 self.run(Duration::ZERO);
             }
             Step::Pass => self.run(Duration::ZERO),
-            Step::Restart => self.restart(),
+            Step::Flush => {
+                run("nft flush ruleset");
+                invite_their_rules();
+                self.proxier.request_full(now);
+                self.run(Duration::ZERO);
+            }
+            Step::Restart(settings) => {
+                // It was up to date: somebody may flush rules that recorded what has just gone.
+                self.settings = *settings;
+                self.restart();
+                self.run(Duration::ZERO);
+            }
         }
     }
 }
@@ -260,7 +327,7 @@ fn damage(what: u8, which: usize) {
 
 fn sequence(steps: &[Step]) {
     let host = steps.iter().rev().find_map(|step| if let Step::Host(which) = step { Some(*which) } else { None });
-    let (disturbed, services, slices) = Netns::new()
+    let (disturbed, (services, slices, settings)) = Netns::new()
         .unwrap()
         .run_in(|| {
             let mut machine = Machine::new(0);
@@ -269,7 +336,12 @@ fn sequence(steps: &[Step]) {
             for step in steps {
                 machine.take(step);
             }
-            // Past the last check of draining real servers, and past a full pass.
+            // Past the last check of draining real servers, and past a full pass. What the other variant of rules has made goes.
+            machine.run(Duration::from_secs(100));
+            let config = options(machine.settings).config;
+            let cleaned = modes::cleanup::cleanup(&config, Some(modes::Kind::Ipvs), &mut machine.ports.ports());
+            assert!(cleaned.is_done(), "{cleaned:#?}");
+            machine.proxier.request_full(machine.now);
             machine.run(Duration::from_secs(100));
             let (ours, theirs) = printed();
             assert_eq!(theirs, strangers);
@@ -286,18 +358,22 @@ fn sequence(steps: &[Step]) {
             let report = machine.proxier.pass(&|| now, &mut machine.ports.ports()).unwrap();
             assert!(report.full && report.is_done() && report.writes() == 0 && report.drift.is_empty(), "{report:#?}");
             // Cleaning up removes everything of ours.
-            let cleaned = cleanup(&Options::default().config, &mut machine.ports.ports());
+            let cleaned = cleanup(&config, &mut machine.ports.ports());
             assert!(cleaned.is_done(), "{cleaned:#?}");
             let (left, theirs) = printed();
             assert_eq!(theirs, strangers);
             assert!(left.ipvs.is_empty() && left.sets.is_empty() && left.addresses.is_empty(), "{left:#?}");
-            assert!(left.rules.iter().all(BTreeMap::is_empty), "{left:#?}");
-            (Printed { addresses: &ours.addresses - &elsewhere, ..ours }, machine.services, machine.slices)
+            assert!(left.rules.iter().all(BTreeMap::is_empty) && left.routes.is_empty(), "{left:#?}");
+            assert!(left.tables.is_empty(), "{left:#?}");
+            (
+                Printed { addresses: &ours.addresses - &elsewhere, ..ours },
+                (machine.services, machine.slices, machine.settings),
+            )
         })
         .unwrap();
     let fresh = Netns::new().unwrap().run_in(|| {
         let mut machine = Machine::new(host.unwrap_or(0));
-        (machine.services, machine.slices) = (services, slices);
+        (machine.services, machine.slices, machine.settings) = (services, slices, settings);
         machine.restart();
         machine.run(Duration::ZERO);
         printed().0

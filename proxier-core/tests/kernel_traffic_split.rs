@@ -256,3 +256,75 @@ fn connections_last_while_it_is_switched_on_and_off() {
         assert!(marks().is_empty(), "{:?}", marks());
     });
 }
+
+fn flush_ruleset() {
+    oracle::run("nft", &["flush", "ruleset"], None).unwrap();
+}
+
+/// `nft flush ruleset`: a running process knows its marks, one that begins and a cleanup recognise them; nobody else's are touched.
+#[test]
+fn marks_outlive_a_flush_of_the_rule_set() {
+    kernel_test(NEEDS, || {
+        let net = Net::new();
+        let _pods = net.serve();
+        for mark in ["7", "369098759"] {
+            oracle::run("ipvsadm", &["-A", "-f", mark, "-s", "rr"], None).unwrap();
+        }
+        let config = json!({ "ipvs": { "rules": "nftables", "markSplit": true, "markNodePorts": true } });
+        let start = || {
+            let mut cluster = Cluster::without_programs(options(&config));
+            publish(&mut cluster);
+            cluster
+        };
+        let mut cluster = start();
+        cluster.settle();
+        let before = marks();
+        let theirs = ["FWM 7", "FWM 369098759"];
+        flush_ruleset();
+        cluster.proxier.request_full(cluster.now());
+        let report = &cluster.settle()[0];
+        assert_eq!((&report.foreign[..], marks()), (&theirs.map(str::to_owned)[..], before.clone()));
+        everyone_gets_their_list(&net);
+        // Killed.
+        flush_ruleset();
+        drop(cluster);
+        let mut again = start();
+        let report = &again.settle()[0];
+        assert_eq!((&report.foreign[..], marks()), (&theirs.map(str::to_owned)[..], before));
+        everyone_gets_their_list(&net);
+        flush_ruleset();
+        again.clean_up();
+        assert_eq!((marks(), has_table()), (theirs.map(|mark| mark[4..].to_owned()).to_vec(), false));
+    });
+}
+
+/// Virtual servers at addresses that routes of ours bind go in a cleanup, also when nothing else names them.
+#[test]
+fn a_cleanup_knows_what_is_ours_by_its_routes() {
+    kernel_test(NEEDS, || {
+        let _net = Net::new();
+        let foreign = "-A -t 203.0.113.200:80 -s rr\n-A -u 172.30.0.1:53 -s rr\n";
+        oracle::ipvsadm_restore(foreign).unwrap();
+        let networks = ["10.96.0.0/16", "fd00:96::/112"];
+        for service_cidrs in [&networks[..], &[]] {
+            let config = json!({ "ipvs": { "rules": "nftables", "binding": "routes", "serviceCIDRs": service_cidrs } });
+            let mut cluster = Cluster::without_programs(options(&config));
+            cluster.publish("web", 10, &json!({ "type": "ClusterIP" }), &[A, R]);
+            cluster.settle();
+            let routes = || {
+                let all = ["-4", "-6"].map(|family| {
+                    let text = oracle::run("ip", &[family, "route", "show", "table", "all", "proto", "119"], None);
+                    text.unwrap().stdout
+                });
+                all.concat().lines().count()
+            };
+            assert_eq!(routes(), 4, "{service_cidrs:?}");
+            let count = || oracle::ipvsadm_save().unwrap().lines().filter(|line| line.starts_with("-A ")).count();
+            // Three protocols, two families, cluster IP and external IP; theirs.
+            assert_eq!(count(), 3 * 2 * 2 + 2);
+            flush_ruleset();
+            cluster.clean_up();
+            assert_eq!((count(), routes(), has_table()), (2, 0, false), "{}", oracle::ipvsadm_save().unwrap());
+        }
+    });
+}

@@ -22,11 +22,13 @@ mod model {
     pub(crate) mod machine;
     pub(crate) mod objects;
     mod rules;
+    pub(crate) mod settings;
     pub(crate) mod steps;
     mod watch;
 }
 
 use model::machine::Machine;
+use model::settings;
 use model::steps::{Step, steps};
 use proptest::prelude::*;
 
@@ -52,6 +54,25 @@ proptest! {
     #[test]
     fn whatever_happens_the_kernel_comes_to_what_is_wanted(steps in steps()) {
         run(&steps);
+    }
+}
+
+fn run_settings(steps: &[settings::Step]) {
+    let mut node = settings::Node::new();
+    for step in steps {
+        node.take(step);
+    }
+    node.settle_and_clean_up();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: cases() / 2, failure_persistence: None, max_shrink_iters: 5_000, ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn whatever_was_set_before_the_kernel_comes_to_what_is_set_now(steps in settings::steps()) {
+        run_settings(&steps);
     }
 }
 

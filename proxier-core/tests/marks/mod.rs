@@ -145,3 +145,16 @@ pub(crate) fn make_foreign(kernel: &FakeKernel, mark: u32) {
     client.add_virtual_server(&VirtualServer::new(foreign(mark), Scheduler::RoundRobin)).unwrap();
     client.add_real_server(&foreign(mark), &RealServer::new("192.0.2.99:1".parse().unwrap())).unwrap();
 }
+
+/// `nft flush ruleset`.
+pub(crate) fn flush_ruleset(kernel: &FakeKernel) {
+    let mut client = kernel.nftables();
+    let names: Vec<String> = kernel.state().tables.into_keys().collect();
+    for name in names {
+        let (family, name) = name.split_once(' ').unwrap();
+        let family = if family == "ip" { nftables::Family::Ip } else { nftables::Family::Ip6 };
+        let mut transaction = nftables::Transaction::new();
+        transaction.delete_table(&nftables::TableKey { family, name: name.parse().unwrap() });
+        client.commit(&transaction).unwrap();
+    }
+}

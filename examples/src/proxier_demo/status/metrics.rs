@@ -431,6 +431,17 @@ mod tests {
     }
 
     #[test]
+    fn firewall_marks_are_counted_by_what_they_are_for() {
+        let text = Metrics { split: 5, shared: 3, unmarked: 2, ..Metrics::default() }.render();
+        for (name, number) in [("split_frontends", 5), ("shared_node_ports", 3), ("unmarked_services", 2)] {
+            let lines: Vec<&str> = text.lines().filter(|line| line.contains(&format!("_{name}"))).collect();
+            assert_eq!(lines.len(), 3, "{lines:?}");
+            assert_eq!(lines[1], format!("# TYPE kubeproxy_{name} gauge"));
+            assert_eq!(lines[2], format!("kubeproxy_{name} {number}"));
+        }
+    }
+
+    #[test]
     fn the_page_is_well_formed() {
         let text = Metrics::default().render();
         let mut family = "";

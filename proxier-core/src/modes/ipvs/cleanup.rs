@@ -5,6 +5,7 @@ use ipvs::Operation;
 use crate::config::{Config, KernelNames, NamePrefix};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::guards;
+use crate::modes::ipvs::lost::recall_marks;
 use crate::modes::ipvs::plan::RulesChange;
 use crate::modes::ipvs::reading;
 use crate::modes::ipvs::rules;
@@ -132,6 +133,19 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
     let observed = match (read, before) {
         (Ok(mut observed), Ok(before)) => {
             observed.before = before;
+            observed.is_first = true;
+            // Others' routes look the same.
+            if config.names == KernelNames::default() {
+                match ports.routes.networks(RouteOwner::Ipvs) {
+                    Ok(networks) => observed.routes = networks.into_iter().collect(),
+                    Err(error) if error.kind() == PortErrorKind::Unavailable => {}
+                    Err(error) => {
+                        cleaned.unread.push(Unread::new("local routes", error));
+                        return false;
+                    }
+                }
+            }
+            recall_marks(&mut observed, config);
             observed
         }
         (read, before) => {

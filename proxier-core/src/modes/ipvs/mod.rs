@@ -77,6 +77,7 @@ pub mod drain;
 pub mod guards;
 pub mod held;
 mod look;
+mod lost;
 mod lower;
 mod mode;
 pub mod observed;

@@ -14,6 +14,7 @@ use super::guards::nft::Tables;
 use super::guards::programs::Programs;
 use super::guards::{self, Guards, Layout, carried};
 use super::held;
+use super::lost::{Remembered, recall_marks};
 use super::observed::Observed;
 use super::plan::{Plan, Planned, whole};
 use super::reading::{self, Readings};
@@ -78,6 +79,8 @@ pub(crate) struct Mode {
     pub(super) surprised: bool,
     /// What the kernel holds, as far as known; `None` before it was read.
     pub(super) observed: Option<Observed>,
+    /// The sets as they were known before the kernel was read again.
+    remembered: Remembered,
     /// A full pass has taken over what the other variant of `guards` holds.
     pub(super) has_taken_over: bool,
     /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
@@ -125,6 +128,7 @@ impl Mode {
             new_facts: true,
             surprised: false,
             observed: None,
+            remembered: Remembered::default(),
             has_taken_over: false,
             unfinished: BTreeSet::new(),
             drains: Drains::new(options.drain.clone()),
@@ -164,7 +168,7 @@ impl Mode {
 
     /// The next pass reads the kernel.
     pub(crate) fn forget_kernel(&mut self) {
-        self.observed = None;
+        self.remembered.take(self.observed.take());
     }
 
     /// The next pass reads the rules too.
@@ -303,17 +307,16 @@ impl Mode {
                 }
             }
         }
-        match read {
-            Ok(observed) => {
-                self.wanted.settle_marks(&observed);
-                self.observed = Some(observed);
-                Ok(())
-            }
-            Err(errors) => {
-                self.observed = None;
-                Err(errors)
-            }
+        self.remembered.take(self.observed.take());
+        let mut observed = read?;
+        self.remembered.give(&mut observed);
+        observed.is_first = !self.has_taken_over;
+        if observed.is_first {
+            recall_marks(&mut observed, config);
         }
+        self.wanted.settle_marks(&observed);
+        self.observed = Some(observed);
+        Ok(())
     }
 
     /// Compares, reads what else has to be read, and makes the plan. `None` when the kernel is unknown.
@@ -464,9 +467,6 @@ impl Mode {
         self.note_rules(inputs, &effects, &applied, clock);
         self.note_tables(layouts, &effects);
         self.has_taken_over |= report.full && report.unread.is_empty() && applied.failures.is_empty();
-        if let Some(observed) = self.observed.as_mut().filter(|_| self.has_taken_over) {
-            observed.before.clear();
-        }
         self.note_unfinished(report.full, &applied);
         self.new_facts = false;
         let surprised = effects.surprises > 0;
@@ -475,7 +475,10 @@ impl Mode {
         // Without its table nothing that changes can be written.
         let lacks_table = applied.failures.iter().any(|failure| failure.step.part == Part::Table);
         if lacks_table || applied.failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Unknown) {
-            self.observed = None;
+            self.forget_kernel();
+        }
+        if let Some(observed) = self.observed.as_mut().filter(|_| self.has_taken_over) {
+            observed.before.clear();
         }
         let lost_guarded = self.lost_guarded(&plan);
         report.serves_nothing = !applied.failures.is_empty() && self.serves_nothing();

@@ -82,6 +82,8 @@ pub struct Observed {
     /// The sets of the variant of [`guards`](crate::modes::ipvs::guards) that served before, until they were taken over: they show
     /// what is ours too.
     pub before: BTreeMap<SetKey, BTreeSet<Element>>,
+    /// Nothing is known from before: a process begins, or this is a cleanup. Not read from the kernel.
+    pub(in crate::modes::ipvs) is_first: bool,
     /// The tables that the next writes follow from.
     pub(in crate::modes::ipvs) basis: Basis,
 }
@@ -187,7 +189,8 @@ impl Observed {
     ///
     /// Where no set has its address, a virtual server is ours too if that is on the dummy device or has a route of its own:
     /// somebody destroyed a set, or kube-proxy ended before it wrote its sets, which it does after its virtual servers. Where
-    /// sets have the address with other ports, a virtual server is somebody else's. A route of a whole network says nothing.
+    /// sets have the address with other ports, a virtual server is somebody else's. A route of a whole network says nothing, unless the
+    /// set of cluster IPs is gone when a process begins or cleans up: nobody else can serve in such a network, which our rules guard.
     ///
     /// No state file is needed after a crash, since a virtual server is added after its entries and deleted before them.
     ///
@@ -199,9 +202,19 @@ impl Observed {
         let VirtualServerKey::Address { addr, .. } = *key else {
             return self.ours.contains(key) || self.frontend_of_mark(key).is_some();
         };
-        let is_bound = || self.addresses.contains(&addr) || self.routes.has(&Network::from(addr));
+        let has_route = || self.routes.has(&Network::from(addr)) || self.is_in_a_network_without_records(addr);
+        let is_bound = || self.addresses.contains(&addr) || has_route();
         let marked = || marks(key).any(|(set, element)| self.has_or_had_entry(set, &element));
         self.ours.contains(key) || marked() || self.is_left_behind(key) || (is_bound() && !self.sets_know(addr))
+    }
+
+    /// Whether an address is in a network of cluster IPs that we have made local as a whole, and what recorded them is gone.
+    fn is_in_a_network_without_records(&self, addr: IpAddr) -> bool {
+        let set = SetKey::new(Family::of(addr), SetKind::ClusterIp);
+        self.is_first
+            && !self.sets.contains_key(&set)
+            && !self.before.contains_key(&set)
+            && self.routes.whole().any(|network| network.contains(&addr))
     }
 
     /// Whether a set has this address, with whatever port.

@@ -17,6 +17,9 @@
 //!   servers, and goes before these drain.
 //! * A mark is a number that follows from the address, protocol and port. One that another Frontend or somebody else's virtual
 //!   server has is passed over; what the kernel has counts ([`Marks::settle`]).
+//! * Somebody may delete the table (`nft flush ruleset`). A process that runs knows what the table recorded ([`Remembered`](super::lost::Remembered)). One that
+//!   begins, and a cleanup, recognise marks by their numbers ([`recall`]): of Frontends whose virtual servers of addresses are there, and of
+//!   node ports, where our addresses or routes are bound. Any other mark stays somebody else's.
 //! * A *persistent* virtual server of a mark does not translate the port (`ip_vs_sched_persist` has no port to compare with), so a
 //!   Frontend with session affinity is not split.
 //! * A Frontend that is split no longer keeps its mark's virtual server, with weights of 0, until its connections have ended.
@@ -31,9 +34,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
 
 use ipset::{Element, IpSpan, Ports};
-use ipvs::VirtualServerKey;
+use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::config::{MarkBit, MarkRange};
+use crate::modes::ipvs::observed::ObservedServer;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::net::{Family, FrontendKey, Protocol};
 
@@ -83,14 +87,17 @@ impl Marks {
         if self.of.contains_key(&frontend) {
             return;
         }
-        let (first, count) = (hash(&frontend), self.range.len());
-        let bits = self.bits(&frontend);
-        let nth = |step: u32| self.range.nth(first.wrapping_add(step) & count.wrapping_sub(1)) | bits;
-        let candidates = (0..count).map(nth);
-        let free = candidates.into_iter().find(|mark| self.is_free(&key(frontend.family(), *mark)));
+        let free = self.candidates(&frontend).find(|mark| self.is_free(&key(frontend.family(), *mark)));
         if let Some(mark) = free {
             self.insert(frontend, mark);
         }
+    }
+
+    /// The marks that a Frontend can have, the first choice first.
+    fn candidates(&self, frontend: &FrontendKey) -> impl Iterator<Item = NonZeroU32> + use<> {
+        let (range, first, bits) = (self.range, hash(frontend), self.bits(frontend));
+        let count = range.len();
+        (0..count).map(move |step| range.nth(first.wrapping_add(step) & count.wrapping_sub(1)) | bits)
     }
 
     /// What a Frontend's mark has besides.
@@ -137,6 +144,70 @@ impl Marks {
             self.give(*frontend);
         }
     }
+}
+
+/// How many of its marks a Frontend is recognised by, the first choice first. Node ports are many: each more would make somebody else's mark in
+/// this range likelier to be taken for one.
+fn recognised_by(place: &FrontendKey) -> usize {
+    if place.address.is_unspecified() { 2 } else { 16 }
+}
+
+/// What virtual servers of marks are for whose records are lost, by their marks alone: a mark follows from the place, and a place has at most
+/// one. Places are those of virtual servers of addresses, and every node port. Where several have a mark of one place, that counts which has an
+/// endpoint that a virtual server of an address has too, or none.
+pub(super) fn recall(
+    (range, masquerade): (MarkRange, MarkBit),
+    lost: &BTreeSet<VirtualServerKey>,
+    servers: &BTreeMap<VirtualServerKey, ObservedServer>,
+) -> Vec<(FrontendKey, NonZeroU32)> {
+    let mut marks = Marks::new(range, masquerade);
+    let may_be = |mark: &NonZeroU32, shared: bool| {
+        let bits = mark.get() & masquerade.mask();
+        range.contains(mark.get() & !masquerade.mask()) && (bits != 0) == shared
+    };
+    let some = |shared: bool| {
+        lost.iter().any(|key| matches!(key, VirtualServerKey::Fwmark { mark, .. } if may_be(mark, shared)))
+    };
+    let mut places: Vec<FrontendKey> = Vec::new();
+    if some(false) {
+        places.extend(servers.keys().filter_map(|key| FrontendKey::try_from(*key).ok()));
+    }
+    if some(true) {
+        let everywhere = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+        for address in everywhere {
+            let of = move |protocol| (1..=u16::MAX).map(move |port| FrontendKey::new(protocol, address, port));
+            places.extend([Protocol::Tcp, Protocol::Udp].into_iter().flat_map(of));
+        }
+    }
+    // Few places have one of these marks.
+    let ways = places.into_iter().filter_map(|place| {
+        let candidates = marks.candidates(&place).take(recognised_by(&place));
+        let there: Vec<NonZeroU32> = candidates.filter(|mark| lost.contains(&key(place.family(), *mark))).collect();
+        (!there.is_empty()).then_some((place, there))
+    });
+    let ways: Vec<(FrontendKey, Vec<NonZeroU32>)> = ways.collect();
+    if ways.is_empty() {
+        return Vec::new();
+    }
+    let of_addresses = servers.iter().filter(|(key, _)| key.addr().is_some());
+    let endpoints: BTreeSet<RealServerKey> =
+        of_addresses.flat_map(|(_, server)| server.real_servers.iter()).map(|real| real.key).collect();
+    let is_likely = |server: &VirtualServerKey| {
+        let reals = servers.get(server).map(|server| &server.real_servers);
+        reals.is_none_or(|reals| reals.is_empty() || reals.iter().any(|real| endpoints.contains(&real.key)))
+    };
+    for likely in [true, false] {
+        for (place, there) in &ways {
+            let it = |mark: &&NonZeroU32| {
+                let server = key(place.family(), **mark);
+                is_likely(&server) == likely && marks.is_free(&server)
+            };
+            if let (false, Some(mark)) = (marks.of.contains_key(place), there.iter().find(it)) {
+                marks.insert(*place, *mark);
+            }
+        }
+    }
+    marks.of.into_iter().collect()
 }
 
 /// FNV-1a: the same number for the same Frontend on every machine and in every version.

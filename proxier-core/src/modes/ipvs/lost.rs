@@ -1,0 +1,59 @@
+//! What showed which virtual servers are ours, and is lost: somebody deleted the sets, or the table of nf_tables with all its records
+//! (`nft flush ruleset`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipset::Element;
+use ipvs::VirtualServerKey;
+
+use crate::config::Config;
+use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::split;
+
+/// The sets as this process knew them last.
+#[derive(Debug, Default)]
+pub(super) struct Remembered(BTreeMap<SetKey, BTreeSet<Element>>);
+
+impl Remembered {
+    /// Remembers what was known, before it is forgotten or read again.
+    pub(super) fn take(&mut self, known: Option<Observed>) {
+        let Some(Observed { sets, before, .. }) = known else { return };
+        self.0 = before;
+        for (set, elements) in sets {
+            self.0.entry(set).or_default().extend(elements);
+        }
+    }
+
+    /// Adds to what was read the sets that are gone: they show what is ours, like those of another variant of
+    /// [`guards`](super::guards).
+    pub(super) fn give(&mut self, observed: &mut Observed) {
+        for (set, elements) in std::mem::take(&mut self.0) {
+            if !observed.sets.contains_key(&set) && !elements.is_empty() {
+                observed.before.entry(set).or_default().extend(elements);
+            }
+        }
+    }
+}
+
+/// For a process that has just begun, or a cleanup: recognises virtual servers of marks whose records are gone with their table.
+pub(super) fn recall_marks(observed: &mut Observed, config: &Config) {
+    if observed.addresses.is_empty() && observed.routes.is_empty() {
+        return;
+    }
+    let recorded: BTreeSet<VirtualServerKey> = observed.records().filter_map(split::server_of).collect();
+    let has_table = |key: &VirtualServerKey| {
+        let set = SetKey::new(key.family().into(), SetKind::SplitMark);
+        observed.sets.contains_key(&set) || observed.before.contains_key(&set)
+    };
+    let of_marks = observed.virtual_servers.keys().filter(|key| key.addr().is_none());
+    let lost = of_marks.filter(|key| !recorded.contains(key) && !has_table(key)).copied().collect::<BTreeSet<_>>();
+    if lost.is_empty() {
+        return;
+    }
+    let marks = (config.ipvs.mark_range, config.masquerade_bit);
+    for (place, mark) in split::recall(marks, &lost, &observed.virtual_servers) {
+        let (set, element) = split::record(&place, mark);
+        observed.before.entry(set).or_default().insert(element);
+    }
+}
