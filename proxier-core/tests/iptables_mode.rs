@@ -217,7 +217,8 @@ fn what_others_change_of_one_service_is_told_of_that_one() {
     node.settles();
     let whole = sorted(&node);
     let text = node.v4();
-    let line = text.lines().find(|line| line.starts_with("-A KUBE-SERVICES") && line.contains("-d 10.96.0.2")).unwrap();
+    let is_jump = |line: &&str| line.contains("-A KUBE-SERVICES ") && line.contains("-d 10.96.0.2 ");
+    let line = text.lines().find(is_jump).unwrap();
     let mut change = Transaction::new();
     change.table(TableName::NAT).chain(chain(line.rsplit(' ').next().unwrap()));
     node.others(Side::Ipv4, &change);

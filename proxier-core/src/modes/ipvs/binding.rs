@@ -314,3 +314,25 @@ fn obstacle(network: &Network, is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeF
     let mut pods = of_cluster.iter().copied().chain(facts.pod_cidrs());
     pods.find(|pods| network.contains(pods)).map(|pods| format!("{pods}, a network of pods"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_of_a_family_are_found_among_both_kinds() {
+        for (network, has) in [
+            ("10.96.0.0/12", [true, false]),
+            ("203.0.113.7/32", [true, false]),
+            ("fd00::/112", [false, true]),
+            ("2001:db8::1/128", [false, true]),
+        ] {
+            let routes: BoundRoutes = [(network.parse::<Network>().unwrap(), None)].into_iter().collect();
+            assert_eq!(Family::ALL.map(|family| routes.has_family(family)), has, "{network}");
+        }
+        assert_eq!(Family::ALL.map(|family| BoundRoutes::default().has_family(family)), [false; 2]);
+        let both: [Network; 2] = ["203.0.113.7/32", "2001:db8::1/128"].map(|text| text.parse().unwrap());
+        let both: BoundRoutes = both.into_iter().map(|network| (network, None)).collect();
+        assert_eq!(Family::ALL.map(|family| both.has_family(family)), [true; 2]);
+    }
+}

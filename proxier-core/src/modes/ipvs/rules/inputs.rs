@@ -371,3 +371,35 @@ impl fmt::Display for Inputs {
         write!(f, "; {} load balancers barred from this node; mark {}", self.barred.len(), self.bit)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_have_what_neither_lacks() {
+        let all = Capabilities::default();
+        let without = [
+            Capabilities { random_fully: false, ..all },
+            Capabilities { physdev: false, ..all },
+            Capabilities { ipvs: false, ..all },
+        ];
+        assert_eq!(all.both(all), all);
+        for one in without {
+            assert_eq!((one.both(all), all.both(one), one.both(one)), (one, one, one));
+        }
+        let [first, second, third] = without;
+        let none = Capabilities { random_fully: false, physdev: false, ipvs: false };
+        assert_eq!(first.both(second).both(third), none);
+    }
+
+    /// The kernel refuses rules with a match that it lacks; those that differ are tried.
+    #[test]
+    fn fewer_matches_are_tried_one_by_one() {
+        let all = Capabilities::default();
+        let tried: Vec<(bool, bool)> = all.reduced().map(|of| (of.physdev, of.ipvs)).collect();
+        assert_eq!(tried, [(false, true), (true, false), (false, false)]);
+        let none = Capabilities { physdev: false, ipvs: false, ..all };
+        assert_eq!(none.reduced().count(), 0);
+    }
+}
