@@ -155,7 +155,7 @@ proptest! {
 fn one_change_is_not_nothing() {
     let (address, service) = (IpAddr::from([192, 0, 2, 1]), ObjectKey::new("demo", "web"));
     let set = SetKey::new(proxier_core::net::Family::V4, SetKind::NodePortTcp);
-    let mut all = [const { None }; 5].map(|_: Option<()>| Changed::default());
+    let mut all: [Changed; 5] = std::array::from_fn(|_| Changed::default());
     all[0].virtual_servers.insert("TCP 192.0.2.1:80".parse().unwrap());
     all[1].addresses.insert(address);
     all[2].elsewhere.insert(address);

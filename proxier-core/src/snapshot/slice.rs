@@ -305,7 +305,13 @@ mod tests {
         let found: Vec<_> = slice
             .endpoints
             .iter()
-            .map(|of| (slice.zone_of(of).unwrap(), &*slice.zones_of(of).unwrap()[0], slice.node_of(of).unwrap()))
+            .map(|of| {
+                (
+                    slice.zone_of(of).unwrap(),
+                    &**slice.zones_of(of).unwrap().first().unwrap(),
+                    slice.node_of(of).unwrap(),
+                )
+            })
             .collect();
         assert_eq!(found, places);
     }

@@ -294,6 +294,19 @@ mod tests {
         super::super::cleanup(&Dump::parse(tables).unwrap(), NamePrefix::KUBE).unwrap()
     }
 
+    /// A jump in somebody's own chain is theirs, whatever its comment says.
+    #[test]
+    fn jumps_are_ours_in_built_in_chains_only() {
+        let of = |from: &str| -> Vec<String> {
+            let jump = format!("-A {from} -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES");
+            let chains = ":PREROUTING ACCEPT [0:0]\n:MINE - [0:0]\n:KUBE-SERVICES - [0:0]";
+            let changes = removed(&format!("*nat\n{chains}\n{jump}\nCOMMIT\n"));
+            changes.lines().iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(of("MINE"), [""; 0]);
+        assert!(of("PREROUTING").iter().any(|line| line.starts_with("- nat -A PREROUTING")), "{:?}", of("PREROUTING"));
+    }
+
     /// Until the jump to its node ports goes, iptables mode leads connections to endpoints.
     #[test]
     fn rules_of_iptables_mode_are_known_by_their_node_ports() {
