@@ -224,7 +224,10 @@ fn policies_come_from_annotations_the_configuration_or_nowhere() {
             ("clients of IPv4 that count as one", "networks of /24 (annotation proxier/persistence-prefix-ipv4)"),
             ("scheduler", "mh (annotation kube-router.io/service.scheduler)"),
             ("scheduler's flags", "mh-fallback,mh-port (default)"),
-            ("one-packet scheduling", "each UDP datagram for itself (annotation proxier/one-packet)"),
+            (
+                "one-packet scheduling",
+                "each UDP datagram for itself; masqueraded endpoints cannot answer (annotation proxier/one-packet)",
+            ),
             (
                 "weights",
                 "by endpoint; by zone: a=3, *=1 (annotation proxier/weights of shop/web-1; annotation proxier/zone-weights)",

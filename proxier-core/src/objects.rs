@@ -312,7 +312,7 @@ objects! {
         /// Which clients of IPv6 count as one, 1 to 128.
         #[serde(rename = "persistencePrefixIPv6")]
         persistence_prefix_ipv6: Option<i64>,
-        /// Whether each UDP datagram is scheduled for itself.
+        /// Whether each UDP datagram is scheduled for itself. `true` is refused: cluster DNS would have no answers.
         one_packet: Option<bool>,
         /// Weights of endpoints by zone: `zone-a=3, *=0`.
         zone_weights: Option<String>,

@@ -56,7 +56,7 @@ enum Step {
 fn options(settings: u8) -> Options {
     let mut options = Options::default();
     let ipvs = &mut options.config.ipvs;
-    ipvs.rules = if settings & 3 == 0 { RulesBy::Iptables } else { RulesBy::Nftables };
+    ipvs.rules = if settings.is_multiple_of(4) { RulesBy::Iptables } else { RulesBy::Nftables };
     ipvs.binding = if settings & 4 == 4 { Binding::Routes } else { Binding::Addresses };
     if settings & 8 == 8 {
         ipvs.service_cidrs = vec!["10.96.0.0/24".parse().unwrap(), "fd96::/112".parse().unwrap()];

@@ -20,7 +20,7 @@ use testkit::{Need, kernel_test, oracle};
 use traffic::clients::{LIMIT, Peer, Surprises, every};
 use traffic::cluster::{Cluster, key, options};
 use traffic::net::{self, FAMILIES, From, Net};
-use traffic::objects::{A, B, R, Vip};
+use traffic::objects::{self, A, B, R, Vip};
 
 /// Neither ipset nor iptables.
 const NEEDS: &[Need] =
@@ -309,7 +309,11 @@ fn a_cleanup_knows_what_is_ours_by_its_routes() {
         for service_cidrs in [&networks[..], &[]] {
             let config = json!({ "ipvs": { "rules": "nftables", "binding": "routes", "serviceCIDRs": service_cidrs } });
             let mut cluster = Cluster::without_programs(options(&config));
-            cluster.publish("web", 10, &json!({ "type": "ClusterIP" }), &[A, R]);
+            let mut web = objects::service("web", 10, &json!({ "type": "ClusterIP" }));
+            web.status.load_balancer.ingress.clear();
+            web.spec.ports.iter_mut().for_each(|port| port.node_port = None);
+            cluster.service(&web);
+            cluster.endpoints("web", &[A, R]);
             cluster.settle();
             let routes = || {
                 let all = ["-4", "-6"].map(|family| {

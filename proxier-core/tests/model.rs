@@ -67,7 +67,7 @@ fn run_settings(steps: &[settings::Step]) {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: cases() / 2, failure_persistence: None, max_shrink_iters: 5_000, ..ProptestConfig::default()
+        cases: cases() / 4, failure_persistence: None, max_shrink_iters: 5_000, ..ProptestConfig::default()
     })]
 
     #[test]

@@ -575,9 +575,9 @@ fn the_configuration_says_what_no_annotation_says() {
         "{said:?}"
     );
 
-    // Datagrams.
-    for (annotations, option) in [(json!({}), "-s rr -o"), (json!({"proxier/one-packet": "false"}), "-s rr")] {
-        let mut node = Node::defaulting(MayAskFor::all(), &json!({"onePacket": true}));
+    // Datagrams: nobody would get answers.
+    for (annotations, option) in [(json!({}), "-s rr"), (json!({"proxier/one-packet": "true"}), "-s rr -o")] {
+        let mut node = Node::defaulting(MayAskFor::all(), &json!({"onePacket": false}));
         let ports = json!({"ports": [{"name": "p", "port": 53, "protocol": "UDP"}, {"name": "q", "port": 53}], "type": "ClusterIP"});
         node.serve(&Input { spec: ports, ..Input::annotated(annotations) });
         let text = node.kernel.state().ipvs;
@@ -593,6 +593,7 @@ fn wrong_defaults_are_named() {
         ("persistenceSeconds", json!(0), "not 1 to 2678400 seconds"),
         ("persistencePrefixIPv4", json!(33), "not 0 to 32"),
         ("persistencePrefixIPv6", json!(0), "not 1 to 128"),
+        ("onePacket", json!(true), "those of cluster DNS among them; ignored"),
         ("zoneWeights", json!("a"), "not a zone (or *) and its weight"),
         ("forwarding", json!("gue"), "gue needs the UDP port"),
         ("maxConnections", json!(-1), "not a number from 1"),
@@ -679,6 +680,33 @@ fn a_trace_knows_the_policy() {
     strict.serve(&input);
     let strict = strict.traced(Kind::Ipvs, &packet(BALANCER));
     assert_eq!((strict.forwarding, strict.affinity_secs), (None, None));
+}
+
+/// One by one, datagrams are answered only by endpoints that do so by themselves.
+#[test]
+fn a_trace_says_what_becomes_of_answers() {
+    for forwarding in [ForwardingMethod::Masquerade, ForwardingMethod::DirectRoute] {
+        let mut node = Node::new();
+        let mut balancing = Balancing::default();
+        (balancing.one_packet, balancing.forwarding) = (Some(true), Some(forwarding));
+        let places = [("UDP 203.0.113.82:80", Roles::EXTERNAL_IP), ("UDP 10.96.0.9:80", Roles::CLUSTER_IP)];
+        let frontends = places.map(|(key, roles)| {
+            let mut spec = FrontendSpec::new(key.parse().unwrap(), [EndpointKey::new([10, 1, 0, 1].into(), 80)]);
+            (spec.roles, spec.balancing) = (roles, Some(balancing.clone().into()));
+            spec
+        });
+        node.proxier.upsert_frontends(&ObjectKey::new("agent", "logs"), frontends, node.now);
+        node.pass();
+        for (key, roles) in places {
+            let packet = Packet::new([198, 51, 100, 7].into(), key.parse().unwrap());
+            let said = node.traced(Kind::Ipvs, &packet).steps.join("\n");
+            assert!(said.contains("Each datagram is scheduled for itself."), "{said}");
+            // A cluster IP is masqueraded in any case.
+            let loses = forwarding == ForwardingMethod::Masquerade || roles == Roles::CLUSTER_IP;
+            let is_told = said.contains("Answers do not get the Service's address");
+            assert_eq!(is_told, loses, "{forwarding:?} {key}: {said}");
+        }
+    }
 }
 
 /// Flags, one-packet scheduling, the network of persistence and limits are compared too.

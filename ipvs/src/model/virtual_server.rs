@@ -166,7 +166,8 @@ pub struct VirtualServerConfig {
     /// Whether clients stay with their real server.
     #[cfg_attr(feature = "serde", serde(default))]
     pub persistence: Option<Persistence>,
-    /// Schedule every packet for itself (UDP; `ipvsadm -o`).
+    /// Schedule every packet for itself (UDP; `ipvsadm -o`). For packets that nobody answers: no connection is kept, so the kernel does not
+    /// give answers of masqueraded real servers this virtual server's address (`ip_vs_update_conntrack`).
     #[cfg_attr(feature = "serde", serde(default))]
     pub one_packet: bool,
 }
@@ -210,10 +211,10 @@ impl VirtualServerConfig {
 /// use ipvs::text::Statement;
 /// use ipvs::{Operation, Scheduler, VirtualServer, VirtualServerKey};
 ///
-/// // Schedules each DNS query for itself: a client's next one may go to another real server.
-/// let key = VirtualServerKey::udp("10.96.0.10:53".parse()?);
-/// let dns = VirtualServer::new(key, Scheduler::RoundRobin).with_one_packet();
-/// assert_eq!(Statement::from(Operation::AddVirtualServer(dns)).to_string(), "-A -u 10.96.0.10:53 -s rr -o");
+/// // Schedules each datagram for itself: a client's next one may go to another real server.
+/// let key = VirtualServerKey::udp("10.96.0.10:514".parse()?);
+/// let logs = VirtualServer::new(key, Scheduler::RoundRobin).with_one_packet();
+/// assert_eq!(Statement::from(Operation::AddVirtualServer(logs)).to_string(), "-A -u 10.96.0.10:514 -s rr -o");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(alias = "service")]

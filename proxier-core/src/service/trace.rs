@@ -466,6 +466,9 @@ impl Tracing<'_> {
         }
         if asked.one_packet == Some(true) && self.packet.to.protocol == Protocol::Udp {
             self.step("Each datagram is scheduled for itself.");
+            if !place.returns_directly {
+                self.step("Answers do not get the Service's address: no connection is kept.");
+            }
         }
         match (asked.thresholds.upper(), asked.thresholds.lower()) {
             (0, _) => {}

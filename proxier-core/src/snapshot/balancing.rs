@@ -30,6 +30,15 @@ use crate::objects::IpvsDefaultsObject;
 /// The first column counts when both are there. What cannot be is reported, and the configuration counts; so is an annotation that
 /// begins with `proxier/` and is none of these, nor one of userspace mode.
 ///
+/// # One-packet scheduling
+///
+/// For datagrams that nobody answers, such as logs and metrics. IPVS forgets the connection once the datagram is on its way
+/// (`ip_vs_conn_put`), and does not tell connection tracking of the endpoint (`ip_vs_update_conntrack`: "no reply is expected"). So
+/// answers of masqueraded endpoints do not get the Service's address: where the client's address was replaced too they
+/// arrive nowhere, else they come from the endpoint's own address, which most clients do not take. Datagrams themselves are lost where clients'
+/// addresses are replaced and endpoints are behind different devices: the conntrack entry is of one (`nf_nat_oif_changed`). Endpoints that
+/// answer by themselves (see below) do so as ever. A configuration cannot ask for it for all Services: cluster DNS would have no answers.
+///
 /// # Weights
 ///
 /// The annotation `proxier/weights` of an EndpointSlice gives weights by address: `10.0.0.1=3, 10.0.0.2=0`. An endpoint's weight is
@@ -83,7 +92,7 @@ pub struct Balancing {
     pub granularity_v4: Option<Granularity>,
     /// Which clients of IPv6 count as one.
     pub granularity_v6: Option<Granularity>,
-    /// Whether each UDP datagram is scheduled for itself. `None`: no.
+    /// Whether each UDP datagram is scheduled for itself, without answers. `None`: no.
     pub one_packet: Option<bool>,
     /// The weights of endpoints by zone. `None`: all the same.
     pub zone_weights: Option<ZoneWeights>,
@@ -416,6 +425,14 @@ impl Balancing {
         let mut one_packet = given.read(ONE_PACKET, "neither true nor false; taken as false", |text| text.parse().ok());
         if one_packet == Some(true) && !protocols.into_iter().any(|protocol| protocol == Protocol::Udp) {
             given.reject(ONE_PACKET, "true", "needs a port of UDP; ignored");
+            one_packet = None;
+        }
+        if one_packet == Some(true) && given.is_configuration {
+            given.reject(
+                ONE_PACKET,
+                "true",
+                "answers would not come from the Service's address, those of cluster DNS among them; ignored, ask by annotation of a Service",
+            );
             one_packet = None;
         }
         let zone_weights = given.zone_weights();

@@ -194,7 +194,11 @@ fn of_ipvs(asked: &Asked<'_>, affinity: Policy) -> Vec<Policy> {
     if service.ports.iter().any(|port| port.protocol == Protocol::Udp) {
         let from = asked
             .from(MayAskFor::ONE_PACKET, "proxier/one-packet", "ipvs.defaults.onePacket", |of| of.one_packet.is_some());
-        let value = if counts.one_packet == Some(true) { "each UDP datagram for itself" } else { "no" };
+        let value = if counts.one_packet == Some(true) {
+            "each UDP datagram for itself; masqueraded endpoints cannot answer"
+        } else {
+            "no"
+        };
         all.push(Policy::new("one-packet scheduling", value, from));
     }
     all.push(weights(asked));
